@@ -1,17 +1,19 @@
-"""Finds the model and the optimizer of a loop that does not record by itself.
+"""Finds the models and the optimizers of a loop that does not record by itself.
 
-Of the layers that are called, the first one that owns all that the optimizer holds is the model. A step ends when the
-optimizer has stepped. What is done with both is up to who derives from `ModelFinder`.
+Layers that are called, and the script's variables, are searched for those that own what the optimizers hold. A step
+ends when the last optimizer of an iteration has stepped. Who derives from `ModelFinder` records both.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import sys
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from types import ModuleType
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType, ModuleType
 from typing import Any
 
 from padiff.frameworks import framework_of
@@ -19,41 +21,52 @@ from padiff.frameworks.hooking import Handle
 from padiff.model.tree import walk
 from padiff.recorder import Recorder
 from padiff_cli.after_import import AfterImport
+from padiff_cli.guard import guarded
+from padiff_cli.run.iterations import Iterations, stepping_around
+from padiff_cli.run.model_group import group
+from padiff_cli.run.variables import variables
 
 SEVERAL = "several optimizers step in it"
-NO_OWNER = "no layer that it calls owns all parameters that the optimizer holds"
+NO_OWNER = "no layer that it calls owns parameters that the optimizer holds"
 
 
 class ModelFinder(ABC):
-    """Looks on until it has found a model, or until the script opens a recorder of its own.
+    """Watches layers and optimizers until a recorder of the script's own is opened.
 
     Attributes:
-        model, optimizer: what was found; `None` before.
-        gone: whether it looks no more.
+        model, optimizers: what is recorded; `None` and empty before.
+        unowned: how many parameters the optimizers hold that no layer owns.
+        gone: whether nothing is watched any more.
     """
 
     def __init__(self) -> None:
         self.model: Any = None
-        self.optimizer: Any = None
+        self.optimizers: list[Any] = []
+        self.unowned = 0
         self.gone = False
-        self._called: dict[int, Any] = {}
+        self._iterations = Iterations(())
+        self._called: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._made: list[tuple[weakref.ref[Any], str]] = []
-        self._off: list[Callable[[], None]] = []
-        self._watched: set[Any] = set()
+        self._watching = True
+        self._watches: list[Callable[[], None]] = []
+        self._classes: list[tuple[Any, str, Callable[[Any, Any], Any]]] = []
         self._patches: list[Callable[[], None]] = []
         self._tops: dict[int, list[Handle]] = {}
-        self._looking = True
         Recorder.leaving.append(self._records_itself)
         self._imports = AfterImport(
-            {"torch.optim.optimizer": self._on_torch, "paddle.optimizer.optimizer": self._on_paddle}
+            {
+                "torch.optim.optimizer": self._on_torch,
+                "paddle.nn.layer.layers": self._on_paddle_layers,
+                "paddle.optimizer.optimizer": self._on_paddle,
+            }
         )
 
     def leave(self) -> None:
-        """Look no more, and take off all that this is done with."""
+        """Watch nothing any more, and remove all that watches."""
         if self.gone:
             return
         self.gone = True
-        self._stop_looking()
+        self._watch(False)
         self._imports.remove()
         while self._tops:
             for handle in reversed(self._tops.popitem()[1]):
@@ -68,107 +81,185 @@ class ModelFinder(ABC):
         """The script makes a recorder of its own."""
         self.leave()
 
+    def give_up(self, error: Exception) -> None:
+        """Watch nothing any more, because of an error of padiff's own."""
+        try:
+            self._refuse(f"padiff failed: {type(error).__name__}: {error}")
+        except Exception:
+            self.gone = True
+
     # -- for those who derive --------------------------------------------------------------------------------
 
     @abstractmethod
     def _begin(self) -> None:
-        """Model and optimizer are found: begin to record them."""
+        """Model and optimizers are found: begin to record them."""
 
     @abstractmethod
     def _end_step(self) -> None:
-        """The optimizer stepped."""
+        """The last optimizer of an iteration stepped."""
 
     @abstractmethod
     def _end(self) -> None:
-        """Nothing more is seen: end what was begun."""
+        """Nothing more is watched: end what was begun."""
 
     @abstractmethod
     def _refuse(self, why: str) -> None:
-        """What trains is not known."""
-
-    def _decides(self, optimizer: Any) -> bool:
-        """Whether the first optimizer that steps is the one to record."""
-        return True
-
-    # -- both frameworks -------------------------------------------------------------------------------------
-
-    def optimizers(self) -> list[Any]:
-        """The optimizers that were made, are still there, and hold parameters."""
-        found = []
-        for made, name in self._made:
-            optimizer = made()
-            if optimizer is not None:
-                framework = importlib.import_module(f"padiff.frameworks.{name}").FRAMEWORK
-                if len(framework.optimizers.optimized(optimizer)):
-                    found.append(optimizer)
-        return found
+        """The training cannot be recorded."""
 
     def _call(self, layer: Any) -> None:
-        """A layer is called, before a model is found."""
+        """A layer is called."""
         self._called.setdefault(id(layer), layer)
 
-    def _stepped(self, optimizer: Any) -> None:
-        if self.gone:
-            return
-        if self.model is not None:
-            if optimizer is self.optimizer:
-                self._end_step()
-            else:
-                self._refuse(SEVERAL)
-        elif self._decides(optimizer) and not self.gone:
-            model = next((layer for layer in self._called.values() if self._owns(layer, optimizer)), None)
-            if model is None:
-                self._stop_looking()
-                self._refuse(NO_OWNER)
-            else:
-                self._found(model, optimizer)
+    def _before_step(self, optimizer: Any) -> None:
+        """An optimizer is about to step; this is not seen of all optimizers."""
+        return
 
-    def _found(self, model: Any, optimizer: Any) -> None:
-        self._stop_looking()
-        self.model, self.optimizer = model, optimizer
-        topped = self._off_top(optimizer)
-        # The recorder that is made now is ours.
+    def _step(self, optimizer: Any) -> None:
+        """An optimizer stepped."""
+        frame = sys._getframe(1)
+        if any(optimizer is each for each in self.optimizers):
+            if self._iterations.end(optimizer, frame):
+                self._end_step()
+        elif self.model is not None:
+            self._refuse(SEVERAL)
+        else:
+            self._find([optimizer, *self._others(optimizer)], frame)
+
+    def _others(self, optimizer: Any) -> list[Any]:
+        """Return the other optimizers that the loop around an optimizer's step calls."""
+        around = stepping_around(sys._getframe(1), self._alive())
+        return [each for each in around if each is not optimizer]
+
+    # -- models ----------------------------------------------------------------------------------------------
+
+    def _alive(self) -> list[Any]:
+        """Return the optimizers that are still there, and hold parameters."""
+        optimizers = []
+        for reference, name in self._made:
+            optimizer = reference()
+            if optimizer is not None and len(_framework(name).optimizers.optimized(optimizer)):
+                optimizers.append(optimizer)
+        return optimizers
+
+    def _find(self, optimizers: Sequence[Any], frame: FrameType | None, layer: Any = None) -> bool:
+        """Begin with the models of optimizers, if there are any; return whether there are."""
+        models, unowned = self._select(optimizers, frame, layer)
+        if not models:
+            self._refuse(NO_OWNER)
+            return False
+        self.unowned = unowned
+        models = {name: _without_fabric(model) for name, model in models.items()}
+        self._start(next(iter(models.values())) if len(models) == 1 else group(models), optimizers)
+        return True
+
+    def _start(self, model: Any, optimizers: Sequence[Any]) -> None:
+        self.model, self.optimizers = model, list(optimizers)
+        self._iterations = Iterations(self.optimizers)
+        topped = [optimizer for optimizer in optimizers if self._off_top(optimizer)]
+        with self._own_recorder():
+            self._begin()
+        if not self.gone:
+            for optimizer in topped:
+                self._on_top(optimizer)
+
+    @contextmanager
+    def _own_recorder(self) -> Iterator[None]:
+        """Within it, a recorder that is made is not the script's."""
         Recorder.leaving.remove(self._records_itself)
         try:
-            self._begin()
+            yield
         finally:
             if not self.gone:
                 Recorder.leaving.append(self._records_itself)
-                if topped:
-                    self._on_top(optimizer)
 
-    def _owns(self, layer: Any, optimizer: Any) -> bool:
-        framework = framework_of(layer)
-        if not framework.optimizers.is_optimizer(optimizer):
-            return False
-        held = {id(tensor) for tensor in framework.optimizers.optimized(optimizer)}
-        owned = {id(t) for node in walk(layer, framework) for _, t, _ in framework.layers.parameters(node.layer)}
-        return bool(held) and held <= owned
+    def _select(
+        self, optimizers: Sequence[Any], frame: FrameType | None, layer: Any = None
+    ) -> tuple[dict[str, Any], int]:
+        """Return the models that own what optimizers hold, by name, and how many parameters no layer owns.
 
-    def _stop_looking(self) -> None:
-        self._looking = False
-        while self._off:
-            self._off.pop()()
-        self._called.clear()
+        Args:
+            layer: one that is called now.
+        """
+        name = next(name for reference, name in self._made if reference() is optimizers[0])
+        framework = _framework(name)
+        held = {id(tensor) for each in optimizers for tensor in framework.optimizers.optimized(each)}
+        called = [each for each in (layer, *self._called.values()) if framework.layers.is_model(each)]
+        owned = {id(each): _owned(each) for each in called}
+        for each in called:
+            if held <= owned[id(each)]:
+                return {"": each}, 0
+        named = [(label, value) for label, value in variables(frame) if framework.layers.is_model(value)]
+        named += [(type(each).__name__.lower(), each) for each in called]
+        order = {id(each): place for place, each in enumerate(reversed(called), 1)}
+        candidates: dict[int, tuple[str, Any]] = {}
+        for label, value in named:
+            if id(value) not in candidates:
+                owned.setdefault(id(value), _owned(value))
+                if owned[id(value)] & held:
+                    candidates[id(value)] = label, value
+        models: dict[str, Any] = {}
+        left = set(held)
+        while candidates:
+            # The most of what is left; the smallest layer that has so much; the one that was called first.
+            key = max(
+                candidates,
+                key=lambda k: (len(owned[k] & left), k in order, -len(owned[k] - held), order.get(k, 0)),
+            )
+            label, value = candidates.pop(key)
+            if not owned[key] & left:
+                break
+            left -= owned[key]
+            while label in models:
+                label += "_"
+            models[label] = value
+        places = {label: place for place, (label, _) in enumerate(reversed(named))}
+        return dict(sorted(models.items(), key=lambda item: -places.get(item[0], 0))), len(left)
 
-    def _watch_calls(self, layer_class: Any) -> None:
-        if layer_class in self._watched:
-            return
-        self._watched.add(layer_class)
-        # Not by a hook: what is put on a layer inside of one is not called in the same call any more.
-        call = layer_class.__call__
+    # -- both frameworks -------------------------------------------------------------------------------------
 
-        @functools.wraps(call)
-        def called(layer: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._looking:
-                self._call(layer)
-            return call(layer, *args, **kwargs)
+    def _watch(self, on: bool) -> None:
+        """Have the calls of layers seen, or not."""
+        self._watching = on
+        if not on:
+            # What is compiled while calls are seen would be compiled anew without: then the watch stays, idle.
+            while self._watches and not _has_compiled():
+                self._watches.pop()()
+        else:
+            for owner, name, watch in self._classes[len(self._watches) :]:
+                original = vars(owner)[name]
+                watched = watch(owner, original)
+                setattr(owner, name, watched)
+                self._watches.append(functools.partial(_restore, owner, name, watched, original))
 
-        layer_class.__call__ = called
-        self._off.append(lambda: setattr(layer_class, "__call__", call))
+    def _watch_class(self, owner: Any, name: str, watch: Callable[[Any, Any], Any]) -> None:
+        """Have the calls of a class's layers seen while they are watched."""
+        if not any(owner is each for each, _, _ in self._classes):
+            self._classes.append((owner, name, watch))
+            if self._watching:
+                self._watch(True)
+
+    @guarded
+    def _on_call(self, layer: Any) -> None:
+        if not self.gone:
+            self._call(layer)
+
+    @guarded
+    def _on_before_step(self, optimizer: Any) -> None:
+        if not self.gone:
+            self._before_step(optimizer)
+
+    @guarded
+    def _on_step(self, optimizer: Any) -> None:
+        if not self.gone:
+            self._step(optimizer)
+
+    def _add(self, optimizer: Any, framework: str) -> None:
+        """An optimizer was made."""
+        self._made = [each for each in self._made if each[0]() is not None]
+        self._made.append((weakref.ref(optimizer), framework))
 
     def _watch_begin(self, kind: Any, made: Callable[[Any], None]) -> None:
-        """Hear of each optimizer whose ``__init__`` is this class's, once that is over."""
+        """Call back with each optimizer whose ``__init__`` is this class's, once that is over."""
         begin = kind.__init__
 
         @functools.wraps(begin)
@@ -178,27 +269,88 @@ class ModelFinder(ABC):
                 made(optimizer)
 
         kind.__init__ = begun
-        self._patches.append(lambda: setattr(kind, "__init__", begin))
+        self._patches.append(functools.partial(_restore, kind, "__init__", begun, begin))
 
-    # -- each framework --------------------------------------------------------------------------------------
+    # -- torch -----------------------------------------------------------------------------------------------
 
+    @guarded
     def _on_torch(self, optimizers: ModuleType) -> None:
-        def made(optimizer: Any) -> None:
-            self._made.append((weakref.ref(optimizer), "torch"))
-
-        self._watch_calls(importlib.import_module("torch.nn.modules.module").Module)
-        self._watch_begin(optimizers.Optimizer, made)
+        module = importlib.import_module("torch.nn.modules.module")
+        self._watch_class(module.Module, "_call_impl", self._torch_call)
+        self._watch_compiling(module.Module)
+        self._watch_begin(optimizers.Optimizer, functools.partial(self._on_made, "torch"))
         # Not on the optimizer itself: recording changes its hooks just then. These are called after its own.
-        stepped = optimizers.register_optimizer_step_post_hook(lambda optimizer, *_: self._stepped(optimizer))
-        self._patches.append(stepped.remove)
+        before = optimizers.register_optimizer_step_pre_hook(_uncompiled(self._on_before_step))
+        stepped = optimizers.register_optimizer_step_post_hook(_uncompiled(self._on_step))
+        self._patches += [before.remove, stepped.remove]
 
+    def _on_made(self, framework: str, optimizer: Any) -> None:
+        self._on_made_guarded(framework, optimizer)
+
+    @guarded
+    def _on_made_guarded(self, framework: str, optimizer: Any) -> None:
+        self._add(optimizer, framework)
+
+    def _torch_call(self, module_class: Any, call: Any) -> Any:
+        """Return a ``Module._call_impl`` that sees calls, and that torch.compile takes for torch's own.
+
+        Not a hook: what is put on a layer inside of one is not called in the same call any more. A compiler skips
+        torch's own file, and follows the calls from there, as it does without.
+        """
+        on_call, torch = _uncompiled(self._on_call), sys.modules["torch"]
+
+        def _call_impl(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            # In this order: what a compiler does not read, it does not compile anew for.
+            if not torch.compiler.is_compiling() and self._watching:
+                on_call(layer)
+            return call(layer, *args, **kwargs)
+
+        return functools.wraps(call)(_as_torch(_call_impl))
+
+    def _watch_compiling(self, module_class: Any) -> None:
+        """See the calls of modules that are compiled in place, which do not come by ``_call_impl``."""
+        torch: Any = sys.modules["torch"]
+        compile_in_place, on_call = module_class.compile, _uncompiled(self._on_call)
+
+        @functools.wraps(compile_in_place)
+        def compile(module: Any, *args: Any, **kwargs: Any) -> None:
+            compile_in_place(module, *args, **kwargs)
+            call: Any = vars(module).get("_compiled_call_impl")
+            held: Any = weakref.ref(module)
+            if call is None or self.gone:
+                return
+
+            def watched(*args: Any, **kwargs: Any) -> Any:
+                if not torch.compiler.is_compiling() and self._watching:
+                    layer = held()
+                    on = vars(layer).get("_compiled_call_impl") is watched
+                    if on:
+                        vars(layer)["_compiled_call_impl"] = call
+                    on_call(layer)
+                    if vars(layer).get("_compiled_call_impl") is not call:
+                        return layer(*args, **kwargs)  # recorded from now on
+                    if on and self._watching:
+                        vars(layer)["_compiled_call_impl"] = watched
+                return call(*args, **kwargs)
+
+            vars(module)["_compiled_call_impl"] = watched
+
+        module_class.compile = compile
+        self._patches.append(functools.partial(_restore, module_class, "compile", compile, compile_in_place))
+
+    # -- paddle ----------------------------------------------------------------------------------------------
+
+    @guarded
+    def _on_paddle_layers(self, layers: ModuleType) -> None:
+        self._watch_class(layers.Layer, "__call__", self._paddle_call)
+
+    @guarded
     def _on_paddle(self, optimizers: ModuleType) -> None:
         # Not all call the ``__init__`` of the class that they derive from: AdamW does not.
         cls, watched = optimizers.Optimizer, set()
 
         def made(owner: Any, optimizer: Any) -> None:
             if _beginning(type(optimizer)) is owner:  # and not one that derives from it, half made
-                self._made.append((weakref.ref(optimizer), "paddle"))
                 self._on_paddle_optimizer(optimizer)
 
         def new(kind: Any, *args: Any, **kwargs: Any) -> Any:
@@ -211,24 +363,37 @@ class ModelFinder(ABC):
         # It stays: once there was one, Python takes ``object``'s for a mistake.
         cls.__new__ = new
 
+    @guarded
     def _on_paddle_optimizer(self, optimizer: Any) -> None:
-        if self._looking:
-            self._watch_calls(importlib.import_module("paddle.nn.layer.layers").Layer)
+        self._add(optimizer, "paddle")
         self._on_top(optimizer)
 
+    def _paddle_call(self, layer_class: Any, call: Any) -> Any:
+        @functools.wraps(call)
+        def called(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._watching:
+                self._on_call(layer)
+            return call(layer, *args, **kwargs)
+
+        return called
+
     def _on_top(self, optimizer: Any) -> None:
-        """Have the end of its step heard of after everybody else on it: after the recorder, above all."""
+        """Have the end of its step seen after everybody else on it: after the recorder, above all."""
         self._off_top(optimizer)
-        framework = importlib.import_module("padiff.frameworks.paddle").FRAMEWORK
+        alive = weakref.ref(optimizer)
 
         def stepped() -> None:
-            # Off while the recorder's hooks come and go, and on above them again.
-            self._off_top(optimizer)
-            self._stepped(optimizer)
-            if not self.gone:
-                self._on_top(optimizer)
+            self._on_paddle_step(alive())
 
-        self._tops[id(optimizer)] = framework.optimizers.hook(optimizer, lambda *_: None, stepped)
+        self._tops[id(optimizer)] = _framework("paddle").optimizers.hook(optimizer, lambda *_: None, stepped)
+
+    @guarded
+    def _on_paddle_step(self, optimizer: Any) -> None:
+        # Off while the recorder's hooks come and go, and on above them again.
+        self._off_top(optimizer)
+        self._on_step(optimizer)
+        if not self.gone:
+            self._on_top(optimizer)
 
     def _off_top(self, optimizer: Any) -> bool:
         handles = self._tops.pop(id(optimizer), None)
@@ -237,6 +402,59 @@ class ModelFinder(ABC):
         return handles is not None
 
 
+def _framework(name: str) -> Any:
+    return importlib.import_module(f"padiff.frameworks.{name}").FRAMEWORK
+
+
+def _owned(layer: Any) -> set[int]:
+    """Return the identities of what a layer and those inside of it own."""
+    framework = framework_of(layer)
+    return {id(tensor) for node in walk(layer, framework) for _, tensor, _ in framework.layers.parameters(node.layer)}
+
+
+def _has_compiled() -> bool:
+    """Return True if torch.compile has compiled something in this process."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["stats"])
+
+
+def _without_fabric(layer: Any) -> Any:
+    """Return the layer that Lightning Fabric's wrapper calls; any other layer itself."""
+    while type(layer).__name__ == "_FabricModule":
+        layer = layer._forward_module
+    return layer
+
+
+def _as_torch(function: Any) -> Any:
+    """Have torch.compile take a function for one of ``torch.nn.Module``'s, whose file it does not compile by itself."""
+    file = sys.modules["torch.nn.modules.module"].__file__
+    function.__code__ = function.__code__.replace(co_filename=file)
+    return function
+
+
+def _uncompiled(callback: Callable[[Any], None]) -> Callable[..., None]:
+    """Return a call of a watcher that torch.compile neither compiles nor follows."""
+    torch: Any = sys.modules["torch"]  # which may be half imported: what is in it is looked up later
+
+    def uncompiled(watched: Any, *_: Any) -> None:
+        if not torch.compiler.is_compiling():
+            switch = torch._C._dynamo.eval_frame.set_eval_frame
+            compiler = switch(None)
+            try:
+                callback(watched)
+            finally:
+                switch(compiler)
+
+    seen: Callable[..., None] = _as_torch(uncompiled)
+    return seen
+
+
+def _restore(owner: Any, name: str, watched: Any, original: Any) -> None:
+    # Somebody may have set another one over this meanwhile: that one stays.
+    if vars(owner).get(name) is watched:
+        setattr(owner, name, original)
+
+
 def _beginning(kind: Any) -> Any:
     """The class whose ``__init__`` a class has."""
-    return next(one for one in kind.__mro__ if "__init__" in vars(one))
+    return next(each for each in kind.__mro__ if "__init__" in vars(each))

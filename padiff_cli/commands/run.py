@@ -17,7 +17,7 @@ from padiff_cli.run import startup
 from padiff_cli.run.launch import Launch, become, find_command, name_of, worker_folders
 from padiff_cli.run.processes import ProcessWatch
 from padiff_cli.run.recording import Recording, check_free
-from padiff_cli.run.script import run_module, run_script, show_as_python_does
+from padiff_cli.run.script import hide_launcher, run_module, run_script, show_as_python_does
 from padiff_hooks.options import ON_DIFF, make_folders_absolute
 
 FAILED, MISUSE = 1, 2
@@ -81,13 +81,19 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _record(watch: ProcessWatch, run: Any, script: str, args: Sequence[str]) -> int:
+    well = False  # a failure is to be read, and nothing after it
     try:
         run(script, args)
+        well = True
         watch.end(failed=False)
     except SystemExit as left:
         # The way scripts end that say how it went.
-        if left.code in (None, 0):
+        well = left.code in (None, 0)
+        if well:
             watch.end(failed=False)
+        raise
+    except KeyboardInterrupt:
+        hide_launcher()
         raise
     except Exception as error:
         watch.end(failed=True)
@@ -95,8 +101,8 @@ def _record(watch: ProcessWatch, run: Any, script: str, args: Sequence[str]) -> 
         return FAILED
     finally:
         watch.end(failed=True)  # nothing, where it has ended
-        if sys.exc_info()[0] is None or isinstance(sys.exc_info()[1], SystemExit):
-            watch.recording.say_of_nothing()
+        if well:
+            watch.recording.say_of_nothing(watch.loop.learned and not watch.loop.stepped)
     return 0
 
 

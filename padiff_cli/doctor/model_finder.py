@@ -23,7 +23,7 @@ class DoctorFinder(ModelFinder):
         super().__init__()
 
     def _begin(self) -> None:
-        recorder = record(self.model, "found", optimizer=self.optimizer, start_step=1)
+        recorder = record(self.model, "found", optimizer=self.optimizers, start_step=1)
         recorder.open()
         recorder.attach()
         self._recorder = recorder

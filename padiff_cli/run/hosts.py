@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from padiff_cli.after_import import AfterImport
+from padiff_cli.guard import guarded
 from padiff_cli.run.loop import LoopFinder
 from padiff_cli.run.recording import Recording
 
@@ -26,6 +27,7 @@ class Host:
         kind, method: that class, and the call that trains.
         callbacks: the callbacks that a call has: of the trainer and of its arguments.
         add: adds a callback to either.
+        remove: takes it off the trainer.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Host:
     method: str
     callbacks: Callable[[Any, inspect.BoundArguments], list[Any]]
     add: Callable[[Any, inspect.BoundArguments, Any], None]
+    remove: Callable[[Any, Any], None]
 
 
 def _events(trainer: Any, _: inspect.BoundArguments) -> list[Any]:
@@ -45,12 +48,20 @@ def _add_event(trainer: Any, _: inspect.BoundArguments, callback: Any) -> None:
     trainer.add_callback(callback)
 
 
+def _remove_event(trainer: Any, callback: Any) -> None:
+    trainer.remove_callback(callback)
+
+
 def _lightning(trainer: Any, _: inspect.BoundArguments) -> list[Any]:
     return list(trainer.callbacks)
 
 
 def _add_lightning(trainer: Any, _: inspect.BoundArguments, callback: Any) -> None:
     trainer.callbacks.insert(0, callback)  # those that write checkpoints have to stay last
+
+
+def _remove_lightning(trainer: Any, callback: Any) -> None:
+    trainer.callbacks.remove(callback)
 
 
 def _hapi(_: Any, given: inspect.BoundArguments) -> list[Any]:
@@ -62,8 +73,12 @@ def _add_hapi(model: Any, given: inspect.BoundArguments, callback: Any) -> None:
     given.arguments["callbacks"] = [*_hapi(model, given), callback]
 
 
-_EVENTS = ("Trainer", "train", _events, _add_event)
-_LIGHTNING = ("Trainer", "fit", _lightning, _add_lightning)
+def _remove_hapi(model: Any, callback: Any) -> None:
+    """Nothing: the callback was given for one call."""
+
+
+_EVENTS = ("Trainer", "train", _events, _add_event, _remove_event)
+_LIGHTNING = ("Trainer", "fit", _lightning, _add_lightning, _remove_lightning)
 
 HOSTS = (
     Host("transformers' Trainer", "transformers.trainer", "padiff_transformers", *_EVENTS),
@@ -71,23 +86,23 @@ HOSTS = (
     Host("PaddleNLP's Trainer", "paddlenlp.trainer.trainer", "padiff_paddleformers", *_EVENTS),
     Host("Lightning's Trainer", "pytorch_lightning.trainer.trainer", "padiff_lightning", *_LIGHTNING),
     Host("Lightning's Trainer", "lightning.pytorch.trainer.trainer", "padiff_lightning", *_LIGHTNING),
-    Host("paddle.Model", "paddle.hapi.model", "padiff_hapi", "Model", "fit", _hapi, _add_hapi),
+    Host("paddle.Model", "paddle.hapi.model", "padiff_hapi", "Model", "fit", _hapi, _add_hapi, _remove_hapi),
 )
 
 
 class HostWatch:
-    """Waits for the hosts that the script imports."""
+    """Waits for the hosts that the script imports, and records each of their trainings."""
 
     def __init__(self, recording: Recording, loop: LoopFinder) -> None:
         self._recording, self._loop = recording, loop
-        self._callback: Any = None
+        self._training = False
         self._off: list[Callable[[], None]] = []
-        self._imports = AfterImport({host.module: functools.partial(self._imported, host) for host in HOSTS})
+        self._imports = AfterImport({host.module: functools.partial(self._on_import, host) for host in HOSTS})
 
     @property
     def is_attached(self) -> bool:
-        """True once padiff has added its callback to a trainer."""
-        return self._callback is not None
+        """True while a trainer trains with padiff's callback."""
+        return self._training
 
     def remove(self) -> None:
         """Put the hosts' classes back."""
@@ -95,7 +110,12 @@ class HostWatch:
         while self._off:
             self._off.pop()()
 
-    def _imported(self, host: Host, module: ModuleType) -> None:
+    def give_up(self, error: Exception) -> None:
+        """Record nothing (more), because of an error of padiff's own."""
+        self._recording.refuse(f"padiff failed: {type(error).__name__}: {error}")
+
+    @guarded
+    def _on_import(self, host: Host, module: ModuleType) -> None:
         kind = getattr(module, host.kind, None)
         train = getattr(kind, host.method, None)
         if train is None:  # of a version that has it elsewhere
@@ -103,8 +123,11 @@ class HostWatch:
 
         @functools.wraps(train)
         def recorded(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._training:  # a training calls itself
+                return train(trainer, *args, **kwargs)
             given = inspect.signature(train).bind(trainer, *args, **kwargs)
-            callback = self._attached(host, trainer, given)
+            callback = self._attach(host, trainer, given)
+            self._training = True
             try:
                 return train(*given.args, **given.kwargs)
             except BaseException:
@@ -112,32 +135,39 @@ class HostWatch:
                     # Not every host tells its callbacks of an exception.
                     callback._training.abort()
                 raise
+            finally:
+                self._training = False
+                self._detach(host, trainer, callback)
 
         setattr(kind, host.method, recorded)
         self._off.append(lambda: setattr(kind, host.method, train))
 
-    def _attached(self, host: Host, trainer: Any, given: inspect.BoundArguments) -> Any:
-        """The callback that records this call of a trainer; `None` where it is not to be recorded."""
-        callbacks = host.callbacks(trainer, given)
+    @guarded
+    def _attach(self, host: Host, trainer: Any, given: inspect.BoundArguments) -> Any:
+        """Return the callback that records this call of a trainer; `None` where it is not to be recorded."""
         integration = importlib.import_module(host.integration)
-        if any(one is self._callback for one in callbacks if one is not None):
-            return self._callback  # it trains once more
-        if any(isinstance(one, integration.PaDiffCallback) for one in callbacks):
+        if any(isinstance(each, integration.PaDiffCallback) for each in host.callbacks(trainer, given)):
             self._loop.fail()
             self._recording.leave()
+        self._loop.pause()
+        if self._recording.alone:
             return None
-        if self._callback is not None or self._loop.recorded:
-            self._recording.refuse(f"another training begins, of {host.name}, and a run folder holds one")
-            return None
-        options = dict(self._recording.options)
-        if self._loop.model is not None:
-            options["existing"] = "overwrite"  # it was called before its trainer trained it: nothing is recorded yet
-        self._loop.fail()
-        callback = integration.PaDiffCallback(self._recording.dir_path, **options)
+        dir_path, options = self._recording.target()
+        callback = integration.PaDiffCallback(dir_path, **options)
         host.add(trainer, given, callback)
-        self._callback = callback
         self._recording.take(f"{host.name}: {type(_model(trainer, given)).__name__}")
         return callback
+
+    @guarded
+    def _detach(self, host: Host, trainer: Any, callback: Any) -> None:
+        """Take the callback off again, and see loops again: each training has a run of its own."""
+        if callback is not None:
+            host.remove(trainer, callback)
+            if callback._training.step > self._recording.options.get("start_step", 0):
+                self._recording.advance()
+            else:
+                self._recording.overwrite()
+        self._loop.resume()
 
 
 def _model(trainer: Any, given: inspect.BoundArguments) -> Any:

@@ -1,18 +1,26 @@
-"""Records a plain loop: the model that owns the parameters of the optimizer that steps."""
+"""Records plain loops: the models that own the parameters of the optimizers that step."""
 
 from __future__ import annotations
 
+import sys
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from padiff.errors import PadiffError, RunsDifferError
 from padiff.frameworks import framework_of
-from padiff_cli.finding import NO_OWNER, SEVERAL, ModelFinder
+from padiff.recorder import Recorder
+from padiff_cli.finding import NO_OWNER, SEVERAL, ModelFinder, _owned
+from padiff_cli.guard import guarded
+from padiff_cli.run.iterations import stepping_around
 from padiff_cli.run.recording import Recording
 from padiff_hooks.training import TrainingRecorder
 
+AGAIN = "the model of an earlier run trains again"
 _BY_HAND = "Record it from inside: padiff.record(model, ..., optimizer=[...])"
 _WHY = {
     SEVERAL: f"{SEVERAL}, and where a step of the training ends is not seen from outside. {_BY_HAND}",
+    AGAIN: f"{AGAIN}, and models that take turns are no trainings one after the other. {_BY_HAND}",
     NO_OWNER: f"{NO_OWNER}. {_BY_HAND}, with a model that holds all of its parts",
 }
 
@@ -24,25 +32,58 @@ class Stopped(SystemExit):
 
 
 class LoopFinder(ModelFinder):
-    """Finds the model at its first call, where a single optimizer was made by then; else once an optimizer stepped."""
+    """Records the models of optimizers from their first call that can be learned from.
+
+    A loop that trains other models with other optimizers is another training, with a folder of its own.
+
+    Attributes:
+        learned: whether a layer was called in training, with gradients on.
+        stepped: whether an optimizer stepped.
+    """
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._training: TrainingRecorder | None = None
-        self._first: Any = None
-        self._steps = 0
-        self._failed = False
+        self._steps = self._missed = 0
+        self._failed = self._paused = False
+        #: The step at which a run goes on that was ended to have other optimizers.
+        self._resumes: int | None = None
+        self.learned = self.stepped = False
+        #: Optimizers of trainings that are over.
+        self._past: list[weakref.ref[Any]] = []
+        #: Layers that own nothing of what the optimizers that are not recorded hold.
+        self._strangers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         super().__init__()
 
     @property
     def recorded(self) -> bool:
-        """Whether a step of a loop was recorded."""
+        """Whether a step of a loop was recorded, and the loop may go on."""
         return self._training is not None and self._steps > 0
 
+    @guarded
+    def end(self) -> None:
+        """The script is over."""
+        self.leave()
+
+    @guarded
     def fail(self) -> None:
         """The script was left by an exception: what is recorded is not the whole of it."""
         self._failed = True
         self.leave()
+
+    def pause(self) -> None:
+        """A host trains: see nothing until it has ended. A loop before it was a training of its own."""
+        self._finish()
+        self._paused = True
+        if self._records_itself in Recorder.leaving:
+            Recorder.leaving.remove(self._records_itself)
+
+    def resume(self) -> None:
+        """The host has ended."""
+        self._paused = False
+        if not self.gone:
+            Recorder.leaving.append(self._records_itself)
+            self._watch_if_needed()
 
     def _records_itself(self) -> None:
         self.fail()
@@ -50,62 +91,177 @@ class LoopFinder(ModelFinder):
 
     # -- finding ---------------------------------------------------------------------------------------------
 
+    def _add(self, optimizer: Any, framework: str) -> None:
+        super()._add(optimizer, framework)
+        self._strangers.clear()
+        self._watch(True)
+
+    def _others_alive(self) -> list[Any]:
+        """Return the optimizers that are not recorded."""
+        return [each for each in self._alive() if not any(each is one for one in self.optimizers)]
+
+    def _watch_if_needed(self) -> None:
+        self._watch(bool(self._others_alive()) or not self.learned)
+
     def _call(self, layer: Any) -> None:
-        super()._call(layer)
-        if self._steps or not getattr(layer, "training", False):
+        if self._paused or id(layer) in self._strangers:
             return
-        optimizers = self.optimizers()
-        if len(optimizers) == 1 and framework_of(layer).hooks.learning() and self._owns(layer, optimizers[0]):
-            self._found(layer, optimizers[0])
+        if not getattr(layer, "training", False):
+            super()._call(layer)
+            return
+        framework = framework_of(layer)
+        if not framework.hooks.learning():
+            super()._call(layer)
+            return
+        self.learned = True
+        over = [reference() for reference in self._past] if self._training is not None else []
+        fresh = [
+            each
+            for each in self._others_alive()
+            if framework.optimizers.is_optimizer(each) and not any(each is one for one in over)
+        ]
+        owned = _owned(layer)
+        if not any(id(t) in owned for each in fresh for t in framework.optimizers.optimized(each)):
+            self._strangers[id(layer)] = layer
+            if not fresh:
+                self._watch_if_needed()
+            return
+        frame = sys._getframe(1)
+        around = stepping_around(frame, [*fresh, *self.optimizers])
+        chosen = [each for each in fresh if any(each is one for one in around)]
+        if not chosen and self._training is not None and any(each is one for each in self.optimizers for one in around):
+            return  # a teacher, say, which is called in the loop and not trained by it
+        chosen = chosen or fresh
+        if any(id(t) in owned for each in chosen for t in framework.optimizers.optimized(each)):
+            self._train(chosen, around, layer)
 
-    def _stepped(self, optimizer: Any) -> None:
-        self._steps += 1
-        super()._stepped(optimizer)
+    def _before_step(self, optimizer: Any) -> None:
+        """Begin at the first step, where no call was seen: of layers inside of a compiled function, say."""
+        fresh = self._others_alive()
+        if not self._paused and any(optimizer is each for each in fresh):
+            around = stepping_around(sys._getframe(1), [*fresh, *self.optimizers])
+            others = [each for each in around if each is not optimizer and any(each is one for one in fresh)]
+            self._train([optimizer, *others], around)
 
-    def _decides(self, optimizer: Any) -> bool:
-        if self._first is None:
-            self._first = optimizer
-            # Where there are others they may be about to step; if none does, this one steps again.
-            return len(self.optimizers()) < 2
-        if self._first is not optimizer:
+    def _step(self, optimizer: Any) -> None:
+        if self._paused:
+            return
+        self.stepped = True
+        if self._training is None:
+            self._missed = 1  # this one is over
+        elif not any(optimizer is each for each in self.optimizers):
+            around = stepping_around(sys._getframe(1), [*self._others_alive(), *self.optimizers])
+            self._missed = 1
+            self._train([optimizer], around)
+            return
+        super()._step(optimizer)
+
+    def _train(self, optimizers: Sequence[Any], around: Sequence[Any], layer: Any = None) -> None:
+        """Record what optimizers train: another training, or the same one with other optimizers."""
+        frame = sys._getframe(1)
+        if self._training is None or not self._steps:
+            self._abandon()
+            self._find(optimizers, frame, layer)
+            return
+        framework = framework_of(self.model)
+        owned = _owned(self.model)
+        if all(id(t) in owned for each in optimizers for t in framework.optimizers.optimized(each)):
+            # The same model with another optimizer: the run goes on.
+            go_on = [each for each in self.optimizers if any(each is one for one in around)]
+            model, self._resumes = self.model, self._training.step
+            self._close(finished=True)
+            self._start(model, [*go_on, *(each for each in optimizers if not any(each is one for one in go_on))])
+        elif any(each is one for each in self.optimizers for one in around):
             self._refuse(SEVERAL)
-            return False
-        return True
+        elif any(each is reference() for each in optimizers for reference in self._past):
+            self._refuse(AGAIN)
+        else:
+            self._finish()
+            self._find(optimizers, frame, layer)
 
     # -- recording -------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        options, dir_path = self._recording.options, self._recording.dir_path
+        dir_path, options = self._recording.target()
+        goes_on = self._resumes is not None
+        if goes_on:
+            options["existing"] = "resume"
         training = TrainingRecorder(dir_path, **options)
-        training.step += self._steps
+        training.step = (training.step if self._resumes is None else self._resumes) + self._missed
         framework = framework_of(self.model)
         try:
-            training.start(self.model, [self.optimizer], resumed=options.get("existing") == "resume")
+            training.start(self.model, self.optimizers, resumed=options.get("existing") == "resume")
         except RunsDifferError:
             raise
         except PadiffError as error:
             self._refuse(str(error))
             return
-        model, rule = type(framework.layers.unwrap(self.model)).__name__, type(self.optimizer).__name__
-        self._recording.take(f"a plain loop: {model}, which {rule} trains ({framework.name})")
+        if not goes_on:
+            self._say_of(framework)
+        self._steps, self._resumes, self._missed = int(goes_on) + self._missed, None, 0
         self._training = training
+        self._watch_if_needed()
         training.begin_batch()
+
+    def _say_of(self, framework: Any) -> None:
+        rules = [*dict.fromkeys(type(each).__name__ for each in self.optimizers)]
+        models = type(self.model).__name__
+        if models in ("ModuleDict", "LayerDict"):
+            models = " and ".join(f"{name} ({_kind(each)})" for name, each in framework.layers.children(self.model))
+        else:
+            models = _kind(self.model)
+        trains = f"{' and '.join(rules)} train{'s' if len(rules) == 1 else ''}"
+        self._recording.take(f"a plain loop: {models}, which {trains} ({framework.name})")
+        if self.unowned:
+            count = f"{self.unowned} parameter{'s' if self.unowned > 1 else ''}"
+            self._recording.add(f"of the optimizer {count} belong to no layer, and are not recorded")
 
     def _end_step(self) -> None:
         if self._training is None:
             return
+        self._steps += 1
         self._training.end_batch()
         if self._training.end_step():
             raise Stopped
         self._training.begin_batch()
 
+    def _finish(self) -> None:
+        """The training is over, and another one may begin."""
+        if self.recorded:
+            self._past += [weakref.ref(each) for each in self.optimizers]
+            self._close(finished=True)
+            self._recording.advance()
+        else:
+            self._abandon()
+
+    def _abandon(self) -> None:
+        """Nothing was trained of what was found: the folder is free for what is."""
+        if self._training is not None:
+            self._close(finished=False)
+            self._recording.overwrite()
+
+    def _close(self, finished: bool) -> None:
+        training, self._training = self._training, None
+        self.model, self.optimizers, self._steps = None, [], 0
+        if training is not None:
+            if finished:
+                training.finish()
+            else:
+                training.abort()
+
     def _end(self) -> None:
-        training = self._training
-        if training is not None and self._failed:
-            training.abort()
-        elif training is not None:
-            training.finish()
+        self._close(finished=not self._failed)
 
     def _refuse(self, why: str) -> None:
         self.fail()
         self._recording.refuse(_WHY.get(why, why))
+
+
+def _kind(layer: Any) -> str:
+    """Return the name of a model's class, inside of the wrappers that call it."""
+    while True:
+        layer = getattr(layer, "_orig_mod", layer)
+        children = list(framework_of(layer).layers.children(layer))
+        if len(children) != 1 or children[0][0] not in ("module", "_forward_module", "_layers"):
+            return str(getattr(layer, "original_name", type(layer).__name__))
+        layer = children[0][1]

@@ -113,7 +113,7 @@ class ProcessWatch:
         if failed:
             self.loop.fail()
         else:
-            self.loop.leave()
+            self.loop.end()
         self.hosts.remove()
 
     def restart_in_fork(self) -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from padiff.dump.local import shown
+from padiff.dump.local import run_folder, shown
 from padiff.dump.remote_path import AnyPath
 from padiff.errors import UsageError
 from padiff.records import printable
@@ -37,6 +37,7 @@ class Recording:
 
     Attributes:
         attached: whether a training is recorded, or was.
+        alone: whether the script records by itself.
 
     Raises:
         UsageError: an option can't be meant.
@@ -45,18 +46,54 @@ class Recording:
     def __init__(self, script: str, dir_path: AnyPath, options: dict[str, Any]) -> None:
         # A full disk is to be heard of, and is no reason for a training of somebody else's to end.
         self.script, self.dir_path, self.options = script, dir_path, {"on_error": "warn", **options}
-        self.attached = False
+        self.attached = self.alone = False
         self._said = False
+        self._number = 1
+        self._overwrite = False
         self._endings: list[Callable[[], None]] = []
         TrainingRecorder(dir_path, **self.options)  # whatever is wrong with the options is said before the script runs
+
+    def target(self) -> tuple[AnyPath, dict[str, Any]]:
+        """Return the folder and the options of the training that begins: a second one has ``DIR-2``."""
+        options = dict(self.options)
+        if self._overwrite:
+            options["existing"] = "overwrite"
+        if self._number == 1:
+            return self.dir_path, options
+        behind = f"-{self._number}"
+        options.pop("start_step", None)
+        if options.get("name"):
+            options["name"] += behind
+        if options.get("reference") is not None:
+            reference = f"{options['reference']}{behind}"
+            if (run_folder(reference, "--reference") / "run.json").exists():
+                options["reference"] = reference
+            else:
+                del options["reference"]
+                options.pop("on_diff", None)
+        return run_folder(f"{self.dir_path}{behind}", "--dir"), options
+
+    def advance(self) -> None:
+        """A training is over, and its run is whole: the next one goes to a folder of its own."""
+        self._number += 1
+        self._overwrite = False
+
+    def overwrite(self) -> None:
+        """No step was recorded of what began: the folder is free."""
+        self._overwrite = True
 
     def take(self, what: str) -> None:
         """A training is seen, and will be recorded: say so."""
         self.attached = self._said = True
         every = self.options.get("every_n_steps", 1)
-        self._say(
-            f"recording {what}, {'every step' if every == 1 else f'every {every} steps'}, into {shown(self.dir_path)}"
-        )
+        often, another = "every step" if every == 1 else f"every {every} steps", ""
+        if self._number > 1:
+            another = "another training, "
+        self._say(f"recording {another}{what}, {often}, into {shown(self.target()[0])}")
+
+    def add(self, text: str) -> None:
+        """Say more of what is recorded."""
+        self._say(text)
 
     def refuse(self, why: str) -> None:
         """Nothing (more) is recorded: say why, once. The script goes on."""
@@ -66,15 +103,31 @@ class Recording:
 
     def leave(self) -> None:
         """The script records by itself."""
+        self.alone = True
         if not self._said:
             self._said = True
             self._say(f"{self.script} records by itself, which is left as it is")
 
-    def say_of_nothing(self) -> None:
-        """The script is over."""
+    def say_of_nothing(self, learned: bool = False) -> None:
+        """The script is over.
+
+        Args:
+            learned: whether layers were called in training, and no optimizer stepped.
+        """
         if self._said:
             return
-        if any(name in sys.modules for name in ("torch", "paddle")):
+        dynamo: Any = sys.modules.get("torch._dynamo.utils")
+        if dynamo is not None and dynamo.counters["frames"]["ok"] and not learned:
+            why = (
+                "it made no step with an optimizer in this process; steps inside of a compiled function are not seen: "
+                "set TORCH_COMPILE_DISABLE=1"
+            )
+        elif learned:
+            why = (
+                "it made no step with an optimizer of torch or paddle in this process. A loop without an optimizer "
+                "is recorded from inside: with padiff.record(model, DIR) as rec, and rec.try_dump() after each update"
+            )
+        elif any(name in sys.modules for name in ("torch", "paddle")):
             why = "it made no step with an optimizer of torch or paddle in this process"
         else:
             why = "it imported neither torch nor paddle in this process"

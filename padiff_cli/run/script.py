@@ -35,10 +35,31 @@ def run_module(name: str, args: Sequence[str]) -> None:
 
 def show_as_python_does(error: BaseException) -> None:
     """Print an exception that left the script, without the lines of code that ran it."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_globals.get("__name__", "") in _RUNNING:
-        trace = trace.tb_next
+    trace = _without_launcher(error.__traceback__)
     sys.excepthook(type(error), error.with_traceback(trace), trace)
+
+
+def hide_launcher() -> None:
+    """Have Ctrl-C, which goes on to Python itself, printed without the lines of code that ran the script."""
+    show = sys.excepthook
+
+    def show_script(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+        trace = _without_launcher(trace)
+        show(kind, error.with_traceback(trace), trace)
+
+    sys.excepthook = show_script
+
+
+def _without_launcher(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """Return a trace from the first line of the script's own on; the whole of it where there is none."""
+    inner, running = trace, None
+    while inner is not None:
+        if inner.tb_frame.f_globals.get("__name__", "") in _RUNNING:
+            running = inner
+        elif running is not None:
+            break
+        inner = inner.tb_next
+    return inner if running is not None else trace
 
 
 def _first_on_path(folder: str) -> None:

@@ -279,49 +279,19 @@ def test_a_reference_is_compared_with_while_it_trains():
         assert done.returncode == 1 and len(done.stdout.splitlines()) <= printed_of, done.stderr
 
 
-GAN = """
-import sys, torch
-torch.manual_seed(0)
-one, other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
-first, second = (torch.optim.SGD(net.parameters(), lr=0.1) for net in (one, other))
-for step in range(3):
-    loss = other(one(torch.randn(6, 4))).square().mean()
-    loss.backward()
-    first.step()
-    if step >= int(sys.argv[1]):
-        second.step()
-    print(loss.item().hex())
-    one.zero_grad(), other.zero_grad()
-"""
-SPLIT = """
-import torch
-torch.manual_seed(0)
-one, other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD([*one.parameters(), *other.parameters()], lr=0.1)
-for step in range(3):
-    loss = other(one(torch.randn(6, 4))).square().mean()
-    loss.backward()
-    optimizer.step()
-    print(loss.item().hex())
-"""
-
-
 @pytest.mark.parametrize(
-    ("text", "args", "why"),
+    ("text", "why"),
     [
-        (GAN, ["0"], "train.py is not recorded: several optimizers step in it"),
-        (GAN, ["2"], "train.py is not recorded any more: several optimizers step in it"),
-        (SPLIT, [], "train.py is not recorded: no layer that it calls owns all parameters that the optimizer holds"),
-        ("print('0x1')", [], "train.py is not recorded: it imported neither torch nor paddle"),
-        ("import torch; print('0x1')", [], "train.py is not recorded: it made no step with an optimizer"),
+        ("print('0x1')", "train.py is not recorded: it imported neither torch nor paddle"),
+        ("import torch; print('0x1')", "train.py is not recorded: it made no step with an optimizer"),
     ],
 )
-def test_what_cannot_be_reported_apart_is_refused_and_trains_on(text, args, why):
+def test_a_script_that_does_not_train_is_named(text, why):
     Path("train.py").write_text(text)
-    unchanged, recorded = call("train.py", *args), run("train.py", *args, imported="torch" in text)
+    unchanged, recorded = call("train.py"), run("train.py", imported="torch" in text)
     assert why in recorded.stderr and "Traceback" not in recorded.stderr
     assert (recorded.returncode, recorded.stdout) == (0, unchanged.stdout)
-    assert not Path("runs/train").exists() or not padiff.open_run("runs/train").finished()
+    assert not Path("runs/train").exists()
 
 
 def test_a_script_that_records_by_itself_is_left_alone():

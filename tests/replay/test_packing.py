@@ -11,8 +11,8 @@ import torch
 
 import padiff
 from padiff.frameworks import framework_of
-from padiff.system.guard import RAISING
 from padiff.recorder.schedule import Schedule
+from padiff.system.guard import RAISING
 from replay.trainings import ACCUMULATED, SIDES, Paddle, Torch, images, train
 
 ATTENTION = "scaled_dot_product_attention"

@@ -1,0 +1,692 @@
+"""`padiff run`: loops of the kinds that people write, recorded with the output that they have without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import padiff
+from cli.test_run_command import call, run
+
+pytestmark = pytest.mark.slow
+
+HEAD = {
+    "torch": """
+import itertools, sys, torch
+from torch import nn
+import torch.nn.functional as F
+torch.manual_seed(0)
+def sgd(parameters): return torch.optim.SGD(list(parameters), lr=0.05)
+def randn(*shape): return torch.randn(*shape)
+def show(*losses): print(*(float(loss).hex() for loss in losses))
+""",
+    "paddle": """
+import itertools, sys, paddle
+from paddle import nn
+import paddle.nn.functional as F
+paddle.seed(0)
+nn.Module = nn.Layer
+def sgd(parameters):
+    optimizer = paddle.optimizer.SGD(0.05, parameters=list(parameters))
+    optimizer.zero_grad = optimizer.clear_grad
+    return optimizer
+def randn(*shape): return paddle.randn(shape)
+def show(*losses): print(*(float(loss).hex() for loss in losses))
+""",
+}
+NETS = """
+def net(a, b, c, between): return nn.Sequential(nn.Linear(a, b), between, nn.Linear(b, c))
+netG, netD = net(3, 4, 2, nn.Tanh()), net(2, 4, 1, nn.ReLU())
+"""
+PAIR = NETS + "optD, optG = sgd(netD.parameters()), sgd(netG.parameters())\n"
+DCGAN = (
+    PAIR
+    + """
+for epoch in range(2):
+    for i in range(2):
+        netD.clear_gradients() if hasattr(netD, "clear_gradients") else netD.zero_grad()
+        real = netD(randn(5, 2)).mean()
+        real.backward()
+        fake = netG(randn(5, 3))
+        lossD = netD(fake.detach()).square().mean()
+        lossD.backward()
+        optD.step()
+        optG.zero_grad()
+        lossG = -netD(fake).mean()
+        lossG.backward()
+        optG.step()
+        show(lossD, lossG)
+"""
+)
+G_FIRST = (
+    PAIR
+    + """
+for i in range(4):
+    optG.zero_grad()
+    fake = netG(randn(5, 3))
+    lossG = -netD(fake).mean()
+    lossG.backward()
+    optG.step()
+    optD.zero_grad()
+    lossD = netD(fake.detach()).square().mean()
+    lossD.backward()
+    optD.step()
+    show(lossD, lossG)
+"""
+)
+# A critic that steps five times, in functions; the names are those of main()'s variables.
+WGAN = (
+    NETS.replace("netG, netD =", "nets =")
+    + """
+def critic(D, G, optimizer):
+    loss = D(G(randn(5, 3)).detach()).mean() - D(randn(5, 2)).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+def generate(D, G, optimizer):
+    loss = -D(G(randn(5, 3))).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+def main():
+    netG, netD = nets
+    optG, optD = sgd(netG.parameters()), sgd(netD.parameters())
+    for i in range(4):
+        for _ in range(5):
+            loss = critic(netD, netG, optD)
+        show(loss, generate(netD, netG, optG))
+main()
+"""
+)
+# D, G, G in an object, whose attributes are what it trains.
+OBJECT = (
+    NETS.replace("netG, netD =", "nets =")
+    + """
+class Trainer:
+    def __init__(self):
+        self.netG, self.netD = nets
+        self.optimizers = {"G": sgd(self.netG.parameters()), "D": sgd(self.netD.parameters())}
+    def step(self):
+        self.step_d()
+        self.step_g()
+        self.step_g()
+    def step_d(self):
+        self.optimizers["D"].zero_grad()
+        loss = self.netD(self.netG(randn(5, 3)).detach()).square().mean()
+        loss.backward()
+        self.optimizers["D"].step()
+        show(loss)
+    def step_g(self):
+        self.optimizers["G"].zero_grad()
+        loss = -self.netD(self.netG(randn(5, 3))).mean()
+        loss.backward()
+        self.optimizers["G"].step()
+        show(loss)
+    def train(self):
+        i = 0
+        while i < 4:
+            self.step()
+            i += 1
+Trainer().train()
+"""
+)
+# The generator steps in every second iteration only, first in the first one.
+RARELY = (
+    PAIR
+    + """
+for i in range(7):
+    loss = netD(netG(randn(5, 3)).detach()).square().mean()
+    optD.zero_grad()
+    loss.backward()
+    optD.step()
+    show(loss)
+    if i % 2 == 0:
+        loss = -netD(netG(randn(5, 3))).mean()
+        optG.zero_grad()
+        loss.backward()
+        optG.step()
+"""
+)
+CYCLE = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l = nn.Linear(2, 2)
+    def forward(self, x):
+        return self.l(x)
+netG_A2B, netG_B2A, netD_A = Net(), Net(), Net()
+optG, optD = sgd(itertools.chain(netG_A2B.parameters(), netG_B2A.parameters())), sgd(netD_A.parameters())
+for i in range(4):
+    a = randn(5, 2)
+    loss = (netG_B2A(netG_A2B(a)) - a).abs().mean() + netD_A(a).mean()
+    optG.zero_grad()
+    loss.backward()
+    optG.step()
+    optD.zero_grad()
+    other = netD_A(a).square().mean()
+    other.backward()
+    optD.step()
+    show(loss, other)
+"""
+LISTED = """
+net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+optimizers = [sgd(net[0].parameters()), sgd(net[2].parameters())]
+for i in range(4):
+    loss = net(randn(5, 3)).square().mean()
+    loss.backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    show(loss)
+"""
+PARTS = """
+encoder, head = nn.Linear(3, 4), nn.Linear(4, 2)
+optimizer = sgd(list(encoder.parameters()) + list(head.parameters()))
+for i in range(4):
+    loss = head(encoder(randn(5, 3))).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    show(loss)
+"""
+BARE = """
+net = nn.Linear(3, 2)
+if "paddle" in sys.modules and "torch" not in globals():
+    sigma = paddle.create_parameter([1], "float32")
+else:
+    sigma = nn.Parameter(torch.ones(1))
+optimizer = sgd([*net.parameters(), sigma])
+for i in range(4):
+    loss = (net(randn(5, 3)) * sigma).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    show(loss)
+"""
+# Both branches hold a step of the one optimizer, and the scheduler steps, too.
+ACTOR = """
+actor, critic = nn.Linear(3, 2), nn.Linear(3, 1)
+a_opt, c_opt = sgd(actor.parameters()), sgd(critic.parameters())
+class Schedule:
+    def step(self): pass
+schedule = Schedule()
+for i in range(4):
+    for t in range(3):
+        actor(randn(1, 3))
+    value = critic(randn(5, 3)).square().mean()
+    loss = actor(randn(5, 3)).square().mean()
+    a_opt.zero_grad()
+    c_opt.zero_grad()
+    (loss + value).backward()
+    if len(sys.argv) > 5:
+        c_opt.step()
+    else:
+        c_opt.step()
+    a_opt.step()
+    schedule.step()
+    show(loss, value)
+"""
+TEACHER = """
+teacher, student = nn.Linear(3, 2), nn.Linear(3, 2)
+optimizer = sgd(student.parameters())
+for i in range(4):
+    loss = (teacher(randn(5, 3)).detach() - student(randn(5, 3))).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    show(loss)
+"""
+SIAMESE = """
+net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+optimizer = sgd(net.parameters())
+for i in range(4):
+    loss = (net(randn(5, 3)) - net(randn(5, 3))).square().sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    show(loss)
+"""
+REINFORCE = """
+policy = nn.Linear(3, 1)
+optimizer = sgd(policy.parameters())
+for episode in range(4):
+    logs = []
+    for t in range(6):
+        logs.append(F.sigmoid(policy(randn(1, 3))).log())
+    loss = -sum(logs).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    show(loss)
+"""
+VAE = """
+class VAE(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.mu, self.logvar, self.b = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(4, 2), nn.Linear(2, 3)
+    def encode(self, x):
+        h = F.relu(self.a(x))
+        return self.mu(h), self.logvar(h)
+    def forward(self, x):
+        mu, logvar = self.encode(x)
+        return self.b(mu + randn(*mu.shape) * (0.5 * logvar).exp()), mu, logvar
+model = VAE()
+optimizer = sgd(model.parameters())
+def train():
+    model.train()
+    for i in range(4):
+        x = randn(5, 3)
+        y, mu, logvar = model(x)
+        loss = (y - x).square().sum() - 0.5 * (1 + logvar - mu.square() - logvar.exp()).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        show(loss)
+train()
+"""
+RNN = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.out = nn.LSTM(2, 4), nn.Linear(4, 3)
+    def forward(self, x):
+        y, _ = self.rnn(x)
+        return F.log_softmax(self.out(y[-1]), -1)
+net = Net()
+optimizer = sgd(net.parameters())
+for i in range(4):
+    loss = -net(randn(5, 3, 2))[:, 0].mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    show(loss)
+"""
+# One of two branches steps; the loop is another function's, and goes over what a call gives.
+BRANCHES = (
+    NETS.replace("netG, netD =", "nets =")
+    + """
+class Model:
+    def __init__(self, half):
+        self.half = half
+        self.netG, self.netD = nets
+        self.optimizer_G, self.optimizer_D = sgd(self.netG.parameters()), sgd(self.netD.parameters())
+    def optimize_parameters(self, x):
+        self.fake = self.netG(x)
+        self.optimizer_D.zero_grad()
+        self.loss_D = self.netD(self.fake.detach()).square().mean()
+        self.loss_D.backward()
+        if self.half:
+            self.update(self.optimizer_D)
+        else:
+            self.optimizer_D.step()
+        self.optimizer_G.zero_grad()
+        self.loss_G = -self.netD(self.fake).mean()
+        self.loss_G.backward()
+        self.optimizer_G.step() if not self.half else self.update(self.optimizer_G)
+    def update(self, optimizer):
+        optimizer.step()
+def main():
+    model = Model(len(sys.argv) == 1)
+    for epoch in range(2):
+        for i, x in enumerate(randn(2, 5, 3)):
+            model.optimize_parameters(x)
+            show(model.loss_D, model.loss_G)
+main()
+"""
+)
+KINDS = {
+    "branches": (BRANCHES, ["netG", "netD"], 4),
+    "dcgan": (DCGAN, ["netG", "netD"], 4),
+    "generator first": (G_FIRST, ["netG", "netD"], 4),
+    "wgan": (WGAN, ["netG", "netD"], 4),
+    "object": (OBJECT, ["netG", "netD"], 4),
+    "rarely": (RARELY, ["netG", "netD"], 4),
+    "cycle": (CYCLE, ["netG_A2B", "netG_B2A", "netD_A"], 4),
+    "listed": (LISTED, ["0", "1", "2"], 4),
+    "parts": (PARTS, ["encoder", "head"], 4),
+    "bare": (BARE, [], 4),
+    "actor": (ACTOR, ["actor", "critic"], 4),
+    "teacher": (TEACHER, [], 4),
+    "siamese": (SIAMESE, ["0", "1", "2"], 4),
+    "reinforce": (REINFORCE, [], 4),
+    "vae": (VAE, ["a", "mu", "logvar", "b"], 4),
+    "rnn": (RNN, ["rnn", "out"], 4),
+}
+
+
+@pytest.fixture(autouse=True)
+def inside(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def tops(folder: str) -> list[str]:
+    """Return the names of the layers directly below the root."""
+    return [layer.path for layer in padiff.open_run(folder).info.layers if "." not in layer.path][1:]
+
+
+@pytest.mark.parametrize("framework", ["torch", "paddle"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loop_of_each_kind_is_recorded_from_its_first_step(framework, kind):
+    text, layers, steps = KINDS[kind]
+    Path("train.py").write_text(HEAD[framework] + text)
+    unchanged, recorded = call("train.py"), run("--dir", "auto", "train.py")
+    assert unchanged.returncode == 0, unchanged.stderr
+    assert (recorded.returncode, recorded.stdout) == (0, unchanged.stdout), recorded.stderr
+    opened = padiff.open_run("auto")
+    assert (opened.numbers(), tops("auto")) == (list(range(steps)), layers), recorded.stderr
+    assert opened.finished() and not Path("auto-2").exists()
+    if kind == "bare":
+        assert "1 parameter belong to no layer" in recorded.stderr
+    # Every parameter of a model has an update in each step.
+    for number in opened.numbers():
+        updated = [record.site for step in opened.steps(number) for record in step.records if record.stage == "update"]
+        trained = [p for layer in opened.info.layers for p in layer.parameters if p.trainable and not p.tied_to]
+        assert len({site.partition("#")[0] for site in updated if "learning_rate" not in site}) == len(trained)
+
+
+FOLDS = """
+for fold in range(3):
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    optimizer = sgd(net.parameters())
+    for i in range(2 + fold):
+        loss = net(randn(5, 3)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        show(loss)
+"""
+# Both are made before the first loop.
+LOOPS = (
+    PAIR
+    + """
+def fit(net, optimizer, width, steps):
+    for i in range(steps):
+        loss = net(randn(5, width)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        show(loss)
+fit(netG, optG, 3, 2)
+fit(netD, optD, 2, 3)
+"""
+)
+TUNED = """
+net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+for epoch in range(2):
+    optimizer = sgd(net.parameters() if epoch else net[2].parameters())
+    for i in range(2):
+        loss = net(randn(5, 3)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        show(loss)
+"""
+
+
+# The source does not tell that the two loops take turns.
+TURNS = (
+    LOOPS.partition("fit(netG")[0]
+    + """
+exec("for turn in range(2):\\n    fit(netG, optG, 3, 2)\\n    fit(netD, optD, 2, 3)")
+"""
+)
+# The teacher has an optimizer, which does not step in the student's loop; its gradients are on.
+TAUGHT = """
+teacher, student = nn.Linear(3, 2), nn.Linear(3, 2)
+first, second = sgd(teacher.parameters()), sgd(student.parameters())
+for i in range(2):
+    loss = teacher(randn(5, 3)).square().mean()
+    loss.backward()
+    first.step()
+    first.zero_grad()
+    show(loss)
+for i in range(3):
+    loss = (teacher(randn(5, 3)) - student(randn(5, 3))).square().mean()
+    loss.backward()
+    second.step()
+    second.zero_grad()
+    show(loss)
+"""
+
+
+@pytest.mark.parametrize("framework", ["torch", "paddle"])
+def test_models_that_take_turns_are_refused(framework):
+    Path("train.py").write_text(HEAD[framework] + TURNS)
+    unchanged, recorded = call("train.py"), run("--dir", "auto", "train.py")
+    assert (recorded.returncode, recorded.stdout) == (0, unchanged.stdout), recorded.stderr
+    assert "not recorded any more: the model of an earlier run trains again" in recorded.stderr
+    assert padiff.open_run("auto").finished() and not Path("auto-3").exists()
+
+
+@pytest.mark.parametrize("framework", ["torch", "paddle"])
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        (FOLDS, {"auto": 2, "auto-2": 3, "auto-3": 4}),
+        (LOOPS, {"auto": 2, "auto-2": 3}),
+        (TUNED, {"auto": 4}),
+        (TAUGHT, {"auto": 2, "auto-2": 3}),
+    ],
+    ids=["folds", "loops", "tuned", "taught"],
+)
+def test_each_training_of_a_script_has_a_run_of_its_own(framework, text, steps):
+    Path("train.py").write_text(HEAD[framework] + text)
+    unchanged, recorded = call("train.py"), run("--dir", "auto", "train.py")
+    assert (recorded.returncode, recorded.stdout) == (0, unchanged.stdout), recorded.stderr
+    assert sorted(path.name for path in Path().glob("auto*")) == sorted(steps), recorded.stderr
+    for folder, count in steps.items():
+        opened = padiff.open_run(folder)
+        assert opened.finished() and opened.numbers() == list(range(count)), (folder, recorded.stderr)
+        assert folder == "auto" or f"into {folder}\n" in recorded.stderr
+
+
+TRAINER_TWICE = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+torch.manual_seed(0)
+config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+rows = [{"input_ids": row, "labels": row} for row in torch.randint(0, 32, (12, 8))]
+args = TrainingArguments("out", use_cpu=True, per_device_train_batch_size=4, report_to=[], save_strategy="no",
+                         num_train_epochs=1, disable_tqdm=True)
+trainer = Trainer(LlamaForCausalLM(config), args, train_dataset=rows)
+trainer.train()
+trainer.train()
+second = Trainer(LlamaForCausalLM(config), args, train_dataset=rows)
+second.train()
+for parameter in second.model.parameters():
+    print(parameter.detach().numpy().tobytes().hex())
+"""
+LIGHTNING_TWICE = """
+import torch, pytorch_lightning as pl
+torch.manual_seed(0)
+class Lit(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(4, 3)
+    def training_step(self, batch, index):
+        loss = torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        print(loss.item().hex())
+        return loss
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.randn(12, 4), torch.randint(0, 3, (12,)))
+for fold in range(2):
+    trainer = pl.Trainer(max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+                         accelerator="cpu", enable_model_summary=False)
+    trainer.fit(Lit(), torch.utils.data.DataLoader(data, batch_size=4))
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [(TRAINER_TWICE, (3, 3, 3)), (LIGHTNING_TWICE, (3, 3))],
+    ids=["transformers", "lightning"],
+)
+def test_each_training_of_a_host_has_a_run_of_its_own(text, steps):
+    Path("train.py").write_text(text)
+    unchanged, recorded = call("train.py"), run("--dir", "auto", "train.py")
+    assert recorded.returncode == unchanged.returncode == 0, recorded.stderr
+
+    def numbers(done):
+        return [line for line in done.stdout.splitlines() if line.startswith(("0x", "-0x")) or line.isalnum()]
+
+    assert numbers(unchanged) == numbers(recorded) and numbers(recorded)
+    for place, count in enumerate(steps, 1):
+        opened = padiff.open_run("auto" if place == 1 else f"auto-{place}")
+        assert (len(opened.numbers()), opened.finished()) == (count, True), recorded.stderr
+    assert not Path(f"auto-{len(steps) + 1}").exists()
+
+
+COMPILED = """
+import torch
+torch.manual_seed(0)
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l, self.m = torch.nn.Linear(4, 4), torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    def forward(self, x):
+        return self.m(self.l(x))
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+model = net
+{compile}
+@torch.no_grad()
+def evaluate():
+    model.eval()
+    print(model(torch.ones(8, 4)).sum().item().hex())
+    model.train()
+{train}
+for step in range(2):
+    evaluate()
+    print(train(torch.randn(8, 4)).item().hex())
+import torch._dynamo.utils
+print(dict(torch._dynamo.utils.counters["graph_break"]), torch._dynamo.utils.counters["stats"])
+"""
+TRAIN = """
+def train(x):
+    loss = model(x).square().sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+"""
+WAYS = {
+    "wrapped": ("model = torch.compile(net, backend='eager', fullgraph=True)", TRAIN, 2),
+    "aot": ("model = torch.compile(net, backend='aot_eager')", TRAIN, 2),
+    "in place": ("net.compile(backend='eager', fullgraph=True)", TRAIN, 2),
+    "inside": ("net.m = torch.compile(net.m, backend='eager')", TRAIN, 2),
+    "loss": ("model = torch.compile(lambda x: net(x), backend='eager'); model.eval, model.train = net.eval, net.train",
+             TRAIN, 2),
+    "step": ("", "@torch.compile(backend='eager')" + TRAIN, 0),
+    "scripted": ("net = model = torch.jit.script(net)", TRAIN, 2),
+    "parallel": ("model = torch.nn.DataParallel(net)", TRAIN, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_compiler_sees_nothing_of_the_watch(way):
+    text, train, steps = WAYS[way]
+    Path("train.py").write_text(COMPILED.replace("{compile}", text).replace("{train}", train))
+    unchanged, recorded = call("train.py"), run("--dir", "auto", "train.py")
+    assert unchanged.returncode == 0, unchanged.stderr
+    assert (recorded.returncode, recorded.stdout) == (0, unchanged.stdout), recorded.stderr
+    if steps:
+        assert padiff.open_run("auto").numbers() == list(range(steps)), recorded.stderr
+    else:
+        assert "steps inside of a compiled function are not seen: set TORCH_COMPILE_DISABLE=1" in recorded.stderr
+
+
+HOSTED = {
+    "accelerate": """
+from accelerate import Accelerator
+accelerator = Accelerator(cpu=True)
+net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+backward = accelerator.backward
+""",
+    "lightning.fabric": """
+from lightning.fabric import Fabric
+fabric = Fabric(accelerator="cpu", devices=1)
+net, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.1))
+backward = fabric.backward
+""",
+}
+
+
+@pytest.mark.parametrize("host", HOSTED)
+def test_a_loop_on_prepared_models_is_recorded(host):
+    pytest.importorskip(host)
+    loop = PARTS.partition("for i")[2].replace("head(encoder(randn(5, 3)))", "net(randn(5, 3))")
+    text = HEAD["torch"] + "net = nn.Linear(3, 2)\n" + HOSTED[host] + "for i" + loop
+    Path("train.py").write_text(text.replace("loss.backward()", "backward(loss)"))
+    unchanged, recorded = call("train.py"), run("--dir", "auto", "train.py")
+    assert unchanged.returncode == 0, unchanged.stderr
+    assert (recorded.returncode, recorded.stdout) == (0, unchanged.stdout), recorded.stderr
+    opened = padiff.open_run("auto")
+    assert opened.numbers() == [0, 1, 2, 3] and "Linear, which SGD trains" in recorded.stderr
+    assert {"forward", "grad", "update"} <= {record.stage for record in next(iter(opened.steps(0))).records}
+
+
+BY_HAND_TORCH = """
+with torch.no_grad():
+    for p in net.parameters():
+        p -= 0.1 * p.grad
+net.zero_grad()
+"""
+BY_HAND_PADDLE = """
+with paddle.no_grad():
+    for p in net.parameters():
+        p.set_value(p - 0.1 * p.grad)
+net.clear_gradients()
+"""
+
+
+@pytest.mark.parametrize(("framework", "update"), [("torch", BY_HAND_TORCH), ("paddle", BY_HAND_PADDLE)])
+def test_a_loop_without_an_optimizer_is_named(framework, update):
+    loop = (
+        "net = nn.Linear(3, 2)\nfor i in range(3):\n    loss = net(randn(5, 3)).square().mean()\n    loss.backward()\n"
+    )
+    Path("train.py").write_text(HEAD[framework] + loop + update.replace("\n", "\n    ") + "\n    show(loss)\n")
+    unchanged, recorded = call("train.py"), run("train.py")
+    assert (recorded.returncode, recorded.stdout) == (0, unchanged.stdout), recorded.stderr
+    assert "A loop without an optimizer is recorded from inside: with padiff.record(model, DIR)" in recorded.stderr
+
+
+@pytest.mark.parametrize(
+    "ending", ["raise KeyError(1)", "sys.exit('no data')", "sys.exit(3)", "raise KeyboardInterrupt"]
+)
+def test_nothing_is_said_after_a_failure_before_the_training(ending):
+    Path("train.py").write_text(f"import sys\ndef main():\n    {ending}\nmain()\n")
+    unchanged, recorded = call("train.py"), run("train.py")
+    assert recorded.returncode == unchanged.returncode != 0
+    assert "padiff" not in recorded.stderr.replace("padiff-tests", ""), recorded.stderr
+
+
+# What the watch does at each of these fails once; the script must not see it.
+PLANTED = """
+import padiff_cli.{module} as planted
+def fail(*args, **kwargs):
+    raise ZeroDivisionError("planted")
+planted.{name} = fail
+"""
+
+
+@pytest.mark.parametrize("framework", ["torch", "paddle"])
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("finding", "_owned"), ("run.loop", "_owned"), ("run.loop", "stepping_around"),
+        ("run.loop", "TrainingRecorder"),
+        ("finding", "Iterations"), ("finding", "variables"), ("run.iterations", "_path"), ("finding", "group"),
+        ("run.loop", "LoopFinder._end_step"), ("run.loop", "LoopFinder._add"), ("run.loop", "LoopFinder._close"),
+    ],
+)  # fmt: skip
+def test_an_error_of_the_watch_never_reaches_the_script(framework, module, name):
+    Path("train.py").write_text(HEAD[framework] + PLANTED.format(module=module, name=name) + DCGAN)
+    unchanged, recorded = call("train.py"), run("--dir", "auto", "train.py")
+    assert (recorded.returncode, recorded.stdout) == (0, unchanged.stdout), recorded.stderr
+    assert recorded.stderr.count("padiff failed: ZeroDivisionError: planted") == 1, recorded.stderr
+    assert "Traceback" not in recorded.stderr
