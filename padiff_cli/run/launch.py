@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from padiff.dump.local import is_remote
+from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.errors import UsageError
 from padiff.system.switches import say
 from padiff_cli.run.startup import VARIABLE
@@ -154,10 +155,11 @@ def of_workers(dir_path: str) -> Iterator[str]:
         number += 1
 
 
-def worker_folders(dir_path: str | Path) -> list[Path]:
+def worker_folders(dir_path: AnyPath) -> list[Path]:
     """Return the folders of processes without a rank that are there."""
-    place = Path(dir_path)
-    return [] if is_remote(dir_path) else sorted(place.parent.glob(f"{glob.escape(place.name)}-worker-*"))
+    if isinstance(dir_path, RemotePath):
+        return []
+    return sorted(dir_path.parent.glob(f"{glob.escape(dir_path.name)}-worker-*"))
 
 
 def _absolute(path: Any) -> str:
