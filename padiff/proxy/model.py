@@ -11,7 +11,7 @@ from typing import Any
 from padiff.dump.format import ALONE, FOLDERS, PARAMS_FILE, REPORT_FILE
 from padiff.dump.local import local_folder
 from padiff.dump.step_files import write_dump
-from padiff.errors import UsageError
+from padiff.errors import PadiffError, UsageError
 from padiff.frameworks import framework_of
 from padiff.model.selection import MODES, find_paths, select
 from padiff.model.tree import describe, owning, walk
@@ -19,6 +19,8 @@ from padiff.proxy.dump_root import claim_name, get_dump_root_path
 from padiff.recorder.capture import Capture
 from padiff.recorder.layers import FixedLayers
 from padiff.records import ROOT, RunInfo, Step
+from padiff.system.guard import Failure, Guard, weakly
+from padiff.system.switches import say
 from padiff.weights.special_init import ruled_kinds, wholes
 
 _REPORT = {stage: place for stage, place in FOLDERS.items() if place[0] == REPORT_FILE}
@@ -60,27 +62,44 @@ class ProxyModel:
         self._black: list[tuple[Any, str]] = []
         self._layer_map: list[Any] = []
         self._capture: Capture | None = None
+        self.guard = Guard(weakly(self._failed))
 
     # -- running -------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model's forward and record it; the hooks are off again afterwards."""
-        capture = self._report
-        capture.attach()
+        capture = self.guard.run(self._attach)
         try:
             return self.model(*args, **kwargs)
         finally:
-            capture.detach()
+            if capture is not None:
+                self.guard.attempt(capture.detach)
+
+    def _attach(self) -> Capture:
+        capture = self._report
+        capture.attach()
+        return capture
 
     def backward(self, loss: Any) -> None:
         """Run backward from a loss, and record the loss."""
-        self._report.log_loss(loss)
+        self.guard.run(self._log_loss, loss)
         loss.backward()
+
+    def _log_loss(self, loss: Any) -> None:
+        self._report.log_loss(loss)
+
+    def _failed(self, failure: Failure) -> None:
+        say(
+            f"Step {self.step} of {self.name} is not recorded: an error of padiff's own, {failure.text}. The training "
+            "goes on",
+            alarming=True,
+        )
 
     @property
     def _report(self) -> Capture:
         if self._capture is None:
-            self._capture = Capture(self.step, FixedLayers(self._framework, self._nodes, self.padiff_chosen))
+            layers = FixedLayers(self._framework, self._nodes, self.padiff_chosen)
+            self._capture = Capture(self.step, layers, guard=self.guard)
         return self._capture
 
     def clear_report(self) -> None:
@@ -110,14 +129,27 @@ class ProxyModel:
             raise UsageError(f"per_step has to be a whole number of at least 1, got {every!r}")
         # per_step: "once try_dump was called per_step times"; dump_freq: steps 0, N, 2 N, ...
         due = (self.step + 1) % every == 0 if per_step is not None else self.step % every == 0
-        if due:
-            rank = self._framework.environment.distributed()[0]
-            path = dir_path or Path(self.dump_path) / f"step_{self.step}" / f"rank_{rank}"
-            self.dump_report(path)
-            self.dump_params(path)
-        self.clear_report()
+        if due and not self.guard.tripped:
+            try:
+                self._dump(dir_path)
+            except (PadiffError, OSError):  # a full disk, say: this call is there to dump
+                raise
+            except Exception as error:
+                self.guard.catch(error)
+        due = due and not self.guard.tripped
+        if self.guard.tripped:
+            self._capture = None
+            self.guard.reset()
+        self.guard.attempt(self.clear_report)
+        self.guard.reset()
         self.step += 1
         return due
+
+    def _dump(self, dir_path: str | Path | None) -> None:
+        rank = self._framework.environment.distributed()[0]
+        path = dir_path or Path(self.dump_path) / f"step_{self.step}" / f"rank_{rank}"
+        self.dump_report(path)
+        self.dump_params(path)
 
     def dump_report(self, dir_path: str | Path) -> None:
         """Write what was recorded since the last `clear_report`: inputs, outputs, losses, activation gradients."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +37,7 @@ from padiff.recorder.warn import RecorderWarnings
 from padiff.records import RunInfo, Step
 from padiff.records.pack import Pack
 from padiff.system.distribution import warn_of_older
-from padiff.system.guard import Failure, Guard, guarded
+from padiff.system.guard import Failure, Guard, guarded, weakly
 from padiff.system.memory import keep_freed
 from padiff.system.switches import say
 
@@ -71,7 +70,7 @@ class Recorder(UnderWay):
         self, model: Any, scope: Scope, target: Target, identity: Identity, replay_of: str | None = None
     ) -> None:
         super().__init__()
-        self.guard, self._failures = Guard(_weakly(self._failed), target.on_error == "raise"), Failures()
+        self.guard, self._failures = Guard(weakly(self._failed), target.on_error == "raise"), Failures()
         self._ending = False
         warn_of_older()
         model, white_list, black_list, layer_map = unwrapped(model, scope.white_list, scope.black_list, scope.layer_map)
@@ -491,18 +490,6 @@ class Recorder(UnderWay):
         finally:
             if not self._output.active:
                 self.discard()
-
-
-def _weakly(method: Callable[[Failure], None]) -> Callable[[Failure], None]:
-    """Call a method as long as its object lives: hooks on a model must not keep a recorder."""
-    alive = weakref.WeakMethod(method)
-
-    def call(failure: Failure) -> None:
-        living = alive()
-        if living is not None:
-            living(failure)
-
-    return call
 
 
 class InertRecorder(Recorder):

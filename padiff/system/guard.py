@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import signal
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType, TracebackType
@@ -84,6 +85,18 @@ class Guard:
     def reset(self) -> None:
         """Let hooks work again."""
         self.tripped = False
+
+
+def weakly(method: Callable[[Failure], None]) -> Callable[[Failure], None]:
+    """Return a function that calls a method as long as its object lives: hooks on a model must not keep a recorder."""
+    alive = weakref.WeakMethod(method)
+
+    def call(failure: Failure) -> None:
+        living = alive()
+        if living is not None:
+            living(failure)
+
+    return call
 
 
 #: For callers who want each error: tools that a person calls, as opposed to a training.

@@ -92,6 +92,20 @@ class Training:
         )
         return self._train(recorder, one)
 
+    def proxied(self):
+        """Return the same with a proxy, as people write it who come from `create_model`."""
+        one, losses = self.loop(), []
+        self.count += 1
+        one.net = padiff.create_model(one.net)
+        return lambda: self._train_proxy(one, losses)
+
+    def _train_proxy(self, one, losses):
+        for number in range(len(X)):
+            losses.append(float(one.step(number)))
+            one.net.try_dump(per_step=2, dir_path=self.folder / f"{self.count}_{number}")
+        one.net = one.net.model
+        return losses, self._weight(one), one.left()
+
     def _train(self, recorder, one=None):
         one, losses = one or self.loop(), []
         with recorder as rec:
@@ -101,7 +115,10 @@ class Training:
                 if rec is not None:
                     rec.log_loss(loss)
                     rec.try_dump()
-        return losses, one.net[0].weight.numpy(**({"force": True} if self.loop is TorchLoop else {})), one.left()
+        return losses, self._weight(one), one.left()
+
+    def _weight(self, one):
+        return one.net[0].weight.numpy(**({"force": True} if self.loop is TorchLoop else {}))
 
 
 @pytest.mark.slow
@@ -125,6 +142,25 @@ def test_an_error_in_any_function_leaves_a_recorded_loop_as_it_is(framework, num
         same = after[0] == losses and np.array_equal(after[1], weight)
         if not same or after[2]:
             wrong.append(f"{name_of(code)}: {'left hooks on' if same else 'changed the training'}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", LOOPS)
+def test_an_error_in_any_function_leaves_a_loop_with_a_proxy_as_it_is(framework, tmp_path):
+    training = Training(LOOPS[framework], tmp_path)
+    losses, weight, _ = training.plain()
+    planting = Planting("padiff")
+    training.proxied()()
+    recorded = {name_of(code) for code in planting.functions(training.recorded)}
+    others = [code for code in planting.functions(training.proxied()) if name_of(code) not in recorded]
+    assert len(others) > 10
+    wrong = []
+    for code in others:
+        with contextlib.redirect_stderr(io.StringIO()):
+            after = planting.fail(code, training.proxied())
+        if after[0] != losses or not np.array_equal(after[1], weight) or after[2]:
+            wrong.append(name_of(code))
     assert not wrong, "\n".join(wrong)
 
 
