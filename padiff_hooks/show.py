@@ -173,7 +173,7 @@ def print_run(run: Run, path: AnyPath, console: Console) -> None:
     if info.environment:
         text = ", ".join(f"{name} {environment_text(value)}" for name, value in sorted(info.environment.items()))
         console.print(f"environment: {text}", markup=False, emoji=False)
-    for line in declared_lines(info.settings):
+    for line in (*map(printable, info.errors), *declared_lines(info.settings)):
         console.print(line, markup=False, emoji=False)
     if numbers:
         console.print(steps_text(numbers))

@@ -242,6 +242,12 @@ class RunInfo:
     # Two recordings that were made alike are alike.
     identity: str = field(default="", compare=False)
 
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """Sentences on errors of padiff's own, and what each cost the recording."""
+        lines = self.recording.get("errors")
+        return tuple(map(str, lines)) if isinstance(lines, (list, tuple)) else ()
+
 
 class Run(Protocol):
     """What one training run left behind, in memory or in a folder."""

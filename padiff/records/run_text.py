@@ -35,7 +35,7 @@ def run_text(run: Run) -> str:
     lines += ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[3]]).rstrip() for row in rows]
     more = len(run.info.layers) - _LAYERS
     lines += [f"... and {more} more layers"] if more > 0 else []
-    return "\n".join([*lines, *declared_lines(run.info.settings)])
+    return "\n".join([*lines, *run.info.errors, *declared_lines(run.info.settings)])
 
 
 def model_text(info: RunInfo) -> str:

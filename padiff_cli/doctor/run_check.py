@@ -101,7 +101,7 @@ def check_run(run: Run, path: AnyPath) -> Health:
         remarks.append("the run has not ended: it is still growing, or its process died")
     if not run.info.environment:
         remarks.append("nothing is known of the environment: an older padiff recorded this run")
-    remarks += _lost(path)
+    remarks += [*_lost(path), *run.info.errors]
     size = size_of(path)
     return Health(
         tuple(damaged),

@@ -8,8 +8,10 @@ import sys
 
 import numpy as np
 import pytest
+from kit.forking import python_with_frameworks
 
 import padiff
+from hard.children import run_child
 from hard.own_errors import Planting, name_of, share
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -179,7 +181,11 @@ def test_a_step_with_an_error_is_left_out_and_the_others_are_recorded(framework,
         "padiff: Step 0 is not recorded: an error of padiff's own, PlantedError: padiff/recorder/calls"
     )
     assert said[0].endswith("The training goes on")
-    assert run.info.recording["errors"] == [said[0].removeprefix("padiff: ").removesuffix(". The training goes on")]
+    line = said[0].removeprefix("padiff: ").removesuffix(". The training goes on")
+    assert run.info.recording["errors"] == [line]
+    assert line in str(run)
+    show = run_child([*python_with_frameworks(), "-m", "padiff", "show", str(tmp_path / "3")])
+    assert line in " ".join(show.stdout.split())
 
 
 @pytest.mark.parametrize("framework", LOOPS)
