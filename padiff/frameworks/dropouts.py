@@ -135,7 +135,8 @@ class _Calls(ABC):
 
     def remove(self) -> None:
         while self._listening:
-            self._listening.pop().remove()
+            self._listening[-1].remove()
+            self._listening.pop()
 
     def _listens(self) -> bool:
         return not self._inside and threading.get_ident() == self._thread

@@ -97,7 +97,7 @@ class Hearing(Handle, Protocol):
 
 
 class Hook:
-    """A function on a layer's calls. A layer that shares its hooks with the hooked one (a shallow copy) is not seen.
+    """A function on a layer's calls. A layer that shares its hooks with the hooked one (a shallow copy) is not meant.
 
     Copies and pickles of a layer have no hook (`HookEntry`). Where somebody carries one over to another layer by hand,
     a copy of it is a function of the standard library that does nothing.
@@ -107,11 +107,6 @@ class Hook:
 
     def __init__(self, key: Any, call: Callable[..., Any], layer: Any, guard: Guard = RAISING) -> None:
         self._key, self._call, self._layer, self._guard = key, call, id(layer), guard
-
-    def __call__(self, layer: Any, *args: Any) -> Any:
-        if id(layer) == self._layer or "_is_replica" in vars(layer):  # of DataParallel, which makes one for each device
-            return self._call(self._key, layer, *args)
-        return None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")  # takes any arguments, gives None
@@ -146,10 +141,12 @@ class HookEntry:
         while self._key in hooks:  # another recorder's
             self._key -= 1
         for each in self._dictionaries:
-            each[self._key] = hook if each is hooks else True
             _hide(each)
         if not listed:
             vars(hooks)["values"] = partial(_values, weakref.ref(hooks))
+        for each in flags:
+            each[self._key] = True
+        hooks[self._key] = hook  # the last: flags say how it is called
 
     def remove(self) -> None:
         for each in self._dictionaries:

@@ -144,11 +144,12 @@ class Listening:
         return self._calls.original if self._calls is not None else None
 
     def remove(self) -> None:
-        calls, self._calls = self._calls, None
+        calls = self._calls
         if calls is not None:
             calls.listeners = tuple(each for each in calls.listeners if each is not self._entry)
             if not calls.listeners:
                 calls.restore()
+        self._calls = None  # if this fails, it can be done again
 
 
 def _calls_of(function: Any) -> _Calls | None:

@@ -202,7 +202,8 @@ class LossCalls:
         self.observer = None
         self._backwards.clear()
         while self._listening:
-            self._listening.pop().remove()
+            self._listening[-1].remove()
+            self._listening.pop()
 
     # -- as a listener -------------------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ class Activations:
     ) -> None:
         self.guard = guard
         self._records = records
-        self._on_gradient = framework.hooks.on_gradient
+        self._on_gradient, self._aside = framework.hooks.on_gradient, framework.hooks.aside
         self._levels, self.interrupts, self.tensors = levels, interrupts, tensors
         self.draft: Draft | None = None
         self._times: dict[OutputSite, int] = {}
@@ -116,7 +116,8 @@ class Activations:
         if self.guard.tripped:
             return
         try:
-            self.see_gradient(seen, gradient)
+            with self._aside():
+                self.see_gradient(seen, gradient)
         except KeyboardInterrupt:
             self.interrupts.keep()
         except Exception as error:
@@ -148,7 +149,8 @@ class Activations:
     def detach(self) -> None:
         """Take the hooks off that would outlive the graph."""
         while self._leaf_handles:
-            self._leaf_handles.pop().remove()
+            self._leaf_handles[-1].remove()
+            self._leaf_handles.pop()
 
     def close(self) -> None:
         """The step is over: from now on nothing is recorded."""

@@ -49,8 +49,15 @@ class _Callback:
     def __call__(self, gradient: Any) -> None:
         course = self.course
         following = None if course is None else course.following
-        if following is not None:
-            following.gradient(self.place, gradient)
+        if following is None or following.guard.tripped:
+            return
+        try:
+            with following.aside():
+                following.gradient(self.place, gradient)
+        except KeyboardInterrupt:
+            following.interrupts.keep()
+        except Exception as error:
+            following.guard.catch(error)
 
 
 class Following:
@@ -63,6 +70,8 @@ class Following:
     Attributes:
         left: whether something else has come.
         running: the calls that are under way, the outermost first.
+        guard, interrupts: stop errors, and keep Ctrl-C, where a gradient comes.
+        aside: the context in which a gradient is looked at (`Hooking.aside`).
     """
 
     def __init__(
@@ -77,7 +86,8 @@ class Following:
         tensors = framework.tensors
         self._type, self._is_tensor = tensors.TYPE, tensors.is_tensor
         self._version, self._address = tensors.WRITTEN, tensors.address
-        self._hook = framework.hooks.gradient_hook
+        self._hook, self.aside = framework.hooks.gradient_hook, framework.hooks.aside
+        self.guard, self.interrupts = activations.guard, activations.interrupts
         self._transforming, self._recomputing = framework.hooks.transforming, framework.hooks.recomputing
         self._plan, self._events = plan, plan.events
         self._hooks = plan.hooks
@@ -172,24 +182,16 @@ class Following:
 
     def gradient(self, place: int, gradient: Any) -> None:
         """The gradient of a tensor has come."""
-        guard = self._activations.guard
-        if guard.tripped:
+        if self._ended or gradient is None:
             return
-        try:
-            if self._ended or gradient is None:
+        if not self.left:
+            event = self._events[self._at]
+            if event.place == place and event.copy is not None and self._copied(event.copy, gradient):
+                self._at += 1
                 return
-            if not self.left:
-                event = self._events[self._at]
-                if event.place == place and event.copy is not None and self._copied(event.copy, gradient):
-                    self._at += 1
-                    return
-                self.leave()
-            if place in self._followed:
-                self._activations.see_gradient(self._seen[place][0], gradient)
-        except KeyboardInterrupt:
-            self._activations.interrupts.keep()
-        except Exception as error:
-            guard.catch(error)
+            self.leave()
+        if place in self._followed:
+            self._activations.see_gradient(self._seen[place][0], gradient)
 
     def _all_met(self, event: Event, named: Sequence[tuple[str, Any]]) -> bool:
         """Look at tensors that go in or come out; whether they are those that were expected."""

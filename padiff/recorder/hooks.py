@@ -138,8 +138,9 @@ class Hooks:
         for handles in self._layers.values():
             _take_off(handles)
         self._layers.clear()
-        while self._gradients:
-            self._gradients.popitem()[1][1].remove()
+        for _, handle in self._gradients.values():
+            handle.remove()
+        self._gradients.clear()
         _take_off(self._others)
         _take_off(self._losses)
 
@@ -168,8 +169,12 @@ class Hooks:
             self.observer.after_function(name, output)
 
     def _add(self, key: int, gradient: Any) -> None:
+        self.guard.run(self._add_aside, key, gradient)
+
+    def _add_aside(self, key: int, gradient: Any) -> None:
         if self.observer is not None:
-            self.guard.run(self.observer.add_gradient, key, gradient)
+            with self._framework.hooks.aside():
+                self.observer.add_gradient(key, gradient)
 
     def _consume(self, optimizer: Any, parameters: Sequence[Any], gradients: Sequence[Any]) -> None:
         if self.observer is not None:

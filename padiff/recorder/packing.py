@@ -84,9 +84,9 @@ class Packing:
 
     def detach(self) -> None:
         """Hear nothing any more."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            handle.remove()
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle = None
 
     # -- what the capture tells ----------------------------------------------------------------------------
 

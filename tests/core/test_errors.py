@@ -9,7 +9,7 @@ from padiff import errors
 
 def test_every_error_is_a_padiff_error():
     own = [e for _, e in inspect.getmembers(errors, inspect.isclass) if e.__module__ == errors.__name__]
-    assert len(own) == 10 and all(issubclass(e, errors.PadiffError) for e in own)
+    assert len(own) == 11 and all(issubclass(e, errors.PadiffError) for e in own)
 
 
 @pytest.mark.parametrize(

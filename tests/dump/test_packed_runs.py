@@ -192,7 +192,7 @@ def test_structures_of_many_processes_are_files_and_each_is_read_once(tmp_path, 
     writer.close()
     assert len(list((tmp_path / "run" / STRUCTURES).iterdir())) == count
     read, whole = [], structures._read
-    monkeypatch.setattr(structures, "_read", lambda path: read.append(path) or whole(path))
+    monkeypatch.setattr(structures, "_read", lambda path, run: read.append(path) or whole(path, run))
     run = open_run(tmp_path / "run")
     for number in (0, 1):
         assert [step.rank for step in run.steps(number)] == list(range(count))

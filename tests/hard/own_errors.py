@@ -13,7 +13,15 @@ import padiff
 
 _ROOT = Path(padiff.__file__).parent.parent
 # The boundary itself, and the look-up of padiff's public names.
-_BOUNDARY = ("padiff/system/guard.py:", "padiff/system/lazily.py:", "padiff/recorder/session.py:Recorder.__exit__")
+_BOUNDARY = (
+    "padiff/system/guard.py:",
+    "padiff/system/lazily.py:",
+    "padiff/recorder/session.py:Recorder.__exit__",
+    "padiff/frameworks/paddle/optimizers.py:_then",
+    "padiff/frameworks/paddle/optimizers.py:_measured",
+    "padiff/frameworks/paddle/optimizers.py:hook.<locals>.passed_on",
+    "padiff/frameworks/torch/calls.py:_called",
+)
 
 
 class PlantedError(Exception):

@@ -66,7 +66,8 @@ class Seeing:
 
     def remove(self) -> None:
         while self._listening:
-            self._listening.pop().remove()
+            self._listening[-1].remove()
+            self._listening.pop()
 
     def enter(self, call: Heard) -> bool:
         if self._inside or threading.get_ident() != self._thread or is_internal(call.caller):

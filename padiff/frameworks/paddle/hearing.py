@@ -47,7 +47,8 @@ class Hearing:
     def remove(self) -> None:
         self.on = False
         while self._listening:
-            self._listening.pop().remove()
+            self._listening[-1].remove()
+            self._listening.pop()
 
 
 class _Function:

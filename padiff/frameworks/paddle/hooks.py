@@ -38,7 +38,8 @@ class _Before(Hook):
         if not paddle.in_dynamic_mode() or self._guard.tripped:
             return
         try:
-            super().__call__(layer, args, kwargs)
+            if id(layer) == self._layer:
+                self._call(self._key, layer, args, kwargs)
         except Exception as error:
             self._guard.catch(error)
 
@@ -59,16 +60,18 @@ class _After(Hook):
         # always_call also calls after an exception in forward, with no output.
         failed = output is None and sys.exc_info()[0] is not None
         try:
-            super().__call__(layer, output, failed)
+            if id(layer) == self._layer:
+                self._call(self._key, layer, output, failed)
         except Exception as error:
             self._guard.catch(error)
 
 
 def on_calls(layer: Any, key: Any, before: BeforeCall, after: AfterCall, guard: Guard = RAISING) -> list[Handle]:
     befores, afters = [layer._forward_pre_hooks_with_kwargs_flag], [layer._forward_post_hooks_always_called]
+    first, last = _Before(key, before, layer, guard), _After(key, after, layer, guard)
     return [
-        HookEntry(layer._forward_pre_hooks, _Before(key, before, layer, guard), befores, listed=False),
-        HookEntry(layer._forward_post_hooks, _After(key, after, layer, guard), afters, listed=False),
+        HookEntry(layer._forward_pre_hooks, first, befores, listed=False),
+        HookEntry(layer._forward_post_hooks, last, afters, listed=False),
     ]
 
 

@@ -46,21 +46,29 @@ def on_calls(module: Any, key: Any, before: BeforeCall, after: AfterCall, guard:
     ]
 
 
-class _Before(Hook):
+class _Hook(Hook):
+    __slots__ = ()
+
+    def _is_meant(self, module: Any) -> bool:
+        # DataParallel makes a replica for each device.
+        return id(module) == self._layer or "_is_replica" in vars(module)
+
+
+class _Before(_Hook):
     __slots__ = ()
 
     def __call__(self, module: Any, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling() or self._guard.tripped:
             return
         try:
-            if not building():
+            if self._is_meant(module) and not building():
                 with aside():
-                    super().__call__(module, args, kwargs)
+                    self._call(self._key, module, args, kwargs)
         except Exception as error:
             self._guard.catch(error)
 
 
-class _After(Hook):
+class _After(_Hook):
     __slots__ = ()
 
     def __call__(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
@@ -69,9 +77,9 @@ class _After(Hook):
         # Always called, after an exception in forward too, with no output then.
         failed = output is None and sys.exc_info()[0] is not None
         try:
-            if not building():
+            if self._is_meant(module) and not building():
                 with aside():
-                    super().__call__(module, output, failed)
+                    self._call(self._key, module, output, failed)
         except Exception as error:
             self._guard.catch(error)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from padiff.frameworks.torch.hearing import Hearing
 from padiff.frameworks.torch.losses import on_losses as on_losses
 from padiff.frameworks.torch.memory import transforming as transforming
 from padiff.frameworks.torch.modes import aside as aside
-from padiff.frameworks.torch.modes import call_aside
 from padiff.frameworks.torch.watching import OWN_CLASSES
 from padiff.system.guard import RAISING, Guard
 
@@ -45,8 +43,8 @@ def on_gradient(tensor: Any, gradient: OnGradient) -> Handle | None:
     if isinstance(there, _Hooks):  # another recorder's
         return _OfGraph(there, there.add(gradient))
     if there is not None:
-        return HookEntry(there, partial(call_aside, gradient))
-    handle: Handle = tensor.register_hook(partial(call_aside, gradient))
+        return HookEntry(there, gradient)
+    handle: Handle = tensor.register_hook(gradient)
     return handle
 
 
@@ -69,7 +67,7 @@ class _Hooks(dict[int, OnGradient]):
     def __init__(self, gradient: OnGradient) -> None:
         super().__init__()
         self.callback: Any = gradient
-        self[_KEY] = partial(call_aside, gradient)
+        self[_KEY] = gradient
 
     def __iter__(self) -> Iterator[int]:
         return iter([key for key in dict.keys(self) if key >= 0])
@@ -80,7 +78,7 @@ class _Hooks(dict[int, OnGradient]):
     def add(self, gradient: OnGradient) -> int:
         """Add a hook, and return its key."""
         key = min([0, *dict.keys(self)]) - 1
-        self[key] = partial(call_aside, gradient)
+        self[key] = gradient
         return key
 
     def discard(self, key: int) -> None:
