@@ -167,7 +167,8 @@ def form_of(stored: np.dtype[Any], dtype: str, shape: tuple[int, ...]) -> Form:
 def cut_of(array: np.ndarray, transposed: bool = False) -> Cut:
     """Return the position of an array's sample; `transposed` samples the transposed matrix.
 
-    The cut is valid as long as the array's memory, and sees later writes; the cut of a complex array is a copy.
+    The cut is valid as long as the array's memory, and sees later writes. The cut of a complex array may refer to a
+    copy, so that it may miss later writes.
     """
     dtype, shape = array.dtype.name, array.shape
     if transposed:
