@@ -132,10 +132,10 @@ class Alignment:
         uncertain.
         """
         unanswered = (ambiguity for ambiguity in self.ambiguities if not ambiguity.answer)
-        open_ = (*self.reference_parameters, *self.candidate_parameters, *unanswered, *self.ambiguous)
+        undecided = (*self.reference_parameters, *self.candidate_parameters, *unanswered, *self.ambiguous)
         confidences = [pair.confidence for pair in self.pairs if pair.reference.parameters]
         confidences += [split.confidence for split in self.splits]
-        return not open_ and min(confidences, default=1.0) >= _SURE
+        return not undecided and min(confidences, default=1.0) >= _SURE
 
     @property
     def ambiguous(self) -> tuple[LayerPair, ...]:

@@ -89,21 +89,19 @@ def is_mapped(
     return bool(entries(Both(reference, candidate), GivenMap.of(layer_map)))
 
 
-def _trees(infos: Both[RunInfo], mapped_entries: Sequence[Entry], seen: Both[Seen]) -> Both[Tree]:
-    skipped = unzipped(mapped_entries).map(lambda side: set(chain(*side)))
-    mapped = unzipped(entry for entry in mapped_entries if entry.one_to_one).map(
-        lambda side: [path for (path,) in side]
-    )
+def _trees(infos: Both[RunInfo], map_entries: Sequence[Entry], observed: Both[Seen]) -> Both[Tree]:
+    skipped = unzipped(map_entries).map(lambda side: set(chain(*side)))
+    mapped = unzipped(entry for entry in map_entries if entry.one_to_one).map(lambda side: [path for (path,) in side])
     areas = Both(*(regions(info.layers, paths) for info, paths in zip(infos, mapped)))
-    return Both(*map(Tree, infos.map(lambda info: info.layers), skipped, seen, areas))
+    return Both(*map(Tree, infos.map(lambda info: info.layers), skipped, observed, areas))
 
 
 def _layer_pairs(
-    trees: Both[Tree], mapped_entries: Sequence[Entry], matches: Sequence[Match], owners: Mapping[Both[str], Match]
+    trees: Both[Tree], map_entries: Sequence[Entry], matches: Sequence[Match], owners: Mapping[Both[str], Match]
 ) -> tuple[LayerPair, ...]:
     """Return the pairs of one layer with one layer, in the reference's order of definition."""
     partners = {layer.path: layer for layer in trees.candidate.layers}
-    matched: Matched = {e.reference[0]: (partners[e.candidate[0]], "given") for e in mapped_entries if e.one_to_one}
+    matched: Matched = {e.reference[0]: (partners[e.candidate[0]], "given") for e in map_entries if e.one_to_one}
     for pair, match in owners.items():
         if pair.reference not in matched and not any(path in tree.skipped for path, tree in zip(pair, trees)):
             matched[pair.reference] = (partners[pair.candidate], match.reason)

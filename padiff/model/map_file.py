@@ -57,7 +57,7 @@ class _Builder:
         self.top_lines: list[int] = []
         self.pair_lines: list[int] | None = None
         self._documents = 0
-        # Open collections, outermost first: items of a list (False), or alternating keys and values of a mapping (True).
+        # Open collections, outermost first: a list's items, or a mapping's keys and values in turn; True for a mapping.
         self._open: list[tuple[list[Any], bool]] = []
         self._scalars: Any = yaml.SafeLoader("")
 

@@ -65,20 +65,20 @@ def describe(nodes: Collection[Node], framework: Framework, recorded: Collection
     layers = []
     for node in nodes:
         parameters = []
-        spread = {parameter_.slot: parameter_ for parameter_ in framework.spread.held(node.layer)}
+        spread = {shard.slot: shard for shard in framework.spread.held(node.layer)}
         present = list(framework.layers.parameters(node.layer))
         # The order of definition; parameters that the layer does not hold now come first, before its buffers.
         order = {slot: place for place, (slot, _, _) in enumerate(present)}
-        for parameter_ in spread.values():
-            site = f"{node.path}/{parameter_.slot}"
-            tied_to = first_seen.setdefault(parameter_.key, site)
+        for shard in spread.values():
+            site = f"{node.path}/{shard.slot}"
+            tied_to = first_seen.setdefault(shard.key, site)
             parameters.append(
                 Parameter(
-                    slot=parameter_.slot,
-                    shape=parameter_.shape,
-                    dtype=parameter_.dtype,
-                    layout=framework.layers.layout(node.layer, parameter_.slot),
-                    trainable=parameter_.trainable,
+                    slot=shard.slot,
+                    shape=shard.shape,
+                    dtype=shard.dtype,
+                    layout=framework.layers.layout(node.layer, shard.slot),
+                    trainable=shard.trainable,
                     tied_to="" if tied_to == site else tied_to,
                 )
             )

@@ -16,15 +16,15 @@ def quickly_made(cls: _Class) -> _Class:
     fields, and then the frozen class. The class is unchanged otherwise. Subclasses need an ``__init__`` of their own,
     as dataclasses have.
     """
-    initialized = [field_ for field_ in fields(cls) if field_.init]
+    initialized = [entry for entry in fields(cls) if entry.init]
     layout = {name: vars(cls)[name] for name in ("__slots__", "__orig_bases__") if name in vars(cls)}
     names = {"_open": type(f"_Open{cls.__name__}", cls.__bases__, layout), "_closed": cls}
     names |= {"_set_class": object.__dict__["__class__"].__set__}
-    parameters = ", ".join(_parameter(field_, names) for field_ in initialized)
+    parameters = ", ".join(_parameter(entry, names) for entry in initialized)
     lines = [
         f"def __init__(self, {parameters}):",
         "    _set_class(self, _open)",
-        *(f"    self.{field_.name} = {field_.name}" for field_ in initialized),
+        *(f"    self.{entry.name} = {entry.name}" for entry in initialized),
         "    self.__class__ = _closed",
     ]
     if hasattr(cls, "__post_init__"):
@@ -33,7 +33,7 @@ def quickly_made(cls: _Class) -> _Class:
     exec("\n".join(lines), names, namespace)  # as `dataclasses` does
     init = namespace["__init__"]
     init.__qualname__, init.__module__ = f"{cls.__qualname__}.__init__", cls.__module__
-    init.__annotations__ = {**{field_.name: field_.type for field_ in initialized}, "return": None}
+    init.__annotations__ = {**{entry.name: entry.type for entry in initialized}, "return": None}
     cls.__init__ = init  # type: ignore[misc]
     return cls
 
