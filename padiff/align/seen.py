@@ -11,7 +11,7 @@ from padiff.records import LOOP, Both, Step, is_functional
 from padiff.records.structured import called
 from padiff.sketches.sketch import Sketch
 
-#: Returns a parameter's values by the layer's path and the slot, or `None` if they are not available.
+#: ``values(path, slot)``: the values of a layer's parameter, or `None` if they are not available.
 Values = Callable[[str, str], "np.ndarray | Sketch | None"]
 
 

@@ -87,9 +87,7 @@ class Pattern:
         return Pattern(self.sites, numbers, self.traced, traced_numbers, self.calls, self)
 
     def new_numbers(self, other: Pattern) -> dict[int, int] | None:
-        """Return a map from the sample numbers of this pattern to those of another; `None` if the map is not one to
-        one.
-        """
+        """Return a map from this pattern's sample numbers to another's; `None` if the map is not one to one."""
         pairs = {*zip(self.numbers, other.numbers), *zip(self.traced_numbers, other.traced_numbers)}
         numbers = dict(pairs)
         return numbers if len(numbers) == len(pairs) == len({*numbers.values()}) else None

@@ -51,7 +51,7 @@ class Difference:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Return an identity that is the same for the same difference in every step."""
+        """Return a key that is equal for the same difference in different steps."""
         return self.name, *map(str, self.values), self.about, self.parameters, self.layers
 
     @property

@@ -39,7 +39,7 @@ class Floors:
         step: number of the step.
         runs: number of perturbed runs of the step.
         units: size of the perturbation of each run, in units in the last place.
-        dtype: the dtype whose last place is meant: the coarsest that the step computes in.
+        dtype: the coarsest dtype that the step computes in; the units are those of its last place.
         seed: seed of the random signs.
         sites: the floor of each tensor, by the site of its record.
         exact: the tensors of the step in float64, by the site of the record; empty: the step was not run in float64.

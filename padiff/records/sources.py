@@ -14,8 +14,8 @@ from padiff.errors import SketchOnlyError
 from padiff.sketches.samples import Samples
 from padiff.sketches.sketch import Sketch
 
-#: Returns a reusable buffer of a number of bytes, given the offset in the file from which it will be filled; `None` if
-#: no such buffer is free. The buffer is valid until the next call.
+#: ``room(size, offset)``: a reusable buffer of `size` bytes, to be filled from an offset in a file; `None` if the room
+#: has no buffer of that size. The buffer is valid until the next call.
 Room: TypeAlias = Callable[[int, int], np.ndarray | None]
 
 

@@ -57,8 +57,8 @@ class StepDiffs(OnDemand[Diff]):
         return once(self._facts, find, lambda: self)
 
     def measured_fact(self, find: Callable[[Block], np.ndarray]) -> np.ndarray:
-        """Return this step's row of the result of a function of the block; the result is cached for all steps of the
-        block.
+        """Return this step's row of a function's result for the whole block; the result is cached for all steps of
+        the block.
         """
         return np.asarray(self.block.fact(find)[self.in_block])
 

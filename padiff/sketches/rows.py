@@ -88,8 +88,8 @@ class Layout:
         self._numbers: tuple[int, list[int]] = (-1, [])
 
     def numbers(self, first: int) -> list[int]:
-        """Return the numbers of the samples, in the order of the tensors, given the first number. Do not modify the
-        list.
+        """Return the numbers of the samples, in the order of the tensors, given the first number. The list is
+        read-only.
         """
         if self._numbers[0] != first:  # usually equal to the first number of the previous step
             self._numbers = first, [first + rank for rank in self._ranks]

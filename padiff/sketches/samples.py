@@ -60,7 +60,7 @@ class Samples:
         return addresses
 
     def fill(self, number: int, taken: Cut | Any) -> None:
-        """Copy a sample that has a number already, or store a tensor on another device until `fetch`."""
+        """Copy a sample that has a number already; a tensor on another device is stored until `fetch`."""
         if not isinstance(taken, Cut):
             self._elsewhere[number] = taken
         elif self._rows.has_row(number):
@@ -112,7 +112,7 @@ class Samples:
         return first
 
     def add_to(self, number: int, other: int) -> None:
-        """Add another sample to a sample."""
+        """Add sample `other` to sample `number`."""
         if number in self._elsewhere:
             self._elsewhere[number] = self._elsewhere[number] + self._elsewhere[other]
         else:

@@ -44,7 +44,7 @@ class Bundle:
 
 
 def bundles(whole: Unit, spare: Sequence[Unit], ran: Mapping[str, int]) -> list[Bundle]:
-    """Return the bundles of spare units that may make up `whole`, at most a few for each neighbourhood.
+    """Return the bundles of spare units that may make up `whole`, the most likely ones of each family of neighbours.
 
     Args:
         ran: position of layers in the order of execution, if known: parts come in this order rather than as defined.
@@ -125,7 +125,9 @@ def _gates(units: Sequence[Unit], rows: int) -> Sequence[Unit]:
 
 
 def _same_group(kind: str, other: str) -> bool:
-    """Return False if exactly one of two kinds is an embedding, or a normalisation: they fuse with nothing else."""
+    """Return False if an embedding or a normalisation is paired with another group of kinds: these fuse with nothing
+    else.
+    """
     groups = equivalents.group_of_kinds(kind), equivalents.group_of_kinds(other)
     return groups[0] == groups[1] or not _ALONE & set(groups)
 

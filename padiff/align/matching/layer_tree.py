@@ -72,7 +72,7 @@ def _frozen(signatures: tuple[Signature, ...]) -> tuple[frozenset[tuple[Signatur
 
 
 def layer_trees(layers: Sequence[Layer], units: Iterable[Unit]) -> list[LayerNode]:
-    """Return the trees of layers given depth first, in order of definition; layers of the model may be missing."""
+    """Return the trees of some of a model's layers, which have to come depth first, in order of definition."""
     owned = grouped(units, lambda unit: unit.path)
     roots: list[LayerNode] = []
     above: list[tuple[LayerNode, list[LayerNode]]] = []

@@ -1,4 +1,4 @@
-"""Roles, words and numbers in the names of layers, for the spellings of many libraries."""
+"""Roles, words and numbers in the names of layers, across the spellings of many libraries."""
 
 from __future__ import annotations
 

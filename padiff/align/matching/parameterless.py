@@ -69,8 +69,8 @@ def _is_one_place(reference: Layer, candidate: Layer, trees: Both[Tree]) -> bool
 def _followers(tree: Tree, anchors: Collection[str], ran: bool) -> dict[tuple[int, str], list[Layer]]:
     """Return unpaired leaves without parameters, by the paired layer before them (empty: before all paired layers).
 
-    Leaves with buffers only are included, and start no group: tables and masks may be in any layer, so that rotary
-    embeddings, for example, are paired by their position.
+    Leaves with buffers only are included. Their buffers are no evidence for a pair, as tables and masks may be in any
+    layer; so rotary embeddings, for example, are paired by their position.
     """
     containers = {layer.path for layer in tree.layers if layer.children}
     line = [layer for layer in tree.layers if layer.path not in containers]
@@ -137,7 +137,11 @@ def pair_containers(trees: Both[Tree], held: Both[dict[str, set[int]]], matched:
 
 
 def _may_be_one(reference: Layer, candidate: Layer) -> bool:
-    """Return False for a layer that is one matrix and a container of its parts: their outputs differ."""
+    """Return True if two layers with the same contents may have the same outputs.
+
+    A layer that is one matrix and a container of its parts have different outputs, unless one of them is a composite
+    layer.
+    """
     return bool(reference.children) == bool(candidate.children) or any(
         equivalents.is_composite(equivalents.kind(layer)) for layer in (reference, candidate)
     )

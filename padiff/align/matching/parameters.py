@@ -86,7 +86,7 @@ class StoredParameters:
 
 
 class _PairMaker:
-    """Pairs the parameters of matched units, and collects ambiguities."""
+    """Maker of pairs of parameters from matched units; collects ambiguities."""
 
     def __init__(self, infos: Both[RunInfo], layers: Both[_Layers], answers: Mapping[str, str]) -> None:
         self._infos, self._layers, self._answers = infos, layers, answers
