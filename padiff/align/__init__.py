@@ -1,4 +1,4 @@
-"""Which layer and which parameter answers to which."""
+"""Alignment of two models: pairs of layers and pairs of parameters."""
 
 from padiff.align.alignment import Alignment, LayerPair, SplitPair
 from padiff.align.layers import align, is_mapped

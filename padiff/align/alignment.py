@@ -1,4 +1,6 @@
-"""What an alignment is: layers and parameters that answer to each other, how sure that is, and what is left over."""
+"""Result of an alignment: pairs of layers and parameters, their confidence, and layers and parameters without a
+partner.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +12,20 @@ from padiff.align.matching.parameters import StoredParameters
 from padiff.align.slices import Ambiguity, ParameterPair
 from padiff.records import ROOT, SIDES, Both, Layer, unzipped
 
-# From which confidence on a pair needs no further proof.
+# Minimum confidence of a pair that needs no further proof.
 _SURE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPair(Both[Layer]):
-    """Two layers that answer to each other.
+    """Two layers that correspond to each other.
 
     Attributes:
         reason: the kind of evidence that decided: ``given``, ``path``, ``names``, ``kinds``, ``values``, ``execution``,
             ``order``, ``only one fits``, ``kind`` (though the shapes differ), ``contents``.
-        confidence: 0 to 1; 1 for what a person gave.
+        confidence: 0 to 1; 1 for pairs from a layer map that a person wrote.
         evidence: the reasons in words.
-        alternatives: paths of the candidate's layers that would have fitted nearly as well.
+        alternatives: paths of the candidate's layers that fit nearly as well.
     """
 
     reason: str
@@ -38,33 +40,33 @@ class LayerPair(Both[Layer]):
 
 @dataclass(frozen=True, slots=True)
 class SplitPair(Both[tuple[Layer, ...]]):
-    """A layer of one side that answers to several of the other, in the order of its parts."""
+    """A layer of one side that corresponds to several layers of the other side, in the order of its parts."""
 
     reason: str
     confidence: float = 1.0
     evidence: tuple[str, ...] = ()
 
 
-# Pairs, and layers without a partner, that a printed alignment lists.
+# Maximum number of pairs, and of layers without a partner, that a printed alignment lists.
 _SHOWN = 40
 
 
 @dataclass(frozen=True, repr=False)
 class Alignment:
-    """The layers and parameters of two runs that answer to each other, in the reference's order of definition.
+    """Pairs of the layers and parameters of two runs, in the reference's order of definition.
 
     Attributes:
-        pairs: layers, one to one.
+        pairs: pairs of one layer on each side.
         reference_only, candidate_only: layers without a partner.
-        splits: layers that answer to several.
-        parameters: parameters, or parts of them.
+        splits: pairs of one layer with several layers.
+        parameters: pairs of parameters, or of parts of parameters.
         reference_parameters, candidate_parameters: ``layer/slot`` of parameters without a partner.
-        ambiguities: what had to be assumed.
-        cut_elsewhere: pairs of layers, by path, that hold the same but end at other places of the computation, so
-            that their outputs are not compared.
-        differ_inside: pairs of layers, by path, of the runs' own layer maps that do not hold the same: what they give
-            is compared, what they hold is not.
-        storage: gives the parameters under other answers; `None` where nothing had to be assumed.
+        ambiguities: assumptions about the storage of parameters.
+        cut_elsewhere: pairs of layers, by path, with the same contents that end at different places of the computation,
+            so that their outputs are not compared.
+        differ_inside: pairs of layers, by path, from the runs' own layer maps that have different contents: their
+            outputs are compared, their contents are not.
+        storage: computes the parameters for other answers to the ambiguities; `None` without ambiguities.
     """
 
     pairs: tuple[LayerPair, ...]
@@ -80,7 +82,7 @@ class Alignment:
     storage: StoredParameters | None = field(default=None, compare=False)
 
     def answered(self, answers: Mapping[str, str]) -> Alignment:
-        """The alignment with ambiguities answered so, by what they are about; other answers that it has stand."""
+        """Return the alignment with answers to ambiguities, by `Ambiguity.about`; earlier answers to others stay."""
         if self.storage is None:
             return self
         storage = self.storage.answered(answers)
@@ -88,7 +90,7 @@ class Alignment:
 
     @property
     def layers(self) -> Both[list[Layer]]:
-        """All layers of either side."""
+        """Return all layers of each side."""
         paired, split = unzipped(self.pairs), unzipped(self.splits)
         return Both(
             [*paired.reference, *self.reference_only, *chain(*split.reference)],
@@ -97,10 +99,10 @@ class Alignment:
 
     @property
     def surplus(self) -> Both[tuple[str, ...]]:
-        """The outermost layers of either side that hold parameters none of which has a partner."""
+        """Return the outermost layers of each side that contain parameters and no paired parameter."""
         covered = unzipped(self.parameters).map(lambda side: {part.layer for part in chain(*side)})
-        left = Both(self.reference_parameters, self.candidate_parameters)
-        return Both(*(_surplus(*side) for side in zip(self.layers, left, covered)))
+        unmatched = Both(self.reference_parameters, self.candidate_parameters)
+        return Both(*(_surplus(*side) for side in zip(self.layers, unmatched, covered)))
 
     def __str__(self) -> str:
         lines = [repr(self)[1:-1]]
@@ -118,34 +120,36 @@ class Alignment:
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        left = len(self.reference_parameters) + len(self.candidate_parameters)
+        unmatched = len(self.reference_parameters) + len(self.candidate_parameters)
         return (
             f"<Alignment: {len(self.pairs)} layers paired, {len(self.reference_only)} left of the reference and "
-            f"{len(self.candidate_only)} of the candidate; {left} parameters without a partner>"
+            f"{len(self.candidate_only)} of the candidate; {unmatched} parameters without a partner>"
         )
 
     @property
     def sure(self) -> bool:
-        """Whether all parameters have partners, and nothing had to be assumed or was a close choice."""
+        """Return True if all parameters have partners, all ambiguities an answer, and no pair is a close choice or
+        uncertain.
+        """
         unanswered = (ambiguity for ambiguity in self.ambiguities if not ambiguity.answer)
-        left = (*self.reference_parameters, *self.candidate_parameters, *unanswered, *self.ambiguous)
-        found = [pair.confidence for pair in self.pairs if pair.reference.parameters]
-        found += [split.confidence for split in self.splits]
-        return not left and min(found, default=1.0) >= _SURE
+        undecided = (*self.reference_parameters, *self.candidate_parameters, *unanswered, *self.ambiguous)
+        confidences = [pair.confidence for pair in self.pairs if pair.reference.parameters]
+        confidences += [split.confidence for split in self.splits]
+        return not undecided and min(confidences, default=1.0) >= _SURE
 
     @property
     def ambiguous(self) -> tuple[LayerPair, ...]:
-        """The pairs that another partner would fit nearly as well."""
+        """Return the pairs for which another partner fits nearly as well."""
         return tuple(pair for pair in self.pairs if pair.ambiguous)
 
 
-def _surplus(layers: Iterable[Layer], left: Iterable[str], covered: Collection[str]) -> tuple[str, ...]:
-    gone = {site.rpartition("/")[0] for site in left}
-    whole = [
+def _surplus(layers: Iterable[Layer], unmatched: Iterable[str], covered: Collection[str]) -> tuple[str, ...]:
+    owners = {site.rpartition("/")[0] for site in unmatched}
+    paths = [
         layer.path
         for layer in sorted(layers, key=lambda layer: layer.path)
-        if layer.path in gone or any(path.startswith(f"{layer.path}.") for path in gone)
+        if layer.path in owners or any(path.startswith(f"{layer.path}.") for path in owners)
         if not any(path == layer.path or path.startswith(f"{layer.path}.") for path in covered)
         if layer.path != ROOT
     ]
-    return tuple(path for path in whole if not any(path.startswith(f"{above}.") for above in whole))
+    return tuple(path for path in paths if not any(path.startswith(f"{above}.") for above in paths))

@@ -1,4 +1,4 @@
-"""Which layers answer to each other, given the units that do."""
+"""Pairs of layers, computed from the matches of their units."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from padiff.align.matching.matches import Match
 from padiff.align.matching.parameter_units import Unit, containers_of
 from padiff.records import Both, Layer
 
-#: Where in a layer's own order another answers to it: its unit, the part of it, and the match that says so.
+#: Position of a partner in a layer's own order: the layer's unit, the part of the unit, and the match of both.
 _Place = tuple[int, int, Match]
 
 
 def owner_pairs(matches: Sequence[Match], units: Both[list[Unit]]) -> dict[Both[str], Match]:
-    """Layers that hold nothing but what they own themselves, and whose units all answer to each other's."""
+    """Return pairs of layers that own parameters, have no owning layers below them, and match in all of their units.
+
+    Returns:
+        The match with the lowest confidence, by the paths of the pair.
+    """
     pure = units.map(lambda side: _pure({u.path for u in side if not u.optional or u.tied or _buffers(u)}))
     partners: Both[dict[str, set[str]]] = Both(defaultdict(set), defaultdict(set))
     best: dict[Both[str], Match] = {}
@@ -31,52 +35,55 @@ def owner_pairs(matches: Sequence[Match], units: Both[list[Unit]]) -> dict[Both[
         pair: match
         for pair, match in best.items()
         if all(path in paths for path, paths in zip(pair, pure))
-        if all(len(known[path]) == 1 for path, known in zip(pair, partners))
+        if all(len(partner_paths[path]) == 1 for path, partner_paths in zip(pair, partners))
     }
 
 
 def _buffers(unit: Unit) -> bool:
-    """A layer of nothing but buffers that work like parameters: a frozen normalisation."""
+    """Return True for the unit of a layer that has only buffers, which work like parameters: a frozen normalisation."""
     return len(unit.parameters) > 1
 
 
 def _pure(paths: Collection[str]) -> set[str]:
-    """Of the paths of owning layers, those with no other below them."""
+    """Return the paths of owning layers that have no other owning layer below them."""
     return set(paths) - {above for path in paths for above in containers_of(path)}
 
 
 def held(matches: Sequence[Match]) -> Both[dict[str, set[int]]]:
-    """What each layer owns, as numbers that both sides share; a part of a whole has one of its own."""
-    found: Both[dict[str, set[int]]] = Both(defaultdict(set), defaultdict(set))
+    """Return the contents of each layer as numbers that both sides share, by path.
+
+    A unit that corresponds to several units of the other side has a number for each of these.
+    """
+    numbered: Both[dict[str, set[int]]] = Both(defaultdict(set), defaultdict(set))
     number = 0
     for match in matches:
         buffers = all(p.role == "buffer" for unit in match.reference for p in unit.parameters.values())
         if buffers and not _buffers(match.reference[0]):
-            continue  # tables and masks lie anywhere
+            continue  # tables and masks may be in any layer
         parts = max(match.map(len))
-        for numbers, units in zip(found, match):
+        for numbers, units in zip(numbered, match):
             for place, unit in enumerate(units):
                 numbers[unit.path].update(range(number, number + parts) if len(units) == 1 else [number + place])
         number += parts
-    return found
+    return numbered
 
 
 def splits(
     matches: Sequence[Match], layers: Both[dict[str, Layer]], paired: Collection[Both[str]]
 ) -> Iterator[SplitPair]:
-    """Layers that answer to several, each with them in the order of its parts.
+    """Yield layers that correspond to several layers, each with these in the order of its parts.
 
     Args:
-        layers: all of them, by path.
-        paired: paths of those that answer to each other one to one.
+        layers: all layers, by path.
+        paired: paths of pairs of one layer with one layer.
     """
     places: Both[dict[str, dict[str, _Place]]] = Both(defaultdict(dict), defaultdict(dict))
     for match in matches:
         for (i, a), (j, b) in product(*match.map(enumerate)):
-            for side, one, other, place in ((places.reference, a, b, j), (places.candidate, b, a, i)):
-                here = one.defined, place, match
-                if other.path not in side[one.path] or here[:2] < side[one.path][other.path][:2]:
-                    side[one.path][other.path] = here
+            for side, unit, partner, place in ((places.reference, a, b, j), (places.candidate, b, a, i)):
+                here = unit.defined, place, match
+                if partner.path not in side[unit.path] or here[:2] < side[unit.path][partner.path][:2]:
+                    side[unit.path][partner.path] = here
     for swapped in (False, True):
         wholes, parts = places.swapped(swapped)
         whole_layers, part_layers = layers.swapped(swapped)

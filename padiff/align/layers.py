@@ -1,4 +1,4 @@
-"""Which layer of one model answers to which of another: all the evidence put together."""
+"""Alignment of two models from all the evidence."""
 
 from __future__ import annotations
 
@@ -30,48 +30,50 @@ def align(
 ) -> Alignment:
     """Pair the layers and parameters of two models.
 
-    A given map wins; the rest is found around it, from the names, kinds, shapes, nesting, order of definition and,
-    where the models were run, their order of execution, output shapes and starting weights. What is ambiguous is
-    listed with its alternatives, what can't be decided is left unpaired.
+    A given map has precedence. All other pairs are computed from the names, kinds, shapes, nesting, order of definition
+    and, if the models were run, their order of execution, output shapes and starting weights. Ambiguous pairs list
+    their alternatives; layers without sufficient evidence stay unpaired.
 
     Args:
-        layer_map: what `GivenMap.of` takes; besides it, the runs' own ``layer_map`` lists answer to each other,
-            in order.
-        seen: what running the two models showed.
-        whole: class names (reference's, candidate's) of layers that answer to each other as a whole, whatever they
-            hold: those that a rule of the user's is about.
-        without: kinds of evidence to leave out (`padiff.align.matching.evidence.KINDS_OF_EVIDENCE`), to see what they
-            are worth.
+        layer_map: a value that `GivenMap.of` accepts; in addition, the runs' own ``layer_map`` lists are paired in
+            order.
+        seen: observations from running the two models.
+        whole: class names (reference's, candidate's) of layers that correspond as a whole, with any contents: those for
+            which the user has a rule.
+        without: kinds of evidence to ignore (`padiff.align.matching.evidence.KINDS_OF_EVIDENCE`), to measure their
+            value.
 
     Raises:
-        UsageError: the map names an unknown layer, or a layer twice, or the runs' own lists are of unequal length.
+        UsageError: the map names an unknown layer, or a layer twice, or the runs' own lists have different lengths.
     """
     infos = Both(reference, candidate)
-    given = entries(infos, GivenMap.of(layer_map))
-    trees = _trees(infos, given, seen)
-    units = UnitMatches(trees, given, whole, without)
+    mapped = entries(infos, GivenMap.of(layer_map))
+    trees = _trees(infos, mapped, seen)
+    units = UnitMatches(trees, mapped, whole, without)
     matches = units.found()
-    pairs = _layer_pairs(trees, given, matches, owner_pairs(matches, units.units))
+    pairs = _layer_pairs(trees, mapped, matches, owner_pairs(matches, units.units))
     paths = {pair.map(lambda layer: layer.path) for pair in pairs}
     by_path = trees.map(lambda tree: {layer.path: layer for layer in tree.layers})
     split = tuple(splits(matches, by_path, paths))
     storage = StoredParameters(infos, matches)
     parameters, ambiguities = storage.pairs, storage.ambiguities
     paired = zip(unzipped(pairs), unzipped(split).map(chain.from_iterable))
-    done = [{layer.path for layer in chain(*layers)} for layers in paired]
-    only = Both(*(tuple(layer for layer in info.layers if layer.path not in paths) for info, paths in zip(infos, done)))
+    placed = [{layer.path for layer in chain(*layers)} for layers in paired]
+    only = Both(
+        *(tuple(layer for layer in info.layers if layer.path not in paths) for info, paths in zip(infos, placed))
+    )
     owned = Both(*map(left_of, infos, unzipped(parameters)))
-    left = owned.map(lambda side: tuple(f"{layer.path}/{p.slot}" for layer, p in side))
+    unmatched = owned.map(lambda side: tuple(f"{layer.path}/{p.slot}" for layer, p in side))
     return Alignment(
         pairs=pairs,
         reference_only=only.reference,
         candidate_only=only.candidate,
         splits=split,
         parameters=parameters,
-        reference_parameters=left.reference,
-        candidate_parameters=left.candidate,
+        reference_parameters=unmatched.reference,
+        candidate_parameters=unmatched.candidate,
         ambiguities=ambiguities,
-        differ_inside=differing_inside(infos, paths, parameters, left),
+        differ_inside=differing_inside(infos, paths, parameters, unmatched),
         storage=storage if ambiguities else None,
     )
 
@@ -79,27 +81,27 @@ def align(
 def is_mapped(
     reference: RunInfo, candidate: RunInfo, layer_map: GivenMap | Mapping[Any, Any] | Iterable[Any] | str | None
 ) -> bool:
-    """Whether a map, given or recorded, says of some layer what answers to it: else `align` refuses nothing.
+    """Return True if a map, given or recorded, has an entry; otherwise `align` raises no error about the map.
 
     Raises:
-        UsageError: as `align` does, for what the map says by itself.
+        UsageError: the map itself is invalid, as for `align`.
     """
     return bool(entries(Both(reference, candidate), GivenMap.of(layer_map)))
 
 
-def _trees(infos: Both[RunInfo], given: Sequence[Entry], seen: Both[Seen]) -> Both[Tree]:
-    skipped = unzipped(given).map(lambda side: set(chain(*side)))
-    mapped = unzipped(entry for entry in given if entry.one_to_one).map(lambda side: [path for (path,) in side])
+def _trees(infos: Both[RunInfo], map_entries: Sequence[Entry], observed: Both[Seen]) -> Both[Tree]:
+    skipped = unzipped(map_entries).map(lambda side: set(chain(*side)))
+    mapped = unzipped(entry for entry in map_entries if entry.one_to_one).map(lambda side: [path for (path,) in side])
     areas = Both(*(regions(info.layers, paths) for info, paths in zip(infos, mapped)))
-    return Both(*map(Tree, infos.map(lambda info: info.layers), skipped, seen, areas))
+    return Both(*map(Tree, infos.map(lambda info: info.layers), skipped, observed, areas))
 
 
 def _layer_pairs(
-    trees: Both[Tree], given: Sequence[Entry], matches: Sequence[Match], owners: Mapping[Both[str], Match]
+    trees: Both[Tree], map_entries: Sequence[Entry], matches: Sequence[Match], owners: Mapping[Both[str], Match]
 ) -> tuple[LayerPair, ...]:
-    """The layers that answer to each other one to one, in the reference's order of definition."""
+    """Return the pairs of one layer with one layer, in the reference's order of definition."""
     partners = {layer.path: layer for layer in trees.candidate.layers}
-    matched: Matched = {e.reference[0]: (partners[e.candidate[0]], "given") for e in given if e.one_to_one}
+    matched: Matched = {e.reference[0]: (partners[e.candidate[0]], "given") for e in map_entries if e.one_to_one}
     for pair, match in owners.items():
         if pair.reference not in matched and not any(path in tree.skipped for path, tree in zip(pair, trees)):
             matched[pair.reference] = (partners[pair.candidate], match.reason)

@@ -1,4 +1,4 @@
-"""A given layer map: its entries by the layers' own paths, and the regions that it makes of the two trees."""
+"""Layer map with its entries by the layers' own paths, and the regions into which the map divides the two trees."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from padiff.system.spelling import nearest
 
 @dataclass(frozen=True)
 class Entry(Both[tuple[str, ...]]):
-    """An entry of a map: paths of either side; none of a side means that the other answers to nothing."""
+    """An entry of a map: paths of both sides; if a side is empty, the other side's layers have no partner."""
 
     @property
     def one_to_one(self) -> bool:
@@ -23,10 +23,10 @@ class Entry(Both[tuple[str, ...]]):
 
 
 def entries(infos: Both[RunInfo], layer_map: GivenMap) -> list[Entry]:
-    """The given entries, and besides them the runs' own ``layer_map`` lists, which answer to each other in order.
+    """Return the entries of the given map and of the runs' own ``layer_map`` lists, which are paired in order.
 
     Raises:
-        UsageError: the map names an unknown layer, or a layer twice, or the runs' own lists are of unequal length.
+        UsageError: the map names an unknown layer, or a layer twice, or the runs' own lists have different lengths.
     """
     lists = infos.map(lambda info: info.layer_map)
     if len(lists.reference) != len(lists.candidate):
@@ -34,23 +34,23 @@ def entries(infos: Both[RunInfo], layer_map: GivenMap) -> list[Entry]:
             f"the layer maps that the two runs were recorded with answer to each other in order, but the "
             f"reference's has {len(lists.reference)} layers and the candidate's {len(lists.candidate)}"
         )
-    given = _named(infos, layer_map)
+    mapped = _named(infos, layer_map)
     recorded = _named(infos, GivenMap(zip(*lists)))
-    taken = unzipped(given).map(lambda side: set(chain(*side)))
-    return given + [entry for entry in recorded if not any(map(set.intersection, taken, entry))]
+    used = unzipped(mapped).map(lambda side: set(chain(*side)))
+    return mapped + [entry for entry in recorded if not any(map(set.intersection, used, entry))]
 
 
 def _named(infos: Both[RunInfo], layer_map: GivenMap) -> list[Entry]:
-    """The pairs as entries, every alias replaced by the layer's own path."""
+    """Return the pairs of a map as entries, with every alias replaced by the layer's own path."""
     pairs = layer_map.named()
     columns = []
     for number, (side, info) in enumerate(zip(SIDES, infos)):
         names = {path: layer.path for layer in info.layers for path in (layer.path, *layer.aliases)}
-        seen: set[str] = set()
+        used: set[str] = set()
         column = [pair[number] for pair in pairs]
         for path in chain(*column):
-            _check(path, names, seen, side)
-            seen.add(names[path])
+            _check(path, names, used, side)
+            used.add(names[path])
         columns.append([tuple(names[path] for path in paths) for paths in column])
     return [Entry(*paths) for paths in zip(*columns)]
 
@@ -68,14 +68,14 @@ def _check(path: object, names: dict[str, str], seen: Collection[str], side: str
 
 
 def regions(layers: Sequence[Layer], given: Sequence[str]) -> dict[str, int]:
-    """For each layer, the innermost given layer that it is inside of (its position), -1 for the rest."""
-    found: dict[str, int] = {}
+    """Return, for each layer, the position in `given` of the innermost given layer around it; -1 if there is none."""
+    region_of: dict[str, int] = {}
     above: list[tuple[str, int]] = []
     positions = {path: position for position, path in enumerate(given)}
     for layer in layers:
         while above and not inside(layer.path, above[-1][0]):
             above.pop()
-        found[layer.path] = above[-1][1] if above else -1
+        region_of[layer.path] = above[-1][1] if above else -1
         if layer.path in positions:
             above.append((layer.path, positions[layer.path]))
-    return found
+    return region_of

@@ -1,4 +1,4 @@
-"""Answering ambiguities by values: where both runs start from the same weights, only one way of storing them fits."""
+"""Resolution of storage ambiguities by starting weights: if both runs start equal, only one way of storage fits."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _SAME = 1e-3
 
 
 def resolved(alignment: Alignment, seen: Both[Seen]) -> Alignment:
-    """The alignment with each ambiguity answered by the option under which most of its own starting weights agree.
+    """Return the alignment with each ambiguity answered by the option under which most starting weights agree.
 
     Args:
-        seen: what running the two models showed; without values, what is usual is assumed.
+        seen: observations from running the two models; without values, the default options stay.
     """
     values = seen.map(lambda side: side.values)
     storage = alignment.storage
@@ -29,19 +29,19 @@ def resolved(alignment: Alignment, seen: Both[Seen]) -> Alignment:
             option: sum(_same(pair, values) for pair in storage.pairs_if(ambiguity.about, option))
             for option in ambiguity.options
         }
-        # That other weights agree says nothing of these: where no option fits, the values do not tell.
+        # If no option fits, the weights of this ambiguity start unequal, and the values do not decide it.
         if any(agreeing.values()):
             storage = storage.answered({ambiguity.about: max(agreeing, key=agreeing.__getitem__)})
     return alignment.answered(storage.answers)
 
 
 def _same(pair: ParameterPair, values: Both[Values | None]) -> bool:
-    taken = []
+    arrays = []
     for parts, read in zip(pair, values):
         stored = read(parts[0].layer, parts[0].slot) if read is not None and len(parts) == 1 else None
         if stored is None or isinstance(stored, Sketch):
             return False
-        taken.append(parts[0].take(stored).ravel().astype(np.float64))
-    a, b = taken
+        arrays.append(parts[0].take(stored).ravel().astype(np.float64))
+    a, b = arrays
     # Zeros agree in any order.
     return a.size == b.size and bool(np.linalg.norm(a - b) < _SAME * np.linalg.norm(a))

@@ -1,4 +1,4 @@
-"""What running a model shows of it, besides its tree."""
+"""Observations from running a model, in addition to its tree."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from padiff.records import LOOP, Both, Step, is_functional
 from padiff.records.structured import called
 from padiff.sketches.sketch import Sketch
 
-#: Gives a parameter's values by the layer's path and the slot, or `None` where they are not at hand.
+#: ``values(path, slot)``: the values of a layer's parameter, or `None` if they are not available.
 Values = Callable[[str, str], "np.ndarray | Sketch | None"]
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What running a model shows of it, besides its tree.
+    """Observations from running a model, in addition to its tree.
 
     Attributes:
         order: position of each layer's first forward call, by path; layers that were not called are absent.
         outputs: shape of the first output of each layer's first call, by path.
-        values: the parameters' values at the start, where they are at hand.
+        values: the parameters' values at the start; `None` if they are not available.
     """
 
     order: Mapping[str, int] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Seen:
 
     @classmethod
     def of(cls, step: Step) -> Seen:
-        """What a recorded step shows."""
+        """Return the observations of a recorded step."""
         order: dict[str, int] = {}
         outputs: dict[str, tuple[int, ...]] = {}
         weights: dict[tuple[str, str], int] = {}
@@ -52,5 +52,5 @@ class Seen:
         return cls(order, outputs, values if weights else None)
 
 
-#: Of models that were not run.
+#: Observations of models that were not run.
 NOTHING_SEEN = Both(Seen(), Seen())

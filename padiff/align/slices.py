@@ -1,4 +1,4 @@
-"""Parameters that hold the same, whole or by their rows, and what is not known of how they are stored."""
+"""Pairs of parameters or of their rows, and ambiguities about their storage."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from padiff.records import Both
 class Slice:
     """A parameter, or some rows or columns of it.
 
-    A matrix is seen as (out, in) here. Its rows lie in ``groups`` equal groups (1: all together; the number of heads
-    where query, key and value alternate head by head); of each group the rows ``start`` to ``stop`` are meant.
+    A matrix has the order (out, in) here. Its rows form ``groups`` equal groups (1: a single group; the number of heads
+    if query, key and value alternate head by head); the slice contains the rows ``start`` to ``stop`` of each group.
 
     Attributes:
-        layer, slot: whose parameter.
-        shape: as the framework stores it.
-        layout: ``in_out`` where the stored matrix is transposed.
+        layer, slot: the parameter.
+        shape: the shape in which the framework stores it.
+        layout: ``in_out`` if the stored matrix is transposed.
         stop: `None` for all rows to the end.
-        columns: of a matrix, the columns from and to; `None` for all of them.
-        axes: the order of axes that makes it like the other side's, where it is another.
-        label: what the rows are called (``key``), where both sides have them in one.
+        columns: start and stop of a matrix's columns; `None` for all columns.
+        axes: permutation that gives the parameter the other side's order of axes; empty for the same order.
+        label: name of the rows (``key``), if both sides store them in one parameter.
     """
 
     layer: str
@@ -52,14 +52,14 @@ class Slice:
         return rows + (f" of each of {self.groups}" if self.groups > 1 else "") + columns
 
     def take(self, stored: np.ndarray) -> np.ndarray:
-        """What is meant of a stored parameter, as (out, in)."""
+        """Return the slice of a stored parameter, as (out, in)."""
         matrix = self._as_out_in(stored)
         if self.stop is not None:
             matrix = matrix[self.rows(len(matrix))]
         return matrix if self.columns is None else matrix[:, self.columns[0] : self.columns[1]]
 
     def put(self, stored: np.ndarray, values: np.ndarray) -> None:
-        """Write what is meant, given as (out, in), into an array of the stored shape."""
+        """Write the slice's values, as (out, in), into an array of the stored shape."""
         matrix = self._as_out_in(stored)
         if self.columns is not None:
             matrix = matrix[:, self.columns[0] : self.columns[1]]
@@ -70,13 +70,17 @@ class Slice:
             matrix[rows] = values.reshape(len(rows), *matrix.shape[1:])
 
     def rows(self, count: int) -> np.ndarray:
-        """Indices of the meant rows among so many."""
-        found: np.ndarray = np.arange(count).reshape(self.groups, -1)[:, self.start : self.stop].reshape(-1)
-        return found
+        """Return the indices of the slice's rows.
+
+        Args:
+            count: number of the parameter's rows.
+        """
+        indices: np.ndarray = np.arange(count).reshape(self.groups, -1)[:, self.start : self.stop].reshape(-1)
+        return indices
 
     @property
     def size(self) -> tuple[int, ...]:
-        """Shape of what `take` gives."""
+        """Return the shape of the array that `take` returns."""
         shape = tuple(self.shape[axis] for axis in self.axes) or self.shape
         if self.layout == "in_out" and len(shape) == 2:
             shape = shape[::-1]
@@ -92,17 +96,19 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class ParameterPair(Both[tuple[Slice, ...]]):
-    """Parameters, or rows of them, that hold the same. Several on a side are added up (two biases of an LSTM)."""
+    """Parameters, or rows of them, with the same values. Several slices on a side are summed (two biases of an
+    LSTM).
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Ambiguity:
-    """How something is stored that neither names nor shapes tell; the same choice holds for all layers of a class.
+    """A choice between forms of storage that names and shapes do not decide; it applies to all layers of a class.
 
     Attributes:
-        about: what it is about, e.g. ``order of rows in GPTAttention.qkv_proj of the candidate``.
-        options: the possible answers; the first one was taken unless there is an answer.
-        answer: the one that values or outputs gave.
+        about: subject of the choice, e.g. ``order of rows in GPTAttention.qkv_proj of the candidate``.
+        options: the possible answers; the first one is the default.
+        answer: the answer that values or outputs gave; empty if there is none.
     """
 
     about: str

@@ -1,4 +1,4 @@
-"""Which units of two models answer to each other, region by region of a given map."""
+"""Matches between the units of two models, region by region of a given map."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from padiff.align.matching.regions import RegionPairing
 from padiff.errors import UsageError
 from padiff.records import Both
 
-# From that confidence on, a pair may teach words.
+# Minimum confidence of a match whose names are used as vocabulary.
 _SURE = 0.8
 
 
 class UnitMatches:
-    """Pairs the units of two models.
+    """Matcher for the units of two models.
 
     Attributes:
-        units: all of them.
+        units: all units of each side.
 
     Args:
+        trees: both layer trees.
         given: the entries of the map.
-        whole: as `padiff.align.align` takes them.
-        without: likewise.
+        whole: the argument of `padiff.align.align`.
+        without: the argument of `padiff.align.align`.
     """
 
     def __init__(
@@ -50,37 +51,37 @@ class UnitMatches:
         self._trees, self._given, self._without = trees, given, without
 
     def found(self) -> list[Match]:
-        """The units that answer to each other.
+        """Return the matches of units.
 
         Raises:
-            UsageError: what the parts of a given layer own does not make up what it owns.
+            UsageError: the parameters of a mapped layer's parts do not add up to the layer's own.
         """
         matches = self._found(frozenset())
         if "names" not in self._without and any(match.confidence < _SURE for match in matches):
-            # What is sure teaches how the two authors call things, which helps with the rest.
+            # Certain matches show how the names of the two models translate, which helps with the other units.
             sure = (Both(a.name, b.name) for m in matches if m.confidence >= _SURE for a, b in product(*m))
             linked = vocabulary(sure)
             matches = self._found(linked) if linked else matches
         return matches
 
     def _found(self, linked: Linked) -> list[Match]:
-        found: list[Match] = []
+        matches: list[Match] = []
         for entry in self._given:
             if not entry.one_to_one:
-                found += _given_parts(entry, self.units, self._sides)
-        for nodes, own in self._regions():
+                matches += _given_parts(entry, self.units, self._sides)
+        for nodes, owned in self._regions():
             below = any(unit for side in nodes for node in side for unit in node.below())
-            if len(own.reference) == len(own.candidate) == 1 and not below:
-                a, b = own.reference[0], own.candidate[0]
-                found.append(Match((a,), (b,), 1.0, "given", unlike=a.signature != b.signature))
-            elif below or all(own):
+            if len(owned.reference) == len(owned.candidate) == 1 and not below:
+                a, b = owned.reference[0], owned.candidate[0]
+                matches.append(Match((a,), (b,), 1.0, "given", unlike=a.signature != b.signature))
+            elif below or all(owned):
                 region = RegionPairing(self._sides, self._without, linked)
-                region.run(nodes, own)
-                found += region.matches
-        return found
+                region.run(nodes, owned)
+                matches += region.matches
+        return matches
 
     def _regions(self) -> Iterator[tuple[Both[list[LayerNode]], Both[list[Unit]]]]:
-        """The regions of the map: the layer trees of each, and what its own two layers own."""
+        """Yield the regions of the map: the layer trees of each, and the units that its own two layers own directly."""
         if not self._given:
             yield self._roots, Both([], [])
             return
@@ -90,11 +91,11 @@ class UnitMatches:
         owned = self.units.map(lambda side: grouped(side, lambda unit: unit.path))
         for number in sorted({-1, *layers.reference, *layers.candidate, *range(len(mapped))}):
             nodes = Both(*(layer_trees(a.get(number, []), b.get(number, [])) for a, b in zip(layers, units)))
-            # What a given layer owns itself may, on the other side, stand in layers below its partner.
-            own: Both[list[Unit]] = Both([], [])
+            # Parameters that a mapped layer owns directly may belong to layers below its partner on the other side.
+            direct: Both[list[Unit]] = Both([], [])
             if number >= 0:
-                own = Both(*(side.get(path, []) for side, path in zip(owned, mapped[number])))
-            yield nodes, own
+                direct = Both(*(side.get(path, []) for side, path in zip(owned, mapped[number])))
+            yield nodes, direct
 
 
 def _side(tree: Tree, units: list[Unit], values: Mapping[Unit, int], roots: list[LayerNode]) -> ModelEvidence:
@@ -113,10 +114,10 @@ def _by_region(units: Iterable[Unit], tree: Tree) -> dict[int, list[Unit]]:
 
 
 def _given_parts(entry: Entry, units: Both[list[Unit]], sides: Both[ModelEvidence]) -> list[Match]:
-    """The matches of a layer that a map gives to several, its parts in the order in which they are given.
+    """Return the matches of a layer that a map pairs with several layers, its parts in the map's order.
 
     Raises:
-        UsageError: what the parts own does not make up what the one owns.
+        UsageError: the parameters of the parts do not add up to those of the layer.
     """
     owned = Both(*([u for path in paths for u in side if u.path == path] for side, paths in zip(units, entry)))
     if not all(owned):

@@ -1,1 +1,1 @@
-"""What a model is to padiff: its tree of layers, which of them are meant, and what of two frameworks is the same."""
+"""Models: their trees of layers, selections of layers, and equivalences between the two frameworks."""

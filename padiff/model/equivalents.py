@@ -1,4 +1,4 @@
-"""What the frameworks call differently though it is the same."""
+"""Names and layouts that differ between the frameworks although the layers are the same."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _SLOTS = {
     "scale": "weight",  # paddle's InstanceNorm
 }
 
-#: Kinds whose insides the frameworks lay out differently (one packed matrix against three layers): paired as a whole.
+#: Kinds with different contents in the frameworks (one packed matrix against three layers): paired as a whole.
 COMPOSITE = frozenset({"multiheadattention"})
 
-# Layers without parameters of which one may have been put in the place of another.
+# Groups of layers, mostly without parameters, within which one layer may replace another.
 _ACTIVATIONS = (
     "relu", "relu6", "leakyrelu", "elu", "selu", "celu", "gelu", "swish", "mish", "tanh", "sigmoid", "hardswish",
     "hardsigmoid", "hardtanh", "softplus", "softsign", "logsigmoid", "tanhshrink", "softshrink", "hardshrink",
@@ -58,43 +58,44 @@ _KINKED = frozenset(
      "thresholdedrelu", "threshold", "maxout", "clip", "clamp", "abs", "max", "amax", "maximum", "minimum"}
 )  # fmt: skip
 
-#: Bookkeeping that only one framework keeps: never missed on the other side.
+#: Buffers that only one framework has: their absence on the other side is no diff.
 ONE_SIDED = frozenset({"num_batches_tracked"})
 
-#: What a normalisation learns from its inputs rather than by gradients, under canonical slots.
+#: Buffers that a normalisation computes from its inputs, not from gradients, under canonical slots.
 STATISTICS = frozenset({"running_mean", "running_var", *ONE_SIDED})
 
-#: What a recurrent cell without biases still has in paddle: frozen zeros.
+#: Slots of a recurrent cell without biases that paddle fills with frozen zeros.
 _FROZEN_ZEROS = dict.fromkeys(("lstmcell", "grucell", "simplernncell"), ("bias_ih", "bias_hh"))
 
 
 def common_kind(name: str) -> str:
-    """A kind under one name for both frameworks."""
+    """Return a kind under the name that both frameworks share."""
     return _KINDS.get(name, name)
 
 
 @lru_cache(maxsize=4096)
 def is_activation(name: str) -> bool:
-    """Whether a kind is a function of each element."""
+    """Return True if a kind is an activation function."""
     return common_kind(name) in _FAMILIES[0]
 
 
 @lru_cache(maxsize=4096)
 def has_kinks(name: str) -> bool:
-    """Whether a layer, or a function, of this kind has a derivative that jumps: ReLU and its kind, maxima."""
+    """Return True if the derivative of a layer or function of this kind jumps: ReLU and similar ones, maxima."""
     plain = common_kind(name).replace("_", "")
     return plain in _KINKED or "maxpool" in plain
 
 
 def same_family(one: str, other: str) -> bool:
-    """Whether two common kinds do the same job in another way: two activations, two poolings."""
+    """Return True if two common kinds do the same job in different ways: two activations, two poolings."""
     return any(one in family and other in family for family in _FAMILIES)
 
 
 @lru_cache(maxsize=4096)
 def like_kinds(one: str, other: str) -> bool:
-    """Whether two kinds are one by their names: equal, or a class of the user's that says more, as ``siluactivation``
-    does of ``silu``.
+    """Return True if two kinds match by name: equal, or one contains the other at its start.
+
+    A user's class may have a longer name for a known kind: ``siluactivation`` matches ``silu``.
     """
     shorter, longer = sorted((one, other), key=len)
     names = {shorter, *(name for name, common in _KINDS.items() if common == shorter)}
@@ -106,33 +107,34 @@ _GROUPS = ("norm", "conv", "linear", "dense", "embedding", "lstm", "gru", "rnn",
 
 @lru_cache(maxsize=4096)
 def group_of_kinds(name: str) -> str:
-    """What a kind is at heart, by its name: ``norm`` for every normalisation, also those of the user's; or empty."""
+    """Return the group of a kind by its name, e.g. ``norm`` for every normalisation, including the user's; or empty."""
     return next((group for group in _GROUPS if group in name), "")
 
 
 def is_composite(name: str) -> bool:
-    """Whether layers of this kind are carried over as a whole."""
+    """Return True if layers of this kind are carried over as a whole."""
     return common_kind(name) in COMPOSITE | {"lstm", "gru", "simplernn"}
 
 
 def kind(layer: Layer) -> str:
-    """The layer's kind, under one name for both frameworks."""
+    """Return the layer's kind under the name that both frameworks share."""
     if layer.kind == "conv1d" and any(p.slot == "weight" and len(p.shape) == 2 for p in layer.parameters):
-        return "linear"  # GPT-2's, which is one with its matrix the other way round
+        return "linear"  # GPT-2's Conv1D, a linear layer with a transposed matrix
     return common_kind(layer.kind)
 
 
 def slot(name: str) -> str:
-    """A parameter's name, under one name for both frameworks."""
+    """Return a parameter's name under the name that both frameworks share."""
     return _SLOTS.get(name, name)
 
 
 def stands_for_none(layer: Layer, parameter: Parameter) -> bool:
-    """Whether a parameter that is zeros says that the layer has none of this name."""
+    """Return True if a parameter holds frozen zeros because the layer has no parameter of this name."""
     return not parameter.trainable and parameter.slot in _FROZEN_ZEROS.get(kind(layer), ())
 
 
-# Kinds whose matrices lie the same way in both frameworks, and those that are linear layers of the one or the other.
+# Kinds with (out, in) matrices in both frameworks, kinds whose matrices have no such order, and parallel linear layers
+# of paddle.
 _ROWS_FIRST = frozenset(
     {"lstm", "gru", "simplernn", "lstmcell", "grucell", "simplernncell", "multiheadattention", "bilinear"}
 )
@@ -143,7 +145,9 @@ _PARALLEL_LINEAR = frozenset(
 
 
 def layout(layer: Layer, parameter: Parameter) -> str:
-    """How a matrix lies: ``out_in``, ``in_out``, empty if that is no question, ``?`` where its class does not say."""
+    """Return the layout of a matrix: ``out_in``, ``in_out``, empty if it has none, ``?`` if its class does not
+    determine it.
+    """
     if parameter.layout or len(parameter.shape) != 2:
         return parameter.layout
     name = kind(layer)
@@ -155,16 +159,16 @@ def layout(layer: Layer, parameter: Parameter) -> str:
 
 
 def same_order(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Whether two shapes of a parameter hold the same values in the same order.
+    """Return True if two shapes of a parameter hold the same values in the same order.
 
-    paddle has a Bilinear's bias as (1, n), and a LayerNorm's parameters as one row whatever shape is normalised.
+    paddle stores a Bilinear's bias as (1, n), and a LayerNorm's parameters as one row for any normalised shape.
     """
     rows = [[extent for extent in shape if extent != 1] for shape in (one, other)]
     return rows[0] == rows[1] or (math.prod(one) == math.prod(other) and min(map(len, rows)) <= 1)
 
 
 def same_rows(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Whether one shape's values, row by row, are another's."""
+    """Return True if two shapes have the same rows of values."""
     if one == other or same_order(one, other):
         return True
     return bool(one) and bool(other) and one[0] == other[0] and math.prod(one) == math.prod(other)

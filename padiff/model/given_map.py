@@ -1,4 +1,4 @@
-"""Layer maps: which layer answers to which, as given by a person."""
+"""Layer maps: pairs of layers as written by a person."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from padiff.model.selection import Node
 from padiff.model.tree import walk
 from padiff.records import Both
 
-#: One side of a pair: a path or a layer, several of them for the parts of one, or `None`.
+#: One side of a pair: a path or a layer, a list of them for the parts of the other side's layer, or `None`.
 LayerRef = Any
 
 _EXPECTED = "expected 'pairs:' with a list of '- {reference: PATH, candidate: PATH}', as `padiff map` writes it"
 
 
 class GivenMap:
-    """Pairs of layers that answer to each other, the reference's (base's) first.
+    """Pairs of layers that correspond to each other, the reference's (base's) first.
 
-    Layers are given by path or, where both models are at hand, as objects; of objects it does not matter which side
-    comes first. A list on one side names the layers that are the parts of the other, in their order:
-    ``("attn.qkv", ["attn.q", "attn.k", "attn.v"])``. A pair whose one side is `None` says that the layer answers to
-    nothing, so that no partner is sought.
+    Layers are given by path or, if both models are live, as objects; objects may come in either order. A list on one
+    side names the layers that are the parts of the other side's layer, in order: ``("attn.qkv", ["attn.q", "attn.k",
+    "attn.v"])``. A pair with `None` on one side states that the layer has no partner.
 
     Example:
         ``LayerMap({"encoder.attn": "enc.attention"})``, or ``layer_map.map = {layer.attn: module.attn}``.
@@ -38,12 +37,12 @@ class GivenMap:
         self.pairs: tuple[tuple[Any, Any], ...] = tuple(_pair(item) for item in items)
 
     def named(self) -> list[tuple[tuple[Any, ...], tuple[Any, ...]]]:
-        """The pairs with either side as a tuple: of one, of several parts, or empty."""
+        """Return the pairs with each side as a tuple: one layer, several parts, or empty."""
         return [(_several(first), _several(second)) for first, second in self.pairs]
 
     @property
     def map(self) -> dict[Any, Any]:
-        """The pairs as a dictionary."""
+        """Return the pairs as a dictionary."""
         return dict(self.pairs)
 
     @map.setter
@@ -51,21 +50,23 @@ class GivenMap:
         self.pairs = GivenMap(pairs).pairs
 
     def ignore(self, layer: Any) -> None:
-        """Say that a layer answers to nothing; what is below it is still compared."""
+        """Add an entry that a layer has no partner; the layers below it are still compared."""
         self.pairs += ((layer, None),)
 
     def ignore_recursivly(self, layer: Any) -> None:
-        """Say that a layer and all below it answer to nothing. (The name is spelt as people's code has it.)"""
+        """Add entries that a layer and all layers below it have no partner. (The spelling is that of existing user
+        code.)
+        """
         self.pairs += tuple((node.layer, None) for node in walk(layer, framework_of(layer)))
 
     def ignore_class(self, layer: Any, layer_class: type) -> None:
-        """Say that all layers of a class, in a layer and below it, answer to nothing."""
-        found = walk(layer, framework_of(layer))
-        self.pairs += tuple((node.layer, None) for node in found if isinstance(node.layer, layer_class))
+        """Add entries that all layers of a class, in a layer and below it, have no partner."""
+        nodes = walk(layer, framework_of(layer))
+        self.pairs += tuple((node.layer, None) for node in nodes if isinstance(node.layer, layer_class))
 
     @classmethod
     def resolve(cls, value: Any, nodes: Both[Sequence[Node]]) -> GivenMap:
-        """The map of two live models with every object replaced by its path, the base's (reference's) first.
+        """Return the map of two live models with every object replaced by its path, the base's (reference's) first.
 
         Raises:
             UsageError: a layer is in neither model, or both layers of a pair are in one.
@@ -81,10 +82,10 @@ class GivenMap:
 
     @classmethod
     def of(cls, value: GivenMap | Mapping[Any, Any] | Iterable[Any] | str | Path | None) -> GivenMap:
-        """A layer map from what a call may give: a map, a mapping, pairs, or the path of a YAML file.
+        """Return a layer map from an argument of a public call: a map, a mapping, pairs, or the path of a YAML file.
 
         Raises:
-            UsageError: the value, or an item of it, can't be read as pairs of paths.
+            UsageError: the value, or an item of it, cannot be read as pairs of paths.
         """
         if value is None:
             return cls()
@@ -99,10 +100,11 @@ class GivenMap:
 
     @classmethod
     def read(cls, path: str | Path) -> GivenMap:
-        """Read what ``padiff map`` writes: YAML with ``pairs``, each with ``reference`` and ``candidate``.
+        """Return the map from a file that ``padiff map`` wrote: YAML with ``pairs``, each with ``reference`` and
+        ``candidate``.
 
         Raises:
-            UsageError: the file is missing or of another form.
+            UsageError: the file is missing or has another form.
         """
         try:
             text = Path(path).read_text(encoding="utf-8")
@@ -130,7 +132,7 @@ class GivenMap:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, GivenMap) and self.pairs == other.pairs
 
-    __hash__ = None  # type: ignore[assignment]  # it can be changed
+    __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({list(self.pairs)!r})"
@@ -170,29 +172,29 @@ def _pair(item: Any) -> tuple[Any, Any]:
 
 
 def _side_of(side: Any) -> Any:
-    """A list of the parts of one layer as a tuple; a list of one is that one."""
+    """Return a list of a layer's parts as a tuple; a list of one part as that part."""
     if not isinstance(side, (list, tuple)) or not side:
         return side
     return tuple(side) if len(side) > 1 else side[0]
 
 
 def _sides(side: Any, nodes: Both[Sequence[Node]]) -> tuple[str | None, Any]:
-    """Which model a side of a pair is of (`None` where a path can't tell), and its path or paths."""
+    """Return the model that a side of a pair belongs to (`None` for paths), and its path or paths."""
     if not isinstance(side, tuple):
         return _side(side, nodes)
-    found = [_side(layer, nodes) for layer in side]
-    models = {model for model, _ in found if model is not None}
+    parts = [_side(layer, nodes) for layer in side]
+    models = {model for model, _ in parts if model is not None}
     if len(models) > 1:
-        raise UsageError(f"layer map: {', '.join(str(path) for _, path in found)} are layers of both models")
-    return next(iter(models), None), tuple(path for _, path in found)
+        raise UsageError(f"layer map: {', '.join(str(path) for _, path in parts)} are layers of both models")
+    return next(iter(models), None), tuple(path for _, path in parts)
 
 
 def _side(layer: Any, nodes: Both[Sequence[Node]]) -> tuple[str | None, str | None]:
-    """Which model a layer is of (`None` where a path can't tell), and its path."""
+    """Return the model that a layer belongs to (`None` for a path), and its path."""
     if layer is None or isinstance(layer, str):
         return None, layer
-    for model, own in zip(("base", "raw"), nodes):
-        for node in own:
+    for model, model_nodes in zip(("base", "raw"), nodes):
+        for node in model_nodes:
             if node.layer is layer:
                 return model, node.path
     raise UsageError(f"layer map: {type(layer).__name__} is a layer of neither model; give layers of these very models")

@@ -1,4 +1,4 @@
-"""A live model: its framework, its tree, its tensors by path and slot."""
+"""Live model with its framework, its tree, and its tensors by path and slot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from padiff.records import ROOT, Both, Layer, RunInfo
 
 
 class LiveModel:
-    """A model with its layer tree, looked up by path."""
+    """A live model with its layer tree; layers and tensors are accessed by path."""
 
     def __init__(self, model: Any, layer_map: tuple[Any, ...] = ()) -> None:
         self.framework: Framework = framework_of(model)
@@ -34,40 +34,40 @@ class LiveModel:
 
     @classmethod
     def of(cls, model: Any) -> LiveModel:
-        """A live model of a plain model, or of what ``create_model`` made (with its layer map)."""
+        """Return the live model of a plain model, or of a proxy from ``create_model`` (with its layer map)."""
         return cls(model.padiff_model, tuple(model.padiff_layer_map)) if is_proxy(model) else cls(model)
 
     def layer(self, path: str) -> Any:
-        """The live layer at a path."""
+        """Return the live layer at a path."""
         node: Node = self._nodes[path]
         return node.layer
 
     def tensor(self, path: str, slot: str) -> Any:
-        """The live parameter or buffer."""
+        """Return the live parameter or buffer."""
         return self.owned(path, slot)[0]
 
     def owned(self, path: str, slot: str) -> tuple[Any, str]:
-        """The live parameter or buffer, and which of the two it is."""
+        """Return the live parameter or buffer, and its role: ``parameter`` or ``buffer``."""
         owned = self.framework.layers.parameters(self.layer(path))
         return next((tensor, role) for name, tensor, role in owned if name == slot)
 
     def value(self, path: str, slot: str) -> np.ndarray:
-        """A copy of a parameter's or buffer's values."""
+        """Return a copy of a parameter's or buffer's values."""
         return self.framework.tensors.copy(self.tensor(path, slot))
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
-        """``(path/slot, tensor)`` of all parameters and buffers, each once."""
-        seen: set[int] = set()
+        """Yield ``(path/slot, tensor)`` of all parameters and buffers, each tensor once."""
+        identities: set[int] = set()
         for node in self.nodes:
             for slot, tensor, _ in self.framework.layers.parameters(node.layer):
-                if id(tensor) not in seen:
-                    seen.add(id(tensor))
+                if id(tensor) not in identities:
+                    identities.add(id(tensor))
                     yield f"{node.path}/{slot}", tensor
 
     @contextmanager
     def buffers_kept(self) -> Iterator[None]:
-        """Whatever is run inside leaves the buffers as they were."""
-        kept = [
+        """Restore all buffers at the end of the context."""
+        buffers = [
             (tensor, self.framework.tensors.copy(tensor))
             for node in self.nodes
             for _, tensor, role in self.framework.layers.parameters(node.layer)
@@ -76,24 +76,24 @@ class LiveModel:
         try:
             yield
         finally:
-            for tensor, values in kept:
+            for tensor, values in buffers:
                 self.framework.tensors.write(tensor, values)
 
     def below(self, path: str) -> list[Layer]:
-        """The layer at a path and all below it."""
+        """Return the layer at a path and all layers below it."""
         return [x for x in self.info.layers if x.path == path or path == ROOT or x.path.startswith(f"{path}.")]
 
 
 def layers_at(models: Both[LiveModel], paths: Both[str]) -> Both[Any]:
-    """The live layers of two models at a path of each."""
+    """Return the live layers of two models at a path of each."""
     return Both(models.reference.layer(paths.reference), models.candidate.layer(paths.candidate))
 
 
 def frameworks_name(model: Any) -> str:
-    """``torch`` or ``paddle``, of a plain model or of what ``create_model`` made."""
+    """Return ``torch`` or ``paddle`` for a plain model or a proxy from ``create_model``."""
     return framework_of(model.padiff_model if is_proxy(model) else model).name
 
 
 def is_proxy(model: Any) -> bool:
-    """Whether ``create_model`` made it. The class is asked: some models answer to any attribute."""
+    """Return True for a proxy from ``create_model``. (The class is checked, as some models have every attribute.)"""
     return hasattr(type(model), "padiff_model")

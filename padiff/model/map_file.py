@@ -1,4 +1,4 @@
-"""Reading the YAML of a layer map, which may come from anybody: within bounds, as fast as it is parsed."""
+"""Bounded, fast reading of the YAML of a layer map, which is untrusted input."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from yaml.constructor import ConstructorError
 
 #: A map of 300,000 pairs has 1.8 million events (a scalar, or the begin or end of a list or mapping).
 MOST_EVENTS = 4_000_000
-#: ``pairs``, its list, an item, the parts of one side: maps are nested four deep.
+#: Maximum depth of nesting; maps need four levels: ``pairs``, its list, an item, the parts of one side.
 DEEPEST = 8
 
 _PLAIN = frozenset({None, "!", "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map"})
 
-# The parser in C, where PyYAML was built with it, is ten times faster.
+# The parser in C, if PyYAML has it, is ten times faster.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_yaml(text: str) -> tuple[Any, list[int]]:
-    """The content of a document, and the line of each item of its ``pairs`` (or of its only list or mapping), from 1.
+    """Return the content of a document, and the line of each item of ``pairs`` (or of the only list or mapping), from
+    1.
 
-    It is built from the parser's events: PyYAML's own loaders call themselves for each level, and follow aliases.
+    The content is built from the parser's events: PyYAML's own loaders recurse for each level, and follow aliases.
 
     Raises:
-        BeyondMapError: it is more than a layer map is: several documents, aliases, levels beyond `DEEPEST`, events
-            beyond `MOST_EVENTS`.
-        yaml.YAMLError: it is no YAML.
+        BeyondMapError: the document has more than a layer map: several documents, aliases, levels beyond `DEEPEST`,
+            events beyond `MOST_EVENTS`.
+        yaml.YAMLError: the text is no YAML.
     """
     builder = _Builder()
     for number, event in enumerate(yaml.parse(text, Loader=_LOADER)):
@@ -39,16 +40,16 @@ def read_yaml(text: str) -> tuple[Any, list[int]]:
 
 
 class BeyondMapError(yaml.MarkedYAMLError):
-    """YAML that is more than a layer map is."""
+    """Raised for YAML that exceeds the form or the bounds of a layer map."""
 
 
 class _Builder:
-    """Builds plain values from events.
+    """Builder of plain values from parser events.
 
     Attributes:
         content: the document's value.
-        top_lines: the line of each of its items, from 1.
-        pair_lines: likewise of ``pairs``, where it is a mapping with that key.
+        top_lines: line of each item of the document, from 1.
+        pair_lines: line of each item of ``pairs``, from 1; `None` if the document has no such key.
     """
 
     def __init__(self) -> None:
@@ -56,7 +57,7 @@ class _Builder:
         self.top_lines: list[int] = []
         self.pair_lines: list[int] | None = None
         self._documents = 0
-        # What is open, outermost first: a list, or a mapping as keys and values by turns.
+        # Open collections, outermost first: a list's items, or a mapping's keys and values in turn; True for a mapping.
         self._open: list[tuple[list[Any], bool]] = []
         self._scalars: Any = yaml.SafeLoader("")
 
@@ -83,7 +84,7 @@ class _Builder:
             self._give(self._scalar(event))
 
     def _see_item(self, event: Any) -> None:
-        """Note the line where an item begins; of a mapping's items the key is where it begins."""
+        """Store the line where an item begins; a mapping's item begins at its key."""
         if not self._open or len(self._open) > 2:
             return
         items, mapping = self._open[-1]

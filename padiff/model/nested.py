@@ -1,4 +1,4 @@
-"""Nested inputs and outputs, flattened into slots."""
+"""Conversion of nested inputs and outputs into slots and tensors."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
-# Deeper than any sane output; a structure that contains itself ends here instead of in a RecursionError.
+# Deeper than any reasonable output; a structure that contains itself ends here instead of in a RecursionError.
 _DEEPEST = 16
 
 
 def flatten(value: Any, prefix: str, is_tensor: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
     """Yield ``(slot, tensor)`` for every tensor of a nested value, in order.
 
-    A lone tensor gets the slot ``<prefix>.0``, the same as the first item of a tuple, so that a layer that
-    returns ``x`` and one that returns ``(x, extra)`` share a slot. Lists and tuples are numbered, mappings and
-    dataclasses (HF's ModelOutput is a mapping) use their keys. `None` and anything that is no tensor is passed over.
+    A lone tensor gets the slot ``<prefix>.0``, the same as the first item of a tuple, so that a layer that returns
+    ``x`` and one that returns ``(x, extra)`` share a slot. Lists and tuples are numbered, mappings and dataclasses
+    (HF's ModelOutput is a mapping) use their keys. Values that are no tensors are skipped.
     """
     if is_tensor(value):
         yield f"{prefix}.0", value
@@ -43,17 +43,17 @@ def _children(value: Any) -> Iterable[tuple[Any, Any]]:
         if isinstance(value, Mapping):
             return list(value.items())
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            # Not dataclasses.asdict: it deep-copies, and a tensor of a graph can't be.
+            # Not dataclasses.asdict, which makes deep copies: a tensor of a graph cannot be copied so.
             return [(entry.name, getattr(value, entry.name, None)) for entry in dataclasses.fields(value)]
     except MemoryError:
         raise
-    except Exception:  # code of the user's, of an object that can't be looked into
+    except Exception:  # the user's code: the object cannot be inspected
         pass
     return ()
 
 
 def replace_tensors(value: Any, prefix: str, is_tensor: Callable[[Any], bool], new: Callable[[str, Any], Any]) -> Any:
-    """The same nested value with every tensor replaced by ``new(slot, tensor)``; slots are those of `flatten`."""
+    """Return the nested value with every tensor replaced by ``new(slot, tensor)``; slots are those of `flatten`."""
     if is_tensor(value):
         return new(f"{prefix}.0", value)
     return _replaced(value, prefix, is_tensor, new, 0)
@@ -70,7 +70,7 @@ def _replaced(
     if all(items[key] is item for key, item in _children(value)):
         return value
     if isinstance(value, tuple):
-        # A named tuple is made from its fields one by one, a plain one from all of them together.
+        # A named tuple takes its fields as arguments, a plain tuple takes an iterable.
         return type(value)(*items.values()) if hasattr(value, "_fields") else tuple(items.values())
     if isinstance(value, list):
         return list(items.values())
@@ -86,13 +86,15 @@ def _replaced(
 def flatten_inputs(
     forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], is_tensor: Callable[[Any], bool]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield ``(slot, tensor)`` for a call's arguments, named as ``forward`` names them: ``input.x``."""
+    """Yield ``(slot, tensor)`` for a call's arguments, with the parameter names of ``forward``: ``input.x``."""
     for name, value in _named(forward, args, kwargs):
         yield from _items(value, f"input.{name}", is_tensor, 0)
 
 
 def slots_of(forward: Callable[..., Any], count: int) -> list[str]:
-    """The slots of tensors that so many arguments are, given by position; as `flatten_inputs` names them."""
+    """Return the slots of the first `count` positional arguments if these are tensors; the names are those of
+    `flatten_inputs`.
+    """
     return [f"input.{name}" for name, _ in _named(forward, (None,) * count, {})]
 
 
@@ -109,18 +111,18 @@ def _named(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[s
     yield from kwargs.items()
 
 
-#: What functions call their parameters that may be given by position: asked for in every call of every layer.
+#: Names of the positional parameters of functions: needed in every call of every layer.
 _known: weakref.WeakKeyDictionary[Any, tuple[str, ...]] = weakref.WeakKeyDictionary()
 
 
 def _positional(forward: Callable[..., Any]) -> tuple[str, ...]:
     function = getattr(forward, "__func__", None)
-    if function is None:  # set on the object itself, or no function at all
+    if function is None:  # set on the object itself, or not a method
         return _positional_of(forward)
-    found = _known.get(function)
-    if found is None:
-        found = _known[function] = _positional_of(forward)
-    return found
+    names = _known.get(function)
+    if names is None:
+        names = _known[function] = _positional_of(forward)
+    return names
 
 
 def _positional_of(forward: Callable[..., Any]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""White and black lists: which layers of a model are recorded."""
+"""White and black lists: selection of the layers to record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODES = ("self", "sublayers", "all")
 
 @dataclass(frozen=True)
 class Node:
-    """A live layer with the paths under which it is reachable, the first one being its name."""
+    """A live layer with all of its paths; the first path is its name."""
 
     path: str
     layer: Any
@@ -33,17 +33,17 @@ def select(
     black_list: Iterable[Any] | None = None,
     hidden: Iterable[Any] = (),
 ) -> frozenset[str]:
-    """Paths of the layers to record.
+    """Return the paths of the layers to record.
 
     Args:
         nodes: the model's layers.
-        white_list: only these are recorded; a white list makes the black list void.
-        black_list: all but these are recorded.
-        hidden: layers whose sublayers are left out whatever the lists say (a layer map's).
+        white_list: items to record; the black list is ignored if this one has items.
+        black_list: items not to record.
+        hidden: layers whose sublayers are never recorded (those of a layer map).
 
-    An item is a layer object, a layer class or a path pattern (``encoder.*``, matched as a shell does, ``*`` passing
-    dots), or a pair of one of these and a mode: ``self`` means the layer alone, ``sublayers`` those below it,
-    ``all`` both (the default).
+    An item is a layer object, a layer class or a path pattern (``encoder.*``, matched as a shell does, ``*`` also
+    matches dots), or a pair of one of these and a mode: ``self`` means the layer alone, ``sublayers`` the layers below
+    it, ``all`` both (the default).
 
     Raises:
         SelectionError: an item matches no layer; the message names the nearest paths.
@@ -60,47 +60,47 @@ def select(
 
 
 def find_paths(nodes: Sequence[Node], item: Any, where: str) -> list[str]:
-    """Paths of the layers that one item of a list means, in the model's order."""
+    """Return the paths of the layers that one item of a list selects, in the model's order."""
     if isinstance(item, str):
-        found = [n.path for n in nodes if any(fnmatch.fnmatchcase(path, item) for path in n.paths)]
-        if not found:
+        matches = [n.path for n in nodes if any(fnmatch.fnmatchcase(path, item) for path in n.paths)]
+        if not matches:
             paths = [path for node in nodes for path in node.paths]
             raise SelectionError(f"{where}: the pattern {item!r} matches no layer of the model. {nearest(item, paths)}")
     elif isinstance(item, type):
-        found = [n.path for n in nodes if isinstance(n.layer, item)]
-        if not found:
+        matches = [n.path for n in nodes if isinstance(n.layer, item)]
+        if not matches:
             kinds = sorted({type(n.layer).__name__ for n in nodes})
             raise SelectionError(
                 f"{where}: the model has no layer of the class {item.__module__}.{item.__qualname__}; "
                 f"it has {', '.join(kinds[:12])}"
             )
     else:
-        found = [n.path for n in nodes if n.layer is item]
-        if not found:
+        matches = [n.path for n in nodes if n.layer is item]
+        if not matches:
             raise SelectionError(
                 f"{where}: {_short(item)} is no layer of the model. Give a layer object of this very model, "
                 "a layer class, or a path pattern such as 'encoder.*'"
             )
-    return found
+    return matches
 
 
 def _matching(nodes: Sequence[Node], items: Iterable[Any], where: str) -> frozenset[str]:
     if isinstance(items, (str, bytes)) or not isinstance(items, Iterable):
         raise UsageError(f"{where} has to be a list of layers, classes or path patterns, got {_short(items)}")
-    found: set[str] = set()
+    selected: set[str] = set()
     for entry in items:
         item, mode = with_mode(entry, where)
         for path in find_paths(nodes, item, where):
             node = next(n for n in nodes if n.path == path)
             if mode in ("self", "all"):
-                found.add(path)
+                selected.add(path)
             if mode in ("sublayers", "all"):
-                found.update(n.path for n in nodes if _is_below(n, node))
-    return frozenset(found)
+                selected.update(n.path for n in nodes if _is_below(n, node))
+    return frozenset(selected)
 
 
 def with_mode(entry: Any, where: str) -> tuple[Any, str]:
-    """A list's item, and what of it is meant.
+    """Return a list's item and its mode.
 
     Raises:
         UsageError: an unknown mode.

@@ -1,4 +1,4 @@
-"""The layer tree of a live model."""
+"""Layer tree of a live model."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from padiff.records import LOOP, ROOT, Layer, Parameter
 
 
 def walk(model: Any, framework: Framework) -> list[Node]:
-    """The model's layers, depth first in order of definition; a shared layer once, with all of its paths."""
-    found: dict[int, Node] = {}
+    """Return the model's layers, depth first in order of definition; a shared layer once, with all of its paths."""
+    nodes: dict[int, Node] = {}
     for path, layer in _walk(model, "", framework, ()):
-        known = found.get(id(layer))
-        found[id(layer)] = Node(known.path, layer, (*known.aliases, path)) if known else Node(path, layer)
-    return list(found.values())
+        node = nodes.get(id(layer))
+        nodes[id(layer)] = Node(node.path, layer, (*node.aliases, path)) if node else Node(path, layer)
+    return list(nodes.values())
 
 
 def _walk(layer: Any, prefix: str, framework: Framework, above: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
-    if id(layer) in above:  # a layer that holds itself
+    if id(layer) in above:  # a layer that contains itself
         return
     yield prefix or ROOT, layer
     for name, child in framework.layers.children(layer):
         path = f"{prefix}.{name}" if prefix else name
-        # A layer of the model may be called as padiff calls the model itself.
+        # A layer's name may equal padiff's path of the model itself or of the loop.
         path = f"layer{path}" if path in (ROOT, LOOP) else path
         yield from _walk(child, path, framework, (*above, id(layer)))
 
@@ -34,54 +34,57 @@ def _walk(layer: Any, prefix: str, framework: Framework, above: tuple[int, ...])
 def owning(
     nodes: Collection[Node], framework: Framework, chosen: frozenset[str], layer_map: Iterable[Any]
 ) -> frozenset[str]:
-    """Paths of the layers whose parameters are recorded: the chosen ones, and the projections of mapped attentions.
+    """Return the paths of the layers whose parameters are recorded: the chosen ones, and the projections of mapped
+    attentions.
 
-    A layer map leaves out what is below its layers; but what one framework packs into the attention's own parameters
-    stands in layers below it in the other.
+    A layer map excludes the layers below its own; but parameters that one framework packs into the attention's own
+    matrix belong, in the other framework, to layers below the attention.
     """
-    found = set(chosen)
+    paths = set(chosen)
     for item in layer_map:
         for path in find_paths(list(nodes), item, "layer_map"):
             layer = next(node.layer for node in nodes if node.path == path)
             if path in chosen and equivalents.common_kind(framework.layers.kind(layer)) in equivalents.COMPOSITE:
-                found.update(node.path for node in nodes if path == ROOT or node.path.startswith(f"{path}."))
-    return frozenset(found)
+                paths.update(node.path for node in nodes if path == ROOT or node.path.startswith(f"{path}."))
+    return frozenset(paths)
 
 
 def shape_of(framework: Framework, tensor: Any) -> tuple[int, ...]:
-    """A tensor's shape; 0 for a length that it has not one of (jagged), and one such where it has no shape (nested)."""
+    """Return a tensor's shape; a length that is no single number is 0 (jagged), a shape that does not exist is (0,)
+    (nested).
+    """
     try:
         return tuple(length if isinstance(length, int) else 0 for length in framework.tensors.shape(tensor))
-    except Exception:  # of a kind of its own: that it is there is known all the same
+    except Exception:  # a tensor without a shape
         return (0,)
 
 
 def describe(nodes: Collection[Node], framework: Framework, recorded: Collection[str]) -> tuple[Layer, ...]:
-    """The tree as values, for the run folder."""
+    """Return the layer tree as values, for the run folder."""
     first_seen: dict[tuple[int, int], str] = {}
     layers = []
     for node in nodes:
         parameters = []
-        held = {one.slot: one for one in framework.spread.held(node.layer)}
-        standing = list(framework.layers.parameters(node.layer))
-        # In the order of definition; those that do not stand there now come before what does: buffers.
-        order = {slot: place for place, (slot, _, _) in enumerate(standing)}
-        for one in held.values():
-            site = f"{node.path}/{one.slot}"
-            tied_to = first_seen.setdefault(one.key, site)
+        spread = {shard.slot: shard for shard in framework.spread.held(node.layer)}
+        present = list(framework.layers.parameters(node.layer))
+        # The order of definition; parameters that the layer does not hold now come first, before its buffers.
+        order = {slot: place for place, (slot, _, _) in enumerate(present)}
+        for shard in spread.values():
+            site = f"{node.path}/{shard.slot}"
+            tied_to = first_seen.setdefault(shard.key, site)
             parameters.append(
                 Parameter(
-                    slot=one.slot,
-                    shape=one.shape,
-                    dtype=one.dtype,
-                    layout=framework.layers.layout(node.layer, one.slot),
-                    trainable=one.trainable,
+                    slot=shard.slot,
+                    shape=shard.shape,
+                    dtype=shard.dtype,
+                    layout=framework.layers.layout(node.layer, shard.slot),
+                    trainable=shard.trainable,
                     tied_to="" if tied_to == site else tied_to,
                 )
             )
-        for slot, tensor, role in standing:
-            if slot in held:
-                continue  # what stands there is for this call only, or a part
+        for slot, tensor, role in present:
+            if slot in spread:
+                continue  # this tensor exists for the current call only, or is a part
             site = f"{node.path}/{slot}"
             tied_to = first_seen.setdefault((id(tensor), -1), site)
             parameters.append(

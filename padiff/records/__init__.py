@@ -1,6 +1,6 @@
-"""The types that flow through every room: records, pairs, diffs, and their containers.
+"""Values that pass between all packages: records, pairs, diffs, and their containers.
 
-Numpy only. Everything here is frozen: a room makes new values, it does not edit the ones it was given.
+This package needs numpy only. All values are frozen: code creates new values instead of editing those it receives.
 """
 
 from padiff.records.aftermath import Aftermath, Standing, mark_of

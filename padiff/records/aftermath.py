@@ -1,4 +1,4 @@
-"""What follows from the first diff, and what does not."""
+"""Relation of each later diff to the first diff of a run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 class Standing(Enum):
-    """How a diff that did not pass stands to the first one. Its value is how a report says it."""
+    """Relation of a failed diff to the first diff of its run; the value is the wording of reports."""
 
     FIRST = "first here"
-    #: It may be made of what differs already; that is assumed wherever nothing shows otherwise.
+    #: May be a consequence of earlier diffs; the default wherever nothing shows otherwise.
     FOLLOWS = "follows"
-    #: It does not follow, and may be the same fault at another place.
+    #: Does not follow, and may be the same fault at another place.
     AGAIN = "again here"
-    #: It does not follow, and is another fault.
+    #: Does not follow, and is another fault.
     NEW = "new here"
 
     def __str__(self) -> str:
@@ -32,19 +32,19 @@ Mark = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class Aftermath:
-    """How the diffs of a run stand to its first one: `FOLLOWS` but for those that are named here.
+    """Relation of every failed diff of a run to the first one; `FOLLOWS` for every diff without an entry in `marks`.
 
     Attributes:
-        marks: the others, by step and site (of every rank that has such a site).
+        marks: the exceptions to `FOLLOWS`, by step and site (for every rank that has such a site).
     """
 
     marks: Mapping[Mark, Standing] = field(default_factory=dict)
 
     def of(self, diff: Diff) -> Standing | None:
-        """How a diff stands to the first one; `None` if it passed."""
+        """Return the relation of a diff to the first one; `None` if the diff passed."""
         return None if diff.passed else self.marks.get(mark_of(diff), Standing.FOLLOWS)
 
 
 def mark_of(diff: Diff) -> Mark:
-    """What tells a diff from others of its run."""
+    """Return the key of a diff within its run: step and site."""
     return diff.pair.step, diff.pair.anchor.site

@@ -1,8 +1,8 @@
-"""Records and traces of steps that are alike: what they are is known from the step before, only values are new.
+"""Records and traces of steps that share a schema: the schema is stored once, each step stores only its values.
 
-A training does the same in nearly every step. What holds for all of these (names, shapes, which calls there were, the
-order of it all) is kept once, as a `Pattern`; a step adds its samples, and the few tensors that are more than samples.
-Records are made of it when somebody looks at them: a writer, which puts the same into every step's file, need not.
+Nearly every step of a training does the same. Everything that these steps share (names, shapes, calls, and their order)
+is stored once, as a `Pattern`; a step adds its samples and the few tensors that are stored as more than samples.
+`Record` objects are created on first access; a writer, which writes the same schema for every step, needs none of them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from padiff.sketches.samples import Samples
 
 _Thing = TypeVar("_Thing")
 
-#: In the place of a sample's number: there is none.
+#: Sample number of a tensor that has no sample.
 NO_SAMPLE = -1
 
 
 class Site(NamedTuple):
-    """What a record is, but for its values and its place among the others; as `Record` has it.
+    """Description of a record without its values and its position; the fields are those of `Record`.
 
     Attributes:
-        transposed: whether a sketch of it is of the transposed matrix.
-        part: which part of the tensor it is; `None`: all of it.
+        transposed: True if a sketch of the tensor is a sketch of the transposed matrix.
+        part: the part of the tensor that is recorded; `None`: all of it.
     """
 
     layer: str
@@ -47,7 +47,7 @@ class Site(NamedTuple):
 
 
 class TracedSite(NamedTuple):
-    """What a tensor of a trace is, but for its values."""
+    """Description of a traced tensor without its values."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -56,15 +56,15 @@ class TracedSite(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Pattern:
-    """What the records and the trace of steps that are alike are, but for their values: the same object for all.
+    """Schema of the records and the trace of steps that differ in values only: one object for all of these steps.
 
     Attributes:
-        sites: of the records, in their order.
-        numbers: each record's sample; `NO_SAMPLE` where it is something else.
-        traced: the tensors of the trace.
-        traced_numbers: likewise.
-        calls: those of the trace.
-        like: the pattern before, where nothing is another but the numbers of samples; `None`: more is.
+        sites: descriptions of the records, in order.
+        numbers: number of each record's sample; `NO_SAMPLE` for a record that is stored as something else.
+        traced: descriptions of the traced tensors, in order.
+        traced_numbers: number of each traced tensor's sample; `NO_SAMPLE` for a tensor without one.
+        calls: the traced calls.
+        like: the previous pattern, if it differs from this one in nothing but the numbers of samples; else `None`.
     """
 
     sites: Sequence[Site]
@@ -75,32 +75,36 @@ class Pattern:
     like: Pattern | None = None
 
     def same_as(self, sites: Sequence[Site], numbers: Sequence[int], traced_numbers: Sequence[int]) -> bool:
-        """Whether another step, whose traced tensors are the same, has the same records, and samples in their order."""
+        """Return True if a step has the same records, and its samples in the same order.
+
+        The caller has checked that the traced tensors are the same.
+        """
         return self.numbers == numbers and self.sites == sites and self.traced_numbers == traced_numbers
 
     def renumbered(self, numbers: Sequence[int], traced_numbers: Sequence[int]) -> Pattern:
-        """The pattern of a step that is like this one but for the numbers of its samples."""
-        self.like = None  # or all that ever were would be kept
+        """Return a copy of the pattern with other numbers of samples, linked to this one by `like`."""
+        self.like = None  # else the links would keep all previous patterns alive
         return Pattern(self.sites, numbers, self.traced, traced_numbers, self.calls, self)
 
     def new_numbers(self, other: Pattern) -> dict[int, int] | None:
-        """By the numbers of samples here, those there; `None` where what is one here is not one there."""
+        """Return a map from this pattern's sample numbers to another's; `None` if the map is not one to one."""
         pairs = {*zip(self.numbers, other.numbers), *zip(self.traced_numbers, other.traced_numbers)}
-        found = dict(pairs)
-        return found if len(found) == len(pairs) == len({*found.values()}) else None
+        numbers = dict(pairs)
+        return numbers if len(numbers) == len(pairs) == len({*numbers.values()}) else None
 
 
 class Alike(Sequence[_Thing], Generic[_Thing]):
-    """The records, or the traced tensors, of a step that follows a pattern; made when they are looked at.
+    """The records, or the traced tensors, of a step that follows a pattern; created on first access.
 
     Args:
-        pattern: what the step is like.
-        samples: the step's own.
-        others: by their places, the sources of what is more than a sample.
-        make: makes one, given its place and its source.
+        pattern: the schema of the step.
+        samples: the samples of the step.
+        numbers: number of each element's sample.
+        others: sources of the elements that are stored as more than a sample, by position.
+        make: creates one element from the pattern, its position, the samples, its sample number, and its source.
 
     Attributes:
-        pattern, samples, others: likewise.
+        pattern, samples, others: the arguments of the same names.
     """
 
     __slots__ = ("_made", "_make", "_numbers", "others", "pattern", "samples")
@@ -127,7 +131,7 @@ class Alike(Sequence[_Thing], Generic[_Thing]):
 
     @property
     def arrays(self) -> Iterator[np.ndarray]:
-        """The arrays in memory that hold values, but for samples."""
+        """Yield the arrays in memory that hold values, without the samples."""
         for source in self.others.values():
             yield from source.arrays
 
@@ -152,11 +156,11 @@ class Alike(Sequence[_Thing], Generic[_Thing]):
 def alike(
     pattern: Pattern, samples: Samples, others: Mapping[int, TensorSource], traced: Mapping[int, TensorSource]
 ) -> tuple[Alike[Record], Alike[TracedTensor]]:
-    """The records and the traced tensors of a step that follows a pattern.
+    """Return the records and the traced tensors of a step that follows a pattern.
 
     Args:
-        others: by the places of records, the sources of what is more than a sample.
-        traced: likewise of the traced tensors.
+        others: sources of records that are stored as more than a sample, by position.
+        traced: sources of traced tensors that are stored as more than a sample, by position.
     """
     return (
         Alike(pattern, samples, pattern.numbers, others, _record),
@@ -172,12 +176,15 @@ def sketched(
     transposed: bool = False,
     part: Part | None = None,
 ) -> Sketched:
-    """The source of a sample of a tensor; of a part of one, it is the whole's with zeros where others' elements are."""
+    """Return the source of a tensor that is stored as a sample.
+
+    The sample of a part is a sample of the whole tensor with zeros in place of the elements of other processes.
+    """
     return Sketched((samples, number), numbers_of(dtype, shape, part), transposed)
 
 
 def numbers_of(dtype: str, shape: tuple[int, ...], part: Part | None = None) -> int:
-    """How many numbers a sketch of a tensor stands for. Real and imaginary parts are numbers of their own."""
+    """Return how many numbers a sketch of a tensor stands for; real and imaginary parts count separately."""
     return math.prod(shape if part is None else part.shape) * (2 if dtype.startswith("complex") else 1)
 
 
@@ -195,7 +202,7 @@ def _traced(pattern: Pattern, place: int, samples: Samples, number: int, other: 
 
 
 def sources_of(step: Step) -> Iterator[TensorSource]:
-    """Where the values of all that a step holds are; some may come more than once."""
+    """Yield the sources of all records and traced tensors of a step; a source may come more than once."""
     for record in step.records:
         yield record.source
     for tensor in step.trace.tensors:
@@ -204,25 +211,25 @@ def sources_of(step: Step) -> Iterator[TensorSource]:
 
 
 def make_sketches(step: Step) -> None:
-    """Make what is still to be made of a step's sketches, and let the samples go."""
+    """Compute the sketches of a step that are still due, and release its samples."""
     samples: dict[int, Samples] = {}
     for each in _parts(step):
         if isinstance(each, Alike):
             samples[id(each.samples)] = each.samples
         elif isinstance(each, Sketched) and each.sample is not None:
             samples[id(each.sample[0])] = each.sample[0]
-    for some in samples.values():
-        some.close()
+    for sample in samples.values():
+        sample.close()
 
 
 def arrays_of(step: Step) -> Iterator[np.ndarray]:
-    """The arrays in memory that hold a step's values, but for samples; some may come more than once."""
+    """Yield the arrays in memory that hold a step's values, without the samples; an array may come more than once."""
     for each in _parts(step):
         yield from each.arrays
 
 
 def _parts(step: Step) -> Iterator[Alike[Any] | TensorSource]:
-    """What a step's values are made of."""
+    """Yield the sequences and sources that hold a step's values."""
     if isinstance(step.records, Alike):
         yield step.records
     else:

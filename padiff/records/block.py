@@ -1,4 +1,4 @@
-"""What was measured of steps that are alike, in one table: what has to be known of each is worked out at once."""
+"""Measurements of several steps with the same schema, as one array."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _Fact = TypeVar("_Fact")
 
 
 class Block:
-    """The measured diffs of one or several steps. Of all arrays the first axis is the step, the second the diff.
+    """Measured diffs of one or several steps. The first axis of all arrays is the step, the second the diff.
 
     Args:
-        sites: what the pairs of each step are.
-        rows: of `padiff.records.rows.ROW`. What is judged of them is not looked at.
-        problems: of each step, those that there are, by place.
+        sites: the schema of the pairs, the same for each step.
+        rows: rows of the dtype `padiff.records.rows.ROW`; the columns of judgements are not used.
+        problems: the problems of each step, by position of the diff.
 
     Attributes:
-        sites, rows: likewise.
+        sites, rows: the arguments of the same names.
     """
 
     def __init__(self, sites: Sites, rows: np.ndarray, problems: Sequence[Mapping[int, Problem]]) -> None:
@@ -33,42 +33,42 @@ class Block:
         self._facts: dict[Any, Any] = {}
 
     def fact(self, find: Callable[[Block], _Fact]) -> _Fact:
-        """What a function finds out from the steps; it is called once."""
+        """Return the result of a function of this block; the function is called once and its result is cached."""
         return once(self._facts, find, lambda: self)
 
     @cached_property
     def measured(self) -> np.ndarray:
-        """Which have figures."""
+        """Return a mask of the diffs that have figures."""
         return np.asarray(self.rows["basis"] != 0)
 
     @cached_property
     def known(self) -> np.ndarray:
-        """Which are compared, and have figures."""
+        """Return a mask of the diffs that have both sides and figures."""
         return np.asarray(self.sites.complete & self.measured)
 
     @cached_property
     def all_known(self) -> bool:
-        """Whether all are."""
+        """Return True if all diffs have both sides and figures."""
         return bool(self.known.all())
 
     @cached_property
     def troubled(self) -> np.ndarray:
-        """Which have a problem."""
-        found = np.zeros(self.rows.shape, np.bool_)
+        """Return a mask of the diffs that have a problem."""
+        mask = np.zeros(self.rows.shape, np.bool_)
         for number, problems in enumerate(self._problems):
-            found[number, list(problems)] = True
-        return found
+            mask[number, list(problems)] = True
+        return mask
 
     @cached_property
     def relative(self) -> np.ndarray:
-        """The relative L2 error of each, as `padiff.records.Figures.rel_l2` says."""
+        """Return the relative L2 error of each diff, as defined by `padiff.records.Figures.rel_l2`."""
         return relative_l2(self.rows)
 
     def of_stage(self, stage: str, values: np.ndarray) -> np.ndarray:
-        """Those of the values that are of a stage's diffs."""
+        """Return the values that belong to the diffs of one stage."""
         return np.take(values, self.sites.places[stage], axis=-1)
 
     def known_of_stage(self, stage: str, values: np.ndarray, otherwise: float = np.nan) -> np.ndarray:
-        """The same, with something else where a diff is not compared, or has no figures."""
-        found = self.of_stage(stage, values)
-        return found if self.all_known else np.where(self.of_stage(stage, self.known), found, otherwise)
+        """Return the values of one stage's diffs, with `otherwise` for diffs that lack a side or figures."""
+        chosen = self.of_stage(stage, values)
+        return chosen if self.all_known else np.where(self.of_stage(stage, self.known), chosen, otherwise)

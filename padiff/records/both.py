@@ -1,4 +1,4 @@
-"""Both sides of a comparison in one value."""
+"""A pair of values: one for the reference, one for the candidate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ U = TypeVar("U")
 @quickly_made
 @dataclass(frozen=True, slots=True)
 class Both(Generic[T]):
-    """What there is of the reference and of the candidate; iterating gives the reference's first.
+    """A value of the reference and a value of the candidate; iteration yields the reference's first.
 
     Example:
         ``paths = Both("runs/torch", "runs/paddle"); runs = paths.map(open_run); runs.reference.numbers()``.
@@ -26,15 +26,15 @@ class Both(Generic[T]):
     candidate: T
 
     def map(self, f: Callable[[T], U]) -> Both[U]:
-        """What a function makes of either side."""
+        """Return the results of a function called with each side."""
         return Both(f(self.reference), f(self.candidate))
 
     def zip(self, other: Both[U]) -> Both[tuple[T, U]]:
-        """Each side with the other value's same side."""
+        """Return each side as a tuple with the same side of another pair."""
         return Both((self.reference, other.reference), (self.candidate, other.candidate))
 
     def swapped(self, when: bool = True) -> Both[T]:
-        """The candidate's in the reference's place, and the other way round."""
+        """Return the pair with its sides exchanged; the pair itself if `when` is False."""
         return Both(self.candidate, self.reference) if when else self
 
     def __iter__(self) -> Iterator[T]:
@@ -42,10 +42,10 @@ class Both(Generic[T]):
 
 
 def unzipped(pairs: Iterable[Both[S]]) -> Both[list[S]]:
-    """Of many pairs, what stands on either side."""
+    """Return a pair of lists from many pairs: all values of the reference, all values of the candidate."""
     pairs = list(pairs)
     return Both([pair.reference for pair in pairs], [pair.candidate for pair in pairs])
 
 
-#: What the two sides are called.
+#: Names of the two sides.
 SIDES = Both("reference", "candidate")

@@ -1,4 +1,4 @@
-"""A report and a run as a small card of HTML, for notebooks: no script, and nothing of a run is markup."""
+"""HTML cards for notebooks that show a report or a run: no script, and all text of a run is escaped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from padiff.records.run_text import declared_lines, model_text, steps_text
 if TYPE_CHECKING:
     from padiff.records.recorded import Run
 
-# Colours that are read on white and on black, as a notebook may be either.
+# Colours that are readable on white and on black, as a notebook may have either background.
 _COLOURS = {"match": "#2e8b63", "differ": "#d2542f", "cannot tell": "#b8860b"}
 _CARD = "border:1px solid rgba(128,128,128,.35);border-radius:8px;padding:12px 16px;max-width:860px;line-height:1.45"
 _QUIET = "opacity:.7"
@@ -22,7 +22,7 @@ _LAYERS = 6
 
 
 def report_card(report: ReportData) -> str:
-    """The verdict, and a row for each stage."""
+    """Return a card with the verdict and a row for each stage."""
     rows = []
     for row in stage_table(report):
         figures = ["" if row[name] is None else f"{row[name]:.2g}" for name in ("worst", "limit")]
@@ -39,7 +39,7 @@ def report_card(report: ReportData) -> str:
 
 
 def run_card(run: Run) -> str:
-    """A run's model, its steps, and what it declares."""
+    """Return a card with a run's model, its steps, and its declared settings."""
     numbers = run.numbers()
     state = f"{len(numbers):,} recorded step{'' if len(numbers) == 1 else 's'}, "
     state += "finished" if run.finished() else "not ended"

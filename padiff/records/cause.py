@@ -1,4 +1,4 @@
-"""Why two runs part, as a value."""
+"""The cause of a first diff, as a value."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why the runs part at their first diff.
+    """Explanation of a first diff.
 
     Attributes:
-        kind: a machine-readable name that stays as it is from version to version, e.g. ``learning_rate``; ``unknown``
-            where nothing explains it.
-        sentence: the cause in words, without a full stop; `str` gives it.
-        proven: whether computing with it explains what was recorded, and computing without it does not. Else it is
-            likely.
-        evidence: what speaks for it, in words: what was computed, and how near it comes. May be empty.
-        fix: the line that mends it, in the candidate's framework. May be empty.
-        excluded: what was computed as well, and does not explain what was recorded.
+        kind: a machine-readable name that is stable across versions, e.g. ``learning_rate``; ``unknown`` if nothing
+            explains the diff.
+        sentence: the cause in words, without a full stop; `str` returns it.
+        proven: True if a computation with the cause reproduces the recorded values, and one without it does not.
+            Otherwise the cause is likely.
+        evidence: the evidence in words: what was computed, and how close the result is. May be empty.
+        fix: the line of code that fixes the cause, in the candidate's framework. May be empty.
+        excluded: causes that were computed as well, and do not explain the recorded values.
     """
 
     kind: str
@@ -32,10 +32,10 @@ class Cause:
 
     @property
     def text(self) -> str:
-        """All of it, as the sentences that follow a message."""
-        known = "Cause" if self.kind == "unknown" else "Cause, proven" if self.proven else "Likely cause"
-        found = f"{known}: {self.sentence}{f' ({self.evidence})' if self.evidence else ''}."
-        found += f" To mend it: {self.fix}." if self.fix else ""
+        """Return the cause, its evidence and its fix as sentences that follow a message."""
+        certainty = "Cause" if self.kind == "unknown" else "Cause, proven" if self.proven else "Likely cause"
+        text = f"{certainty}: {self.sentence}{f' ({self.evidence})' if self.evidence else ''}."
+        text += f" To mend it: {self.fix}." if self.fix else ""
         if self.excluded and not self.proven:
-            found += f" Tried and excluded: {', '.join(self.excluded)}."
-        return found
+            text += f" Tried and excluded: {', '.join(self.excluded)}."
+        return text

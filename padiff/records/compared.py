@@ -1,4 +1,4 @@
-"""What a comparison makes of it: pairs, diffs, the report."""
+"""Results of a comparison: pairs, figures and diffs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from padiff.records.judgement import SUSPICIOUS, Figure, Grade, Judgement, Probl
 from padiff.records.layout import SAME, Layout
 from padiff.records.recorded import Record
 
-#: Scales of what is compared as it is.
+#: Scales of a pair that is compared without scaling.
 UNSCALED = Both(1.0, 1.0)
 _ZEROS = Both(0.0, 0.0)
 
@@ -23,13 +23,13 @@ class Pair:
 
     Attributes:
         step: the step's number.
-        reference, candidate: the records, `None` where that side has none.
-        layout: how the candidate's values are brought into the reference's layout.
-        scales: what each side's values are divided by before comparing (loss scaling).
-        optional: whether it is no diff that a side is missing: a buffer that only one model keeps.
-        anchor: the record that names the pair: the reference's, or the candidate's where it stands alone.
-        stage: the anchor's.
-        complete: whether both sides are there.
+        reference, candidate: the records; `None` if that side has none.
+        layout: how the candidate's values are converted to the reference's layout.
+        scales: divisors of each side's values before the comparison (loss scaling).
+        optional: True if a missing side is no diff: a buffer that only one model has.
+        anchor: the record that names the pair: the reference's, or the candidate's if there is no other.
+        stage: the stage of the anchor.
+        complete: True if both sides are present.
     """
 
     step: int
@@ -39,7 +39,7 @@ class Pair:
     scales: Both[float] = UNSCALED
     optional: bool = False
 
-    # Kept, as judging asks for them a hundred times for each pair.
+    # Stored, as judging reads them a hundred times for each pair.
     anchor: Record = field(init=False, repr=False, compare=False)
     stage: str = field(init=False, repr=False, compare=False)
     complete: bool = field(init=False, repr=False, compare=False)
@@ -54,18 +54,18 @@ class Pair:
 
     @property
     def sides(self) -> Both[Record | None]:
-        """Both records."""
+        """Return both records."""
         return Both(self.reference, self.candidate)
 
 
 @dataclass(frozen=True, slots=True)
 class Third:
-    """How far both sides are from the step in float64.
+    """Distances of both sides from the same step computed in float64.
 
     Attributes:
-        errors: of each side, its relative L2 distance.
-        code: whose code was run in float64, ``reference`` or ``candidate``: what is wrong with that side's code, and
-            not with its rounding, is wrong in float64, too.
+        errors: the relative L2 distance of each side.
+        code: the side whose code was run in float64, ``reference`` or ``candidate``. An error in that side's code,
+            unlike its rounding, is present in float64 too.
     """
 
     errors: Both[float]
@@ -73,20 +73,22 @@ class Third:
 
     @property
     def farther(self) -> str:
-        """The side that is farther from it; empty: neither is."""
+        """Return the side that is farther from float64; empty if both are equally far."""
         if self.errors.reference == self.errors.candidate:
             return ""
         return "reference" if self.errors.reference > self.errors.candidate else "candidate"
 
     @property
     def times(self) -> float:
-        """How many times as far the farther side is."""
+        """Return the ratio of the larger distance to the smaller one; infinity if only the smaller one is 0, 1 if both
+        are.
+        """
         least, most = sorted(self.errors)
         return most / least if least > 0 else (1.0 if most == 0 else math.inf)
 
     @property
     def text(self) -> str:
-        """It in words."""
+        """Return the distances in words."""
         far = " and ".join(f"{error:.2g} from the {side}" for side, error in zip(SIDES, self.errors))
         return f"the {self.code}'s code in float64 is {far}"
 
@@ -94,7 +96,7 @@ class Third:
 @quickly_made
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """How far two tensors are apart, computed in float64 over positions where both are finite.
+    """Distances between two tensors, computed in float64 over the positions where both are finite.
 
     Attributes:
         max_abs: largest ``|c - r|``.
@@ -103,18 +105,18 @@ class Figures:
         mean_reference: mean of ``|r|``.
         l2: ``||c - r||``.
         reference_l2, candidate_l2: ``||r||`` and ``||c||``.
-        bulk_l2: ``||c - r||`` without its few largest elements (`measure` says how many); `None` if not looked at.
+        bulk_l2: ``||c - r||`` without its few largest elements (`measure` says how many); `None` if not computed.
         size: number of elements.
-        index: where ``max_abs`` is.
-        values: reference's and candidate's value there.
-        mismatched: how many elements are beyond an elementwise tolerance (0 if none was asked for).
-        nonfinite: how many positions are NaN or infinite on one side only, or unequally.
-        overflowed: how many positions are NaN or infinite on both sides, alike or not.
+        index: position of ``max_abs``.
+        values: the reference's and the candidate's value at ``index``.
+        mismatched: number of elements beyond an elementwise tolerance (0 without such a tolerance).
+        nonfinite: number of positions that are NaN or infinite on one side only, or unequally on both.
+        overflowed: number of positions that are NaN or infinite on both sides, equal or not.
         basis: what was measured: ``tensors``, ``sketches`` (L2 norms are estimates, ``max_abs``, ``max_rel`` and
             ``mismatched`` lower bounds, ``mean_abs`` the root of the mean square), or ``moments`` (lower bounds).
-        spread: relative standard deviation of ``l2``, where it is an estimate.
-        third: how far both are from float64; `None`: not known.
-        floor: what ``l2`` may be by rounding alone, as it was measured (`padiff.records.floors`); `None`: it was not.
+        spread: relative standard deviation of ``l2``, if it is an estimate.
+        third: distances of both sides from float64; `None` if not known.
+        floor: the ``l2`` that rounding alone can cause, as measured (`padiff.records.floors`); `None` if not measured.
     """
 
     max_abs: float = 0.0
@@ -138,7 +140,7 @@ class Figures:
 
     @property
     def rel_l2(self) -> float:
-        """``||c - r|| / ||r||``; against a reference of zeros 0 or infinity."""
+        """Return ``||c - r|| / ||r||``; if the reference is all zeros, 0 or infinity."""
         if self.reference_l2 > 0:
             return self.l2 / self.reference_l2
         return 0.0 if self.l2 == 0 else float("inf")
@@ -147,15 +149,15 @@ class Figures:
 @quickly_made
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """A pair, measured and judged.
+    """A pair with its measured figures and its judgement.
 
     Attributes:
-        pair: what was compared.
-        figures: how far apart; `None` where nothing could be measured (see ``problem``).
-        passed: whether the tolerance policy accepts it.
-        judgement: which figure was judged, its limit, and the rule that allowed it; `None` before it is judged, and
-            where there is nothing to judge.
-        problem: why the values could not be compared or are wrong whatever the tolerance, else `None`.
+        pair: the records that were compared.
+        figures: the measured distances; `None` if nothing could be measured (see ``problem``).
+        passed: True if the tolerance policy accepts the pair.
+        judgement: the judged figure, its limit, and the rule that set the limit; `None` before judging, and if there is
+            nothing to judge.
+        problem: the reason why the values could not be compared or are wrong at any tolerance, else `None`.
     """
 
     pair: Pair
@@ -166,24 +168,24 @@ class Diff:
 
     @property
     def compared(self) -> bool:
-        """Whether both sides were there, and could be measured."""
+        """Return True if both sides are present and could be measured."""
         return self.pair.complete and (self.figures is not None or not self.passed)
 
     @property
     def counts(self) -> bool:
-        """Whether the verdict counts it: it was compared, or a side is missing that should be there."""
+        """Return True if the verdict counts the diff: it was compared, or a required side is missing."""
         return self.compared or not self.passed
 
     @property
     def excess(self) -> float:
-        """Judged figure as a multiple of its limit; infinite where a problem or a limit of 0 stands."""
+        """Return the judged figure as a multiple of its limit; infinity for a problem, and beyond a limit of 0."""
         if self.judgement is not None:
             return self.judgement.excess
         return 0.0 if self.passed else float("inf")
 
     @property
     def floors(self) -> float | None:
-        """How far apart in multiples of the floor; `None` where none was measured, or nothing was compared."""
+        """Return the L2 distance as a multiple of the floor; `None` without a measured floor or a comparison."""
         figures = self.figures
         if figures is None or figures.floor is None or not self.compared:
             return None
@@ -193,7 +195,7 @@ class Diff:
 
     @property
     def grade(self) -> Grade | None:
-        """What it is, in one word; `None` where nothing was compared."""
+        """Return the grade of the diff; `None` if nothing was compared."""
         if not self.passed:
             return Grade.WRONG
         if not self.compared or self.figures is None:
@@ -203,7 +205,7 @@ class Diff:
         return Grade.SUSPICIOUS if (self.floors or 0.0) > SUSPICIOUS else Grade.NOISE
 
     def judged(self, passed: bool, figure: Figure, value: float, limit: float, rule: Rule) -> Diff:
-        """The diff, with what was judged. (Not by `replace`, which takes longer than the judging.)"""
+        """Return the diff with a judgement. (`dataclasses.replace` would take longer than the judging.)"""
         return Diff(self.pair, self.figures, passed, Judgement(figure, value, limit, rule), self.problem)
 
     def __str__(self) -> str:
@@ -214,7 +216,7 @@ class Diff:
 
 
 def figures_text(diff: Diff) -> str:
-    """What was measured against what was allowed, in words."""
+    """Return the measured figures and the limit in words."""
     figures = diff.figures
     if diff.problem and (figures is None or not diff.compared):
         return str(diff.problem)

@@ -1,4 +1,4 @@
-"""How much of two runs was compared."""
+"""Amount of two runs that was compared."""
 
 from __future__ import annotations
 
@@ -7,38 +7,41 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How much of each run was compared.
+    """Amount of each run that was compared, and names of everything that was not.
 
     Attributes:
-        compared: how many pairs the verdict counts (`Diff.counts`); "5 of 343 pairs differ" is of these 343.
-        missing: how many of them fail because a side is missing.
-        reference_records, candidate_records: all records of the compared steps.
+        compared: number of pairs that the verdict counts (`Diff.counts`); "5 of 343 pairs differ" refers to these 343.
+        missing: number of these pairs that fail because a side is missing.
+        reference_records, candidate_records: number of records of the compared steps.
         reference_layers, candidate_layers: unmatched layers that own parameters or have no sublayers, by path.
-        reference_containers, candidate_containers: unmatched layers that only hold others: another nesting.
-        reference_parts, candidate_parts: layers without a partner of their own whose parameters were compared as parts
-            of another layer's (query, key and value in one): only their outputs were not.
+        reference_containers, candidate_containers: unmatched layers that only hold other layers: the models nest
+            differently.
+        reference_parts, candidate_parts: layers without a partner whose parameters were compared as parts of another
+            layer's (query, key and value in one matrix); only their outputs were not compared.
         reference_parameters, candidate_parameters: unmatched parameters and buffers, by ``layer/slot``.
         reference_sites, candidate_sites: unmatched records of matched layers, by site.
-        uncalled: layers whose forward was never called, by path with the side in front.
+        uncalled: layers whose forward was never called, by path, prefixed with the side.
         steps: numbers of the compared steps.
-        reference_steps, candidate_steps: steps that only one run has.
-        notes: further sentences (settings that differ, calls that were left out, ...).
-        ambiguous: pairs that another partner would fit nearly as well, with it.
-        assumed: how something is stored that neither names nor shapes tell.
-        views: layers whose tensors lie in another layout, and which.
-        cut_elsewhere: pairs of layers that end at other places of the computation: what is inside of them is compared,
+        reference_steps, candidate_steps: steps that only this run has.
+        notes: further sentences (settings that differ, calls that were not compared, ...).
+        ambiguous: pairs for which another partner fits nearly as well, with that partner.
+        assumed: assumptions about the storage of a tensor that neither names nor shapes prove.
+        views: layers whose tensors have another layout, and the layout.
+        cut_elsewhere: pairs of layers that end at different places of the computation: their contents are compared,
             their own outputs are not.
-        sketched: how many of the pairs were judged from sketches, whose relative L2 error is an estimate.
-        bounded: how many of those from norms and means only: one side lies in another layout.
-        ranks: what is compared where the runs have different numbers of processes, in words.
-        amplified: the first step whose outputs are more than a tenth of themselves apart, though nothing has parted:
+        sketched: number of pairs that were judged from sketches; their relative L2 error is an estimate.
+        bounded: number of the sketched pairs that were judged from norms and means only, because one side has another
+            layout.
+        ranks: what is compared if the runs have different numbers of processes, in words.
+        amplified: the first step whose outputs differ by more than a tenth of themselves although no diff failed:
             rounding that the training amplified. `None` if there is none.
-        unmeasured: sites of pairs of which sketches are all there is, and say nothing: parts of a fused tensor.
-        reference_unrecorded, candidate_unrecorded: parameters that train, that the lists let be recorded, and that no
-            compared step has a record of, by ``layer/slot``.
-        left_out: why something was not recorded, as the first compared steps note it, with the side in front.
-        lost: which rank of which run did not write which steps, though others did, a sentence each.
-        zeros: sites of gradients that are rounding noise around a true value of zero, which a fixed tolerance let pass.
+        unmeasured: sites of pairs that have sketches only, from which nothing can be computed: parts of a fused tensor.
+        reference_unrecorded, candidate_unrecorded: trainable parameters that the lists include and that have no record
+            in any compared step, by ``layer/slot``.
+        left_out: reasons why something was not recorded, as noted by the first compared steps, prefixed with the side.
+        lost: sentences that name a rank and the steps that other ranks wrote and this one did not.
+        zeros: sites of gradients that are rounding noise around a true value of zero, and that a fixed tolerance
+            accepted.
     """
 
     compared: int = 0
@@ -77,20 +80,20 @@ class Coverage:
 
     @property
     def unrecorded(self) -> int:
-        """How many parameters that train have no record, on either side."""
+        """Return the number of trainable parameters without a record, on both sides together."""
         return len(self.reference_unrecorded) + len(self.candidate_unrecorded)
 
     @property
     def share(self) -> float:
-        """Paired records as a share of all that both runs should have recorded, 0 to 1.
+        """Return the paired records as a share of all records that both runs should have, 0 to 1.
 
-        A parameter that trains and has no record counts as one record of each compared step.
+        A trainable parameter without a record counts as one record of each compared step.
         """
         total = self.reference_records + self.candidate_records + self.unrecorded * max(len(self.steps), 1)
         return 2 * (self.compared - self.missing) / total if total else 0.0
 
     @property
     def complete(self) -> bool:
-        """Whether nothing was left out."""
+        """Return True if every record of both runs was paired and every trainable parameter has a record."""
         paired = self.compared - self.missing
         return self.reference_records == self.candidate_records == paired and not self.unrecorded

@@ -1,4 +1,4 @@
-"""What was compared, and what was not, in words."""
+"""Coverage of a comparison in words."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from padiff.records.report_data import ReportData
 from padiff.sketches.sketch import ELEMENTS, SPREAD
 from padiff.system.printable import printable_lines
 
-# Names that a line lists.
+# Maximum number of names that a line lists.
 _NAMED = 8
 
 
 def coverage_lines(report: ReportData, at_most: int = _NAMED) -> list[str]:
-    """What was left out, and what is worth knowing besides, a line each."""
+    """Return lines that say how much was compared, what was not, and further remarks."""
     coverage = report.coverage
     lines = [f"{coverage.compared} pairs, {coverage.share:.1%} of what was recorded in the compared steps"]
     if coverage.ranks:
@@ -61,18 +61,18 @@ def coverage_lines(report: ReportData, at_most: int = _NAMED) -> list[str]:
         ("layers that end at another place of the computation, compared inside only", coverage.cut_elsewhere),
         ("kept as sketches, which do not show parts of a tensor: not compared", coverage.unmeasured),
     ]
-    others = [one.text for one in report.settings_differ if one.kind not in ("layer_setting",)]
+    others = [difference.text for difference in report.settings_differ if difference.kind not in ("layer_setting",)]
     named.append(("set differently", others))
     named.append(("environments differ", report.environment))
     for title, names in named:
-        found = list(names)
-        if found:
-            lines.append(f"{title}: {_first(found, at_most)}")
+        listed = list(names)
+        if listed:
+            lines.append(f"{title}: {_first(listed, at_most)}")
     return printable_lines(lines)
 
 
 def zeros_text(zeros: Collection[str]) -> str:
-    """How many gradients a fixed tolerance let pass as noise, and what such noise moved."""
+    """Return a sentence that counts the gradients accepted as noise and the tensors that this noise moved."""
     counts = [sum(f"/{stage}/" in site for site in zeros) for stage in ("grad", "weight")]
     counts.append(len(zeros) - sum(counts))
     text = f"{counts[0]} gradient{' is' if counts[0] == 1 else 's are'} rounding noise around zero"
@@ -81,8 +81,8 @@ def zeros_text(zeros: Collection[str]) -> str:
 
 
 def _first(names: Sequence[str], at_most: int) -> str:
-    rest = f", and {len(names) - at_most} more" if len(names) > at_most else ""
-    return f"{', '.join(names[:at_most])}{rest}"
+    more = f", and {len(names) - at_most} more" if len(names) > at_most else ""
+    return f"{', '.join(names[:at_most])}{more}"
 
 
 def left_out_text(report: ReportData) -> str:

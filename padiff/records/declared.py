@@ -1,4 +1,4 @@
-"""What two runs declare differently, as values."""
+"""Differences between the declared settings of two runs, as values."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ from padiff.records.settings import setting_text
 from padiff.system.naming import first_few
 
 _NOTHING: Both[tuple[str, ...]] = Both((), ())
-# Parameters and layers that a sentence names.
+# Maximum number of parameters and layers that a sentence names.
 _NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Something that two runs are set differently in.
+    """A setting that two runs declare differently.
 
     Attributes:
-        name: what it is, e.g. ``beta2``; the same in both frameworks.
-        values: what either run has set. `None`: it has nothing of the kind.
-        stage: where in a step it acts.
-        kind: of the cause that it is: ``optimizer_setting``, ``learning_rate``, ``clipping``, ``loss_setting``,
-            ``layer_setting``, ``mode``, ``trainable``, ``tied``, ``accumulation``, ``micro_batches``,
-            ``left_over``, ``trainer``, ``precision``.
-        about: whose it is, in words: ``AdamW``, ``the loss``, ``layer norm1 (LayerNorm) against ln (LayerNorm)``.
-        changes: whether the two runs can't compute the same because of it.
-        fix: the line that mends it, in the candidate's framework. May be empty.
-        parameters: which parameters it concerns, by ``layer/slot``; all that the runs train where it is empty.
-        layers: which layers it concerns, by path.
-        step: the first step that shows it.
-        note: a sentence that explains it. May be empty.
+        name: name of the setting, e.g. ``beta2``; the same in both frameworks.
+        values: the value of each run; `None` if a run has no such setting.
+        stage: the stage of a step in which the setting acts.
+        kind: kind of the cause: ``optimizer_setting``, ``learning_rate``, ``clipping``, ``loss_setting``,
+            ``layer_setting``, ``mode``, ``trainable``, ``tied``, ``accumulation``, ``micro_batches``, ``left_over``,
+            ``trainer``, ``precision``.
+        about: the object that has the setting, in words: ``AdamW``, ``the loss``, ``layer norm1 (LayerNorm) against ln
+            (LayerNorm)``.
+        changes: True if the two runs cannot compute the same because of the difference.
+        fix: the line of code that fixes the difference, in the candidate's framework. May be empty.
+        parameters: the parameters that are affected, by ``layer/slot``; empty: all trained parameters.
+        layers: the layers that are affected, by path.
+        step: the first step that shows the difference.
+        note: a sentence that explains the difference. May be empty.
     """
 
     name: str
@@ -50,43 +51,43 @@ class Difference:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What is the same for the same difference in another step."""
+        """Return a key that is equal for the same difference in different steps."""
         return self.name, *map(str, self.values), self.about, self.parameters, self.layers
 
     @property
     def order(self) -> tuple[int, int]:
-        """Where it stands in causal order."""
+        """Return the sort key of the causal order: step, then stage."""
         return self.step, STAGES.index(self.stage)
 
     @property
     def said(self) -> str:
-        """What is said of differences of its kind."""
+        """Return the sentence for differences of this kind."""
         return _SAID[self.kind]
 
     @property
     def text_alone(self) -> str:
-        """What differs, in words, without whose it is."""
+        """Return the two values in words, without the object that has the setting."""
         values = self.values.map(setting_text)
-        # The kind says of a learning rate what it is.
+        # The sentence of the kind names the learning rate already.
         name = "" if self.kind == "learning_rate" else f"{_WORDS.get(self.name, self.name)} "
         return f"{name}{values.reference} against {values.candidate}"
 
     @property
     def text(self) -> str:
-        """What differs, in words."""
+        """Return the two values and the object that has the setting, in words."""
         where = self.about
         if self.parameters.reference:
             where += f"{' ' if where else ''}for {first_few(self.parameters.reference, _NAMED)}"
         return f"{where}: {self.text_alone}" if where else self.text_alone
 
     def cause(self) -> Cause:
-        """The difference as the cause of a diff."""
-        own = self.text_alone if self.layers.reference else self.text
-        return Cause(self.kind, f"{self.said}: {own}", evidence=self.note, fix=self.fix)
+        """Return the difference as the cause of a diff."""
+        text = self.text_alone if self.layers.reference else self.text
+        return Cause(self.kind, f"{self.said}: {text}", evidence=self.note, fix=self.fix)
 
     @property
     def place(self) -> Both[str | None]:
-        """The layers that it is reported at; the loop where it is about no layer alone."""
+        """Return the layers at which to report the difference; the loop if no layer is affected by itself."""
         if self.layers.reference or self.layers.candidate:
             return self.layers.map(lambda paths: paths[0] if paths else None)
         if self.parameters.reference or self.parameters.candidate:
@@ -94,7 +95,7 @@ class Difference:
         return Both(LOOP, LOOP)
 
 
-#: Names that are said in words.
+#: Names that are printed as words.
 _WORDS = {"weight_decay": "weight decay"}
 _SAID = {
     "optimizer_setting": "the optimizers are set differently",

@@ -1,10 +1,10 @@
-"""The dtypes that a run may name."""
+"""Names of the dtypes that a run may contain."""
 
 from __future__ import annotations
 
 from sys import intern
 
-#: All that torch and paddle have, by the names without the framework's.
+#: All dtypes of torch and paddle, without the framework's prefix.
 DTYPES = frozenset((
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32",
     "float64", "complex32", "complex64", "complex128", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
@@ -15,7 +15,7 @@ DTYPES = frozenset((
 
 
 def known_dtype(value: object, what: str = "a tensor") -> str:
-    """Return the name of a dtype.
+    """Return the name of a dtype, interned.
 
     Raises:
         ValueError: no framework has such a dtype.

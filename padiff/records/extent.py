@@ -1,10 +1,10 @@
-"""How far a diff reaches, as a value."""
+"""Extent of a first diff: within its tensor, over its step, and over earlier steps."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: What the tensors of a stage are called, where there are several.
+#: Plural nouns for the tensors of each stage.
 NOUNS = {
     "input": "inputs",
     "weight": "weights and buffers",
@@ -14,19 +14,19 @@ NOUNS = {
     "grad": "gradients",
     "update": "updates",
 }
-#: The stages in which a tensor's place in the order says what it is made of.
+#: Stages in which each tensor is computed from those before it in the order.
 CAUSAL = frozenset({"forward", "backward"})
 
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """Which part of a tensor holds all of its error that is beyond the limit.
+    """The part of a tensor that holds all of its error beyond the limit.
 
     Attributes:
-        what: ``sample``, ``row``, ``column``, ``channel``, ``element``, or ``index of axis 2``.
-        indices: which ones; of elements none are named.
-        count: how many they are.
-        size: how many there are.
+        what: noun of the part: ``sample``, ``row``, ``column``, ``channel``, ``element``, or ``index of axis 2``.
+        indices: the affected indices; empty for elements.
+        count: number of affected indices.
+        size: number of all indices.
     """
 
     what: str
@@ -38,24 +38,24 @@ class Within:
         if not self.indices:
             return f"only in {self.count:,} of its {self.size:,} {self.what}s"
         named = ", ".join(map(str, self.indices))
-        noun, _, rest = self.what.partition(" ")
+        noun, _, axis = self.what.partition(" ")
         plural = {"index": "indices"}.get(noun, f"{noun}s") if self.count > 1 else noun
-        return f"only in {plural} {named}{f' {rest}' if rest else ''} of {self.size:,}"
+        return f"only in {plural} {named}{f' {axis}' if axis else ''} of {self.size:,}"
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How far a first diff reaches: within its tensor, over its step, and back in time.
+    """Extent of a first diff: within its tensor, over its step, and over earlier steps.
 
     Attributes:
         stage: the diff's stage.
-        within: the part of the tensor that differs; `None` where it is all of it, or not known.
-        differing, others: how many tensors of the same stage and step differ besides it, of how many: of outputs and
-            activation gradients those after it, else all others.
-        only: the kinds of parameters that differ (``norms``, ``biases``, ``matrices``), where they are all of these
-            kinds and none of another.
-        agreed: how far off it was at most in the steps compared before (relative L2); `None` without such a step.
-        steps: how many steps these are.
+        within: the part of the tensor that differs; `None` if all of it differs, or if not known.
+        differing, others: how many other tensors of the same stage and step differ, and how many there are. For outputs
+            and activation gradients only later ones count.
+        only: the kinds of parameters that differ (``norms``, ``biases``, ``matrices``), if all parameters of these
+            kinds differ and none of another kind.
+        agreed: largest relative L2 error of the same tensor in the steps compared before; `None` without such a step.
+        steps: number of the steps compared before.
     """
 
     stage: str
@@ -68,19 +68,19 @@ class Extent:
 
     @property
     def text(self) -> str:
-        """All of it, a sentence each; empty where there is nothing to say."""
-        found = [f"It differs {self.within}."] if self.within is not None else []
+        """Return the extent in sentences; empty if nothing is known."""
+        sentences = [f"It differs {self.within}."] if self.within is not None else []
         if self.others:
-            found.append(f"{self._spread()}.")
+            sentences.append(f"{self._spread()}.")
         if self.agreed is not None:
             steps = "step" if self.steps == 1 else f"{self.steps:,} steps"
-            found.append(
+            sentences.append(
                 f"In the {steps} compared before it agreed {f'to {self.agreed:.2g}' if self.agreed else 'exactly'}."
             )
-        return " ".join(found)
+        return " ".join(sentences)
 
     def _spread(self) -> str:
-        """Which other tensors of the step differ."""
+        """Return a clause that says which other tensors of the step differ."""
         noun, every = NOUNS[self.stage], self.differing == self.others
         if self.only:
             return f"Only {' and '.join(self.only)} differ ({self.differing + 1:,} of {self.others + 1:,} {noun})"

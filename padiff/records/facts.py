@@ -1,4 +1,4 @@
-"""What is found out once for all that is alike."""
+"""Memoization of functions whose result is the same for many steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _Fact = TypeVar("_Fact")
 
 
 def once(facts: dict[Any, Any], find: Callable[[_Thing], _Fact], given: Callable[[], _Thing]) -> _Fact:
-    """What a function finds out from what it is given. Both are called once; ``facts`` keeps what was found."""
+    """Return `find(given())`, computed once and cached in `facts` under the function `find`."""
     if find not in facts:
         facts[find] = find(given())
     return facts[find]  # type: ignore[no-any-return]

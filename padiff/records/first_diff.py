@@ -1,4 +1,4 @@
-"""Where two runs part first."""
+"""The first diff of two runs."""
 
 from __future__ import annotations
 
@@ -19,31 +19,32 @@ _NOTHING: Both[tuple[str, ...]] = Both((), ())
 
 @dataclass(frozen=True, slots=True)
 class FirstDiff:
-    """Where two runs part, first in causal order: step, stage, execution order of the reference.
+    """The first diff of two runs in causal order: step, stage, execution order of the reference.
 
     Attributes:
-        step, stage: where in the run.
-        reference, candidate: paths of the two layers, `None` where there is no such layer.
-        slot: which tensor of the layer.
-        diff: what was measured there; `None` where no tensor shows it.
-        cause: why; `None` where nothing speaks for a cause.
-        caveat: why it may be no diff at all, as a sentence; else empty.
-        statement: what is wrong where no tensor shows it.
-        extent: how far it reaches; `None` where no tensor shows it.
-        parameters: of what the runs declare differently, which parameters it concerns, by ``layer/slot``; empty: all.
-        last_agreeing: of an output, the last layer before it whose output agrees, by the reference's path; empty where
-            that is not known.
-        inside: whether what goes into the layer agrees, so that the diff comes from inside of it; `None` where that is
-            not known. If it does not, it comes from the code between the last layer that agrees and this one, and
-            ``slot`` and ``diff`` are what goes in.
-        call: which call of a function it comes from, in words; empty where that is not known.
-        recomputed: whose figures agree with float64; `None` where that can't be computed.
-        standing: whether it is the first diff of the run, follows from it (of a later step's report), or is a fault by
-            itself.
-        picture: what both tensors look like; `None` where they are not there in full.
-        rank: of which process; `None` where there is one, or where what all of them share parts.
-        stacks: lines of either side's code that the call comes from, ``file:line function``, the innermost first; empty
-            where they were not recorded.
+        step, stage: position in the run.
+        reference, candidate: paths of the two layers, `None` if there is no such layer.
+        slot: the tensor of the layer, e.g. ``output.0``.
+        diff: the measured diff; `None` if no tensor shows the fault.
+        cause: the explanation; `None` if nothing indicates a cause.
+        caveat: a sentence that says why this may be no diff at all; else empty.
+        statement: a sentence that describes the fault if no tensor shows it.
+        extent: how much of the tensor, the step and the run differs; `None` if no tensor shows the fault.
+        parameters: parameters that a difference in declared settings affects, by ``layer/slot``; empty: all.
+        last_agreeing: for an output, the last layer before it whose output agrees, by the reference's path; empty if
+            not known.
+        inside: True if the inputs of the layer agree, so that the diff is caused inside the layer; `None` if not known.
+            If False, the cause is in the code between the last layer that agrees and this one, and ``slot`` and
+            ``diff`` are those of the differing input.
+        call: the function call that causes the diff, in words; empty if not known.
+        recomputed: which side agrees with a computation in float64; `None` if that cannot be computed.
+        standing: relation to the first diff of the run: it is the first, follows from it (in a later step's report), or
+            is a separate fault.
+        picture: distributions and worst elements of both tensors; `None` if they were not recorded in full.
+        rank: number of the process; `None` if there is one process, or if the diff is in a tensor that all processes
+            share.
+        stacks: lines of each side's code that lead to the call, ``file:line function``, innermost first; empty if not
+            recorded.
     """
 
     step: int
@@ -68,12 +69,12 @@ class FirstDiff:
 
     @property
     def max_abs(self) -> float:
-        """Largest ``|c - r|``; NaN where nothing was measured."""
+        """Return the largest ``|c - r|``; NaN if nothing was measured."""
         return self._figures.max_abs
 
     @property
     def max_rel(self) -> float:
-        """Largest ``|c - r| / |r|``; NaN where nothing was measured."""
+        """Return the largest ``|c - r| / |r|``; NaN if nothing was measured."""
         return self._figures.max_rel
 
     @property
@@ -83,39 +84,39 @@ class FirstDiff:
 
     @property
     def message(self) -> str:
-        """All of it in words."""
+        """Return the whole description in words."""
         if self.standing is Standing.NEW:
             return self._by_itself
         if self.diff is None:
-            mending = f" To mend it: {self.cause.fix}" if self.cause is not None and self.cause.fix else ""
-            return f"{self.statement}{mending}"
+            fix = f" To mend it: {self.cause.fix}" if self.cause is not None and self.cause.fix else ""
+            return f"{self.statement}{fix}"
         because = f" {self.cause.text}" if self.cause is not None else ""
         caveat = f" {self.caveat}" if self.caveat else ""
         reach = f" {self.extent.text}" if self.extent is not None and self.extent.text else ""
-        whose = f" {self.recomputed.text}" if self.recomputed is not None else ""
+        float64 = f" {self.recomputed.text}" if self.recomputed is not None else ""
         parts = (
             "This follows from the first diff: the runs differ"
             if self.standing is Standing.FOLLOWS
             else "The runs part"
         )
-        return f"{parts} at {self.place_text}.{self._place}{reach}{whose}{because}{caveat}"
+        return f"{parts} at {self.place_text}.{self._place}{reach}{float64}{because}{caveat}"
 
     @property
     def _by_itself(self) -> str:
-        """A fault that does not follow from the first one, in short."""
+        """Return a short description of a fault that does not follow from the first diff."""
         because = f" {self.cause.text}" if self.cause is not None else ""
-        whose = f" {self.recomputed.text}" if self.recomputed is not None else ""
+        float64 = f" {self.recomputed.text}" if self.recomputed is not None else ""
         where = self.statement or f"at {self.where if self.recomputed is not None else self.place_text}"
-        return f"A second fault, which does not follow from the first: {where}.{whose}{because}"
+        return f"A second fault, which does not follow from the first: {where}.{float64}{because}"
 
     @property
     def place_text(self) -> str:
-        """Where a tensor parts, and how far."""
+        """Return the position of the diff and its figures, in words."""
         return self.where if self.diff is None else f"{self.where}: {figures_text(self.diff)}"
 
     @property
     def where(self) -> str:
-        """Where a tensor parts."""
+        """Return the position of the diff in words: step, rank, stage, layers, slot and call."""
         step = f"step {self.step}" + ("" if self.rank is None else f", rank {self.rank}")
         if self.diff is None:
             return f"{step}, stage {self.stage}"
@@ -124,7 +125,7 @@ class FirstDiff:
 
     @property
     def _place(self) -> str:
-        """Where in the code it is, in words, as far as that is known."""
+        """Return a sentence that locates the diff in the code; empty if not known."""
         last, layer = self.last_agreeing, self.reference
         call = f": {self.call}" if self.call else ""
         if last and layer is not None and is_below(last, layer):

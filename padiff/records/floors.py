@@ -1,4 +1,4 @@
-"""Floors: how far off each tensor of a step is by rounding alone, measured on the very model and batch."""
+"""Floors: the error of each tensor of a step by rounding alone, measured with the same model and batch."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 
 from padiff.records.sources import TensorSource
 
-#: Stages that floors are measured of: what a step computes. What it starts from is moved by hand.
+#: Stages that have floors: everything that a step computes. Inputs and weights are what the measurement perturbs.
 MEASURED_STAGES = frozenset({"forward", "loss", "backward", "grad", "update"})
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What rounding makes of one tensor.
+    """Rounding error of one tensor.
 
     Attributes:
-        error: largest L2 norm of its change, for a move by one unit in the last place.
-        norm: its own L2 norm.
-        size: how many elements it has.
+        error: largest L2 norm of the tensor's change, per perturbation of one unit in the last place.
+        norm: L2 norm of the tensor.
+        size: number of elements of the tensor.
     """
 
     error: float
@@ -27,7 +27,7 @@ class Floor:
 
     @property
     def relative(self) -> float:
-        """The error as a share of the norm; 0 of what is zero."""
+        """Return the error as a share of the norm; 0 if the norm is 0."""
         return self.error / self.norm if self.norm > 0 else 0.0
 
 
@@ -36,15 +36,15 @@ class Floors:
     """The floors of a step.
 
     Attributes:
-        step: its number.
-        runs: how often it was run again, moved.
-        units: by how many units in the last place each of these runs was moved.
-        dtype: of whose last places: the coarsest that the step computes in.
-        seed: of the random signs.
+        step: number of the step.
+        runs: number of perturbed runs of the step.
+        units: size of the perturbation of each run, in units in the last place.
+        dtype: the coarsest dtype that the step computes in; the units are those of its last place.
+        seed: seed of the random signs.
         sites: the floor of each tensor, by the site of its record.
-        exact: the tensors of the step in float64, likewise; empty: it was not run in float64.
-        rank: which process of a distributed run.
-        notes: sentences about what could not be measured.
+        exact: the tensors of the step in float64, by the site of the record; empty: the step was not run in float64.
+        rank: number of the process of a distributed run.
+        notes: sentences about tensors that could not be measured.
     """
 
     step: int

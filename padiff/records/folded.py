@@ -1,4 +1,4 @@
-"""Diffs of many steps in little memory."""
+"""Compact storage of the diffs of many steps."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from padiff.records.sources import TensorSource
 from padiff.records.step_diffs import StepDiffs
 from padiff.sketches.sketch import Sketch
 
-# Where the stage stands in what of a record is the same in every step (`_place`).
+# Index of the stage in the tuple that `_place` returns.
 _STAGE = 1
 
 
 class Steps:
-    """Reads steps of a run again when a record of one is looked at; the last one is kept."""
+    """Reader of a run's steps that reads a step again when one of its records is accessed, and caches the last step."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._last: tuple[int, list[Step]] = (-1, [])
 
     def record(self, number: int, rank: int, order: int) -> Record:
-        """One record, by its place in the order of its step."""
+        """Return one record, by its position in the order of its step."""
         if self._last[0] != number:
             self._last = number, self._run.steps(number)
         records = self._last[1][rank].records
-        found = records[order] if order < len(records) else None
-        if found is None or found.order != order:
-            found = next(record for record in records if record.order == order)
-        return found
+        candidate = records[order] if order < len(records) else None
+        if candidate is None or candidate.order != order:
+            candidate = next(record for record in records if record.order == order)
+        return candidate
 
 
 @dataclass(frozen=True, slots=True)
 class Reread(TensorSource):
-    """A tensor source that looks for its record in the run again."""
+    """A tensor source that reads its record from the run again at each access."""
 
     steps: Steps
     number: int
@@ -80,7 +80,7 @@ class Reread(TensorSource):
 
 
 class _Names(dict[Any, int]):
-    """Numbers of things that come again and again, in the order in which they came first."""
+    """Numbers of hashable values, in order of first occurrence; `known[number]` is the value of a number."""
 
     def __init__(self) -> None:
         self.known: list[Any] = []
@@ -96,13 +96,13 @@ class _Block:
     """Diffs of one rank of one step.
 
     Attributes:
-        numbers: of the step, as each run numbers it.
-        rank: which of the step's ranks, counted.
-        step: the step's number, as the pairs have it.
-        places: what of each pair is the same in every step, by its number.
-        rows: what is kept of each diff.
-        problems: by their place in the block.
-        whole: diffs that do not fit into a row, likewise.
+        numbers: the number of the step in each run.
+        rank: position of the rank among the step's ranks.
+        step: the step's number in the pairs.
+        places: number of each pair's step-independent description (`_about`).
+        rows: the row of each diff, of the dtype `padiff.records.rows.ROW`.
+        problems: problems by position in the block.
+        whole: diffs that do not fit into a row, by position in the block.
     """
 
     numbers: Both[int]
@@ -115,9 +115,9 @@ class _Block:
 
 
 class FoldedDiffs(OnDemand[Diff]):
-    """The diffs of many steps: what is the same in every step is kept once, figures as numbers.
+    """Diffs of many steps, stored compactly: pair descriptions that repeat in every step once, figures as numbers.
 
-    A diff is made anew whenever it is asked for; if its tensors are looked at, its step is read again.
+    A diff is created anew at each access; its step is read again when its tensors are accessed.
 
     Args:
         runs: reference and candidate.
@@ -129,9 +129,9 @@ class FoldedDiffs(OnDemand[Diff]):
         self._starts = array("q")
         self._count = 0
         self._places = _Names()
-        #: Of pairs that steps have in common, their numbers in `_places`, and the places of those that are in no file.
+        #: For pairs that steps share: their numbers in `_places`, and the positions of pairs that no file holds.
         self._planned: dict[Sites, tuple[np.ndarray, list[int]]] = {}
-        #: Problems, as steps have them: most have the same.
+        #: Problems of steps, shared by steps with equal ones: most steps have the same.
         self._problems: dict[tuple[tuple[int, Problem], ...], Mapping[int, Problem]] = {}
 
     def add(self, diffs: Sequence[Diff], numbers: Both[int], rank: int) -> None:
@@ -140,54 +140,56 @@ class FoldedDiffs(OnDemand[Diff]):
         if step.number is None:
             return
         places, lost = self._about(step)
-        whole = {place: step[place] for place in {*lost, *step.odd}}
+        misfits = {place: step[place] for place in {*lost, *step.odd}}
         problems = self._problems.setdefault(tuple(step.problems.items()), step.problems)
-        self._blocks.append(_Block(numbers, rank, step.number, places, step.rows, problems, whole))
+        self._blocks.append(_Block(numbers, rank, step.number, places, step.rows, problems, misfits))
         self._starts.append(self._count)
         self._count += len(step)
 
     def _about(self, step: StepDiffs) -> tuple[np.ndarray, list[int]]:
-        """The numbers of what of pairs is the same in every step, and the places of pairs that no file has."""
+        """Return the numbers of the pairs' step-independent descriptions, and the positions of pairs that no file
+        holds.
+        """
         pairs = step.pairs
-        # Scales come from the step.
+        # Scales depend on the step.
         alike = isinstance(pairs, PlannedPairs) and pairs.unscaled
-        known = self._planned.get(step.sites) if alike else None
-        if known is None:
-            known = self._called(pairs) if isinstance(pairs, PlannedPairs) else None
-            if known is None:
+        numbered = self._planned.get(step.sites) if alike else None
+        if numbered is None:
+            numbered = self._called(pairs) if isinstance(pairs, PlannedPairs) else None
+            if numbered is None:
                 lost = [place for place, pair in enumerate(pairs) if not _is_in_files(pair)]
-                known = self._numbers(map(_about, pairs)), lost
+                numbered = self._numbers(map(_about, pairs)), lost
             if alike:
-                self._planned[step.sites] = known
-        return known
+                self._planned[step.sites] = numbered
+        return numbered
 
     def _called(self, pairs: PlannedPairs) -> tuple[np.ndarray, list[int]] | None:
-        """The same of pairs of which all is known by what their records are called; `None` of others."""
+        """Return the same as `_about` from the records' descriptions alone; `None` if that requires reading records."""
         sides = of_called(pairs, _place)
         if sides is None:
             return None
-        rest = zip(pairs.columns.layouts, pairs.scales, pairs.columns.optional)
-        # What is known by name was read of a file.
-        return self._numbers((*both, *others) for both, others in zip(sides, rest)), []
+        columns = zip(pairs.columns.layouts, pairs.scales, pairs.columns.optional)
+        # Records that have a shared description were read from a file.
+        return self._numbers((*both, *others) for both, others in zip(sides, columns)), []
 
     def _numbers(self, about: Iterable[tuple[Any, ...]]) -> np.ndarray:
-        return np.array([self._places[one] for one in about], np.uint32)
+        return np.array([self._places[description] for description in about], np.uint32)
 
     @property
     def failed(self) -> Sequence[Diff]:
-        """Those that did not pass."""
+        """Return the diffs that did not pass."""
         places = array("q")
         for start, block in zip(self._starts, self._blocks):
             places.extend((start + np.flatnonzero(~block.rows["passed"])).tolist())
         return _Chosen(self, places)
 
     def holds(self, column: str) -> bool:
-        """Whether any of them has a number in a column of `padiff.records.rows.FLOATS`."""
+        """Return True if any diff has a number in a column of `padiff.records.rows.FLOATS`."""
         return any(not np.isnan(block.rows[column]).all() for block in self._blocks)
 
     @property
     def tables(self) -> Iterator[Table]:
-        """They as tables, one for each rank of each step."""
+        """Yield the diffs as tables, one for each rank of each step."""
         about = self._places.known
         stages = stage_numbers((reference or candidate)[_STAGE] for reference, candidate, *_ in about)
         complete = np.array([bool(reference and candidate) for reference, candidate, *_ in about], np.bool_)
@@ -222,7 +224,7 @@ class FoldedDiffs(OnDemand[Diff]):
 
 
 class _Chosen(OnDemand[Diff]):
-    """Some of the diffs, in their order."""
+    """A subset of the diffs, in their order."""
 
     def __init__(self, diffs: FoldedDiffs, places: array[int]) -> None:
         self._diffs, self._places = diffs, places
@@ -235,12 +237,12 @@ class _Chosen(OnDemand[Diff]):
 
 
 def _place(r: Record) -> tuple[Any, ...]:
-    """What of a record is the same in every step."""
+    """Return the parts of a record's description that are the same in every step."""
     return r.layer, r.stage, r.slot, r.dtype, r.shape, r.call, r.order, r.layer_type, r.recomputed
 
 
 def _record(place: tuple[Any, ...] | None, steps: Steps, number: int, rank: int) -> Record | None:
-    """The record at a place in a step."""
+    """Return a record of a step, from its description; its values are read again at each access."""
     if place is None:
         return None
     layer, stage, slot, dtype, shape, call, order, layer_type, recomputed = place
@@ -249,11 +251,11 @@ def _record(place: tuple[Any, ...] | None, steps: Steps, number: int, rank: int)
 
 
 def _about(pair: Pair) -> tuple[Any, ...]:
-    """What of a pair is the same in every step."""
+    """Return the parts of a pair's description that are the same in every step."""
     sides = [None if side is None else _place(side) for side in pair.sides]
     return (*sides, pair.layout, pair.scales, pair.optional)
 
 
 def _is_in_files(pair: Pair) -> bool:
-    """Whether both sides can be read again: a part of a tensor, or several in one, is in no file."""
+    """Return True if both sides can be read again; parts of tensors and joined tensors are in no file."""
     return all(side is None or side.source.refetchable for side in (pair.reference, pair.candidate))

@@ -1,4 +1,4 @@
-"""Many diffs in few rows: those that are alike are one."""
+"""Summary of many diffs in few rows: similar diffs share one row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from padiff.records.compared import Diff, figures_text
 
 _NUMBER = re.compile(r"\d+")
-# What the tensors of a stage are called, of one and of several.
+# Nouns for the tensors of each stage, singular and plural.
 _NOUNS = {
     "input": ("input", "inputs"),
     "weight": ("weight or buffer", "weights and buffers"),
@@ -22,18 +22,18 @@ _NOUNS = {
     "grad": ("gradient", "gradients"),
     "update": ("update", "updates"),
 }
-# How far the ratios of tensors may be apart that are the same multiple of the reference's.
+# Relative tolerance within which two ratios to the reference count as equal.
 _SAME_RATIO = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """A diff, and what is said of how it stands to the first one.
+    """A diff and the words for its relation to the first diff.
 
     Attributes:
-        number: its place among those that are listed.
-        diff: it.
-        mark: what is said; may be empty.
+        number: position among the listed diffs.
+        diff: the diff.
+        mark: words for the relation; may be empty.
     """
 
     number: int
@@ -42,19 +42,19 @@ class Marked:
 
     @property
     def row(self) -> Row:
-        """It alone."""
+        """Return a row for this diff alone."""
         pair = self.diff.pair
         return Row(f"step {pair.step}", pair.anchor.site, figures_text(self.diff), self.mark)
 
 
 class Row(NamedTuple):
-    """What is said of one diff, or of several that are alike.
+    """Text about one diff, or about several similar ones.
 
     Attributes:
-        steps: of which steps.
-        place: a site, of several with what they have in common; or a stage.
-        what: how far they are apart.
-        mark: how they stand to the first one; may be empty.
+        steps: the steps in words.
+        place: a site; for several diffs, the common pattern of their sites, or a stage.
+        what: the size of the differences, in words.
+        mark: relation to the first diff, in words; may be empty.
     """
 
     steps: str
@@ -64,23 +64,23 @@ class Row(NamedTuple):
 
     @property
     def line(self) -> str:
-        """All of it."""
+        """Return the row as one line of text."""
         return f"  {self.steps}  {self.place}: {self.what}{f'  ({self.mark})' if self.mark else ''}"
 
 
 def folded_rows(listed: Sequence[Marked], at_most: int, known: Collection[str] = ()) -> tuple[list[Row], int]:
-    """So many rows at most for all of them, in causal order; and how many are in none.
+    """Return at most `at_most` rows that describe all diffs, in causal order, and the number of diffs without a row.
 
-    They are a row for each stage, and those that come first are taken apart as far as there are rows left: by their
-    place in the models, where numbers in names stand for each other.
+    Each stage gets one row. While rows remain, the first stages are split into more rows, one for each group of layers
+    whose paths are equal except for numbers.
 
     Args:
-        known: stages of which something is said already.
+        known: stages that the caller's text mentions already.
     """
     groups = _grouped(listed, lambda one: (one.diff.pair.stage, one.mark))
     left_out = 0
     if len(groups) > at_most:
-        groups.sort(key=lambda group: not group[0].mark)  # what does not follow from the first one is listed first
+        groups.sort(key=lambda group: not group[0].mark)  # diffs that do not follow from the first one come first
         left_out = sum(map(len, groups[at_most - 1 :]))
         groups = groups[: at_most - 1]
         groups.sort(key=lambda group: group[0].number)
@@ -90,59 +90,59 @@ def folded_rows(listed: Sequence[Marked], at_most: int, known: Collection[str] =
     for group in groups:
         alike = _grouped(group, lambda one: _masked(one.diff))
         if len(group) - 1 <= spare:
-            alike = [[one] for one in group]
-        parts, rest = alike, []
+            alike = [[marked] for marked in group]
+        parts, remainder = alike, []
         if len(alike) - 1 > spare:
-            parts, rest = alike[:spare], [one for some in alike[spare:] for one in some]
-        spare -= len(parts) + bool(rest) - 1
-        rows += [_of_one_kind(some) for some in parts]
+            parts, remainder = alike[:spare], [marked for part in alike[spare:] for marked in part]
+        spare -= len(parts) + bool(remainder) - 1
+        rows += [_of_one_kind(part) for part in parts]
         stage = group[0].diff.pair.stage
-        if rest:
-            rows.append(_of_one_stage(rest, more=stage in stages or bool(parts)))
+        if remainder:
+            rows.append(_of_one_stage(remainder, more=stage in stages or bool(parts)))
         stages.add(stage)
     return rows, left_out
 
 
 def _grouped(listed: Iterable[Marked], key: Callable[[Marked], Hashable]) -> list[list[Marked]]:
-    found: dict[Hashable, list[Marked]] = {}
-    for one in listed:
-        found.setdefault(key(one), []).append(one)
-    return list(found.values())
+    groups: dict[Hashable, list[Marked]] = {}
+    for marked in listed:
+        groups.setdefault(key(marked), []).append(marked)
+    return list(groups.values())
 
 
 def _masked(diff: Diff) -> tuple[str, str]:
-    """Where a tensor is, without the numbers in the layer's path."""
+    """Return layer path and slot, with the numbers in the path masked."""
     return _NUMBER.sub("#", diff.pair.anchor.layer), diff.pair.anchor.slot
 
 
-def _of_one_kind(some: Sequence[Marked]) -> Row:
-    """Diffs whose layers' paths are equal but for numbers."""
-    if len(some) == 1:
-        return some[0].row
-    anchor = some[0].diff.pair.anchor
-    place = f"{_path([one.diff.pair.anchor.layer for one in some])}/{anchor.stage}/{anchor.slot}"
-    return Row(_steps(some), place, f"{_counted(some)}, {_figures(some)}", some[0].mark)
+def _of_one_kind(group: Sequence[Marked]) -> Row:
+    """Return the row of diffs whose layer paths are equal except for numbers."""
+    if len(group) == 1:
+        return group[0].row
+    anchor = group[0].diff.pair.anchor
+    place = f"{_path([marked.diff.pair.anchor.layer for marked in group])}/{anchor.stage}/{anchor.slot}"
+    return Row(_steps(group), place, f"{_counted(group)}, {_figures(group)}", group[0].mark)
 
 
-def _of_one_stage(some: Sequence[Marked], more: bool) -> Row:
-    paths = list(dict.fromkeys(one.diff.pair.anchor.layer for one in some))
+def _of_one_stage(group: Sequence[Marked], more: bool) -> Row:
+    paths = list(dict.fromkeys(marked.diff.pair.anchor.layer for marked in group))
     where = paths[0] if len(paths) == 1 else f"{len(paths)} layers, {paths[0]} to {paths[-1]}"
-    stage = some[0].diff.pair.stage
-    return Row(_steps(some), stage, f"{_counted(some, more)} ({where}), {_figures(some)}", some[0].mark)
+    stage = group[0].diff.pair.stage
+    return Row(_steps(group), stage, f"{_counted(group, more)} ({where}), {_figures(group)}", group[0].mark)
 
 
-def _steps(some: Sequence[Marked]) -> str:
-    numbers = sorted({one.diff.pair.step for one in some})
+def _steps(group: Sequence[Marked]) -> str:
+    numbers = sorted({marked.diff.pair.step for marked in group})
     return f"step {numbers[0]}" if len(numbers) == 1 else f"steps {numbers[0]} to {numbers[-1]}"
 
 
-def _counted(some: Sequence[Marked], more: bool = False) -> str:
-    one, several = _NOUNS.get(some[0].diff.pair.stage, ("tensor", "tensors"))
-    return f"{len(some):,} {'more ' if more else ''}{several if len(some) > 1 else one}"
+def _counted(group: Sequence[Marked], more: bool = False) -> str:
+    singular, plural = _NOUNS.get(group[0].diff.pair.stage, ("tensor", "tensors"))
+    return f"{len(group):,} {'more ' if more else ''}{plural if len(group) > 1 else singular}"
 
 
 def _path(paths: Iterable[str]) -> str:
-    """Paths that are equal but for numbers as one, with the numbers that there are: ``layers.0-11.norm``."""
+    """Return one path for paths that are equal except for numbers, with ranges of the numbers: ``layers.0-11.norm``."""
     different = list(dict.fromkeys(paths))
     columns = list(zip(*(map(int, _NUMBER.findall(path)) for path in different)))
     numbers = iter(columns)
@@ -151,15 +151,15 @@ def _path(paths: Iterable[str]) -> str:
         values = sorted(set(next(numbers)))
         if len(values) == 1:
             return found[0]
-        whole = values[-1] - values[0] == len(values) - 1
-        return f"{values[0]}-{values[-1]}" if whole or len(values) > 4 else ",".join(map(str, values))
+        contiguous = values[-1] - values[0] == len(values) - 1
+        return f"{values[0]}-{values[-1]}" if contiguous or len(values) > 4 else ",".join(map(str, values))
 
     return _NUMBER.sub(of, different[0])
 
 
-def _figures(some: Sequence[Marked]) -> str:
-    """How far they are apart, and what is wrong besides."""
-    diffs = [one.diff for one in some]
+def _figures(group: Sequence[Marked]) -> str:
+    """Return the range of errors and the most common problem, in words."""
+    diffs = [marked.diff for marked in group]
     problems = Counter(str(diff.problem) for diff in diffs if diff.problem)
     measured = [
         diff for diff in diffs if not diff.problem and diff.figures is not None and math.isfinite(diff.figures.rel_l2)
@@ -182,20 +182,20 @@ def _figures(some: Sequence[Marked]) -> str:
 
 
 def _ratio(diffs: Sequence[Diff]) -> float | None:
-    """What all are times the reference's; `None` where they are not one multiple of it."""
+    """Return the common ratio of all candidates to their references; `None` if there is no common ratio."""
     ratios = [ratio_of(diff) for diff in diffs]
-    known = [ratio for ratio in ratios if ratio is not None]
-    if len(known) < len(ratios) or max(known) - min(known) > _SAME_RATIO * max(known):
+    finite = [ratio for ratio in ratios if ratio is not None]
+    if len(finite) < len(ratios) or max(finite) - min(finite) > _SAME_RATIO * max(finite):
         return None
-    return known[0]
+    return finite[0]
 
 
 def ratio_of(diff: Diff) -> float | None:
-    """How many times the reference the candidate is; `None` where it is no multiple of it."""
+    """Return the ratio of the candidate to the reference; `None` if the candidate is no multiple of the reference."""
     figures = diff.figures
     if figures is None or diff.problem or not figures.reference_l2 or not figures.candidate_l2:
         return None
-    # A multiple of the reference is as far from it as the two norms are apart.
+    # The distance between a tensor and a multiple of it equals the difference of their norms.
     if abs(figures.l2 - abs(figures.candidate_l2 - figures.reference_l2)) > _SAME_RATIO * figures.l2:
         return None
     return figures.candidate_l2 / figures.reference_l2

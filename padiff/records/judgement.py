@@ -1,4 +1,4 @@
-"""What was judged of a diff, by which rule, and what is wrong with it whatever the rule."""
+"""Judgements and problems of diffs: the judged figure, its limit, and the rule that set the limit."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from padiff.records.frozen import quickly_made
 
 
 class Figure(Enum):
-    """What is held against a limit; the value is what reports call it."""
+    """A quantity that is compared with a limit; the value is its name in reports."""
 
     REL_L2 = "rel_l2"
     L2 = "l2"
     MAX_ABS = "max_abs"
     MEAN_ABS = "mean_abs"
-    #: How many elements are beyond an elementwise tolerance.
+    #: Number of elements beyond an elementwise tolerance.
     MISMATCHED = "elements beyond"
     #: Without the few largest elements, or the worst samples.
     BULK = "rel_l2 of the bulk"
@@ -23,29 +23,29 @@ class Figure(Enum):
     WITHOUT_NOISE = "rel_l2 where gradients are no noise"
     #: Without elements that are off by a unit in the last place of their weight.
     BEYOND_LAST_PLACE = "rel_l2 beyond the last place of the weights"
-    #: By how much of itself a tensor is larger, or smaller, than the reference's.
+    #: Relative difference in size between the candidate's tensor and the reference's.
     RATIO = "share by which it is larger or smaller"
-    #: Of a gradient whose true value is zero, which a fixed tolerance lets pass.
+    #: For a gradient whose true value is zero, and that a fixed tolerance accepts.
     AROUND_ZERO = "rel_l2 of rounding noise around zero"
 
     def __str__(self) -> str:
         return self.value
 
-    # As a member is equal to itself alone; enum's hashes its name, in Python, several times for each diff.
+    # Sufficient, as a member equals only itself. Enum's own hash is computed in Python, several times for each diff.
     __hash__ = object.__hash__
 
 
-#: Multiples of a measured floor from which on what passes is not taken for noise. Measured: see
-#: `padiff.compare.judge.limits.FLOORS`.
+#: Multiple of a measured floor above which a diff that passes is graded suspicious instead of noise. This value was
+#: measured: see `padiff.compare.judge.limits.FLOORS`.
 SUSPICIOUS = 10.0
 
 
 class Grade(Enum):
-    """What a diff is."""
+    """Grade of a diff."""
 
     EQUAL = "equal to the bit"
     NOISE = "noise"
-    #: Allowed, though beyond what rounding was measured to make.
+    #: Allowed, although larger than the measured rounding error.
     SUSPICIOUS = "suspicious"
     WRONG = "wrong"
 
@@ -54,7 +54,7 @@ class Grade(Enum):
 
 
 class Rule(Enum):
-    """Which rule allowed a limit; the value says why so much is right."""
+    """The rule that set a limit; the value gives the reason for the limit."""
 
     TOLERANCE = "a fixed tolerance was asked for"
     EQUAL = "integers and booleans have to be equal"
@@ -92,13 +92,13 @@ class Rule(Enum):
 @quickly_made
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A figure, held against its limit.
+    """A figure compared with its limit.
 
     Attributes:
-        figure: what was judged.
-        value: how large it is.
-        limit: how large it may be.
-        rule: which rule allows that.
+        figure: the judged quantity.
+        value: its value.
+        limit: its largest allowed value.
+        rule: the rule that set the limit.
     """
 
     figure: Figure
@@ -108,26 +108,26 @@ class Judgement:
 
     @property
     def excess(self) -> float:
-        """The value as a multiple of its limit; infinite where the limit is 0 and the value is not."""
+        """Return the value as a multiple of its limit; infinity if the limit is 0 and the value is not."""
         if not self.limit:
             return 0.0 if self.value == 0 else float("inf")
         return self.value / self.limit
 
 
 class Kind(Enum):
-    """What keeps two tensors from being compared, or is wrong with them whatever the tolerance."""
+    """A reason why two tensors cannot be compared, or are wrong at any tolerance."""
 
     MISSING = "a side is missing"
     SHAPES = "the shapes differ"
     NONFINITE = "NaN or infinite on one side only"
-    #: Of runs with different numbers of processes.
+    #: For runs with different numbers of processes.
     OWN_SAMPLES = "each process saw samples of its own"
     UNMEASURABLE = "a sketch does not tell"
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why two tensors could not be compared, or are wrong whatever the tolerance; its text says it in words."""
+    """A reason why two tensors could not be compared or are wrong at any tolerance; the text states it in words."""
 
     kind: Kind
     text: str

@@ -1,4 +1,4 @@
-"""Layouts: how a tensor of the candidate is brought into the shape and order of the reference's."""
+"""Layouts: conversions of a candidate's tensor to the shape and axis order of the reference's."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Literal
 import numpy as np
 
 Shape = tuple[int, ...]
-#: numpy's transpose with these axes, the transpose of a matrix, another shape of the same elements in one order, or
-#: one side that has once what the other has for every sample.
+#: One conversion: `numpy.transpose` with these axes, the transpose of a matrix, a reshape, or a broadcast (one side has
+#: a single copy of values that the other side has for every sample).
 LayoutStep = Shape | Literal["transpose", "reshape", "broadcast"]
 
-# What exchanging these axes mostly is.
+# The usual meaning of a permutation of axes.
 _MEANINGS = {
     (0, 2, 1): "channels last against first",
     (1, 0, 2): "sequence first against batch first",
@@ -27,35 +27,39 @@ _MEANINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a candidate's tensor is brought into the reference's layout; false where both have the same.
+    """Conversion of a candidate's tensor to the reference's layout; false if both sides have the same layout.
 
-    Its text, which reports hold, is that of its steps: ``axes 0,2,3,1 then reshape``.
+    `str` returns the steps as text, the form used in reports: ``axes 0,2,3,1 then reshape``.
 
     Args:
-        steps: what is done to the candidate's tensor, in this order.
+        steps: the conversions of the candidate's tensor, in order.
     """
 
     steps: tuple[LayoutStep, ...] = ()
 
     @classmethod
     def of(cls, text: str) -> Layout:
-        """The layout that a text stands for."""
+        """Return the layout from its text (`str`)."""
         parts = text.split(" then ") if text else []
         axes = (tuple(map(int, part[5:].split(","))) if part.startswith("axes ") else part for part in parts)
         return cls(tuple(axes))  # type: ignore[arg-type]
 
     @property
     def transposes(self) -> bool:
-        """Whether a matrix is transposed by it."""
+        """Return True if the layout transposes a matrix."""
         return self.steps.count("transpose") % 2 == 1
 
     @property
     def in_order(self) -> bool:
-        """Whether all elements stay in their order, but for the transpose of a matrix."""
+        """Return True if the layout only reshapes or transposes a matrix, so that no other axes are permuted."""
         return all(step in ("transpose", "reshape") for step in self.steps)
 
     def apply(self, candidate: np.ndarray, reference: Shape) -> np.ndarray:
-        """A candidate's tensor as it would lie in the reference's layout."""
+        """Return a candidate's tensor in the reference's layout.
+
+        Args:
+            reference: the shape of the reference's tensor.
+        """
         for step in self.steps:
             if isinstance(step, tuple):
                 candidate = candidate.transpose(step)
@@ -66,7 +70,11 @@ class Layout:
         return candidate
 
     def undo(self, reference: np.ndarray, candidate: Shape) -> np.ndarray:
-        """A reference's tensor as it would lie in the candidate's layout: what `apply` would make it from."""
+        """Return a reference's tensor in the candidate's layout: the inverse of `apply`.
+
+        Args:
+            candidate: the shape of the candidate's tensor.
+        """
         shapes = [candidate]
         for step in self.steps:
             shapes.append(Layout((step,)).shape(shapes[-1], reference.shape))
@@ -80,11 +88,11 @@ class Layout:
         return reference
 
     def shape(self, candidate: Shape, reference: Shape) -> Shape:
-        """The shape of what `apply` makes of a tensor."""
+        """Return the shape of the result of `apply` for a candidate's shape and a reference's shape."""
         return self.apply(np.broadcast_to(np.zeros(()), candidate), reference).shape if self.steps else candidate
 
     def describe(self) -> str:
-        """The layout in words."""
+        """Return the layout in words."""
         words = [_MEANINGS.get(step) or _text(step) if isinstance(step, tuple) else step for step in self.steps]
         return ", ".join(words)
 
@@ -99,7 +107,7 @@ def _text(step: LayoutStep) -> str:
     return f"axes {','.join(map(str, step))}" if isinstance(step, tuple) else step
 
 
-#: Of two tensors in one layout, of a transposed matrix, of the same elements in another shape.
+#: The same layout on both sides, a transposed matrix, the same elements in another shape.
 SAME, TRANSPOSED, RESHAPED = Layout(), Layout(("transpose",)), Layout(("reshape",))
-#: One side has once, or not at all, what the other has for every sample: position embeddings.
+#: One side lacks the batch axis, or has length 1 there: position embeddings.
 BROADCAST = Layout(("broadcast",))

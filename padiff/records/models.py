@@ -1,4 +1,4 @@
-"""The two models of a comparison, and which of their layers answer to each other, for those who show a report."""
+"""Both models of a comparison and the pairs of their layers, for the display of a report."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _NOT_RECORDED: Both[Mapping[str, tuple[Frame, ...]]] = Both({}, {})
 
 @dataclass(frozen=True, slots=True)
 class Partners:
-    """Two layers that answer to each other; a layer that answers to several is in as many.
+    """Two layers that correspond to each other; a layer with several partners has one object for each.
 
     Attributes:
-        reference, candidate: their paths.
+        reference, candidate: paths of the two layers.
         reason: the kind of evidence that decided, e.g. ``names``.
-        confidence: 0 to 1; 1 for what a person gave.
+        confidence: 0 to 1; 1 for pairs from a layer map that a person wrote.
     """
 
     reference: str
@@ -30,13 +30,14 @@ class Partners:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Both layer trees, and the pairs that were found.
+    """Both layer trees, and the pairs of layers that the alignment found.
 
     Attributes:
         layers: each tree, depth first, in order of definition.
-        frameworks: name and version of either side's framework.
+        frameworks: name and version of each side's framework.
         partners: the pairs, in the reference's order of definition.
-        stacks: where each layer is called first, by its path, outermost line first; as far as that was recorded.
+        stacks: the stack of each layer's first call, by the layer's path, outermost line first; for layers whose stack
+            was recorded.
     """
 
     layers: Both[tuple[Layer, ...]]

@@ -1,4 +1,4 @@
-"""Sequences whose elements are made when somebody looks at them."""
+"""Sequences whose elements are created on access."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _Thing = TypeVar("_Thing")
 
 
 class OnDemand(Sequence[_Thing], ABC):
-    """Things that are made when they are asked for. It is equal to any other sequence of the same things."""
+    """A sequence whose elements are created on access; equal to any other sequence with equal elements."""
 
     @abstractmethod
     def _at(self, place: int) -> _Thing:
-        """The thing at a place, counted from the first one."""
+        """Return the element at a position, counted from 0."""
 
     @overload
     def __getitem__(self, key: int) -> _Thing: ...
@@ -25,7 +25,7 @@ class OnDemand(Sequence[_Thing], ABC):
     def __getitem__(self, key: slice) -> Sequence[_Thing]: ...
 
     def __getitem__(self, key: int | slice) -> _Thing | Sequence[_Thing]:
-        places = range(len(self))[key]  # raises IndexError as sequences do, and counts from the end
+        places = range(len(self))[key]  # raises IndexError, and resolves negative indexes
         return self._at(places) if isinstance(places, int) else tuple(map(self._at, places))
 
     def __iter__(self) -> Iterator[_Thing]:
@@ -38,7 +38,7 @@ class OnDemand(Sequence[_Thing], ABC):
 
 
 class Joined(OnDemand[_Thing]):
-    """Sequences one after the other, as one; theirs are not looked at before somebody asks for them."""
+    """Several sequences chained into one; their elements are not accessed before this sequence's are."""
 
     def __init__(self, parts: Iterable[Sequence[_Thing]]) -> None:
         self._parts = [part for part in parts if len(part)]

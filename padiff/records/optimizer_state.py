@@ -1,4 +1,4 @@
-"""What an optimizer holds between two steps, under names that both frameworks share."""
+"""State of an optimizer between two steps, under names that both frameworks share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from padiff.errors import UsageError
 
-# What an optimizer holds of a parameter, in tensors of the parameter's own shape and order.
+# Names of an optimizer's tensors for one parameter; each has the parameter's shape and axis order.
 FIRST_MOMENT = "first_moment"
 SECOND_MOMENT = "second_moment"
 MAX_SECOND_MOMENT = "max_second_moment"
@@ -24,16 +24,16 @@ GRADIENT_AVERAGE = "gradient_average"
 UPDATE_AVERAGE = "update_average"
 PREVIOUS_GRADIENT = "previous_gradient"
 STEP_SIZE = "step_size"
-#: The parameter in float32, where the model has it in fewer digits.
+#: The parameter in float32, if the model has it in a lower precision.
 MASTER_WEIGHT = "master_weight"
 
-# What it holds in single numbers.
-#: How many steps it has done with the parameter.
+# Names of an optimizer's scalars for one parameter.
+#: Number of steps that the optimizer has taken with the parameter.
 STEPS = "steps"
 #: NAdam's product of all momenta so far.
 MU_PRODUCT = "mu_product"
 
-#: In front of a name that is the optimizer's own: one of a rule that padiff does not know.
+#: Prefix of a name that an optimizer with an unknown update rule uses.
 OWN = "own."
 
 _WRONG = "an optimizer's state is a rule, parameters with tensors and numbers, and rates"
@@ -41,11 +41,11 @@ _WRONG = "an optimizer's state is a rule, parameters with tensors and numbers, a
 
 @dataclass(frozen=True)
 class ParameterState:
-    """What an optimizer holds of one parameter.
+    """State of an optimizer for one parameter.
 
     Attributes:
-        tensors: by the names above; each of the parameter's shape, in the order of its framework.
-        numbers: likewise.
+        tensors: tensors by the names above; each has the parameter's shape, in the axis order of its framework.
+        numbers: scalars by the names above.
     """
 
     tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -54,11 +54,11 @@ class ParameterState:
 
 @dataclass(frozen=True)
 class Rate:
-    """Parameters that an optimizer steps at one learning rate.
+    """Parameters that an optimizer updates with one learning rate.
 
     Attributes:
-        value: the rate that the next step uses, with the factors of groups and parameters.
-        parameters: their sites, ``layer/slot``.
+        value: the rate of the next step, including the factors of groups and parameters.
+        parameters: sites of the parameters, ``layer/slot``.
     """
 
     value: float
@@ -67,11 +67,11 @@ class Rate:
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """What an optimizer holds between two steps.
+    """State of an optimizer between two steps.
 
     Attributes:
-        rule: the update rule, as `padiff.frameworks.optimizing.OptimizerSettings` names it.
-        parameters: by site, ``layer/slot``; a parameter that it has not stepped yet is not there.
+        rule: the update rule, as named by `padiff.frameworks.optimizing.OptimizerSettings`.
+        parameters: state by site, ``layer/slot``; parameters that the optimizer has not updated yet are absent.
         rates: the learning rates of the next step.
     """
 
@@ -80,25 +80,25 @@ class OptimizerState:
     rates: tuple[Rate, ...] = ()
 
     def rate(self, site: str) -> float | None:
-        """The learning rate of a parameter; `None` where the optimizer does not step it."""
+        """Return the learning rate of a parameter; `None` if the optimizer does not update it."""
         return next((rate.value for rate in self.rates if site in rate.parameters), None)
 
     @property
     def sites(self) -> Iterator[str]:
-        """The parameters that it steps."""
+        """Yield the sites of the parameters that the optimizer updates."""
         for rate in self.rates:
             yield from rate.parameters
 
     # -- in files ------------------------------------------------------------------------------------------------
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """All tensors by flat names, ``layer/slot:first_moment``."""
+        """Return all tensors by flat names, ``layer/slot:first_moment``."""
         return {
             f"{site}:{name}": array for site, state in self.parameters.items() for name, array in state.tensors.items()
         }
 
     def plain(self) -> dict[str, Any]:
-        """The rest of it, as JSON has it."""
+        """Return everything except the tensors, as a value for JSON."""
         return {
             "rule": self.rule,
             "parameters": {
@@ -110,14 +110,18 @@ class OptimizerState:
 
     @classmethod
     def of(cls, plain: Any, arrays: Mapping[str, np.ndarray]) -> OptimizerState:
-        """From what `plain` and `arrays` gave; of the arrays, those that it names are looked up.
+        """Return the state from the results of `plain` and `arrays`.
+
+        Args:
+            plain: the parsed JSON; it names the arrays to look up.
+            arrays: tensors by flat name; further entries are ignored.
 
         Raises:
-            UsageError: it is of another form.
+            UsageError: `plain` has another form, or a number that is not finite.
             KeyError: an array is missing.
         """
         try:
-            found = cls(
+            loaded = cls(
                 str(plain["rule"]),
                 {
                     str(site): ParameterState(
@@ -132,14 +136,14 @@ class OptimizerState:
             if isinstance(error, KeyError) and ":" in str(error):
                 raise
             raise UsageError(f"{_WRONG} ({error!r})") from None
-        numbers = [number for state in found.parameters.values() for number in state.numbers.values()]
-        if not all(math.isfinite(number) for number in (*numbers, *(rate.value for rate in found.rates))):
+        numbers = [number for state in loaded.parameters.values() for number in state.numbers.values()]
+        if not all(math.isfinite(number) for number in (*numbers, *(rate.value for rate in loaded.rates))):
             raise UsageError(f"{_WRONG}: not all of its numbers are finite")
-        return found
+        return loaded
 
 
 def rates_of(values: Iterable[tuple[str, float]]) -> tuple[Rate, ...]:
-    """Rates from ``(site, rate)`` of each parameter."""
+    """Return rates from the ``(site, rate)`` of each parameter."""
     together: dict[float, list[str]] = {}
     for site, value in values:
         together.setdefault(value, []).append(site)

@@ -1,4 +1,4 @@
-"""What many diffs come to, stage by stage, without an object for each."""
+"""Counts and worst diffs of many diffs, stage by stage, computed without an object for each diff."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from padiff.records.sites import stage_numbers
 
 @dataclass(slots=True)
 class StageCounts:
-    """What the diffs of a stage come to.
+    """Counts and worst diff of one stage.
 
     Attributes:
-        compared, alone: how many pairs were compared, and how many have nothing to be compared with.
-        differ: how many did not pass.
-        worst: the compared diff that is the most times its limit; `None` where none has figures.
-        excess: how many times.
+        compared, alone: number of pairs that count, and of pairs without anything to compare with.
+        differ: number of diffs that did not pass.
+        worst: the compared diff with the largest multiple of its limit; `None` if no diff has figures.
+        excess: that multiple.
     """
 
     compared: int = 0
@@ -33,13 +33,13 @@ class StageCounts:
 
 
 class Table(NamedTuple):
-    """Some diffs, in causal order, an element for each.
+    """Columns of several diffs in causal order, with an element for each diff.
 
     Attributes:
-        stages: the number of its stage in `STAGES`.
-        complete: whether both sides are there.
-        rows: of `padiff.records.rows.ROW`.
-        diff: gives one of them, by its place.
+        stages: number of the stage in `STAGES`.
+        complete: True if both sides are present.
+        rows: rows of the dtype `padiff.records.rows.ROW`.
+        diff: a function that returns the diff at a position.
     """
 
     stages: np.ndarray
@@ -49,7 +49,7 @@ class Table(NamedTuple):
 
 
 def table_of(diffs: Sequence[Diff]) -> Table:
-    """The table of some diffs."""
+    """Return the table of a sequence of diffs."""
     pairs: list[Pair] = [diff.pair for diff in diffs]
     complete = np.array([pair.complete for pair in pairs], np.bool_)
     rows = np.array([row_of(diff) for diff in diffs], ROW)
@@ -57,13 +57,13 @@ def table_of(diffs: Sequence[Diff]) -> Table:
 
 
 class Overview:
-    """What diffs come to.
+    """Counts of diffs by stage, and the worst diff.
 
     Args:
-        tables: they.
+        tables: tables of the diffs.
 
     Attributes:
-        stages: what those of each stage come to, in the order in which these come first.
+        stages: counts of each stage, in order of the stages' first occurrence.
     """
 
     def __init__(self, tables: Iterable[Table]) -> None:
@@ -75,9 +75,9 @@ class Overview:
 
     @property
     def worst(self) -> Diff | None:
-        """The compared diff with the largest relative L2 error, or `None` where nothing has figures.
+        """Return the compared diff with the largest relative L2 error, or `None` if no diff has figures.
 
-        What is rounding noise throughout (its limit is above 1) is passed over while there is anything else.
+        Diffs that are rounding noise throughout (their limit is above 1) are considered only if there are no others.
         """
         return self._worst[0] or self._worst[1]
 
@@ -88,9 +88,9 @@ class Overview:
         errors, excess = relative_l2(rows), _excess(rows)
         looked_at = compared & measured & np.isfinite(errors)
         noise = passed & judged & (rows["limit"] > 1)
-        for kind, own in enumerate((looked_at & ~noise, looked_at & noise)):
+        for kind, mask in enumerate((looked_at & ~noise, looked_at & noise)):
             self._worst[kind], self._largest[kind] = _larger(
-                table, np.flatnonzero(own), errors, self._worst[kind], self._largest[kind]
+                table, np.flatnonzero(mask), errors, self._worst[kind], self._largest[kind]
             )
         numbers, first = np.unique(table.stages, return_index=True)
         for number in numbers[first.argsort()].tolist():
@@ -106,17 +106,19 @@ class Overview:
 def _larger(
     table: Table, places: np.ndarray, values: np.ndarray, worst: Diff | None, largest: float
 ) -> tuple[Diff | None, float]:
-    """The first diff of those at some places that has the largest value, if that is larger than what there was."""
-    own = values[places]
-    own = np.where(np.isnan(own), -np.inf, own)
-    if not own.size or not own.max() > largest:
+    """Return the diff at `places` with the largest value and that value, or `worst` and `largest` if no value exceeds
+    it.
+    """
+    chosen = values[places]
+    chosen = np.where(np.isnan(chosen), -np.inf, chosen)
+    if not chosen.size or not chosen.max() > largest:
         return worst, largest
-    most = int(own.argmax())
-    return table.diff(int(places[most])), float(own[most])
+    most = int(chosen.argmax())
+    return table.diff(int(places[most])), float(chosen[most])
 
 
 def _excess(rows: np.ndarray) -> np.ndarray:
-    """`Diff.excess` of each."""
+    """Return `Diff.excess` of each row."""
     value, limit = rows["value"], rows["limit"]
     with np.errstate(all="ignore"):
         judged = np.where(limit == 0, np.where(value == 0, 0.0, np.inf), value / limit)

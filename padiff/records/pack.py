@@ -1,4 +1,4 @@
-"""A pack: a recorded step with all that is needed to do it again elsewhere."""
+"""Packs: recorded steps with everything that is needed to repeat them elsewhere."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from padiff.records.sources import TensorSource
 
 @dataclass(frozen=True, slots=True)
 class Unkept:
-    """Something in a batch that a pack can't hold.
+    """Placeholder for an object in a batch that a pack cannot store.
 
     Attributes:
-        kind: its class, in words.
+        kind: class of the object, in words.
     """
 
     kind: str
@@ -25,15 +25,15 @@ class Unkept:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a micro-batch was.
+    """Inputs of one micro-batch.
 
     Values are nested: tuples, lists and dicts of tensor sources, of plain values, and of `Unkept`.
 
     Attributes:
-        args, kwargs: what the model was called with, by position and by name.
-        labels: what went into the loss functions besides what the model gave, in order; `None`: it was not seen.
-        whole: the batch as its host handed it over; `None` where there is none.
-        seen: whether it is known what the model was called with.
+        args, kwargs: positional and keyword arguments of the model's call.
+        labels: inputs of the loss functions that do not come from the model, in order; `None`: not recorded.
+        whole: the batch as the host passed it; `None` if there is no host.
+        seen: True if the arguments of the model's call are known.
     """
 
     args: tuple[Any, ...] = ()
@@ -44,22 +44,22 @@ class Batch:
 
     @property
     def sources(self) -> Iterator[TensorSource]:
-        """All tensors, those of the inputs first."""
+        """Yield all tensor sources, those of the arguments first."""
         for part in (self.args, self.kwargs, self.labels, self.whole):
             yield from leaves(part)
 
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """Which elements a call of a dropout function kept.
+    """Mask of one call of a dropout function.
 
     Attributes:
-        layer: the innermost layer whose code called it.
-        batch: in which micro-batch, counted from 0.
-        function: its common name.
-        rate: the share that it drops.
-        shape: of what it dropped from (of the weights of an attention).
-        bits: eight elements to a byte, as `numpy.packbits` has them.
+        layer: the innermost layer whose code made the call.
+        batch: number of the micro-batch, counted from 0.
+        function: common name of the function.
+        rate: share of elements that it drops.
+        shape: shape of its input (for an attention, of the weights).
+        bits: the mask, eight elements to a byte, as `numpy.packbits` returns it.
     """
 
     layer: str
@@ -70,18 +70,18 @@ class Mask:
     bits: TensorSource
 
     def kept(self) -> np.ndarray:
-        """Whether each element was kept."""
+        """Return a boolean array that is True for each element that dropout kept."""
         size = int(np.prod(self.shape, dtype=np.int64))
         return np.unpackbits(self.bits.read(), count=size).astype(bool).reshape(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Random numbers that were drawn, but not seen: what a replay can't feed.
+    """Random numbers that were drawn but not recorded, so that a replay cannot reproduce them.
 
     Attributes:
-        layer: the innermost layer that drew them.
-        what: its class, or the function.
+        layer: the innermost layer that drew the numbers.
+        what: class of the layer, or name of the function.
     """
 
     layer: str
@@ -90,21 +90,21 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Pack:
-    """A recorded step with all that is needed to do it again elsewhere.
+    """A recorded step with everything that is needed to repeat it elsewhere.
 
     Attributes:
-        step: its number.
-        framework, framework_version: where it was recorded.
-        weights: parameters and buffers before the step, by path of the layer and slot; a tied one under the first.
-        optimizers: what each optimizer held before the step, with the rates that the step used; empty: none was
+        step: number of the step.
+        framework, framework_version: the framework that recorded the step.
+        weights: parameters and buffers before the step, by path of the layer and slot; a tied one under its first path.
+        optimizers: state of each optimizer before the step, with the rates that the step used; empty: none was
             recorded.
         batches: the micro-batches, in order.
-        masks: what dropout drew, in order.
+        masks: the masks of dropout, in order.
         loss_scale: factor by which the loss was scaled.
-        unseen: random numbers that were drawn by something else.
-        seeds: the states of random generators before the step, by name (``python``, ``numpy``, ``torch.cpu``).
-        rank: which process of a distributed run.
-        notes: sentences about what could not be kept.
+        unseen: random numbers that other functions drew and that were not recorded.
+        seeds: states of the random generators before the step, by name (``python``, ``numpy``, ``torch.cpu``).
+        rank: number of the process of a distributed run.
+        notes: sentences about things that could not be stored.
     """
 
     step: int
@@ -122,12 +122,12 @@ class Pack:
 
     @property
     def learning_rates(self) -> tuple[tuple[float, ...], ...]:
-        """Of each optimizer, the different learning rates that it stepped with."""
+        """Return the different learning rates of each optimizer."""
         return tuple(tuple(rate.value for rate in optimizer.rates) for optimizer in self.optimizers)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all that it holds in memory."""
+        """Return the number of bytes that the pack holds in memory."""
         sources = [*self.weights.values(), *self.seeds.values(), *(mask.bits for mask in self.masks)]
         sources += [source for batch in self.batches for source in batch.sources]
         arrays = [array for source in sources for array in source.arrays]
@@ -136,7 +136,7 @@ class Pack:
 
 
 def leaves(value: Any) -> Iterator[TensorSource]:
-    """The tensor sources of a nested value, in order."""
+    """Yield the tensor sources of a nested value, in order."""
     if isinstance(value, TensorSource):
         yield value
     elif isinstance(value, Mapping):
@@ -148,7 +148,7 @@ def leaves(value: Any) -> Iterator[TensorSource]:
 
 
 def with_leaves(value: Any, new: Callable[[TensorSource], Any]) -> Any:
-    """The nested value with each tensor source replaced."""
+    """Return the nested value with each tensor source replaced by the result of `new`."""
     if isinstance(value, TensorSource):
         return new(value)
     if isinstance(value, Mapping):
@@ -159,7 +159,7 @@ def with_leaves(value: Any, new: Callable[[TensorSource], Any]) -> Any:
 
 
 def unkept(value: Any) -> Iterator[Unkept]:
-    """What of a nested value a pack does not hold, in order."""
+    """Yield the `Unkept` placeholders of a nested value, in order."""
     if isinstance(value, Unkept):
         yield value
     elif isinstance(value, (Mapping, tuple, list)):

@@ -1,4 +1,4 @@
-"""Which part of a tensor that is spread over processes a record holds."""
+"""Part of a distributed tensor that one process holds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-#: A block, or a range, of the whole's elements; all of them, as others hold them, too; a term of the sum that it is.
+#: Kinds of parts: a block or range of the tensor's elements; a copy of all elements; a term of a sum over processes.
 SHARD, REPLICA, PARTIAL = KINDS = ("shard", "replica", "partial")
 
 
@@ -16,13 +16,13 @@ class Part:
     """The part of a tensor that one process holds.
 
     Attributes:
-        shape: of the whole tensor.
-        offset: where the part begins, along each axis of the whole. One number, where the part has one axis and the
-            whole has another number of them: then it is a range of the whole's elements, row by row.
-        kind: `SHARD`, `REPLICA`, or `PARTIAL`: what the processes hold has to be added up.
-        copy: which of the replicas; parts of one replica together make the whole.
-        share: which share of a batch the process has, where the whole is gathered for each call as FSDP does; -1: this
-            is not known, or processes that hold parts of one whole see the same samples.
+        shape: shape of the full tensor.
+        offset: start of the part along each axis of the full tensor. If the part has one axis and the full tensor has
+            another number of axes, the only offset is the start of a range of its elements, row by row.
+        kind: `SHARD`, `REPLICA`, or `PARTIAL`; the `PARTIAL` values of all processes have to be added.
+        copy: number of the replica; the parts of one replica together make the full tensor.
+        share: number of the process's share of a batch, if the full tensor is gathered for each call as in FSDP; -1:
+            not known, or the processes that hold parts of one tensor see the same samples.
     """
 
     shape: tuple[int, ...]
@@ -33,23 +33,23 @@ class Part:
 
     @property
     def size(self) -> int:
-        """How many elements the whole has."""
+        """Return the number of elements of the full tensor."""
         return math.prod(self.shape)
 
     def is_range(self, shape: tuple[int, ...]) -> bool:
-        """Whether a part of this shape is a range of elements, and no block."""
+        """Return True if a part of this shape is a range of elements instead of a block."""
         return len(shape) == 1 and len(self.shape) != 1
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a part of this shape lies inside of the whole."""
+        """Return True if a part of this shape lies inside the full tensor."""
         if self.is_range(shape):
             return len(self.offset) == 1 and self.offset[0] + shape[0] <= self.size
         return len(shape) == len(self.offset) == len(self.shape) and all(
-            start + length <= whole for start, length, whole in zip(self.offset, shape, self.shape)
+            start + length <= limit for start, length, limit in zip(self.offset, shape, self.shape)
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As files have it."""
+        """Return the part as a dict for JSON."""
         return {
             "shape": list(self.shape),
             "offset": list(self.offset),
@@ -60,14 +60,14 @@ class Part:
 
     @classmethod
     def of_json(cls, entry: Mapping[str, Any], shape: tuple[int, ...]) -> Part:
-        """Undo `to_json`.
+        """Return the part from the dict that `to_json` returned.
 
         Args:
-            entry: what the file has; nothing of it is trusted.
-            shape: of the part.
+            entry: the parsed JSON, checked as untrusted input.
+            shape: shape of the part.
 
         Raises:
-            ValueError, KeyError, TypeError: it is no part, or not one of this shape.
+            ValueError, KeyError, TypeError: the entry is no part, or no part of this shape.
         """
         part = cls(
             _lengths(entry["shape"]),
@@ -84,7 +84,7 @@ class Part:
 
 
 def _lengths(values: Any) -> tuple[int, ...]:
-    found = tuple(int(value) for value in values)
-    if len(found) > 64 or any(not 0 <= value < 1 << 62 for value in found) or math.prod(found) >= 1 << 62:
-        raise ValueError(f"{str(found)[:80]} is no shape")
-    return found
+    lengths = tuple(int(value) for value in values)
+    if len(lengths) > 64 or any(not 0 <= value < 1 << 62 for value in lengths) or math.prod(lengths) >= 1 << 62:
+        raise ValueError(f"{str(lengths)[:80]} is no shape")
+    return lengths

@@ -1,4 +1,4 @@
-"""What the two tensors of a first diff look like, in some kilobytes."""
+"""Picture of both tensors of a first diff, in some kilobytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from padiff.records.both import Both
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """One element of a pair: where it is, and both values."""
+    """One element of a pair: its index and both values."""
 
     index: tuple[int, ...]
     values: Both[float]
@@ -17,15 +17,15 @@ class Element:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Distributions, worst elements and a small picture of the error of two tensors.
+    """Histograms, worst elements, and a small grid of the error of two tensors.
 
     Attributes:
-        shape: of the reference's tensor.
-        edges: of the bins of both histograms, one more than bins.
-        counts: how many finite values of either side are in each bin.
-        worst: the elements that are furthest apart, the worst first.
-        error: the largest ``|c - r|`` of each field of a small grid; rows are one axis of the tensor, folded.
-        rows, columns: what the grid's rows and columns are, in words.
+        shape: shape of the reference's tensor.
+        edges: edges of the bins of both histograms, one more than there are bins.
+        counts: number of finite values of each side in each bin.
+        worst: the elements with the largest differences, the worst first.
+        error: the largest ``|c - r|`` in each cell of a small grid; its rows are ranges of one axis of the tensor.
+        rows, columns: meaning of the grid's rows and columns, in words.
     """
 
     shape: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""The pairs of a step that is paired as one before was."""
+"""Pairs of a step whose pairing is reused from an earlier step."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _Fact = TypeVar("_Fact")
 
 @dataclass(eq=False, slots=True)
 class PairColumns:
-    """Pairs of two structures, but for the step that they are of. (Not a value for each: of many layers they are many,
-    and are kept.)
+    """The pairs that steps of two schemas share, as columns. (An object per pair would cost much memory for many
+    layers.)
 
     Attributes:
-        references, candidates: places of the two records in their steps; `None` where that side has none.
-        layouts, optional: as `Pair` has them.
-        scaled: whether both sides are divided by their steps' loss scales.
-        sites: what they are.
-        facts: what was found out from the pairs of one step.
+        references, candidates: positions of the two records in their steps; `None` if that side has none.
+        layouts, optional: the fields of `Pair`, one element for each pair.
+        scaled: True if both sides are divided by their steps' loss scales.
+        sites: description of the pairs.
+        facts: cached results of functions of the pairs (`PlannedPairs.fact`).
     """
 
     references: list[int | None]
@@ -43,18 +43,18 @@ class PairColumns:
 
 
 class PlannedPairs(OnDemand[Pair]):
-    """The pairs of a step. A pair is made when it is looked at.
+    """The pairs of a step. Each `Pair` is created on first access.
 
     Args:
         step: the step's number.
-        records: of both sides.
-        scales: what each side's loss was scaled by.
-        columns: what is paired like.
-        made: the pairs, where they are made already.
+        records: records of both sides.
+        scales: loss scale of each side.
+        columns: the pairing.
+        made: the pairs, if they exist already.
 
     Attributes:
-        records, columns: likewise.
-        unscaled: whether no pair is divided by a scale.
+        records, columns: the arguments of the same names.
+        unscaled: True if no pair is divided by a scale.
     """
 
     def __init__(
@@ -72,56 +72,64 @@ class PlannedPairs(OnDemand[Pair]):
 
     @property
     def sites(self) -> Sites:
-        """What they are."""
+        """Return the description of the pairs."""
         return self.columns.sites
 
     @property
     def tabled(self) -> bool:
-        """Whether the sketches of both sides lie in tables; not where steps were put together of several."""
+        """Return True if the sketches of both sides are in tables; False for a step that was joined from several
+        ranks.
+        """
         return all(side.table is not None for side in self.records)
 
     def fact(self, find: Callable[[PlannedPairs], _Fact]) -> _Fact:
-        """What a function finds out from the pairs, but for their values; of steps alike it is called once."""
+        """Return the result of a function of the pairs that does not read values; cached for all steps with this
+        pairing.
+        """
         return once(self.columns.facts, find, lambda: self)
 
     @property
     def scales(self) -> list[Both[float]]:
-        """What both sides of each are divided by."""
+        """Return the divisors of each pair's two sides."""
         return [self._scales_of(scaled) for scaled in self.columns.scaled]
 
     def _scales_of(self, scaled: bool) -> Both[float]:
         return self._scales if scaled else UNSCALED
 
     def _at(self, place: int) -> Pair:
-        found = self._made[place]
-        if found is None:
-            own, (a, b) = self.columns, self.records
-            one, other = own.references[place], own.candidates[place]
-            found = self._made[place] = Pair(
+        pair = self._made[place]
+        if pair is None:
+            columns, (a, b) = self.columns, self.records
+            reference, candidate = columns.references[place], columns.candidates[place]
+            pair = self._made[place] = Pair(
                 self._step,
-                a[one] if one is not None else None,
-                b[other] if other is not None else None,
-                own.layouts[place],
-                self._scales_of(own.scaled[place]),
-                own.optional[place],
+                a[reference] if reference is not None else None,
+                b[candidate] if candidate is not None else None,
+                columns.layouts[place],
+                self._scales_of(columns.scaled[place]),
+                columns.optional[place],
             )
-        return found
+        return pair
 
     def __len__(self) -> int:
         return len(self._made)
 
 
 def sites_of(pairs: Sequence[Pair]) -> Sites:
-    """What pairs are."""
+    """Return the description of pairs."""
     return pairs.sites if isinstance(pairs, PlannedPairs) else Sites.of(pairs)
 
 
 def of_called(
     pairs: PlannedPairs, find: Callable[[Record], _Fact]
 ) -> Iterator[tuple[_Fact | None, _Fact | None]] | None:
-    """What a function finds out from both records of each pair, which it is to ask what they are called and nothing
-    else (`padiff.records.structured.called`); `None` where records have to be looked at for that. Of records that both
-    sides call the same it finds it out once.
+    """Yield the results of a function for both records of each pair, computed from records without values.
+
+    The function may read a record's description only (`padiff.records.structured.called`). If both sides share their
+    descriptions, the function is called once for both.
+
+    Returns:
+        An iterator, or `None` if a side has no shared descriptions, so that its records would have to be read.
     """
     a, b = pairs.records.map(called)
     if a is pairs.records.reference or b is pairs.records.candidate:
@@ -129,35 +137,37 @@ def of_called(
     ours = [find(record) for record in a]
     theirs = ours if b is a else [find(record) for record in b]
     places = zip(pairs.columns.references, pairs.columns.candidates)
-    return ((None if one is None else ours[one], None if other is None else theirs[other]) for one, other in places)
+    return ((None if i is None else ours[i], None if j is None else theirs[j]) for i, j in places)
 
 
 def layouts_of(pairs: Sequence[Pair]) -> Sequence[Layout]:
-    """The layouts of pairs."""
+    """Return the layouts of pairs."""
     return pairs.columns.layouts if isinstance(pairs, PlannedPairs) else [pair.layout for pair in pairs]
 
 
 def fact_of_pairs(pairs: Sequence[Pair], find: Callable[[Sequence[Pair]], _Fact]) -> _Fact:
-    """What a function finds out from pairs, but for their values; of steps alike it is called once."""
+    """Return the result of a function of the pairs that does not read values; cached for steps with the same
+    pairing.
+    """
     return pairs.fact(find) if isinstance(pairs, PlannedPairs) else find(pairs)
 
 
 def records_of(pairs: PlannedPairs) -> Both[np.ndarray]:
-    """The places of planned pairs' records in their steps; -1: a side has none."""
-    own = pairs.columns
-    return Both(own.references, own.candidates).map(
+    """Return the positions of both sides' records in their steps; -1 if a side has none."""
+    columns = pairs.columns
+    return Both(columns.references, columns.candidates).map(
         lambda side: np.array([-1 if place is None else place for place in side], np.intp)
     )
 
 
 def sketch_rows(pairs: PlannedPairs) -> Both[np.ndarray]:
-    """Where the sketches of planned pairs are in their steps' tables, where there are tables; -1: a side has none."""
+    """Return the rows of both sides' sketches in their steps' tables; -1 if a side has none."""
 
     def rows(side: tuple[np.ndarray, Structured]) -> np.ndarray:
         places, records = side
         assert records.sketches is not None
-        found, there = np.full(len(places), -1, np.intp), places >= 0
-        found[there] = records.sketches.rows[places[there]]
-        return found
+        numbers, present = np.full(len(places), -1, np.intp), places >= 0
+        numbers[present] = records.sketches.rows[places[present]]
+        return numbers
 
     return pairs.fact(records_of).zip(pairs.records).map(rows)

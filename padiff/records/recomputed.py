@@ -1,4 +1,4 @@
-"""What computing a place again in float64 shows, as a value."""
+"""Result of a second computation of the first diff, in float64."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from padiff.records.both import SIDES, Both
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """Whose figures agree with float64, where a place can be computed from what that side recorded itself.
+    """Agreement of both sides with float64, at a place that each side's own recorded values allow to recompute.
 
     Attributes:
-        what: what was computed: ``layer``, ``loss``, ``update``, or ``weight`` (of the step before, and its update).
-        rules: what each side's was computed as, by its own settings: ``LayerNorm``, ``cross_entropy``, ``AdamW``.
-            Empty: it is code of the side's own, and was held against the other's.
-        errors: what each side is off by (relative L2).
-        wrong: the side whose figures do not agree: ``reference`` or ``candidate``; empty: both agree, and the runs are
-            set differently.
+        what: the recomputed object: ``layer``, ``loss``, ``update``, or ``weight`` (from the previous step and its
+            update).
+        rules: the formula of each side, from its own settings: ``LayerNorm``, ``cross_entropy``, ``AdamW``. Empty: the
+            side runs code without a known formula, and was compared with the other side's formula.
+        errors: relative L2 error of each side.
+        wrong: the side that does not agree: ``reference`` or ``candidate``; empty: both agree, and the runs' settings
+            differ.
     """
 
     what: str
@@ -27,7 +28,7 @@ class Recomputed:
 
     @property
     def text(self) -> str:
-        """It in words, as a sentence."""
+        """Return the result as a sentence."""
         if not self.wrong:
             return self._both()
         right, wrong = SIDES if self.wrong == SIDES.candidate else SIDES.swapped()

@@ -1,4 +1,4 @@
-"""What is recorded: records, the layer tree, steps, runs."""
+"""Recorded values: records, the layer tree, steps, runs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from padiff.records.sources import TensorSource
 from padiff.records.traces import NO_TRACE, Trace
 from padiff.sketches.sketch import Sketch
 
-#: Where in a step, in causal order.
+#: Stages of a step, in causal order.
 STAGES = ("input", "weight", "forward", "loss", "backward", "grad", "update")
 
-#: The stages whose tensors are those of a parameter.
+#: Stages whose tensors belong to a parameter.
 PARAMETER_STAGES = frozenset({"weight", "grad", "update"})
 
 #: The path of the recorded model itself.
@@ -29,35 +29,36 @@ LOOP = "(loop)"
 
 
 def inner_path(path: str, above: str) -> str:
-    """Path of a layer from the layer ``above`` it; empty for that layer itself."""
+    """Return a layer's path relative to the layer `above` it; empty for that layer itself."""
     if path == above:
         return ""
     return path if above == ROOT else path[len(above) + 1 :]
 
 
 def is_below(path: str, above: str) -> bool:
-    """Whether a layer is inside of the layer ``above``."""
+    """Return True if a layer is inside the layer `above`."""
     return bool(path) and path != above and (above == ROOT or path.startswith(f"{above}."))
 
 
 @quickly_made
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One tensor seen at a site.
+    """One tensor recorded at a site.
 
     Attributes:
         layer: dotted path of the layer from the recorded model; `ROOT` for the model itself.
         stage: one of `STAGES`.
-        slot: which tensor of the layer: ``output.0``, ``input.x``, a parameter's own name.
+        slot: name of the tensor within the layer: ``output.0``, ``input.x``, a parameter's own name.
         call: 0 for the layer's first call within the step, 1 for its second, ...
-        order: position among all records of the step, in the order they came into being.
+        order: position among all records of the step, in order of creation.
         layer_type: class name of the layer, as the framework's user wrote it.
         dtype: the tensor's true dtype (``bfloat16`` also where numpy has none).
         shape: the tensor's shape as recorded.
-        source: where the values are; `value` reads them.
-        recomputed: whether the layer's forward ran again inside of a backward (activation checkpointing); it is
+        source: the source of the values; `value` reads it.
+        recomputed: True if the layer's forward ran again inside a backward (activation checkpointing); the tensor is
             recorded once.
-        part: which part of the tensor this is, where processes hold parts; `shape` is the part's own then.
+        part: the part of the tensor that this process holds, if the tensor is distributed; `shape` is then the part's
+            shape.
     """
 
     layer: str
@@ -74,57 +75,57 @@ class Record:
 
     @property
     def site(self) -> str:
-        """The tensor's address, e.g. ``encoder.0.linear/forward/output.0#1``."""
+        """Return the tensor's address, e.g. ``encoder.0.linear/forward/output.0#1``."""
         return f"{self.layer}/{self.stage}/{self.slot}" + (f"#{self.call}" if self.call else "")
 
     @property
     def value(self) -> np.ndarray:
-        """The tensor's values (read on every access, nothing is kept).
+        """Return the tensor's values (read at every access, not cached).
 
         Raises:
-            SketchOnlyError: a sketch is all that was recorded.
+            SketchOnlyError: only a sketch was recorded.
         """
         return self.source.read()
 
     @property
     def sketch(self) -> Sketch | None:
-        """The sketch, where that is all that was recorded."""
+        """Return the sketch if only a sketch was recorded, else `None`."""
         return self.source.sketch
 
 
 def is_functional(slot: str) -> bool:
-    """Whether a slot is a functional call's inside of a layer (``softmax().0``)."""
+    """Return True if a slot belongs to a function call inside a layer (``softmax().0``)."""
     return "()" in slot
 
 
 def is_loss(record: Record) -> bool:
-    """Whether a record is the loss of a micro-batch: one number."""
+    """Return True if a record is the loss of a micro-batch: one number."""
     return record.layer == LOOP and record.stage == "loss" and not is_functional(record.slot)
 
 
 def is_of_loss(record: Record) -> bool:
-    """Whether a record is what went into a loss function, or came out of it; or the norm that clipping measured."""
+    """Return True if a record is an input or output of a loss function, or the norm that clipping measured."""
     return record.layer == LOOP and is_functional(record.slot)
 
 
 def loss_role(slot: str) -> str:
-    """What a tensor is to the loss function whose slot it is: ``labels``; ``0`` for what it gave."""
+    """Return the role of a tensor from its slot of a loss function: ``labels`` for an input, ``0`` for the output."""
     return slot.partition("()")[2].removeprefix(".").removeprefix("input.")
 
 
 @quickly_made
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter or buffer that a layer owns itself.
+    """A parameter or buffer that a layer owns directly.
 
     Attributes:
-        slot: its name within the layer.
-        shape, dtype: as the framework states it, of a parameter that is spread over processes the whole one's where the
-            framework knows it. A length of 0 stands for one that there is not (nested tensors).
+        slot: name within the layer.
+        shape, dtype: as the framework reports them; for a distributed parameter those of the full tensor, if the
+            framework knows it. A length of 0 stands for a length that does not exist (nested tensors).
         role: ``parameter`` or ``buffer`` (running statistics are buffers in both frameworks here).
         layout: ``in_out`` or ``out_in`` for the matrix of a linear layer, else empty.
-        trainable: whether an optimizer may change it.
-        tied_to: ``layer/slot`` of the first place where the same tensor was seen, else empty.
+        trainable: True if an optimizer may change the parameter.
+        tied_to: ``layer/slot`` of the first occurrence of the same tensor, else empty.
     """
 
     slot: str
@@ -143,13 +144,13 @@ class Layer:
     Attributes:
         path: dotted path from the recorded model; `ROOT` for the model itself.
         type: class name.
-        kind: the framework's own class that it is or derives from, lower case (``conv2d``),
-            or ``type`` in lower case for a class of the user's.
-        parameters: what it owns itself, in order of definition.
+        kind: name of the framework's class that the layer is or derives from, lower case (``conv2d``), or ``type`` in
+            lower case for a user's class.
+        parameters: parameters and buffers that the layer owns directly, in order of definition.
         settings: hyper-parameters that are plain values (``eps``, ``momentum``, ``stride``), under common names.
         aliases: further paths under which the same object is reachable (shared layers).
-        children: how many direct sublayers it has.
-        recorded: whether the lists let its tensors be recorded.
+        children: number of direct sublayers.
+        recorded: True if the lists allow the layer's tensors to be recorded.
     """
 
     path: str
@@ -164,12 +165,12 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Calls in evaluation mode between the training's own: all that a step keeps of them.
+    """Calls in evaluation mode during a training step; only counts and shapes are recorded.
 
     Attributes:
         layer: path of the layer that the loop called.
-        calls: how many calls.
-        shapes: of the tensors that went in; empty where it is not known.
+        calls: number of calls.
+        shapes: shapes of the input tensors; empty if not known.
     """
 
     layer: str
@@ -179,24 +180,23 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one rank recorded in one optimizer step.
+    """Records of one rank in one optimizer step.
 
     Attributes:
         number: the step, counted from 0.
-        records: all of the step's records, in the order of ``Record.order``; some sequences make them when they are
-            looked at.
-        rank: which process of a distributed run.
-        loss_scale: factor by which the loss was scaled before backward (AMP); gradients of
-            activations are divided by it when compared, `grad` records are unscaled already.
-        micro_batches: how many calls of the whole model the step had.
+        records: all of the step's records, in the order of ``Record.order``; some sequences create them on access.
+        rank: number of the process of a distributed run.
+        loss_scale: factor by which the loss was scaled before backward (AMP); gradients of activations are divided by
+            it when compared, `grad` records are unscaled already.
+        micro_batches: number of calls of the whole model in the step.
         notes: sentences about what could not be recorded.
-        settings: how what the run declares differs in this step from `RunInfo.settings`: names with their values here,
-            `None` for a name that is gone (`padiff.records.settings`). Said by rank 0.
-        trace: the calls that the step was made of, which tell where a diff comes from.
-        floors: what rounding makes of its tensors, where that was measured.
-        spread: how parameters were spread over the step's processes, where they were put together; equal for steps
-            whose parameters lay alike, empty where nothing was spread.
-        evaluations: calls in evaluation mode that were counted, and not recorded.
+        settings: changes of the declared settings in this step relative to `RunInfo.settings`: new values by name,
+            `None` for a name that no longer exists (`padiff.records.settings`). Only rank 0 has them.
+        trace: the calls of the step, which locate the origin of a diff.
+        floors: rounding errors of the step's tensors, if they were measured.
+        spread: layout of the parameters over processes, if parts were joined; equal for steps with equal layouts, empty
+            if no parameter was distributed.
+        evaluations: calls in evaluation mode that were counted and not recorded.
     """
 
     number: int
@@ -214,20 +214,22 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What holds for all steps of a run.
+    """Properties that all steps of a run share.
 
     Attributes:
         framework, framework_version: ``torch`` / ``paddle`` and its version.
         layers: the layer tree, depth first, in order of definition; the first one is the model itself.
-        name: what to call the run.
-        world_size: how many processes record it.
-        layer_map: paths that answer, in order, to the other run's (the seeds' ``set_layer_map``).
-        recording: how it was recorded, for people (schedule, lists).
-        environment: what around the training can change its numbers (`padiff.records.environment`); empty: not known.
-        identity: which recording this is: a new one whenever a run folder is begun anew, kept by a resume. Empty for
-            runs in memory, and for folders of an older padiff.
-        settings: what the run declares beside its tensors (optimizers, clipping, loss), as it was in its first recorded
-            step (`padiff.records.settings`); empty: not known.
+        name: display name of the run.
+        world_size: number of processes that record the run.
+        layer_map: paths of layers that correspond, in order, to those of the other run (`set_layer_map` of PaDiff's
+            interface).
+        recording: options of the recording, for people (schedule, lists).
+        environment: properties around the training that can change its numbers (`padiff.records.environment`); empty:
+            not known.
+        identity: identity of the recording: new whenever a run folder is started anew, the same after a resume. Empty
+            for runs in memory, and for folders of an older padiff.
+        settings: settings that the run declares beside its tensors (optimizers, clipping, loss), as of its first
+            recorded step (`padiff.records.settings`); empty: not known.
     """
 
     framework: str
@@ -239,7 +241,7 @@ class RunInfo:
     recording: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    # Two recordings that were made alike are alike.
+    # Not compared: two recordings of equal trainings are equal.
     identity: str = field(default="", compare=False)
 
     @property
@@ -250,7 +252,7 @@ class RunInfo:
 
 
 class Run(Protocol):
-    """What one training run left behind, in memory or in a folder."""
+    """A recorded training run, in memory or in a folder."""
 
     @property
     def name(self) -> str: ...
@@ -259,10 +261,10 @@ class Run(Protocol):
     def info(self) -> RunInfo: ...
 
     def numbers(self) -> list[int]:
-        """The recorded steps' numbers, ascending."""
+        """Return the numbers of the recorded steps, ascending."""
 
     def steps(self, number: int) -> list[Step]:
-        """One recorded step, as each rank saw it, in the order of the ranks."""
+        """Return one recorded step of each rank, in the order of the ranks."""
 
     def finished(self) -> bool:
-        """Whether no further step will come."""
+        """Return True if no further step will be recorded."""

@@ -1,4 +1,4 @@
-"""The micro-batches of a recorded step: what the model was called with, and the labels of the losses."""
+"""Micro-batches of a recorded step: inputs of the model and labels of the losses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from padiff.records.recorded import LOOP, Record, Step, is_functional, loss_role
 from padiff.records.sources import TensorSource
 
-# What a loss function's tensors are to it that come from the data, not from the model.
+# Roles of a loss function's inputs that come from the data, not from the model.
 _LABELS = frozenset({"labels", "target", "input_lengths", "label_lengths"})
 
 _KEEP = "record with detail='full' (or full_every_n_steps=N), or keep packs with replay_every_n_steps=N"
@@ -17,14 +17,14 @@ _KEEP = "record with detail='full' (or full_every_n_steps=N), or keep packs with
 
 @dataclass(frozen=True)
 class RecordedBatch:
-    """A micro-batch, as far as a step's records tell it.
+    """A micro-batch, reconstructed from a step's records.
 
     Attributes:
-        inputs: what the model was called with, by the names of its forward's parameters, in the order of the call:
+        inputs: arguments of the model's call, by the names of its forward's parameters, in the order of the call:
             tensor sources, nested in tuples and dicts. Arguments without a tensor are not recorded.
-        labels: what the loss functions were given besides what the model gave, in the order of their calls. A tensor
-            that several were given is there as often: whether two are one tensor, records do not tell.
-        problem: why that is not all known; empty if it is.
+        labels: inputs of the loss functions that do not come from the model, in the order of the calls. A tensor that
+            several functions received is listed once for each: records do not show if two are one tensor.
+        problem: the reason why the batch is not fully known; empty if it is.
     """
 
     inputs: Mapping[str, Any]
@@ -33,19 +33,19 @@ class RecordedBatch:
 
 
 def recorded_batches(step: Step) -> list[RecordedBatch]:
-    """The micro-batches of a step, in order."""
+    """Return the micro-batches of a step, in order."""
     inputs = [record for record in step.records if record.stage == "input" and record.layer != LOOP]
     layers = list(dict.fromkeys(record.layer for record in inputs))
     if not layers:
         return [RecordedBatch({}, (), f"its inputs were not recorded: {_KEEP}, without a list that leaves them out")]
     calls = sorted({record.call for record in inputs if record.layer == layers[0]})
     starts = [min(r.order for r in inputs if r.layer == layers[0] and r.call == call) for call in calls]
-    found = []
+    batches = []
     for call, begins, ends in zip(calls, starts, [*starts[1:], float("inf")]):
-        own = [record for record in inputs if record.layer == layers[0] and record.call == call]
+        slots = [record for record in inputs if record.layer == layers[0] and record.call == call]
         labels = [r for r in step.records if begins <= r.order < ends and _is_label(r)]
-        found.append(RecordedBatch(_nested(own), tuple(r.source for r in labels), _problem(own, labels, layers)))
-    return found
+        batches.append(RecordedBatch(_nested(slots), tuple(r.source for r in labels), _problem(slots, labels, layers)))
+    return batches
 
 
 def _is_label(record: Record) -> bool:
@@ -64,7 +64,7 @@ def _problem(inputs: Sequence[Record], labels: Sequence[Record], layers: Sequenc
 
 
 def _nested(records: Sequence[Record]) -> dict[str, Any]:
-    """Slots (``input.x``, ``input.images.0``) put together again."""
+    """Return the nested values that slots (``input.x``, ``input.images.0``) stand for."""
     tree: dict[str, Any] = {}
     for record in records:
         *above, last = record.slot.removeprefix("input.").split(".")

@@ -1,4 +1,4 @@
-"""A report: what two runs come to, in values and in words."""
+"""Report of a comparison, as values and as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from padiff.records.report_text import count_text, report_text
 class Report(ReportData):
     """All diffs of two steps or two runs, in causal order. True in a condition if the runs match.
 
-    A report that is there need not be true: ask ``report is None``, ``report.passed`` or ``report.first_diff``.
+    An existing report may be false, so write ``report is None``, ``report.passed`` or ``report.first_diff``.
 
     Attributes: those of `ReportData`.
     """
@@ -22,7 +22,7 @@ class Report(ReportData):
         return report_text(self)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Return the HTML that a notebook displays."""
         return report_card(self)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What a report holds: the diffs of two steps or two runs, and what they come to."""
+"""Content of a report: the diffs of two steps or two runs, and results computed from the diffs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from padiff.records.first_diff import FirstDiff
 from padiff.records.models import Models
 from padiff.records.overview import Overview, StageCounts, Table, table_of
 
-#: What a comparison may come to (`ReportData.outcome`).
+#: Possible outcomes of a comparison (`ReportData.outcome`).
 MATCH, DIFFER, CANNOT_TELL = ("match", "differ", "cannot tell")
 _NOTHING_FOLLOWS = Aftermath()
 
@@ -24,19 +24,20 @@ class ReportData:
     """All diffs of two steps or two runs, in causal order. True in a condition if the runs match.
 
     Attributes:
-        diffs: every diff, the ones that passed and the pairs with a missing side too. Of a long comparison they are
-            made anew as they are asked for (`padiff.records.FoldedDiffs`).
-        first_diff: the first one that did not pass, in words, or `None`.
+        diffs: every diff, including those that passed and pairs with a missing side. Diffs of a long comparison are
+            created on access (`padiff.records.FoldedDiffs`).
+        first_diff: the first diff that did not pass, with its explanation, or `None`.
         coverage: how much of each run was compared.
         tolerance: the tolerance policy, in words.
         reference, candidate: names of the two runs.
         settings_differ: what the two runs declare differently (optimizers, clipping, loss, layers), in causal order.
-        aftermath: which diffs follow from the first one.
-        independent: further faults that do not follow from the first diff, in causal order; of few that are sure.
-        explained: of a step's report, the first diff of a step before, if this is the step that proves its cause: it
-            has in full what that one had as sketches.
-        environment: what differs around the two trainings (threads, TF32, versions), the most telling first.
-        models: both layer trees and the pairs that were found, for those who show them.
+        aftermath: relation of each diff to the first one.
+        independent: further faults that do not follow from the first diff, in causal order; only a few that are
+            certain.
+        explained: in the report of a step, the first diff of an earlier step whose cause this step proves: this step
+            holds in full the tensors that the earlier one holds as sketches.
+        environment: differences around the two trainings (threads, TF32, versions), the most informative first.
+        models: both layer trees and the pairs of their layers, for display.
     """
 
     diffs: Sequence[Diff]
@@ -53,48 +54,50 @@ class ReportData:
     explained: FirstDiff | None = None
 
     def standing(self, diff: Diff) -> Standing | None:
-        """How one of the diffs stands to the first one; `None` if it passed."""
+        """Return the relation of a diff to the first one; `None` if the diff passed."""
         return self.aftermath.of(diff)
 
     @property
     def outcome(self) -> str:
-        """``match``, ``differ``, or ``cannot tell``: nothing differs, but parameters that train have no record."""
+        """Return ``match``, ``differ``, or ``cannot tell``: nothing differs, but trainable parameters have no
+        record.
+        """
         if self.first_diff is not None:
             return DIFFER
         return CANNOT_TELL if self.coverage.unrecorded else MATCH
 
     @property
     def passed(self) -> bool:
-        """Whether the runs match."""
+        """Return True if the runs match."""
         return self.outcome == MATCH
 
     @cached_property
     def failed(self) -> Sequence[Diff]:
-        """The diffs that did not pass, in causal order."""
+        """Return the diffs that did not pass, in causal order."""
         folded: Sequence[Diff] | None = getattr(self.diffs, "failed", None)
         return tuple(diff for diff in self.diffs if not diff.passed) if folded is None else folded
 
     @property
     def worst(self) -> Diff | None:
-        """The compared diff with the largest relative L2 error, or `None` where nothing has figures.
+        """Return the compared diff with the largest relative L2 error, or `None` if no diff has figures.
 
-        What is rounding noise throughout (its limit is above 1) is passed over while there is anything else.
+        Diffs that are rounding noise throughout (their limit is above 1) are considered only if there are no others.
         """
         return self._overview.worst
 
     @property
     def stages(self) -> Mapping[str, StageCounts]:
-        """What the diffs of each stage come to."""
+        """Return the counts of each stage."""
         return self._overview.stages
 
     @cached_property
     def _overview(self) -> Overview:
-        # In one go: the diffs of a long comparison are made anew each time that somebody goes through them.
+        # Computed in one pass, as each pass over a long comparison creates its diffs anew.
         tables: Iterable[Table] | None = getattr(self.diffs, "tables", None)
         return Overview([table_of(self.diffs)] if tables is None else tables)
 
     def may_hold(self, figure: str) -> bool:
-        """Whether any diff may have ``floor``, or distances from float64 (``third_reference``)."""
+        """Return True if any diff may have ``floor``, or distances from float64 (``third_reference``)."""
         holds = getattr(self.diffs, "holds", None)
         return holds is None or holds(figure)
 

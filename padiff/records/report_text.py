@@ -1,4 +1,4 @@
-"""What a report says, in words."""
+"""Report as text."""
 
 from __future__ import annotations
 
@@ -19,29 +19,30 @@ from padiff.records.tree_text import place_lines
 from padiff.sketches.sketch import SPREAD
 from padiff.system.printable import printable, printable_lines
 
-#: Relative L2 error above which what passed shows that rounding was amplified.
+#: Relative L2 error above which a diff that passed indicates amplified rounding.
 AMPLIFIED = 0.1
 
-# Diffs that a printed report lists, and parameters that the verdict names.
+# Maximum number of diffs that a printed report lists, and of parameters that the verdict names.
 _LISTED, _FEW = 10, 3
-# Rules that every stage starts from, which need no reason beside the figures.
+# Default rules, for which the report gives no reason beside the figures.
 _PLAIN = frozenset({Rule.ROUNDING, Rule.SCALAR, Rule.EQUAL, Rule.TOLERANCE})
-# So many diffs of one step and stage with one ratio are one line.
+# Minimum number of diffs of one step and stage with one ratio that share a line.
 _ALIKE = 3
 
 
 def report_text(report: ReportData) -> str:
-    """A report as it is printed: the verdict, the table of stages, what differs and where, the coverage, and at the end
-    the verdict in short.
+    """Return the whole report as text.
+
+    The parts are the verdict, the table of stages, the failed diffs, the coverage, and the short verdict at the end.
     """
     place = where_lines(report)
-    found = [*_table(report), *failed_lines(report), *floor_lines(report), *third_lines(report)]
-    lines = [verdict(report), "", *found, "", *place, *([""] if place else [])]
+    figures = [*_table(report), *failed_lines(report), *floor_lines(report), *third_lines(report)]
+    lines = [verdict(report), "", *figures, "", *place, *([""] if place else [])]
     return "\n".join([*lines, *coverage_lines(report), "", headline(report)])
 
 
 def headline(report: ReportData) -> str:
-    """The verdict in short, for those in a hurry: the outcome, and where."""
+    """Return the short verdict: the outcome, and the position of the first diff."""
     coverage, first = report.coverage, report.first_diff
     steps = f"{len(coverage.steps)} step{'s' if len(coverage.steps) != 1 else ''}"
     if first is None:
@@ -62,10 +63,10 @@ def headline(report: ReportData) -> str:
 
 
 def where_lines(report: ReportData, width: int = 120) -> list[str]:
-    """Both models around the first diff, as trees, and the lines of code that call it; nothing where it is in no layer.
+    """Return both layer trees around the first diff, and the lines of code that call it; empty if it is in no layer.
 
     Args:
-        width: columns that there are.
+        width: number of available columns.
     """
     first, models = report.first_diff, report.models
     if first is None or models is None:
@@ -75,12 +76,12 @@ def where_lines(report: ReportData, width: int = 120) -> list[str]:
 
 
 def count_text(report: ReportData) -> str:
-    """How many pairs differ, of how many that count."""
+    """Return how many of the counted pairs differ, in words."""
     return f"{len(report.failed)} of {report.coverage.compared} pairs differ"
 
 
 def verdict(report: ReportData) -> str:
-    """The report in one sentence."""
+    """Return the report as one sentence or a few."""
     return printable(_verdict(report))
 
 
@@ -101,9 +102,9 @@ def _verdict(report: ReportData) -> str:
             f"at {worst.pair.anchor.site}, step {worst.pair.step}"
         )
     text += "."
-    left = left_out_text(report)
-    if left:
-        text += f" Not compared: {left}."
+    not_compared = left_out_text(report)
+    if not_compared:
+        text += f" Not compared: {not_compared}."
     for lost in coverage.lost:
         text += f" {lost[0].upper()}{lost[1:]}."
     if coverage.sketched:
@@ -130,7 +131,7 @@ def _verdict(report: ReportData) -> str:
     if coverage.notes:
         more = f" (and {len(coverage.notes) - 2} more)" if len(coverage.notes) > 2 else ""
         text += f" But layers are set differently: {'; '.join(coverage.notes[:2])}{more}."
-    precision = next((one for one in report.settings_differ if one.kind == "precision"), None)
+    precision = next((setting for setting in report.settings_differ if setting.kind == "precision"), None)
     if precision is not None:
         text += f" But {precision.said}: {precision.text}."
     return text
@@ -138,12 +139,12 @@ def _verdict(report: ReportData) -> str:
 
 def _cannot_tell(report: ReportData) -> str:
     coverage = report.coverage
-    found = []
+    counts = []
     for side, names in (("reference", coverage.reference_unrecorded), ("candidate", coverage.candidate_unrecorded)):
         if names:
             more = ", ..." if len(names) > _FEW else ""
-            found.append(f"{len(names)} of the {side} ({', '.join(names[:_FEW])}{more})")
-    text = f"Can't tell whether the runs match: parameters that train have no record, {' and '.join(found)}."
+            counts.append(f"{len(names)} of the {side} ({', '.join(names[:_FEW])}{more})")
+    text = f"Can't tell whether the runs match: parameters that train have no record, {' and '.join(counts)}."
     if coverage.left_out:
         text += f" Not recorded: {'; '.join(coverage.left_out)}."
     return text + (
@@ -152,7 +153,7 @@ def _cannot_tell(report: ReportData) -> str:
 
 
 def floor_lines(report: ReportData) -> list[str]:
-    """What diffs are beside the floors that were measured, a line each; none where none were."""
+    """Return lines that compare diffs with their measured floors; empty without floors."""
     if not report.may_hold("floor"):
         return []
     worst: dict[str, Diff] = {}
@@ -169,8 +170,8 @@ def floor_lines(report: ReportData) -> list[str]:
             worst[diff.pair.stage] = diff
     if not count:
         return []
-    found = ", ".join(f"{grades[grade]} {grade}" for grade in Grade if grades[grade])
-    lines = [f"{count} diffs have a measured floor, what rounding alone makes of them; all diffs: {found}"]
+    summary = ", ".join(f"{grades[grade]} {grade}" for grade in Grade if grades[grade])
+    lines = [f"{count} diffs have a measured floor, what rounding alone makes of them; all diffs: {summary}"]
     largest = (
         f"{stage} {worst[stage].floors:.3g} ({worst[stage].pair.anchor.site})" for stage in STAGES if stage in worst
     )
@@ -178,7 +179,7 @@ def floor_lines(report: ReportData) -> list[str]:
 
 
 def third_lines(report: ReportData) -> list[str]:
-    """Which side is farther from the step in float64, a line; none where it was not run in float64."""
+    """Return a line that says which side is farther from the step in float64; empty without a step in float64."""
     if not report.may_hold("third_reference"):
         return []
     count: Counter[str] = Counter()
@@ -210,50 +211,50 @@ def third_lines(report: ReportData) -> list[str]:
 
 
 def failed_lines(report: ReportData, at_most: int | None = _LISTED) -> list[str]:
-    """What differs, a line each, in causal order; many that differ alike are one line.
+    """Return a line for each failed diff, in causal order; many similar diffs share a line.
 
     Args:
-        at_most: how many lines, besides the one that counts them; `None` lists every diff by itself.
+        at_most: maximum number of lines, besides the one that counts the diffs; `None` lists each diff separately.
     """
     if not report.failed:
         return []
     rows, hidden = failed_rows(report, at_most)
     follow = f", which {'follows' if hidden == 1 else 'follow'}" if report.aftermath.marks else ""
-    rest = [f"  ... and {hidden} more{follow}"] if hidden else []
-    return printable_lines([f"{count_text(report)}, in causal order:", *(row.line for row in rows), *rest])
+    last = [f"  ... and {hidden} more{follow}"] if hidden else []
+    return printable_lines([f"{count_text(report)}, in causal order:", *(row.line for row in rows), *last])
 
 
 def failed_rows(report: ReportData, at_most: int | None = _LISTED) -> tuple[list[Row], int]:
-    """What `failed_lines` lists, and how many diffs it does not."""
+    """Return the rows that `failed_lines` prints, and the number of diffs without a row."""
     if at_most is None:
         return [Marked(k, diff, _mark(report, diff)).row for k, diff in enumerate(report.failed)], 0
     alike: dict[tuple[Any, ...], list[Marked]] = {}
     for number, diff in enumerate(report.failed):
         alike.setdefault(_likeness(diff) or (number,), []).append(Marked(number, diff, _mark(report, diff)))
-    counts = _counts(report) if any(len(some) >= _ALIKE for some in alike.values()) else Counter()
+    counts = _counts(report) if any(len(group) >= _ALIKE for group in alike.values()) else Counter()
     shown: list[tuple[list[Marked], Row]] = []
-    for key, some in alike.items():
-        if len(some) >= _ALIKE:
-            shown.append((some, _folded(key, some, counts[key[0], key[1]])))
+    for key, group in alike.items():
+        if len(group) >= _ALIKE:
+            shown.append((group, _folded(key, group, counts[key[0], key[1]])))
         else:
-            shown += [([one], one.row) for one in some]
+            shown += [([marked], marked.row) for marked in group]
     if len(shown) <= at_most:
         return [row for _, row in shown], 0
-    # The first one stays as it is, with those that are wrong by the same.
+    # The first row stays separate, with the diffs that have the same ratio.
     (first, row), *others = shown
-    rest = [one for some, _ in others for one in some]
-    rows, hidden = folded_rows(rest, max(at_most - 1, 1), {first[0].diff.pair.stage})
+    remainder = [marked for group, _ in others for marked in group]
+    rows, hidden = folded_rows(remainder, max(at_most - 1, 1), {first[0].diff.pair.stage})
     return [row, *rows], hidden
 
 
 def _mark(report: ReportData, diff: Diff) -> str:
-    """How a diff stands to the first one, where it does not follow from it."""
+    """Return the relation of a diff to the first one in words; empty if the diff follows from it."""
     standing = report.standing(diff)
     return "" if standing is None or standing is Standing.FOLLOWS else str(standing)
 
 
 def _likeness(diff: Diff) -> tuple[Any, ...] | None:
-    """Step, stage, and what is wrong in words that hold for others too; `None` where that is nothing simple."""
+    """Return step, stage, and a phrase that similar diffs share; `None` if the diff has no such phrase."""
     pair = diff.pair
     if pair.anchor.layer == LOOP:
         return None
@@ -267,16 +268,16 @@ def _counts(report: ReportData) -> Counter[tuple[int, str]]:
     return Counter((d.pair.step, d.pair.stage) for d in report.diffs if d.counts and d.pair.anchor.layer != LOOP)
 
 
-def _folded(key: tuple[Any, ...], some: Sequence[Marked], count: int) -> Row:
+def _folded(key: tuple[Any, ...], group: Sequence[Marked], count: int) -> Row:
     step, stage, what = key
-    anchors = [one.diff.pair.anchor for one in some[:_FEW]]
+    anchors = [marked.diff.pair.anchor for marked in group[:_FEW]]
     names = ", ".join(f"{anchor.layer}/{anchor.slot}" for anchor in anchors)
-    mark = next((one.mark for one in some if one.mark), "")
-    return Row(f"step {step}", stage, f"{len(some)} of {count} {what} ({names}, ...)", mark)
+    mark = next((marked.mark for marked in group if marked.mark), "")
+    return Row(f"step {step}", stage, f"{len(group)} of {count} {what} ({names}, ...)", mark)
 
 
 def _table(report: ReportData) -> list[str]:
-    """The table of stages as plain text."""
+    """Return the table of stages as plain text."""
     rows = [["stage", "pairs", "differ", "rel L2", "allowed", "closest to its limit"]]
     table = stage_table(report)
     for row in table:
@@ -292,17 +293,23 @@ def _table(report: ReportData) -> list[str]:
 
 
 def limit_lines(table: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Why stages are allowed more than rounding, a line for each reason, given the rows of `stage_table`."""
+    """Return a line for each reason why stages are allowed more than rounding.
+
+    Args:
+        table: the rows of `stage_table`.
+    """
     stages: dict[Rule, list[str]] = {}
     for row in table:
         if row["limit"] is not None and row["rule"] not in _PLAIN:
             stages.setdefault(row["rule"], []).append(row["stage"])
-    return [f"allowed at {', '.join(some)}: {rule}" for rule, some in stages.items()]
+    return [f"allowed at {', '.join(names)}: {rule}" for rule, names in stages.items()]
 
 
 def stage_table(report: ReportData) -> list[dict[str, Any]]:
-    """A row for each stage: pairs, how many differ, the worst relative L2 error and where it is."""
-    found = []
+    """Return a row for each stage: number of pairs, number that differ, the worst relative L2 error and its
+    position.
+    """
+    rows = []
     for stage in STAGES:
         counts = report.stages.get(stage)
         if counts is None:
@@ -316,5 +323,5 @@ def stage_table(report: ReportData) -> list[dict[str, Any]]:
             row["limit"] = judged.limit if judged is not None and judged.figure is Figure.REL_L2 else None
             row["rule"] = judged.rule if judged is not None else None
             row["where"] = f"{worst.pair.anchor.site}, step {worst.pair.step}"
-        found.append(row)
-    return found
+        rows.append(row)
+    return rows

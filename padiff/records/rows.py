@@ -1,4 +1,4 @@
-"""Diffs as rows of numbers: what was measured of each and how it was judged, without an object for either."""
+"""Diffs as rows of a structured array: figures and judgement as numbers, without objects."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from padiff.records.both import SIDES, Both
 from padiff.records.compared import Diff, Figures, Third
 from padiff.records.judgement import Figure, Judgement, Rule
 
-#: Of figures, what is a number. NaN where there is none: `bulk_l2`, `floor`, distances from float64, and a judgement's
-#: `value` and `limit`.
+#: Columns of `Figures` that are floats. These may be NaN, for a missing value: `bulk_l2`, `floor`, distances from
+#: float64, and a judgement's `value` and `limit`.
 FLOATS = (
     "max_abs",
     "max_rel",
@@ -29,19 +29,18 @@ FLOATS = (
     "third_candidate",
 )
 _COUNTS = ("size", "mismatched", "nonfinite", "overflowed")
-#: What the numbers in a row's columns stand for; 0 for nothing.
+#: Meanings of the numbers in the columns `figure`, `rule`, `basis` and `code`; 0 stands for none.
 FIGURES = (None, *Figure)
 RULES = (None, *Rule)
 BASES = ("", "tensors", "sketches", "moments")
 _CODES = ("", *SIDES)
-#: The numbers of them.
+#: The number of each meaning.
 FIGURE_NUMBERS = {figure: number for number, figure in enumerate(FIGURES)}
 RULE_NUMBERS = {rule: number for number, rule in enumerate(RULES)}
 _BASE_NUMBERS = {basis: number for number, basis in enumerate(BASES)}
 TENSORS, SKETCHES, MOMENTS = (_BASE_NUMBERS[basis] for basis in BASES[1:])
 
-#: What is known of a diff but for its pair and its problem. The index of the worst element is counted through all
-#: elements; `NO_INDEX`: there is none.
+#: A diff without its pair and its problem. `index` is the flat index of the worst element; `NO_INDEX` for none.
 ROW = np.dtype(
     [
         ("figure", np.uint8),
@@ -63,7 +62,7 @@ _NOTHING = (NO_INDEX, *(0,) * len(_COUNTS), *(math.nan,) * (len(FLOATS) + 2))
 
 
 def empty_rows(count: int) -> np.ndarray:
-    """Rows of diffs that pass and of which nothing was measured or judged."""
+    """Return rows of diffs that pass, without figures and judgement."""
     return _EMPTY.repeat(count)
 
 
@@ -79,7 +78,7 @@ _EMPTY = _empty_row()
 
 
 def row_of(diff: Diff) -> tuple[Any, ...]:
-    """The row of a diff."""
+    """Return the row of a diff."""
     figures, judged = diff.figures, diff.judgement
     third = figures.third if figures is not None else None
     about = (
@@ -110,41 +109,41 @@ def row_of(diff: Diff) -> tuple[Any, ...]:
 
 
 def relative_l2(rows: np.ndarray) -> np.ndarray:
-    """`padiff.records.Figures.rel_l2` of each; NaN of what was not measured."""
+    """Return `padiff.records.Figures.rel_l2` of each row; NaN without figures."""
     l2, size = rows["l2"], rows["reference_l2"]
     with np.errstate(divide="ignore", invalid="ignore"):
-        found: np.ndarray = l2 / size
+        relative: np.ndarray = l2 / size
     without = (rows["basis"] != 0) & ~(size > 0)
     if without.any():
-        found[without] = np.where(l2[without] == 0, 0.0, np.inf)
-    return found
+        relative[without] = np.where(l2[without] == 0, 0.0, np.inf)
+    return relative
 
 
 def without_floor(rows: np.ndarray, place: int) -> None:
-    """Forget a diff's floor."""
+    """Remove a diff's floor."""
     rows["floor"][place] = math.nan
 
 
 def without_third(rows: np.ndarray, place: int) -> None:
-    """Forget how far both sides of a diff are from float64."""
+    """Remove the distances of a diff's two sides from float64."""
     rows["code"][place] = 0
     rows["third_reference"][place] = rows["third_candidate"][place] = math.nan
 
 
 def odd_indexes(diffs: Mapping[int, Diff]) -> dict[int, tuple[int, ...]]:
-    """By the places of some diffs, indexes of worst elements that no row can hold: not of the anchor's tensor."""
-    some = ((place, diff.figures, diff.pair.anchor.shape) for place, diff in diffs.items())
-    return {place: f.index for place, f, shape in some if f is not None and f.index and not _has_flat(f, shape)}
+    """Return the indexes of worst elements that no row can hold, by position: they do not index the anchor's tensor."""
+    figures = ((place, diff.figures, diff.pair.anchor.shape) for place, diff in diffs.items())
+    return {place: f.index for place, f, shape in figures if f is not None and f.index and not _has_flat(f, shape)}
 
 
 def measured_and_judged(row: tuple[Any, ...], shape: Sequence[int]) -> tuple[Figures | None, bool, Judgement | None]:
-    """What a diff's row says: its figures, whether it passed, and its judgement.
+    """Return the figures, `passed`, and the judgement of a diff's row.
 
     Args:
-        shape: of the anchor's tensor.
+        shape: shape of the anchor's tensor.
     """
     figure, rule, basis, code, passed, flat, size, mismatched, nonfinite, overflowed, *floats = row
-    *measured, bulk, spread, floor, third, third_other, one, other, value, limit = floats
+    *measured, bulk, spread, floor, third, third_other, reference_value, candidate_value, value, limit = floats
     judged = Judgement(FIGURES[figure], value, limit, RULES[rule]) if figure else None  # type: ignore[arg-type]
     if not basis:
         return None, passed, judged
@@ -159,7 +158,7 @@ def measured_and_judged(row: tuple[Any, ...], shape: Sequence[int]) -> tuple[Fig
         candidate_l2,
         size,
         () if flat == NO_INDEX else _index(flat, shape if basis != SKETCHES else ()),
-        Both(one, other),
+        Both(reference_value, candidate_value),
         mismatched,
         nonfinite,
         overflowed,
@@ -173,7 +172,7 @@ def measured_and_judged(row: tuple[Any, ...], shape: Sequence[int]) -> tuple[Fig
 
 
 def _has_flat(figures: Figures, shape: Sequence[int]) -> bool:
-    """Whether an index can be counted through all elements. That of a sketch is counted already."""
+    """Return True if the index of the worst element can be a flat index; the index of a sketch is one already."""
     index = figures.index
     if figures.basis == "sketches":
         return len(index) == 1

@@ -1,4 +1,4 @@
-"""What a run holds, in words."""
+"""Run as text."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from typing import Any
 from padiff.records.recorded import LOOP, Layer, Run, RunInfo, Step
 from padiff.records.settings import Settings, setting_text
 
-# Layers that a printed run lists, and steps that a line names.
+# Maximum number of layers that a printed run lists, and of steps that a line names.
 _LAYERS, _STEPS = 40, 10
-# Of longer lists, how many items are named.
+# Number of items that are printed of longer lists.
 _NAMED = 3
 
 
 def run_line(run: Run) -> str:
-    """A run in one line: framework, model, size, how many steps."""
+    """Return one line about a run: framework, model, size, number of steps."""
     info, numbers = run.info, run.numbers()
     state = "finished" if run.finished() else "not ended"
     return f"{run.name}: {model_text(info)}, {_plural(len(numbers), 'recorded step')}, {state}"
 
 
 def run_text(run: Run) -> str:
-    """A run's framework, model, steps, what its first step recorded, its layers, and what it declares."""
+    """Return a run as text: framework, model, steps, counts of the first step's records, layers, and declared
+    settings.
+    """
     numbers = run.numbers()
     lines = [run_line(run)]
     if numbers:
@@ -39,7 +41,7 @@ def run_text(run: Run) -> str:
 
 
 def model_text(info: RunInfo) -> str:
-    """The framework and the model, with how many layers and parameters it has."""
+    """Return the framework and the model, with its numbers of layers and parameters."""
     count = sum(
         math.prod(p.shape) for layer in info.layers for p in layer.parameters if p.role == "parameter" and not p.tied_to
     )
@@ -49,13 +51,13 @@ def model_text(info: RunInfo) -> str:
 
 
 def steps_text(numbers: Sequence[int]) -> str:
-    """The numbers of a run's steps, the first ones and the last."""
+    """Return the numbers of a run's steps, the first ones and the last."""
     more = f", ... {numbers[-1]}" if len(numbers) > _STEPS else ""
     return f"steps: {', '.join(map(str, numbers[:_STEPS]))}{more}"
 
 
 def step_text(step: Step) -> str:
-    """What one rank recorded in a step: how many tensors of each stage, and notes of what it could not."""
+    """Return one rank's part of a step as text: number of tensors of each stage, settings, and notes."""
     counts = Counter(
         "learning rate" if record.layer == LOOP and record.stage == "update" else record.stage
         for record in step.records
@@ -77,7 +79,7 @@ def step_text(step: Step) -> str:
 
 
 def declared_lines(settings: Settings) -> list[str]:
-    """What a run declares, a line for each group of parameters and each family of names."""
+    """Return a run's declared settings, a line for each parameter group and each family of names."""
     families: dict[str, dict[str, Any]] = {}
     for name, value in settings.items():
         *family, last = name.split(".")
@@ -100,17 +102,17 @@ def _said(settings: Settings) -> Iterator[str]:
 
 
 def owned_text(layer: Layer) -> str:
-    """What a layer owns: slots and shapes."""
+    """Return the slots and shapes of a layer's parameters and buffers."""
     return ", ".join(f"{p.slot} {list(p.shape)}" + (f" = {p.tied_to}" if p.tied_to else "") for p in layer.parameters)
 
 
 def settings_text(layer: Layer) -> str:
-    """A layer's hyper-parameters."""
+    """Return a layer's hyper-parameters as text."""
     return ", ".join(f"{name}={value}" for name, value in layer.settings.items())
 
 
 def bytes_text(size: float) -> str:
-    """A number of bytes, to three digits or so."""
+    """Return a number of bytes with a unit, to about three digits."""
     for unit in ("B", "kB", "MB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -1,8 +1,8 @@
-"""What a run declares beside its tensors: optimizers, clipping, loss, train or eval.
+"""Settings that a run declares beside its tensors: optimizers, clipping, loss, train or eval.
 
-Settings are a flat mapping from names that both frameworks share (``optimizer.0.group.1.beta2``, ``loss.reduction``)
-to plain values: numbers, words, switches, and lists of them. What gathers them is `padiff.recorder.settings`, what
-compares them `padiff.compare.declared`.
+Settings are a flat mapping from names that both frameworks share (``optimizer.0.group.1.beta2``, ``loss.reduction``) to
+plain values: numbers, words, switches, and lists of them. `padiff.recorder.settings` collects them,
+`padiff.compare.declared` compares them.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from padiff.errors import UsageError
 
 Settings = Mapping[str, Any]
 
-# Names of a step, and items of a list, that are read of a folder at most.
+# Maximum number of names that are accepted from a folder.
 _MOST = 1_000_000
 
 
 def settings_at(run: Settings, step: Settings) -> dict[str, Any]:
-    """What holds in a step: the run's settings with the step's over them; a name that is gone has `None` there."""
+    """Return the settings that apply in a step: the run's, updated by the step's; `None` in a step removes a name."""
     return {name: value for name, value in {**run, **step}.items() if value is not None}
 
 
 def settings_delta(run: Settings, now: Settings) -> dict[str, Any]:
-    """What a step has to say so that `settings_at` gives what holds in it."""
-    found = {name: value for name, value in now.items() if name not in run or not _same(run[name], value)}
-    return found | {name: None for name in run if name not in now}
+    """Return the settings that a step has to store so that `settings_at` returns `now`."""
+    changed = {name: value for name, value in now.items() if name not in run or not _same(run[name], value)}
+    return changed | {name: None for name in run if name not in now}
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -35,9 +35,9 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def plain_setting(value: Any) -> Any:
-    """A value as it may stand among settings; `None` where it can't.
+    """Return a value as a plain value for settings; `None` if there is no plain value.
 
-    Numbers of numpy and tensors of one element become plain numbers, what is no finite number becomes the word for it.
+    Numbers of numpy and tensors of one element become plain numbers; NaN and infinities become words.
     """
     if isinstance(value, (bool, str)):
         return value
@@ -57,10 +57,10 @@ def plain_setting(value: Any) -> Any:
 
 
 def settings_from_json(content: Any) -> dict[str, Any]:
-    """The settings of a run folder.
+    """Return the settings from the parsed JSON of a run folder.
 
     Raises:
-        UsageError: they are no mapping of names to plain values.
+        UsageError: the content is no mapping of names to plain values.
     """
     wrong = "settings are a mapping of names to numbers, words, switches, lists of them, or null"
     if not isinstance(content, Mapping) or len(content) > _MOST:
@@ -73,7 +73,7 @@ def settings_from_json(content: Any) -> dict[str, Any]:
 
 
 def setting_text(value: Any) -> str:
-    """A setting's value in words."""
+    """Return a setting's value in words."""
     if value is None:
         return "not set"
     return str(float(f"{value:.7g}")) if isinstance(value, float) else str(value)

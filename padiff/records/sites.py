@@ -1,4 +1,4 @@
-"""What the pairs of a step are but for their values: the same for all steps that are alike."""
+"""Descriptions of a step's pairs without values: one object for all steps with the same schema."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ Key = tuple[str, str]
 
 
 class Sites:
-    """What the pairs of a step are but for their values, in their order: the same object for all steps that are alike.
+    """Descriptions of a step's pairs, in order, without values: one object for all steps with the same schema.
 
     Args:
-        references, candidates: both sides of the pairs of one of the steps; none of these records is kept.
+        references, candidates: both sides of the pairs of one of the steps; the records are not stored.
 
     Attributes:
-        layers, slots, stages, calls, types, shapes: of each pair's anchor.
-        dtypes: of both sides; `None` where a side is missing.
-        anchor_dtypes: of each anchor.
-        candidates: layer, slot and layer type of each candidate's record; empty where it is missing.
-        complete: where both sides are there.
-        places: the places of a stage's pairs; of every stage.
+        layers, slots, stages, calls, types, shapes: fields of each pair's anchor.
+        dtypes: dtypes of both sides; `None` for a missing side.
+        anchor_dtypes: dtype of each anchor.
+        candidates: layer, slot and layer type of each candidate's record; empty texts for a missing one.
+        complete: mask of the pairs that have both sides.
+        places: positions of each stage's pairs, for every stage.
     """
 
     def __init__(self, references: Sequence[Record | None], candidates: Sequence[Record | None]) -> None:
-        anchors: list[Any] = [one if one is not None else other for one, other in zip(references, candidates)]
+        anchors: list[Any] = [r if r is not None else c for r, c in zip(references, candidates)]
         self.layers = [record.layer for record in anchors]
         self.slots = [record.slot for record in anchors]
         self.stages = [record.stage for record in anchors]
@@ -49,7 +49,7 @@ class Sites:
         self.candidates = [
             (record.layer, record.slot, record.layer_type) if record is not None else _NOTHING for record in candidates
         ]
-        both = [one is not None and other is not None for one, other in zip(references, candidates)]
+        both = [r is not None and c is not None for r, c in zip(references, candidates)]
         self.complete = np.array(both, np.bool_)
         stages = stage_numbers(self.stages)
         self.places = {stage: np.flatnonzero(stages == number) for number, stage in enumerate(STAGES)}
@@ -57,81 +57,89 @@ class Sites:
 
     @classmethod
     def of(cls, pairs: Sequence[Pair]) -> Sites:
-        """What the pairs of a step are."""
+        """Return the description of a sequence of pairs."""
         return cls([pair.reference for pair in pairs], [pair.candidate for pair in pairs])
 
     def __len__(self) -> int:
         return len(self.layers)
 
     def fact(self, find: Callable[[Sites], _Fact]) -> _Fact:
-        """What a function finds out from the sites; it is called once."""
+        """Return the result of a function of these sites; the function is called once and its result is cached."""
         return once(self._facts, find, lambda: self)
 
     @cached_property
     def keys(self) -> list[Key]:
-        """Layer and slot of each pair."""
+        """Return layer and slot of each pair."""
         return list(zip(self.layers, self.slots))
 
     def largest_of_stages(self, values: np.ndarray) -> dict[str, float]:
-        """The largest of each stage that there is."""
+        """Return the largest value of each stage that has pairs."""
         stages, order, starts = self._stage_groups
         return dict(zip(stages, np.maximum.reduceat(values[order], starts).tolist())) if stages else {}
 
     @cached_property
     def _stage_groups(self) -> tuple[list[str], np.ndarray, np.ndarray]:
-        """The stages that there are, the pairs in their order, and where each stage begins in it."""
+        """Return the stages that have pairs, the pairs' positions ordered by stage, and each stage's start in that
+        order.
+        """
         stages = [stage for stage, places in self.places.items() if len(places)]
         counts = [len(self.places[stage]) for stage in stages]
         return stages, np.concatenate(list(self.places.values())), np.cumsum([0, *counts])[:-1]
 
     def largest_of_layers(self, stage: str, values: np.ndarray) -> np.ndarray:
-        """The largest of each pair's layer; NaN where it has none.
+        """Return, for each pair of a stage, the largest value of its layer's pairs; NaN if all of these are NaN.
 
         Args:
-            values: of the pairs of a stage, in their order, along the last axis; what is NaN counts for nothing.
+            values: values of the stage's pairs, in order, along the last axis; NaN is ignored.
         """
         return self._over_layers(np.fmax, stage, values, np.nan)
 
     def sums_of_layers(self, stage: str, values: np.ndarray) -> np.ndarray:
-        """The sum over each pair's layer, of values of the pairs of a stage, along the last axis."""
+        """Return, for each pair of a stage, the sum of its layer's values.
+
+        Args:
+            values: values of the stage's pairs, in order, along the last axis.
+        """
         return self._over_layers(np.add, stage, values, 0.0)
 
     def _over_layers(self, combine: np.ufunc, stage: str, values: np.ndarray, nothing: float) -> np.ndarray:
-        found = np.full((*values.shape[:-1], self._layer_count), nothing)
+        combined = np.full((*values.shape[:-1], self._layer_count), nothing)
         if values.shape[-1]:
             order, starts, layers = self._layer_groups[stage]
-            found[..., layers] = combine.reduceat(np.take(values, order, axis=-1), starts, axis=-1)
-        return np.take(found, self.layer_numbers, axis=-1)
+            combined[..., layers] = combine.reduceat(np.take(values, order, axis=-1), starts, axis=-1)
+        return np.take(combined, self.layer_numbers, axis=-1)
 
     @cached_property
     def _layer_groups(self) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Of each stage, an order of its pairs by layers, where each layer begins in it, and which layers these are."""
-        found = {}
+        """Return for each stage: its pairs' positions ordered by layer, each layer's start in that order, and the
+        layers.
+        """
+        groups = {}
         for stage, places in self.places.items():
             numbers = self.layer_numbers[places]
             order = numbers.argsort(kind="stable")
             layers, starts = np.unique(numbers[order], return_index=True)
-            found[stage] = order, starts, layers
-        return found
+            groups[stage] = order, starts, layers
+        return groups
 
     @cached_property
     def layer_numbers(self) -> np.ndarray:
-        """A number for each pair's layer."""
+        """Return the number of each pair's layer."""
         return _numbers(self.layers)
 
     @cached_property
     def _layer_count(self) -> int:
-        """How many layers there are."""
+        """Return the number of different layers."""
         return int(self.layer_numbers.max(initial=-1)) + 1
 
     @cached_property
     def key_count(self) -> int:
-        """How many layers and slots there are."""
+        """Return the number of different keys (layer and slot)."""
         return int(self.key_numbers.max(initial=-1)) + 1
 
     @cached_property
     def key_numbers(self) -> np.ndarray:
-        """A number for each pair's layer and slot."""
+        """Return the number of each pair's key (layer and slot)."""
         return _numbers(self.keys)
 
 
@@ -140,10 +148,10 @@ _STAGE = {stage: number for number, stage in enumerate(STAGES)}
 
 
 def stage_numbers(stages: Iterable[str]) -> np.ndarray:
-    """The numbers of stages in `STAGES`."""
+    """Return the numbers of stages in `STAGES`."""
     return np.array([_STAGE[stage] for stage in stages], np.int8)
 
 
 def _numbers(things: Sequence[Any]) -> np.ndarray:
-    known: dict[Any, int] = {}
-    return np.array([known.setdefault(thing, len(known)) for thing in things], np.intp)
+    numbers: dict[Any, int] = {}
+    return np.array([numbers.setdefault(thing, len(numbers)) for thing in things], np.intp)

@@ -1,4 +1,4 @@
-"""Tensor sources: where a recorded tensor's values are, and what was kept of them."""
+"""Tensor sources: access to a recorded tensor's values or its sketch."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from padiff.errors import SketchOnlyError
 from padiff.sketches.samples import Samples
 from padiff.sketches.sketch import Sketch
 
-#: Gives so many bytes of memory that is there already, which may be used until it is asked again, given the place in a
-#: file where they come from; `None`: it has not so many.
+#: ``room(size, offset)``: a reusable buffer of `size` bytes, to be filled from an offset in a file; `None` if the room
+#: has no buffer of that size. The buffer is valid until the next call.
 Room: TypeAlias = Callable[[int, int], np.ndarray | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A tensor that is worked out piece by piece while it is stored: never all of it is in memory.
+    """A tensor that is computed piece by piece while it is stored, so that it is never fully in memory.
 
     Attributes:
-        dtype, shape: of the tensor.
-        pieces: gives its elements in their order, in flat arrays that last until the next one is asked for.
+        dtype, shape: dtype and shape of the tensor.
+        pieces: yields the elements in order, in flat arrays; each array is valid until the next one.
     """
 
     dtype: np.dtype[Any]
@@ -34,81 +34,81 @@ class Unread:
 
     @property
     def nbytes(self) -> int:
-        """Bytes."""
+        """Return the size of the tensor in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-#: What can be written into a file.
+#: A value that can be written into a file.
 Storable: TypeAlias = np.ndarray | Unread
 
 
 class TensorSource(ABC):
-    """Something that gives a tensor's values when asked: an array in memory, a file, or a part of another source."""
+    """Access to a tensor's values: in memory, in a file, or as a part of another source."""
 
     __slots__ = ()
 
     @abstractmethod
     def read(self) -> np.ndarray:
-        """The values.
+        """Return the values.
 
         Raises:
-            SketchOnlyError: a sketch is all that was kept.
+            SketchOnlyError: only a sketch was recorded.
         """
 
     def read_into(self, room: Room) -> np.ndarray:
-        """The values, in memory of the room where they would have to be fetched: they last until it is asked again.
+        """Return the values; if they have to be fetched, in a buffer from `room` that is valid until its next use.
 
         Raises:
-            SketchOnlyError: a sketch is all that was kept.
+            SketchOnlyError: only a sketch was recorded.
         """
         return self.read()
 
     def to_store(self) -> Storable:
-        """The values, or what works them out while they are stored.
+        """Return the values, or an object that computes them while they are stored.
 
         Raises:
-            SketchOnlyError: a sketch is all that was kept.
+            SketchOnlyError: only a sketch was recorded.
         """
         return self.read()
 
     @property
     def sketch(self) -> Sketch | None:
-        """The sketch, where that is all that was kept."""
+        """Return the sketch if only a sketch was recorded, else `None`."""
         return None
 
     @property
     def sketched(self) -> bool:
-        """Whether a sketch is all that was kept: of this tensor, or of one that it is a part of."""
+        """Return True if only a sketch was recorded, of this tensor or of the tensor that contains it."""
         return False
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
-        """The arrays in memory that hold the values, or what they are worked out from."""
+        """Return the arrays in memory that hold the values, or from which the values are computed."""
         return ()
 
     @property
     def inside(self) -> Sequence[TensorSource]:
-        """The sources that it is made of."""
+        """Return the sources from which this one is derived."""
         return ()
 
     def made_of(self, inside: Sequence[TensorSource]) -> TensorSource:
-        """What is made of others likewise."""
+        """Return the same kind of source, derived from other sources."""
         return self
 
     @property
     def refetchable(self) -> bool:
-        """Whether reading its step from a folder again gives this tensor again, as it is."""
+        """Return True if reading the step from its folder again yields the same tensor."""
         return False
 
     @property
     def identity(self) -> Hashable:
-        """Equal for two sources of one tensor of one step: it is kept once, however many layers gave it out."""
+        """Return a value that is equal for two sources of one tensor of one step, which is then stored once."""
         return id(self)
 
 
 @dataclass(frozen=True, slots=True)
 class InMemory(TensorSource):
-    """A tensor source whose values are in memory already."""
+    """A tensor source whose values are in memory."""
 
     array: np.ndarray
 
@@ -125,13 +125,13 @@ class InMemory(TensorSource):
 
 
 class Sketched(TensorSource):
-    """A tensor source of which a sketch is all that is kept.
+    """A tensor source that has only a sketch.
 
     Args:
-        row: the sketch, as `padiff.sketches.sketch.Sketch.row` gives it; or the step's samples, and the number of its
-            own.
-        size: how many numbers the tensor has; a complex one is two.
-        transposed: whether the sketch is of the transposed matrix.
+        row: the sketch as returned by `padiff.sketches.sketch.Sketch.row`; or the step's samples and the number of the
+            tensor's sample.
+        size: number of numbers in the tensor; a complex number counts as two.
+        transposed: True if the sketch is of the transposed matrix.
     """
 
     __slots__ = ("_row", "size", "transposed")
@@ -156,7 +156,7 @@ class Sketched(TensorSource):
 
     @property
     def row(self) -> np.ndarray:
-        """The sketch as it is stored."""
+        """Return the sketch in its stored form."""
         if isinstance(self._row, tuple):
             samples, number = self._row
             return np.asarray(samples.table[number])
@@ -168,7 +168,9 @@ class Sketched(TensorSource):
 
     @property
     def sample(self) -> tuple[Samples, int] | None:
-        """The step's samples, and the number of the one that the sketch is of; `None` if it was read from a file."""
+        """Return the step's samples and the number of the tensor's sample; `None` if the sketch was read from a
+        file.
+        """
         return self._row if isinstance(self._row, tuple) else None
 
     def read(self) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The diffs of a step as columns: what steps alike have in common once, and numbers for each."""
+"""Diffs of one step as columns: a shared description of the pairs, and numbers for each diff."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _Fact = TypeVar("_Fact")
 
 
 class StepDiffs(OnDemand[Diff]):
-    """The diffs of one process in a step, in causal order. A diff is made when it is looked at; numbers are columns.
+    """Diffs of one process in a step, in causal order. `Diff` objects are created on access; numbers are columns.
 
     Args:
-        pairs: what was compared.
-        sites: what the pairs are.
-        rows: of `ROW`, one for each diff.
-        problems: those that there are, by place.
-        odd: by place, indexes of worst elements that a row can't hold.
-        block: what was measured of this step, and of others with it. Default: of this one.
-        in_block: this step's place there.
+        pairs: the compared pairs.
+        sites: description of the pairs.
+        rows: rows of the dtype `ROW`, one for each diff.
+        problems: problems by position.
+        odd: indexes of worst elements that a row cannot hold, by position.
+        block: measurements of this step together with others. Default: of this step alone.
+        in_block: position of this step in the block.
 
     Attributes:
-        pairs, sites, rows, problems, odd, block, in_block: likewise.
+        pairs, sites, rows, problems, odd, block, in_block: the arguments of the same names.
     """
 
     def __init__(
@@ -53,104 +53,110 @@ class StepDiffs(OnDemand[Diff]):
         self._facts: dict[Any, Any] = {}
 
     def fact(self, find: Callable[[StepDiffs], _Fact]) -> _Fact:
-        """What a function finds out from the diffs; it is called once."""
+        """Return the result of a function of these diffs; the function is called once and its result is cached."""
         return once(self._facts, find, lambda: self)
 
     def measured_fact(self, find: Callable[[Block], np.ndarray]) -> np.ndarray:
-        """Of what a function finds out from the measured steps, this one's; it is called once for all of them."""
+        """Return this step's row of a function's result for the whole block; the result is cached for all steps of
+        the block.
+        """
         return np.asarray(self.block.fact(find)[self.in_block])
 
     @classmethod
     def of(cls, diffs: Sequence[Diff], sites: Sites | None = None) -> StepDiffs:
-        """Those of some diffs.
+        """Return the columns of a sequence of diffs.
 
         Args:
-            sites: what their pairs are. Default: found out.
+            sites: description of their pairs. Default: computed from the pairs.
         """
         if isinstance(diffs, StepDiffs):
             return diffs
         pairs = [diff.pair for diff in diffs]
-        found = cls(
+        columns = cls(
             pairs,
             Sites.of(pairs) if sites is None else sites,
             np.array([row_of(diff) for diff in diffs], ROW),
             {place: diff.problem for place, diff in enumerate(diffs) if diff.problem is not None},
             odd_indexes(dict(enumerate(diffs))),
         )
-        found._made.update(enumerate(diffs))
-        return found
+        columns._made.update(enumerate(diffs))
+        return columns
 
     @classmethod
     def joined(cls, some: Sequence[StepDiffs]) -> StepDiffs:
-        """Those of several processes, one after the other."""
+        """Return the diffs of several processes as one object, in the order of the processes."""
         if len(some) == 1:
             return some[0]
         return cls.of([diff for diffs in some for diff in diffs])
 
     def split(self, pairs: Sequence[Sequence[Pair]]) -> list[StepDiffs]:
-        """Those of each process, given all of their pairs; the opposite of `joined`."""
+        """Return the diffs of each process, given the pairs of each: the inverse of `joined`."""
         if len(pairs) == 1:
             return [self]
-        found, diffs = [], list(self)
-        for own in pairs:
-            found.append(StepDiffs.of(diffs[: len(own)]))
-            diffs = diffs[len(own) :]
-        return found
+        processes, diffs = [], list(self)
+        for part in pairs:
+            processes.append(StepDiffs.of(diffs[: len(part)]))
+            diffs = diffs[len(part) :]
+        return processes
 
     @property
     def measured(self) -> np.ndarray:
-        """Which have figures."""
+        """Return a mask of the diffs that have figures."""
         return np.asarray(self.block.measured[self.in_block])
 
     @property
     def known(self) -> np.ndarray:
-        """Which are compared, and have figures."""
+        """Return a mask of the diffs that have both sides and figures."""
         return np.asarray(self.block.known[self.in_block])
 
     @property
     def troubled(self) -> np.ndarray:
-        """Which have a problem."""
+        """Return a mask of the diffs that have a problem."""
         return np.asarray(self.block.troubled[self.in_block])
 
     @property
     def relative(self) -> np.ndarray:
-        """The relative L2 error of each, as `Figures.rel_l2` says."""
+        """Return the relative L2 error of each diff, as defined by `Figures.rel_l2`."""
         return np.asarray(self.block.relative[self.in_block])
 
     @cached_property
     def compared(self) -> np.ndarray:
-        """Which are compared, as `Diff.compared` says."""
+        """Return a mask of the diffs that were compared, as defined by `Diff.compared`."""
         return np.asarray(self.sites.complete & (self.measured | ~self.rows["passed"]))
 
     def known_places(self, stage: str) -> np.ndarray:
-        """The places of a stage's diffs that are compared, and have figures."""
+        """Return the positions of a stage's diffs that have both sides and figures."""
         places = self.sites.places[stage]
         return places if self.block.all_known else places[self.known[places]]
 
     @cached_property
     def passed(self) -> bool:
-        """Whether all passed."""
+        """Return True if all diffs passed."""
         return bool(self.rows["passed"].all())
 
     @cached_property
     def number(self) -> int | None:
-        """Of the step; `None` where there are no diffs."""
+        """Return the number of the step; `None` without diffs."""
         return self.pairs[0].step if len(self.rows) else None
 
     def keys_of(self, which: np.ndarray) -> set[Key]:
-        """Layers and slots of some."""
+        """Return the layers and slots of the diffs that a mask selects."""
         return {self.sites.keys[place] for place in np.flatnonzero(which).tolist()}
 
     def judged(self, rows: np.ndarray) -> StepDiffs:
-        """The same diffs, judged otherwise.
+        """Return the same diffs with other judgements.
 
         Args:
-            rows: theirs.
+            rows: the new row of each diff.
         """
         return StepDiffs(self.pairs, self.sites, rows, self.problems, self.odd, self.block, self.in_block)
 
     def failed(self, judged: Mapping[int, tuple[Figure, float, float, Rule]]) -> StepDiffs:
-        """The diffs, where some do not pass: by their places, what was judged, its value, its limit, and the rule."""
+        """Return the diffs with those at some positions failed.
+
+        Args:
+            judged: the judged figure, its value, its limit, and the rule, by position of the diff.
+        """
         if not judged:
             return self
         rows = self.rows.copy()
@@ -161,7 +167,7 @@ class StepDiffs(OnDemand[Diff]):
         return self.judged(rows)
 
     def passing(self, places: Sequence[int], passed: bool) -> StepDiffs:
-        """The diffs, where some pass, or do not, whatever was judged of them."""
+        """Return the diffs with `passed` set at some positions; the judgements stay."""
         if not places:
             return self
         rows = self.rows.copy()
@@ -169,7 +175,7 @@ class StepDiffs(OnDemand[Diff]):
         return self.judged(rows)
 
     def replaced(self, diffs: Sequence[Diff]) -> StepDiffs:
-        """Other diffs of the same pairs in their place."""
+        """Return other diffs of the same pairs in place of these."""
         return StepDiffs.of(diffs, self.sites)
 
     def __len__(self) -> int:
@@ -183,10 +189,10 @@ class StepDiffs(OnDemand[Diff]):
         return iter([self._made[place] for place in range(len(self))])
 
     def _at(self, place: int) -> Diff:
-        found = self._made.get(place)
-        if found is None:
-            found = self._made[place] = self._of_row(place, self.rows[place].item())
-        return found
+        diff = self._made.get(place)
+        if diff is None:
+            diff = self._made[place] = self._of_row(place, self.rows[place].item())
+        return diff
 
     def _of_row(self, place: int, row: tuple[Any, ...]) -> Diff:
         figures, passed, judged = measured_and_judged(row, self.sites.shapes[place])

@@ -1,4 +1,4 @@
-"""The records of a step that was read, and what they are called: the same object for all steps that are alike."""
+"""Records of a step that was read from a folder, with descriptions that steps of the same schema share."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from padiff.records.sources import TensorSource
 
 _Fact = TypeVar("_Fact")
 
-#: What a record is called, as `Record` has it (layer, stage, slot, call, layer type, dtype, shape, whether it is
-#: recomputed), how many numbers it has, of a part the whole (a complex one is two), and which part it is. A plain
-#: tuple, which the garbage collector need not look at again and again: they are kept, and of many layers they are many.
+#: Description of a record: layer, stage, slot, call, layer type, dtype, shape, `recomputed` (all as in `Record`), how
+#: many numbers the full tensor has (a complex number counts as two), and its part. A plain tuple of plain values, as
+#: the garbage collector then stops tracking it; models with many layers have many of them, and they live long.
 Name: TypeAlias = tuple[str, str, str, int, str, str, tuple[int, ...], bool, int, Part | None]
 
 
 class Names:
-    """What the records of a step are called: one object for all structures that say the same of it.
+    """Descriptions of a step's records: one object for all schemas that have equal descriptions.
 
     Attributes:
-        entries: one for each record.
-        facts: what was found out from the records (`Structured.fact`).
+        entries: the description of each record.
+        facts: cached results of functions of the records (`Structured.fact`).
     """
 
     __slots__ = ("__weakref__", "_records", "entries", "facts")
 
     def __init__(self, entries: list[Name]) -> None:
         self.entries, self.facts = entries, dict[Any, Any]()
-        #: They, as long as somebody has them.
+        #: The records without values, while they are in use.
         self._records: weakref.ref[_NamedRecords] | None = None
 
     def records(self) -> Sequence[Record]:
-        """The records, without values: those raise `AskedError`."""
-        found = None if self._records is None else self._records()
-        if found is None:
-            found = _NamedRecords(self.entries)
-            self._records = weakref.ref(found)
-        return found
+        """Return the records without values; an access to a value raises `AskedError`."""
+        records = None if self._records is None else self._records()
+        if records is None:
+            records = _NamedRecords(self.entries)
+            self._records = weakref.ref(records)
+        return records
 
 
 class AskedError(Exception):
-    """A record that is to be asked what it is called alone was asked for its values, or for what was kept of them."""
+    """Raised when code reads the values of a record that has a description only."""
 
 
 class _Nowhere(TensorSource):
-    """Stands for values that nobody must ask for."""
+    """Source of a record without values; every access raises `AskedError`."""
 
     __slots__ = ()
 
@@ -71,7 +71,7 @@ _NOWHERE = _Nowhere()
 
 
 class _NamedRecords(list[Record]):
-    """Records without values. (A list that can be referred to weakly.)"""
+    """Records without values, as a list that supports weak references."""
 
     __slots__ = ("__weakref__",)
 
@@ -83,13 +83,13 @@ class _NamedRecords(list[Record]):
 
 
 class Sketches(NamedTuple):
-    """The sketches of a step's records, as far as steps alike have them in common; an element for each record.
+    """Schema of a step's sketches, with an element for each record.
 
     Attributes:
-        rows: where it is in the step's table; -1 of what is no sketch.
+        rows: row in the step's table of sketches; -1 for a record without a sketch.
         sizes: how many numbers the tensor has.
-        transposed: whether the sketch is of the transposed matrix.
-        shapes: the tensor's.
+        transposed: True if the sketch is of the transposed matrix.
+        shapes: shape of the tensor.
     """
 
     rows: np.ndarray
@@ -99,36 +99,36 @@ class Sketches(NamedTuple):
 
 
 class Tensors(Protocol):
-    """The tensors in full of a step's records that lie in one file.
+    """Full tensors of a step's records that are stored in one file.
 
     Attributes:
-        there: of which records; an element for each.
+        there: mask of the records that have such a tensor.
     """
 
     there: np.ndarray
 
     def table(self, places: np.ndarray, dtype: np.dtype[Any], size: int) -> np.ndarray | None:
-        """Some of them, of one dtype and size, as the rows of a table, in one read; `None` where each is to be read by
-        itself.
+        """Return tensors of one dtype and size as rows of one array, in one read; `None` if each must be read
+        separately.
         """
 
 
 class Structured(OnDemand[Record]):
-    """Records of a step, in their order.
+    """Records of a step, in order.
 
     Args:
-        records: they; `None` where one is made when it is looked at.
-        structure: what they are but for their values: names, dtypes, shapes, how each is kept, and which of them are
-            one tensor. Steps whose structure is the same object, or equal tuples of such objects, have the same records
-            in the same places. Where it has ``names``, steps of the same ones have records that are called the same,
-            however they are kept.
-        make: makes a record, given its place.
-        sketches: where those are that lie in the step's table.
-        table: the step's sketches. None: it has none in common.
-        tensors: those tensors in full that can be read together.
+        records: the records; `None` for a record that is created on access.
+        structure: schema of the records: names, dtypes, shapes, form of storage, and which records share one tensor.
+            Steps whose structure is the same object, or equal tuples of such objects, have the same records at the same
+            positions. If the structure has ``names``, steps with the same names have records with equal descriptions,
+            in any form of storage.
+        make: creates the record at a position.
+        sketches: positions of the sketches in the table.
+        table: the step's table of sketches; `None` if the step has none.
+        tensors: full tensors that can be read together.
 
     Attributes:
-        structure, sketches, table, tensors: likewise.
+        structure, sketches, table, tensors: the arguments of the same names.
     """
 
     def __init__(
@@ -146,49 +146,51 @@ class Structured(OnDemand[Record]):
 
     @property
     def names(self) -> object:
-        """What the records are called: the same object for steps whose records are called the same."""
+        """Return the descriptions of the records: one object for steps whose records have equal descriptions."""
         return getattr(self.structure, "names", self.structure)
 
     @property
     def called(self) -> Sequence[Record]:
-        """See `called`."""
+        """Return the records for access to their descriptions only; see `called`."""
         if self._called is None and isinstance(self.names, Names):
             self._called = self.names.records()
         return self if self._called is None else self._called
 
     def fact(self, find: Callable[[Sequence[Record]], _Fact]) -> _Fact:
-        """What a function finds out from what the records are called (`called`); of steps that call theirs the same it
-        is called once.
+        """Return the result of a function of the records' descriptions; cached for all steps with equal
+        descriptions.
         """
         facts: dict[Any, Any] | None = getattr(self.names, "facts", None)
         return find(self) if facts is None else once(facts, find, lambda: self.called)
 
     def rows_of(self, rows: np.ndarray) -> np.ndarray:
-        """Some rows of the table of sketches."""
+        """Return rows of the table of sketches."""
         assert self.table is not None
         return np.asarray(self.table[rows])
 
     def _at(self, place: int) -> Record:
-        found = self._made[place]
-        if found is None:
+        record = self._made[place]
+        if record is None:
             assert self._make is not None
-            found = self._made[place] = self._make(place)
-        return found
+            record = self._made[place] = self._make(place)
+        return record
 
     def __len__(self) -> int:
         return len(self._made)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return tuple, (tuple(self),)  # in another process nothing else is of this structure
+        return tuple, (tuple(self),)  # another process has no other steps to share the schema with
 
 
 def called(records: Sequence[Record]) -> Sequence[Record]:
-    """Records of a step, to be asked what they are called and nothing else: where that is known of itself none of the
-    step's own is made, and steps alike share them. Their values raise `AskedError`.
+    """Return a step's records for access to their descriptions only.
+
+    Steps with equal descriptions share these records, so that none of the step's own records is created. An access to a
+    value may raise `AskedError`.
     """
     return records.called if isinstance(records, Structured) else records
 
 
 def fact_of(records: Sequence[Record], find: Callable[[Sequence[Record]], _Fact]) -> _Fact:
-    """What a function finds out from what the records of a step are called; of steps alike it is called once."""
+    """Return the result of a function of the records' descriptions; cached for all steps with equal descriptions."""
     return records.fact(find) if isinstance(records, Structured) else find(records)

@@ -1,7 +1,7 @@
-"""The calls of a step: which tensors went into layers and functions, and which came out of which.
+"""Calls of a step: the layers and functions that were called, with their input and output tensors.
 
-A trace is no part of what is compared and judged: it tells where in the code a diff comes from. Two models may compute
-the same in other ways, so what differs in their traces is no diff by itself.
+A trace is not compared and judged: it only locates a diff in the code. Two models may compute the same in different
+ways, so a difference between their traces is no diff.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from padiff.system.frames import Frame
 
 
 class Operand(NamedTuple):
-    """A tensor that goes into a call, or comes out of it.
+    """A tensor that is an input or an output of a call.
 
     Attributes:
-        slot: which of the call's tensors: ``input.x``, ``output.0``; of a function its parameter's name or place.
-        tensor: its number in the trace: the same wherever the same tensor, unchanged, is seen.
+        slot: name of the tensor within the call: ``input.x``, ``output.0``; for a function, the name or position of its
+            parameter.
+        tensor: number of the tensor in the trace: the same wherever the same, unchanged tensor occurs.
     """
 
     slot: str
@@ -31,8 +32,8 @@ class TracedTensor:
     """A tensor of a trace.
 
     Attributes:
-        source: where its values, or a sketch of them, are; `None` where nothing was kept of it.
-        dtype, shape: its own.
+        source: source of its values or its sketch; `None` if neither was recorded.
+        dtype, shape: dtype and shape of the tensor.
     """
 
     source: TensorSource | None
@@ -42,20 +43,20 @@ class TracedTensor:
 
 @dataclass(frozen=True, slots=True)
 class TracedCall:
-    """The call of a layer, or of a function or an operator by a layer's own code.
+    """Call of a layer, or of a function or an operator that a layer's own code calls.
 
     Attributes:
-        layer: path of the layer; of a function's call, of the innermost layer that was being called.
-        call: which of the layer's calls within the step, counted from 0.
+        layer: path of the layer; for a function, of the innermost layer whose forward was running.
+        call: number of the layer's call within the step, counted from 0.
         function: the function's common name (``softmax``); empty for the call of the layer itself.
-        nth: of a function, which of the calls of this name that the layer's call made, counted from 0.
-        inputs: tensors that went in, in order; parameters are not among them.
-        outputs: tensors that came out.
-        arguments: what else a function was given, as far as it is plain: numbers, texts, lists of them, by the names of
-            its parameters, or by their places (``"1"``) where it does not tell names.
-        parameters: ``layer/slot`` of parameters that went into a function.
+        nth: for a function, number of its call among those of the same name in the layer's call, counted from 0.
+        inputs: input tensors in order, without parameters.
+        outputs: output tensors in order.
+        arguments: further arguments of a function that are plain values (numbers, texts, lists of them), by parameter
+            name, or by position (``"1"``) if the function has no names.
+        parameters: ``layer/slot`` of parameters that are inputs of a function.
         layer_type: class name of the layer.
-        stack: where it is called, outermost line first; empty where that was not looked at.
+        stack: stack of the call, outermost line first; empty if not recorded.
     """
 
     layer: str
@@ -72,13 +73,13 @@ class TracedCall:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The calls of a step, in the order in which they ended, and the tensors that they are about.
+    """Calls of a step, in the order in which they returned, and their tensors.
 
     Attributes:
-        tensors: by number.
-        calls: those of layers that compute, in every step; in some steps those of all layers, and of the functions and
-            operators that their code calls.
-        functions: whether functions were looked at.
+        tensors: the tensors by number.
+        calls: calls of layers that compute, in every step; in some steps also the calls of all other layers, and of the
+            functions and operators that their code calls.
+        functions: True if calls of functions were recorded.
     """
 
     tensors: Sequence[TracedTensor] = ()
@@ -86,5 +87,5 @@ class Trace:
     functions: bool = False
 
 
-#: Of steps of which no calls are known.
+#: Trace of a step without known calls.
 NO_TRACE = Trace()

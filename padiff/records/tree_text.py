@@ -1,4 +1,4 @@
-"""A layer tree as text, with the place marked."""
+"""Layer tree as text, with a marked layer."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from padiff.records.models import Models
 from padiff.records.recorded import ROOT, Layer, is_below
 from padiff.system.printable import printable
 
-#: What points at a layer.
+#: Marker of a layer.
 HERE = "    <---  *** HERE ***"
-# A longer tree shows what is around the mark only.
+# Maximum number of lines; a longer tree is cut to the surroundings of the mark.
 _MOST_LINES = 120
-# Around a place are shown: so many layers before it and after it, beside those that hold it.
+# Number of layers shown before and after a layer, in addition to the layers that contain it.
 _NEAR = 3
 _GAP = "    ..."
 _BETWEEN = 4
 
 
 def tree_text(layers: Sequence[Layer], marked: str | None = None) -> str:
-    """The tree, a layer a line; ``marked`` is the path of the layer to point at."""
+    """Return the tree as text, a line for each layer; `marked` is the path of the layer to mark."""
     lines = [_line(layers, position, layer.path == marked) for position, layer in enumerate(layers)]
     place = next((k for k, layer in enumerate(layers) if layer.path == marked), 0)
     start = max(0, min(place - _MOST_LINES // 2, len(lines) - _MOST_LINES))
@@ -33,7 +33,7 @@ def tree_text(layers: Sequence[Layer], marked: str | None = None) -> str:
 
 
 def around_lines(layers: Sequence[Layer], marked: str) -> list[str]:
-    """The part of a tree around a layer: those that hold it, and a few before and after it, a line each."""
+    """Return the lines of a tree near a layer: the layers that contain it, and a few before and after it."""
     place = next((k for k, layer in enumerate(layers) if layer.path == marked), None)
     if place is None:
         return []
@@ -50,15 +50,16 @@ def around_lines(layers: Sequence[Layer], marked: str) -> list[str]:
 def place_lines(
     models: Models, names: Both[str], paths: Both[str | None], stacks: Both[tuple[str, ...]], width: int
 ) -> list[str]:
-    """Both trees around two layers, with the lines of code that call them, side by side where that many columns hold
-    them; nothing where neither is there.
+    """Return both trees near two layers with the lines of code that call them; empty if neither layer exists.
+
+    The trees are side by side if they fit into `width` columns, else one below the other.
     """
     sides = models.layers.zip(paths).map(lambda side: around_lines(side[0], side[1]) if side[1] else [])
     if not any(sides):
         return []
     heads = names.zip(models.frameworks).map(lambda side: f"    {printable(side[0])} ({printable(side[1])})")
     left, right = heads.zip(sides).map(lambda side: [side[0], *(side[1] or ["    no such layer"])])
-    # Beside each other, what is said of either stands in one row.
+    # Side by side, the stacks of both trees start in the same row.
     height = max(len(left), len(right)) if any(stacks) else 0
     for side, stack in zip((left, right), stacks):
         side += [""] * (height - len(side)) + _stack_lines(stack)
@@ -67,7 +68,7 @@ def place_lines(
         return [*left, "", *right]
     rows = max(len(left), len(right))
     padded = [*left, *[""] * (rows - len(left))], [*right, *[""] * (rows - len(right))]
-    return [f"{one.ljust(column)}{other}".rstrip() for one, other in zip(*padded)]
+    return [f"{reference.ljust(column)}{candidate}".rstrip() for reference, candidate in zip(*padded)]
 
 
 def _stack_lines(stack: Sequence[str]) -> list[str]:

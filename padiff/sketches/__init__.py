@@ -1,1 +1,1 @@
-"""Sketches: a few hundred bytes of a tensor that tell how far it is from another one."""
+"""Sketches: a few hundred bytes per tensor from which the distance between two tensors is estimated."""

@@ -1,4 +1,4 @@
-"""Where the sample of a tensor lies in its memory, and copying it from there."""
+"""Position of a tensor's sample in memory, and copies of the sample."""
 
 from __future__ import annotations
 
@@ -12,56 +12,59 @@ import numpy as np
 
 from padiff.sketches.places import BLOCK, ELEMENTS, block_rows, places
 
-#: Length of a sample, and what its sketch is calculated in.
+#: Length of a sample, and the dtype in which its sketch is computed.
 Kind = tuple[int, type]
 
 _Move = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-#: ``move(to, of, size)``: copy so many bytes from one address to another. A few times faster than any call of numpy's;
-#: and other threads wait meanwhile, as a sample is small.
+#: ``move(to, of, size)``: copy `size` bytes from address `of` to address `to`. Several times faster than any numpy
+#: call. It holds the GIL, as a sample is small.
 move: Callable[[int, int, int], None] = _Move(ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0)
 
 
-# The addresses that a process may have: below that there is nothing, as an address of 0 means none, nor beyond it.
+# Range of the addresses that a process may have: address 0 means none, and no address exceeds 48 bits.
 _LEAST, _MOST = 1 << 12, 1 << 48
 
 
 @lru_cache(maxsize=256)
 def _everything(stored: np.dtype[Any], width: int) -> np.ndarray:
-    """The memory of the process from `_LEAST` on: a row of so many elements begins at each multiple of an element."""
+    """Return a view of the process's memory from `_LEAST` on, with a row of `width` elements for each element
+    position.
+    """
     size = stored.itemsize
     buffer: Any = (ctypes.c_char * (_MOST - _LEAST)).from_address(_LEAST)
     return np.ndarray(((_MOST - _LEAST) // size - width, width), stored, buffer, 0, (size, size))
 
 
 def places_in_memory(addresses: np.ndarray, stored: np.dtype[Any]) -> np.ndarray:
-    """Where elements of a dtype begin, as `read` takes it.
+    """Return the row numbers for `read` of elements that begin at these addresses.
 
     Raises:
-        ValueError: an address is none that a process can have, or no multiple of the size of an element.
+        ValueError: an address is outside a process's address range, or no multiple of the element size.
     """
-    found, rest = np.divmod(addresses - _LEAST, stored.itemsize)
-    if rest.any() or (found.size and (found.min() < 0 or addresses.max() >= _MOST)):
+    rows, misaligned = np.divmod(addresses - _LEAST, stored.itemsize)
+    if misaligned.any() or (rows.size and (rows.min() < 0 or addresses.max() >= _MOST)):
         raise ValueError(f"no memory of {stored} begins there")
-    return np.asarray(found)
+    return np.asarray(rows)
 
 
 def read(places: np.ndarray, stored: np.dtype[Any], width: int) -> np.ndarray:
-    """A copy of as many elements from each place in memory on: of many pieces in one call of numpy's, which takes a
-    tenth of the time that as many calls of `move` take.
+    """Return a copy of `width` elements from each position in memory.
+
+    One numpy call copies many pieces in a tenth of the time that as many calls of `move` take.
     """
     return np.asarray(_everything(stored, width)[places])
 
 
 class Cut(NamedTuple):
-    """Where the elements that are looked at lie in a tensor's memory: at an address, or in an array.
+    """Position of a tensor's sample in memory: an address with its form, or an array.
 
-    One of an address holds nothing: it is good for as long as the tensor has its memory.
+    A cut with an address keeps nothing alive: it is valid as long as the tensor's memory.
 
     Attributes:
-        kind: of the sample.
-        dtype, shape: of the tensor.
-        form, address: how contiguous memory is looked at, and where it begins; or
-        view, chosen: an array, and rows of it, or indices into it; `None`: all of it.
+        kind: kind of the sample.
+        dtype, shape: dtype and shape of the tensor.
+        form, address: form and start of contiguous memory; or
+        view, chosen: an array, and the rows or indices of the sample; `None`: the whole array.
     """
 
     kind: Kind
@@ -74,45 +77,45 @@ class Cut(NamedTuple):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element in memory."""
+        """Return the size of an element in memory, in bytes."""
         return int(self._seen()[0].itemsize)
 
     def _seen(self) -> tuple[np.ndarray, np.ndarray | tuple[np.ndarray, ...] | None]:
-        """The memory, and what of it is looked at."""
+        """Return the memory as an array, and the sample's rows or indices in it."""
         if self.form is not None:
             return self.form.view(self.address), self.form.chosen
         assert self.view is not None
         return self.view, self.chosen
 
     def copy_to(self, row: np.ndarray) -> None:
-        """Copy them into a row: one axis, or of the longest samples blocks."""
+        """Copy the sample into a row, which has one axis, or two (blocks) for samples of the maximum length."""
         view, chosen = self._seen()
         if chosen is None:
             row.reshape(view.shape)[...] = view
         elif isinstance(chosen, tuple):
             row.reshape(-1)[...] = view[chosen]
         elif view.dtype == row.dtype:
-            # With "raise" numpy would copy twice.
+            # "clip", as with "raise" numpy would copy twice.
             view.take(chosen, 0, row if row.ndim == view.ndim else row.reshape(-1, BLOCK), "clip")
         else:
             row.reshape(-1, BLOCK)[...] = view.take(chosen, 0)
 
 
-#: A named tuple's own constructor is a function of Python's: these are made by the hundred in each step.
+#: Fast constructor: the named tuple's own is a Python function, and each step creates hundreds of cuts.
 _new_cut: Callable[[Iterable[Any]], Cut] = partial(tuple.__new__, Cut)
 
 
 class Form(NamedTuple):
-    """How the sample of tensors of one shape and dtype lies in contiguous memory.
+    """Position of the sample within the contiguous memory of tensors of one shape and dtype.
 
     Attributes:
         stored: the dtype in memory.
-        first: bytes from the first element to the first block.
-        looked_at: the shape of the memory that is looked at: one axis, or blocks.
-        chosen, kind, dtype, shape: as `Cut` has them.
-        nbytes: of the tensor.
-        direct: whether the sample is all of the memory, as it is.
-        buffer: what ctypes calls as many bytes as are looked at.
+        first: offset of the first block, in bytes.
+        looked_at: shape of the memory that contains the sample: one axis, or blocks.
+        chosen, kind, dtype, shape: the attributes of `Cut`.
+        nbytes: size of the tensor in bytes.
+        direct: True if the sample is a plain copy of the whole memory.
+        buffer: ctypes type of the memory that contains the sample.
     """
 
     stored: np.dtype[Any]
@@ -127,27 +130,27 @@ class Form(NamedTuple):
     buffer: Any
 
     def at(self, address: int) -> Cut:
-        """The cut of a tensor whose memory begins at an address."""
+        """Return the cut of a tensor whose memory begins at an address."""
         return _new_cut((self.kind, self.dtype, self.shape, self, address, None, None))
 
     def copy(self, address: int, row: np.ndarray) -> None:
-        """Copy the sample of such a tensor into a row."""
+        """Copy the sample of a tensor at an address into a row."""
         if self.chosen is None or self.stored != row.dtype:
             self.at(address).copy_to(row)
         else:
             self.view(address).take(self.chosen, 0, row, "clip")
 
     def view(self, address: int) -> np.ndarray:
-        """The memory of such a tensor, as it is looked at; not to be kept."""
+        """Return the memory of a tensor at an address as an array; not valid beyond the tensor's lifetime."""
         return np.ndarray(self.looked_at, self.stored, self.buffer.from_address(address + self.first))
 
 
 def form_of(stored: np.dtype[Any], dtype: str, shape: tuple[int, ...]) -> Form:
-    """The form of a tensor.
+    """Return the form of a tensor.
 
     Args:
         stored: numpy's dtype of its elements.
-        dtype: what a record calls it.
+        dtype: the dtype's name in records.
     """
     size, width, calculated = math.prod(shape), stored.itemsize, arithmetic(stored)
     if size <= ELEMENTS:
@@ -162,15 +165,16 @@ def form_of(stored: np.dtype[Any], dtype: str, shape: tuple[int, ...]) -> Form:
 
 
 def cut_of(array: np.ndarray, transposed: bool = False) -> Cut:
-    """Where the sample of an array lies; ``transposed`` looks at a matrix transposed.
+    """Return the position of an array's sample; `transposed` samples the transposed matrix.
 
-    Good for as long as the array has its memory, whatever is written there; but for a complex one once only.
+    The cut is valid as long as the array's memory, and sees later writes. The cut of a complex array may refer to a
+    copy, so that it may miss later writes.
     """
     dtype, shape = array.dtype.name, array.shape
     if transposed:
         array = array.T
     if array.dtype.kind == "c":
-        # Real and imaginary parts are numbers of their own.
+        # Real and imaginary parts are separate numbers.
         array = np.ascontiguousarray(array).view(array.real.dtype)
     size = array.size
     if size <= ELEMENTS:
@@ -184,11 +188,11 @@ def cut_of(array: np.ndarray, transposed: bool = False) -> Cut:
 
 
 def sample(array: np.ndarray, transposed: bool = False) -> np.ndarray:
-    """A copy of the elements that are looked at, one after the other; in the tensor's own dtype, but real."""
+    """Return a copy of the sample as a flat array in the tensor's dtype (for a complex tensor, the real dtype)."""
     cut = cut_of(array, transposed)
-    taken: np.ndarray = np.empty(cut.kind[0], array.real.dtype)
-    cut.copy_to(taken)
-    return taken
+    values: np.ndarray = np.empty(cut.kind[0], array.real.dtype)
+    cut.copy_to(values)
+    return values
 
 
 @lru_cache(maxsize=256)
@@ -198,5 +202,5 @@ def _unravelled(shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
 
 @lru_cache(maxsize=64)
 def arithmetic(dtype: np.dtype[Any]) -> type[np.floating[Any]]:
-    """What sketches of a dtype are calculated in: float32 where that loses nothing, else float64."""
+    """Return the dtype in which sketches of a dtype are computed: float32 if that is exact, else float64."""
     return np.float64 if dtype.itemsize > 4 or dtype.kind in "iu" else np.float32

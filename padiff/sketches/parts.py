@@ -1,7 +1,8 @@
-"""Sketches of parts of tensors: those of all parts add up to the whole's.
+"""Sketches of parts of distributed tensors: the sketches of all parts add up to that of the full tensor.
 
-Places and signs are those of the whole tensor. A part's sample has its own elements at these places, and zeros where
-others have theirs; so the projections of the parts add up to that of the whole, and so do the moments.
+Sample positions and signs are those of the full tensor. A part's sample has its own elements at these positions, and
+zeros at the positions of other parts; so the projections of the parts add up to the full tensor's projection, and so do
+the moments.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from padiff.sketches.sketch import Sketch
 
 
 class Own(NamedTuple):
-    """Which elements that a whole tensor's sketch looks at lie in a part of it.
+    """Elements of a full tensor's sample that lie in one part.
 
     Attributes:
-        places: of them, among those that are looked at.
-        elements: of them, among the part's own, row by row.
-        length: how many are looked at in all.
+        places: positions of these elements in the sample.
+        elements: positions of these elements in the part, row by row.
+        length: length of the sample.
     """
 
     places: np.ndarray
@@ -33,13 +34,13 @@ class Own(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def own_of(whole: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...], transposed: bool = False) -> Own:
-    """Which elements a sketch of the whole looks at, that lie in a part.
+    """Return the elements of a full tensor's sample that lie in a part.
 
     Args:
-        whole: the whole tensor's shape.
-        offset, shape: where the part begins along each axis, and its own shape; where it has one axis and the whole
-            has another number of them, it is a range of the whole's elements, row by row.
-        transposed: whether the whole is looked at transposed.
+        whole: shape of the full tensor.
+        offset, shape: start of the part along each axis, and shape of the part. If the part has one axis and the full
+            tensor has another number of axes, the part is a range of the full tensor's elements, row by row.
+        transposed: True if the transposed full tensor is sampled.
     """
     size = math.prod(whole)
     looked_at = places(size)
@@ -54,31 +55,31 @@ def own_of(whole: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ..
     for index, start, length in zip(at, offset, shape):
         inside &= (index >= start) & (index < start + length)
     local = [index[inside] - start for index, start in zip(at, offset)]
-    there = bool(shape) and 0 not in shape
-    elements = np.ravel_multi_index(local, shape) if there else np.zeros(int(inside.sum()), np.int64)
+    nonempty = bool(shape) and 0 not in shape
+    elements = np.ravel_multi_index(local, shape) if nonempty else np.zeros(int(inside.sum()), np.int64)
     return Own(np.flatnonzero(inside), np.asarray(elements), min(size, ELEMENTS))
 
 
 def whole_sketch(sketches: Sequence[Sketch], owned: Sequence[int]) -> Sketch:
-    """The sketch of a whole tensor, given those of parts that make it up.
+    """Return the sketch of a full tensor from the sketches of its parts.
 
     Args:
-        sketches: of the parts.
-        owned: how many of the elements that are looked at lie in each.
+        sketches: sketches of the parts.
+        owned: number of the sample's elements in each part.
     """
     first = sketches[0]
     length = first.looked_at
-    there = [sketch for sketch, count in zip(sketches, owned) if count]
+    filled = [sketch for sketch, count in zip(sketches, owned) if count]
 
     def total(name: str) -> float:
         return float(sum(getattr(sketch, name) for sketch in sketches))
 
-    # Each part counts what the others hold as zeros.
+    # Each part counts the elements of the other parts as zeros.
     foreign = sum(length - count for count in owned) / length if length else 0.0
     return Sketch(
         size=first.size,
-        minimum=min((sketch.minimum for sketch in there), default=0.0),
-        maximum=max((sketch.maximum for sketch in there), default=0.0),
+        minimum=min((sketch.minimum for sketch in filled), default=0.0),
+        maximum=max((sketch.maximum for sketch in filled), default=0.0),
         mean=total("mean"),
         mean_abs=total("mean_abs"),
         mean_square=total("mean_square"),

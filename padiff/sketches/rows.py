@@ -1,4 +1,4 @@
-"""Memory for the samples of a step. Those of one length lie side by side: a few calls of numpy sketch them all."""
+"""Memory for a step's samples, grouped by length, so that a few numpy calls sketch all samples."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from padiff.sketches.sketch import ROW, padded, rows_of
 #: ``empty(shape, dtype)``: an uninitialised C-contiguous array.
 Empty = Callable[[tuple[int, ...], Any], np.ndarray]
 
-# Elements and rows that are worked on at a time. Measured: a quarter of that, which a core's own cache holds, takes a
-# fifth longer, for there are four times as many calls of numpy's; twice as much takes longer, too.
+# Maximum number of elements and rows of one piece. Measured: a quarter of that, which fits a core's own cache, takes a
+# fifth longer, because it needs four times as many numpy calls; twice as much takes longer, too.
 _AT_ONCE, _ROWS = 1 << 19, 2048
-# Bytes that are read at a time: memory of the C library's own, of which larger pieces come from the system each time.
+# Maximum number of bytes per read: the C library reuses its own memory for such sizes, and asks the system for larger.
 _BYTES = 1 << 16
-# Rows that a kind of unknown number begins with.
+# Number of rows in the first piece of a kind whose number of samples is unknown.
 _FEW = 4
-# Of a sample that has no row yet.
+# Piece number of a sample that has no row yet.
 _NOWHERE = -1
 
 
 class Piece:
-    """Memory for some samples of one kind, one in each row.
+    """Memory for several samples of one kind, one in each row.
 
     Attributes:
-        number: among all pieces.
-        matrix: the memory; a row ends with zeros that make its length a multiple of `BUCKETS`.
-        rows: the samples; the longest ones as blocks.
-        address, stride: in bytes, where the first row begins, and how far it is to the next.
-        used, size: how many rows are taken, of how many.
+        number: position among all pieces.
+        matrix: the memory; each row ends with zeros that make its length a multiple of `BUCKETS`.
+        rows: the samples; those of maximum length as blocks.
+        address, stride: start of the first row, and distance between rows, in bytes.
+        used, size: number of used rows, and of all rows.
     """
 
     __slots__ = ("address", "kind", "matrix", "number", "rows", "size", "stride", "used")
@@ -49,17 +49,19 @@ class Piece:
 
 
 class Layout:
-    """How the samples of many tensors are copied together, and numbered.
+    """Plan to copy and number the samples of many tensors together.
 
     Args:
-        cuts: where they lie. Others may follow the same layout: of the same forms, at other addresses.
+        cuts: positions of the samples. Other tensors may use the same layout: those of the same forms, at other
+            addresses.
 
     Attributes:
-        small: what is looked at as a whole: for samples of one kind, of one dtype in memory, the places of the tensors.
-        large: of what blocks are looked at: for samples of one kind the places of the tensors, and how they lie.
-        plain: the places of all of these.
-        forms: how they lie.
-        others: the places of the others.
+        small: groups of tensors whose sample is the whole tensor: the kind, the dtype in memory, and the tensors'
+            positions.
+        large: groups of tensors with sampled blocks: the kind, and the position and form of each tensor.
+        plain: positions of all tensors in `small` and `large`.
+        forms: forms of the tensors in `plain`.
+        others: positions of all other tensors.
     """
 
     def __init__(self, cuts: Sequence[Cut]) -> None:
@@ -75,9 +77,9 @@ class Layout:
             else:
                 large[form.kind].append((place, form))
         groups = [*small.values(), *large.values()]
-        self.plain = [place for some in groups for place, _ in some]
-        self.forms = [form for some in groups for _, form in some]
-        self.small = [(*key, np.array([place for place, _ in some])) for key, some in small.items()]
+        self.plain = [place for group in groups for place, _ in group]
+        self.forms = [form for group in groups for _, form in group]
+        self.small = [(*key, np.array([place for place, _ in group])) for key, group in small.items()]
         self.large = list(large.items())
         order = self.plain + self.others
         self._ranks = [0] * len(order)
@@ -86,18 +88,20 @@ class Layout:
         self._numbers: tuple[int, list[int]] = (-1, [])
 
     def numbers(self, first: int) -> list[int]:
-        """The numbers of the samples, in the order of the tensors, given the first. Not to be changed."""
-        if self._numbers[0] != first:  # as a rule it is that of the step before
+        """Return the numbers of the samples, in the order of the tensors, given the first number. The list is
+        read-only.
+        """
+        if self._numbers[0] != first:  # usually equal to the first number of the previous step
             self._numbers = first, [first + rank for rank in self._ranks]
         return self._numbers[1]
 
 
 class Rows:
-    """The samples of one step, known by numbers.
+    """Numbered samples of one step.
 
     Args:
-        empty: where memory comes from.
-        counts: how many samples there will be of each kind, as far as that is known.
+        empty: allocates memory.
+        counts: expected number of samples of each kind; may be incomplete.
     """
 
     def __init__(self, empty: Empty, counts: dict[Kind, int]) -> None:
@@ -105,7 +109,7 @@ class Rows:
         self.pieces: list[Piece] = []
         self._open: dict[Kind, Piece] = {}
         self._more_memory: list[np.ndarray] = []
-        #: By number: the piece and the row there.
+        #: Piece and row of each sample, by number.
         self._piece_of: list[int] = []
         self._row_of: list[int] = []
 
@@ -114,76 +118,76 @@ class Rows:
 
     @property
     def counts(self) -> dict[Kind, int]:
-        """How many samples there are of each kind."""
+        """Return the number of samples of each kind."""
         counts: dict[Kind, int] = defaultdict(int)
         for piece in self.pieces:
             counts[piece.kind] += piece.used
         return counts
 
     def _more(self, kind: Kind) -> Piece:
-        """Have memory for at least one more sample."""
+        """Allocate and return a piece with room for at least one more sample."""
         length, dtype = kind
-        width, taken = padded(length), self.counts.get(kind, 0)
-        wanted = self._expected.get(kind, 0) - taken
-        wanted = wanted if wanted > 0 else max(taken, _FEW)
-        matrix = self._empty((max(1, min(wanted, _AT_ONCE // max(width, 1), _ROWS)), width), dtype)
+        width, used = padded(length), self.counts.get(kind, 0)
+        missing = self._expected.get(kind, 0) - used
+        missing = missing if missing > 0 else max(used, _FEW)
+        matrix = self._empty((max(1, min(missing, _AT_ONCE // max(width, 1), _ROWS)), width), dtype)
         piece = self._open[kind] = Piece(len(self.pieces), kind, matrix)
         self.pieces.append(piece)
         return piece
 
     def spans(self, kind: Kind, count: int) -> Iterator[tuple[Piece, int, int]]:
-        """Take rows for more samples: pieces, each with the first row and how many."""
+        """Reserve rows for `count` samples; yield pieces, each with the first reserved row and the number of rows."""
         while count:
             piece = self._open.get(kind)
             if piece is None or piece.used == piece.size:
                 piece = self._more(kind)
-            first, some = piece.used, min(count, piece.size - piece.used)
-            piece.used += some
-            yield piece, first, some
-            count -= some
+            first, length = piece.used, min(count, piece.size - piece.used)
+            piece.used += length
+            yield piece, first, length
+            count -= length
 
     def _numbered(self, kind: Kind, count: int) -> Iterator[tuple[Piece, int, int]]:
-        """`spans`, for samples that get the next numbers."""
-        for piece, row, some in self.spans(kind, count):
-            self._piece_of += [piece.number] * some
-            self._row_of += range(row, row + some)
-            yield piece, row, some
+        """Reserve rows like `spans`, and assign the next numbers to the samples."""
+        for piece, row, length in self.spans(kind, count):
+            self._piece_of += [piece.number] * length
+            self._row_of += range(row, row + length)
+            yield piece, row, length
 
     def reserve(self, count: int = 1) -> int:
-        """Numbers for samples that have no rows yet; returns the first."""
+        """Assign numbers to samples that have no rows yet; return the first number."""
         first = len(self._piece_of)
         self._piece_of += [_NOWHERE] * count
         self._row_of += [0] * count
         return first
 
     def place(self, number: int, kind: Kind) -> np.ndarray:
-        """A row for a sample that has a number."""
+        """Return a new row for a sample that has a number."""
         piece, row, _ = next(self.spans(kind, 1))
         self._piece_of[number], self._row_of[number] = piece.number, row
         return np.asarray(piece.rows[row])
 
     def lay(self, kinds: Sequence[tuple[Kind, int]]) -> list[int]:
-        """Take rows, and the next numbers, for so many samples of each kind; where the rows begin in memory."""
+        """Reserve rows and the next numbers for samples of several kinds; return the addresses of the rows."""
         addresses: list[int] = []
         for kind, count in kinds:
-            for piece, row, some in self._numbered(kind, count):
+            for piece, row, length in self._numbered(kind, count):
                 addresses += range(
-                    piece.address + row * piece.stride, piece.address + (row + some) * piece.stride, piece.stride
+                    piece.address + row * piece.stride, piece.address + (row + length) * piece.stride, piece.stride
                 )
         return addresses
 
     def has_row(self, number: int) -> bool:
-        """Whether a sample has a row."""
+        """Return True if a sample has a row."""
         return self._piece_of[number] != _NOWHERE
 
     def row(self, number: int) -> np.ndarray:
-        """Where a sample is; one axis, or blocks."""
+        """Return the row of a sample; it has one axis, or two (blocks)."""
         return np.asarray(self.pieces[self._piece_of[number]].rows[self._row_of[number]])
 
-    # -- copying: this goes on between the kernels of a training ---------------------------------------------
+    # -- copying: this runs between the kernels of a training ------------------------------------------------
 
     def put(self, cut: Cut) -> int:
-        """Copy a sample; returns its number."""
+        """Copy a sample; return its number."""
         kind, _, _, form, address, _, _ = cut
         piece = self._open.get(kind)
         if piece is None or piece.used == piece.size:
@@ -200,24 +204,24 @@ class Rows:
         return number
 
     def put_all(self, layout: Layout, cuts: Sequence[Cut | None], addresses: np.ndarray) -> list[int]:
-        """Copy samples that follow a layout; returns their numbers, in a list that is not to be changed.
+        """Copy the samples of a layout; return their numbers. Do not modify the list.
 
         Args:
-            cuts: of those that are not read by their addresses.
-            addresses: of those that are.
+            cuts: positions of the samples in `layout.others`; other entries are not used.
+            addresses: addresses of the tensors in `layout.plain`; other entries are not used.
 
         Raises:
-            ValueError: no memory can be at one of these; nothing was copied.
+            ValueError: no memory can be at one of the addresses; nothing was copied.
         """
         first = len(self._piece_of)
-        found = [places_in_memory(addresses[places], stored) for _, stored, places in layout.small]
-        for (kind, stored, _), places in zip(layout.small, found):
+        positions = [places_in_memory(addresses[places], stored) for _, stored, places in layout.small]
+        for (kind, stored, _), places in zip(layout.small, positions):
             done, length = 0, kind[0]
             for piece, row, count in self._numbered(kind, len(places)):
-                # What is read has memory of its own before it is here: so much that it is not taken from the system.
-                some = max(1, _BYTES // (length * stored.itemsize))
-                for start in range(0, count, some):
-                    end = min(start + some, count)
+                # `read` returns a temporary copy, limited to a size for which the C library has memory.
+                batch = max(1, _BYTES // (length * stored.itemsize))
+                for start in range(0, count, batch):
+                    end = min(start + batch, count)
                     read_to = piece.matrix[row + start : row + end, :length]
                     read_to[...] = read(places[done + start : done + end], stored, length)
                 done += count
@@ -233,22 +237,22 @@ class Rows:
             self.put(cut)
         return layout.numbers(first)
 
-    # -- when the training has gone on -----------------------------------------------------------------------
+    # -- after the step, while the training continues --------------------------------------------------------
 
     def subtract(self, first: int, after: Sequence[int], before: Sequence[int], instead: bool = False) -> None:
-        """Give samples that have numbers, from the first on, the differences of others, which lie in rows.
+        """Store the differences `after - before` of samples that have rows, under the numbers from `first` on.
 
         Args:
-            instead: in the place of those that are subtracted from, which are no samples any more.
+            instead: overwrite the samples in `after`, which then lose their rows.
         """
         pieces, rows = _indices(self._piece_of), _indices(self._row_of)
-        one, other = _indices(after), _indices(before)
+        minuend, subtrahend = _indices(after), _indices(before)
         many = len(self.pieces)
-        pairs = pieces[one] * many + pieces[other]
+        pairs = pieces[minuend] * many + pieces[subtrahend]
         for pair in np.unique(pairs):
             chosen = np.flatnonzero(pairs == pair)
             its, others = self.pieces[pair // many], self.pieces[pair % many]
-            minuends, subtrahends = _span(rows[one[chosen]]), others.matrix[_span(rows[other[chosen]])]
+            minuends, subtrahends = _span(rows[minuend[chosen]]), others.matrix[_span(rows[subtrahend[chosen]])]
             if instead:
                 its.matrix[minuends] -= subtrahends
                 continue
@@ -264,20 +268,20 @@ class Rows:
             self._piece_of[place] = _NOWHERE
 
     def table(self) -> np.ndarray:
-        """The sketches as they are stored: a row for each number."""
+        """Return the sketches in their stored form: a row for each number."""
         table = self._taken((len(self), ROW), np.float64)
         of = _indices(self._piece_of)
-        # Mostly in order already, which this kind of sorting makes use of.
+        # Stable, as that kind of sorting is fast for numbers that are mostly in order.
         most = max((piece.size for piece in self.pieces), default=1)
         order = np.argsort(of * most + _indices(self._row_of), kind="stable")
         table[of == _NOWHERE] = 0.0
         starts = np.searchsorted(of[order], np.arange(len(self.pieces) + 1))
-        # Taken once, not for each piece: that would cost more than the arithmetic.
+        # Allocated once, not for each piece: that would cost more than the arithmetic.
         memory = self._taken((2 * max((piece.matrix.nbytes for piece in self.pieces), default=0),), np.uint8)
         rows = self._taken((max((piece.used for piece in self.pieces), default=0), ROW), np.float64)
         for piece, start in zip(self.pieces, starts):
             samples, numbers = piece.matrix[: piece.used], order[start : start + piece.used]
-            if not samples.size:  # of tensors without elements there is nothing to say
+            if not samples.size:  # tensors without elements
                 table[numbers] = 0.0
                 continue
             work = memory[: 2 * samples.nbytes].view(samples.dtype).reshape(2, *samples.shape)
@@ -289,13 +293,13 @@ class Rows:
         return table
 
     def _taken(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Memory that goes back with that of the samples."""
+        """Allocate memory that `let_go` returns together with the memory of the samples."""
         array = self._empty(shape, dtype)
         self._more_memory.append(array)
         return array
 
     def let_go(self) -> list[np.ndarray]:
-        """Forget the samples; their memory, and that of the tables."""
+        """Remove the samples; return their memory and that of the tables."""
         memory = [*(piece.matrix for piece in self.pieces), *self._more_memory]
         self.pieces.clear()
         self._more_memory.clear()
@@ -303,12 +307,12 @@ class Rows:
 
 
 def _indices(numbers: Sequence[int]) -> np.ndarray:
-    """As an array: not by `numpy.array`, which looks at each first to see what it is."""
+    """Return numbers as an array. (`numpy.array` would inspect each number first.)"""
     return np.fromiter(numbers, np.intp, len(numbers))
 
 
 def _span(rows: np.ndarray) -> slice | np.ndarray:
-    """Rows as what takes them out of a matrix: without a copy where they follow each other."""
+    """Return rows as an index: a slice, which copies nothing, if they are consecutive."""
     first, last = int(rows[0]), int(rows[-1])
     together = last - first + 1 == len(rows) and bool((rows[1:] - rows[:-1] == 1).all())
     return slice(first, last + 1) if together else rows

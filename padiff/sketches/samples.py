@@ -1,4 +1,4 @@
-"""Samples of a step's tensors: copied while the training runs, and made sketches of together when it has gone on."""
+"""Samples of a step's tensors: copied while the training runs, and sketched together afterwards."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from padiff.sketches.rows import Layout, Rows
 
 
 class Samples:
-    """The samples of one step, known by numbers.
+    """Numbered samples of one step.
 
     Args:
-        empty: where memory comes from.
-        done: given that memory when it is no longer needed. Default: it is let go.
-        bring: begins to bring over tensors from another device, and returns what waits for them
+        empty: allocates memory.
+        done: receives that memory when it is no longer needed. Default: the memory is freed.
+        bring: starts to copy tensors from another device, and returns a function that waits for the copies
             (`padiff.frameworks.values.Tensors.fetch`).
-        counts: how many samples there were of each kind in the step before; when this step is done, in this one.
+        counts: number of samples of each kind in the previous step; `close` replaces it by this step's.
     """
 
     def __init__(
@@ -34,33 +34,33 @@ class Samples:
         self._done, self._bring = done, bring
         self._counts = {} if counts is None else counts
         self._rows = Rows(empty, self._counts)
-        #: The number of the first, and whose they are, one after the other.
+        #: Pending differences: the first number, the minuends, the subtrahends.
         self._differences: list[tuple[int, Sequence[int], Sequence[int]]] = []
         self._elsewhere: dict[int, Any] = {}
         self._fetched: Callable[[], list[np.ndarray]] | None = None
         self._table: np.ndarray | None = None
-        #: By number: which elements of a sample are a part's own.
+        #: Elements of a sample that lie in the recorded part, by number.
         self._own: dict[int, Own] = {}
         self._closed = False
 
     # -- while the training runs ---------------------------------------------------------------------------
 
     def add(self, cut: Cut) -> int:
-        """Copy a sample; returns its number."""
+        """Copy a sample; return its number."""
         return self._rows.put(cut)
 
     def lay(self, kinds: Sequence[tuple[Kind, int]], others: int) -> list[int]:
-        """Take the next numbers for samples that are to come: so many of each kind, and others.
+        """Reserve the next numbers for samples that follow: a count for each kind, and `others` more.
 
         Returns:
-            Where in memory those of the kinds are to be copied to, as they are in numpy's own arithmetic.
+            The addresses to which the samples of the kinds have to be copied, in the dtype of their kind.
         """
         addresses = self._rows.lay(kinds)
         self._rows.reserve(others)
         return addresses
 
     def fill(self, number: int, taken: Cut | Any) -> None:
-        """Copy a sample that has a number already, or note that it is on another device, until `fetch`."""
+        """Copy a sample that has a number already; a tensor on another device is stored until `fetch`."""
         if not isinstance(taken, Cut):
             self._elsewhere[number] = taken
         elif self._rows.has_row(number):
@@ -69,18 +69,18 @@ class Samples:
             taken.copy_to(self._rows.place(number, taken.kind))
 
     def row(self, number: int) -> np.ndarray:
-        """Where a sample is copied to."""
+        """Return the row to which a sample is copied."""
         return self._rows.row(number)
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def add_all(self, layout: Layout, cuts: Sequence[Cut | None], addresses: np.ndarray) -> list[int]:
-        """Copy samples that follow a layout; returns their numbers (`padiff.sketches.rows.Rows.put_all`)."""
+        """Copy the samples of a layout; return their numbers (`padiff.sketches.rows.Rows.put_all`)."""
         return self._rows.put_all(layout, cuts, addresses)
 
     def add_part(self, values: Any, own: Own) -> int:
-        """Note the elements of a part of a tensor that the whole's sketch looks at; on whatever device."""
+        """Store a part's elements of the full tensor's sample, on any device; return the sample's number."""
         number = self._rows.reserve()
         self._own[number] = own
         if isinstance(values, np.ndarray):
@@ -90,29 +90,29 @@ class Samples:
         return number
 
     def _put_part(self, number: int, values: np.ndarray) -> None:
-        own = self._own[number]
-        row = self._rows.place(number, (own.length, arithmetic(values.dtype))).reshape(-1)
+        elements = self._own[number]
+        row = self._rows.place(number, (elements.length, arithmetic(values.dtype))).reshape(-1)
         row[...] = 0
-        row[own.places] = values
+        row[elements.places] = values
 
     def add_elsewhere(self, taken: Any) -> int:
-        """Note a sample that is on another device, until `fetch`."""
+        """Store a sample that is on another device, until `fetch`; return its number."""
         number = self._rows.reserve()
         self._elsewhere[number] = taken
         return number
 
     def difference(self, after: int, before: int) -> int:
-        """A sample less another of the same length; in float32 at least, as all samples are."""
+        """Return the number of the difference of two samples of the same length, in float32 or float64."""
         return self.differences((after,), (before,))
 
     def differences(self, after: Sequence[int], before: Sequence[int]) -> int:
-        """Samples less others; returns the number of the first difference, which the others follow."""
+        """Return the number of the first of the differences `after - before`; the others follow it."""
         first = self._rows.reserve(len(after))
         self._differences.append((first, after, before))
         return first
 
     def add_to(self, number: int, other: int) -> None:
-        """Add another sample to one."""
+        """Add sample `other` to sample `number`."""
         if number in self._elsewhere:
             self._elsewhere[number] = self._elsewhere[number] + self._elsewhere[other]
         else:
@@ -121,43 +121,43 @@ class Samples:
                 row += self._rows.row(other)
 
     def _sample(self, number: int) -> Any:
-        """A sample, wherever it is."""
+        """Return a sample, on its device."""
         return self._elsewhere[number] if number in self._elsewhere else self._rows.row(number)
 
     def zero(self, number: int) -> bool:
-        """Whether all of a sample is zero."""
+        """Return True if all of a sample is zero."""
         return not bool((self._sample(number) != 0).any())
 
     def equal(self, number: int, other: int) -> bool:
-        """Whether two samples of the same length, both still on a device or neither, are the same."""
-        one, another = self._sample(number), self._sample(other)
-        return bool(((one == another) | ((one != one) & (another != another))).all())
+        """Return True if two samples of the same length are equal; both have to be on a device, or neither."""
+        first, second = self._sample(number), self._sample(other)
+        return bool(((first == second) | ((first != first) & (second != second))).all())
 
     def fetch(self) -> None:
-        """Begin to bring over what is on another device, all of it at once."""
+        """Start to copy all samples that are on another device."""
         if self._elsewhere:
             assert self._bring is not None
             self._fetched = self._bring(list(self._elsewhere.values()))
 
-    # -- when it has gone on -------------------------------------------------------------------------------
+    # -- after the step, while the training continues ------------------------------------------------------
 
     @property
     def table(self) -> np.ndarray:
-        """The sketches as they are stored: a row for each number."""
+        """Return the sketches in their stored form: a row for each number."""
         if self._table is None or len(self._table) < len(self._rows):
             self._settle()
             self._table = self._rows.table()
-            for number, own in self._own.items():
-                # Zeros stand for what others hold: its own extremes are those of its own elements.
-                self._table[number, :2] = _extremes(self._rows.row(number), own)
+            for number, elements in self._own.items():
+                # Extremes of the part's own elements, without the zeros at the positions of other parts.
+                self._table[number, :2] = _extremes(self._rows.row(number), elements)
         return self._table
 
     def close(self) -> None:
-        """Make the sketches, if they are not made, and let the samples go."""
+        """Compute the sketches if necessary, and release the samples."""
         if self._closed:
             return
         if self._table is None:
-            # Nobody looks any more at what the optimizer made of parameters, but at what it changed.
+            # The parameters after the update are not needed any more, only the changes.
             self._settle(instead=True)
         self.table  # noqa: B018
         self._closed = True
@@ -168,7 +168,11 @@ class Samples:
             self._done(memory)
 
     def _settle(self, instead: bool = False) -> None:
-        """Have every sample in its row; ``instead``: differences in the place of what others are subtracted from."""
+        """Copy every sample into its row.
+
+        Args:
+            instead: let differences overwrite their minuends.
+        """
         if self._elsewhere:
             if self._fetched is None:
                 self.fetch()
@@ -183,7 +187,7 @@ class Samples:
             self._elsewhere.clear()
             self._fetched = None
         with np.errstate(all="ignore"):  # of infinities
-            # The last ones first: what one is subtracted from may be what the next one subtracts.
+            # The last ones first: the minuend of one difference may be the subtrahend of a later one.
             for first, after, before in reversed(self._differences) if instead else self._differences:
                 self._rows.subtract(first, after, before, instead)
                 for k, number in enumerate(after) if self._own else ():
@@ -193,7 +197,7 @@ class Samples:
 
 
 def _extremes(row: np.ndarray, own: Own) -> tuple[float, float]:
-    """The least and the most of the finite values that are a part's own; zeros where there are none."""
+    """Return the minimum and the maximum of a part's finite elements; zeros if there are none."""
     values = row.reshape(-1)[own.places]
     values = values[np.isfinite(values)]
     return (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)

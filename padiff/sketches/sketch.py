@@ -1,17 +1,18 @@
-"""Sketches: some hundred bytes that stand for a tensor, from which the error between two runs is estimated.
+"""Sketches: a few hundred bytes that represent a tensor, and from which the error between two runs is estimated.
 
-Of a tensor with more than `ELEMENTS` elements a sample is looked at: 32 blocks of neighbours, one from each of equally
-long stretches, at places that depend on nothing but the number of elements. So a sketch costs about the same however
-large the tensor is, and both runs look at the same places. What is kept of the sample:
+A tensor with more than `ELEMENTS` elements is sampled: 32 blocks of neighbours, one from each of equally long ranges,
+at positions that depend on the number of elements only. So a sketch costs about the same for tensors of any size, and
+both runs sample the same positions. A sketch of a sample holds:
 
 * norms, extremes, moments, and the shares of zeros and of values that are not finite;
 * a projection onto `BUCKETS` numbers: the sum of every 61st element, each with a fixed random sign (a count sketch,
-  Charikar, Chen and Farach-Colton 2002, https://doi.org/10.1007/3-540-45465-9_59). It is linear, so two sketches
-  differ by the sketch of the difference, whose expected square is the squared norm of the difference: the relative
-  L2 error and the cosine between two tensors, without the tensors, to a standard deviation of 9 %.
+  Charikar, Chen and Farach-Colton 2002, https://doi.org/10.1007/3-540-45465-9_59). The projection is linear, so the
+  difference of two sketches is the sketch of the difference, whose expected square is the squared norm of the
+  difference: the relative L2 error and the cosine between two tensors, without the tensors, to a standard deviation
+  of 9 %.
 
-61 is a prime: neighbouring channels, rows and pixels fall into other buckets, whatever power of two a shape has.
-Which elements, and with which signs: `padiff.sketches.places`.
+61 is a prime: neighbouring channels, rows and pixels fall into different buckets, also in shapes of powers of two.
+`padiff.sketches.places` computes the positions and signs.
 """
 
 from __future__ import annotations
@@ -28,28 +29,28 @@ from padiff.sketches.places import BUCKETS as BUCKETS
 from padiff.sketches.places import ELEMENTS as ELEMENTS
 from padiff.sketches.places import signs
 
-#: Relative standard deviation of an L2 norm that is estimated from the projection.
+#: Relative standard deviation of an L2 norm estimated from the projection.
 SPREAD = 1 / math.sqrt(2 * BUCKETS)
 
-#: What is kept beside the projection, in the order in which it is stored.
+#: Figures that a sketch holds beside the projection, in the order of storage.
 FIGURES = ("minimum", "maximum", "mean", "mean_abs", "mean_square", "zeros", "nonfinite")
 
 
-#: Numbers that a sketch is stored as.
+#: Number of float64 values of a stored sketch.
 ROW = len(FIGURES) + BUCKETS
 
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """What is kept of a tensor.
+    """The sketch of a tensor.
 
     Attributes:
         size: number of the tensor's elements.
-        minimum, maximum: extremes of the finite values that were looked at.
-        mean, mean_abs, mean_square: moments of all that was looked at; what is not finite counts as zero.
+        minimum, maximum: extremes of the finite values of the sample.
+        mean, mean_abs, mean_square: moments of the sample; values that are not finite count as zero.
         zeros, nonfinite: shares of zeros, and of NaN and infinities, 0 to 1.
-        projection: `BUCKETS` numbers, or fewer of a smaller tensor, of its elements row by row.
-        transposed: whether a matrix was looked at transposed, so that it lies as the other framework's.
+        projection: `BUCKETS` numbers (fewer for a smaller tensor), computed from the elements row by row.
+        transposed: True if the transposed matrix was sampled, so that the order of elements is the other framework's.
     """
 
     size: int
@@ -65,23 +66,25 @@ class Sketch:
 
     @property
     def looked_at(self) -> int:
-        """How many elements the sketch was made from."""
+        """Return the number of sampled elements."""
         return min(self.size, ELEMENTS)
 
     @property
     def l2(self) -> float:
-        """The tensor's L2 norm; exact where all of it was looked at, else estimated from the sample."""
+        """Return the tensor's L2 norm; exact if the sample is the whole tensor, else an estimate."""
         return math.sqrt(self.mean_square * self.size)
 
     def errors(self, other: Sketch, scale: float = 1.0, other_scale: float = 1.0) -> np.ndarray:
-        """The projection of ``other / other_scale - self / scale``, scaled from the sample to the whole tensor."""
+        """Return the projection of ``other / other_scale - self / scale``, scaled from the sample to the whole
+        tensor.
+        """
         with np.errstate(all="ignore"):
             difference = other.projection / other_scale - self.projection / scale
         share = self.size / self.looked_at if self.size else 1.0
         return np.asarray(difference * math.sqrt(share))
 
     def row(self) -> np.ndarray:
-        """The sketch as `ROW` numbers in float64, as it is stored."""
+        """Return the sketch in its stored form: `ROW` numbers in float64."""
         out = np.zeros(ROW)
         out[: len(FIGURES)] = [getattr(self, name) for name in FIGURES]
         out[len(FIGURES) : len(FIGURES) + len(self.projection)] = self.projection
@@ -89,57 +92,57 @@ class Sketch:
 
     @classmethod
     def of_row(cls, row: np.ndarray, size: int, transposed: bool) -> Sketch:
-        """Undo `row`."""
+        """Return the sketch from the result of `row`."""
         figures: dict[str, Any] = {name: float(value) for name, value in zip(FIGURES, row)}
         projection = row[len(FIGURES) : len(FIGURES) + min(size, BUCKETS)]
         return cls(size=size, projection=projection, transposed=transposed, **figures)
 
 
 def sketch_of(array: np.ndarray, transposed: bool = False) -> Sketch:
-    """Sketch a whole tensor; ``transposed`` looks at a matrix transposed."""
+    """Return the sketch of a tensor; `transposed` samples the transposed matrix."""
     return sketch_of_sample(sample(array, transposed), array.size * (2 if array.dtype.kind == "c" else 1), transposed)
 
 
 def sketch_of_sample(taken: np.ndarray, size: int, transposed: bool = False) -> Sketch:
-    """The sketch of a tensor, given its sample and how many elements it has."""
+    """Return the sketch of a tensor from its sample and its number of elements."""
     if taken.dtype.kind == "c":
         raise TypeError("a complex tensor has no sketch: look at its view as real numbers")
     values = np.zeros((1, padded(taken.size)), arithmetic(taken.dtype))
     values[0, : taken.size] = taken
     row = np.zeros((1, ROW))
-    if taken.size:  # of tensors without elements there is nothing to say
+    if taken.size:  # the row of a tensor without elements stays zero
         rows_of(values, taken.size, np.empty((2, *values.shape), values.dtype), row)
     return Sketch.of_row(row[0], size, transposed)
 
 
-# Words of 8 bytes that are added up at a time: fewer than 256, and a divisor of a sample of `ELEMENTS` bytes.
+# Number of 8-byte words per partial sum: fewer than 256, and a divisor of a sample of `ELEMENTS` bytes.
 _WORDS = 244
 
-# Length of a sample up to which many are turned for their extremes: to look at short rows one by one takes longer.
+# Maximum length of samples that are transposed for their extremes: reductions over short rows take longer.
 _SHORT = 128
 
-# Below this, a sum of squares would lose digits that float32 has; above the other, it would overflow.
+# Below the first bound, a sum of squares would lose digits in float32; above the second, it would overflow.
 _TINY, _HUGE = 2.0**-50, 2.0**50
 
 
 def padded(length: int) -> int:
-    """How long a sample of this length is with the zeros that make it a multiple of `BUCKETS`."""
+    """Return the length of a sample with the zeros that make it a multiple of `BUCKETS`."""
     return -(-length // BUCKETS) * BUCKETS
 
 
 def rows_of(samples: np.ndarray, length: int, work: np.ndarray, out: np.ndarray) -> None:
-    """Sketches of tensors whose samples are equally long, as they are stored: a row for each.
+    """Write the sketches of samples of equal length in their stored form: a row for each.
 
     Args:
-        samples: one in each row, filled up with zeros to `padded` of their length; float32 or float64.
-        length: of a sample; at least 1.
-        work: memory to work in: two arrays of the same shape and dtype.
-        out: where the sketches go, of `ROW` numbers each.
+        samples: one in each row, filled up with zeros to the `padded` length; float32 or float64.
+        length: length of each sample; at least 1.
+        work: scratch memory: two arrays of the shape and dtype of `samples`.
+        out: output, `ROW` numbers for each sketch.
     """
     values = samples[:, :length]
     with np.errstate(all="ignore"):
         least, most = _extremes(values)
-        # What is not a number is neither more nor less than another. As a rule there is none.
+        # Extremes of a row with NaN are NaN. Usually all values are finite.
         finite = bool(np.isfinite(np.maximum(most, -least)).all())
         out[:, 6] = 0.0
         if not finite:
@@ -159,7 +162,7 @@ def rows_of(samples: np.ndarray, length: int, work: np.ndarray, out: np.ndarray)
 
 
 def _extremes(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The least and the most of each row."""
+    """Return the minimum and the maximum of each row."""
     if values.shape[1] > _SHORT:
         return values.min(axis=1), values.max(axis=1)
     turned = np.ascontiguousarray(values.T)
@@ -167,7 +170,11 @@ def _extremes(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _only_finite(samples: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Samples with zeros where they are not finite; the least and the most of what is, and the share of what is not."""
+    """Replace values that are not finite by zeros.
+
+    Returns:
+        The samples, minimum and maximum of the finite values of each, and the share of values that are not finite.
+    """
     finite = np.isfinite(samples[:, :length])
     none = ~finite.any(axis=1)
     samples = samples.copy()
@@ -179,9 +186,9 @@ def _only_finite(samples: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarr
 
 
 def _scales(largest: np.ndarray) -> np.ndarray | None:
-    """By what to multiply each row, so that no square leaves the range of float32: powers of two, which round nothing.
+    """Return factors for the rows that keep all squares in the range of float32; `None` if no row needs one.
 
-    `None`: by nothing.
+    The factors are powers of two, which round nothing.
     """
     odd = (largest > 0) & ((largest < _TINY) | (largest > _HUGE))
     if not odd.any():
@@ -193,7 +200,7 @@ def _scales(largest: np.ndarray) -> np.ndarray | None:
 
 
 def _add_up(samples: np.ndarray, length: int, work: np.ndarray, out: np.ndarray) -> None:
-    """The moments and the projections of samples whose squares are in the range of their dtype."""
+    """Write the moments and the projections of samples whose squares are in the range of their dtype."""
     out[:, 2] = _columns(samples).sum(axis=1)
     out[:, 3] = _columns(np.abs(samples, out=work)).sum(axis=1)
     out[:, 4] = np.matmul(samples[:, None, :], samples[:, :, None])[:, 0, 0]
@@ -204,12 +211,12 @@ def _add_up(samples: np.ndarray, length: int, work: np.ndarray, out: np.ndarray)
 
 
 def _nonzero(samples: np.ndarray, work: np.ndarray) -> np.ndarray:
-    """How many elements of each row are not zero; ``work`` as `_add_up` has it."""
+    """Return the number of nonzero elements of each row; `work` is scratch memory of the shape of `samples`."""
     count, width = samples.shape
     if width % (8 * _WORDS):
-        # Counts of this size are exact in float32, and a product adds up faster than a sum.
+        # Counts of this size are exact in float32, and a matrix product is faster than a sum.
         return np.asarray(np.not_equal(samples, 0, out=work, casting="unsafe") @ _ones(width, work.dtype)[0])
-    # In bytes, eight to a word: words add up much faster than bytes do, as long as no byte overflows.
+    # Bytes, eight to a word: sums of words are much faster than sums of bytes, and no byte overflows.
     flags = work.view(np.uint8).reshape(-1)[: samples.size].reshape(samples.shape)
     np.not_equal(samples, 0, out=flags.view(np.bool_))
     words = flags.view(np.uint64).reshape(count, -1, _WORDS).sum(axis=2)
@@ -217,14 +224,14 @@ def _nonzero(samples: np.ndarray, work: np.ndarray) -> np.ndarray:
 
 
 def _columns(terms: np.ndarray) -> np.ndarray:
-    """The sum of every `BUCKETS`-th term of each row, in float64."""
+    """Return the sums of every `BUCKETS`-th term of each row, in float64."""
     count, width = terms.shape
     if width == BUCKETS:
-        # As a sum of one term: that of -0.0 is 0.0.
+        # Like a sum of one term, which turns -0.0 into 0.0.
         return np.asarray(np.add(terms, 0.0, dtype=np.float64))
     if width == 2 * BUCKETS:
         return np.asarray(np.add(terms[:, :BUCKETS] + terms[:, BUCKETS:], 0.0, dtype=np.float64))
-    # A product with ones adds up several times faster than a sum does.
+    # A product with ones is several times faster than a sum.
     sums = np.matmul(_ones(width // BUCKETS, terms.dtype), terms.reshape(count, -1, BUCKETS))
     return np.asarray(sums[:, 0].astype(np.float64))
 
@@ -236,4 +243,4 @@ def _ones(count: int, dtype: np.dtype[Any]) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _padded_signs(width: int) -> np.ndarray:
-    return np.resize(signs(), width)  # what comes after a sample is zero, whatever its sign
+    return np.resize(signs(), width)  # the padding is zero, whatever its sign

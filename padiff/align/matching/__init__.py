@@ -1,1 +1,1 @@
-"""How layers are matched: evidence about two trees of layers, and the one assignment that fits it best."""
+"""Matching of layers: evidence about two layer trees, and the assignment that fits the evidence best."""

@@ -1,4 +1,4 @@
-"""The best assignment as a whole, and how much better it is than the next one."""
+"""The best assignment between two groups, and its margin over the next best one."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import numpy as np
 from padiff.align.matching.evidence import Item, Scores, line_up
 from padiff.records import Both
 
-# Above so many on a side, the assignment is solved piece by piece, along the best common order: its cost grows with
-# the third power.
+# Size of a piece. Groups of more than twice this size are split along their best common order, as the cost of an
+# assignment grows with the third power of its size.
 _PIECE = 512
 
-#: A pair that another assignment would beat but for so little is called ambiguous.
+#: Margin below which a pair is called ambiguous.
 CLOSE = 1.0
-# People define layers in any order.
+# Evidence that cannot give a high confidence alone, as people define layers in any order.
 _WEAK = frozenset({"order of definition", "numbers on one side", "output shape"})
 
-#: Below that it is no pair.
+#: Margin below which a pair is rejected.
 TOO_CLOSE = 0.15
 
 
@@ -31,12 +31,12 @@ class Choice(Both[int]):
 
     Attributes:
         reference, candidate: positions in the two groups.
-        margin: by how much the score falls if two pairs swap partners, or this one takes a free partner, at the least;
-            infinite without another way.
-        rivals: positions of the candidate's that come closest.
-        score: the pair's own.
-        reasons: what spoke for it.
-        decided: what spoke most for it against the closest rival; empty without one.
+        margin: smallest loss of score if this pair swaps partners with another pair or takes a free partner; infinite
+            if neither is possible.
+        rivals: positions of the candidate's items that come closest.
+        score: score of the pair.
+        reasons: the evidence for and against the pair, in words.
+        decided: the strongest evidence for the pair against its closest rival; empty without a rival.
     """
 
     margin: float
@@ -47,16 +47,18 @@ class Choice(Both[int]):
 
     @property
     def confidence(self) -> float:
-        """0.5 for a toss-up to 1; no more than 0.75 where nothing but the order of definition decides."""
+        """Return the confidence, 0.5 (a toss-up) to 1; at most 0.75 if weak evidence such as the order of definition
+        decided.
+        """
         confidence = 0.5 + 0.5 * (1 - math.exp(-min(self.margin, 20.0) / 2.0))
         return min(confidence, 0.75) if self.decided in _WEAK else confidence
 
 
 def assign(items: Both[list[Item]], score: Callable[[Both[list[Item]]], Scores]) -> list[Choice]:
-    """Pair two groups of like things so that the sum of the scores is largest.
+    """Return the pairs of two groups of similar items with the largest sum of scores.
 
-    Solved by scipy's ``linear_sum_assignment`` (a shortest augmenting path algorithm, Crouse 2016). Very large groups
-    are lined up and cut first.
+    scipy's ``linear_sum_assignment`` (a shortest augmenting path algorithm, Crouse 2016) solves the assignment. Very
+    large groups are first ordered and split into pieces.
     """
     sizes = items.map(len)
     if not all(sizes):
@@ -67,49 +69,50 @@ def assign(items: Both[list[Item]], score: Callable[[Both[list[Item]]], Scores])
     pieces = math.ceil(largest / _PIECE)
     last = largest if sizes.reference == sizes.candidate else math.ceil(largest / pieces) * pieces
     cuts = [last * k // pieces for k in range(pieces + 1)]
-    found: list[Choice] = []
+    choices: list[Choice] = []
     orders = line_up(items)
     for start, stop in pairwise(cuts):
         chosen = Both(*(order[start:stop] for order in orders))
         if all(chosen):
-            found += _assign(chosen, items, score)
-    return found
+            choices += _assign(chosen, items, score)
+    return choices
 
 
 def _best(total: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The assignment with the largest sum: as many pairs as the shorter side has, in the order of the rows."""
+    """Return rows and columns of the assignment with the largest sum: as many pairs as the shorter side has, by row."""
     if total.shape[0] > total.shape[1]:
         columns, rows = _best(total.T)
         order = np.argsort(rows)
         return rows[order], columns[order]
-    # Where no two rows want the same column, there is nothing to solve; among equals the solver takes the first, too.
+    # If all rows have their largest score in different columns, these are the solution. With ties the solver takes the
+    # first column, too.
     columns = total.argmax(axis=1)
     if len(set(columns.tolist())) == len(columns):
         return np.arange(len(columns)), columns
-    from scipy.optimize import linear_sum_assignment  # to import it takes longer than many a comparison
+    from scipy.optimize import linear_sum_assignment  # the import takes longer than many a comparison
 
-    found: tuple[np.ndarray, np.ndarray] = linear_sum_assignment(total, maximize=True)
-    return found
+    solution: tuple[np.ndarray, np.ndarray] = linear_sum_assignment(total, maximize=True)
+    return solution
 
 
 def _assign(
     chosen: Both[list[int]], items: Both[list[Item]], score: Callable[[Both[list[Item]]], Scores]
 ) -> list[Choice]:
-    found = score(Both(*([side[k] for k in places] for side, places in zip(items, chosen))))
-    total = found.total
+    scores = score(Both(*([side[k] for k in places] for side, places in zip(items, chosen))))
+    total = scores.total
     rows, columns = _best(total)
     swapped = total[np.ix_(rows, columns)]
-    own = np.diag(swapped)
-    loss = own[:, None] + own[None, :]
+    gains = np.diag(swapped)
+    loss = gains[:, None] + gains[None, :]
     loss -= swapped
     loss -= swapped.T
     np.fill_diagonal(loss, np.inf)
     closest, margins = loss.argmin(axis=1), loss.min(axis=1)
-    decided = found.decided((rows, columns), (rows[closest], columns[closest]))
-    reasons = found.reasons((rows, columns))
-    about = zip(rows.tolist(), columns.tolist(), margins.tolist(), own.tolist(), reasons, decided)
+    decided = scores.decided((rows, columns), (rows[closest], columns[closest]))
+    reasons = scores.reasons((rows, columns))
+    about = zip(rows.tolist(), columns.tolist(), margins.tolist(), gains.tolist(), reasons, decided)
     choices = []
-    free = [sorted(set(range(n)) - set(taken)) for n, taken in zip(total.shape, (rows.tolist(), columns.tolist()))]
+    free = [sorted(set(range(n)) - set(used)) for n, used in zip(total.shape, (rows.tolist(), columns.tolist()))]
     for k, (i, j, margin, value, words, what) in enumerate(about):
         rivals: list[int] = []
         if margin < CLOSE:

@@ -1,4 +1,4 @@
-"""Biases that stand elsewhere than their matrices, or are two on one side and one on the other."""
+"""Biases that belong to another layer than their matrices, or are two on one side and one on the other."""
 
 from __future__ import annotations
 
@@ -15,33 +15,34 @@ _SEPARATE = ("q_proj", "k_proj", "v_proj")
 
 
 def with_packed_biases(matches: Sequence[Match], pairs: list[ParameterPair]) -> list[ParameterPair]:
-    """The pairs, and those of torch's attention with keys or values of another width.
+    """Return the pairs, plus those of the packed biases of torch's attention with keys or values of another width.
 
-    It keeps three matrices, ``q_proj_weight`` and so on, but the three biases in one ``in_proj_bias``.
+    This attention has three matrices, ``q_proj_weight`` and so on, and one ``in_proj_bias`` that holds all three
+    biases.
     """
-    found = []
+    packed_pairs = []
     for match in matches:
         if len(match.reference) != 1 or len(match.candidate) != 1:
             continue
         units = match.map(lambda units: units[0])
-        for (one, other), swapped in ((units, False), (units.swapped(), True)):
-            packed = next((p for p in one.layer.parameters if p.slot == "in_proj_bias"), None)
-            bias = other.parameters.get("bias")
-            if one.group in _SEPARATE and packed is not None and bias is not None:
+        for (attention, single), swapped in ((units, False), (units.swapped(), True)):
+            packed = next((p for p in attention.layer.parameters if p.slot == "in_proj_bias"), None)
+            bias = single.parameters.get("bias")
+            if attention.group in _SEPARATE and packed is not None and bias is not None:
                 rows = packed.shape[0] // 3
-                start = _SEPARATE.index(one.group) * rows
-                piece = Slice(one.path, packed.slot, packed.shape, "", 1, start, start + rows)
-                pair = Both((piece,), (whole_slice(other, bias, ""),)).swapped(swapped)
-                found.append(ParameterPair(*pair))
-    return pairs + found
+                start = _SEPARATE.index(attention.group) * rows
+                piece = Slice(attention.path, packed.slot, packed.shape, "", 1, start, start + rows)
+                pair = Both((piece,), (whole_slice(single, bias, ""),)).swapped(swapped)
+                packed_pairs.append(ParameterPair(*pair))
+    return pairs + packed_pairs
 
 
-#: Bias rows of a recurrent cell, by what they belong to (``ih``, ``hh``), gate by gate.
+#: Bias rows of a recurrent cell, by matrix (``ih``, ``hh``), gate by gate.
 _Biases = dict[str, list[Slice]]
 
 
 def recurrent_cells(matches: Sequence[Match]) -> list[dict[str, Match]]:
-    """The matches of recurrent cells' two matrices, by which they are (``ih``, ``hh``)."""
+    """Return the matches of recurrent cells' two matrices, by matrix (``ih``, ``hh``)."""
     cells: dict[tuple[str, ...], dict[str, Match]] = {}
     for match in matches:
         which = {names.role(unit.name, "recurrent part") for units in match for unit in units}
@@ -52,9 +53,10 @@ def recurrent_cells(matches: Sequence[Match]) -> list[dict[str, Match]]:
 
 
 def with_summed_biases(cells: Sequence[Mapping[str, Match]], pairs: list[ParameterPair]) -> list[ParameterPair]:
-    """The pairs, where a recurrent cell's two biases are one on the other side: they are only ever added up.
+    """Return the pairs with a recurrent cell's two biases paired with a single bias of the other side, which is their
+    sum.
 
-    In a GRU they are not: its reset gate comes between the two.
+    A GRU's biases are not combined, as its reset gate acts between the two.
     """
     for cell in cells:
         pairs = _summed(cell, pairs)
@@ -73,10 +75,10 @@ def _summed(cell: Mapping[str, Match], pairs: list[ParameterPair]) -> list[Param
     if sorted(map(len, biases)) != [1, 2] or three or any(len(b) != gates for s in biases for b in s.values()):
         return pairs
     slots = biases.map(lambda side: {(part.layer, part.slot) for part in chain(*side.values())})
-    kept = [p for p in pairs if not any((s.layer, s.slot) in known for side, known in zip(p, slots) for s in side)]
-    # Of either side, gate by gate, the one bias or both.
+    unrelated = [p for p in pairs if not any((s.layer, s.slot) in sites for side, sites in zip(p, slots) for s in side)]
+    # For each side and gate, one or two biases.
     sides = biases.map(lambda side: list(zip(*(side[which] for which in ("ih", "hh") if which in side))))
-    return kept + list(map(ParameterPair, *sides))
+    return unrelated + list(map(ParameterPair, *sides))
 
 
 def _by_gate(side: Sequence[Unit], gates: int) -> list[Slice]:

@@ -1,4 +1,4 @@
-"""The evidence for two things answering to each other, weighed together into a matrix of scores."""
+"""Evidence that two items correspond to each other, weighted and summed into a matrix of scores."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from padiff.records import Both
 V = TypeVar("V")
 K = TypeVar("K", bound=Hashable)
 
-#: Kinds of evidence; each can be switched off, to see what it is worth.
+#: Kinds of evidence; each can be switched off to measure its value.
 KINDS_OF_EVIDENCE = ("names", "kinds", "order", "execution", "values", "containers")
 
-# What each is worth. The figures were chosen by the pairs of the benchmark (benchmarks/alignment.py): a role that
-# contradicts outweighs any order, running outweighs definition, and words alone never outweigh an order.
+# Weights of the evidence, chosen by the pairs of the benchmark (benchmarks/alignment.py): a contradiction of roles
+# outweighs any order, the order of execution outweighs that of definition, and words alone never outweigh an order.
 _SAME_PATH, _ROLE, _CONTRADICTION, _WORDS = 3.0, 3.0, -8.0, 3.0
 _KIND, _RELATED_KIND, _OTHER_KIND = 1.5, 0.5, -2.0
 _RAN, _NUMBERED, _DEFINED = 5.0, 3.0, 1.0
 _OUTPUT = 0.5
 _VALUES, _OTHER_VALUES = 5.0, -1.5
 _CONTENTS, _CONTEXT = 4.0, 3.0
-# So much of two large groups has to have the same name, or the same values, for that to line them up.
+# Share of two large groups that has to have the same names, or the same values, for these to determine the order.
 _MOST = 0.8
 
 
-#: Signatures with their counts, and the number of all.
+#: Signatures with their counts, and the total count.
 Bag = tuple[frozenset[tuple[Signature, int]], int]
 NOTHING: Bag = (frozenset(), 0)
 
 
 @dataclass(eq=False)
 class Item:
-    """Something that is to be paired: a unit, several units that are parts of one, or a container.
+    """An item to pair: a unit, several units that are parts of one, or a container.
 
     Attributes:
-        path: its full path, as names are read from it.
-        tail: what of it is compared: without what it has in common with all of its side.
+        path: full path, from which the roles are read.
+        tail: part of the path that is compared: without the prefix that all items of the side share.
         defined: position in the order of definition.
         ran: position in the order of execution, `None` if not known.
-        kind: the layer's kind; empty if that says nothing (a container).
-        bag: signatures of what is inside, for a container.
-        output: shape of its first output, as a multiset of extents.
-        values: numbers that stand for the values inside, the same on both sides where the values are the same.
-        context: what the innermost layer holds that holds more than this.
+        kind: the layer's kind; empty if the kind is no evidence (a container).
+        bag: signatures of a container's contents.
+        output: shape of the first output, as a multiset of extents.
+        values: numbers that represent the values inside; equal values have the same number on both sides.
+        context: contents of the innermost enclosing layer that contains more than this item.
     """
 
     path: str
@@ -73,36 +73,39 @@ Places = tuple[np.ndarray, np.ndarray]
 
 @dataclass
 class Scores:
-    """The scores of two groups of items, and what each kind of evidence gave to them."""
+    """Scores of two groups of items, and the contribution of each kind of evidence."""
 
     total: np.ndarray
     parts: dict[str, np.ndarray]
 
     def decided(self, pairs: Places, rivals: Places) -> list[str]:
-        """Which evidence speaks most for each pair and a rival against swapping partners; empty if nothing does."""
+        """Return the strongest evidence for each pair against a swap of partners with its rival; empty if there is
+        none.
+        """
         (i, j), (k, n) = pairs, rivals
         if not self.parts:
             return [""] * len(i)
         gains = np.array([m[i, j] + m[k, n] - m[i, n] - m[k, j] for m in self.parts.values()])
         names = list(self.parts)
         best = gains.argmax(axis=0)
-        some = zip(best.tolist(), np.take_along_axis(gains, best[None], axis=0)[0].tolist())
-        return [names[what] if gain > 0 else "" for what, gain in some]
+        strongest = zip(best.tolist(), np.take_along_axis(gains, best[None], axis=0)[0].tolist())
+        return [names[what] if gain > 0 else "" for what, gain in strongest]
 
     def reasons(self, pairs: Places) -> list[tuple[str, ...]]:
-        """In words, what speaks for each pair and against it."""
+        """Return the evidence for and against each pair, in words."""
         values = [matrix[pairs].tolist() for matrix in self.parts.values()]
         words = [(what, f"but not by {what}") for what in self.parts]
         return [
-            tuple([own[value < 0] for own, value in zip(words, each) if abs(value) >= 0.5]) for each in zip(*values)
+            tuple([phrases[value < 0] for phrases, value in zip(words, each) if abs(value) >= 0.5])
+            for each in zip(*values)
         ] or [()] * len(pairs[0])
 
 
 def scores(items: Both[list[Item]], without: Collection[str], linked: names.Linked) -> Scores:
-    """How well each of the reference's items and each of the candidate's go together, shapes being equal already.
+    """Return the scores of each of the reference's items with each of the candidate's; their shapes are equal.
 
     Args:
-        without: kinds of evidence to leave out.
+        without: kinds of evidence to ignore.
         linked: words that mean the same in these two models.
     """
     parts: dict[str, np.ndarray] = {}
@@ -121,7 +124,7 @@ def scores(items: Both[list[Item]], without: Collection[str], linked: names.Link
     if "order" not in without:
         in_names = Both(None, None) if "names" in without else items.map(_order_in_names)
         if any(in_names):
-            # Numbers on one side alone are set against the other's order of definition.
+            # Numbers on one side only are compared with the other side's order of definition.
             what = "numbers in the names" if all(in_names) else "numbers on one side"
             places = Both(in_names.reference or defined.reference, in_names.candidate or defined.candidate)
             parts[what] = (_NUMBERED if all(in_names) else 2 * _DEFINED) * near.of(places)
@@ -144,7 +147,7 @@ def _each(items: Both[list[Item]], of: Callable[[Item], V]) -> Both[list[V]]:
 
 
 def _ran(items: Both[list[Item]]) -> Both[list[int]] | None:
-    """The order of execution; `None` where it is not known of all."""
+    """Return the order of execution; `None` unless it is known for all items."""
     ran = items.map(lambda side: [item.ran for item in side if item.ran is not None])
     return ran if ran.map(len) == items.map(len) else None
 
@@ -160,9 +163,9 @@ def _by_names(items: Both[list[Item]], linked: names.Linked) -> np.ndarray:
 
 
 def _names(side: Sequence[names.Name]) -> list[names.NameKey]:
-    """What is compared of the names of one side."""
-    # Numbers are no matter here, so that a thousand blocks are read as one.
-    # Words that all of a side have in common tell nothing apart.
+    """Return the comparable parts of one side's names."""
+    # Without numbers, so that a thousand equal blocks have one key.
+    # Words that all names of a side share distinguish nothing.
     common = frozenset.intersection(*(name.words for name in side)) if len(side) > 1 else frozenset()
     return [(name.roles, name.words - common or name.words) for name in side]
 
@@ -192,7 +195,7 @@ def _same_output(reference: tuple[int, ...] | None, candidate: tuple[int, ...] |
 
 
 def _distinguishing(bags: Sequence[Bag]) -> list[Bag]:
-    """What is around some, without what is around all of them."""
+    """Return the contexts without the contents that all of them share."""
     distinct = set(bags)
     if len(distinct) < 2:
         return list(bags)
@@ -200,40 +203,40 @@ def _distinguishing(bags: Sequence[Bag]) -> list[Bag]:
     for bag in distinct:
         counts = dict(bag[0])
         common = {signature: min(n, counts[signature]) for signature, n in common.items() if signature in counts}
-    left = {}
+    reduced = {}
     for bag in distinct:
-        rest = {signature: n - common.get(signature, 0) for signature, n in bag[0]}
-        left[bag] = frozenset((signature, n) for signature, n in rest.items() if n), sum(rest.values())
-    return [left[bag] for bag in bags]
+        difference = {signature: n - common.get(signature, 0) for signature, n in bag[0]}
+        reduced[bag] = frozenset((signature, n) for signature, n in difference.items() if n), sum(difference.values())
+    return [reduced[bag] for bag in bags]
 
 
 def _overlap(reference: Bag, candidate: Bag) -> float:
-    """The share of signatures that two layers have in common, 0 to 1."""
+    """Return the share of signatures that two layers have in common, 0 to 1."""
     counts = dict(candidate[0])
     shared = sum(min(count, counts.get(signature, 0)) for signature, count in reference[0])
     return 2 * shared / max(reference[1] + candidate[1], 1)
 
 
 def _by_values(values: Both[list[frozenset[int]]]) -> np.ndarray:
-    """By the share of values that two have in common; 0 where either has none."""
-    # Most have none in common, and of a thousand layers no million pairs is to be looked at for that.
+    """Return scores by the share of values that two items have in common; 0 if either has none."""
+    # Most items have no values in common: the index avoids a million lookups for a thousand layers.
     having: dict[int, list[int]] = {}
-    for j, own in enumerate(values.candidate):
-        for value in own:
+    for j, numbers in enumerate(values.candidate):
+        for value in numbers:
             having.setdefault(value, []).append(j)
-    there = values.map(lambda side: np.array([bool(own) for own in side]))
-    matrix = np.where(there.reference[:, None] & there.candidate[None], _OTHER_VALUES, 0.0)
-    for i, own in enumerate(values.reference):
-        for j, common in Counter(j for value in own for j in having.get(value, ())).items():
-            matrix[i, j] = _VALUES * (common / max(len(own), len(values.candidate[j])))
+    present = values.map(lambda side: np.array([bool(numbers) for numbers in side]))
+    matrix = np.where(present.reference[:, None] & present.candidate[None], _OTHER_VALUES, 0.0)
+    for i, numbers in enumerate(values.reference):
+        for j, common in Counter(j for value in numbers for j in having.get(value, ())).items():
+            matrix[i, j] = _VALUES * (common / max(len(numbers), len(values.candidate[j])))
     return np.asarray(matrix)
 
 
 def line_up(items: Both[list[Item]]) -> Both[list[int]]:
-    """Two large groups, each in the order that the strongest evidence gives: values, names, execution, definition.
+    """Return the order of two large groups by the strongest evidence: values, names, execution, definition.
 
-    Where both sides have the same names in the same order, and run in the same order, nothing else is asked: values
-    that several layers share would put one of them elsewhere, and shift all that lies between.
+    If both sides have the same names in the same order, and run in the same order, this order stays: values that
+    several layers share would move one of them, and shift all items in between.
     """
     sizes, tails = items.map(len), _each(items, lambda x: x.tail)
     places = _ran(items)
@@ -244,10 +247,10 @@ def line_up(items: Both[list[Item]]) -> Both[list[int]]:
         tails,
     ]
     for key in keys:
-        found = _found_places(key)
-        if sum(where is not None for where in found) >= _MOST * max(sizes):
+        positions = _found_places(key)
+        if sum(where is not None for where in positions) >= _MOST * max(sizes):
             last = float(sizes.reference)
-            order = sorted(range(sizes.candidate), key=lambda k: _or(found[k], last))
+            order = sorted(range(sizes.candidate), key=lambda k: _or(positions[k], last))
             return Both(list(range(sizes.reference)), order)
     in_names = items.map(_order_in_names)
     if places is None and in_names.reference is not None and in_names.candidate is not None:
@@ -256,13 +259,13 @@ def line_up(items: Both[list[Item]]) -> Both[list[int]]:
 
 
 def _found_places(keys: Both[list[Any]]) -> list[int | None]:
-    """Where each of the candidate's keys stands in the reference: of equal ones the first at the first, and so on."""
+    """Return the position in the reference of each of the candidate's keys; equal keys correspond in order."""
     places: dict[Any, deque[int]] = {}
     for place, key in enumerate(keys.reference):
         if key is not None:
             places.setdefault(key, deque()).append(place)
     waiting = (places.get(key) for key in keys.candidate)
-    return [left.popleft() if left else None for left in waiting]
+    return [queue.popleft() if queue else None for queue in waiting]
 
 
 def _or(place: int | None, last: float) -> float:
@@ -275,9 +278,10 @@ def _sorted(places: Sequence[int]) -> list[int]:
 
 
 def _order_in_names(side: Sequence[Item]) -> list[int] | None:
-    """The places that the names tell: those of definition, with names that differ by numbers alone in their order.
+    """Return positions from the names: those of definition, with names that differ only in numbers ordered by the
+    numbers.
 
-    `None` where no two names do.
+    `None` if no two names differ only in numbers.
     """
     read = [names.read(x.path, x.tail) for x in side]
     if len(read) < 2:
@@ -301,15 +305,13 @@ def _order_in_names(side: Sequence[Item]) -> list[int] | None:
 
 
 class _Near:
-    """How near things are in two orders: 1 for those at the same place, less the farther apart; counted from the nearer
-    end. Orders are mostly the same, whatever they are orders of.
-    """
+    """Cache of closeness scores for pairs of orders. Different kinds of evidence mostly yield the same orders."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[bytes, bytes], np.ndarray] = {}
 
     def of(self, places: Both[list[int]]) -> np.ndarray:
-        """As a matrix."""
+        """Return a matrix of closeness: 1 for equal positions, less with distance, counted from the nearer end."""
         ranks = places.map(lambda side: np.argsort(np.argsort(np.asarray(side), kind="stable"), kind="stable"))
         key = ranks.reference.tobytes(), ranks.candidate.tobytes()
         if key not in self._known:
@@ -323,12 +325,12 @@ def _near(ranks: Both[np.ndarray]) -> np.ndarray:
         return np.asarray(1.0 / (1.0 + ahead))
     from_end = ranks.map(lambda side: side.size - side)
     behind = np.abs(from_end.reference[:, None] - from_end.candidate[None])
-    # Where one has more, what is left over is rather at the end.
+    # If one side has more items, the surplus is more likely at the end.
     return np.asarray(np.maximum(1.0 / (1.0 + ahead), 0.9 / (1.0 + behind)))
 
 
 def _by_class(keys: Both[list[K]], alike: Callable[[K, K], float]) -> np.ndarray:
-    """A matrix of a function of two keys, worked out once for each pair of distinct keys. Not to be changed."""
+    """Return a matrix of `alike` of two keys, computed once per pair of distinct keys. Do not modify the matrix."""
     distinct = keys.map(lambda side: {key: k for k, key in enumerate(dict.fromkeys(side))})
     table = np.array([[alike(a, b) for b in distinct.candidate] for a in distinct.reference], dtype=float)
     if table.size == 1:

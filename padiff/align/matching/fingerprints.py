@@ -1,4 +1,4 @@
-"""Which units of two models hold the same values, whatever their order: both may start from the same weights."""
+"""Units of two models with the same values in any order: both models may start from the same weights."""
 
 from __future__ import annotations
 
@@ -11,66 +11,68 @@ from padiff.align.seen import Values
 from padiff.records import Both
 from padiff.sketches.sketch import Sketch
 
-#: Sum, sum of squares, least and largest.
+#: Sum, sum of squares, minimum and maximum.
 _Print = tuple[float, float, float, float]
 
-# Elements that are looked at at a time: they stay in a core's own cache. And elements that are multiplied at a
-# time: numpy starts no threads for them.
+# Number of elements per pass, which fit a core's own cache, and number of elements per product, for which numpy starts
+# no threads.
 _CHUNK = 1 << 16
 _PIECE = 1 << 13
 
-# Elements of float32 that are added up in float32 at a time: so few that what rounding makes of their sums is far below
-# what tells prints apart. Their sums of squares are right between these.
+# Number of float32 elements that are summed in float32: few enough that the rounding error of a sum is far below the
+# tolerance of fingerprints. A sum of squares is accurate between the two bounds.
 _NARROW = 2048
 _ONES = np.ones((_NARROW, 1), np.float32)
 _ONES.setflags(write=False)
 _SMALL, _LARGE = 1e-24, 1e30
 
-# So much of what either side has must be found on the other for both to start from the same weights.
+# Share of fingerprints that must occur on both sides for the models to count as started from the same weights.
 _MOST = 0.5
 
 
 def value_numbers(units: Both[list[Unit]], values: Both[Values | None]) -> Both[dict[Unit, int]]:
-    """For units whose weights are no constants, a number that is the same where the values are the same.
+    """Return a number for each unit whose weight is not constant; equal values have the same number on both sides.
 
-    Both are empty where less than half of the weights are found on the other side: the models start from different
-    ones, and values say nothing.
+    Both maps are empty if less than half of the weights occur on the other side: the models then start from different
+    weights, and values are no evidence.
     """
     nothing: Both[dict[Unit, int]] = Both({}, {})
     prints = Both(*(_prints(side, read) if read is not None else {} for side, read in zip(units, values)))
     if not all(prints):
         return nothing
-    known = sorted((fingerprint, unit.defined, unit) for unit, fingerprint in prints.reference.items())
-    table = np.array([fingerprint for fingerprint, _, _ in known])
+    sorted_prints = sorted((fingerprint, unit.defined, unit) for unit, fingerprint in prints.reference.items())
+    table = np.array([fingerprint for fingerprint, _, _ in sorted_prints])
     numbers: Both[dict[Unit, int]] = Both({}, {})
     again = [False, *_equal(table[1:], table[:-1]).tolist()]
-    for k, (_, _, unit) in enumerate(known):
-        numbers.reference[unit] = numbers.reference[known[k - 1][2]] if again[k] else k
+    for k, (_, _, unit) in enumerate(sorted_prints):
+        numbers.reference[unit] = numbers.reference[sorted_prints[k - 1][2]] if again[k] else k
     others = np.array(list(prints.candidate.values()))
-    # Sorted by the sum: only near neighbours can be equal.
+    # The table is sorted by the sum, so that only near neighbours can be equal.
     slack = 1e-3 * np.sqrt(others[:, 1]) + 1e-12
     near = [np.searchsorted(table[:, 0], others[:, 0] + off).tolist() for off in (-slack, slack)]
-    found = 0
-    for number, (unit, own, low, high) in enumerate(zip(prints.candidate, others, *near)):
-        equal = np.flatnonzero(_equal(table[low:high], own))
-        found += bool(equal.size)
-        number = numbers.reference[known[low + equal[0]][2]] if equal.size else len(known) + number
+    matched = 0
+    for number, (unit, row, low, high) in enumerate(zip(prints.candidate, others, *near)):
+        equal = np.flatnonzero(_equal(table[low:high], row))
+        matched += bool(equal.size)
+        number = numbers.reference[sorted_prints[low + equal[0]][2]] if equal.size else len(sorted_prints) + number
         numbers.candidate[unit] = number
-    return numbers if found >= _MOST * min(prints.map(len)) else nothing
+    return numbers if matched >= _MOST * min(prints.map(len)) else nothing
 
 
 def _prints(units: Sequence[Unit], values: Values) -> dict[Unit, _Print]:
-    found = {}
+    prints = {}
     for unit in units:
         weight = unit.parameters.get("weight")
         fingerprint = _fingerprint(values(unit.path, weight.slot)) if weight is not None else None
         if fingerprint is not None:
-            found[unit] = fingerprint
-    return found
+            prints[unit] = fingerprint
+    return prints
 
 
 def _fingerprint(values: np.ndarray | Sketch | None) -> _Print | None:
-    """What does not depend on the order of the values; `None` for constants and what is no number."""
+    """Return figures that do not depend on the order of the values; `None` for constants and values that are not
+    finite.
+    """
     if isinstance(values, Sketch):
         if values.size < 2 or values.minimum == values.maximum:
             return None
@@ -80,7 +82,7 @@ def _fingerprint(values: np.ndarray | Sketch | None) -> _Print | None:
     total = squares = 0.0
     least, largest = np.inf, -np.inf
     flat, room = values.reshape(-1), np.empty(min(values.size, _CHUNK))
-    # All in one pass: a large weight is read from memory once.
+    # In one pass, so that a large weight is read from memory once.
     for start in range(0, flat.size, _CHUNK):
         piece = flat[start : start + _CHUNK]
         sums = _narrow_sums(piece) if piece.dtype == np.float32 and piece.size == _CHUNK else None
@@ -100,9 +102,9 @@ def _fingerprint(values: np.ndarray | Sketch | None) -> _Print | None:
 
 
 def _narrow_sums(values: np.ndarray) -> tuple[float, float] | None:
-    """Sum and sum of squares of float32, in a third of the time; `None` where float32 does not hold the squares."""
+    """Return sum and sum of squares of float32 in a third of the time; `None` if float32 does not hold the squares."""
     rows = values.reshape(-1, 1, _NARROW)
-    # As products of rows: numpy starts no threads for them.
+    # Products of rows, for which numpy starts no threads.
     with np.errstate(all="ignore"):
         squares = float(np.add.reduce(np.matmul(rows, values.reshape(-1, _NARROW, 1)), axis=None, dtype=np.float64))
         if not _SMALL < squares < _LARGE:
@@ -111,8 +113,8 @@ def _narrow_sums(values: np.ndarray) -> tuple[float, float] | None:
 
 
 def _equal(prints: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Which fingerprints are those of the same values as another one, or each as its own, up to rounding."""
-    # The sum of values that nearly cancel is only known relative to their size.
+    """Return a mask of the fingerprints that equal `others` (one fingerprint, or one for each) up to rounding."""
+    # A sum of values that nearly cancel is accurate only relative to their norm.
     scale = np.abs(others)
     scale[..., 0] = np.sqrt(others[..., 1])
     return np.asarray((np.abs(prints - others) <= 1e-4 * scale + 1e-12).all(axis=-1))

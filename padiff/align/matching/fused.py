@@ -1,4 +1,4 @@
-"""Which units together hold what another holds in one matrix: query, key and value, gates, parts of an MLP."""
+"""Units that together hold the rows of one matrix: query, key and value, gates, parts of an MLP."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from padiff.align.matching import names
 from padiff.align.matching.parameter_units import Unit, grouped
 from padiff.model import equivalents
 
-# Roles of the parts, in the order in which libraries put them below each other.
+# Roles of the parts, in the order in which libraries stack their rows.
 _PATTERNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("attention part", ("q", "k", "v")),
     ("attention part", ("q", "kv")),
@@ -21,20 +21,21 @@ _PATTERNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("gate", ("reset gate", "update gate", "new gate")),
 )
 _ROLES = {("q", "k", "v"): "qkv", ("q", "kv"): "qkv", ("k", "v"): "kv", ("gate", "up"): "gate_up"}
-# Never a part of a matrix of inputs.
+# Roles of layers that are never part of a fused matrix.
 _LAST = frozenset({("attention part", "o"), ("mlp part", "out"), ("attention part", "qkv")})
-# Of layers whose names say nothing, at most so many are tried as parts.
+# Maximum number of parts that are tried if the names show no roles.
 _MOST_PARTS = 4
 _ALONE = frozenset({"embedding", "norm"})
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """Units whose rows, below each other, may be another's.
+    """Units whose stacked rows may be those of one unit of the other side.
 
     Attributes:
-        named: whether their names tell their order.
-        role: what a layer that holds them all is called.
+        parts: the units, in the order of their rows.
+        named: True if the order follows from their names.
+        role: usual name of a layer that fuses these parts.
     """
 
     parts: tuple[Unit, ...]
@@ -43,40 +44,40 @@ class Bundle:
 
 
 def bundles(whole: Unit, spare: Sequence[Unit], ran: Mapping[str, int]) -> list[Bundle]:
-    """The bundles among the spare units that ``whole`` may consist of, the likeliest of each neighbourhood.
+    """Return the bundles of spare units that may make up `whole`, the most likely ones of each family of neighbours.
 
     Args:
-        ran: position of layers in the order of execution, where known: parts come in it rather than as defined.
+        ran: position of layers in the order of execution, if known: parts come in this order rather than as defined.
     """
     if len(whole.matrix) < 1 or "weight" not in whole.parameters:
         return []
-    rows, rest = whole.matrix[0], whole.matrix[1:]
+    rows, inputs = whole.matrix[0], whole.matrix[1:]
     fitting = [
         unit
         for unit in spare
-        if unit.matrix[1:] == rest
+        if unit.matrix[1:] == inputs
         and unit.matrix
         and unit.matrix[0] < rows
         and (unit.parameters.keys() == whole.parameters.keys() or _one_bias_of_two(unit, whole))
         and _same_group(unit.kind, whole.kind)
     ]
-    found: list[Bundle] = []
-    taken: set[Unit] = set()
-    # What names tell comes first, wherever the parts lie; then neighbours in order, those that are counted first.
+    bundled: list[Bundle] = []
+    used: set[Unit] = set()
+    # Parts with known roles come first, wherever they are; then neighbours in order, numbered neighbours first.
     ways = ((True, _families_by_number), (True, _siblings), (True, _cousins), (False, _counted), (False, _siblings))
     counted = False
     for named, families in ways:
         if counted:
-            break  # what is left between those that are counted is none
-        for family in families([unit for unit in fitting if unit not in taken]):
+            break  # the units between numbered ones form no bundle
+        for family in families([unit for unit in fitting if unit not in used]):
             ordered = _have_run(family, ran)
-            left = sorted(family, key=lambda unit: (ran[unit.path], unit.defined)) if ordered else list(family)
-            while (bundle := _named(left, rows) if named else _consecutive(left, rows, ordered)) is not None:
-                found.append(bundle)
-                taken.update(bundle.parts)
+            unused = sorted(family, key=lambda unit: (ran[unit.path], unit.defined)) if ordered else list(family)
+            while (bundle := _named(unused, rows) if named else _consecutive(unused, rows, ordered)) is not None:
+                bundled.append(bundle)
+                used.update(bundle.parts)
                 counted = families is _counted
-                left = [unit for unit in left if unit not in taken]
-    return found
+                unused = [unit for unit in unused if unit not in used]
+    return bundled
 
 
 def _have_run(family: Sequence[Unit], ran: Mapping[str, int]) -> bool:
@@ -84,7 +85,8 @@ def _have_run(family: Sequence[Unit], ran: Mapping[str, int]) -> bool:
 
 
 def cells_beside(units: Sequence[Unit], others: Sequence[Unit]) -> list[tuple[tuple[Unit, ...], tuple[Unit, ...]]]:
-    """Recurrent cells, as (input's, state's) unit, with the others whose matrices have the two beside each other.
+    """Return recurrent cells, as (input's, state's) unit, with units of the other side that hold both matrices side by
+    side.
 
     A cell of the kind ``gate(concat(x, h))`` has one such matrix, or one for each gate.
     """
@@ -93,22 +95,24 @@ def cells_beside(units: Sequence[Unit], others: Sequence[Unit]) -> list[tuple[tu
         which = names.role(unit.name, "recurrent part")
         if which and len(unit.matrix) == 2:
             cells.setdefault(names.without_recurrent_part(unit.name), {})[which] = unit
-    found: list[tuple[tuple[Unit, ...], tuple[Unit, ...]]] = []
-    left = [unit for unit in others if len(unit.matrix) == 2 and not unit.optional]
+    matched: list[tuple[tuple[Unit, ...], tuple[Unit, ...]]] = []
+    unused = [unit for unit in others if len(unit.matrix) == 2 and not unit.optional]
     for cell in cells.values():
         if cell.keys() != {"ih", "hh"}:
             continue
         (rows, inputs), (_, hidden) = cell["ih"].matrix, cell["hh"].matrix
-        wide = [unit for unit in left if unit.matrix[1] == inputs + hidden]
+        wide = [unit for unit in unused if unit.matrix[1] == inputs + hidden]
         gates = [unit for unit in wide if unit.matrix[0] == rows][:1] or _gates(wide, rows)
         if gates:
-            left = [unit for unit in left if unit not in gates]
-            found.append(((cell["ih"], cell["hh"]), tuple(gates)))
-    return found
+            unused = [unit for unit in unused if unit not in gates]
+            matched.append(((cell["ih"], cell["hh"]), tuple(gates)))
+    return matched
 
 
 def _gates(units: Sequence[Unit], rows: int) -> Sequence[Unit]:
-    """So many gates that they have these rows, in the order in which the frameworks put them below each other."""
+    """Return gates that together have `rows` rows, in the order in which the frameworks stack them; empty if there
+    are none.
+    """
     for family in [*_siblings(units), *_cousins(units)]:
         bundle = _named(family, rows)
         if bundle is not None:
@@ -121,33 +125,37 @@ def _gates(units: Sequence[Unit], rows: int) -> Sequence[Unit]:
 
 
 def _same_group(kind: str, other: str) -> bool:
-    """An embedding, or a normalisation, is never a part of anything else."""
+    """Return False if an embedding or a normalisation is paired with another group of kinds: these fuse with nothing
+    else.
+    """
     groups = equivalents.group_of_kinds(kind), equivalents.group_of_kinds(other)
     return groups[0] == groups[1] or not _ALONE & set(groups)
 
 
 def _siblings(units: Sequence[Unit]) -> list[list[Unit]]:
-    """Units with the same layer right above them."""
+    """Return families of units with the same layer directly above them."""
     return _families(units, lambda unit: unit.name.rpartition(".")[0])
 
 
 def _counted(units: Sequence[Unit]) -> list[list[Unit]]:
-    """Units with the same layer right above them, whose names differ by a number alone: ``s1``, ``s2``, ``s3``."""
+    """Return families of units with the same layer directly above, and names that differ by numbers only: ``s1``,
+    ``s2``.
+    """
 
     def key(unit: Unit) -> tuple[str, str]:
-        above, _, own = unit.name.rpartition(".")
-        return above, re.sub(r"\d+", "#", own)
+        above, _, name = unit.name.rpartition(".")
+        return above, re.sub(r"\d+", "#", name)
 
     return _families(units, key)
 
 
 def _cousins(units: Sequence[Unit]) -> list[list[Unit]]:
-    """Units with the same layer two levels above them."""
+    """Return families of units with the same layer two levels above them."""
     return _families(units, lambda unit: unit.name.rpartition(".")[0].rpartition(".")[0])
 
 
 def _families_by_number(units: Sequence[Unit]) -> list[list[Unit]]:
-    """Units whose names have the same numbers: ``q.3``, ``k.3`` and ``v.3`` of lists by kind."""
+    """Return families of units whose names have the same numbers: ``q.3``, ``k.3`` and ``v.3`` of lists by kind."""
     return _families(units, lambda unit: tuple(re.findall(r"\d+", unit.name)))
 
 
@@ -171,8 +179,8 @@ def _role(kind: str, unit: Unit) -> str:
 
 def _consecutive(family: Sequence[Unit], rows: int, ordered: bool) -> Bundle | None:
     if len({re.sub(r"\d+", "#", unit.name) for unit in family}) == 1 and len(family) > _MOST_PARTS:
-        return None  # a list of its own: its elements belong to as many blocks
-    # A name that says so is misread where others ran after it.
+        return None  # a list whose elements belong to different blocks
+    # A name that suggests a last layer is misleading if other units ran after it.
     before = family[:-1] if ordered else ()
     for run in _runs([unit for unit in family if unit in before or not _comes_last(unit)]):
         if sum(unit.matrix[0] for unit in run) == rows:
@@ -187,7 +195,7 @@ def _runs(units: Sequence[Unit]) -> Iterator[Sequence[Unit]]:
 
 
 def _one_bias_of_two(unit: Unit, whole: Unit) -> bool:
-    """Whether the one has no bias because a recurrent cell has only one, the other two."""
+    """Return True if only one of the units has a bias because a recurrent cell has one bias, the other two."""
     keys = unit.parameters.keys() | whole.parameters.keys()
     return keys == {"weight", "bias"} and names.role(whole.name, "recurrent part") != ""
 

@@ -1,4 +1,4 @@
-"""The layer tree, as alignment walks it."""
+"""Layer tree for the alignment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from padiff.records import ROOT, Layer
 
 @dataclass(eq=False)
 class LayerNode:
-    """A layer with what is below it."""
+    """A layer with the layers below it."""
 
     layer: Layer
     units: Sequence[Unit] = ()
@@ -26,16 +26,18 @@ class LayerNode:
 
     @cached_property
     def size(self) -> int:
-        """Elements to be carried over, here and below."""
+        """Return the number of elements to match, of this layer and those below."""
         return sum(unit.size for unit in self.units) + sum(child.size for child in self.children)
 
     @cached_property
     def bag(self) -> Counter[Signature]:
-        """The signatures of all units, here and below; not to be changed: layers that are alike have it in common."""
-        own = _counted(tuple(unit.signature for unit in self.units if not unit.optional))
+        """Return the signatures of all units, of this layer and those below. Similar layers share it: do not modify
+        it.
+        """
+        direct = _counted(tuple(unit.signature for unit in self.units if not unit.optional))
         if not self.children:
-            return own
-        total = own.copy()
+            return direct
+        total = direct.copy()
         for child in self.children:
             for signature, count in child.bag.items():
                 total[signature] += count
@@ -43,14 +45,14 @@ class LayerNode:
 
     @cached_property
     def frozen(self) -> tuple[frozenset[tuple[Signature, int]], int]:
-        """The bag, and how many it holds, to be looked up by."""
+        """Return the bag and its total count, as a hashable value."""
         if not self.children:
             return _frozen(tuple(unit.signature for unit in self.units if not unit.optional))
         return frozenset(self.bag.items()), self.bag.total()
 
     @cached_property
     def first(self) -> int:
-        """Where its first unit stands in the order of definition."""
+        """Return the position of the first unit in the order of definition."""
         return min([unit.defined for unit in self.units] + [child.first for child in self.children], default=1 << 60)
 
     def below(self) -> Iterable[Unit]:
@@ -70,7 +72,7 @@ def _frozen(signatures: tuple[Signature, ...]) -> tuple[frozenset[tuple[Signatur
 
 
 def layer_trees(layers: Sequence[Layer], units: Iterable[Unit]) -> list[LayerNode]:
-    """The trees of these layers (depth first, in order of definition; not all of a model's need be there)."""
+    """Return the trees of some of a model's layers, which have to come depth first, in order of definition."""
     owned = grouped(units, lambda unit: unit.path)
     roots: list[LayerNode] = []
     above: list[tuple[LayerNode, list[LayerNode]]] = []
@@ -87,20 +89,20 @@ def layer_trees(layers: Sequence[Layer], units: Iterable[Unit]) -> list[LayerNod
 
 
 def opened(node: LayerNode) -> LayerNode:
-    """The outermost layer inside of a chain of wrappers that really branches or owns something."""
+    """Return the outermost layer inside a chain of wrappers that has several children or owns units."""
     while not node.units and len(node.children) == 1:
         node = node.children[0]
     return node
 
 
 def common_prefix(paths: Sequence[str]) -> str:
-    """The innermost path that all of these are below of, with its dot; empty where they have none in common."""
+    """Return the innermost path that contains all of these paths, with a trailing dot; empty if they share none."""
     if not paths or ROOT in paths:
         return ""
     parts = [path.split(".")[:-1] for path in (min(paths), max(paths))]
     common = []
-    for one, other in zip(*parts):
-        if one != other:
+    for first, last in zip(*parts):
+        if first != last:
             break
-        common.append(one)
+        common.append(first)
     return "".join(f"{part}." for part in common)

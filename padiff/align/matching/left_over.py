@@ -1,4 +1,4 @@
-"""Parameters that no unit of matched layers has: those of other names, and those that another layer owns."""
+"""Parameters outside the units of matched layers: those with other names, and those that another layer owns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Owned = tuple[Layer, Parameter]
 
 
 def left_of(info: RunInfo, parts: Iterable[Sequence[Slice]]) -> list[Owned]:
-    """Parameters that answer to none, in order of definition."""
+    """Return the parameters without a partner, in order of definition."""
     targets = tie_targets(info.layers)
     covered = {
         targets.get((part.layer, part.slot), (part.layer, part.slot)) for part in chain(*parts) if part.size[:1] != (0,)
@@ -30,22 +30,24 @@ def left_of(info: RunInfo, parts: Iterable[Sequence[Slice]]) -> list[Owned]:
 
 
 def with_left_over(infos: Both[RunInfo], pairs: Sequence[ParameterPair]) -> list[ParameterPair]:
-    """The pairs, and those that are found among the parameters that are left.
+    """Return the pairs, plus pairs of the parameters that have no partner yet.
 
-    Of one shape as many have to be left on either side; they answer to each other in order of definition. Left alone
-    they would be missing on either side, so nothing is lost where that is wrong: it shows in their first values.
+    Both sides must have the same number of such parameters of one shape; these are paired in order of definition.
+    Unpaired they would be reported as missing on both sides, so a wrong pair costs nothing: its first values differ
+    visibly.
     """
-    left = Both(*map(left_of, infos, unzipped(pairs)))
-    return [*pairs, *_paired(left)] if all(left) else list(pairs)
+    unmatched = Both(*map(left_of, infos, unzipped(pairs)))
+    return [*pairs, *_paired(unmatched)] if all(unmatched) else list(pairs)
 
 
 def _paired(left: Both[list[Owned]]) -> Iterator[ParameterPair]:
     shapes = left.map(lambda side: grouped(side, lambda owned: owned[1].shape))
-    for shape, some in shapes.reference.items():
+    for shape, references in shapes.reference.items():
         others = shapes.candidate.get(shape, [])
-        if len(some) == len(others) and 0 not in shape:
-            for pair in zip(some, others):
-                # A container's own parameter may be a layer's there. That two layers have other parameters is a diff.
+        if len(references) == len(others) and 0 not in shape:
+            for pair in zip(references, others):
+                # A container's own parameter may belong to a layer on the other side. Between two plain layers,
+                # different parameters are a diff.
                 if not any(layer.children or layer.path == ROOT for layer, _ in pair):
                     continue
                 yield ParameterPair(*((Slice(layer.path, p.slot, p.shape),) for layer, p in pair))

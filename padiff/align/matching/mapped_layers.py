@@ -1,4 +1,4 @@
-"""Layers of the runs' own layer maps that do not hold the same: they are compared by what they give."""
+"""Layers of the runs' own layer maps with different contents, which are compared by their outputs only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from padiff.align.slices import ParameterPair
 from padiff.model import equivalents
 from padiff.records import ROOT, Both, RunInfo
 
-#: Paths of the layers at and below a pair's layer whose parameters the run has, and of those whose it has not.
+#: Paths of the layers at and below a mapped layer: those whose parameters were recorded, and all others.
 _Held = tuple[frozenset[str], frozenset[str]]
 
 
@@ -19,41 +19,43 @@ def differing_inside(
     parameters: Sequence[ParameterPair],
     left: Both[tuple[str, ...]],
 ) -> frozenset[tuple[str, str]]:
-    """Pairs of mapped layers that do not hold the same parameters, or hold them where only one of the runs looked.
+    """Return pairs of mapped layers that have different parameters, or parameters that only one of the runs recorded.
 
-    A layer map leaves out what is below its layers: a parameter that one side has in the layer itself, and the other in
-    a layer below, is recorded on one side only.
+    A layer map excludes the layers below its own: a parameter that one side has in the layer itself, and the other side
+    in a layer below, is recorded on one side only.
 
     Args:
-        paired: the layers that answer to each other, by path.
-        parameters: the parameters that do.
-        left: ``layer/slot`` of those that answer to none, of either side.
+        paired: paths of the paired layers.
+        parameters: the paired parameters.
+        left: ``layer/slot`` of each side's parameters without a partner.
     """
-    found = []
+    differing = []
     alone = left.map(lambda sites: {site.rpartition("/")[0] for site in sites})
     for pair in map(Both, *infos.map(lambda info: info.layer_map)):
-        # Two models as wholes answer to each other in any case, and are compared inside.
+        # Two whole models correspond in any case, and are compared inside.
         if pair not in paired or ROOT in pair:
             continue
-        held = Both(*(_held(info, path) for info, path in zip(infos, pair)))
-        if any(side & seen for side, (seen, _) in zip(alone, held)) or any(_unlike(p, held) for p in parameters):
-            found.append((pair.reference, pair.candidate))
-    return frozenset(found)
+        recorded = Both(*(_held(info, path) for info, path in zip(infos, pair)))
+        if any(side & paths for side, (paths, _) in zip(alone, recorded)) or any(
+            _unlike(p, recorded) for p in parameters
+        ):
+            differing.append((pair.reference, pair.candidate))
+    return frozenset(differing)
 
 
 def _held(info: RunInfo, path: str) -> _Held:
     within = [layer for layer in info.layers if layer.path == path or inside(layer.path, path)]
-    # Of an attention, which one framework packs, the projections below it are recorded all the same.
+    # The projections below an attention are recorded too, as one framework packs them into the attention itself.
     packed = equivalents.common_kind(within[0].kind) in equivalents.COMPOSITE and within[0].recorded
-    seen = frozenset(layer.path for layer in within if layer.recorded or packed)
-    return seen, frozenset(layer.path for layer in within) - seen
+    recorded = frozenset(layer.path for layer in within if layer.recorded or packed)
+    return recorded, frozenset(layer.path for layer in within) - recorded
 
 
 def _unlike(pair: ParameterPair, held: Both[_Held]) -> bool:
-    """Whether parameters of the two layers have other shapes, or only one run has them."""
-    seen = [any(part.layer in side for part in parts) for (side, _), parts in zip(held, pair)]
-    if not any(seen):
+    """Return True if parameters of the two layers have different shapes, or only one run recorded them."""
+    present = [any(part.layer in side for part in parts) for (side, _), parts in zip(held, pair)]
+    if not any(present):
         return False
-    if not all(seen):
+    if not all(present):
         return True
     return not all(equivalents.same_rows(pair.reference[0].size, part.size) for part in pair.candidate)

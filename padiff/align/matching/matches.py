@@ -1,4 +1,4 @@
-"""Units that answer to each other, as they are found."""
+"""Matches between units, collected during the search."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from padiff.records import Both
 
 @dataclass(frozen=True)
 class Match(Both[tuple[Unit, ...]]):
-    """Units that answer to each other: one to one, or one to the several that are its parts, in their order."""
+    """Units that correspond to each other: one on each side, or one and the several units that are its parts, in
+    order.
+    """
 
     confidence: float
     reason: str
     evidence: tuple[str, ...] = ()
     rivals: tuple[Unit, ...] = ()
-    #: The shapes differ; paired by kind, so that the difference is shown at its place.
+    #: True if the shapes differ; such units are paired by kind, so that the difference is shown at its place.
     unlike: bool = False
-    #: Input's and state's matrix of a recurrent cell, against gates that have the two beside each other.
+    #: True for a recurrent cell's input and state matrices matched with gates that hold both matrices side by side.
     beside: bool = False
 
 
 class Matches:
-    """The matches so far; what has been matched can be taken back."""
+    """The matches so far; the last ones can be undone."""
 
     def __init__(self) -> None:
         self._found: list[Match] = []
@@ -45,19 +47,19 @@ class Matches:
         return self._found[length:]
 
     def cap(self, length: int, confidence: float) -> None:
-        """Make no match but the first so many surer than this."""
+        """Limit the confidence of all matches after the first `length`."""
         for k in range(length, len(self._found)):
             match = self._found[k]
             if match.confidence > confidence:
                 self._found[k] = replace(match, confidence=confidence)
 
     def take_back(self, length: int) -> None:
-        """Forget all matches but the first so many."""
+        """Undo all matches after the first `length`."""
         for match in self._found[length:]:
             for done, units in zip(self._done, match):
                 done.difference_update(units)
         del self._found[length:]
 
     def left_of(self, units: Both[list[Unit]]) -> Both[list[Unit]]:
-        """The units that have no partner yet."""
+        """Return the units that have no partner yet."""
         return Both(*([unit for unit in side if unit not in done] for side, done in zip(units, self._done)))

@@ -1,4 +1,4 @@
-"""What is known of one model's units and containers, ready to be paired."""
+"""Evidence about one model's units and containers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from padiff.align.seen import Seen
 
 @dataclass
 class ModelEvidence:
-    """What is known of one model's units."""
+    """Evidence about one model's units and containers."""
 
     units: Sequence[Unit]
     seen: Seen
-    #: Numbers that stand for the units' values, where both sides start from the same.
+    #: Numbers that represent the units' values, if both sides start from the same values.
     values: Mapping[Unit, int] = field(default_factory=dict)
     #: All containers, by path.
     nodes: Mapping[str, LayerNode] = field(default_factory=dict)
@@ -26,7 +26,7 @@ class ModelEvidence:
         self._twins = grouped(self.units, lambda u: u.parameters["weight"].tied_to if "weight" in u.parameters else "")
 
     def item(self, unit: Unit) -> Item:
-        """A unit, ready to be paired."""
+        """Return the item of a unit."""
         return Item(
             path=unit.name,
             defined=unit.defined,
@@ -38,7 +38,7 @@ class ModelEvidence:
         )
 
     def container(self, node: LayerNode) -> Item:
-        """A container, ready to be paired."""
+        """Return the item of a container."""
         ran = [self.seen.order[u.path] for u in node.below() if u.path in self.seen.order]
         return Item(
             path=node.path,
@@ -51,14 +51,14 @@ class ModelEvidence:
         )
 
     def _context(self, path: str, own: int) -> Bag:
-        """What the innermost layer holds that holds more than this."""
+        """Return the contents of the innermost layer at or above a path that contains more than `own` units."""
         node = self.nodes.get(path)
         while node is not None and node.frozen[1] <= own:
             node = node.parent
         return node.frozen if node is not None else NOTHING
 
     def twin(self, unit: Unit, kind: str) -> Unit:
-        """The unit itself, or the layer of this kind that is tied to it: a head and its embedding are one matrix."""
+        """Return the unit, or the unit of this kind that is tied to it: a head and its embedding are one matrix."""
         if unit.kind == kind:
             return unit
         weight = unit.parameters.get("weight")

@@ -1,4 +1,4 @@
-"""What the names of layers say: the roles that they tell, whatever library they are spelt by."""
+"""Roles, words and numbers in the names of layers, across the spellings of many libraries."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from functools import lru_cache
 
 from padiff.records import Both
 
-# Where a name may begin, and wrappers that may follow the telling word.
+# Start of a name, and wrappers that may follow the word for the role.
 _START = r"(?:^|[._])"
 _END = r"(?:[._](?:linear|proj|dense|conv|fc|layer|weight|\d+))?$"
 _ATTENTION = r"(?:attn|attention|attentions|self_attn|cross_attn|mha|msa|selfattention|encdecattention|att)\w*"
 
-# Family -> value -> how it is spelt. The first value that fits is taken.
+# Family -> value -> spellings. The first value that matches is used.
 _ROLES: dict[str, tuple[tuple[str, str], ...]] = {
     "attention part": (
         ("qkv", r"(?:qkv\w*|c_attn|query_key_value|w_?qkv|in_proj\w*|to_qkv|proj_qkv|linear_qkv|fused_qkv)"),
@@ -63,7 +63,7 @@ _ROLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
 }  # fmt: skip
 
-# Words that tell anywhere in a path.
+# Words with a meaning anywhere in a path.
 _PLACES: dict[str, tuple[tuple[str, str], ...]] = {
     "tower": (
         ("decoder", r"(?:^|[._])(?:\w*decoder|dec)(?:[._]|\d|$)"),
@@ -90,7 +90,7 @@ _PLACES: dict[str, tuple[tuple[str, str], ...]] = {
                                r"(?:[._]|\d|$)")),
 }  # fmt: skip
 
-# Which normalisation of a block it is, by what it belongs to; the number is its place among the block's.
+# Normalisations of a block, by the part to which they belong; the number is the position among the block's.
 _NORMS = (
     ("the end", 9, r"(?:ln_f|norm_f|final_norm|ln_post|post_layernorm|norm_final)$"),
     ("another", 2, r"(?:encoder_attn_layer_norm|cross_attn\w*norm|encoder_attn_norm|norm_cross|ln_cross)$"),
@@ -123,20 +123,20 @@ _IN_ATTENTION = re.compile(_ATTENTION + r"[._]")
 
 
 class _Family:
-    """The values of one family of roles, by how they are spelt.
+    """The values of one family of roles, with the patterns of their spellings.
 
     Args:
-        values: each with its pattern; the first one that fits is taken.
+        values: each value with its pattern; the first pattern that matches decides.
     """
 
     def __init__(self, values: Iterable[tuple[str, str]]) -> None:
         values = list(values)
         self._values = [(value, re.compile(spelt)) for value, spelt in values]
-        # Most paths tell nothing of most families: one look at all of the patterns shows it.
+        # Most paths have no role in most families: one search for all patterns shows that.
         self._any = re.compile("|".join(f"(?:{spelt})" for _, spelt in values))
 
     def value(self, path: str) -> str:
-        """What a path tells, or an empty string."""
+        """Return the role in a path, or an empty string."""
         if self._any.search(path) is None:
             return ""
         return next(value for value, spelt in self._values if spelt.search(path))
@@ -152,14 +152,14 @@ _TELLING_NORMS = tuple((of, number, re.compile(spelt)) for of, number, spelt in 
 
 @dataclass(frozen=True)
 class Name:
-    """What a path says.
+    """Meaning of a path.
 
     Attributes:
-        roles: values by family, as pairs.
-        words: the words of it, under one spelling.
-        numbers: the numbers in it.
+        roles: pairs of family and value.
+        words: words in the path, in a common spelling.
+        numbers: numbers in the path.
         skeleton: the path without its numbers.
-        norm: which normalisation of its block, 0 if it does not say.
+        norm: position of a normalisation within its block, 0 if not known.
     """
 
     roles: frozenset[tuple[str, str]]
@@ -171,7 +171,7 @@ class Name:
 
 @lru_cache(maxsize=1 << 16)
 def read(path: str, inner: str) -> Name:
-    """Read a path: roles from the whole of it, words and numbers from ``inner``, its end from the common container."""
+    """Return the meaning of a path: roles from the full path, words and numbers from its end `inner`."""
     roles, norm = _roles_of(path)
     words, numbers = [], []
     for word in _WORD.findall(_HUMP.sub("_", inner).lower()):
@@ -190,47 +190,47 @@ def read(path: str, inner: str) -> Name:
 
 @lru_cache(maxsize=1 << 16)
 def _roles_of(path: str) -> tuple[frozenset[tuple[str, str]], int]:
-    """The roles that a path tells, and which normalisation of its block it is."""
-    whole = path.lower()
+    """Return the roles in a path, and the position of a normalisation within its block."""
+    lower = path.lower()
     roles = {
         (family, value)
         for table in (_TELLING, _TELLING_PLACES)
         for family, values in table.items()
-        if (value := values.value(whole))
+        if (value := values.value(lower))
     }
-    known = dict(roles)
-    if known.get("attention part") == "o" and known.get("mlp part") == "out":
-        # wo and output.dense are either's: the path tells whose.
-        roles.discard(("mlp part", "out") if _IN_ATTENTION.search(whole) else ("attention part", "o"))
-    if known.keys() & {"attention part", "mlp part"}:
+    by_family = dict(roles)
+    if by_family.get("attention part") == "o" and by_family.get("mlp part") == "out":
+        # wo and output.dense may be of an attention or of an MLP: the path decides.
+        roles.discard(("mlp part", "out") if _IN_ATTENTION.search(lower) else ("attention part", "o"))
+    if by_family.keys() & {"attention part", "mlp part"}:
         roles = {(family, value) for family, value in roles if family != "gate"}
-    norm = next(((of, number) for of, number, spelt in _TELLING_NORMS if spelt.search(whole)), ("", 0))
+    norm = next(((of, number) for of, number, spelt in _TELLING_NORMS if spelt.search(lower)), ("", 0))
     if norm[0]:
         roles.add(("norm of", norm[0]))
     return frozenset(roles), norm[1]
 
 
 def role(path: str, family: str) -> str:
-    """The role of one family that a path tells, or an empty string."""
+    """Return the role of one family in a path, or an empty string."""
     return _TELLING[family].value(path.lower())
 
 
-# Of all pairs with either of two words, so many have to have both for the words to mean the same.
+# Two words mean the same if this share of the pairs with either word have both.
 _LINKED = 0.75
 
 _RECURRENT_PART = re.compile(r"(?:ih|hh|i2h|h2h|x2h|xh)")
 
 
 def without_recurrent_part(path: str) -> str:
-    """A path without what says whether it is the input's or the state's: the same for both parts of a cell."""
+    """Return a path without the word for input or state, so that it is the same for both parts of a recurrent cell."""
     return _RECURRENT_PART.sub("", path.lower())
 
 
-#: Roles of a family that may still be one and the same thing.
+#: Different roles of a family that the same layer may have.
 _COMPATIBLE = (frozenset({"in", "gate"}), frozenset({"in", "up"}), frozenset({"in", "gate_up"}))
 
 
-#: What two paths are compared by: roles and words.
+#: Comparable parts of a path: roles and words.
 NameKey = tuple[frozenset[tuple[str, str]], frozenset[str]]
 
 
@@ -239,28 +239,29 @@ Linked = frozenset[tuple[str, str]]
 
 
 def agreement(reference: NameKey, candidate: NameKey, linked: Linked = frozenset()) -> tuple[int, int, float]:
-    """How many roles agree, how many contradict each other, and the share of common words, 0 to 1."""
-    other = dict(candidate[0])
+    """Return the number of equal roles, the number of contradictory roles, and the share of common words, 0 to 1."""
+    theirs = dict(candidate[0])
     agree = contradict = 0
     for family, value in reference[0]:
-        if family in other and value == other[family]:
+        if family in theirs and value == theirs[family]:
             agree += 1
-        elif family in other and frozenset((value, other[family])) not in _COMPATIBLE:
+        elif family in theirs and frozenset((value, theirs[family])) not in _COMPATIBLE:
             contradict += 1
     total = len(reference[1]) + len(candidate[1])
     shared = len(reference[1] & candidate[1])
-    rest = candidate[1] - reference[1]
+    unshared = candidate[1] - reference[1]
     # doc and document, step and steps
     shared += sum(
-        any(_begins(word, other) or (word, other) in linked for other in rest) for word in reference[1] - candidate[1]
+        any(_begins(word, theirs) or (word, theirs) in linked for theirs in unshared)
+        for word in reference[1] - candidate[1]
     )
     return agree, contradict, 2 * shared / total if total else 0.0
 
 
 def vocabulary(paths: Iterable[Both[str]]) -> Linked:
-    """Words that two authors use for the same, learnt from the paths of sure pairs.
+    """Return words that the two models use for the same thing, learnt from the paths of certain pairs.
 
-    Two words are linked where each is found nearly only where the other is.
+    Two words are linked if each occurs nearly only in pairs with the other.
     """
     counts: Both[Counter[str]] = Both(Counter(), Counter())
     together: Counter[tuple[str, str]] = Counter()

@@ -1,4 +1,4 @@
-"""Units: the parameters that move together, and how their shapes are seen whatever the layout."""
+"""Units: parameters that are matched together, and their shapes independent of layout."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from padiff.records import ROOT, Both, Layer, Parameter
 
 _KIND_OF_SLOT = re.compile(r"(?:^|_)(?:(weight|kernel|gamma|gain|scale|w|g)|(?:bias|beta|shift|offset|b))(?=_|$)")
 
-# What a bias says of a layout outweighs what another side's shape can say.
+# Weight of a bias's evidence for a layout; it outweighs the evidence of the other side's shapes.
 _BIAS_TELLS = 3
 
 Shape = tuple[int, ...]
-#: How much speaks for a layout of a parameter of a class.
+#: Evidence for each layout of a parameter of a class.
 Votes = Counter[tuple[tuple[str, str], str]]
 Signature = tuple[tuple[str, Shape], ...]
 _T = TypeVar("_T")
@@ -29,17 +29,17 @@ _K = TypeVar("_K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Parameters of one layer that move together: a matrix and its bias, a norm and its statistics.
+    """Parameters of one layer that are matched together: a matrix and its bias, a norm and its statistics.
 
     Attributes:
-        layer: the layer that owns them.
-        group: which of several units of the layer (``ih_l0``, ``in_proj``, ``cls_token``); empty if it is the only one.
+        layer: the layer that owns the parameters.
+        group: name of the unit if the layer has several (``ih_l0``, ``in_proj``, ``cls_token``), else empty.
         kind: the layer's kind, under one name for both frameworks.
-        parameters: by role: ``weight``, ``bias``, ``running_mean``, ...
+        parameters: parameters by role: ``weight``, ``bias``, ``running_mean``, ...
         defined: position in the order of definition.
-        layout: how a matrix is stored: ``out_in``, ``in_out``, or ``?`` where a class of the user's does not say.
-        optional: tied to another parameter, or a buffer: no loss if it has no partner.
-        opaque: carried over as a whole by a rule of the user's, whatever it owns.
+        layout: storage of a matrix: ``out_in``, ``in_out``, or ``?`` if a user's class does not determine it.
+        optional: True if the unit needs no partner: it is tied to another parameter, or a buffer.
+        opaque: name of the user's rule that carries the layer over as a whole, with any contents; else empty.
     """
 
     layer: Layer
@@ -50,10 +50,10 @@ class Unit:
     layout: str = ""
     optional: bool = False
     opaque: str = ""
-    #: What only says the shape: computed once, it is asked for often, as what follows is.
+    #: Shapes by role. Stored because they are read often, like the next three fields.
     signature: Signature = field(default=(), compare=False)
     path: str = field(init=False, compare=False)
-    #: The path, with the group where the layer has several units.
+    #: The path, with the group if the layer has several units.
     name: str = field(init=False, compare=False)
     _hash: int = field(init=False, compare=False, repr=False)
 
@@ -65,22 +65,22 @@ class Unit:
 
     @property
     def size(self) -> int:
-        """Number of elements that have to be carried over."""
+        """Return the number of elements to match."""
         return 0 if self.optional else sum(math.prod(p.shape) for p in self.parameters.values() if _counts(p))
 
     @property
     def tied(self) -> bool:
-        """Whether it is another parameter under a further name."""
+        """Return True if a parameter is another one under a further name."""
         return any(p.tied_to for p in self.parameters.values())
 
     @property
     def matrix(self) -> Shape:
-        """The weight's shape as (out, in, ...), () without one."""
+        """Return the weight's shape as (out, in, ...), () without a weight."""
         weight = self.parameters.get("weight")
         return as_out_in(weight.shape, self.layout) if weight is not None else ()
 
     def laid_out(self, layout: str) -> Unit:
-        """The same unit, its matrix known to lie so."""
+        """Return the unit with a known layout of its matrix."""
         return replace(self, layout=layout, signature=_signature(self.parameters, layout, self.opaque))
 
     def __hash__(self) -> int:
@@ -88,13 +88,13 @@ class Unit:
 
 
 def units_of(layers: Sequence[Layer], whole: Mapping[str, str]) -> list[Unit]:
-    """The units of a tree, in order of definition.
+    """Return the units of a tree, in order of definition.
 
     Args:
-        whole: class names of layers that a rule of the user's is about, with what the rule is called.
+        whole: class names of layers for which the user has a rule, with the name of the rule.
     """
-    found: list[Unit] = []
-    opaque: str | None = None  # path of the ruled layer that we are inside of
+    units: list[Unit] = []
+    opaque: str | None = None  # path of the enclosing layer that has a rule
     for layer in layers:
         if opaque is not None and inside(layer.path, opaque):
             continue
@@ -103,21 +103,21 @@ def units_of(layers: Sequence[Layer], whole: Mapping[str, str]) -> list[Unit]:
             opaque = layer.path
             rule = whole[layer.type]
             owned = {p.slot: p for p in layer.parameters}
-            found.append(Unit(layer, "", rule, owned, len(found), opaque=rule, signature=((rule, ()),)))
+            units.append(Unit(layer, "", rule, owned, len(units), opaque=rule, signature=((rule, ()),)))
             continue
         groups = _groups(layer)
         for group, parameters in groups.items():
-            found.append(_unit(layer, group if len(groups) > 1 or _free(layer) else "", parameters, len(found)))
-    return found
+            units.append(_unit(layer, group if len(groups) > 1 or _free(layer) else "", parameters, len(units)))
+    return units
 
 
 def inside(path: str, above: str) -> bool:
-    """Whether a layer is below another."""
+    """Return True if a layer is below another."""
     return path != ROOT and (above == ROOT or path.startswith(f"{above}."))
 
 
 def tie_targets(layers: Iterable[Layer]) -> dict[tuple[str, str], tuple[str, str]]:
-    """For parameters that are tied, by layer and slot, the first place where the same tensor was seen."""
+    """Return the first layer and slot with the same tensor, by layer and slot of the tied parameters."""
     return {
         (layer.path, p.slot): (home[0], home[2])
         for layer in layers
@@ -128,7 +128,7 @@ def tie_targets(layers: Iterable[Layer]) -> dict[tuple[str, str], tuple[str, str
 
 
 def grouped(items: Iterable[_T], key: Callable[[_T], _K]) -> dict[_K, list[_T]]:
-    """The items of each key, in the order in which the keys are met."""
+    """Return the items of each key, in order of the keys' first occurrence."""
     groups: dict[_K, list[_T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -136,21 +136,22 @@ def grouped(items: Iterable[_T], key: Callable[[_T], _K]) -> dict[_K, list[_T]]:
 
 
 def containers_of(path: str) -> list[str]:
-    """Paths of all layers that a path is below of, outermost first."""
+    """Return the paths of all layers above a path, outermost first."""
     parts = path.split(".")
     return [] if path == ROOT else [ROOT, *(".".join(parts[:k]) for k in range(1, len(parts)))]
 
 
 def as_out_in(shape: Shape, layout: str) -> Shape:
-    """A stored shape as (out, in, ...)."""
+    """Return a stored shape as (out, in, ...)."""
     return shape[::-1] if layout == "in_out" and len(shape) == 2 else shape
 
 
 def with_layouts(units: Both[list[Unit]]) -> Both[list[Unit]]:
-    """Units with the layout of matrices of the user's own classes found out, where the other side's shapes tell.
+    """Return the units with unknown layouts of matrices determined, as far as biases and the other side's shapes show
+    them.
 
-    What the oblong matrices of a class say holds for its square ones too: a bias has an element for each output, and
-    else the other side's shapes tell. Where nothing tells, the layout stays ``?``.
+    The oblong matrices of a user's class decide for its square ones too: a bias has an element for each output, and
+    otherwise the other side's shapes count. Without evidence the layout stays ``?``.
     """
     shapes = units.map(lambda side: Counter(unit.matrix for unit in side))
     return Both(*(_with_layouts(*side) for side in zip(units, shapes.swapped())))
@@ -176,7 +177,7 @@ def _with_layout(unit: Unit, votes: Votes) -> Unit:
 
 
 def _made(unit: Unit) -> tuple[str, str]:
-    """Which parameter of which class of layers."""
+    """Return the class and the parameter whose layout is to be determined."""
     return unit.kind, unit.group
 
 
@@ -185,14 +186,16 @@ def _has_bias_of(unit: Unit, outputs: int) -> bool:
 
 
 def _fits(shape: Shape, shapes: Counter[Shape]) -> int:
-    """Whether a matrix of this shape, or one that is made of such rows, is on the other side."""
+    """Return 2 if the other side has a matrix of this shape, 1 if it has one with a multiple or a fraction of the
+    rows, else 0.
+    """
     if shapes[shape]:
         return 2
     return int(any(len(s) == 2 and s[1] == shape[1] and (s[0] % shape[0] == 0 or shape[0] % s[0] == 0) for s in shapes))
 
 
 def _groups(layer: Layer) -> dict[str, dict[str, Parameter]]:
-    """The layer's parameters by what moves together, each by its role."""
+    """Return the layer's parameters by unit, each by its role."""
     named: dict[str, dict[str, Parameter]] = {}
     for p in layer.parameters:
         slot = equivalents.slot(p.slot)
@@ -208,7 +211,7 @@ def _groups(layer: Layer) -> dict[str, dict[str, Parameter]]:
 
 @lru_cache(maxsize=1024)
 def _group_and_role(slot: str) -> tuple[str, str]:
-    """What moves together with a parameter, and what it is among them."""
+    """Return the unit of a parameter's slot, and the parameter's role in it."""
     match = _KIND_OF_SLOT.search(slot)
     if match is None:
         return slot, "weight"
@@ -216,7 +219,7 @@ def _group_and_role(slot: str) -> tuple[str, str]:
 
 
 def _free(layer: Layer) -> bool:
-    """Whether a layer holds others besides its own parameters, so that these need a name of their own."""
+    """Return True if a layer has sublayers besides its own parameters, so that these need a name of their own."""
     return layer.children > 0
 
 
@@ -231,7 +234,7 @@ def _unit(layer: Layer, group: str, parameters: dict[str, Parameter], defined: i
     optional = all(p.tied_to or p.role == "buffer" for p in parameters.values())
     signature = _signature(parameters, layout, "")
     if weight is not None and len(parameters) == 1 and weight.role == "buffer":
-        # A table or a mask: only one of the same name and dtype may be the same.
+        # A table or a mask: matches need the same name and dtype.
         signature = ((f"{weight.slot} {weight.dtype}", weight.shape),)
     return Unit(layer, group, kind, parameters, defined, layout, optional, signature=signature)
 
@@ -248,7 +251,7 @@ def _signature(parameters: Mapping[str, Parameter], layout: str, opaque: str) ->
 
 
 def without_ones(shape: Shape) -> Shape:
-    """A shape without its extents of 1: a 1 x 1 convolution and a linear layer own the same."""
+    """Return a shape without its extents of 1: a 1 x 1 convolution and a linear layer have the same parameters."""
     return tuple(extent for extent in shape if extent != 1)
 
 
@@ -257,6 +260,6 @@ def _counts(parameter: Parameter) -> bool:
 
 
 def whole_slice(unit: Unit, parameter: Parameter, layout: str) -> Slice:
-    """A unit's parameter as a whole, as it lies."""
+    """Return the slice of a unit's full parameter, in its stored layout."""
     layout = layout if parameter is unit.parameters.get("weight") and len(parameter.shape) == 2 else ""
     return Slice(unit.path, parameter.slot, parameter.shape, layout)

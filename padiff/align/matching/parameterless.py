@@ -1,4 +1,4 @@
-"""Pairing what owns nothing that trains: leaves by what they follow, and layers above, by their contents."""
+"""Pairs of layers without trainable parameters: leaves by the layer before them, containers by their contents."""
 
 from __future__ import annotations
 
@@ -11,50 +11,51 @@ from padiff.align.seen import Seen
 from padiff.model import equivalents
 from padiff.records import Both, Layer
 
-#: Path of a layer to its partner and the reason.
+#: Partner and reason, by the path of the reference's layer.
 Matched = dict[str, tuple[Layer, str]]
 
 
 @dataclass(frozen=True)
 class Tree:
-    """One model as seen here: its layers, what may be paired, and what running it showed."""
+    """One model's layers, the layers excluded from pairing, and observations from running the model."""
 
     layers: Sequence[Layer]
     skipped: Collection[str]
     seen: Seen
-    #: The region of a given map that a layer is in, by path.
+    #: The region of a given map that contains a layer, by path.
     region: Mapping[str, int]
 
 
 def pair_leaves(trees: Both[Tree], matched: Matched) -> None:
-    """Pair leaves that own no parameter, or tables only, and follow the same layer, in order, by kind.
+    """Pair leaves without parameters, or with tables only, that follow the same layer, in order, by kind.
 
-    What a leaf follows is known from the order of execution where both models were run, else by that of definition.
+    The order is that of execution if both models were run, else that of definition.
     """
     partner_of = {path: layer.path for path, (layer, _) in matched.items()}
     called = trees.map(lambda tree: tree.seen.order)
     ran = all(called)
     if ran:
-        # torch's attention, say, uses its output projection without calling it: nothing follows that.
+        # torch's attention, for example, uses its output projection without calling it: no layer follows that one.
         partner_of = {a: b for a, b in partner_of.items() if a in called.reference and b in called.candidate}
     followers = _followers(trees.reference, set(partner_of), ran)
     others = _followers(trees.candidate, set(partner_of.values()), ran)
     for (region, before), leaves in followers.items():
         for a, b in _in_order(leaves, others.get((region, partner_of.get(before, before)), [])):
             matched[a.path] = (b, "execution" if ran else "order")
-    left = [
+    unpaired = [
         {layer.path: layer for leaves in side.values() for layer in leaves if layer.path not in paired}
         for side, paired in ((followers, matched), (others, {layer.path for layer, _ in matched.values()}))
     ]
-    for path, layer in left[0].items():
-        partner = left[1].get(path)
+    for path, layer in unpaired[0].items():
+        partner = unpaired[1].get(path)
         if partner is not None and _is_one_place(layer, partner, trees):
             matched[path] = (partner, "path")
 
 
 def _is_one_place(reference: Layer, candidate: Layer, trees: Both[Tree]) -> bool:
-    """Whether two leaves at one path, of like kind, give as much: the one model may have called another layer before
-    it that does not depend on it, so that they follow different ones.
+    """Return True if two leaves at one path, of similar kind, have outputs of the same shape.
+
+    Such leaves may follow different layers: one model may call an independent layer before them.
     """
     regions = trees.map(lambda tree: tree.region.get(reference.path, -1))
     shapes = trees.map(lambda tree: tree.seen.outputs.get(reference.path))
@@ -66,15 +67,16 @@ def _is_one_place(reference: Layer, candidate: Layer, trees: Both[Tree]) -> bool
 
 
 def _followers(tree: Tree, anchors: Collection[str], ran: bool) -> dict[tuple[int, str], list[Layer]]:
-    """Unpaired leaves that own no parameter by the paired layer that they come after (empty: before all).
+    """Return unpaired leaves without parameters, by the paired layer before them (empty: before all paired layers).
 
-    Buffers by themselves pair no layer, as tables and masks lie anywhere: rotary embeddings, say, go by their place.
+    Leaves with buffers only are included. Their buffers are no evidence for a pair, as tables and masks may be in any
+    layer; so rotary embeddings, for example, are paired by their position.
     """
     containers = {layer.path for layer in tree.layers if layer.children}
     line = [layer for layer in tree.layers if layer.path not in containers]
     if ran:
         line = sorted(line, key=lambda layer: tree.seen.order.get(layer.path, math.inf))
-    found: dict[tuple[int, str], list[Layer]] = {}
+    followers: dict[tuple[int, str], list[Layer]] = {}
     before = ""
     for layer in line:
         if ran and layer.path not in tree.seen.order:
@@ -82,14 +84,14 @@ def _followers(tree: Tree, anchors: Collection[str], ran: bool) -> dict[tuple[in
         if layer.path in anchors:
             before = layer.path if before != "(not called)" else before
         elif all(p.role == "buffer" for p in layer.parameters) and layer.path not in tree.skipped:
-            found.setdefault((tree.region.get(layer.path, -1), before), []).append(layer)
-    return found
+            followers.setdefault((tree.region.get(layer.path, -1), before), []).append(layer)
+    return followers
 
 
 def _in_order(reference: Sequence[Layer], candidate: Sequence[Layer]) -> list[tuple[Layer, Layer]]:
-    """Needleman and Wunsch's global alignment of a few leaves, with no cost for a gap."""
+    """Return the pairs of Needleman and Wunsch's global alignment of a few leaves, with no cost for a gap."""
     rows, columns = len(reference), len(candidate)
-    if rows * columns > 1_000_000:  # nothing but activations, thousands of them
+    if rows * columns > 1_000_000:  # thousands of activations in a row
         return [(a, b) for a, b in zip(reference, candidate) if _alike(a, b)]
     alike = [[_alike(a, b) for b in candidate] for a in reference]
     best = [[0] * (columns + 1) for _ in range(rows + 1)]
@@ -114,15 +116,15 @@ def _alike(reference: Layer, candidate: Layer) -> int:
     same_name = reference.path.rpartition(".")[2] == candidate.path.rpartition(".")[2]
     if kinds[0] == kinds[1]:
         return 5 if same_name else 4
-    # Two activations at one place, of which one is wrong, are to be shown there.
+    # Two different activations at one place are paired, so that the wrong one is shown there.
     return 2 if same_name or equivalents.same_family(*kinds) else 0
 
 
 def pair_containers(trees: Both[Tree], held: Both[dict[str, set[int]]], matched: Matched) -> None:
-    """Pair layers that hold the same. Wrappers around the same contents are paired from the outside in.
+    """Pair layers with the same contents. Wrappers around the same contents are paired from the outside in.
 
     Args:
-        held: what the layers themselves hold, as numbers that both sides share.
+        held: direct contents of the layers, as numbers that both sides share.
     """
     shared: Both[dict[str, int]] = Both({}, {})
     for number, (path, (layer, _)) in enumerate(matched.items()):
@@ -135,32 +137,38 @@ def pair_containers(trees: Both[Tree], held: Both[dict[str, set[int]]], matched:
 
 
 def _may_be_one(reference: Layer, candidate: Layer) -> bool:
-    """A layer that is one matrix and a container of its parts hold the same, but do not give out the same."""
+    """Return True if two layers with the same contents may have the same outputs.
+
+    A layer that is one matrix and a container of its parts have different outputs, unless one of them is a composite
+    layer.
+    """
     return bool(reference.children) == bool(candidate.children) or any(
         equivalents.is_composite(equivalents.kind(layer)) for layer in (reference, candidate)
     )
 
 
 def _prefer(chain: list[Layer], seen: Seen) -> list[Layer]:
-    """The layers that were called, if any was: a wrapper that never is has no outputs to compare."""
+    """Return the layers that were called, or all if none was: a wrapper that is never called has no outputs to
+    compare.
+    """
     return [layer for layer in chain if layer.path in seen.order] or chain
 
 
 def _by_contents(
     tree: Tree, held: Mapping[str, Collection[int]], paired: Mapping[str, int]
 ) -> dict[frozenset[int], list[Layer]]:
-    """Unpaired layers by what they hold, outer layers first."""
+    """Return unpaired layers by their contents, outer layers first."""
     contents: dict[str, set[int]] = {}
     above: list[Layer] = []
     for layer in tree.layers:
         while above and not inside(layer.path, above[-1].path):
             above.pop()
-        own = set(held.get(layer.path, ()))
+        direct = set(held.get(layer.path, ()))
         if layer.path in paired:
-            own.add(paired[layer.path])
-        contents.setdefault(layer.path, set()).update(own)
+            direct.add(paired[layer.path])
+        contents.setdefault(layer.path, set()).update(direct)
         for container in above:
-            contents[container.path] |= own
+            contents[container.path] |= direct
         above.append(layer)
     grouped: dict[frozenset[int], list[Layer]] = {}
     for layer in tree.layers:

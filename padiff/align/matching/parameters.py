@@ -1,4 +1,4 @@
-"""Which parameter, or which rows of one, holds what another holds, given the units that answer to each other."""
+"""Pairs of parameters, or of their rows, computed from the matches of units."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from padiff.align.slices import Ambiguity, ParameterPair, Slice
 from padiff.frameworks.known import usual_layout
 from padiff.records import ROOT, SIDES, Both, Layer, RunInfo
 
-# Fused layers of these names alternate query, key and value head by head, as Megatron has it; others put the three
-# matrices below each other.
+# Fused layers of these names alternate query, key and value head by head, as in Megatron; others stack the three
+# matrices.
 _HEAD_BY_HEAD = re.compile(r"query_key_value$")
 
 TOGETHER, BY_HEAD, BY_ROW = "one below the other", "head by head", "row by row"
@@ -32,10 +32,12 @@ _Layers = Mapping[str, Layer]
 
 @dataclass(frozen=True)
 class StoredParameters:
-    """The parameters of matched units that answer to each other, given how they are stored.
+    """Pairs of the parameters of matched units, for given answers about their storage.
 
     Attributes:
-        answers: the answers to ambiguities, by what they are about; the first option is taken otherwise.
+        infos: both runs.
+        matches: the matches of units.
+        answers: answers to ambiguities, by `Ambiguity.about`; without an answer the first option applies.
     """
 
     infos: Both[RunInfo]
@@ -43,34 +45,36 @@ class StoredParameters:
     answers: Mapping[str, str] = field(default_factory=dict)
 
     def answered(self, answers: Mapping[str, str]) -> StoredParameters:
-        """The same with more answers."""
+        """Return the same matches with more answers."""
         return replace(self, answers={**self.answers, **answers})
 
     @property
     def pairs(self) -> tuple[ParameterPair, ...]:
         pairs = [pair for _, pairs, _ in self._made for pair in pairs]
-        found = with_packed_biases(self.matches, with_summed_biases(self._cells, pairs))
-        return tuple(with_left_over(self.infos, list(found)))
+        with_biases = with_packed_biases(self.matches, with_summed_biases(self._cells, pairs))
+        return tuple(with_left_over(self.infos, list(with_biases)))
 
     @property
     def ambiguities(self) -> tuple[Ambiguity, ...]:
-        """What neither names nor shapes tell."""
-        return tuple({about: found for _, _, asked in self._made for about, found in asked.items()}.values())
+        """Return the ambiguities that neither names nor shapes decide."""
+        return tuple(
+            {about: ambiguity for _, _, ambiguities in self._made for about, ambiguity in ambiguities.items()}.values()
+        )
 
     def pairs_if(self, about: str, option: str) -> list[ParameterPair]:
-        """The pairs that an ambiguity is about, as they are if an option is its answer."""
+        """Return the pairs that depend on an ambiguity, computed with one of its options as the answer."""
         maker = _PairMaker(self.infos, self._layers, {**self.answers, about: option})
         pairs = [pair for match, _, ambiguities in self._made if about in ambiguities for pair in maker.pairs(match)]
         return with_summed_biases(self._cells, pairs)
 
     @cached_property
     def _made(self) -> list[tuple[Match, list[ParameterPair], dict[str, Ambiguity]]]:
-        """The pairs of each match, with the ambiguities about them."""
-        made = []
+        """Return the pairs of each match, with the ambiguities about them."""
+        results = []
         for match in self.matches:
             maker = _PairMaker(self.infos, self._layers, self.answers)
-            made.append((match, maker.pairs(match), maker.ambiguities))
-        return made
+            results.append((match, maker.pairs(match), maker.ambiguities))
+        return results
 
     @cached_property
     def _layers(self) -> Both[_Layers]:
@@ -82,14 +86,14 @@ class StoredParameters:
 
 
 class _PairMaker:
-    """Pairs the parameters of matched units, and keeps what it had to assume."""
+    """Maker of pairs of parameters from matched units; collects ambiguities."""
 
     def __init__(self, infos: Both[RunInfo], layers: Both[_Layers], answers: Mapping[str, str]) -> None:
         self._infos, self._layers, self._answers = infos, layers, answers
         self.ambiguities: dict[str, Ambiguity] = {}
 
     def pairs(self, match: Match) -> list[ParameterPair]:
-        """The parameters that two matched units share; what only one has is left out."""
+        """Return pairs of the parameters that two matched units share; parameters of only one unit are skipped."""
         if match.beside:
             return self._beside(match)
         if len(match.reference) == len(match.candidate) == 1:
@@ -113,9 +117,9 @@ class _PairMaker:
         return pairs
 
     def _fused_groups(self, units: Both[Unit]) -> Both[int]:
-        """In how many groups query, key and value alternate on either side, both having them in one.
+        """Return the number of groups in which query, key and value alternate on each side; both sides have them fused.
 
-        As a rule in as many; it is ambiguous where only one is called as what alternates head by head.
+        Usually the numbers are equal; an ambiguity arises if only one side's name indicates a head-by-head order.
         """
         by_head = units.map(lambda unit: bool(_HEAD_BY_HEAD.search(unit.name.lower())))
         heads = max(map(_heads, units, self._layers))
@@ -124,12 +128,12 @@ class _PairMaker:
         if by_head.reference == by_head.candidate:
             return by_head.map(lambda alternates: heads if alternates else 1)
         about = "order of rows in " + " against ".join(unit.name.rpartition(".")[2] for unit in units)
-        apart = Both(heads, 1) if by_head.reference else Both(1, heads)
-        ways = {AS_STORED: Both(1, 1), f"{BY_HEAD} against {TOGETHER}": apart}
+        unequal = Both(heads, 1) if by_head.reference else Both(1, heads)
+        ways = {AS_STORED: Both(1, 1), f"{BY_HEAD} against {TOGETHER}": unequal}
         return ways[self._decided(about, tuple(ways))]
 
     def _layouts(self, units: Both[Unit]) -> Both[str]:
-        """How the two matrices lie; where their classes do not say and the shape is no help, that is ambiguous."""
+        """Return the layouts of both matrices; unknown layouts of square matrices are ambiguities."""
         layouts = units.map(lambda unit: unit.layout)
         matrix = units.reference.matrix
         if "?" in layouts and matrix and matrix[0] == matrix[-1]:
@@ -141,24 +145,24 @@ class _PairMaker:
         return layouts.map(_known)
 
     def _patches(self, parts: Both[Slice], units: Both[Unit]) -> Both[Slice]:
-        """A convolution over patches against a linear layer: which pixels come first is ambiguous."""
+        """Return the slices of a convolution over patches and a linear layer; the order of pixels is an ambiguity."""
         return Both(
             self._patched(parts.reference, parts.candidate, units.reference),
             self._patched(parts.candidate, parts.reference, units.candidate),
         )
 
-    def _patched(self, part: Slice, other: Slice, unit: Unit) -> Slice:
+    def _patched(self, part: Slice, partner: Slice, unit: Unit) -> Slice:
         shape = part.shape
-        if len(shape) == 4 and other.shape == (shape[0], shape[2] * shape[3], shape[1]):
-            return replace(part, axes=(0, 2, 3, 1))  # a picture, and its places in a row
-        if len(other.shape) == 2 and len(without_ones(shape)) > 2:
+        if len(shape) == 4 and partner.shape == (shape[0], shape[2] * shape[3], shape[1]):
+            return replace(part, axes=(0, 2, 3, 1))  # a picture against a sequence of its positions
+        if len(partner.shape) == 2 and len(without_ones(shape)) > 2:
             about = f"order of pixels in the patches of {unit.layer.type}.{unit.path.rpartition('.')[2]}"
             if self._decided(about, (CHANNELS_FIRST, CHANNELS_LAST)) == CHANNELS_LAST:
                 return replace(part, axes=(0, *range(2, len(shape)), 1))
         return part
 
     def _beside(self, match: Match) -> list[ParameterPair]:
-        """A cell's two matrices against gates that have them beside each other; its two biases are added up."""
+        """Return pairs of a cell's two matrices with gates that hold both side by side; its two biases are summed."""
         swapped = names.role(match.reference[0].name, "recurrent part") != "ih" or len(match.reference) != 2
         (ih, hh), gates = match.swapped(swapped)
         wide, inputs = gates[0].matrix[1], ih.matrix[1]
@@ -173,8 +177,8 @@ class _PairMaker:
             for unit, where in ((ih, columns), (hh, state)):
                 weight = unit.parameters["weight"]
                 rows = Slice(unit.path, weight.slot, weight.shape, "", 1, start, stop)
-                own = whole_slice(gate, gate.parameters["weight"], _known(gate.layout))
-                pairs.append(Both((rows,), (replace(own, columns=where),)))
+                gate_slice = whole_slice(gate, gate.parameters["weight"], _known(gate.layout))
+                pairs.append(Both((rows,), (replace(gate_slice, columns=where),)))
             biases = [(u.path, u.parameters["bias"]) for u in (ih, hh) if "bias" in u.parameters]
             if biases and "bias" in gate.parameters:
                 parts = tuple(Slice(path, p.slot, p.shape, "", 1, start, stop) for path, p in biases)
@@ -185,51 +189,53 @@ class _PairMaker:
     def _layout(self, side: str, unit: Unit, framework: str) -> str:
         slot = unit.parameters["weight"].slot
         usual = usual_layout(framework, slot)
-        other = "in_out" if usual == "out_in" else "out_in"
-        return self._decided(f"layout of {unit.layer.type}.{slot} of the {side}", (usual, other))
+        transposed = "in_out" if usual == "out_in" else "out_in"
+        return self._decided(f"layout of {unit.layer.type}.{slot} of the {side}", (usual, transposed))
 
     def _split(self, match: Match) -> list[ParameterPair]:
         swapped = len(match.reference) != 1
-        (whole,), parts = match.swapped(swapped)
+        (fused,), parts = match.swapped(swapped)
         layers = self._layers.swapped(swapped)
-        groups = self._groups(whole, parts, layers, SIDES.swapped(swapped).reference)
+        groups = self._groups(fused, parts, layers, SIDES.swapped(swapped).reference)
         pairs = []
-        for role, parameter in whole.parameters.items():
+        for role, parameter in fused.parameters.items():
             if any(role not in part.parameters for part in parts):
                 continue
-            layout = _known(whole.layout) if role == "weight" else ""
+            layout = _known(fused.layout) if role == "weight" else ""
             start = 0
             for part in parts:
-                own = whole_slice(part, part.parameters[role], _known(part.layout))
-                stop = start + (own.size[0] if own.size else 1) // groups
-                rows = Slice(whole.path, parameter.slot, parameter.shape, layout, groups, start, stop)
-                pairs.append(ParameterPair(*Both((rows,), (own,)).swapped(swapped)))
+                part_slice = whole_slice(part, part.parameters[role], _known(part.layout))
+                stop = start + (part_slice.size[0] if part_slice.size else 1) // groups
+                rows = Slice(fused.path, parameter.slot, parameter.shape, layout, groups, start, stop)
+                pairs.append(ParameterPair(*Both((rows,), (part_slice,)).swapped(swapped)))
                 start = stop
         return pairs
 
-    def _groups(self, whole: Unit, parts: Sequence[Unit], layers: Both[_Layers], side: str) -> int:
-        """In how many groups the parts' rows alternate in the whole.
+    def _groups(self, fused: Unit, parts: Sequence[Unit], layers: Both[_Layers], side: str) -> int:
+        """Return the number of groups in which the parts' rows alternate in the fused unit.
 
         Args:
-            layers: the whole's model's, and the parts'.
-            side: the whole's.
+            fused: the unit that holds the rows of the parts.
+            parts: the units of the other side whose rows it holds.
+            layers: layers of the fused unit's model, and of the parts' model.
+            side: the fused unit's side.
         """
         rows = [part.matrix[0] for part in parts]
-        stated = [_heads(whole, layers.reference), *(_heads(part, layers.candidate) for part in parts)]
-        # Stated numbers first, the fewest of them first: keys and values may have fewer heads than queries.
+        stated = [_heads(fused, layers.reference), *(_heads(part, layers.candidate) for part in parts)]
+        # Numbers from settings first, smallest first: keys and values may have fewer heads than queries.
         counts = list(dict.fromkeys([*sorted(n for n in stated if n > 1), *range(2, min(rows))]))
         ways = {TOGETHER: 1}
         ways |= {f"{BY_HEAD}, {n} heads": n for n in counts if all(count % n == 0 for count in rows)}
         if len(set(rows)) == 1:
             ways[BY_ROW] = rows[0]
         options = list(ways)
-        if _HEAD_BY_HEAD.search(whole.name.lower()) and len(options) > 1 and max(stated):
+        if _HEAD_BY_HEAD.search(fused.name.lower()) and len(options) > 1 and max(stated):
             options = [options[1], options[0], *options[2:]]
-        if len(options) == 1 or not whole.parameters["weight"].shape:
+        if len(options) == 1 or not fused.parameters["weight"].shape:
             return 1
-        parent = layers.reference.get(whole.path.rpartition(".")[0] or ROOT, whole.layer)
-        own = whole.group or whole.path.rpartition(".")[2]
-        return ways[self._decided(f"order of rows in {parent.type}.{own} of the {side}", tuple(options))]
+        parent = layers.reference.get(fused.path.rpartition(".")[0] or ROOT, fused.layer)
+        name = fused.group or fused.path.rpartition(".")[2]
+        return ways[self._decided(f"order of rows in {parent.type}.{name} of the {side}", tuple(options))]
 
     def _decided(self, about: str, options: tuple[str, ...]) -> str:
         chosen = self._answers.get(about, "")
@@ -239,12 +245,14 @@ class _PairMaker:
 
 
 def _known(layout: str) -> str:
-    """A layout, the usual one where a class of the user's does not say."""
+    """Return a layout, with the usual one in place of an unknown one."""
     return layout.replace("?", "out_in")
 
 
 def _heads(unit: Unit, layers: _Layers) -> int:
-    """The number of heads, of keys and values, that the nearest layer above states; 0 if none does."""
+    """Return the number of heads (of keys and values) in the settings of the nearest layer at or above a unit; 0 if
+    none.
+    """
     for path in [unit.path, *reversed(containers_of(unit.path))]:
         layer = layers.get(path)
         for name in ("num_kv_heads", "num_heads"):
@@ -255,22 +263,22 @@ def _heads(unit: Unit, layers: _Layers) -> int:
 
 
 def _holds_key(unit: Unit) -> bool:
-    """Whether a unit is query, key and value in one, of the same size."""
+    """Return True if a unit is query, key and value fused, of equal size."""
     fused = names.role(unit.name, "attention part") == "qkv"
     return fused and len(unit.matrix) == 2 and unit.matrix[0] % 3 == 0 and unit.matrix[0] >= unit.matrix[1]
 
 
 def _key_apart(units: Both[Unit], role: str, layouts: Both[str], groups: Both[int]) -> Iterator[ParameterPair]:
-    """Query, key and value one by one, though both sides have them in one.
+    """Yield separate pairs of query, key and value, which both sides have fused.
 
-    Of biases in any case. An attention hardly depends on the key's: its gradient is rounding noise, and what an
-    adaptive optimizer makes of that would hide among the others, or make them look wrong.
+    Biases are always separated. An attention hardly depends on the key's bias: its gradient is rounding noise, and an
+    adaptive optimizer's update from that noise would hide among the others, or make them look wrong.
     """
     for number, label in enumerate(("query", "key", "value")):
         parts = []
         for unit, layout, count in zip(units, layouts, groups):
             rows = unit.matrix[0] // 3 // count
-            whole = whole_slice(unit, unit.parameters[role], layout)
+            full = whole_slice(unit, unit.parameters[role], layout)
             start = number * rows
-            parts.append((replace(whole, groups=count, start=start, stop=start + rows, label=label),))
+            parts.append((replace(full, groups=count, start=start, stop=start + rows, label=label),))
         yield ParameterPair(*parts)

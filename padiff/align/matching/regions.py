@@ -1,10 +1,10 @@
-"""Pairing the units of two trees, region by region: containers of the same size first, then what is inside of them.
+"""Pairing of the units of two trees, region by region: containers of the same size first, then their contents.
 
-A region is what is inside of two containers that answer to each other (at first, the whole models). In it, the largest
-containers are looked at first. Where both sides have containers with the same number of elements, the best assignment
-among them is taken and each pair becomes a region of its own; a container without its like is opened, so that another
-nesting is seen through. What then lies open is paired by shape. So the cost grows with the number of layers, not with
-its square, and a layer of one block can't be taken for one of another.
+A region is the contents of two paired containers (at first, the whole models). Within a region, the largest containers
+are paired first. If both sides have containers with the same number of elements, the best assignment among them is used
+and each pair becomes a region of its own; a container without a partner is opened, so that different nestings can be
+matched. The units that remain are paired by shape. So the cost grows with the number of layers, not with its square,
+and a layer of one block cannot be paired with one of another block.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from padiff.align.matching.parameter_units import Unit
 from padiff.align.matching.unit_pairing import UnitPairing
 from padiff.records import Both
 
-# Containers of one size are only taken for each other where at least so much of what they hold fits.
+# Share of its elements that must be matched for a pair of containers to stay.
 _ENOUGH = 0.5
 
 
 class RegionPairing:
-    """Pairs the units of two models."""
+    """Matcher for the units of two models."""
 
     def __init__(self, sides: Both[ModelEvidence], without: Collection[str] = (), linked: Linked = frozenset()) -> None:
         self._sides = sides
@@ -36,11 +36,11 @@ class RegionPairing:
         self._units = UnitPairing(sides, without, linked, self.matches)
 
     def run(self, nodes: Both[list[LayerNode]], own: Both[list[Unit]]) -> Both[list[Unit]]:
-        """Pair all that is in two forests, and units that lie open beside them; what is left over."""
+        """Pair all units in two forests and the units next to them; return the units without a partner."""
         return self._units.pair_loosely(self._region(nodes, own))
 
     def _region(self, nodes: Both[list[LayerNode]], own: Both[list[Unit]]) -> Both[list[Unit]]:
-        """Pair what is in two forests, and units that lie open beside them."""
+        """Pair units in two forests and the units next to them; return the units without a partner."""
         open_units: Both[list[Unit]] = own.map(list)
         if "containers" in self._without:
             for lying_open, side in zip(open_units, nodes):
@@ -61,7 +61,7 @@ class RegionPairing:
         return self._units.pair(open_units)
 
     def _containers(self, nodes: Both[list[LayerNode]], open_units: Both[list[Unit]]) -> Both[list[LayerNode]]:
-        """Pair containers of one size, and what is inside of them; the ones that found none."""
+        """Pair containers of one size, and their contents; return the containers without a partner."""
         if not all(nodes):
             return nodes
         items = Both(*([side.container(node) for node in group] for side, group in zip(self._sides, nodes)))
@@ -71,14 +71,14 @@ class RegionPairing:
             if choice.margin < TOO_CLOSE or not _may_hold_the_same(a, b):
                 continue
             before = len(self.matches)
-            left = self._region(Both([*a.children], [*b.children]), Both([*a.units], [*b.units]))
+            unmatched = self._region(Both([*a.children], [*b.children]), Both([*a.units], [*b.units]))
             covered = sum(unit.size for match in self.matches.since(before) for unit in match.reference)
             if covered < _ENOUGH * a.size:
                 self.matches.take_back(before)
                 continue
-            # A layer is no surer than the container that it is in.
+            # A layer's confidence is at most that of its container.
             self.matches.cap(before, choice.confidence)
-            for lying_open, units in zip(open_units, left):
+            for lying_open, units in zip(open_units, unmatched):
                 lying_open.extend(units)
             paired.reference.add(a)
             paired.candidate.add(b)
@@ -94,9 +94,9 @@ def _lay_open(node: LayerNode, waiting: dict[int, list[LayerNode]], lying_open: 
 
 
 def _may_hold_the_same(reference: LayerNode, candidate: LayerNode) -> bool:
-    """Whether two containers of one size may hold the same, fused or not."""
+    """Return True if two containers of one size may have the same contents, fused or not."""
     if reference.bag == candidate.bag:
         return True
     shared = (reference.bag & candidate.bag).total()
-    # What is fused differs in number; what is not has to be there.
+    # Fused units differ in number; the others have to be on both sides.
     return shared > 0 or min(reference.bag.total(), candidate.bag.total()) <= 4
