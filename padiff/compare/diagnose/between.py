@@ -15,8 +15,11 @@ _CAST = "cast"
 
 
 def cause_in_place(place: Place) -> Cause | None:
-    """Return the likely cause of a diff if one call of the layer's code shows it, or if the code between two layers drops
-    values at random; else `None`.
+    """Return the likely cause of a diff that a call of the layer's code shows, or random dropping of values; else
+    `None`.
+
+    Args:
+        place: where in the code the diff comes from.
     """
     if place.between and place.diff.problem is None and _is_dropout(place):
         text = "dropout: each run draws its own random mask; train with rate 0 (or record in eval mode) to compare"

@@ -89,7 +89,10 @@ def given_otherwise(calls: Both[TracedCall], axes: Both[int]) -> bool:
         axes: the number of axes of the first tensor of each call, to count negative axes from the front.
     """
     reference, candidate = calls.zip(axes).map(lambda side: _canonical(*side))
-    return any(name not in reference or name not in candidate or not _equal(reference[name], candidate[name]) for name in {*reference, *candidate})
+    return any(
+        name not in reference or name not in candidate or not _equal(reference[name], candidate[name])
+        for name in {*reference, *candidate}
+    )
 
 
 def given_in_common(calls: Both[TracedCall]) -> bool:

@@ -69,7 +69,7 @@ def _layers(pair: Pair, alignment: Alignment) -> LayerPair | None:
 
 
 def _surplus(step: Sequence[Diff], alignment: Alignment) -> str:
-    """Return a text that names layers with parameters that ran on one side and do not exist on the other; else empty."""
+    """Return a text that names layers with parameters that ran on one side and are absent on the other; else empty."""
     ran = [d.pair.anchor.layer for d in step if d.pair.stage == "forward" and not d.compared]
     described = []
     for name, other_side, surplus in zip(SIDES, SIDES.swapped(), alignment.surplus):

@@ -181,9 +181,7 @@ def _within(diff: Diff) -> Within | None:
 
 
 def _fewest(errors: np.ndarray, allowed: float) -> tuple[int, ...]:
-    """Return the indices of the fewest slices that must be left out to bring the squared error within the limit,
-    sorted.
-    """
+    """Return the sorted indices of the fewest slices without which the squared error is within the limit."""
     order = np.argsort(errors)
     within = np.cumsum(errors[order]) <= allowed
     return tuple(sorted(int(k) for k in order[int(within.sum()) :]))

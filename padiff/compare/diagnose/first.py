@@ -95,7 +95,11 @@ def with_proof(first: FirstDiff, step: Sequence[Diff], evidence: Evidence) -> Fi
         evidence: the input of the search for the cause.
     """
     cause = first.cause
-    differences = [difference for difference in evidence.declared(first.step) if difference.kind == "optimizer_setting" and difference.changes]
+    differences = [
+        difference
+        for difference in evidence.declared(first.step)
+        if difference.kind == "optimizer_setting" and difference.changes
+    ]
     update = next((d for d in step if d.pair.stage == "update" and d.compared and d.pair.anchor.layer != LOOP), None)
     if cause is None or cause.kind != "optimizer_setting" or update is None or cause.proven:
         return first
@@ -104,7 +108,7 @@ def with_proof(first: FirstDiff, step: Sequence[Diff], evidence: Evidence) -> Fi
 
 
 def _cause(scene: Scene, step: Sequence[Diff], place: Place, evidence: Evidence, compute: bool) -> Cause | None:
-    """Return the cause that the records show, else the cause that a computed hypothesis proves, else the code to read."""
+    """Return the cause that the records show, else the cause that a hypothesis proves, else the code to read."""
     runs, alignment, diff = evidence.runs, evidence.alignment, scene.diff
     declared = scene.declared
     cause = (

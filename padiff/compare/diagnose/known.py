@@ -123,13 +123,12 @@ def shipped_atlas() -> Atlas:
 
 
 def known_difference(operation: str) -> tuple[AtlasRow, ...]:
-    """Return the known differences of torch and paddle in an operation; empty if none is known or the operation was not
-    probed.
+    """Return the rows on an operation in which torch and paddle differ; empty if they agree or it was not probed.
 
     Args:
         operation: a layer's kind, a function or an optimizer, in either framework's spelling: ``BatchNorm2D``,
             ``avg_pool2d``, ``CrossEntropyLoss``, ``Adamax``. If nothing is known of ``avg_pool3d``, for example, the
-            differences of the other dimensions are returned.
+            rows of the other dimensions are returned.
     """
     rows, key = _by_operation(), _key(operation)
     return rows.get(key) or rows.get(_any_dimension(key), ())

@@ -27,9 +27,9 @@ _KEYWORD = re.compile(r"(\w+)=([^,()\n]+)")
 
 
 def known_cause(scene: Scene, place: Place) -> Cause | None:
-    """Return the known difference of torch and paddle in the operation of a first diff; `None` if none is known or
-    both runs
-    are of one framework.
+    """Return a known difference of torch and paddle in the operation of a first diff as its cause.
+
+    `None` if no difference is known, or if both runs are of one framework.
     """
     if sorted(scene.frameworks) != ["paddle", "torch"]:
         return None

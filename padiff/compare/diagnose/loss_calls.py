@@ -55,8 +55,7 @@ class LossCall:
         )
 
     def gives(self, expected: np.ndarray | None, **other: Any) -> bool:
-        """Return True if the call with some attributes replaced gives the expected output, and the recorded call does
-        not.
+        """Return True if the call gives the expected output only with some attributes replaced.
 
         Args:
             expected: the output of the other side.
@@ -67,7 +66,9 @@ class LossCall:
             return False
         size = float(np.linalg.norm(expected))
         error = float(np.linalg.norm(loss.ravel() - expected.ravel()))
-        recorded_error = float(np.linalg.norm(recorded.ravel() - expected.ravel())) if recorded.size == expected.size else np.inf
+        recorded_error = (
+            float(np.linalg.norm(recorded.ravel() - expected.ravel())) if recorded.size == expected.size else np.inf
+        )
         return error <= _NEAR * size and error * _NEARER <= recorded_error
 
 

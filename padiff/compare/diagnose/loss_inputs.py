@@ -1,4 +1,4 @@
-"""Causes of a difference in the inputs of a loss function: other labels, other weights, logits that the loop changed."""
+"""Causes of a difference in a loss function's inputs: other labels, other weights, logits that the loop changed."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def labels_cause(diff: Diff, role: str, calls: Both[LossCall] | None) -> Cause:
     differ = reference != candidate
     count, among = int(differ.sum()), reference.size
     place = tuple(int(k) for k in np.argwhere(differ)[0]) if count else ()
-    reference_label, candidate_label = (int(side[place]) for side in sides)
-    text = f"the loss is of other labels: {count} of {among} differ, the first at {list(place)}, {reference_label} against {candidate_label}"
+    expected, actual = (int(side[place]) for side in sides)
+    text = f"the loss is of other labels: {count} of {among} differ, the first at {list(place)}, {expected} against {actual}"
     regular = _pattern(reference.astype(np.int64), candidate.astype(np.int64), differ, _ignored(calls))
     return Cause("labels", f"{text}: {regular}" if regular else text, proven, evidence)
 
@@ -70,9 +70,11 @@ def _pattern(reference: np.ndarray, candidate: np.ndarray, differ: np.ndarray, i
 
 
 def _proof_by_input(role: str, calls: Both[LossCall] | None) -> tuple[bool, str]:
-    """Return True and the evidence if the candidate's call gives the reference's loss with the reference's input of
-    one role;
-    else False and an empty text.
+    """Return True and a text if the candidate's call gives the reference's loss with the reference's input of one
+    role.
+
+    Returns:
+        True and the evidence, or False and an empty text.
     """
     if calls is None:
         return False, ""

@@ -54,19 +54,17 @@ def output_cause(scene: Scene, calls: Both[LossCall] | None) -> Cause | None:
     shapes = calls.map(lambda call: {role: r.shape for role, r in call.loss.records.items() if role != "0"})
     broadcast = shapes.map(lambda side: "target" in side and side["prediction"] != side["target"])
     if broadcast.candidate != broadcast.reference:
-        side, side_shapes = ("candidate", shapes.candidate) if broadcast.candidate else ("reference", shapes.reference)
-        text = (
-            f"the {side}'s prediction {side_shapes['prediction']} and target {side_shapes['target']} are broadcast against each other"
-        )
+        side, sizes = ("candidate", shapes.candidate) if broadcast.candidate else ("reference", shapes.reference)
+        text = f"the {side}'s prediction {sizes['prediction']} and target {sizes['target']} are broadcast against each other"
         fix = "give both the same shape" if broadcast.candidate else ""
         return Cause("loss_shapes", text, True, "the loss has as many terms as that makes", fix)
     for side, call in (("reference", reference), ("candidate", candidate)):
-        computed = call.computed()
-        if computed is None or call.output is None or not computed.size == call.output.size == 1:
+        exact = call.computed()
+        if exact is None or call.output is None or not exact.size == call.output.size == 1:
             continue
-        if not is_near(computed, call.output):
+        if not is_near(exact, call.output):
             text = (
-                f"the loss function itself: the {side}'s is {number_text(call.output)}, in float64 {number_text(computed)}"
+                f"the loss function itself: the {side}'s is {number_text(call.output)}, in float64 {number_text(exact)}"
             )
             return Cause("loss_function", f"{text} from what went in")
     return Cause("loss_function", "the loss function itself: what goes into it agrees, and what it is set to")
@@ -142,11 +140,11 @@ def _ignored_rows(calls: Both[LossCall]) -> Cause | None:
     if candidate.inputs is None or not candidate.gives(reference.output, framework=reference.framework):
         return None
     labels, ignored = candidate.inputs["labels"], int(candidate.settings.get("ignore_index", -100))
-    total, counted = labels.size, int((labels != ignored).sum())
-    counts = Both(total, counted) if counting.reference else Both(counted, total)
+    count, counted = labels.size, int((labels != ignored).sum())
+    counts = Both(count, counted) if counting.reference else Both(counted, count)
     counter = (reference if counting.reference else candidate).framework
     text = (
-        f"{total - counted} of {total} labels are ignored, and the reference's mean is over {counts.reference} rows, the "
+        f"{count - counted} of {count} labels are ignored, and the reference's mean is over {counts.reference} rows, the "
         f"candidate's over {counts.candidate}: {counter} counts ignored rows where ignore_index is negative"
     )
     evidence = f"counted as the reference's, the candidate's loss is {number_text(reference.output)}"

@@ -19,7 +19,11 @@ def padding_cause(scene: Scene) -> Cause | None:
     The padding row is zero at the start and gets no gradient.
     """
     pair = scene.diff.pair
-    declared = [difference for difference in scene.declared if difference.kind == "layer_setting" and difference.name == "padding_idx"]
+    declared = [
+        difference
+        for difference in scene.declared
+        if difference.kind == "layer_setting" and difference.name == "padding_idx"
+    ]
     difference = next((difference for difference in declared if pair.anchor.layer in difference.layers.reference), None)
     if difference is None or pair.stage not in PARAMETER_STAGES or not pair.complete:
         return None
@@ -31,4 +35,6 @@ def padding_cause(scene: Scene) -> Cause | None:
     if not rows or not rows <= {index for index in difference.values if isinstance(index, int)}:
         return None
     text = " and ".join(f"row {row}" for row in sorted(rows))
-    return replace(difference.cause(), proven=True, evidence=f"only {text} of {len(differs)} differs, and that is the padding")
+    return replace(
+        difference.cause(), proven=True, evidence=f"only {text} of {len(differs)} differs, and that is the padding"
+    )

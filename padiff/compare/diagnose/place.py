@@ -1,4 +1,4 @@
-"""The place in the code that a diff of an output comes from: inside the layer, or between the layer and those before."""
+"""The place in the code that a diff of an output comes from: inside of the layer, or between two layers."""
 
 from __future__ import annotations
 
@@ -106,7 +106,9 @@ def place_of_diff(
         return Place(diff, inside, last, graphs=graphs)
     ends = Both(starts.reference, starts.candidate)
     back = _back(ends, graphs, relations, agreeing(step, graphs))
-    calls_between = _calls_between(back, calls, graphs, relations) if all(step.trace.functions for step in steps) else None
+    calls_between = (
+        _calls_between(back, calls, graphs, relations) if all(step.trace.functions for step in steps) else None
+    )
     differing_there = back.map(lambda side: frozenset(operand.tensor for call in side for operand in call.outputs))
     return Place(diff, inside, last, calls_between, graphs, ends, differing_there)
 
@@ -117,7 +119,12 @@ def _last_agreeing(diff: Diff, step: Sequence[Diff]) -> str:
     for earlier in step:
         if earlier is diff:
             break
-        if earlier.pair.stage == "forward" and earlier.compared and earlier.passed and earlier.pair.reference is not None:
+        if (
+            earlier.pair.stage == "forward"
+            and earlier.compared
+            and earlier.passed
+            and earlier.pair.reference is not None
+        ):
             record = earlier.pair.reference
             # The output of a container is mostly the output of its last layer.
             last = last if last.startswith(f"{record.layer}.") else record.layer
@@ -145,13 +152,17 @@ def _inputs(calls: Both[TracedCall | None], relations: Relations) -> tuple[bool 
 def _answering(reference: Sequence[Operand], candidate: Sequence[Operand]) -> list[Both[Operand]]:
     """Pair the inputs of two calls, by slot name, else by position; inputs without a partner are left out."""
     waiting = {operand.slot: operand for operand in candidate}
-    named = {operand.slot: waiting.pop(operand.slot) for operand in reference if operand.slot in waiting}
+    named = {
+        reference_input.slot: waiting.pop(reference_input.slot)
+        for reference_input in reference
+        if reference_input.slot in waiting
+    }
     unnamed = list(waiting.values())
     pairs = []
-    for operand in reference:
-        partner = named.get(operand.slot) or (unnamed.pop(0) if unnamed else None)
+    for reference_input in reference:
+        partner = named.get(reference_input.slot) or (unnamed.pop(0) if unnamed else None)
         if partner is not None:
-            pairs.append(Both(operand, partner))
+            pairs.append(Both(reference_input, partner))
     return pairs
 
 
@@ -190,9 +201,7 @@ def _back(
 def _calls_between(
     back: Both[list[TracedCall]], own: Both[TracedCall | None], graphs: Both[Graph], relations: Relations
 ) -> Calls | None:
-    """Return the calls that can explain the difference, without the calls of the two layers themselves; `None` if
-    there are
-    none.
+    """Return the calls that can explain the difference, except the calls of the two layers; `None` if there are none.
 
     Args:
         back: the calls of either side between tensors that agree and the tensors that differ.
@@ -202,15 +211,15 @@ def _calls_between(
     """
     suspects = back.zip(own).map(lambda side: [call for call in side[0] if call is not side[1]])
     # Calls that return views, or make a constant, are reported only if there are no other calls.
-    fewer = suspects.map(lambda suspects: [call for call in suspects if not is_looking(call)])
+    fewer = suspects.map(lambda calls: [call for call in calls if not is_looking(call)])
     suspects = fewer if any(fewer) else suspects
-    fewer = suspects.map(lambda suspects: [call for call in suspects if call.inputs or call.parameters])
+    fewer = suspects.map(lambda calls: [call for call in calls if call.inputs or call.parameters])
     suspects = fewer if any(fewer) else suspects
     if not any(suspects):
         return None
     pairs = _in_step(suspects)
     for both in pairs:
-        related = [relations.between(reference_input.tensor, candidate_input.tensor) for reference_input, candidate_input in _in_places(both, relations)]
+        related = [relations.between(first.tensor, second.tensor) for first, second in _in_places(both, relations)]
         axes = both.zip(graphs).map(lambda side: _axes(*side))
         if Relation.DIFFER in related:
             continue
@@ -222,14 +231,14 @@ def _calls_between(
     if any(only):
         return Calls(only)
     for both in pairs:
-        for reference_input, candidate_input in _in_places(both, relations):
+        for first, second in _in_places(both, relations):
             # The origin of both tensors is unknown, or both are outputs of other layers.
             ends = Both(
-                reference_input.tensor not in graphs.reference.producers or relations.is_found(reference_input.tensor, True),
-                candidate_input.tensor not in graphs.candidate.producers or relations.is_found(candidate_input.tensor, False),
+                first.tensor not in graphs.reference.producers or relations.is_found(first.tensor, True),
+                second.tensor not in graphs.candidate.producers or relations.is_found(second.tensor, False),
             )
-            if all(ends) and relations.between(reference_input.tensor, candidate_input.tensor) is Relation.DIFFER:
-                return Calls(only, both, slots=Both(reference_input.slot, candidate_input.slot))
+            if all(ends) and relations.between(first.tensor, second.tensor) is Relation.DIFFER:
+                return Calls(only, both, slots=Both(first.slot, second.slot))
     return None
 
 
@@ -256,12 +265,16 @@ def _in_step(calls: Both[list[TracedCall]]) -> list[Both[TracedCall]]:
 
 
 def _in_places(calls: Both[TracedCall], relations: Relations) -> list[Both[Operand]]:
-    """Pair the inputs of two calls by position; for a function whose inputs may be exchanged, pair inputs that agree."""
+    """Pair the inputs of two calls by position, or by agreement if the function's inputs may be exchanged."""
     reference, candidate = calls.map(lambda call: list(call.inputs))
     pairs = []
     for operand in reference:
         place = next(
-            (k for k, partner in enumerate(candidate) if relations.between(operand.tensor, partner.tensor) is Relation.AGREE),
+            (
+                k
+                for k, partner in enumerate(candidate)
+                if relations.between(operand.tensor, partner.tensor) is Relation.AGREE
+            ),
             0,
         )
         if candidate:
