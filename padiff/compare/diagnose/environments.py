@@ -58,7 +58,7 @@ def autocast_cause(diff: Diff, infos: Both[RunInfo]) -> Cause | None:
 
 
 def _tf32(diff: Diff, kind: str, infos: Both[RunInfo]) -> Cause | None:
-    """Return a cause if TF32 is on in one run only and a matrix product on a GPU is off by its rounding; else `None`."""
+    """Return a cause if TF32 is on in one run only and a matrix product on GPUs is off by its rounding; else `None`."""
     name = "tf32.cudnn" if kind.startswith("conv") else "tf32.matmul"
     environments = infos.map(lambda info: info.environment)
     used = environments.map(lambda found: bool(found.get(name)) and "gpu" in str(found.get("device.kind")))

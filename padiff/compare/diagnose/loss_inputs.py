@@ -37,7 +37,10 @@ def labels_cause(diff: Diff, role: str, calls: Both[LossCall] | None) -> Cause:
     count, among = int(differ.sum()), reference.size
     place = tuple(int(k) for k in np.argwhere(differ)[0]) if count else ()
     expected, actual = (int(side[place]) for side in sides)
-    text = f"the loss is of other labels: {count} of {among} differ, the first at {list(place)}, {expected} against {actual}"
+    text = (
+        f"the loss is of other labels: {count} of {among} differ, the first at {list(place)}, "
+        f"{expected} against {actual}"
+    )
     regular = _pattern(reference.astype(np.int64), candidate.astype(np.int64), differ, _ignored(calls))
     return Cause("labels", f"{text}: {regular}" if regular else text, proven, evidence)
 

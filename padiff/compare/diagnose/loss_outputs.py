@@ -54,8 +54,11 @@ def output_cause(scene: Scene, calls: Both[LossCall] | None) -> Cause | None:
     shapes = calls.map(lambda call: {role: r.shape for role, r in call.loss.records.items() if role != "0"})
     broadcast = shapes.map(lambda side: "target" in side and side["prediction"] != side["target"])
     if broadcast.candidate != broadcast.reference:
-        side, sizes = ("candidate", shapes.candidate) if broadcast.candidate else ("reference", shapes.reference)
-        text = f"the {side}'s prediction {sizes['prediction']} and target {sizes['target']} are broadcast against each other"
+        side, shape = ("candidate", shapes.candidate) if broadcast.candidate else ("reference", shapes.reference)
+        text = (
+            f"the {side}'s prediction {shape['prediction']} and target {shape['target']} are broadcast against "
+            "each other"
+        )
         fix = "give both the same shape" if broadcast.candidate else ""
         return Cause("loss_shapes", text, True, "the loss has as many terms as that makes", fix)
     for side, call in (("reference", reference), ("candidate", candidate)):
@@ -144,8 +147,8 @@ def _ignored_rows(calls: Both[LossCall]) -> Cause | None:
     counts = Both(count, counted) if counting.reference else Both(counted, count)
     counter = (reference if counting.reference else candidate).framework
     text = (
-        f"{count - counted} of {count} labels are ignored, and the reference's mean is over {counts.reference} rows, the "
-        f"candidate's over {counts.candidate}: {counter} counts ignored rows where ignore_index is negative"
+        f"{count - counted} of {count} labels are ignored, and the reference's mean is over {counts.reference} rows, "
+        f"the candidate's over {counts.candidate}: {counter} counts ignored rows where ignore_index is negative"
     )
     evidence = f"counted as the reference's, the candidate's loss is {number_text(reference.output)}"
     function = f"{functions_of(candidate.framework)}cross_entropy"
