@@ -77,7 +77,7 @@ def place_of(call: TracedCall, trace: Trace) -> str:
 
 
 def is_looking(call: TracedCall) -> bool:
-    """Return True if a call only returns a view of its input's values, such as a reshape."""
+    """Return True if a call only rearranges, selects or hands on values of its input, such as a reshape."""
     return call.function in LOOKING
 
 

@@ -44,8 +44,7 @@ class Agreement:
 
     Args:
         columns: arrays for the tensors that steps with the same schema share, by process and schema: the largest error
-            of
-            each tensor, and the number of steps in which the tensor was compared.
+            of each tensor, and the number of steps in which the tensor was compared.
         others: the same two numbers for each remaining tensor.
     """
 

@@ -36,8 +36,7 @@ class AtlasRow:
         kind: ``same``, ``values``, ``shapes`` (also another number of outputs), or ``raises``.
         at: the difference: the two values that are furthest apart, the two shapes, or ``runs`` and the error.
         rel_l2: the norm of the difference over torch's norm; infinity if torch's norm is zero or one side is not
-            finite;
-            `None` without values.
+            finite; `None` without values.
         max_abs: the largest difference, with the same rules for infinity and `None`.
         ratio: paddle's values over torch's, if the ratio is the same everywhere; else `None`.
         direction: ``+`` if paddle's values are larger, ``-`` if they are smaller, ``±`` if both occur; or empty.

@@ -19,9 +19,8 @@ class Calls:
     """The calls of either side between tensors that agree and a tensor that differs.
 
     Attributes:
-        only: the calls without a partner of the same function on the other side; calls that return views are left out
-            if
-            there are other calls.
+        only: the calls without a partner of the same function on the other side; calls that only rearrange values are
+            left out if there are other calls.
         same: a call of the same function on both sides, the first whose output differs though its inputs agree.
         given_otherwise: True if the arguments of that call differ.
         slots: the input slots of that call whose tensors differ and have an unknown origin, such as a mask.
@@ -51,8 +50,7 @@ class Place:
         diff: the diff to report: of the output, or of an input of the layer if that input differs already.
         inside: True if the inputs of the layer agree, False if they differ; `None` if that is unknown.
         last_agreeing: the path, in the reference, of the last layer before the diff whose output agrees; empty if
-            there is
-            none.
+            there is none.
         calls: the calls at this place; `None` if calls of functions were not recorded.
         graphs: the traces of both sides.
         ends: the numbers, in the traces, of the tensors that differ and that `calls` is about.
@@ -210,7 +208,7 @@ def _calls_between(
         relations: the comparison of tensors of the traces.
     """
     suspects = back.zip(own).map(lambda side: [call for call in side[0] if call is not side[1]])
-    # Calls that return views, or make a constant, are reported only if there are no other calls.
+    # Calls that only rearrange values, or make a constant, are reported only if there are no other calls.
     fewer = suspects.map(lambda calls: [call for call in calls if not is_looking(call)])
     suspects = fewer if any(fewer) else suspects
     fewer = suspects.map(lambda calls: [call for call in calls if call.inputs or call.parameters])
