@@ -32,13 +32,15 @@ def exchanged(sheet: Sheet) -> Iterator[Edit]:
     both = [group for group in both if sheet.nodes[group[0]].given]
     for group in rows:
         with_it = (
-            [biases for biases in both if biases is not group and len(biases) == len(group)] if group in both else []
+            [partner for partner in both if partner is not group and len(partner) == len(group)]
+            if group in both
+            else []
         )
-        for (n, first), (m, biases) in combinations(enumerate(group), 2):
-            changes = _swapped(first, biases)
+        for (n, first), (m, partner) in combinations(enumerate(group), 2):
+            changes = _swapped(first, partner)
             for bias in with_it:
                 changes |= _swapped(bias[n], bias[m])
-            names = f"{sheet.named(first)} and {sheet.named(biases)}"
+            names = f"{sheet.named(first)} and {sheet.named(partner)}"
             if sheet.nodes[first].operation:
                 source = sheet.named(sheet.nodes[first].given[0])
                 names = f"parts {n} and {m} of {source} (of {len(group)}: query, key and value, gates or halves)"
