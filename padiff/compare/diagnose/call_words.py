@@ -69,7 +69,8 @@ def place_of(call: TracedCall, trace: Trace) -> str:
     if not call.function:
         return f"`{call.layer}`"
     same_function = sum(
-        (other.layer, other.call, other.function) == (call.layer, call.call, call.function) for other in trace.calls
+        (sibling.layer, sibling.call, sibling.function) == (call.layer, call.call, call.function)
+        for sibling in trace.calls
     )
     ordinal = _ORDINALS[call.nth] if call.nth < len(_ORDINALS) else f"{call.nth + 1}th"
     function = f"the {ordinal} {call.function}()" if same_function > 1 else f"{call.function}()"

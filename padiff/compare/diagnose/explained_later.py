@@ -235,19 +235,23 @@ class _Answers:
         tensor = sheet.tensor(node)
         if tensor is None:
             return None
-        graph, other = self._graphs if not k else self._graphs.swapped()
+        graph, other_graph = self._graphs if not k else self._graphs.swapped()
         for call in graph.trace.calls:
             if call.function:
                 continue
             for operand in call.outputs:
-                found = self._other(self._pairs[k].get((call.layer, operand.slot, call.call)), k)
-                if operand.tensor == tensor and found is not None:
-                    return found
+                value = self._other(self._pairs[k].get((call.layer, operand.slot, call.call)), k)
+                if operand.tensor == tensor and value is not None:
+                    return value
         for call in graph.trace.calls:
-            at = other.layers.get(([*self._paths][k].get(call.layer, ""), call.call)) if not call.function else None
+            at = (
+                other_graph.layers.get(([*self._paths][k].get(call.layer, ""), call.call))
+                if not call.function
+                else None
+            )
             for place, operand in enumerate(call.inputs) if at is not None else ():
                 if operand.tensor == tensor:
-                    return self._input(graph, other, tensor, at.inputs, operand.slot, place)  # type: ignore[union-attr]
+                    return self._input(graph, other_graph, tensor, at.inputs, operand.slot, place)  # type: ignore[union-attr]
         return None
 
     def _other(self, pair: Pair | None, k: int) -> np.ndarray | None:

@@ -128,13 +128,13 @@ def _cause(scene: Scene, step: Sequence[Diff], place: Place, evidence: Evidence,
     computed = explain(scene) if compute and diff.pair.complete else Finding()
     recorded = recorded_cause(diff, step, alignment, declared, place)
     # A known difference of the frameworks goes before a cause that only names a place, and after computed causes.
-    known = None if computed.cause is not None else known_cause(scene, place)
+    framework_cause = None if computed.cause is not None else known_cause(scene, place)
     cast = autocast_cause(diff, runs.map(lambda run: run.info))
     if cast is not None and not _explained(computed.cause, recorded, place):
         return replace(cast, excluded=computed.excluded)
     if recorded is not None:
         if computed.cause is None or not computed.cause.proven:
-            return known if known is not None and says_where(recorded, place) else recorded
+            return framework_cause if framework_cause is not None and says_where(recorded, place) else recorded
         if recorded.kind == _DECLARED.get(computed.cause.kind):
             notes = [text for text in (computed.cause.evidence, recorded.evidence) if text]
             return replace(recorded, proven=True, evidence="; ".join(notes))
@@ -142,9 +142,9 @@ def _cause(scene: Scene, step: Sequence[Diff], place: Place, evidence: Evidence,
         # whatever the loss functions are set to.
         fix = "" if diff.pair.stage == "loss" else recorded.fix
         return replace(computed.cause, fix=computed.cause.fix or fix)
-    if known is not None:
-        known = replace(known, excluded=computed.excluded)
-    cause = computed.cause or known or where_in_code(place, computed.excluded)
+    if framework_cause is not None:
+        framework_cause = replace(framework_cause, excluded=computed.excluded)
+    cause = computed.cause or framework_cause or where_in_code(place, computed.excluded)
     return cause or guess(diff, step, alignment, computed.excluded)
 
 

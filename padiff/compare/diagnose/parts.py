@@ -34,13 +34,13 @@ def rank_of(pair: Pair) -> int | None:
         return _sketched_apart(*sources)
     try:
         reference, candidate = (record.value.astype(np.float64) for record in (pair.reference, pair.candidate))
-        for source, other in (
+        for source, counterpart in (
             (sources[0], pair.layout.undo(reference, candidate.shape)),
             (sources[1], pair.layout.apply(candidate, reference.shape)),
         ):
             # A tensor that one process of the reference holds as a whole says nothing: the candidate may be wrong.
             if isinstance(source, Pieces) and (source is sources[0] or len({p.rank for p in source.pieces}) > 1):
-                rank = _apart(source, other)
+                rank = _apart(source, counterpart)
                 if rank is not None:
                     return rank
     except (PadiffError, ValueError, TypeError):

@@ -17,7 +17,7 @@ _OF_LAYERS = ("layer_setting", "mode")
 _OF_TABLES = frozenset({"rope_theta"})
 # Settings that a layer's own code uses between its inner layers.
 _OF_CODE = frozenset({"dropout", "p", "num_heads", "num_kv_heads", "scale"})
-# Stages at which a kind of difference shows, besides its own stage.
+# Stages whose tensors a kind of difference changes.
 _SHOWS = {
     "layer_setting": ("forward", "backward"),
     "mode": ("forward", "backward"),
@@ -28,7 +28,7 @@ _SHOWS = {
     "optimizer_setting": ("update",),
     "learning_rate": ("update",),
     "left_over": ("grad",),
-    # At other stages such a difference is computed, or explains the learning rates.
+    # At other stages, differences of trainers are computed, or explain the learning rates.
     "trainer": ("backward",),
 }
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from padiff.compare.diagnose.computing.formula import Change, Formula, Get, Node
 
-#: The most numbers of moved formulas that are cached: 64 MB of float64.
+#: The most values of formulas with moved leaves that are cached: 64 MB of float64.
 _KEPT = 8_000_000
 
 
