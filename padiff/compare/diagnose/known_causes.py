@@ -92,7 +92,7 @@ def _declared(info: RunInfo, part: str, name: str) -> Iterator[str]:
 
 
 def _is_about(row: AtlasRow, operation: str) -> bool:
-    """Return True if a row is about the operation itself, and not about another one around it."""
+    """Return True if a row is about the operation itself, and not only about an operation applied to its output."""
     bare = re.sub(r"[123]d$|loss$", "", operation.lower().replace("_", ""))
     return bare in row.name.lower().replace("_", "").replace("-", "")
 

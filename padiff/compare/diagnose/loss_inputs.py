@@ -73,11 +73,14 @@ def _pattern(reference: np.ndarray, candidate: np.ndarray, differ: np.ndarray, i
 
 
 def _proof_by_input(role: str, calls: Both[LossCall] | None) -> tuple[bool, str]:
-    """Return True and a text if the candidate's call gives the reference's loss with the reference's input of one
-    role.
+    """Check that an input of the reference, in one role, turns the candidate's loss into the reference's loss.
+
+    Args:
+        role: the role of the input, e.g. ``labels``.
+        calls: the loss calls of both sides.
 
     Returns:
-        True and the evidence, or False and an empty text.
+        True and the evidence as text, or False and an empty text.
     """
     if calls is None:
         return False, ""

@@ -36,8 +36,8 @@ _SHOWS = {
 def settings_first(found: Sequence[tuple[int, Difference]], first: FirstDiff | None) -> FirstDiff | None:
     """Return the first diff: a difference of settings or the first tensor that differs, whichever comes first.
 
-    A tensor goes before settings of its own step and stage. The tensor also goes before the settings of its own layer,
-    and of other layers with the same difference, at any step, as these settings explain the tensor's diff.
+    At the same step and stage, the tensor goes first. Settings of the tensor's own layer, and the same difference in
+    other layers, are ignored, as these settings explain the tensor's diff.
 
     Args:
         found: the differences of settings in the compared steps, with the step numbers.

@@ -105,7 +105,7 @@ def _backward(ratio: float | None) -> Cause:
 
 
 def _unknown(where: str) -> Cause:
-    """Return an unknown cause that says where to look."""
+    """Return a cause of kind ``unknown`` that names the place to look at."""
     return Cause("unknown", f"unknown; {where}")
 
 

@@ -17,10 +17,10 @@ CONSTANT = 1e-3
 def values_of(pair: Pair) -> Both[np.ndarray]:
     """Return the values of both sides in one layout, or the projections of their sketches.
 
-    Ratios and angles of projections are those of the tensors.
+    Projections keep the ratios of the tensors' values and the angle between the tensors.
 
     Raises:
-        SketchOnlyError: neither is available.
+        SketchOnlyError: neither values nor projections are available.
     """
     tensors = operands(pair)
     values = None if isinstance(tensors, Problem) else tensors.values()

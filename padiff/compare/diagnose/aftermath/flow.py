@@ -134,7 +134,9 @@ def _given_to(graph: Graph) -> set[int]:
 
 
 def _of_record(record: Record, graph: Graph, info: RunInfo) -> set[int]:
-    """Return the tensors of the trace that hold a record, or the outputs of the calls that use a recorded parameter."""
+    """Return the tensors of a record: a layer's outputs, a layer's input, or the outputs of all calls that use a
+    parameter.
+    """
     calls = graph.trace.calls
     if record.stage == "forward":
         layer_call = graph.of_record(record)

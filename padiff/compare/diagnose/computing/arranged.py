@@ -83,7 +83,7 @@ def rotary(sheet: Sheet) -> Iterator[Edit]:
 
 
 def _half_rotated(sheet: Sheet, k: int) -> int | None:
-    """Return the node whose halves a node swaps with the sign of the second half flipped; `None` if it does not."""
+    """Return the node whose halves a node swaps with the sign of the second half flipped; `None` for other nodes."""
     node = sheet.nodes[k]
     if node.operation != "cat" or len(node.given) != 2:
         return None

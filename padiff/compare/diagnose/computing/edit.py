@@ -169,7 +169,7 @@ class Target:
     Attributes:
         values: the other side's tensor, or the projection of its sketch.
         shape: the shape of the tensor that the formula computes.
-        look: maps a computed tensor to what is compared: the tensor itself, or its projection.
+        look: maps a computed tensor to the values to compare: the tensor itself, or its projection.
     """
 
     values: np.ndarray

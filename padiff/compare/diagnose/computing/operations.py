@@ -57,9 +57,9 @@ _HUGE = 1e6
 
 
 def _in_single(operation: Callable[..., Any]) -> Callable[..., np.ndarray]:
-    """Return an operation that rounds its result to float32 if it contains numbers that stand for infinity.
+    """Return an operation that rounds its result to float32 if the result contains numbers that stand for infinity.
 
-    In float32 such numbers hide what is added to them.
+    In float32, adding such a number hides the other summand.
     """
 
     def made(x: np.ndarray, y: np.ndarray) -> np.ndarray:
