@@ -67,7 +67,7 @@ class Place:
 
     @property
     def between(self) -> bool:
-        """True if the diff comes from code between layers: before this layer, or in this layer after its inner layers."""
+        """True if the diff comes from code between layers: before this layer, or in it after its inner layers."""
         reference = self.diff.pair.reference
         return self.inside is False or (reference is not None and is_below(self.last_agreeing, reference.layer))
 
