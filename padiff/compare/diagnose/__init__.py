@@ -1,4 +1,4 @@
-"""Why two runs part: the likely cause of the first diff, in words."""
+"""The likely cause of the first diff, and the functions and values that look for it."""
 
 from __future__ import annotations
 

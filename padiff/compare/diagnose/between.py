@@ -1,4 +1,4 @@
-"""Why a diff comes from the code between two layers, or from the functions that a layer's code calls."""
+"""Causes of a diff in the code between two layers, or in the functions that a layer's code calls."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from padiff.compare.diagnose.values import masked_apart, values_of
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.records import Both, Cause, TracedCall
 
-# So many calls that only one side makes are a step too many or too few; more are another way to write it.
+# Up to this many calls that only one side makes count as a missing or a surplus call. More calls mean that the code is
+# written in another way.
 _FEW = 3
 _CAST = "cast"
 
 
 def cause_in_place(place: Place) -> Cause | None:
-    """The likely cause of a diff, where one call of the layer's code shows it, or the code between two layers drops
-    values at random; else `None`.
+    """Return the likely cause of a diff that a call of the layer's code shows, or random dropping of values; else
+    `None`.
+
+    Args:
+        place: where in the code the diff comes from.
     """
     if place.between and place.diff.problem is None and _is_dropout(place):
         text = "dropout: each run draws its own random mask; train with rate 0 (or record in eval mode) to compare"
@@ -24,8 +28,14 @@ def cause_in_place(place: Place) -> Cause | None:
 
 
 def where_in_code(place: Place, excluded: tuple[str, ...] = ()) -> Cause | None:
-    """Where the cause has to be looked for, where neither a call nor a hypothesis shows it; `None` if that is not
-    known.
+    """Return an unproven cause that names the code to read, for a diff that neither a call nor a hypothesis explains.
+
+    Args:
+        place: where in the code the diff comes from.
+        excluded: hypotheses that were tried and ruled out.
+
+    Returns:
+        The cause, of kind ``unknown``; `None` if the traces do not narrow down the code.
     """
     if place.calls is not None and max(map(len, place.calls.only)) <= 2 * _FEW:
         texts = place.calls.only.map(lambda some: calls_text(some) if some else "nothing")
@@ -60,9 +70,9 @@ def _by_calls(calls: Calls) -> Cause | None:
 
 
 def _one_sided(only: Both[tuple[TracedCall, ...]]) -> Cause | None:
-    one = only.reference or only.candidate
-    # That values were rounded to another dtype is computed.
-    if all(only) or len(one) > _FEW or all(call.function == _CAST for call in one):
+    calls = only.reference or only.candidate
+    # Casts are left to the hypotheses, which compute the rounding to another dtype.
+    if all(only) or len(calls) > _FEW or all(call.function == _CAST for call in calls):
         return None
     texts = only.map(calls_text)
     if not only.candidate:

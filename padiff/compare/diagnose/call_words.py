@@ -1,4 +1,4 @@
-"""Calls in words, and whether two calls of one function were given the same."""
+"""Texts that describe traced calls, and comparisons of the arguments of two calls."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from padiff.records import LOOP, Both, Trace, TracedCall
 from padiff.system.naming import first_few
 
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
-# Arguments, and calls, that a sentence names.
+# The most arguments, and the most calls, that a sentence names.
 _ARGUMENTS, _CALLS = 4, 6
 
-# What parameters are called here, by what the frameworks call them.
+# Common names of parameters, by the names that the frameworks use.
 _NAMES = {
     "axis": "dim",
     "keepdims": "keepdim",
@@ -31,7 +31,7 @@ _NAMES = {
     "negative_slope": "slope",
 }
 _AXES = frozenset({"dim", "dim0", "dim1", "start_dim", "end_dim", "dims"})
-# What holds where a function is given nothing.
+# Default values of arguments, by function.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "gelu": {"approximate": False},
     "softmax": {"dim": -1},
@@ -44,55 +44,60 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "mean": {"keepdim": False},
     "matmul": {"transpose_x": False, "transpose_y": False},
 }
-# What changes nothing of what is computed.
+# Arguments without an effect on the computed values.
 _IDLE = frozenset(
     {"inplace", "training", "dtype", "name", "fixed_seed_offset", "return_softmax", "device", "data_format"}
 )
 
 
 def called(call: TracedCall) -> str:
-    """A call as code: ``softmax(dim=-1)``; of a layer, the layer."""
-    given = [_given(name, value) for name, value in call.arguments.items() if name not in _IDLE]
-    given += [operand.slot for operand in call.inputs[1:] if "mask" in operand.slot]
-    text = ", ".join(given[:_ARGUMENTS]) + (", ..." if len(given) > _ARGUMENTS else "")
+    """Return a call as code, e.g. ``softmax(dim=-1)``; the call of a layer is named by the layer's type and path."""
+    arguments = [_given(name, value) for name, value in call.arguments.items() if name not in _IDLE]
+    arguments += [operand.slot for operand in call.inputs[1:] if "mask" in operand.slot]
+    text = ", ".join(arguments[:_ARGUMENTS]) + (", ..." if len(arguments) > _ARGUMENTS else "")
     return f"{call.function}({text})" if call.function else f"{call.layer_type}({text}) in `{call.layer}`"
 
 
 def calls_text(calls: Iterable[TracedCall]) -> str:
-    """Several calls, in their order."""
+    """Return several calls as one text, in their order."""
     texts = [called(call) for call in calls]
     return first_few(texts, _CALLS) or "nothing"
 
 
 def place_of(call: TracedCall, trace: Trace) -> str:
-    """Which call it is: the second add() in `blocks.0`."""
+    """Return the position of a call in its layer as text, e.g. ``the second add() in `blocks.0` ``."""
     if not call.function:
         return f"`{call.layer}`"
-    alike = sum(
-        (other.layer, other.call, other.function) == (call.layer, call.call, call.function) for other in trace.calls
+    same_function = sum(
+        (sibling.layer, sibling.call, sibling.function) == (call.layer, call.call, call.function)
+        for sibling in trace.calls
     )
     ordinal = _ORDINALS[call.nth] if call.nth < len(_ORDINALS) else f"{call.nth + 1}th"
-    which = f"the {ordinal} {call.function}()" if alike > 1 else f"{call.function}()"
-    return f"{which} in {'the loop' if call.layer == LOOP else f'`{call.layer}`'}"
+    function = f"the {ordinal} {call.function}()" if same_function > 1 else f"{call.function}()"
+    return f"{function} in {'the loop' if call.layer == LOOP else f'`{call.layer}`'}"
 
 
 def is_looking(call: TracedCall) -> bool:
-    """Whether a call only looks at its values in another way."""
+    """Return True if a call only rearranges, selects or hands on values of its input, such as a reshape."""
     return call.function in LOOKING
 
 
 def given_otherwise(calls: Both[TracedCall], axes: Both[int]) -> bool:
-    """Whether two calls of one function were given other arguments.
+    """Return True if two calls of one function have different arguments.
 
     Args:
-        axes: how many axes their first tensors have.
+        calls: the call of the reference and the call of the candidate.
+        axes: the number of axes of the first tensor of each call, to count negative axes from the front.
     """
-    one, other = calls.zip(axes).map(lambda side: _canonical(*side))
-    return any(name not in one or name not in other or not _equal(one[name], other[name]) for name in {*one, *other})
+    reference, candidate = calls.zip(axes).map(lambda side: _canonical(*side))
+    return any(
+        name not in reference or name not in candidate or not _equal(reference[name], candidate[name])
+        for name in {*reference, *candidate}
+    )
 
 
 def given_in_common(calls: Both[TracedCall]) -> bool:
-    """Whether two calls were given other values of an argument that both were given."""
+    """Return True if an argument that both calls name has different values."""
     names = calls.map(lambda call: {_NAMES.get(name, name): value for name, value in call.arguments.items()})
     common = (names.reference.keys() & names.candidate.keys()) - _IDLE
     return any(not _equal(names.reference[name], names.candidate[name]) for name in common)
@@ -100,7 +105,7 @@ def given_in_common(calls: Both[TracedCall]) -> bool:
 
 def _canonical(call: TracedCall, axes: int) -> dict[str, Any]:
     function = _common(call)
-    found = dict(_DEFAULTS.get(function, {}))
+    arguments = dict(_DEFAULTS.get(function, {}))
     for name, value in call.arguments.items():
         if name in _IDLE:
             continue
@@ -113,29 +118,29 @@ def _canonical(call: TracedCall, axes: int) -> dict[str, Any]:
                 if isinstance(value, list)
                 else _axis(value, axes)
             )
-        found[common] = value
-    for name in _AXES & found.keys():
-        found[name] = _axis(found[name], axes)
-    if call.function == "div" and isinstance(found.get("other"), float | int) and found["other"]:
-        found["other"] = 1 / found["other"]
-    return found
+        arguments[common] = value
+    for name in _AXES & arguments.keys():
+        arguments[name] = _axis(arguments[name], axes)
+    if call.function == "div" and isinstance(arguments.get("other"), float | int) and arguments["other"]:
+        arguments["other"] = 1 / arguments["other"]
+    return arguments
 
 
 def _axis(value: Any, axes: int) -> Any:
-    """An axis, or several, counted from the first one."""
+    """Return an axis, or a list of axes, counted from the front."""
     if isinstance(value, list):
         return [_axis(each, axes) for each in value]
     return value % axes if isinstance(value, int) and axes else value
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, (int, float)) and isinstance(other, (int, float)):
-        return math.isclose(one, other, rel_tol=1e-6)
-    if isinstance(one, list) and not isinstance(other, list):
-        return len(one) == 1 and _equal(one[0], other)
-    if isinstance(other, list) and not isinstance(one, list):
-        return _equal(other, one)
-    return bool(one == other)
+def _equal(first: Any, second: Any) -> bool:
+    if isinstance(first, (int, float)) and isinstance(second, (int, float)):
+        return math.isclose(first, second, rel_tol=1e-6)
+    if isinstance(first, list) and not isinstance(second, list):
+        return len(first) == 1 and _equal(first[0], second)
+    if isinstance(second, list) and not isinstance(first, list):
+        return _equal(second, first)
+    return bool(first == second)
 
 
 def _given(name: str, value: Any) -> str:
@@ -144,7 +149,7 @@ def _given(name: str, value: Any) -> str:
 
 
 def same_name(one: TracedCall, other: TracedCall) -> bool:
-    """Whether two calls are of one function."""
+    """Return True if two calls are of the same function, whatever each framework calls the function."""
     return _common(one) == _common(other)
 
 
@@ -154,7 +159,7 @@ def _common(call: TracedCall) -> str:
     return call.function or _OF_LAYERS.get(call.layer_type.lower(), call.layer_type.lower())
 
 
-# Functions that do what a layer does, by the layer's class.
+# Functions that compute the same as a layer, by the layer's class.
 _OF_LAYERS: Mapping[str, str] = {
     "silu": "swish",
     "logsoftmax": "log_softmax",

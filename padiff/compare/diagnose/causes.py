@@ -1,4 +1,4 @@
-"""The likely cause of a diff."""
+"""Causes of a diff that the records show, and causes that are guessed from the values."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from padiff.system.naming import first_few
 def recorded_cause(
     diff: Diff, step: Sequence[Diff], alignment: Alignment, declared: Sequence[Difference], place: Place
 ) -> Cause | None:
-    """The cause of a diff, where what was recorded says it; else `None`.
+    """Return the cause of a diff if the records of its step show it; else `None`.
 
     Args:
+        diff: the first diff that did not pass.
         step: the diffs of its step.
-        declared: what the runs declare differently in it.
-        place: where in the code it comes from.
+        alignment: the pairs of layers and parameters.
+        declared: the settings that differ between the runs in this step.
+        place: where in the code the diff comes from.
     """
     pair = diff.pair
     by_settings = cause_in_settings(pair, declared) if place.inside is not False else cause_around(place, declared)
@@ -42,18 +44,24 @@ def recorded_cause(
 
 
 def guess(diff: Diff, step: Sequence[Diff], alignment: Alignment, excluded: tuple[str, ...]) -> Cause | None:
-    """Where the cause of a diff has to be looked for, where no hypothesis explains it.
+    """Return the likely cause of a diff that no hypothesis explains, judged by the values of its stage.
 
     Args:
-        excluded: what was tried.
+        diff: the first diff that did not pass.
+        step: the diffs of its step.
+        alignment: the pairs of layers and parameters.
+        excluded: hypotheses that were tried and ruled out.
+
+    Returns:
+        The cause; `None` if one side's record is missing or the values can no longer be read.
     """
     if not diff.pair.complete:
         return None
     try:
-        found = cause_by_stage(diff, step, _layers(diff.pair, alignment))
+        cause = cause_by_stage(diff, step, _layers(diff.pair, alignment))
     except (RunFolderError, SketchOnlyError):
         return None  # the values are no longer there to look at; the figures stand
-    return replace(found, excluded=excluded)
+    return replace(cause, excluded=excluded)
 
 
 def _layers(pair: Pair, alignment: Alignment) -> LayerPair | None:
@@ -61,13 +69,13 @@ def _layers(pair: Pair, alignment: Alignment) -> LayerPair | None:
 
 
 def _surplus(step: Sequence[Diff], alignment: Alignment) -> str:
-    """Layers with parameters that ran on one side, and that the other side has not."""
+    """Return a text that names layers with parameters that ran on one side and are absent on the other; else empty."""
     ran = [d.pair.anchor.layer for d in step if d.pair.stage == "forward" and not d.compared]
     described = []
-    for name, other, surplus in zip(SIDES, SIDES.swapped(), alignment.surplus):
-        more = [p for p in surplus if any(r == p or r.startswith(f"{p}.") for r in ran)]
-        if more:
-            described.append(f"the {name} has layers that the {other} has not: {first_few(more, 3)}")
+    for name, other_side, surplus in zip(SIDES, SIDES.swapped(), alignment.surplus):
+        paths = [p for p in surplus if any(r == p or r.startswith(f"{p}.") for r in ran)]
+        if paths:
+            described.append(f"the {name} has layers that the {other_side} has not: {first_few(paths, 3)}")
     return "; ".join(described)
 
 

@@ -1,4 +1,4 @@
-"""Where the environments of two runs differ, and whether that explains the first diff."""
+"""Causes of the first diff in the environments of the two runs: TF32 and autocast."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from padiff.records import Both, Cause, Diff, RunInfo
 
 # TF32 keeps 10 bits of the mantissa: a matrix product or convolution is off by 2**-11 or so, a chain by little more.
 _TF32_AT_MOST = 2e-2
-# What autocast rounds makes outputs and gradients differ by so many times its rounding of one number, at most: 0.25 of
-# them in bfloat16. Chosen: two and a half times what the default policy lets gradients in bfloat16 be off by.
+# The largest relative error that autocast explains, as a multiple of the rounding of one number: a relative error of
+# 0.25 in bfloat16. Chosen: two and a half times the limit of the default policy for gradients in bfloat16.
 _AUTOCAST_AT_MOST = 64
 _PRODUCTS = frozenset({"linear", "conv1d", "conv2d", "conv3d", "multiheadattention", "bilinear"})
 
 
 def environment_cause(diff: Diff, infos: Both[RunInfo]) -> Cause | None:
-    """How the environments explain a diff, where that is what its figures look like; else `None`.
+    """Return a cause if the environments differ and the diff is as large as that difference makes it; else `None`.
 
     Args:
-        infos: of the reference and the candidate.
+        diff: the first diff that did not pass.
+        infos: the information on the reference and on the candidate run.
     """
     if not _computed(diff):
         return None
@@ -32,8 +33,9 @@ def _computed(diff: Diff) -> bool:
 
 
 def autocast_cause(diff: Diff, infos: Both[RunInfo]) -> Cause | None:
-    """Autocast differs, and so does what the tensors are made of. What it rounds is allowed, so this is for what
-    nothing else explains.
+    """Return a cause if autocast uses other dtypes in the two runs and the two tensors have these dtypes; else `None`.
+
+    The rounding of autocast is tolerated by the policy, so this cause is for diffs that nothing else explains.
     """
     if not _computed(diff):
         return None
@@ -56,7 +58,7 @@ def autocast_cause(diff: Diff, infos: Both[RunInfo]) -> Cause | None:
 
 
 def _tf32(diff: Diff, kind: str, infos: Both[RunInfo]) -> Cause | None:
-    """TF32 differs on a GPU, and a product of matrices is off by what TF32 leaves out."""
+    """Return a cause if TF32 is on in one run only and a matrix product on GPUs is off by its rounding; else `None`."""
     name = "tf32.cudnn" if kind.startswith("conv") else "tf32.matmul"
     environments = infos.map(lambda info: info.environment)
     used = environments.map(lambda found: bool(found.get(name)) and "gpu" in str(found.get("device.kind")))

@@ -1,4 +1,4 @@
-"""What a comparison knows besides a step's diffs, when it looks for the cause of the first one."""
+"""The input of the search for a cause, besides the diffs of a step."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def _nothing(_: int) -> Sequence[Difference]:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What speaks for a cause.
+    """Runs, alignment, policy and settings that the search for a cause reads.
 
     Attributes:
-        runs: the reference and the candidate, whose other steps may be looked at.
-        alignment: which layers and parameters answer to each other.
-        policy: what judged the diffs.
-        steps: the first diff's step, of the rank that it is of; `None` where it is not at hand.
-        declared: what the runs declare differently in a step.
-        agreed: how far off each tensor was in the steps compared before.
+        runs: the reference and the candidate run; their other steps may be read too.
+        alignment: the pairs of layers and parameters.
+        policy: the policy that judged the diffs.
+        steps: the step of the first diff on either side, of the diff's rank; `None` if the steps are not available.
+        declared: returns the settings that differ between the runs in a step, by the step's number.
+        agreed: the largest error of each tensor in the steps compared before.
     """
 
     runs: Both[Run]

@@ -1,8 +1,8 @@
-"""The cause of a first diff that was seen in sketches only, found in a later step that was recorded in full.
+"""Causes of a first diff that was recorded as sketches, found in a later step that was recorded in full.
 
-By then the runs have come apart: weights and what goes in are others on either side. So the reference's calls are
-computed of what went into the candidate's, as they are and with one edit: what gives the candidate's tensor is what is
-other in its code, however far the runs are apart.
+By the later step the runs have diverged: weights and inputs differ on both sides. So the calls of one side are
+computed from the inputs of the other side, unchanged and with one edit. An edit that gives the other side's tensor
+shows what differs in the code, however far the runs have diverged.
 """
 
 from __future__ import annotations
@@ -32,40 +32,41 @@ from padiff.errors import PadiffError
 from padiff.pair.layouts import layout_between
 from padiff.records import Both, Cause, Diff, FirstDiff, Operand, Pair, Step
 
-# What rounding makes of an output that is computed of the same, as a multiple of its type's: as in
-# `padiff.compare.diagnose.hypotheses.layer_output`.
+# The rounding error of an output computed from the same inputs, as a multiple of its dtype's rounding: the same limit
+# as in `padiff.compare.diagnose.hypotheses.layer_output`.
 _ROUNDINGS = 8.0
-#: Elements that are computed with, at most.
+#: The most elements that a formula may hold to be computed.
 _MOST = 8_000_000
 
 
 def cause_found_later(first: FirstDiff, place: Place, diffs: Sequence[Diff], evidence: Evidence) -> Cause | None:
-    """The cause of a first diff, proven by a later step; `None` where that step does not show it.
+    """Return the cause of a first diff, proven by a later step; `None` if that step does not show the cause.
 
     Args:
-        place: where in the code it comes from, in its own step.
-        diffs: of the later step.
-        evidence: with the later step on either side.
+        first: the first diff.
+        place: where in the code the diff comes from, in the diff's own step.
+        diffs: the diffs of the later step.
+        evidence: the input of the search, with the later step on either side.
     """
     if first.diff is None or evidence.steps is None:
         return None
     anchor = first.diff.pair.anchor
-    at = anchor.layer, anchor.stage, anchor.call
-    own = next((d for d in diffs if _site(d) == at and d.pair.complete and d.pair.step == diffs[0].pair.step), None)
-    if own is None or first.stage not in ("forward", "input"):
+    site = anchor.layer, anchor.stage, anchor.call
+    later = next((d for d in diffs if _site(d) == site and d.pair.complete and d.pair.step == diffs[0].pair.step), None)
+    if later is None or first.stage not in ("forward", "input"):
         return None
-    if own.figures is None or own.figures.basis != "tensors":
+    if later.figures is None or later.figures.basis != "tensors":
         return None
-    number = own.pair.step
-    found = placed(own, diffs)
-    scene = Scene(own, found.own, evidence.alignment, evidence.runs, found.rank)
+    number = later.pair.step
+    rank_diff = placed(later, diffs)
+    scene = Scene(later, rank_diff.own, evidence.alignment, evidence.runs, rank_diff.rank)
     try:
-        # What comes from outside is as it would be had the runs not come apart.
+        # The inputs of the model do not depend on the weights, so they can be compared as in the first step.
         cause = (
             explain(scene) if first.stage == "input" else explained(_hypotheses(scene, place, evidence.steps))
         ).cause
     except (PadiffError, ValueError, IndexError, KeyError):
-        return None  # what can't be read explains nothing
+        return None  # unreadable values explain nothing
     if cause is None or not cause.proven:
         return None
     text = f"at step {number}, which was recorded in full, {cause.evidence}"
@@ -83,43 +84,43 @@ def _hypotheses(scene: Scene, place: Place, steps: Both[Step]) -> Iterator[Hypot
     ends = _ends(scene, place, graphs)
     if ends is None:
         return
-    known = _case(scene, graphs, ends)
-    if known is None:
+    recorded = _case(scene, graphs, ends)
+    if recorded is None:
         return
     sheets, noise = [], 0.0
     for k, (graph, step, info, end) in enumerate(zip(graphs, steps, infos, ends)):
-        writer, own, look = Writer(graph, step, info), [*known.sides][k], [*known.looks][k]
+        writer, actual, look = Writer(graph, step, info), [*recorded.sides][k], [*recorded.looks][k]
         try:
             formula = writer.write(end, {end, *_found_again([*place.computed][k], place, k, graph)})
-            made = look(formula.values[formula.end])
+            output = look(formula.values[formula.end])
         except (UnknownError, ValueError, IndexError):
             return
-        off = root(made - own) if made.shape == own.shape else np.inf
-        if off > AGREES * root(own) or sum(value.size for value in formula.values) > _MOST:
+        error = root(output - actual) if output.shape == actual.shape else np.inf
+        if error > AGREES * root(actual) or sum(value.size for value in formula.values) > _MOST:
             return
-        noise = max(noise, off, _ROUNDINGS * rounding_of(scene.diff.pair) * root(own))
-        sheets.append(Sheet(writer, graph, known.looks.reference is not _same))
+        noise = max(noise, error, _ROUNDINGS * rounding_of(scene.diff.pair) * root(actual))
+        sheets.append(Sheet(writer, graph, recorded.looks.reference is not _same))
     answers = _Answers(scene, graphs)
-    found: list[Found] = []
+    trials: list[Found] = []
     case = None
     for k, sheet in enumerate(sheets):
-        other, actual, look = answers.instead(sheet, k), [*known.sides][1 - k], [*known.looks][k]
-        if other is None:
+        swapped, expected, look = answers.instead(sheet, k), [*recorded.sides][1 - k], [*recorded.looks][k]
+        if swapped is None:
             continue
-        base = look(other.values[other.end])
-        if base.shape != actual.shape or root(base - actual) <= NEAR * noise:
-            return  # what goes in is all that differs
-        sheet.formula = other
-        case = replace(known, sides=Both(base, actual).swapped(bool(k)), noise=max(noise, 1e-300))
+        base = look(swapped.values[swapped.end])
+        if base.shape != expected.shape or root(base - expected) <= NEAR * noise:
+            return  # only the inputs differ
+        sheet.formula = swapped
+        case = replace(recorded, sides=Both(base, expected).swapped(bool(k)), noise=max(noise, 1e-300))
         makers = (left_out,) if k else (left_out, otherwise)
-        target = Target(actual, sheet.shape(other.end), look)
-        found += [replace(one, case=case) for one in tried(case, sheet, makers, target, bool(k))]
+        target = Target(expected, sheet.shape(swapped.end), look)
+        trials += [replace(trial, case=case) for trial in tried(case, sheet, makers, target, bool(k))]
     if case is not None:
-        yield from reported(case, found)
+        yield from reported(case, trials)
 
 
 def _case(scene: Scene, graphs: Both[Graph], ends: Both[int]) -> Case | None:
-    """What was recorded of the tensors that differ; `None` where it can't be brought together."""
+    """Return the recorded tensors that differ, as a case; `None` if they are not recorded or do not fit each other."""
     likes = scene.diff.pair.sides
     if likes.reference is None or likes.candidate is None:
         return None
@@ -134,7 +135,8 @@ def _case(scene: Scene, graphs: Both[Graph], ends: Both[int]) -> Case | None:
 
 # -- the same places in a later step -------------------------------------------------------------------------------
 
-#: A tensor of a trace, whatever its number: a call that gives it, or that it goes into, and its slot there.
+#: A tensor of a trace, independent of its number: True if the call returns the tensor and False if the tensor is an
+#: input, then layer, call, function and nth of the call, and the tensor's slot.
 _Address = tuple[bool, str, int, str, int, str]
 
 
@@ -161,32 +163,36 @@ def _at(graph: Graph, address: _Address | None) -> int | None:
 
 
 def _ends(scene: Scene, place: Place, graphs: Both[Graph]) -> Both[int] | None:
-    """The tensors that differ: those that the first step showed, where it did."""
-    found: list[int | None] = []
+    """Return the numbers of the tensors that differ, in the traces of the later step; `None` if a side has none.
+
+    The tensors that the first step showed are preferred over the output of the layer.
+    """
+    tensors: list[int | None] = []
     for k, (graph, record) in enumerate(zip(graphs, scene.diff.pair.sides)):
         if place.graphs is not None and place.ends is not None:
-            found.append(_at(graph, _address([*place.graphs][k], [*place.ends][k])))
+            tensors.append(_at(graph, _address([*place.graphs][k], [*place.ends][k])))
         else:
-            found.append(None if record is None else graph.tensor_of(record))
-    return None if found[0] is None or found[1] is None else Both(found[0], found[1])
+            tensors.append(None if record is None else graph.tensor_of(record))
+    return None if tensors[0] is None or tensors[1] is None else Both(tensors[0], tensors[1])
 
 
 def _found_again(tensors: Iterable[int], place: Place, k: int, graph: Graph) -> set[int]:
-    """Tensors of the first step's trace, by their numbers in another one's."""
+    """Return the numbers that tensors of the first step's trace have in another trace."""
     if place.graphs is None:
         return set()
-    found = {_at(graph, _address([*place.graphs][k], tensor)) for tensor in tensors}
-    return {one for one in found if one is not None}
+    numbers = {_at(graph, _address([*place.graphs][k], tensor)) for tensor in tensors}
+    return {number for number in numbers if number is not None}
 
 
-# -- what the other side has in a tensor's place -------------------------------------------------------------------
+# -- the other side's values in a tensor's place -------------------------------------------------------------------
 
 
 class _Answers:
-    """What goes into one side's calls, as the other side has it.
+    """Inputs of one side's calls, with the values of the other side.
 
     Args:
-        graphs: of the step, either side's.
+        scene: the diff and its step.
+        graphs: the traces of the step, of either side.
     """
 
     def __init__(self, scene: Scene, graphs: Both[Graph]) -> None:
@@ -198,28 +204,28 @@ class _Answers:
         self._pairs: list[dict[tuple[str, str, int], Pair]] = [{}, {}]
         for stage in ("forward", "weight", "input"):
             for pair in scene.pairs(scene.number, stage).values():
-                for known, record in zip(self._pairs, pair.sides):
+                for pairs, record in zip(self._pairs, pair.sides):
                     if record is not None:
-                        known[record.layer, record.slot, record.call] = pair
+                        pairs[record.layer, record.slot, record.call] = pair
 
     def instead(self, sheet: Sheet, k: int) -> Formula | None:
-        """A side's formula, of what goes in on the other side; `None` where that is not known."""
-        made = Formula()
+        """Return a side's formula computed with the inputs of the other side; `None` if these are not recorded."""
+        formula = Formula()
         for number, (node, value) in enumerate(zip(sheet.nodes, sheet.formula.values)):
             if node.operation:
-                made.nodes.append(node)
+                formula.nodes.append(node)
                 try:
                     with np.errstate(all="ignore"):
-                        made.values.append(computed(node, made.values.__getitem__))
+                        formula.values.append(computed(node, formula.values.__getitem__))
                 except (UnknownError, ValueError, IndexError):
                     return None
                 continue
-            other = value if node.name == CONSTANT else self._of(sheet, number, k)
-            if other is None or other.shape != value.shape:
+            leaf = value if node.name == CONSTANT else self._of(sheet, number, k)
+            if leaf is None or leaf.shape != value.shape:
                 return None
-            made.leaf(other, node.name)
-        made.end = sheet.formula.end
-        return made if np.isfinite(made.values[made.end]).all() else None
+            formula.leaf(leaf, node.name)
+        formula.end = sheet.formula.end
+        return formula if np.isfinite(formula.values[formula.end]).all() else None
 
     def _of(self, sheet: Sheet, node: int, k: int) -> np.ndarray | None:
         name = sheet.nodes[node].name
@@ -229,34 +235,38 @@ class _Answers:
         tensor = sheet.tensor(node)
         if tensor is None:
             return None
-        graph, other = self._graphs if not k else self._graphs.swapped()
+        graph, other_graph = self._graphs if not k else self._graphs.swapped()
         for call in graph.trace.calls:
             if call.function:
                 continue
             for operand in call.outputs:
-                found = self._other(self._pairs[k].get((call.layer, operand.slot, call.call)), k)
-                if operand.tensor == tensor and found is not None:
-                    return found
+                value = self._other(self._pairs[k].get((call.layer, operand.slot, call.call)), k)
+                if operand.tensor == tensor and value is not None:
+                    return value
         for call in graph.trace.calls:
-            at = other.layers.get(([*self._paths][k].get(call.layer, ""), call.call)) if not call.function else None
+            at = (
+                other_graph.layers.get(([*self._paths][k].get(call.layer, ""), call.call))
+                if not call.function
+                else None
+            )
             for place, operand in enumerate(call.inputs) if at is not None else ():
                 if operand.tensor == tensor:
-                    return self._input(graph, other, tensor, at.inputs, operand.slot, place)  # type: ignore[union-attr]
+                    return self._input(graph, other_graph, tensor, at.inputs, operand.slot, place)  # type: ignore[union-attr]
         return None
 
     def _other(self, pair: Pair | None, k: int) -> np.ndarray | None:
-        whole = None if pair is None or not pair.complete else whole_of(pair)
-        if whole is None or pair is None or pair.candidate is None:
+        tensors = None if pair is None or not pair.complete else whole_of(pair)
+        if tensors is None or pair is None or pair.candidate is None:
             return None
-        return whole.candidate if not k else np.asarray(pair.layout.undo(whole.reference, pair.candidate.shape))
+        return tensors.candidate if not k else np.asarray(pair.layout.undo(tensors.reference, pair.candidate.shape))
 
     @staticmethod
     def _input(
         graph: Graph, other: Graph, tensor: int, there: Sequence[Operand], slot: str, place: int
     ) -> np.ndarray | None:
-        """What goes into the layer that answers to one: in the slot of that name, else in that place."""
-        named = [one for one in there if one.slot == slot] or list(there[place : place + 1])
-        source = other.trace.tensors[named[0].tensor].source if named else None
+        """Return the value in the same slot, else position, of the counterpart layer; `None` if not recorded."""
+        operands = [operand for operand in there if operand.slot == slot] or list(there[place : place + 1])
+        source = other.trace.tensors[operands[0].tensor].source if operands else None
         if source is None or source.sketched:
             return None
         shape, value = graph.trace.tensors[tensor].shape, np.asarray(source.read())

@@ -1,4 +1,4 @@
-"""How far the first diff reaches: within its tensor, over its step, and back in time."""
+"""The extent of the first diff: within its tensor, over its step, and in the steps before."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from padiff.records.planned import PlannedPairs
 from padiff.records.sites import Sites
 from padiff.records.step_diffs import StepDiffs
 
-# A part of a tensor is worth naming if it is at most this share of it, and so many slices; elements are counted only.
+# A part of a tensor is named if it is at most this share of the tensor and at most this many slices. Single elements
+# are counted, not named, up to the last share.
 _SHARE, _NAMED, _ELEMENTS = 0.25, 4, 0.01
 
-#: What a tensor is, from step to step: layer, stage, slot, call.
+#: The key of a tensor in every step: layer, stage, slot, call.
 Site = tuple[str, str, str, int]
 
 
-#: How far off a tensor was at most (relative L2), and in how many steps it was compared.
+#: The largest relative L2 error of a tensor, and the number of steps in which the tensor was compared.
 Agreed = tuple[float, int]
 NEVER: Agreed = (0.0, 0)
 _Columns = tuple[np.ndarray, np.ndarray]
@@ -33,18 +34,18 @@ _NONE: Mapping[Site, Agreed] = MappingProxyType({})
 
 
 def site_of(diff: Diff) -> Site:
-    """What the diff's tensor is, from step to step."""
+    """Return the key of a diff's tensor, which is the same in every step."""
     anchor = diff.pair.anchor
     return anchor.layer, anchor.stage, anchor.slot, anchor.call
 
 
 class Agreement:
-    """How far off each tensor was in the steps so far, of all its processes.
+    """The largest error of each tensor in the steps so far, over all processes.
 
     Args:
-        columns: of tensors that steps have in common, by process and sites: the largest error of each, and in how many
-            steps it was compared.
-        others: the same of other tensors, one by one.
+        columns: arrays for the tensors that steps with the same schema share, by process and schema: the largest error
+            of each tensor, and the number of steps in which the tensor was compared.
+        others: the same two numbers for each remaining tensor.
     """
 
     def __init__(
@@ -53,16 +54,20 @@ class Agreement:
         self._columns, self._others = columns, others
 
     def after(self, ranks: Sequence[StepDiffs]) -> Agreement:
-        """With one step more."""
+        """Return an agreement that includes one more step.
+
+        Args:
+            ranks: the step's diffs, by process.
+        """
         columns, others = dict(self._columns), self._others
         for rank, diffs in enumerate(ranks):
-            known = diffs.known
+            compared = diffs.known
             if isinstance(diffs.pairs, PlannedPairs):
                 most, steps = columns.get((rank, diffs.sites), (0.0, 0))
-                errors = np.where(known, diffs.relative, 0.0)
-                columns[rank, diffs.sites] = np.fmax(most, errors), steps + known
+                errors = np.where(compared, diffs.relative, 0.0)
+                columns[rank, diffs.sites] = np.fmax(most, errors), steps + compared
             else:
-                others = self._after_one_by_one(others, diffs, known)
+                others = self._after_one_by_one(others, diffs, compared)
         return Agreement(columns, others)
 
     def _after_one_by_one(
@@ -77,11 +82,16 @@ class Agreement:
         return after
 
     def get(self, site: Site, never: Any = None) -> Any:
-        """How far off a tensor was at most, and in how many steps it was compared; ``never`` where in none."""
+        """Return the largest error of a tensor and the number of steps in which the tensor was compared.
+
+        Args:
+            site: the key of the tensor.
+            never: the value to return if the tensor was not compared in any step.
+        """
         most, steps = self._others.get(site, NEVER)
         by_rank: dict[int, int] = {}
         for (rank, sites), (errors, counts) in self._columns.items():
-            places = [place for place, one in enumerate(_sites(sites)) if one == site]
+            places = [place for place, key in enumerate(_sites(sites)) if key == site]
             if places:
                 most = max(most, *(float(errors[place]) for place in places))
                 by_rank[rank] = by_rank.get(rank, 0) + max(int(counts[place]) for place in places)
@@ -94,21 +104,22 @@ def _sites(sites: Sites) -> list[Site]:
 
 
 def extent_of(diff: Diff, step: Sequence[Diff], agreed: Agreement) -> Extent:
-    """How far a diff reaches.
+    """Return how far a diff reaches within its tensor, over its step and in the steps before.
 
     Args:
+        diff: the first diff that did not pass.
         step: the judged diffs of its step, in causal order.
-        agreed: what the steps before showed.
+        agreed: the largest errors in the steps before.
     """
     most, steps = agreed.get(site_of(diff), (None, 0))
     others = _others(diff, step)
-    differing = [other for other in others if not other.passed]
+    differing = [d for d in others if not d.passed]
     return Extent(
         diff.pair.stage,
         _within(diff),
         len(differing),
         len(others),
-        _only([diff, *differing], [other for other in others if other.passed]),
+        _only([diff, *differing], [d for d in others if d.passed]),
         most,
         steps,
     )
@@ -124,11 +135,11 @@ def _others(diff: Diff, step: Sequence[Diff]) -> list[Diff]:
 
 
 def _only(differing: Sequence[Diff], equal: Sequence[Diff]) -> tuple[str, ...]:
-    """The kinds of parameters that differ, where no parameter of another kind does and none of theirs is equal."""
+    """Return the kinds of parameters that differ, if all compared parameters of these kinds differ and no others."""
     if differing[0].pair.stage not in PARAMETER_STAGES or not equal:
         return ()
-    kinds, rest = {_kind(d) for d in differing}, {_kind(d) for d in equal}
-    return tuple(sorted(kinds, reverse=True)) if kinds.isdisjoint(rest) else ()
+    kinds, equal_kinds = {_kind(d) for d in differing}, {_kind(d) for d in equal}
+    return tuple(sorted(kinds, reverse=True)) if kinds.isdisjoint(equal_kinds) else ()
 
 
 def _kind(diff: Diff) -> str:
@@ -139,17 +150,17 @@ def _kind(diff: Diff) -> str:
 
 
 def _within(diff: Diff) -> Within | None:
-    """The part of the tensor outside of which everything is within the limit."""
+    """Return the part of the tensor that differs, if the remaining elements are within the limit; else `None`."""
     judged = diff.judgement
     if judged is None or judged.figure not in (Figure.REL_L2, Figure.L2) or diff.figures is None or diff.problem:
         return None
     try:
-        found = operands(diff.pair)
+        tensors = operands(diff.pair)
     except RunFolderError:
         return None
-    if not isinstance(found, Arrays) or not found.reference.ndim:
+    if not isinstance(tensors, Arrays) or not tensors.reference.ndim:
         return None
-    values = found.values()
+    values = tensors.values()
     error = np.abs(values.candidate - values.reference) ** 2
     scale = diff.figures.reference_l2 if judged.figure is Figure.REL_L2 else 1.0
     allowed = (judged.limit * scale) ** 2
@@ -169,7 +180,7 @@ def _within(diff: Diff) -> Within | None:
 
 
 def _fewest(errors: np.ndarray, allowed: float) -> tuple[int, ...]:
-    """The fewest slices without which the squared error is within what is allowed, in order."""
+    """Return the sorted indices of the fewest slices without which the squared error is within the limit."""
     order = np.argsort(errors)
     within = np.cumsum(errors[order]) <= allowed
     return tuple(sorted(int(k) for k in order[int(within.sum()) :]))

@@ -1,4 +1,4 @@
-"""The first diff: where it is, how far it reaches, and why."""
+"""The first diff with its layers, extent and cause."""
 
 from __future__ import annotations
 
@@ -30,20 +30,22 @@ from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.pair.processes import OWN_SAMPLES
 from padiff.records import LOOP, Both, Cause, Diff, FirstDiff, Pair, Record, Run, Step, TracedCall, is_functional
 
-# Lines of a stack that are shown.
+# The most lines of a stack in a report.
 _LINES = 4
-#: Where nothing was recorded of them.
+#: Stands for stacks that were not recorded.
 NO_STACKS: Both[tuple[str, ...]] = Both((), ())
 
-# What is declared, by the kind of what is computed of it.
+# Kinds of recorded causes, by the kind of the hypothesis that computes the same cause.
 _DECLARED = {"norm_statistics": "mode", "accumulation": "trainer"}
 
 
 def first_diff(diffs: Sequence[Diff], evidence: Evidence, compute: bool = True) -> FirstDiff | None:
-    """The first diff that did not pass; `None` if all passed.
+    """Return the first diff that did not pass; `None` if all passed.
 
     Args:
-        compute: whether hypotheses on its cause are computed, which takes a second or so.
+        diffs: the judged diffs, of one or more steps.
+        evidence: the input of the search for the cause.
+        compute: True to compute hypotheses on the cause, which takes about a second.
     """
     diff = first_failed(diffs)
     if diff is None:
@@ -52,18 +54,20 @@ def first_diff(diffs: Sequence[Diff], evidence: Evidence, compute: bool = True) 
 
 
 def described(diff: Diff, step: Sequence[Diff], evidence: Evidence, compute: bool = True) -> tuple[FirstDiff, Place]:
-    """A diff, with all that can be said of it; and where in the code it is.
+    """Return a diff with its extent and cause, and the place in the code that the diff comes from.
 
     Args:
+        diff: the first diff that did not pass.
         step: the diffs of its step.
-        compute: as `first_diff` has it.
+        evidence: the input of the search for the cause.
+        compute: True to compute hypotheses on the cause, which takes about a second.
     """
     pair = diff.pair
     reference, candidate = _paths(pair, evidence.alignment)
     place = _place(diff, step, evidence)
     scene = scene_of(diff, step, evidence.alignment, evidence.runs)
     scene = replace(scene, declared=evidence.declared(pair.step), place=place)
-    found = FirstDiff(
+    first = FirstDiff(
         pair.step,
         pair.stage,
         reference,
@@ -79,13 +83,23 @@ def described(diff: Diff, step: Sequence[Diff], evidence: Evidence, compute: boo
         rank=_rank(place.diff.pair, scene, step),
         stacks=_stacks(place, evidence),
     )
-    return found, place
+    return first, place
 
 
 def with_proof(first: FirstDiff, step: Sequence[Diff], evidence: Evidence) -> FirstDiff:
-    """A first diff that is what optimizers are set to, as proven where the updates of a step show it."""
+    """Return a first diff with a proven cause if the cause is an optimizer setting and the step's updates prove it.
+
+    Args:
+        first: the first diff; returned unchanged if nothing proves its cause.
+        step: the diffs of the step whose updates are computed.
+        evidence: the input of the search for the cause.
+    """
     cause = first.cause
-    differences = [one for one in evidence.declared(first.step) if one.kind == "optimizer_setting" and one.changes]
+    differences = [
+        difference
+        for difference in evidence.declared(first.step)
+        if difference.kind == "optimizer_setting" and difference.changes
+    ]
     update = next((d for d in step if d.pair.stage == "update" and d.compared and d.pair.anchor.layer != LOOP), None)
     if cause is None or cause.kind != "optimizer_setting" or update is None or cause.proven:
         return first
@@ -94,10 +108,10 @@ def with_proof(first: FirstDiff, step: Sequence[Diff], evidence: Evidence) -> Fi
 
 
 def _cause(scene: Scene, step: Sequence[Diff], place: Place, evidence: Evidence, compute: bool) -> Cause | None:
-    """What the records say, else what explains them when it is computed, else where to look."""
+    """Return the cause that the records show, else the cause that a hypothesis proves, else the code to read."""
     runs, alignment, diff = evidence.runs, evidence.alignment, scene.diff
     declared = scene.declared
-    found = (
+    cause = (
         rank_cause(scene, step)
         or shift_cause(diff, runs)
         or environment_cause(diff, runs.map(lambda run: run.info))
@@ -106,36 +120,36 @@ def _cause(scene: Scene, step: Sequence[Diff], place: Place, evidence: Evidence,
         or loss_cause(scene)
         or next(held.causes(scene), None)
     )
-    if found is not None:
-        written = explain(scene).cause if compute and diff.pair.stage == "loss" and not found.proven else None
-        return written if written is not None and written.proven else found
+    if cause is not None:
+        computed_loss = explain(scene).cause if compute and diff.pair.stage == "loss" and not cause.proven else None
+        return computed_loss if computed_loss is not None and computed_loss.proven else cause
     if place.between:
         scene = replace(scene, diff=place.diff)
     computed = explain(scene) if compute and diff.pair.complete else Finding()
     recorded = recorded_cause(diff, step, alignment, declared, place)
-    # That the frameworks differ is said before what says no more than where, and after whatever is computed.
-    known = None if computed.cause is not None else known_cause(scene, place)
+    # A known difference of the frameworks goes before a cause that only names a place, and after computed causes.
+    framework_cause = None if computed.cause is not None else known_cause(scene, place)
     cast = autocast_cause(diff, runs.map(lambda run: run.info))
     if cast is not None and not _explained(computed.cause, recorded, place):
         return replace(cast, excluded=computed.excluded)
     if recorded is not None:
         if computed.cause is None or not computed.cause.proven:
-            return known if known is not None and says_where(recorded, place) else recorded
+            return framework_cause if framework_cause is not None and says_where(recorded, place) else recorded
         if recorded.kind == _DECLARED.get(computed.cause.kind):
             notes = [text for text in (computed.cause.evidence, recorded.evidence) if text]
             return replace(recorded, proven=True, evidence="; ".join(notes))
-        # What is declared differently says how to mend what was computed.
-        # A loss's code is written anew, whatever its functions are set to.
+        # A declared difference also gives the fix of the computed cause. For a loss the fix rewrites the code instead,
+        # whatever the loss functions are set to.
         fix = "" if diff.pair.stage == "loss" else recorded.fix
         return replace(computed.cause, fix=computed.cause.fix or fix)
-    if known is not None:
-        known = replace(known, excluded=computed.excluded)
-    found = computed.cause or known or where_in_code(place, computed.excluded)
-    return found or guess(diff, step, alignment, computed.excluded)
+    if framework_cause is not None:
+        framework_cause = replace(framework_cause, excluded=computed.excluded)
+    cause = computed.cause or framework_cause or where_in_code(place, computed.excluded)
+    return cause or guess(diff, step, alignment, computed.excluded)
 
 
 def _explained(computed: Cause | None, recorded: Cause | None, place: Place) -> bool:
-    """Whether a cause is proven, or declared, rather than where to look."""
+    """Return True if a cause is proven or recorded; False if the cause only names the code to read."""
     proven = computed is not None and computed.proven
     return proven or (recorded is not None and not says_where(recorded, place))
 
@@ -145,21 +159,21 @@ def _place(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Place:
         infos = evidence.runs.map(lambda run: run.info)
         return place_of_diff(diff, step, evidence.steps, infos, evidence.policy)
     except (RunFolderError, SketchOnlyError):
-        return Place(diff)  # what would tell it is no longer there to look at; the figures stand
+        return Place(diff)  # the values can no longer be read; the figures stay valid
 
 
 def _call(place: Place) -> str:
-    one = place.calls.one if place.calls is not None else None
-    if one is None or place.graphs is None:
+    single_call = place.calls.one if place.calls is not None else None
+    if single_call is None or place.graphs is None:
         return ""
-    call, is_reference = one
+    call, is_reference = single_call
     graphs = place.graphs
-    where = place_of(call, graphs.reference.trace if is_reference else graphs.candidate.trace)
-    return where if is_reference else f"{where} of the candidate"
+    text = place_of(call, graphs.reference.trace if is_reference else graphs.candidate.trace)
+    return text if is_reference else f"{text} of the candidate"
 
 
 def _stacks(place: Place, evidence: Evidence) -> Both[tuple[str, ...]]:
-    """Where either side's code makes the call that a diff comes from, as far as that was recorded."""
+    """Return the stack of the call that a diff comes from, of either side's code; empty where no stack was recorded."""
     pair = place.diff.pair
     if place.calls is not None and place.calls.same is not None:
         return place.calls.same.map(_lines)
@@ -168,15 +182,15 @@ def _stacks(place: Place, evidence: Evidence) -> Both[tuple[str, ...]]:
     try:
         return evidence.steps.zip(pair.sides).map(lambda side: _stack(*side))
     except RunFolderError:
-        return NO_STACKS  # the trace is damaged; the figures stand
+        return NO_STACKS  # the trace is damaged; the figures stay valid
 
 
 def _stack(step: Step, record: Record | None) -> tuple[str, ...]:
-    """Where the layer's call is made that a record is of."""
+    """Return the stack of the layer call that a record belongs to."""
     if record is None:
         return ()
-    at = record.layer, record.call
-    calls = (call for call in step.trace.calls if not call.function and (call.layer, call.call) == at)
+    site = record.layer, record.call
+    calls = (call for call in step.trace.calls if not call.function and (call.layer, call.call) == site)
     return next(map(_lines, calls), ())
 
 
@@ -185,7 +199,7 @@ def _lines(call: TracedCall) -> tuple[str, ...]:
 
 
 def _rank(pair: Pair, scene: Scene, step: Sequence[Diff]) -> int | None:
-    """Which process a first diff is of."""
+    """Return the process that a first diff belongs to; `None` with one process, or if the processes share the diff."""
     if put_together(pair):
         return rank_of(pair)
     common = any(diff.problem is OWN_SAMPLES for diff in step)
@@ -193,13 +207,13 @@ def _rank(pair: Pair, scene: Scene, step: Sequence[Diff]) -> int | None:
 
 
 def scene_of(diff: Diff, step: Sequence[Diff], alignment: Alignment, runs: Both[Run]) -> Scene:
-    """What hypotheses look at: of a step's diffs those of the first one's rank, which come one after the other."""
-    found = placed(diff, step)
-    return Scene(diff, found.own, alignment, runs, found.rank)
+    """Return the scene of a diff for hypotheses, with the diffs of the same process only."""
+    rank_diff = placed(diff, step)
+    return Scene(diff, rank_diff.own, alignment, runs, rank_diff.rank)
 
 
 def _paths(pair: Pair, alignment: Alignment) -> Both[str | None]:
-    """Paths of both layers; where one side's record is missing, the layer that would have had it."""
+    """Return the paths of both layers; where one side's record is missing, the path of the aligned layer."""
     reference, candidate = pair.sides.map(lambda record: record.layer if record is not None else None)
     for layers in alignment.pairs:
         if reference is None and layers.candidate.path == candidate:

@@ -1,6 +1,7 @@
-"""What the frameworks are known to do differently when they are called alike: the table that `padiff atlas` makes.
+"""Known differences of torch and paddle, for calls with the same arguments: the table of `padiff atlas`.
 
-The table for the versions that padiff is tested with lies beside this file. Reading it needs neither framework.
+The table for the versions that padiff is tested with is the file ``known.json`` next to this module. Reading the table
+imports neither framework.
 """
 
 from __future__ import annotations
@@ -25,25 +26,27 @@ _SHIPPED = Path(__file__).with_name("known.json")
 
 @dataclass(frozen=True, slots=True)
 class AtlasRow:
-    """One operation, called alike in torch and paddle.
+    """One operation, called with the same arguments in torch and paddle.
 
     Attributes:
-        name: what is compared, in words.
-        group: the group of probes it belongs to, e.g. ``losses``.
-        operations: the layers and functions that it is about, in lower case, as either framework calls them.
+        name: the compared behaviour, in words.
+        group: the group of probes that the row belongs to, e.g. ``losses``.
+        operations: the layers and functions that the row is about, in lower case, as either framework spells them.
         torch, paddle: the two calls.
-        kind: ``same``, ``values``, ``shapes`` (or another number of outputs), or ``raises``.
-        at: where they differ: the two values that are furthest apart, the two shapes, or ``runs`` and the error.
-        rel_l2: the norm of the difference over torch's; infinity where torch's is zero or one side's is not finite.
-            `None` without values.
-        max_abs: the largest difference; likewise.
-        ratio: paddle's over torch's where it is the same everywhere; else `None`.
-        direction: ``+`` where paddle's are larger, ``-`` where they are smaller, ``±`` where both occur; or empty.
-        mended, mended_torch: the call of the one that agrees with the other's as it stands; empty: none is given.
-        mended_agrees, mended_torch_agrees: whether it does, as running it showed.
-        formula: the definition in numpy, computed in float64; empty: none is given.
-        agrees: which side agrees with it: ``torch``, ``paddle``, ``both``, ``neither``; empty without a formula.
-        note: why they differ, in words.
+        kind: ``same``, ``values``, ``shapes`` (also another number of outputs), or ``raises``.
+        at: the difference: the two values that are furthest apart, the two shapes, or ``runs`` and the error.
+        rel_l2: the norm of the difference over torch's norm; infinity if torch's norm is zero or one side is not
+            finite; `None` without values.
+        max_abs: the largest difference, with the same rules for infinity and `None`.
+        ratio: paddle's values over torch's, if the ratio is the same everywhere; else `None`.
+        direction: ``+`` if paddle's values are larger, ``-`` if they are smaller, ``±`` if both occur; or empty.
+        mended, mended_torch: the call of paddle, or of torch, changed to agree with the other framework; empty if none
+            is known.
+        mended_agrees, mended_torch_agrees: True if running the changed call showed that the two agree.
+        formula: the definition in numpy, computed in float64; empty if none is known.
+        agrees: the side that agrees with the formula: ``torch``, ``paddle``, ``both``, ``neither``; empty without a
+            formula.
+        note: the reason of the difference, in words.
     """
 
     name: str
@@ -71,18 +74,18 @@ class AtlasRow:
 
     @property
     def wrong(self) -> bool:
-        """Whether a call that should agree does not."""
+        """True if a changed call that should agree with the other framework does not."""
         mended = (self.mended, self.mended_agrees), (self.mended_torch, self.mended_torch_agrees)
         return any(call and not agrees for call, agrees in mended)
 
 
 @dataclass(frozen=True, slots=True)
 class Atlas:
-    """What all probes found.
+    """The results of all probes.
 
     Attributes:
-        versions: torch's and paddle's.
-        rows: a row for each probe.
+        versions: the versions of torch (reference) and paddle (candidate).
+        rows: one row for each probe.
     """
 
     versions: Both[str]
@@ -90,7 +93,7 @@ class Atlas:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Atlas:
-        """The table that JSON values hold."""
+        """Return the table that parsed JSON holds."""
         rows = []
         for row in values["probes"]:
             numbers = {name: _number(row.get(name)) for name in ("rel_l2", "max_abs", "ratio")}
@@ -102,7 +105,7 @@ class Atlas:
         return cls(Both(values["versions"]["torch"], values["versions"]["paddle"]), tuple(rows))
 
     def to_json(self) -> str:
-        """The table as JSON, a row to a line; what says nothing is left out."""
+        """Return the table as JSON, one row per line; fields with their default value are left out."""
         head = {
             "schema_version": SCHEMA_VERSION,
             "versions": {"torch": self.versions.reference, "paddle": self.versions.candidate},
@@ -114,31 +117,31 @@ class Atlas:
 
 @functools.cache
 def shipped_atlas() -> Atlas:
-    """The table for the versions that padiff is tested with."""
+    """Return the table for the versions that padiff is tested with."""
     return Atlas.of(json.loads(_SHIPPED.read_text(encoding="utf-8")))
 
 
 def known_difference(operation: str) -> tuple[AtlasRow, ...]:
-    """What torch and paddle are known to do differently in an operation; empty: nothing, or it was not probed.
+    """Return the rows on an operation in which torch and paddle differ; empty if they agree or it was not probed.
 
     Args:
         operation: a layer's kind, a function or an optimizer, in either framework's spelling: ``BatchNorm2D``,
-            ``avg_pool2d``, ``CrossEntropyLoss``, ``Adamax``. Where nothing is known of ``avg_pool3d``, say, what
-            is known of the other dimensions is given.
+            ``avg_pool2d``, ``CrossEntropyLoss``, ``Adamax``. If nothing is known of ``avg_pool3d``, for example, the
+            rows of the other dimensions are returned.
     """
-    known, key = _by_operation(), _key(operation)
-    return known.get(key) or known.get(_any_dimension(key), ())
+    rows, key = _by_operation(), _key(operation)
+    return rows.get(key) or rows.get(_any_dimension(key), ())
 
 
 @functools.cache
 def _by_operation() -> dict[str, tuple[AtlasRow, ...]]:
-    found: dict[str, list[AtlasRow]] = {}
+    rows_by_key: dict[str, list[AtlasRow]] = {}
     for row in shipped_atlas().rows:
         if row.differs:
             keys = [_key(operation) for operation in row.operations]
             for key in dict.fromkeys([*keys, *map(_any_dimension, keys)]):
-                found.setdefault(key, []).append(row)
-    return {key: tuple(rows) for key, rows in found.items()}
+                rows_by_key.setdefault(key, []).append(row)
+    return {key: tuple(rows) for key, rows in rows_by_key.items()}
 
 
 def _key(operation: str) -> str:

@@ -1,4 +1,4 @@
-"""What the frameworks are known to do differently, as the likely cause of a diff between a run of each."""
+"""Known differences of torch and paddle as the likely cause of a diff between a run of each."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from padiff.compare.diagnose.place import Place
 from padiff.model import equivalents
 from padiff.records import Both, Cause, Layer, RunInfo, is_of_loss
 
-# Groups of the table that show at a stage.
+# Groups of the table, by the stage at which their differences show.
 _FORWARD = ("activations", "normalisation", "pooling", "dropout", "attention", "embeddings", "recurrent", "images",
             "reductions")  # fmt: skip
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "forward": _FORWARD, "loss": ("losses",), "update": ("optimizers",), "weight": ("normalisation",),
     "grad": ("clipping",),
 }  # fmt: skip
-# Rows that are named.
+# The most rows that a cause names.
 _MOST = 2
 _KEYWORD = re.compile(r"(\w+)=([^,()\n]+)")
 
 
 def known_cause(scene: Scene, place: Place) -> Cause | None:
-    """What torch and paddle are known to do differently in what a first diff is of, as it is used; `None` if nothing
-    is known, or both runs are of one framework.
+    """Return a known difference of torch and paddle in the operation of a first diff as its cause.
+
+    `None` if no difference is known, or if both runs are of one framework.
     """
     if sorted(scene.frameworks) != ["paddle", "torch"]:
         return None
@@ -39,7 +40,7 @@ def known_cause(scene: Scene, place: Place) -> Cause | None:
             row
             for row in known_difference(operation)
             if row.group in groups and _is_about(row, operation) and _fits(row, settings)
-            if ("running_" in row.name) is running  # statistics that are kept show in no output of a training
+            if ("running_" in row.name) is running  # running statistics do not change an output in training mode
         ]
         if rows:
             return _cause(operation, rows[:_MOST], scene.frameworks)
@@ -47,7 +48,7 @@ def known_cause(scene: Scene, place: Place) -> Cause | None:
 
 
 def says_where(recorded: Cause, place: Place) -> bool:
-    """Whether a recorded cause only says which call it is: nothing that it is given differs on both sides."""
+    """Return True if a recorded cause only names a call, whose arguments agree as far as both sides have them."""
     if recorded.kind == "call":
         return True
     if recorded.kind != "call_arguments" or place.calls is None or place.calls.same is None:
@@ -60,7 +61,7 @@ def _at_start(scene: Scene) -> bool:
 
 
 def _operations(scene: Scene, place: Place) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """What the diff is of, and how it is set, the nearest first."""
+    """Yield the operations that the diff may come from, each with its settings, the nearest first."""
     if place.calls is not None and place.calls.same is not None:
         call = place.calls.same.reference
         if call.function:
@@ -91,24 +92,24 @@ def _declared(info: RunInfo, part: str, name: str) -> Iterator[str]:
 
 
 def _is_about(row: AtlasRow, operation: str) -> bool:
-    """Whether a row is about an operation itself, and not about something that is done to it."""
+    """Return True if a row is about the operation itself, and not only about an operation applied to its output."""
     bare = re.sub(r"[123]d$|loss$", "", operation.lower().replace("_", ""))
     return bare in row.name.lower().replace("_", "").replace("-", "")
 
 
 def _fits(row: AtlasRow, settings: Mapping[str, Any]) -> bool:
-    """Whether what a probe gave its call is what the layer has, as far as that is known."""
+    """Return True if the arguments of the probe's call agree with the layer's settings, as far as these are known."""
     if not row.note and not row.mended and not row.mended_torch:
         return False
     for name, text in _KEYWORD.findall(row.torch):
         if name not in settings:
             continue
         try:
-            given = ast.literal_eval(text.strip())
+            argument = ast.literal_eval(text.strip())
         except (ValueError, SyntaxError):
             continue
-        # What shows with padding does not without it.
-        if given and not (settings[name] and settings[name] != "none"):
+        # A difference that needs an option, such as padding, does not show where the layer does not use the option.
+        if argument and not (settings[name] and settings[name] != "none"):
             return False
     return True
 

@@ -1,4 +1,4 @@
-"""Calls of loss functions as they were recorded, and what they give in float64 with something replaced."""
+"""Recorded calls of loss functions, and their losses computed in float64 with some parts replaced."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.frameworks.spelled import SPELLINGS
 from padiff.records import Both, Diff, Problem, RunInfo, Step, is_of_loss, settings_at
 
-# What counts as computed to be the same: so many times nearer than what was recorded, and this near. Chosen.
+# A computed loss counts as the other side's if it is this many times nearer than the recorded one, and at most this
+# relative error away. Chosen.
 _NEARER, _NEAR = 30.0, 2e-3
-#: What a loss weighs by.
+#: Roles of inputs that weigh the classes of a loss.
 WEIGHTS = ("weight", "pos_weight")
 
 
@@ -27,11 +28,11 @@ class LossCall:
     """One side's call of a loss function.
 
     Attributes:
-        framework: the run's.
-        loss: what was recorded of it.
-        settings: what the function was set to.
-        inputs: what went in; `None` where it can't be read.
-        output: what it gave.
+        framework: the framework of the run.
+        loss: the records of the call.
+        settings: the settings of the function.
+        inputs: the inputs by role; `None` if they can't be read.
+        output: the recorded output; `None` if it can't be read.
     """
 
     framework: str
@@ -41,7 +42,11 @@ class LossCall:
     output: np.ndarray | None = None
 
     def computed(self, **other: Any) -> np.ndarray | None:
-        """What it gives in float64, with some things replaced by others."""
+        """Return the output computed in float64; `None` without inputs.
+
+        Args:
+            other: attributes of the call to replace, by name.
+        """
         call = replace(self, **other)
         if call.inputs is None:
             return None
@@ -50,22 +55,29 @@ class LossCall:
         )
 
     def gives(self, expected: np.ndarray | None, **other: Any) -> bool:
-        """Whether it would give that with some things replaced, and does not without."""
-        found, own = self.computed(**other), self.output
-        if found is None or expected is None or own is None or found.size != expected.size:
+        """Return True if the call gives the expected output only with some attributes replaced.
+
+        Args:
+            expected: the output of the other side.
+            other: attributes of the call to replace, by name.
+        """
+        loss, recorded = self.computed(**other), self.output
+        if loss is None or expected is None or recorded is None or loss.size != expected.size:
             return False
         size = float(np.linalg.norm(expected))
-        off = float(np.linalg.norm(found.ravel() - expected.ravel()))
-        without = float(np.linalg.norm(own.ravel() - expected.ravel())) if own.size == expected.size else np.inf
-        return off <= _NEAR * size and off * _NEARER <= without
+        error = float(np.linalg.norm(loss.ravel() - expected.ravel()))
+        recorded_error = (
+            float(np.linalg.norm(recorded.ravel() - expected.ravel())) if recorded.size == expected.size else np.inf
+        )
+        return error <= _NEAR * size and error * _NEARER <= recorded_error
 
 
 def calls_of(scene: Scene) -> Both[LossCall] | None:
-    """The two calls that a scene's diff is of; `None` where that is not one on either side."""
+    """Return the two calls that a scene's diff belongs to; `None` if a side does not have exactly one such call."""
     sides = scene.sides(scene.number)
     if sides is None:
         return None
-    found = []
+    calls = []
     for record, step, run in zip(scene.diff.pair.sides, sides, scene.runs):
         losses = recorded_losses(step.records)
         if record is None:
@@ -77,12 +89,12 @@ def calls_of(scene: Scene) -> Both[LossCall] | None:
             losses = [loss for loss in losses if loss.call == record.call]
         if len(losses) != 1:
             return None
-        found.append(_read(losses[0], step, run.info))
-    return Both(*found)
+        calls.append(_read(losses[0], step, run.info))
+    return Both(*calls)
 
 
 def loss_calls(step: Step, info: RunInfo) -> list[LossCall]:
-    """All calls of loss functions of a step."""
+    """Return all calls of loss functions in a step."""
     return [_read(loss, step, info) for loss in recorded_losses(step.records)]
 
 
@@ -100,41 +112,41 @@ def _read(loss: RecordedLoss, step: Step, info: RunInfo) -> LossCall:
 
 
 def is_near(found: np.ndarray | None, expected: np.ndarray | None) -> bool:
-    """Whether what was computed is what was recorded."""
+    """Return True if a computed output agrees with the recorded one."""
     if found is None or expected is None or found.size != expected.size:
         return False
     return bool(np.linalg.norm(found.ravel() - expected.ravel()) <= _NEAR * np.linalg.norm(expected))
 
 
 def sides_of(diff: Diff) -> Both[np.ndarray] | None:
-    """Both tensors of a diff; `None` where they can't be brought together."""
-    found = operands(diff.pair)
-    return None if isinstance(found, Problem) else found.values()
+    """Return both tensors of a diff in one layout; `None` if their layouts do not fit."""
+    tensors = operands(diff.pair)
+    return None if isinstance(tensors, Problem) else tensors.values()
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
 def number_text(output: np.ndarray | None) -> str:
-    """A loss in words."""
+    """Return a loss as text."""
     if output is None:
         return "unknown"
     return f"{float(output.ravel()[0]):.6g}" if output.size == 1 else "element by element"
 
 
 def functions_of(framework: str) -> str:
-    """Where a framework has its functions, with the dot after it."""
+    """Return the module of a framework's functions, with a trailing dot; empty for an unknown framework."""
     spelling = SPELLINGS.get(framework)
     return f"{spelling.layers}.functional." if spelling is not None else ""
 
 
 def spelled(framework: str, function: str) -> str:
-    """What a framework calls a loss function."""
+    """Return a framework's name of a loss function."""
     spelling = SPELLINGS.get(framework)
     return function if spelling is None else spelling.losses.get(function, (function, ""))[0]
 
 
 def fixed(calls: Both[LossCall], settings: Mapping[str, Any], function: str = "") -> str:
-    """The candidate's call with settings as the reference has them."""
+    """Return the candidate's call as code, with settings of the reference."""
     candidate = calls.candidate
     return loss_fix(candidate.framework, function or candidate.loss.function, settings)

@@ -1,4 +1,4 @@
-"""Why what goes into a loss function differs: other labels, other weights, something made of the logits."""
+"""Causes of a difference in a loss function's inputs: other labels, other weights, logits that the loop changed."""
 
 from __future__ import annotations
 
@@ -36,8 +36,11 @@ def labels_cause(diff: Diff, role: str, calls: Both[LossCall] | None) -> Cause:
     differ = reference != candidate
     count, among = int(differ.sum()), reference.size
     place = tuple(int(k) for k in np.argwhere(differ)[0]) if count else ()
-    one, other = (int(side[place]) for side in sides)
-    text = f"the loss is of other labels: {count} of {among} differ, the first at {list(place)}, {one} against {other}"
+    expected, actual = (int(side[place]) for side in sides)
+    text = (
+        f"the loss is of other labels: {count} of {among} differ, the first at {list(place)}, "
+        f"{expected} against {actual}"
+    )
     regular = _pattern(reference.astype(np.int64), candidate.astype(np.int64), differ, _ignored(calls))
     return Cause("labels", f"{text}: {regular}" if regular else text, proven, evidence)
 
@@ -49,7 +52,7 @@ def _ignored(calls: Both[LossCall] | None) -> Both[int]:
 
 
 def _pattern(reference: np.ndarray, candidate: np.ndarray, differ: np.ndarray, ignored: Both[int]) -> str:
-    """What is regular about how labels differ."""
+    """Return a text on a regular difference of the labels, such as a shift; empty if the difference is irregular."""
     offsets = np.unique((candidate - reference)[differ])
     out = Both((reference == ignored.reference) | (reference < 0), (candidate == ignored.candidate) | (candidate < 0))
     if bool((out.reference != out.candidate)[differ].all()):
@@ -70,14 +73,22 @@ def _pattern(reference: np.ndarray, candidate: np.ndarray, differ: np.ndarray, i
 
 
 def _proof_by_input(role: str, calls: Both[LossCall] | None) -> tuple[bool, str]:
-    """Whether the candidate's loss is the reference's with what is the reference's of one role."""
+    """Check that an input of the reference, in one role, turns the candidate's loss into the reference's loss.
+
+    Args:
+        role: the role of the input, e.g. ``labels``.
+        calls: the loss calls of both sides.
+
+    Returns:
+        True and the evidence as text, or False and an empty text.
+    """
     if calls is None:
         return False, ""
     reference, candidate = calls
     if reference.inputs is None or candidate.inputs is None or reference.output is None:
         return False, ""
-    given = {**candidate.inputs, role: reference.inputs[role].reshape(candidate.inputs[role].shape)}
-    if not candidate.gives(reference.output, inputs=given):
+    inputs = {**candidate.inputs, role: reference.inputs[role].reshape(candidate.inputs[role].shape)}
+    if not candidate.gives(reference.output, inputs=inputs):
         return False, ""
     return True, f"with the reference's the candidate's loss is the reference's, {number_text(reference.output)}"
 
@@ -113,16 +124,17 @@ def input_cause(diff: Diff, calls: Both[LossCall] | None) -> Cause:
 def _is_softmax(calls: Both[LossCall]) -> bool:
     if calls.reference.inputs is None or calls.candidate.inputs is None:
         return False
-    logits, given = (call.inputs["logits"].astype(np.float64) for call in calls if call.inputs is not None)
-    if logits.shape != given.shape:
+    logits, candidate_input = (call.inputs["logits"].astype(np.float64) for call in calls if call.inputs is not None)
+    if logits.shape != candidate_input.shape:
         return False
     shifted = np.exp(logits - logits.max(-1, keepdims=True))
-    return bool(np.allclose(shifted / shifted.sum(-1, keepdims=True), given, rtol=0, atol=1e-3))
+    return bool(np.allclose(shifted / shifted.sum(-1, keepdims=True), candidate_input, rtol=0, atol=1e-3))
 
 
 def labels_in_order(scene: Scene) -> Cause | None:
-    """Of labels that differ: their cause, if they are the reference's in another order, or counted from another number
-    on; so no model made them.
+    """Return the cause of labels that differ by their order or by a constant offset; `None` for any other difference.
+
+    Labels that a model predicts do not differ in these ways.
     """
     calls = calls_of(scene)
     sides = sides_of(scene.diff)

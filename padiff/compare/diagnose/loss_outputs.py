@@ -1,4 +1,6 @@
-"""Why a loss function gives something else though its inputs agree: a setting, another function, ignored rows."""
+"""Causes of a difference in the output of a loss function whose inputs agree: a setting, another function, ignored
+rows.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,13 @@ def output_cause(scene: Scene, calls: Both[LossCall] | None) -> Cause | None:
     if calls is None:
         return None
     reference, candidate = calls
-    known = [d for d in scene.step if is_of_loss(d.pair.anchor) and d.pair.stage == "loss" and d.compared]
-    if is_loss(scene.diff.pair.anchor) and any(loss_role(d.pair.anchor.slot) == "0" and _agrees(d) for d in known):
+    compared = [d for d in scene.step if is_of_loss(d.pair.anchor) and d.pair.stage == "loss" and d.compared]
+    if is_loss(scene.diff.pair.anchor) and any(loss_role(d.pair.anchor.slot) == "0" and _agrees(d) for d in compared):
         return _after(scene.diff)
     differing = _differing(calls)
     if "function" in differing:
         return _other_function(calls)
-    if not any(_agrees(d) for d in known):
+    if not any(_agrees(d) for d in compared):
         return None
     ignoring = _ignored_rows(calls)
     if ignoring is not None:
@@ -52,19 +54,20 @@ def output_cause(scene: Scene, calls: Both[LossCall] | None) -> Cause | None:
     shapes = calls.map(lambda call: {role: r.shape for role, r in call.loss.records.items() if role != "0"})
     broadcast = shapes.map(lambda side: "target" in side and side["prediction"] != side["target"])
     if broadcast.candidate != broadcast.reference:
-        side, one = ("candidate", shapes.candidate) if broadcast.candidate else ("reference", shapes.reference)
+        side, shape = ("candidate", shapes.candidate) if broadcast.candidate else ("reference", shapes.reference)
         text = (
-            f"the {side}'s prediction {one['prediction']} and target {one['target']} are broadcast against each other"
+            f"the {side}'s prediction {shape['prediction']} and target {shape['target']} are broadcast against "
+            "each other"
         )
         fix = "give both the same shape" if broadcast.candidate else ""
         return Cause("loss_shapes", text, True, "the loss has as many terms as that makes", fix)
     for side, call in (("reference", reference), ("candidate", candidate)):
-        own = call.computed()
-        if own is None or call.output is None or not own.size == call.output.size == 1:
+        exact = call.computed()
+        if exact is None or call.output is None or not exact.size == call.output.size == 1:
             continue
-        if not is_near(own, call.output):
+        if not is_near(exact, call.output):
             text = (
-                f"the loss function itself: the {side}'s is {number_text(call.output)}, in float64 {number_text(own)}"
+                f"the loss function itself: the {side}'s is {number_text(call.output)}, in float64 {number_text(exact)}"
             )
             return Cause("loss_function", f"{text} from what went in")
     return Cause("loss_function", "the loss function itself: what goes into it agrees, and what it is set to")
@@ -86,27 +89,27 @@ def _after(diff: Diff) -> Cause:
 
 
 def _differing(calls: Both[LossCall]) -> dict[str, Both[Any]]:
-    """The settings that differ."""
+    """Return the values of the settings that differ, by name."""
     sides = calls.map(lambda call: call.settings)
     names = dict.fromkeys((*sides.reference, *sides.candidate))
-    found = {name: Both(sides.reference.get(name), sides.candidate.get(name)) for name in names}
+    values_by_name = {name: Both(sides.reference.get(name), sides.candidate.get(name)) for name in names}
     optional = (*WEIGHTS, "function")
     return {
         name: values
-        for name, values in found.items()
+        for name, values in values_by_name.items()
         if name not in OF_LAYOUT and (None not in values or name in optional) and not same(*values)
     }
 
 
 def _set_differently(calls: Both[LossCall], differing: Mapping[str, Both[Any]]) -> Cause:
     reference, candidate = calls
-    given = {**candidate.settings, **{name: values.reference for name, values in differing.items()}}
+    settings = {**candidate.settings, **{name: values.reference for name, values in differing.items()}}
     inputs = dict(candidate.inputs or {})
     for role in set(WEIGHTS) & differing.keys():
         inputs.pop(role, None)
         if reference.inputs is not None and role in reference.inputs:
             inputs[role] = reference.inputs[role]
-    proven = candidate.inputs is not None and candidate.gives(reference.output, settings=given, inputs=inputs)
+    proven = candidate.inputs is not None and candidate.gives(reference.output, settings=settings, inputs=inputs)
     texts = [
         f"{name} {setting_text(values.reference)} against {setting_text(values.candidate)}"
         for name, values in differing.items()
@@ -122,17 +125,17 @@ def _set_differently(calls: Both[LossCall], differing: Mapping[str, Both[Any]]) 
 
 def _other_function(calls: Both[LossCall]) -> Cause:
     names = calls.map(lambda call: call.loss.function)
-    written = names.zip(calls).map(lambda side: spelled(side[1].framework, side[0]))
-    as_written = f" ({written.candidate} of {calls.candidate.framework})" * (written.candidate != names.candidate)
+    spellings = names.zip(calls).map(lambda side: spelled(side[1].framework, side[0]))
+    as_written = f" ({spellings.candidate} of {calls.candidate.framework})" * (spellings.candidate != names.candidate)
     sentence = f"the losses are others: {names.reference} against {names.candidate}{as_written}"
     proven = calls.candidate.gives(calls.reference.output, settings=calls.reference.settings)
     evidence = f"with the reference's function the candidate's loss is {number_text(calls.reference.output)}" * proven
-    own = {n: v for n, v in calls.reference.settings.items() if n in ("beta", "delta")}
-    return Cause("loss_function", sentence, proven, evidence, fixed(calls, own, names.reference))
+    settings = {n: v for n, v in calls.reference.settings.items() if n in ("beta", "delta")}
+    return Cause("loss_function", sentence, proven, evidence, fixed(calls, settings, names.reference))
 
 
 def _ignored_rows(calls: Both[LossCall]) -> Cause | None:
-    """Whether it is that one framework counts the rows whose labels are ignored, and the other does not."""
+    """Return a cause if only one of the frameworks counts rows with ignored labels in the mean; else `None`."""
     counting = calls.map(lambda call: known(call.framework).counts_ignored)
     if counting.reference == counting.candidate or calls.candidate.loss.function != "cross_entropy":
         return None
@@ -140,12 +143,12 @@ def _ignored_rows(calls: Both[LossCall]) -> Cause | None:
     if candidate.inputs is None or not candidate.gives(reference.output, framework=reference.framework):
         return None
     labels, ignored = candidate.inputs["labels"], int(candidate.settings.get("ignore_index", -100))
-    among, rest = labels.size, int((labels != ignored).sum())
-    counts = Both(among, rest) if counting.reference else Both(rest, among)
+    count, counted = labels.size, int((labels != ignored).sum())
+    counts = Both(count, counted) if counting.reference else Both(counted, count)
     counter = (reference if counting.reference else candidate).framework
     text = (
-        f"{among - rest} of {among} labels are ignored, and the reference's mean is over {counts.reference} rows, the "
-        f"candidate's over {counts.candidate}: {counter} counts ignored rows where ignore_index is negative"
+        f"{count - counted} of {count} labels are ignored, and the reference's mean is over {counts.reference} rows, "
+        f"the candidate's over {counts.candidate}: {counter} counts ignored rows where ignore_index is negative"
     )
     evidence = f"counted as the reference's, the candidate's loss is {number_text(reference.output)}"
     function = f"{functions_of(candidate.framework)}cross_entropy"

@@ -1,7 +1,7 @@
-"""Why losses part whose model's outputs agree: other labels, another setting, another function.
+"""Causes of a loss that differs although the model's outputs agree: other labels, another setting, another function.
 
-What went into the loss functions is recorded, so that the candidate's loss can be computed with something that is the
-reference's: where that gives the reference's loss, the cause is proven.
+The inputs of loss functions are recorded, so the candidate's loss can be computed with a setting or an input of the
+reference. If this gives the reference's loss, the cause is proven.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ _LABELS = ("labels", "target")
 
 
 def loss_cause(scene: Scene) -> Cause | None:
-    """The cause of a first diff that is a loss, or what went into a loss function; `None` where nothing shows it."""
+    """Return the cause of a first diff that is a loss or an input of a loss function; `None` if the records do not
+    show it.
+    """
     diff = scene.diff
     if diff.pair.stage != "loss" or not diff.pair.complete or isinstance(operands(diff.pair), Problem):
         return None
@@ -38,5 +40,7 @@ def loss_cause(scene: Scene) -> Cause | None:
 
 
 def loss_cause_of(scene: Scene, calls: Both[LossCall]) -> Cause | None:
-    """Why a loss function gives something else in the candidate, given both calls with the same inputs."""
+    """Return the cause of a loss function's output that differs, for two calls with the same inputs; `None` if
+    unknown.
+    """
     return output_cause(scene, calls)

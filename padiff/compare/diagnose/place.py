@@ -1,4 +1,4 @@
-"""Where in the code a diff of an output comes from: inside of the layer, or between it and those before."""
+"""The place in the code that a diff of an output comes from: inside of the layer, or between two layers."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from padiff.compare.diagnose.traced import Graph, Relation, Relations
 from padiff.compare.judge.policy import Policy
 from padiff.records import LOOP, Both, Diff, Operand, RunInfo, Step, TracedCall, is_below, is_functional
 
-# Functions that give the same whatever the order of what they are given.
+# Functions whose inputs may be exchanged.
 _EXCHANGED = frozenset({"add", "mul", "maximum", "minimum", "logical_and", "logical_or", "eq", "ne"})
 
 
 @dataclass(frozen=True)
 class Calls:
-    """What is called, on either side, between tensors that agree and one that does not.
+    """The calls of either side between tensors that agree and a tensor that differs.
 
     Attributes:
-        only: what has no call of the same function on the other side; calls that only look at values in another way
-            are left out where there are others.
-        same: a call of either side of one function whose outcome is the first to differ, though its inputs agree.
-        given_otherwise: whether it is given other arguments.
-        slots: what goes into that call and differs, though nothing is known of where it comes from: a mask, say.
+        only: the calls without a partner of the same function on the other side; calls that only rearrange values are
+            left out if there are other calls.
+        same: a call of the same function on both sides, the first whose output differs though its inputs agree.
+        given_otherwise: True if the arguments of that call differ.
+        slots: the input slots of that call whose tensors differ and have an unknown origin, such as a mask.
     """
 
     only: Both[tuple[TracedCall, ...]]
@@ -33,7 +33,7 @@ class Calls:
 
     @property
     def one(self) -> tuple[TracedCall, bool] | None:
-        """The call that it is, and whether it is the reference's; `None` where it may be any of several."""
+        """The only call that can be the cause, and True if it is the reference's; `None` if there are several."""
         if self.same is not None:
             return self.same.reference, True
         counts = self.only.map(len)
@@ -44,16 +44,17 @@ class Calls:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a diff of an output comes from.
+    """The place in the code that a diff of an output comes from.
 
     Attributes:
-        diff: what is reported: the diff of the output, or of what goes into its layer where that differs already.
-        inside: whether what goes into the layer agrees; `None` where that is not known.
-        last_agreeing: path of the last layer before it whose output agrees, the reference's; empty: there is none.
-        calls: what is called there, where functions were looked at.
-        graphs: both traces.
-        ends: the tensors that differ, of which `calls` tells; their numbers in the traces.
-        computed: the tensors that they were computed by, from tensors that agree on.
+        diff: the diff to report: of the output, or of an input of the layer if that input differs already.
+        inside: True if the inputs of the layer agree, False if they differ; `None` if that is unknown.
+        last_agreeing: the path, in the reference, of the last layer before the diff whose output agrees; empty if
+            there is none.
+        calls: the calls at this place; `None` if calls of functions were not recorded.
+        graphs: the traces of both sides.
+        ends: the numbers, in the traces, of the tensors that differ and that `calls` is about.
+        computed: the numbers of the tensors between the last tensors that agree and `ends`.
     """
 
     diff: Diff
@@ -66,7 +67,7 @@ class Place:
 
     @property
     def between(self) -> bool:
-        """Whether it comes from code between layers: before this one, or of this one after those inside of it."""
+        """True if the diff comes from code between layers: before this layer, or in it after its inner layers."""
         reference = self.diff.pair.reference
         return self.inside is False or (reference is not None and is_below(self.last_agreeing, reference.layer))
 
@@ -74,14 +75,14 @@ class Place:
 def place_of_diff(
     diff: Diff, step: Sequence[Diff], steps: Both[Step] | None, infos: Both[RunInfo], policy: Policy
 ) -> Place:
-    """Where a diff comes from, as far as the traces of its step tell.
+    """Return the place in the code that a diff comes from, as far as the traces of its step show it.
 
     Args:
-        diff: the first one that did not pass.
-        step: all of its step and rank.
-        steps: the step of either side; `None` if it is not at hand.
-        infos: what holds for all steps of either run.
-        policy: what judged it.
+        diff: the first diff that did not pass.
+        step: all diffs of its step and rank.
+        steps: the step of either side; `None` if the steps are not available.
+        infos: the information on either run.
+        policy: the policy that judged the diff.
     """
     pair = diff.pair
     reference, candidate = pair.sides
@@ -103,73 +104,88 @@ def place_of_diff(
         return Place(diff, inside, last, graphs=graphs)
     ends = Both(starts.reference, starts.candidate)
     back = _back(ends, graphs, relations, agreeing(step, graphs))
-    found = _calls_between(back, calls, graphs, relations) if all(step.trace.functions for step in steps) else None
+    calls_between = (
+        _calls_between(back, calls, graphs, relations) if all(step.trace.functions for step in steps) else None
+    )
     differing_there = back.map(lambda side: frozenset(operand.tensor for call in side for operand in call.outputs))
-    return Place(diff, inside, last, found, graphs, ends, differing_there)
+    return Place(diff, inside, last, calls_between, graphs, ends, differing_there)
 
 
 def _last_agreeing(diff: Diff, step: Sequence[Diff]) -> str:
-    """The layer whose output is the last to agree before a diff."""
+    """Return the path of the last layer before a diff whose output agrees; empty if there is none."""
     last = ""
-    for other in step:
-        if other is diff:
+    for earlier in step:
+        if earlier is diff:
             break
-        if other.pair.stage == "forward" and other.compared and other.passed and other.pair.reference is not None:
-            record = other.pair.reference
-            # What a container gives is mostly what its last layer gave.
+        if (
+            earlier.pair.stage == "forward"
+            and earlier.compared
+            and earlier.passed
+            and earlier.pair.reference is not None
+        ):
+            record = earlier.pair.reference
+            # The output of a container is mostly the output of its last layer.
             last = last if last.startswith(f"{record.layer}.") else record.layer
     return "" if last == LOOP else last
 
 
 def _inputs(calls: Both[TracedCall | None], relations: Relations) -> tuple[bool | None, Both[Operand] | None]:
-    """Whether what goes into two calls agrees, `None` if that is not known; and the first that does not."""
+    """Return whether the inputs of two calls agree, and the first two inputs that differ.
+
+    Returns:
+        True, False, or `None` if unknown; and the two operands, or `None` if no input differs.
+    """
     reference, candidate = calls
     if reference is None or candidate is None:
         return None, None
-    found: list[Relation] = []
-    for one, other in _answering(reference.inputs, candidate.inputs):
-        relation = relations.between(one.tensor, other.tensor, exact=True)
+    related: list[Relation] = []
+    for reference_input, candidate_input in _answering(reference.inputs, candidate.inputs):
+        relation = relations.between(reference_input.tensor, candidate_input.tensor, exact=True)
         if relation is Relation.DIFFER:
-            return False, Both(one, other)
-        found.append(relation)
-    return (True if found and found[0] is Relation.AGREE else None), None
+            return False, Both(reference_input, candidate_input)
+        related.append(relation)
+    return (True if related and related[0] is Relation.AGREE else None), None
 
 
 def _answering(reference: Sequence[Operand], candidate: Sequence[Operand]) -> list[Both[Operand]]:
-    """Which inputs answer to each other: by name, else by place; what has no partner is left out."""
+    """Pair the inputs of two calls, by slot name, else by position; inputs without a partner are left out."""
     waiting = {operand.slot: operand for operand in candidate}
-    named = {one.slot: waiting.pop(one.slot) for one in reference if one.slot in waiting}
-    rest = list(waiting.values())
+    named = {
+        reference_input.slot: waiting.pop(reference_input.slot)
+        for reference_input in reference
+        if reference_input.slot in waiting
+    }
+    unnamed = list(waiting.values())
     pairs = []
-    for one in reference:
-        other = named.get(one.slot) or (rest.pop(0) if rest else None)
-        if other is not None:
-            pairs.append(Both(one, other))
+    for reference_input in reference:
+        partner = named.get(reference_input.slot) or (unnamed.pop(0) if unnamed else None)
+        if partner is not None:
+            pairs.append(Both(reference_input, partner))
     return pairs
 
 
 def graphs_of(steps: Both[Step], infos: Both[RunInfo]) -> Both[Graph]:
-    """The traces of a step."""
+    """Return the graphs of a step's traces."""
     return steps.zip(infos).map(lambda side: Graph(side[0].trace, side[1].layers))
 
 
 def agreeing(step: Sequence[Diff], graphs: Both[Graph]) -> Both[set[int]]:
-    """Outputs of layers that agree, by their numbers."""
-    found: Both[set[int]] = Both(set(), set())
+    """Return the numbers, in either trace, of the layer outputs that agree."""
+    agreed: Both[set[int]] = Both(set(), set())
     for diff in step:
         if diff.pair.stage != "forward" or not diff.compared or not diff.passed:
             continue
-        for numbers, graph, record in zip(found, graphs, diff.pair.sides):
+        for numbers, graph, record in zip(agreed, graphs, diff.pair.sides):
             tensor = graph.tensor_of(record) if record is not None else None
             if tensor is not None:
                 numbers.add(tensor)
-    return found
+    return agreed
 
 
 def _back(
     starts: Both[int], graphs: Both[Graph], relations: Relations, agreed: Both[set[int]]
 ) -> Both[list[TracedCall]]:
-    """What is called between tensors that agree and two that do not."""
+    """Return the calls of either side between tensors that agree and the two tensors that differ."""
     return Both(
         graphs.reference.back(
             starts.reference, lambda tensor: tensor in agreed.reference or relations.is_found(tensor, True)
@@ -183,54 +199,61 @@ def _back(
 def _calls_between(
     back: Both[list[TracedCall]], own: Both[TracedCall | None], graphs: Both[Graph], relations: Relations
 ) -> Calls | None:
-    """What of it tells why; not the layers' own calls, whose output it is."""
-    found = back.zip(own).map(lambda side: [call for call in side[0] if call is not side[1]])
-    # What only looks at values in another way, or makes a constant, is reported where there is nothing else.
-    others = found.map(lambda calls: [call for call in calls if not is_looking(call)])
-    found = others if any(others) else found
-    others = found.map(lambda calls: [call for call in calls if call.inputs or call.parameters])
-    found = others if any(others) else found
-    if not any(found):
+    """Return the calls that can explain the difference, except the calls of the two layers; `None` if there are none.
+
+    Args:
+        back: the calls of either side between tensors that agree and the tensors that differ.
+        own: the call of the layer on either side.
+        graphs: the traces.
+        relations: the comparison of tensors of the traces.
+    """
+    suspects = back.zip(own).map(lambda side: [call for call in side[0] if call is not side[1]])
+    # Calls that only rearrange values, or make a constant, are reported only if there are no other calls.
+    fewer = suspects.map(lambda calls: [call for call in calls if not is_looking(call)])
+    suspects = fewer if any(fewer) else suspects
+    fewer = suspects.map(lambda calls: [call for call in calls if call.inputs or call.parameters])
+    suspects = fewer if any(fewer) else suspects
+    if not any(suspects):
         return None
-    pairs = _in_step(found)
+    pairs = _in_step(suspects)
     for both in pairs:
-        related = [relations.between(one.tensor, other.tensor) for one, other in _in_places(both, relations)]
+        related = [relations.between(first.tensor, second.tensor) for first, second in _in_places(both, relations)]
         axes = both.zip(graphs).map(lambda side: _axes(*side))
         if Relation.DIFFER in related:
             continue
-        otherwise = given_otherwise(both, axes)
-        if otherwise or all(relation is Relation.AGREE for relation in related):
-            return Calls(Both((), ()), both, otherwise)
+        arguments_differ = given_otherwise(both, axes)
+        if arguments_differ or all(relation is Relation.AGREE for relation in related):
+            return Calls(Both((), ()), both, arguments_differ)
     paired = Both(*({id(call) for call in side} for side in (zip(*pairs) if pairs else ((), ()))))
-    only = found.zip(paired).map(lambda side: tuple(call for call in side[0] if id(call) not in side[1]))
+    only = suspects.zip(paired).map(lambda side: tuple(call for call in side[0] if id(call) not in side[1]))
     if any(only):
         return Calls(only)
     for both in pairs:
-        for one, other in _in_places(both, relations):
-            # Where they come from is not known, or they are what other layers gave.
+        for first, second in _in_places(both, relations):
+            # The origin of both tensors is unknown, or both are outputs of other layers.
             ends = Both(
-                one.tensor not in graphs.reference.producers or relations.is_found(one.tensor, True),
-                other.tensor not in graphs.candidate.producers or relations.is_found(other.tensor, False),
+                first.tensor not in graphs.reference.producers or relations.is_found(first.tensor, True),
+                second.tensor not in graphs.candidate.producers or relations.is_found(second.tensor, False),
             )
-            if all(ends) and relations.between(one.tensor, other.tensor) is Relation.DIFFER:
-                return Calls(only, both, slots=Both(one.slot, other.slot))
+            if all(ends) and relations.between(first.tensor, second.tensor) is Relation.DIFFER:
+                return Calls(only, both, slots=Both(first.slot, second.slot))
     return None
 
 
 def _in_step(calls: Both[list[TracedCall]]) -> list[Both[TracedCall]]:
-    """Calls of one function that answer to each other, in the order of both sides: as many as can be."""
-    one, other = calls
-    lengths = [[0] * (len(other) + 1) for _ in range(len(one) + 1)]
-    for k in reversed(range(len(one))):
-        for n in reversed(range(len(other))):
-            if same_name(one[k], other[n]):
+    """Pair calls of the same function, in the order of both sides: a longest common subsequence."""
+    reference, candidate = calls
+    lengths = [[0] * (len(candidate) + 1) for _ in range(len(reference) + 1)]
+    for k in reversed(range(len(reference))):
+        for n in reversed(range(len(candidate))):
+            if same_name(reference[k], candidate[n]):
                 lengths[k][n] = lengths[k + 1][n + 1] + 1
             else:
                 lengths[k][n] = max(lengths[k + 1][n], lengths[k][n + 1])
     pairs, k, n = [], 0, 0
-    while k < len(one) and n < len(other):
-        if same_name(one[k], other[n]):
-            pairs.append(Both(one[k], other[n]))
+    while k < len(reference) and n < len(candidate):
+        if same_name(reference[k], candidate[n]):
+            pairs.append(Both(reference[k], candidate[n]))
             k, n = k + 1, n + 1
         elif lengths[k + 1][n] >= lengths[k][n + 1]:
             k += 1
@@ -240,19 +263,23 @@ def _in_step(calls: Both[list[TracedCall]]) -> list[Both[TracedCall]]:
 
 
 def _in_places(calls: Both[TracedCall], relations: Relations) -> list[Both[Operand]]:
-    """What goes into two calls, place by place; of two that may be exchanged, those that agree are put together."""
+    """Pair the inputs of two calls by position, or by agreement if the function's inputs may be exchanged."""
     reference, candidate = calls.map(lambda call: list(call.inputs))
     pairs = []
-    for one in reference:
+    for operand in reference:
         place = next(
-            (k for k, other in enumerate(candidate) if relations.between(one.tensor, other.tensor) is Relation.AGREE),
+            (
+                k
+                for k, partner in enumerate(candidate)
+                if relations.between(operand.tensor, partner.tensor) is Relation.AGREE
+            ),
             0,
         )
         if candidate:
-            pairs.append(Both(one, candidate.pop(place if calls.reference.function in _EXCHANGED else 0)))
+            pairs.append(Both(operand, candidate.pop(place if calls.reference.function in _EXCHANGED else 0)))
     return pairs
 
 
 def _axes(call: TracedCall, graph: Graph) -> int:
-    """How many axes the first tensor has that goes into a call."""
+    """Return the number of axes of a call's first input; 0 without inputs."""
     return len(graph.trace.tensors[call.inputs[0].tensor].shape) if call.inputs else 0

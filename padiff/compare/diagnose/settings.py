@@ -1,4 +1,4 @@
-"""What two runs declare differently, as where they part, and as the cause of a diff."""
+"""Settings that two runs declare differently, as the first diff and as the cause of a diff."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from padiff.compare.diagnose.place import Place
 from padiff.model import equivalents
 from padiff.records import LOOP, STAGES, Both, Cause, Difference, FirstDiff, Pair, Record, is_below
 
-# Differences that a sentence says.
+# The most differences that a sentence names.
 _SAID = 3
 _OF_LAYERS = ("layer_setting", "mode")
-# Settings that a layer makes its tables of.
+# Settings that determine a layer's constant tables.
 _OF_TABLES = frozenset({"rope_theta"})
-# Settings by which a layer's own code computes between the layers inside of it.
+# Settings that a layer's own code uses between its inner layers.
 _OF_CODE = frozenset({"dropout", "p", "num_heads", "num_kv_heads", "scale"})
-# Where else than at its own stage a kind of difference shows.
+# Stages whose tensors a kind of difference changes.
 _SHOWS = {
     "layer_setting": ("forward", "backward"),
     "mode": ("forward", "backward"),
@@ -28,57 +28,71 @@ _SHOWS = {
     "optimizer_setting": ("update",),
     "learning_rate": ("update",),
     "left_over": ("grad",),
-    # What acts elsewhere is computed, or explains the learning rates.
+    # At other stages, differences of trainers are computed, or explain the learning rates.
     "trainer": ("backward",),
 }
 
 
 def settings_first(found: Sequence[tuple[int, Difference]], first: FirstDiff | None) -> FirstDiff | None:
-    """The first diff, given what differs in the settings of the compared steps, with their numbers, and the first
-    tensor that parts. A tensor goes before settings of its own step and stage, and before what explains it in its own
-    layer, and in others that are set alike, whenever that is.
+    """Return the first diff: a difference of settings or the first tensor that differs, whichever comes first.
+
+    At the same step and stage, the tensor goes first. Settings of the tensor's own layer, and the same difference in
+    other layers, are ignored, as these settings explain the tensor's diff.
+
+    Args:
+        found: the differences of settings in the compared steps, with the step numbers.
+        first: the first tensor that differs; `None` if none does.
     """
     pair = first.diff.pair if first is not None and first.diff is not None else None
-    shown = {one.name for _, one in found if pair is not None and one.kind in _OF_LAYERS and _acts(one, pair)}
+    visible = {
+        difference.name
+        for _, difference in found
+        if pair is not None and difference.kind in _OF_LAYERS and _acts(difference, pair)
+    }
     counting = [
-        (number, STAGES.index(one.stage), k)
-        for k, (number, one) in enumerate(found)
-        if one.changes and not (one.kind in _OF_LAYERS and one.name in shown)
+        (number, STAGES.index(difference.stage), k)
+        for k, (number, difference) in enumerate(found)
+        if difference.changes and not (difference.kind in _OF_LAYERS and difference.name in visible)
     ]
-    place = min(counting, default=None)
-    if place is None or (first is not None and (first.step, STAGES.index(first.stage)) <= place[:2]):
+    earliest = min(counting, default=None)
+    if earliest is None or (first is not None and (first.step, STAGES.index(first.stage)) <= earliest[:2]):
         return first
-    together_ = [found[k][1] for number, stage, k in counting if (number, stage) == place[:2]]
-    one = found[place[2]][1]
-    same_kind = [other for other in together_ if other.kind == one.kind]
-    said = same_kind if one.kind not in _OF_LAYERS else _of_one_layer(same_kind)
+    concurrent = [found[k][1] for number, stage, k in counting if (number, stage) == earliest[:2]]
+    difference = found[earliest[2]][1]
+    same_kind = [d for d in concurrent if d.kind == difference.kind]
+    stated = same_kind if difference.kind not in _OF_LAYERS else _of_one_layer(same_kind)
     return FirstDiff(
-        place[0],
-        one.stage,
-        one.place.reference,
-        one.place.candidate,
-        slot=one.name,
-        cause=as_computed(cause_of(said), said, first.cause if first is not None else None, first.step if first else 0),
-        statement=_statement(place[0], together_, first),
-        parameters=one.parameters,
+        earliest[0],
+        difference.stage,
+        difference.place.reference,
+        difference.place.candidate,
+        slot=difference.name,
+        cause=as_computed(
+            cause_of(stated), stated, first.cause if first is not None else None, first.step if first else 0
+        ),
+        statement=_statement(earliest[0], concurrent, first),
+        parameters=difference.parameters,
     )
 
 
 def as_computed(
     cause: Cause | None, differences: Sequence[Difference], computed: Cause | None, step: int
 ) -> Cause | None:
-    """What is declared differently, proven where computing with it explains what was recorded.
+    """Return the cause that differences of settings give, marked as proven if a computed cause confirms the
+    differences.
 
     Args:
-        differences: those that the cause is about.
-        computed: what explains the first tensor that parts, at the step.
+        cause: the cause that the differences give.
+        differences: the differences that the cause is about.
+        computed: the cause that explains the first tensor that differs, at the step.
+        step: the number of that step.
     """
     if cause is None or computed is None or not computed.proven:
         return cause
     if cause.kind == computed.kind == "micro_batches":
         return replace(computed, evidence="; ".join(text for text in (computed.evidence, cause.evidence) if text))
     kinds = computed.kind.split("+")
-    if not all(any(_names(one, kind) for kind in kinds) for one in differences):
+    if not all(any(_names(difference, kind) for kind in kinds) for difference in differences):
         return cause
     notes = f"{cause.evidence}; " * bool(cause.evidence)
     evidence = f"{notes}at step {step}, {computed.evidence}"
@@ -86,66 +100,74 @@ def as_computed(
 
 
 def _names(difference: Difference, kind: str) -> bool:
-    """Whether a computed cause's kind is the setting: ``adam_beta2`` is beta2."""
+    """Return True if the kind of a computed cause is the difference's setting, e.g. ``adam_beta2`` for ``beta2``."""
     return kind == difference.kind or kind == difference.name or kind.endswith(f"_{difference.name}")
 
 
 def before_the_first(differences: Sequence[Difference], step: int) -> FirstDiff | None:
-    """What two runs are set differently in, as where they part, before their first step is compared."""
+    """Return the settings that differ before the first step is compared, as the first diff; `None` if none differ."""
     if not differences:
         return None
-    one = differences[0]
+    first = differences[0]
     return FirstDiff(
         step,
-        one.stage,
-        one.place.reference,
-        one.place.candidate,
-        slot=one.name,
-        cause=cause_of([other for other in differences if other.kind == one.kind]),
+        first.stage,
+        first.place.reference,
+        first.place.candidate,
+        slot=first.name,
+        cause=cause_of([d for d in differences if d.kind == first.kind]),
         statement="The runs are set differently, before any step is compared: "
         f"{', '.join(_texts(differences[:_SAID]))}. They do not compute the same.",
     )
 
 
 def _of_one_layer(differences: Sequence[Difference]) -> list[Difference]:
-    return [one for one in differences if one.layers == differences[0].layers]
+    return [d for d in differences if d.layers == differences[0].layers]
 
 
 def _statement(step: int, differences: Sequence[Difference], first: FirstDiff | None) -> str:
-    """What is wrong, given all that counts at one stage, and the first tensor that parts, if one does."""
-    one = differences[0]
-    if one.kind in _OF_LAYERS:
+    """Return the sentences that say what is wrong.
+
+    Args:
+        step: the number of the step at which the settings differ.
+        differences: all differences of settings at one step and stage.
+        first: the first tensor that differs; `None` if none does.
+    """
+    difference = differences[0]
+    if difference.kind in _OF_LAYERS:
         here = _of_one_layer(differences)
-        others = len({other.layers for other in differences}) - 1
+        others = len({d.layers for d in differences}) - 1
         more = f", and {others} more layer{'s are' if others > 1 else ' is'}" if others else ""
-        said = f"layer {one.about} is set differently: {', '.join(x.text_alone for x in here)}{_noted(here)}{more}"
+        text = (
+            f"layer {difference.about} is set differently: {', '.join(x.text_alone for x in here)}{_noted(here)}{more}"
+        )
         compute = "The models do not compute the same"
     else:
-        rest = f", and {len(differences) - _SAID} more" if len(differences) > _SAID else ""
+        more_text = f", and {len(differences) - _SAID} more" if len(differences) > _SAID else ""
         here = list(differences[:_SAID])
-        said = f"the runs are set differently from step {step} on, stage {one.stage}: {', '.join(_texts(here))}"
-        said += f"{_noted(here)}{rest}"
+        text = f"the runs are set differently from step {step} on, stage {difference.stage}: {', '.join(_texts(here))}"
+        text += f"{_noted(here)}{more_text}"
         compute = "They do not compute the same"
     if first is None:
         later = "other inputs, or more steps, will show it"
-        return f"No tensor parts by more than is allowed, but {said}. {compute}; {later}."
-    where = f"at step {step}, stage {one.stage}: {said}" if one.kind in _OF_LAYERS else f"as {said}"
+        return f"No tensor parts by more than is allowed, but {text}. {compute}; {later}."
+    where = f"at step {step}, stage {difference.stage}: {text}" if difference.kind in _OF_LAYERS else f"as {text}"
     return f"The runs part {where}. {compute}. The first tensor that parts: {first.place_text}."
 
 
 def _noted(differences: Sequence[Difference]) -> str:
-    notes = "; ".join(dict.fromkeys(one.note for one in differences if one.note))
+    notes = "; ".join(dict.fromkeys(d.note for d in differences if d.note))
     return f" ({notes})" if notes else ""
 
 
 def _texts(differences: Sequence[Difference]) -> list[str]:
-    """What differs, in words; whose it is, is said once where all are of one."""
-    alike = len({(one.about, one.parameters) for one in differences}) == 1
-    return [one.text_alone if one.layers.reference or (k and alike) else one.text for k, one in enumerate(differences)]
+    """Return the differences in words; if all belong to the same place, only the first text names the place."""
+    alike = len({(d.about, d.parameters) for d in differences}) == 1
+    return [d.text_alone if d.layers.reference or (k and alike) else d.text for k, d in enumerate(differences)]
 
 
 def cause_of(differences: Sequence[Difference]) -> Cause | None:
-    """Differences of one kind as one cause."""
+    """Return differences of one kind as one cause; `None` without differences."""
     if not differences:
         return None
     first = differences[0].cause()
@@ -153,33 +175,35 @@ def cause_of(differences: Sequence[Difference]) -> Cause | None:
         return first
     more = f", and {len(differences) - _SAID} more" if len(differences) > _SAID else ""
     sentence = f"{differences[0].said}: {', '.join(_texts(differences[:_SAID]))}{more}"
-    notes = "; ".join(dict.fromkeys(one.note for one in differences if one.note))
-    return Cause(first.kind, sentence, evidence=notes, fix=together([one.fix for one in differences]))
+    notes = "; ".join(dict.fromkeys(d.note for d in differences if d.note))
+    return Cause(first.kind, sentence, evidence=notes, fix=together([d.fix for d in differences]))
 
 
 def cause_in_settings(pair: Pair, differences: Sequence[Difference]) -> Cause | None:
-    """How what the runs declare differently explains a diff; else `None`."""
-    acting = [one for one in differences if _acts(one, pair)]
-    counting = [one for one in acting if one.changes] or acting
+    """Return the differences of settings that explain a diff, as a cause; `None` if none does."""
+    acting = [d for d in differences if _acts(d, pair)]
+    counting = [d for d in acting if d.changes] or acting
     if not counting:
         return None
-    return cause_of([one for one in counting if one.kind == counting[0].kind])
+    return cause_of([d for d in counting if d.kind == counting[0].kind])
 
 
 def cause_around(place: Place, differences: Sequence[Difference]) -> Cause | None:
-    """How the settings of a layer explain a diff that comes from its own code between two layers inside of it."""
+    """Return the settings of the layer around a diff as its cause, if the diff comes from that layer's own code
+    between its inner layers; else `None`.
+    """
     record = place.diff.pair.reference
     if record is None or not place.last_agreeing:
         return None
     around = [
-        one
-        for one in differences
-        if one.kind == "layer_setting"
-        and one.name in _OF_CODE
-        and any(is_below(record.layer, path) and is_below(place.last_agreeing, path) for path in one.layers.reference)
+        d
+        for d in differences
+        if d.kind == "layer_setting"
+        and d.name in _OF_CODE
+        and any(is_below(record.layer, path) and is_below(place.last_agreeing, path) for path in d.layers.reference)
     ]
-    nearest = max((one.layers.reference[0] for one in around), key=len, default="")
-    return cause_of([one for one in around if one.layers.reference[0] == nearest])
+    nearest = max((d.layers.reference[0] for d in around), key=len, default="")
+    return cause_of([d for d in around if d.layers.reference[0] == nearest])
 
 
 def _acts(difference: Difference, pair: Pair) -> bool:

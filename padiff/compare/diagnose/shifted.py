@@ -1,4 +1,4 @@
-"""Batches that are another step's: one run is numbered differently, or left a batch out."""
+"""Batches that belong to another step: one run numbers its steps differently, or left a batch out."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from padiff.compare.measure.pairs import measure_pair
 from padiff.errors import PadiffError
 from padiff.records import Both, Cause, Diff, Pair, Record, Run
 
-# How many recorded steps before and after one are looked at.
+# The most recorded steps that are compared before and after a step.
 _NEARBY = 4
-# From so many numbers on, equal ones are no chance.
+# Batches with at least this many numbers are not equal by chance.
 _MANY = 8
 _EVIDENCE = "they are equal"
 
 
 def shift_cause(diff: Diff, runs: Both[Run]) -> Cause | None:
-    """Why an input differs, if it is the reference's input of a neighbouring step; else `None`."""
+    """Return a cause if an input that differs is the reference's input of a neighbouring step; else `None`."""
     pair = diff.pair
     if pair.stage != "input" or pair.reference is None or pair.candidate is None or diff.problem:
         return None
@@ -42,31 +42,44 @@ def shift_cause(diff: Diff, runs: Both[Run]) -> Cause | None:
 
 
 def _goes_on(pair: Pair, runs: Both[Run], away: int) -> bool:
-    """Whether the candidate's next step has the batch of the reference's step that is as far away."""
+    """Return True if the candidate's next step also has the batch of the reference's step at the same distance.
+
+    Args:
+        pair: the inputs that differ.
+        runs: the reference and the candidate run.
+        away: the distance, in steps, of the reference's step with the same batch.
+    """
     assert pair.candidate is not None
     numbers = {*runs.reference.numbers()}
     step = next((n for n in runs.candidate.numbers() if n > pair.step and n + away in numbers), None)
     if step is None:
         return False
-    found = _record_of(pair.candidate, runs.candidate, step)
-    return found is not None and _is_batch_of(pair, found, runs.reference, step + away)
+    batch = _record_of(pair.candidate, runs.candidate, step)
+    return batch is not None and _is_batch_of(pair, batch, runs.reference, step + away)
 
 
 def _is_batch_of(pair: Pair, batch: Record, reference: Run, number: int) -> bool:
-    """Whether a batch of the candidate is what the reference's step of that number has in the pair's place."""
+    """Return True if a batch of the candidate is equal to the reference's input at the pair's place in another step.
+
+    Args:
+        pair: the inputs that differ.
+        batch: the batch of the candidate.
+        reference: the reference run.
+        number: the number of the reference's step.
+    """
     assert pair.reference is not None
-    other = _record_of(pair.reference, reference, number)
-    return other is not None and _same(measure_pair(replace(pair, step=number, reference=other, candidate=batch)))
+    record = _record_of(pair.reference, reference, number)
+    return record is not None and _same(measure_pair(replace(pair, step=number, reference=record, candidate=batch)))
 
 
 def _record_of(record: Record, run: Run, number: int) -> Record | None:
-    """The record of another step in a record's place."""
+    """Return the record of another step at the same site, with the same shape and call; `None` if there is none."""
     try:
         for step in run.steps(number):
-            for other in step.records:
-                if (other.site, other.shape, other.call) == (record.site, record.shape, record.call):
-                    return other
-    except PadiffError:  # a step that can't be read explains nothing; it is reported when it is compared
+            for neighbour in step.records:
+                if (neighbour.site, neighbour.shape, neighbour.call) == (record.site, record.shape, record.call):
+                    return neighbour
+    except PadiffError:  # an unreadable step explains nothing here; the comparison of that step reports it
         pass
     return None
 

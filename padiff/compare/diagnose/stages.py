@@ -1,4 +1,4 @@
-"""The likely cause of a diff, by the stage that it is in."""
+"""The likely cause of a diff, guessed from its stage and values."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ from padiff.records import LOOP, Both, Cause, Diff, Layer, is_functional
 
 
 def cause_by_stage(diff: Diff, step: Sequence[Diff], layers: LayerPair | None) -> Cause:
-    """The likely cause, from the values of the pair and of its step.
+    """Return the likely cause of a diff, from the values of its pair and of its step.
+
+    Args:
+        diff: the first diff that did not pass.
+        step: the diffs of its step.
+        layers: the pair of layers that the diff belongs to; `None` if there is none.
 
     Raises:
-        SketchOnlyError, RunFolderError: the values are no longer there to look at.
+        SketchOnlyError, RunFolderError: the values can no longer be read.
     """
     reference, candidate = values_of(diff.pair)
     stage = diff.pair.stage
@@ -66,7 +71,7 @@ def _weight(diff: Diff, reference: np.ndarray, candidate: np.ndarray, layers: La
 
 
 def _is_table(layer: Layer, slot: str) -> bool:
-    """Whether a slot is a buffer that no training changes: frequencies, positions, a mask."""
+    """Return True if a slot is a buffer that training does not change, such as frequencies, positions or a mask."""
     roles = {p.slot: p.role for p in layer.parameters}
     return roles.get(slot) == "buffer" and not equivalents.slot(slot).startswith("running_")
 
@@ -86,7 +91,7 @@ def _forward(reference: np.ndarray, candidate: np.ndarray, kind: str, layers: La
 
 
 def _loss(ratio: float | None) -> Cause:
-    # Two numbers always have a ratio; only a round one speaks for another reduction.
+    # Two numbers always have a ratio; only a round ratio points to another reduction.
     if ratio is not None and round_ratio(ratio):
         text = f"the loss is {times(ratio)}: another reduction (mean, sum), weighting or scaling"
         return Cause("loss_scale", text)
@@ -100,12 +105,12 @@ def _backward(ratio: float | None) -> Cause:
 
 
 def _unknown(where: str) -> Cause:
-    """Nothing explains it; but where it is is known."""
+    """Return a cause of kind ``unknown`` that names the place to look at."""
     return Cause("unknown", f"unknown; {where}")
 
 
 def _drops_nothing(layers: LayerPair | None) -> bool:
-    """Whether two dropout layers have a rate of 0, both."""
+    """Return True if both dropout layers have rate 0."""
     return layers is not None and layers.reference.settings.get("p") == layers.candidate.settings.get("p") == 0
 
 
@@ -139,16 +144,16 @@ def _update(
     weight = next((d for d in step if d.pair.stage == "weight" and d.compared and key_of(d) == key_of(diff)), None)
     if weight is not None:
         values, _ = values_of(weight.pair)
-        rest = (candidate - reference).ravel()
-        norm = float(np.linalg.norm(values) * np.linalg.norm(rest))
-        if norm and abs(np.vdot(values.ravel(), rest)) > 0.99 * norm:
+        difference = (candidate - reference).ravel()
+        norm = float(np.linalg.norm(values) * np.linalg.norm(difference))
+        if norm and abs(np.vdot(values.ravel(), difference)) > 0.99 * norm:
             text = "the updates differ by a multiple of the weight: weight decay"
             return Cause("weight_decay", text)
     return _unknown("the gradients agree, so it is what the optimizer makes of them")
 
 
 def _rates(step: Sequence[Diff]) -> str:
-    """The learning rates of a step, by parameter group, if the two runs have others; else empty."""
+    """Return the learning rates of a step by parameter group as text if they differ between the runs; else empty."""
     rates: Both[list[float]] = Both([], [])
     equal = True
     for diff in step:
@@ -158,7 +163,7 @@ def _rates(step: Sequence[Diff]) -> str:
                 if record is not None:
                     side.append(value)
     texts = rates.map(lambda side: [f"{rate:.6g}" for rate in side])
-    # One group here may be several there, with one rate.
+    # A group of one run may be several groups with the same rate in the other.
     if equal or not all(texts) or set(texts.reference) == set(texts.candidate):
         return ""
     by_group = " (by parameter group)" if max(map(len, texts)) > 1 else ""

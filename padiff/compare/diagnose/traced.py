@@ -1,4 +1,4 @@
-"""Two traces side by side: what a tensor was computed from, and which tensors of the two runs agree."""
+"""Traces of both runs side by side: the calls that computed a tensor, and the tensors that agree between the runs."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from padiff.records import (
 )
 from padiff.sketches.sketch import ELEMENTS, sketch_of
 
-# A value this large stands for infinity: additive masks are filled with such, beside which nothing else shows.
+# A value this large stands for infinity: additive masks are filled with such values, which hide all others in a sum.
 _INFINITE = 5e3
-# How many times larger a diff may become in the code between two layers.
+# The largest factor by which the code between two layers can amplify a relative error.
 _AMPLIFIED = 100
-#: Tensors of a trace that are looked at on the way back from one, at most.
+#: The most tensors of a trace that are visited on the way back from a tensor.
 MOST = 400
 
 
 class Relation(Enum):
-    """How two tensors that should be the same stand to each other."""
+    """The result of comparing two tensors that should be equal."""
 
     AGREE = "they agree"
     DIFFER = "they differ"
@@ -50,15 +50,15 @@ class Relation(Enum):
 
 
 class Graph:
-    """What each tensor of a trace was computed from.
+    """The calls of a trace, indexed by the tensors that the calls return.
 
     Args:
         trace: the trace.
-        layers: of the run.
+        layers: the layers of the run.
 
     Attributes:
-        trace: the trace; calls of layers have their settings as arguments.
-        producers: by tensor, the innermost call that gave it.
+        trace: the trace; calls of layers have the layer's settings as arguments.
+        producers: the innermost call that returned a tensor, by the tensor's number.
     """
 
     def __init__(self, trace: Trace, layers: Iterable[Layer] = ()) -> None:
@@ -69,9 +69,9 @@ class Graph:
         self.trace = replace(trace, calls=calls)
         self.producers: dict[int, TracedCall] = {}
         for call in calls:
-            given = {operand.tensor for operand in call.inputs}
+            input_tensors = {operand.tensor for operand in call.inputs}
             for operand in call.outputs:
-                if operand.tensor not in given:  # handed on, it is what it was
+                if operand.tensor not in input_tensors:  # a call that returns its input did not compute it
                     self.producers.setdefault(operand.tensor, call)
 
     @cached_property
@@ -81,53 +81,60 @@ class Graph:
 
     @cached_property
     def places(self) -> dict[int, int]:
-        """By identity, where in the trace a call is."""
+        """The position of a call in the trace, by the id of the call."""
         return {id(call): place for place, call in enumerate(self.trace.calls)}
 
     def of_record(self, record: Record) -> TracedCall | None:
-        """The layer's call that a record is of."""
+        """Return the layer call that a record belongs to."""
         return self.layers.get((record.layer, record.call))
 
     def tensor_of(self, record: Record) -> int | None:
-        """The number of a layer's output in the trace."""
+        """Return the number, in the trace, of the layer output that a record holds; `None` if it is not traced."""
         call = self.of_record(record)
-        found = () if call is None else call.outputs
-        return next((operand.tensor for operand in found if operand.slot == record.slot), None)
+        outputs = () if call is None else call.outputs
+        return next((operand.tensor for operand in outputs if operand.slot == record.slot), None)
 
     @cached_property
     def by_size(self) -> dict[int, list[int]]:
-        """The tensors, by how many elements they have."""
-        found: dict[int, list[int]] = {}
+        """The numbers of the tensors, by element count."""
+        tensors: dict[int, list[int]] = {}
         for tensor in range(len(self.trace.tensors)):
-            found.setdefault(self.size(tensor), []).append(tensor)
-        return found
+            tensors.setdefault(self.size(tensor), []).append(tensor)
+        return tensors
 
     def size(self, tensor: int) -> int:
-        """How many elements a tensor has."""
+        """Return the number of elements of a tensor."""
         return math.prod(self.trace.tensors[tensor].shape)
 
     def back(self, start: int, stop: Callable[[int], bool]) -> list[TracedCall]:
-        """The calls that a tensor was computed by, in their order.
+        """Return the calls that computed a tensor, in the order of the trace.
 
         Args:
-            stop: which tensors are not followed further.
+            start: the number of the tensor.
+            stop: returns True for a tensor whose own inputs are not followed.
         """
-        seen, waiting = {start}, deque([start])
+        visited, waiting = {start}, deque([start])
         calls: dict[int, TracedCall] = {}
-        while waiting and len(seen) < MOST:
+        while waiting and len(visited) < MOST:
             tensor = waiting.popleft()
             call = self.producers.get(tensor)
             if call is None or stop(tensor):
                 continue
             calls[self.places[id(call)]] = call
             for operand in call.inputs:
-                if operand.tensor not in seen:
-                    seen.add(operand.tensor)
+                if operand.tensor not in visited:
+                    visited.add(operand.tensor)
                     waiting.append(operand.tensor)
         return [calls[place] for place in sorted(calls)]
 
     def record(self, tensor: int, like: Record) -> Record | None:
-        """A tensor as a record of another one's layer; `None` where nothing was kept of it."""
+        """Return a tensor of the trace as a record of the same layer as another record; `None` if its values were not
+        kept.
+
+        Args:
+            tensor: the number of the tensor.
+            like: the other record.
+        """
         traced = self.trace.tensors[tensor]
         if traced.source is None:
             return None
@@ -135,33 +142,34 @@ class Graph:
 
 
 class Relations:
-    """Which tensors of two traces agree: judged no stricter than the output that is known to differ.
+    """Comparison of tensors of two traces, no stricter than the judgement of the output that differs.
 
     Args:
         first: the diff of that output.
-        graphs: the traces.
-        policy: judges where the output was not judged by its relative error.
+        graphs: the graphs of the two traces.
+        policy: judges tensors if the output was not judged by its relative error.
     """
 
     def __init__(self, first: Diff, graphs: Both[Graph], policy: Policy) -> None:
         self._first, self._graphs, self._policy = first, graphs, policy
         self._known: dict[tuple[int, int, bool], Relation] = {}
-        #: Tensors as they are looked at when nothing has to be exact.
+        #: The records, possibly as sketches, for comparisons that need not be exact.
         self._small: Both[dict[int, Record | None]] = Both({}, {})
         self._found: dict[bool, dict[int, bool]] = {True: {}, False: {}}
         judged, figures = first.judgement, first.figures
-        #: What is beyond this differs; `None`: what the policy says.
+        #: The limit of the relative error; `None` if the policy judges.
         self._limit: float | None = None
         if judged is not None and judged.figure in RELATIVE and figures is not None:
-            # What is off by far less does not explain it.
+            # A tensor with a far smaller error does not explain the diff.
             far = figures.rel_l2 / _AMPLIFIED
             self._limit = max(judged.limit, far if math.isfinite(far) else 0.0)
 
     def between(self, reference: int, candidate: int, exact: bool = False) -> Relation:
-        """How a tensor of the reference and one of the candidate stand to each other.
+        """Return whether a tensor of the reference and a tensor of the candidate agree.
 
         Args:
-            exact: look at all of large tensors, not at samples of them.
+            reference, candidate: the numbers of the tensors in the traces.
+            exact: True to compare large tensors in full instead of by their sketches.
         """
         key = reference, candidate, exact
         if key not in self._known:
@@ -169,11 +177,16 @@ class Relations:
         return self._known[key]
 
     def diff(self, reference: int, candidate: int, slots: Both[str]) -> Diff:
-        """The judged diff of two tensors that differ, as what goes into the layer whose output differs."""
+        """Return the judged diff of two tensors that differ, as an input of the layer whose output differs.
+
+        Args:
+            reference, candidate: the numbers of the tensors in the traces.
+            slots: the input slots of the layer on either side.
+        """
         sides = self._records(reference, candidate, True).zip(slots).map(lambda side: _in_slot(*side))
-        one, other = sides
-        assert one is not None and other is not None
-        diff = measure_pair(self._pair(one, other), self._policy.elementwise)
+        reference_record, candidate_record = sides
+        assert reference_record is not None and candidate_record is not None
+        diff = measure_pair(self._pair(reference_record, candidate_record), self._policy.elementwise)
         figures, judged = diff.figures, self._first.judgement
         if diff.problem is not None or figures is None:
             return replace(diff, passed=False)
@@ -184,28 +197,28 @@ class Relations:
         return diff.judged(False, Figure.L2, figures.l2, 0.0, Rule.EQUAL)
 
     def is_found(self, tensor: int, of_reference: bool) -> bool:
-        """Whether the other side has a tensor that agrees with one, wherever it has it."""
-        known = self._found[of_reference]
-        if tensor not in known:
-            known[tensor] = self._look_for(tensor, of_reference)
-        return known[tensor]
+        """Return True if the other side's trace has a tensor, at any place, that agrees with a tensor."""
+        results = self._found[of_reference]
+        if tensor not in results:
+            results[tensor] = self._look_for(tensor, of_reference)
+        return results[tensor]
 
     def _look_for(self, tensor: int, of_reference: bool) -> bool:
-        own, other = self._graphs if of_reference else self._graphs.swapped()
-        for number in other.by_size.get(own.size(tensor), ()):
+        graph, other_graph = self._graphs if of_reference else self._graphs.swapped()
+        for number in other_graph.by_size.get(graph.size(tensor), ()):
             pair = (tensor, number) if of_reference else (number, tensor)
             if self.between(*pair) is Relation.AGREE:
                 return True
         return False
 
     def _records(self, reference: int, candidate: int, exact: bool) -> Both[Record | None]:
-        """The tensors as records of the layer whose output differs; large ones as sketches where that will do."""
-        found = []
+        """Return the tensors as records of the layer whose output differs; large tensors as sketches unless `exact`."""
+        records = []
         for graph, small, tensor, like in zip(
             self._graphs, self._small, (reference, candidate), self._first.pair.sides
         ):
             if not exact and tensor in small:
-                found.append(small[tensor])
+                records.append(small[tensor])
                 continue
             assert like is not None
             record = graph.record(tensor, like)
@@ -214,8 +227,8 @@ class Relations:
                 record = replace(record, source=Sketched(sketch.row(), sketch.size))
             if not exact:
                 small[tensor] = record
-            found.append(record)
-        return Both(*found)
+            records.append(record)
+        return Both(*records)
 
     def _pair(self, one: Record, other: Record) -> Pair:
         usual = self._first.pair.layout
@@ -241,13 +254,13 @@ class Relations:
         if diff.problem is not None:
             return Relation.DIFFER if diff.problem.kind is Kind.NONFINITE else Relation.UNKNOWN
         if not self._passes(diff):
-            # Of other shapes, the axes may be in another order.
+            # If the shapes differ, the axes may be in another order.
             sure = one.shape == other.shape or layout_between(one.shape, other.shape)
             return Relation.DIFFER if sure else Relation.UNKNOWN
         return Relation.UNKNOWN if figures.basis == "moments" else Relation.AGREE
 
     def _masked(self, one: Record, other: Record) -> Relation:
-        """Of tensors with values that stand for infinity: whether they agree where neither has any."""
+        """Return whether two tensors with values that stand for infinity agree in the remaining values."""
         if one.source.sketched or other.source.sketched or one.shape != other.shape:
             return Relation.UNKNOWN
         reference, candidate = (np.asarray(record.value, np.float64) for record in (one, other))
@@ -255,8 +268,8 @@ class Relations:
             plain = [np.isfinite(values) & (np.abs(values) < _INFINITE) for values in (reference, candidate)]
         if not np.array_equal(plain[0], plain[1]):
             return Relation.DIFFER
-        rest = [values[plain[0]] for values in (reference, candidate)]
-        norm, error = float(np.linalg.norm(rest[0])), float(np.linalg.norm(rest[1] - rest[0]))
+        unmasked = [values[plain[0]] for values in (reference, candidate)]
+        norm, error = float(np.linalg.norm(unmasked[0])), float(np.linalg.norm(unmasked[1] - unmasked[0]))
         limit = self._limit if self._limit is not None else 1e-4
         return Relation.AGREE if error <= limit * norm else Relation.DIFFER
 
@@ -277,14 +290,14 @@ def _in_slot(record: Record | None, slot: str) -> Record | None:
 
 
 def _kind(record: Record) -> str:
-    """Whether a tensor is of numbers, integers, or truths."""
+    """Return the kind of a tensor's dtype: ``f`` for float and complex, ``b`` for bool, ``i`` for integers."""
     if record.dtype.startswith(("float", "bfloat", "complex")):
         return "f"
     return "b" if record.dtype.startswith("bool") else "i"
 
 
 def _stands_for_infinity(record: Record) -> bool:
-    """Whether some values are so large that they can only mean that a place does not count."""
+    """Return True if some values are so large that they can only mark masked places."""
     sketch = record.sketch
     if sketch is not None:
         return max(abs(sketch.minimum), abs(sketch.maximum)) >= _INFINITE or sketch.nonfinite > 0

@@ -1,4 +1,4 @@
-"""What trainers do to labels and losses, as the cause of a loss that parts; computed from what was recorded."""
+"""Differences in how trainers treat labels and losses, as the computed cause of a loss that differs."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from padiff.compare.measure.labels import labels_by_call
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.records import Both, Cause, Difference, is_loss, is_of_loss
 
-# How near a loss that is computed has to come. Chosen: far beyond rounding, and labels that count make more.
+# The largest relative error of a computed loss. Chosen: far beyond rounding, and below the effect of other counts.
 _NEAR = 1e-4
-# Tokens of a sequence from which on its labels tell in which order they stand.
+# The fewest tokens of a sequence whose labels show a shift.
 _SHORTEST = 3
 _OVER_TOKENS = "over the tokens of a step"
 
 
 def trainer_cause(scene: Scene) -> Cause | None:
-    """The cause of a first diff that is a loss, or labels that go into one, or the norm that clipping measured; `None`
-    where nothing shows it.
+    """Return the cause of a first diff that is a loss, labels of a loss, or the gradient norm that clipping measured.
+
+    `None` if the recorded values do not show the cause.
     """
     pair = scene.diff.pair
     if pair.stage == "grad" and pair.complete and is_of_loss(pair.anchor):
         return _norm(scene)
-    # A model may give its loss as an output.
+    # A model may return its loss as an output.
     gives_loss = pair.stage == "forward" and pair.anchor.shape == ()
     if not (pair.stage == "loss" or gives_loss) or not pair.complete:
         return None
@@ -51,28 +52,30 @@ def _norm(scene: Scene) -> Cause | None:
 
 
 def _declared(scene: Scene, name: str) -> Difference | None:
-    return next((one for one in scene.declared if one.kind == "trainer" and one.name == name), None)
+    return next(
+        (difference for difference in scene.declared if difference.kind == "trainer" and difference.name == name), None
+    )
 
 
 def _unshifted(scene: Scene) -> Cause | None:
-    """Whether one side's loss is of the tokens themselves, where the other's is of those that follow."""
+    """Return a cause if the labels of one side are the other side's labels shifted by one token; else `None`."""
     sides = scene.sides(scene.number)
     if sides is None:
         return None
     reference, candidate = sides.map(lambda step: labels_by_call(step.records))
     # Token ids: integers in rows, as many as there are labels.
-    given = [d.pair.anchor for d in scene.step if d.pair.stage == "input" and d.pair.anchor.dtype.startswith("int")]
+    token_ids = [d.pair.anchor for d in scene.step if d.pair.stage == "input" and d.pair.anchor.dtype.startswith("int")]
     sizes = {math.prod(record.shape) for record in reference.values()}
-    lengths = {record.shape[-1] for record in given if len(record.shape) == 2 and math.prod(record.shape) in sizes}
+    lengths = {record.shape[-1] for record in token_ids if len(record.shape) == 2 and math.prod(record.shape) in sizes}
     if len(lengths) != 1:
         return None
     (length,) = lengths
     ways = set()
     for call in reference.keys() & candidate.keys():
-        one, other = reference[call].value.ravel(), candidate[call].value.ravel()
-        if one.size != other.size or one.size % length or length < _SHORTEST:
+        reference_labels, candidate_labels = reference[call].value.ravel(), candidate[call].value.ravel()
+        if reference_labels.size != candidate_labels.size or reference_labels.size % length or length < _SHORTEST:
             return None
-        ways.add(_way(one.reshape(-1, length), other.reshape(-1, length)))
+        ways.add(_way(reference_labels.reshape(-1, length), candidate_labels.reshape(-1, length)))
     if len(ways) != 1 or None in ways:
         return None
     (behind,) = ways
@@ -89,11 +92,11 @@ def _unshifted(scene: Scene) -> Cause | None:
 
 
 def _way(reference: np.ndarray, candidate: np.ndarray) -> str | None:
-    """Which side's labels are one place behind the other's; `None` where neither are."""
+    """Return the side whose labels are one place behind the other's; `None` if neither is."""
     if np.array_equal(reference, candidate):
         return None
-    for behind, one, other in (("candidate", candidate, reference), ("reference", reference, candidate)):
-        if _alike(one[:, 1:], other[:, :-1]):
+    for behind, labels, other_labels in (("candidate", candidate, reference), ("reference", reference, candidate)):
+        if _alike(labels[:, 1:], other_labels[:, :-1]):
             return behind
     return None
 
@@ -104,7 +107,7 @@ def _alike(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def _mean(scene: Scene) -> Cause | None:
-    """Whether one trainer takes the mean over the tokens of a step, the other over each micro-batch."""
+    """Return a cause if one trainer averages the loss over the tokens of a step, the other over each micro-batch."""
     difference = _declared(scene, "the loss is a mean")
     sides = scene.sides(scene.number)
     if difference is None or sides is None:

@@ -1,4 +1,4 @@
-"""What the tensors of a failed pair show: one ratio, another order, other zeros."""
+"""Patterns in the values of a pair that differs: a constant ratio, another order, other zeros."""
 
 from __future__ import annotations
 
@@ -15,35 +15,37 @@ CONSTANT = 1e-3
 
 
 def values_of(pair: Pair) -> Both[np.ndarray]:
-    """Both sides in one layout, or their projections, whose ratios and angles are those of the tensors.
+    """Return the values of both sides in one layout, or the projections of their sketches.
+
+    Projections keep the ratios of the tensors' values and the angle between the tensors.
 
     Raises:
-        SketchOnlyError: there is neither.
+        SketchOnlyError: neither values nor projections are available.
     """
-    found = operands(pair)
-    values = None if isinstance(found, Problem) else found.values()
+    tensors = operands(pair)
+    values = None if isinstance(tensors, Problem) else tensors.values()
     if values is None:
         raise SketchOnlyError(pair.anchor.site)
     return values
 
 
 def ratio_of(reference: np.ndarray, candidate: np.ndarray) -> float | None:
-    """The constant that the candidate is of the reference, if it is one."""
+    """Return the constant ratio of the candidate to the reference; `None` if not constant, or close to 1."""
     r, c = reference.ravel(), candidate.ravel()
     square = float(np.real(np.vdot(r, r)))
     if r.size == 0 or square == 0 or not np.isfinite(c).all() or not np.isfinite(r).all():
         return None
     ratio = float(np.real(np.vdot(r, c))) / square
-    rest = float(np.linalg.norm(c - ratio * r))
-    if ratio == 0 or rest > CONSTANT * abs(ratio) * math.sqrt(square) or abs(ratio - 1) < 10 * CONSTANT:
+    residual = float(np.linalg.norm(c - ratio * r))
+    if ratio == 0 or residual > CONSTANT * abs(ratio) * math.sqrt(square) or abs(ratio - 1) < 10 * CONSTANT:
         return None
     return ratio
 
 
 def round_ratio(ratio: float) -> bool:
-    """Whether a ratio, or its inverse, is a whole number that a batch or a class count could be."""
-    whole = max(abs(ratio), 1 / abs(ratio))
-    return whole < 1e5 and abs(whole - round(whole)) < 1e-4 * whole and round(whole) > 1
+    """Return True if a ratio, or its inverse, is a whole number that could be a batch size or a number of classes."""
+    factor = max(abs(ratio), 1 / abs(ratio))
+    return factor < 1e5 and abs(factor - round(factor)) < 1e-4 * factor and round(factor) > 1
 
 
 def times(ratio: float) -> str:
@@ -59,7 +61,7 @@ def _agree(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def masked_apart(reference: np.ndarray, candidate: np.ndarray) -> bool:
-    """Whether both are zero in many places, but not in the same ones, and agree in the others."""
+    """Return True if both tensors have many zeros, partly at different places, and agree where neither is zero."""
     zeros, others = reference == 0, candidate == 0
     few = 0.02 * reference.size
     if reference.shape != candidate.shape or min(zeros.sum(), others.sum(), (zeros != others).sum()) <= few:

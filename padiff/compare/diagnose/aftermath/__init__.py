@@ -1,1 +1,1 @@
-"""Which diffs follow from the first one, and which faults do not."""
+"""Further faults besides the first diff, and the diffs that follow from the first diff."""

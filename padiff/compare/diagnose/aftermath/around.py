@@ -1,4 +1,4 @@
-"""What a comparison finds around its first diff, as it goes on from step to step."""
+"""Further faults that a comparison finds besides its first diff, collected step by step."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from padiff.records.aftermath import Mark
 
 
 class Around:
-    """Further faults, and how the diffs stand to the first one.
+    """Further faults, and the relation of each diff to the first one.
 
     Args:
         first: the first diff, as it is reported.
-        diff: it itself.
-        place: where in the code it comes from.
+        diff: the diff itself.
+        place: where in the code the diff comes from.
         step: the diffs of its step.
-        evidence: what is known besides.
-        began: the first step that was compared; `None` where none was.
+        evidence: the input of the search for causes.
+        began: the number of the first compared step; `None` if no step was compared.
     """
 
     def __init__(
         self, first: FirstDiff, diff: Diff, place: Place, step: Sequence[Diff], evidence: Evidence, began: int | None
     ) -> None:
         self._first, self._mark, self._later = first, mark_of(diff), Later(first, evidence.runs)
-        self._evidence = replace(evidence, steps=None)  # later steps are others
+        self._evidence = replace(evidence, steps=None)  # the steps of the first diff are of no use in later steps
         self._began = first.step if began is None else began
         self._marks: dict[Mark, Standing] = {}
         self._faults: list[tuple[FirstDiff, Diff]] = []
         scene = scene_of(diff, step, evidence.alignment, evidence.runs)
         try:
-            found = faults_of_step(first, diff, place, scene, evidence, first.step == self._began)
+            findings = faults_of_step(first, diff, place, scene, evidence, first.step == self._began)
         except Exception:
-            found = Found()  # what can't be looked at shows no further fault; the first one stands whatever is met
-        self._marks.update((mark_of(one), Standing.AGAIN) for one in found.again)
-        for fault in found.faults:
+            findings = Found()  # an error here must not hide the first diff, so it only means no further faults
+        self._marks.update((mark_of(d), Standing.AGAIN) for d in findings.again)
+        for fault in findings.faults:
             self._add(fault, step, evidence)
         self._marks[self._mark] = Standing.FIRST
 
@@ -52,30 +52,40 @@ class Around:
         self._marks[mark_of(fault.shown)] = Standing.NEW
 
     def look(self, diffs: Sequence[Diff], alignment: Alignment) -> None:
-        """Look at the judged diffs of a step, of its first process that has any."""
+        """Search a later step for further faults.
+
+        Args:
+            diffs: the judged diffs of the step, of its first process with diffs.
+            alignment: the pairs of layers and parameters.
+        """
         if diffs[0].pair.step <= self._first.step:
             return
         evidence = replace(self._evidence, alignment=alignment)
-        known = [one for one, _ in self._faults]
+        earlier = [first_diff for first_diff, _ in self._faults]
         try:
-            faults = list(chosen(list(self._later.look(diffs, alignment)), self._first, known, evidence))
+            faults = list(chosen(list(self._later.look(diffs, alignment)), self._first, earlier, evidence))
         except Exception:
-            faults = []  # likewise
+            faults = []  # an error here must not end the comparison
         for fault in faults:
             self._add(fault, diffs, evidence)
 
     def placed(self, found: FirstDiff, diff: Diff) -> FirstDiff:
-        """The first diff of a step after the first diff's: it follows, or is a fault by itself."""
+        """Return the first diff of a later step, marked as a fault by itself or as a consequence.
+
+        Args:
+            found: the first diff of the step, as it is reported.
+            diff: the diff itself.
+        """
         mark = mark_of(diff)
-        alone = next((one for one, shown in self._faults if mark_of(shown) == mark), None)
+        alone = next((fault for fault, shown in self._faults if mark_of(shown) == mark), None)
         return alone or replace(found, standing=self._marks.get(mark, Standing.FOLLOWS))
 
     def aftermath(self, first: FirstDiff | None, tensor: FirstDiff | None) -> Aftermath:
-        """How all diffs stand to the first one.
+        """Return the relation of each diff to the first one.
 
         Args:
-            first: where the runs part.
-            tensor: the first tensor that parts, which may follow from what they are set to.
+            first: the first difference between the runs: a tensor or a setting.
+            tensor: the first tensor that differs, possibly because of that setting.
         """
         if first is None or first is tensor:
             return Aftermath(self._marks)
@@ -90,25 +100,28 @@ class Around:
         steps: Collection[int],
         asked: Callable[[Pair], bool],
     ) -> tuple[FirstDiff, ...]:
-        """Further faults that show in some steps, in causal order.
+        """Return further faults that show in some steps, in causal order.
 
         Args:
-            first, tensor: as `aftermath` has them.
-            differ: what the runs declare differently in these steps.
-            asked: whether a pair is among those that are reported.
+            first, tensor: as for `aftermath`.
+            differ: the settings that differ in these steps, with the step numbers.
+            steps: the numbers of the steps.
+            asked: returns True for a pair that is reported.
         """
         if first is None:
             return ()
-        found = [one for one, shown in self._faults if one.step in steps and asked(shown.pair) and one is not first]
+        faults = [
+            fault for fault, shown in self._faults if fault.step in steps and asked(shown.pair) and fault is not first
+        ]
         if first is not tensor and tensor is not None and self._is_alone(first, tensor):
-            found.append(replace(tensor, standing=Standing.NEW, extent=None))
+            faults.append(replace(tensor, standing=Standing.NEW, extent=None))
         if first is tensor and first.standing is Standing.FIRST:
-            found += declared_besides(differ, first, found, self._began)
-        return tuple(sorted(found, key=lambda one: (one.step, STAGES.index(one.stage))))
+            faults += declared_besides(differ, first, faults, self._began)
+        return tuple(sorted(faults, key=lambda one: (one.step, STAGES.index(one.stage))))
 
     @staticmethod
     def _is_alone(first: FirstDiff, tensor: FirstDiff | None) -> bool:
-        """Whether a tensor parts by itself, and not for what the runs are set to: its layer is another one."""
+        """Return True if a tensor differs because its layer or loss is wrong, and not because of a setting."""
         if tensor is None or tensor.recomputed is None or not tensor.recomputed.wrong:
             return False
         return tensor.recomputed.what in ("layer", "loss") and first.stage in ("grad", "update")

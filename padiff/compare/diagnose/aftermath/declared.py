@@ -1,4 +1,4 @@
-"""What the runs declare differently besides the first diff's cause."""
+"""Settings that the runs declare differently, independent of the cause of the first diff."""
 
 from __future__ import annotations
 
@@ -8,52 +8,56 @@ from padiff.compare.diagnose.aftermath.same import families
 from padiff.compare.diagnose.settings import cause_in_settings, cause_of
 from padiff.records import STAGES, Difference, FirstDiff, Standing
 
-# What an optimizer is set to, and what it gets, is no matter of the model.
+# Kinds of differences that are about the loop or the optimizer, not about the model.
 _OF_THE_LOOP = ("optimizer_setting", "learning_rate", "clipping", "loss_setting")
-# Causes that come to the same as what is declared of a kind.
+# Families of causes, by the kind of difference with the same effect.
 _ALIKE = {"clipping": "clip", "learning_rate": "learning", "loss_setting": "loss"}
 
 
 def declared_besides(
     found: Sequence[tuple[int, Difference]], first: FirstDiff, others: Sequence[FirstDiff], began: int
 ) -> Iterator[FirstDiff]:
-    """What is declared differently, changes the result, and has nothing to do with the first diff; one for each kind.
+    """Yield differences of settings that change the result and are independent of the first diff; one for each kind.
 
     Args:
-        found: what differs, with the first step that shows it.
-        first: the first diff, a tensor.
-        others: further faults that are known.
-        began: the first step that was compared.
+        found: the differences, each with the number of the first step that shows it.
+        first: the first diff, of a tensor.
+        others: the further faults found so far.
+        began: the number of the first compared step.
     """
     if first.diff is None or not _is_known(first, began):
         return
-    known = frozenset[str]().union(*(families(one.cause) for one in (first, *others)))
-    stages = {one.stage for one in others}
+    known_families = frozenset[str]().union(*(families(difference.cause) for difference in (first, *others)))
+    stages = {difference.stage for difference in others}
     reported: dict[str, list[tuple[int, Difference]]] = {}
-    for number, one in found:
-        alike = _ALIKE.get(one.kind, one.kind.partition("_")[0])
-        if not one.changes or alike in known or cause_in_settings(first.diff.pair, [one]) is not None:
+    for number, difference in found:
+        alike = _ALIKE.get(difference.kind, difference.kind.partition("_")[0])
+        if (
+            not difference.changes
+            or alike in known_families
+            or cause_in_settings(first.diff.pair, [difference]) is not None
+        ):
             continue
-        # What it acts on is reported already, with its cause.
-        later = STAGES.index(one.stage) >= STAGES.index(first.stage)
-        if one.kind in _OF_THE_LOOP and later and one.stage not in stages:
-            reported.setdefault(one.kind, []).append((number, one))
+        # A stage that has a reported fault is left out: the setting may be its cause.
+        later = STAGES.index(difference.stage) >= STAGES.index(first.stage)
+        if difference.kind in _OF_THE_LOOP and later and difference.stage not in stages:
+            reported.setdefault(difference.kind, []).append((number, difference))
     for of_kind in reported.values():
-        number, one = of_kind[0]
+        number, difference = of_kind[0]
         yield FirstDiff(
             number,
-            one.stage,
-            one.place.reference,
-            one.place.candidate,
-            slot=one.name,
-            cause=cause_of([other for _, other in of_kind]),
-            parameters=one.parameters,
+            difference.stage,
+            difference.place.reference,
+            difference.place.candidate,
+            slot=difference.name,
+            cause=cause_of([d for _, d in of_kind]),
+            parameters=difference.parameters,
             standing=Standing.NEW,
         )
 
 
 def _is_known(first: FirstDiff, began: int) -> bool:
-    """Whether the first diff can't come from what is declared: it is in the first step, or explained by itself."""
+    """Return True if no setting can cause the first diff: it is in the first compared step, or explained by itself."""
     if first.stage == "weight" and first.step != began:
         return False
     return first.step == began or first.recomputed is not None or (first.cause is not None and first.cause.proven)

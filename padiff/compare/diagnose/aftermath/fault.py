@@ -1,4 +1,4 @@
-"""A fault that shows by itself, whatever differs before it."""
+"""A fault that is independent of all earlier diffs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from padiff.records import Cause, Diff, Recomputed
 
 @dataclass(frozen=True)
 class Fault:
-    """A place at which a side departs from what the other's rule makes of its own tensors.
+    """A place where one side computes something else than the other side's rule gives for the same inputs.
 
     Attributes:
-        shown: the diff that shows it.
-        cause: why; `None` where nothing explains it.
-        recomputed: what each side is off by, where its own tensors were computed again.
-        inside: the diff of what goes into the layer, where that is what differs.
-        kind: of what it is a fault, for telling one fault at several places from several faults: the kind of layer, or
-            a stage.
+        shown: the diff that shows the fault.
+        cause: the cause; `None` if nothing explains the fault.
+        recomputed: the errors of both sides compared with a computation in float64 from their own tensors.
+        inside: the diff of an input of the layer, if the input is what differs.
+        kind: the kind of layer, or a stage; the same fault in the code may show at several places of one kind.
     """
 
     shown: Diff
@@ -28,5 +27,5 @@ class Fault:
 
     @property
     def diff(self) -> Diff:
-        """What is reported: what goes into the layer, where that differs."""
+        """The diff to report: of the layer's input if that differs, else of its output."""
         return self.shown if self.inside is None else self.inside

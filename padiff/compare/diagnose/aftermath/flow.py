@@ -1,4 +1,4 @@
-"""What the first diff reaches within its step: the tensors that are computed from it, in either run."""
+"""Tensors of a step that are computed from the first diff, in either run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from padiff.records import LOOP, Both, Diff, Record, RunInfo, Step, TracedCall, 
 
 
 class Flow:
-    """The tensors of a step's traces that are made of what differs.
+    """The tensors of a step's traces that are computed from tensors that differ.
 
-    Without the functions that layers' code calls it is not known what a tensor was made of: then all may be.
+    If the calls of functions were not recorded, the inputs of a tensor are unknown, and every tensor may depend on a
+    diff.
 
     Args:
-        steps, infos: the step, and what holds for all steps, of either run.
-        graphs: its traces.
-        relations: which of their tensors agree.
+        steps: the step of either run.
+        infos: the information on either run.
+        graphs: the graphs of the step's traces.
+        relations: the comparison of tensors of the traces.
     """
 
     def __init__(self, steps: Both[Step], infos: Both[RunInfo], graphs: Both[Graph], relations: Relations) -> None:
@@ -28,29 +30,30 @@ class Flow:
         self._everything = not self._known
 
     def add(self, diff: Diff, place: Place, agreed: Both[set[int]]) -> None:
-        """Take in a diff, and all that is made of it.
+        """Add a diff's tensor and all tensors that are computed from it.
 
         Args:
-            place: where in the code it comes from.
-            agreed: outputs that agree, by number.
+            diff: the diff.
+            place: where in the code the diff comes from.
+            agreed: the numbers of the layer outputs that agree.
         """
         for of_reference, record, seeds in zip((True, False), diff.pair.sides, self._reached):
             graph = self._graphs.reference if of_reference else self._graphs.candidate
             info = self._infos.reference if of_reference else self._infos.candidate
-            found = set() if record is None else _of_record(record, graph, info)
+            tensors = set() if record is None else _of_record(record, graph, info)
             if place.inside is not True and diff.pair.stage == "forward" and record is not None:
-                found |= self._before(
+                tensors |= self._before(
                     record, graph, of_reference, getattr(agreed, "reference" if of_reference else "candidate")
                 )
-            if not found:
-                self._everything = True  # it is no tensor of the trace, so it is not known what is made of it
-            seeds |= found
+            if not tensors:
+                self._everything = True  # the tensor is not in the trace, so any tensor may depend on it
+            seeds |= tensors
             for call in graph.trace.calls:
                 if any(operand.tensor in seeds for operand in call.inputs):
                     seeds.update(operand.tensor for operand in call.outputs)
 
     def reaches(self, diff: Diff) -> bool:
-        """Whether a diff's tensor, or what goes into its layer, is made of what differs, or may be."""
+        """Return True if a diff's tensor, or an input of its layer, is or may be computed from tensors that differ."""
         if self._everything:
             return True
         for of_reference, record in zip((True, False), diff.pair.sides):
@@ -65,46 +68,46 @@ class Flow:
 
     def _is_clean(self, call: TracedCall, graph: Graph, of_reference: bool) -> bool:
         reached = self._reached.reference if of_reference else self._reached.candidate
-        given = self._given.reference if of_reference else self._given.candidate
+        model_inputs = self._given.reference if of_reference else self._given.candidate
         waiting = [operand.tensor for operand in call.inputs]
-        seen = set(waiting)
+        visited = set(waiting)
         while waiting:
             tensor = waiting.pop()
-            if tensor in reached or len(seen) > MOST:
+            if tensor in reached or len(visited) > MOST:
                 return False
             producer = graph.producers.get(tensor)
             if producer is None:
-                # The model's own inputs, or a constant that both have; else it is not known where it comes from.
-                if tensor not in given and not self._relations.is_found(tensor, of_reference):
+                # Inputs of the model, and constants of both sides, are clean; other tensors have an unknown origin.
+                if tensor not in model_inputs and not self._relations.is_found(tensor, of_reference):
                     return False
                 continue
-            more = [operand.tensor for operand in producer.inputs if operand.tensor not in seen]
-            seen.update(more)
+            more = [operand.tensor for operand in producer.inputs if operand.tensor not in visited]
+            visited.update(more)
             waiting += more
         return True
 
     @cached_property
     def _given(self) -> Both[set[int]]:
-        """What goes into the models."""
+        """The inputs of the models."""
         return self._graphs.map(_given_to)
 
     def _before(self, record: Record, graph: Graph, of_reference: bool, agreed: set[int]) -> set[int]:
-        """What is computed between tensors that agree and what goes into a layer."""
+        """Return the tensors that are computed between tensors that agree and the inputs of a layer."""
         call = graph.of_record(record)
-        found: set[int] = set()
+        tensors: set[int] = set()
         for operand in () if call is None else call.inputs:
             if operand.tensor in agreed or self._relations.is_found(operand.tensor, of_reference):
                 continue
-            found.add(operand.tensor)
+            tensors.add(operand.tensor)
             between = graph.back(
                 operand.tensor, lambda tensor: tensor in agreed or self._relations.is_found(tensor, of_reference)
             )
-            found.update(output.tensor for one in between for output in one.outputs)
-        return found
+            tensors.update(output.tensor for inner_call in between for output in inner_call.outputs)
+        return tensors
 
 
 def leaves(diffs: Sequence[Diff], infos: Both[RunInfo]) -> Iterator[Diff]:
-    """Of a step's diffs the outputs of layers without sublayers that do not pass."""
+    """Yield the diffs that did not pass and are outputs of layers without sublayers."""
     holding = infos.map(lambda info: {layer.path for layer in info.layers if layer.children})
     for diff in diffs:
         pair = diff.pair
@@ -118,7 +121,7 @@ def leaves(diffs: Sequence[Diff], infos: Both[RunInfo]) -> Iterator[Diff]:
 
 
 def _given_to(graph: Graph) -> set[int]:
-    """What goes into the outermost calls, from nowhere."""
+    """Return the inputs of the outermost layers that no recorded call computed."""
     paths = {call.layer for call in graph.trace.calls}
     top = min((len(path.split(".")) if path != "(root)" else 0 for path in paths), default=0)
     return {
@@ -131,11 +134,13 @@ def _given_to(graph: Graph) -> set[int]:
 
 
 def _of_record(record: Record, graph: Graph, info: RunInfo) -> set[int]:
-    """The tensors of the trace that a record is, or that are computed with it first."""
+    """Return the tensors of a record: a layer's outputs, a layer's input, or the outputs of all calls that use a
+    parameter.
+    """
     calls = graph.trace.calls
     if record.stage == "forward":
-        own = graph.of_record(record)
-        return set() if own is None else {operand.tensor for operand in own.outputs}
+        layer_call = graph.of_record(record)
+        return set() if layer_call is None else {operand.tensor for operand in layer_call.outputs}
     if record.stage == "input":
         return {
             operand.tensor
@@ -157,8 +162,8 @@ def _of_record(record: Record, graph: Graph, info: RunInfo) -> set[int]:
 
 
 def _names(record: Record, info: RunInfo) -> set[str]:
-    """All names that a parameter has."""
-    own = f"{record.layer}/{record.slot.partition('[')[0]}"
+    """Return all names of a parameter, including the names of parameters tied to it."""
+    full_name = f"{record.layer}/{record.slot.partition('[')[0]}"
     tied = {f"{layer.path}/{p.slot}": p.tied_to for layer in info.layers for p in layer.parameters if p.tied_to}
-    home = tied.get(own, own)
-    return {own, home, *(name for name, first in tied.items() if first == home)}
+    home = tied.get(full_name, full_name)
+    return {full_name, home, *(name for name, first in tied.items() if first == home)}

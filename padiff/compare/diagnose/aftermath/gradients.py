@@ -1,4 +1,4 @@
-"""Gradients of parameters that are not made of what the candidate's own layers were given and got back."""
+"""Gradients of parameters that do not fit the inputs and output gradients of the candidate's own layers."""
 
 from __future__ import annotations
 
@@ -15,73 +15,84 @@ from padiff.errors import PadiffError
 from padiff.model import equivalents
 from padiff.records import LOOP, Both, Cause, Diff, Layer, Record
 
-# Parameters that are looked at, and numbers of a layer's input or output.
+# The most parameters that are checked, and the most elements of a layer's input or output.
 _MOST, _ELEMENTS = 60, 2_000_000
-# What is left of a gradient that is a multiple of what it is made of; how far multiples of one training may be apart;
-# how far off a gradient is that is made of something else. Chosen.
+# The largest remaining error of a gradient that is a multiple of the computed one; the largest relative spread of these
+# multiples in one training; the smallest remaining error of a gradient that is computed in another way. Chosen.
 _LEFT, _ALIKE, _ANOTHER = 1e-3, 2e-3, 0.1
-# Parameters that have to tell the same.
+# The fewest parameters that have to agree.
 _FEWEST = 3
 
 
 @dataclass(frozen=True)
 class _Made:
-    """A side's gradients, beside what they are made of.
+    """Gradients of one side, compared with the gradients computed from recorded inputs and output gradients.
 
     Attributes:
-        factors: by place, what each gradient is as a multiple of what it is made of.
-        left: what is left of each, as a share of itself.
+        factors: the ratio of the recorded to the computed gradient, by layer and slot.
+        left: the remaining error after scaling by that ratio, as a share of the gradient's norm, by layer and slot.
     """
 
     factors: dict[tuple[str, str], float]
     left: dict[tuple[str, str], float]
 
     def only(self, places: Collection[tuple[str, str]]) -> _Made:
-        """What is known of some parameters."""
-        return _Made(*({p: one for p, one in some.items() if p in places} for some in (self.factors, self.left)))
+        """Return the entries of some parameters."""
+        return _Made(
+            *({p: value for p, value in values.items() if p in places} for values in (self.factors, self.left))
+        )
 
     def common(self) -> float | None:
-        """The multiple that all gradients are; `None` if there is none."""
+        """Return the ratio that all gradients share; `None` if there is none."""
         if len(self.factors) < _FEWEST or max(self.left.values()) > _LEFT:
             return None
         middle = float(np.median(list(self.factors.values())))
-        return middle if all(abs(one - middle) <= _ALIKE * abs(middle) for one in self.factors.values()) else None
+        return middle if all(abs(factor - middle) <= _ALIKE * abs(middle) for factor in self.factors.values()) else None
 
 
 def own_fault(scene: Scene, sides: Both[Recorded]) -> Fault | None:
-    """Of a step whose gradients differ: what is wrong with them whatever the layers got; `None`: nothing that shows."""
+    """Return a fault of the gradients that is independent of what the layers got; `None` if the gradients show none.
+
+    Args:
+        scene: a step whose gradients differ.
+        sides: the recorded tensors of either side.
+    """
     wrong = next((d for d in scene.diffs("grad") if not d.passed and d.pair.complete), None)
     if wrong is None or any(side.info.world_size > 1 for side in sides):
         return None
     try:
         with np.errstate(all="ignore"):
-            made = _made(scene, sides)
+            fits = _made(scene, sides)
             norms = sides.map(_norm)
     except (PadiffError, OSError, KeyError, ValueError, IndexError):
         return None
-    one = made.reference.common()
-    if one is None or not one > 0:
+    reference_factor = fits.reference.common()
+    if reference_factor is None or not reference_factor > 0:
         return None
-    other = made.candidate.common()
-    cause = _other_gradients(made) if other is None else _other_factor(Both(one, other), norms)
+    candidate_factor = fits.candidate.common()
+    cause = (
+        _other_gradients(fits)
+        if candidate_factor is None
+        else _other_factor(Both(reference_factor, candidate_factor), norms)
+    )
     return None if cause is None else Fault(wrong, cause, kind="gradients")
 
 
 def _other_factor(factors: Both[float], norms: Both[float]) -> Cause | None:
-    """What makes gradients another multiple: clipping does, which goes with their norm."""
-    one, other = factors
-    if abs(other - one) <= 3 * _ALIKE * abs(one):
+    """Return a cause for gradients with another ratio: clipping if the gradient norms fit clipping, else a scale."""
+    expected, actual = factors
+    if abs(actual - expected) <= 3 * _ALIKE * abs(expected):
         return None
     proven = "gradients are what the layers' own inputs and output gradients make, times one number"
-    before = Both(norms.reference / one, norms.candidate / other) if other else norms
-    if one < 1 - _ALIKE and other > 0:
+    before = Both(norms.reference / expected, norms.candidate / actual) if actual else norms
+    if expected < 1 - _ALIKE and actual > 0:
         # The reference clips, to this norm.
         limit = norms.reference
         if abs(norms.candidate - limit) <= 3 * _ALIKE * limit or (
-            abs(other - 1) <= _ALIKE and before.candidate <= limit * (1 + 3 * _ALIKE)
+            abs(actual - 1) <= _ALIKE and before.candidate <= limit * (1 + 3 * _ALIKE)
         ):
             return None
-        if abs(other - 1) <= _ALIKE:
+        if abs(actual - 1) <= _ALIKE:
             text = (
                 f"the candidate's gradients are not clipped: their norm is {norms.candidate:.4g}, the reference's are "
                 f"clipped to {limit:.4g}"
@@ -90,34 +101,34 @@ def _other_factor(factors: Both[float], norms: Both[float]) -> Cause | None:
         text = (
             f"the candidate's gradients are clipped to a norm of {norms.candidate:.4g}, the reference's to {limit:.4g}"
         )
-        return Cause("clip_limit", text, True, proven) if other < 1 else _scaled(factors, proven)
-    if abs(one - 1) <= _ALIKE and other < 1 and norms.candidate >= norms.reference * (1 - 3 * _ALIKE):
-        return None  # both may clip by a norm that the reference's gradients do not come to
+        return Cause("clip_limit", text, True, proven) if actual < 1 else _scaled(factors, proven)
+    if abs(expected - 1) <= _ALIKE and actual < 1 and norms.candidate >= norms.reference * (1 - 3 * _ALIKE):
+        return None  # both sides may clip to a norm that the reference's gradients do not reach
     return _scaled(factors, proven)
 
 
 def _scaled(factors: Both[float], proven: str) -> Cause:
-    one, other = factors
+    expected, actual = factors
     text = (
-        f"the candidate's gradients are {other:.5g} times what its layers' own inputs and output gradients make, the "
-        f"reference's {one:.5g} times"
+        f"the candidate's gradients are {actual:.5g} times what its layers' own inputs and output gradients make, the "
+        f"reference's {expected:.5g} times"
     )
     return Cause("gradient_scale", text, True, proven)
 
 
-def _other_gradients(made: Both[_Made]) -> Cause | None:
-    left = made.candidate.left
-    if len(left) < _FEWEST or min(left.values()) < _ANOTHER:
+def _other_gradients(fits: Both[_Made]) -> Cause | None:
+    errors = fits.candidate.left
+    if len(errors) < _FEWEST or min(errors.values()) < _ANOTHER:
         return None
     text = (
         "the candidate's gradients are not what its layers' own inputs and output gradients make, the reference's are: "
         "something is added to them, left from a step before, or taken off"
     )
-    return Cause("gradients_changed", text, True, f"{len(left)} parameters' gradients were computed in float64")
+    return Cause("gradients_changed", text, True, f"{len(errors)} parameters' gradients were computed in float64")
 
 
 def _norm(side: Recorded) -> float:
-    """The norm of all gradients that the optimizer got."""
+    """Return the norm of all gradients that the optimizer got."""
     squares = 0.0
     for record in side.step.records:
         if record.stage == "grad" and record.layer != LOOP:
@@ -126,45 +137,48 @@ def _norm(side: Recorded) -> float:
 
 
 def _made(scene: Scene, sides: Both[Recorded]) -> Both[_Made]:
-    found = Both(_Made({}, {}), _Made({}, {}))
+    fits = Both(_Made({}, {}), _Made({}, {}))
     gradients = sides.map(
         lambda side: {(r.layer, r.slot): r for r in side.step.records if r.stage == "grad" and r.layer != LOOP}
     )
     for diff in _spread(scene):
         pair = diff.pair
         both = []
-        for side, own, record in zip(sides, gradients, pair.sides):
-            known = None if record is None else own.get((record.layer, record.slot))
-            made = None if known is None else _expected(side, known)
-            both.append(None if made is None or known is None else (made, as_float64(known.value)))
-        if any(one is None for one in both):
+        for side, side_gradients, record in zip(sides, gradients, pair.sides):
+            gradient = None if record is None else side_gradients.get((record.layer, record.slot))
+            computed = None if gradient is None else _expected(side, gradient)
+            both.append(None if computed is None or gradient is None else (computed, as_float64(gradient.value)))
+        if any(arrays is None for arrays in both):
             continue
         place = pair.anchor.layer, pair.anchor.slot
-        for side_made, one in zip(found, both):
-            assert one is not None
-            made, actual = one
-            square = float(np.sum(np.square(made)))
+        for side_made, arrays in zip(fits, both):
+            assert arrays is not None
+            computed, actual = arrays
+            square = float(np.sum(np.square(computed)))
             norm = float(np.linalg.norm(actual))
-            if not square or not norm or made.shape != actual.shape:
+            if not square or not norm or computed.shape != actual.shape:
                 continue
-            factor = float(np.sum(made * actual)) / square
+            factor = float(np.sum(computed * actual)) / square
             side_made.factors[place] = factor
-            side_made.left[place] = float(np.linalg.norm(actual - factor * made)) / norm
-    both_have = found.reference.factors.keys() & found.candidate.factors.keys()
-    return found.map(lambda side: side.only(both_have))
+            side_made.left[place] = float(np.linalg.norm(actual - factor * computed)) / norm
+    both_have = fits.reference.factors.keys() & fits.candidate.factors.keys()
+    return fits.map(lambda side: side.only(both_have))
 
 
 def _spread(scene: Scene) -> Iterator[Diff]:
-    """Gradients of matrices and biases whose own size is no rounding noise, spread over the model."""
+    """Yield diffs of gradients that are larger than rounding noise, spread over the model."""
     diffs = [d for d in scene.diffs("grad") if d.pair.complete and d.figures is not None]
     sizes = [d.figures.reference_l2 / math.sqrt(max(d.figures.size, 1)) for d in diffs if d.figures is not None]
     largest = max(sizes, default=0.0)
-    some = [d for d, size in zip(diffs, sizes) if size > 1e-3 * largest]
-    yield from some[:: max(1, -(-len(some) // _MOST))]
+    large = [d for d, size in zip(diffs, sizes) if size > 1e-3 * largest]
+    yield from large[:: max(1, -(-len(large) // _MOST))]
 
 
 def _expected(side: Recorded, gradient: Record) -> np.ndarray | None:
-    """A parameter's gradient, in float64, from what went into its layer and what came back; `None`: not known."""
+    """Return a parameter's gradient in float64, computed from the recorded input and output gradient of its layer.
+
+    `None` if they were not recorded or if this kind of layer is not supported.
+    """
     layer = side.layers.get(gradient.layer)
     if layer is None or layer.children or _is_shared(side, layer, gradient.slot) or gradient.dtype != "float32":
         return None
@@ -186,22 +200,22 @@ def _expected(side: Recorded, gradient: Record) -> np.ndarray | None:
         out = as_float64(came.value) / side.step.loss_scale
         if slot == "bias":
             axes = tuple(k for k in range(out.ndim) if k != _channel_axis(kind, out.ndim))
-            made = _summed_norm(out, gradient.shape) if kind in ("layernorm",) else out.sum(axis=axes)
+            part = _summed_norm(out, gradient.shape) if kind in ("layernorm",) else out.sum(axis=axes)
         elif tensor.source.sketched or tensor.dtype not in ("float32", "int64", "int32"):
             return None
         elif kind == "linear":
             x = as_float64(tensor.source.read())
-            made = out.reshape(-1, out.shape[-1]).T @ x.reshape(-1, x.shape[-1])
-            if made.shape != gradient.shape or _in_out(side, layer, gradient.slot):
-                made = made.T
+            part = out.reshape(-1, out.shape[-1]).T @ x.reshape(-1, x.shape[-1])
+            if part.shape != gradient.shape or _in_out(side, layer, gradient.slot):
+                part = part.T
         else:
             ids = tensor.source.read().ravel()
-            made = np.zeros(gradient.shape)
-            np.add.at(made, ids, out.reshape(-1, out.shape[-1]))
+            part = np.zeros(gradient.shape)
+            np.add.at(part, ids, out.reshape(-1, out.shape[-1]))
             index = layer.settings.get("padding_idx")
             if isinstance(index, int):
-                made[index] = 0.0
-        total = made if total is None else total + made
+                part[index] = 0.0
+        total = part if total is None else total + part
     return None if total is None or total.size != math.prod(gradient.shape) else total.reshape(gradient.shape)
 
 
@@ -220,12 +234,12 @@ def _in_out(side: Recorded, layer: Layer, slot: str) -> bool:
 
 
 def _is_shared(side: Recorded, layer: Layer, slot: str) -> bool:
-    """Whether a parameter has other names, or functions use it, too."""
-    own = f"{layer.path}/{slot}"
-    if any(own in call.parameters for call in side.graph.trace.calls if call.layer != layer.path):
+    """Return True if a parameter has other names, or is also used by calls outside of its layer."""
+    name = f"{layer.path}/{slot}"
+    if any(name in call.parameters for call in side.graph.trace.calls if call.layer != layer.path):
         return True
     return any(
-        (p.tied_to == own) or (one.path == layer.path and p.slot == slot and bool(p.tied_to))
-        for one in side.info.layers
-        for p in one.parameters
+        (p.tied_to == name) or (info_layer.path == layer.path and p.slot == slot and bool(p.tied_to))
+        for info_layer in side.info.layers
+        for p in info_layer.parameters
     )

@@ -1,6 +1,6 @@
-"""Faults besides the first diff in its step: what does not follow from it, as far as that is sure.
+"""Faults in the step of the first diff that certainly do not follow from the first diff.
 
-A false second fault costs more than one that is not reported: in doubt everything follows from the first.
+A false second fault does more harm than a missing one: in doubt, every diff follows from the first.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from padiff.compare.diagnose.recompute.recorded import Recorded, recorded
 from padiff.compare.diagnose.traced import Graph, Relations
 from padiff.records import Both, Diff, FirstDiff, Standing, Step
 
-# Places that are looked at for coming from nothing that differs; further faults that are reported; kinds of layers that
-# may be at fault, each by itself: beyond, it is something that all of the computation goes through.
+# The most places that are checked for a dependence on diffs; the most further faults in a report; the most kinds of
+# layers with a fault: more kinds point to something that affects the whole computation.
 _LOOKED_AT, _REPORTED, _KINDS = 12, 3, 2
-# Layers that may be at fault where it is not proven why.
+# The most layers with a fault that has no proven cause.
 _FEW = 2
 
 
 @dataclass(frozen=True)
 class Found:
-    """What was found in the first diff's step.
+    """The further faults in the step of the first diff.
 
     Attributes:
-        faults: further faults.
-        again: diffs that do not follow from the first, and may be the same fault.
+        faults: the faults to report.
+        again: diffs that do not follow from the first diff, but may have the same fault.
     """
 
     faults: tuple[Fault, ...] = ()
@@ -41,89 +41,93 @@ class Found:
 
 
 def faults_of_step(first: FirstDiff, diff: Diff, place: Place, scene: Scene, evidence: Evidence, began: bool) -> Found:
-    """Further faults in the first diff's step.
+    """Return the further faults in the step of the first diff.
 
     Args:
         first: the first diff, as it is reported.
-        diff: it itself.
-        place: where in the code it comes from.
-        scene: what hypotheses look at; of its step's diffs those of the first one's rank.
-        evidence: what is known besides.
-        began: whether its step is the first that was compared.
+        diff: the diff itself.
+        place: where in the code the diff comes from.
+        scene: the scene of the diff, with the diffs of the same rank.
+        evidence: the input of the search for causes.
+        began: True if this is the first compared step.
     """
-    # What shows in a later step may have been wrong before by less than was allowed, unless it is explained by itself.
+    # A fault in a later step may come from earlier diffs within the limits, unless the first diff explains itself.
     by_itself = began or first.recomputed is not None or (first.cause is not None and first.cause.proven)
-    found: list[Fault] = []
+    faults: list[Fault] = []
     unreached: list[Fault] = []
     if evidence.steps is not None and first.stage in ("input", "weight", "forward"):
         infos = evidence.runs.map(lambda run: run.info)
         graphs = place.graphs or graphs_of(evidence.steps, infos)
         sides = recorded(evidence.steps, infos, graphs)
-        later = [other for other in scene.step if other is not diff]
+        later = [d for d in scene.step if d is not diff]
         unreached = list(_unreached(diff, place, later, evidence, evidence.steps, graphs))
-        found += _one_of_each(unreached)
+        faults += _one_of_each(unreached)
         if by_itself:
-            found += _by_themselves(diff, later, sides, scene)
-            found += [one for one in (losses.own_fault(scene), gradients.own_fault(scene, sides)) if one is not None]
+            faults += _by_themselves(diff, later, sides, scene)
+            faults += [
+                step_fault
+                for step_fault in (losses.own_fault(scene), gradients.own_fault(scene, sides))
+                if step_fault is not None
+            ]
     if by_itself and _may_have_another_optimizer(first):
         among = updates.unexplained(scene) if first.stage == "update" else None
         if among is None or among:
             fault = updates.own_fault(scene, among)
-            found += [fault] if fault is not None else []
-    return Found(tuple(chosen(found, first, [], evidence)), tuple(fault.shown for fault in unreached))
+            faults += [fault] if fault is not None else []
+    return Found(tuple(chosen(faults, first, [], evidence)), tuple(fault.shown for fault in unreached))
 
 
 def _may_have_another_optimizer(first: FirstDiff) -> bool:
-    """Whether a fault of the optimizer would be another one than the first."""
+    """Return True if a fault of the optimizer would be a different one than the first diff's."""
     if first.diff is None or not first.diff.pair.complete:
         return False
     if first.stage == "update":
         return first.cause is not None and first.cause.proven
-    # Weights of a later step are what the optimizer made of them.
+    # Weights of a later step are results of the optimizer.
     return first.stage != "weight" or first.step == 0
 
 
 def _unreached(
     diff: Diff, place: Place, step: Sequence[Diff], evidence: Evidence, steps: Both[Step], graphs: Both[Graph]
 ) -> Iterator[Fault]:
-    """Outputs that differ though nothing that differs is among what they are made of."""
-    if not all(one.trace.functions and one.trace.calls for one in steps):
+    """Yield outputs that differ although they are not computed from any tensor that differs."""
+    if not all(step_.trace.functions and step_.trace.calls for step_ in steps):
         return
     infos = evidence.runs.map(lambda run: run.info)
-    some = list(leaves(step, infos))
-    like = diff if diff.pair.stage == "forward" else next(iter(some), None)
+    outputs = list(leaves(step, infos))
+    like = diff if diff.pair.stage == "forward" else next(iter(outputs), None)
     if like is None:
         return
     flow = Flow(steps, infos, graphs, Relations(like, graphs, evidence.policy))
     agreed = agreeing(step, graphs)
     flow.add(diff, place, agreed)
     looked_at = 0
-    for other in some:
-        if looked_at >= _LOOKED_AT or flow.reaches(other):
+    for output in outputs:
+        if looked_at >= _LOOKED_AT or flow.reaches(output):
             continue
         looked_at += 1
-        found, where = described(other, step, evidence)
-        flow.add(other, where, agreed)
+        first, where = described(output, step, evidence)
+        flow.add(output, where, agreed)
         if where.inside is not None:
-            inside = where.diff if where.diff is not other else None
-            yield Fault(other, found.cause, found.recomputed, inside, kind_of_place(found, evidence))
+            inside = where.diff if where.diff is not output else None
+            yield Fault(output, first.cause, first.recomputed, inside, kind_of_place(first, evidence))
 
 
 def _by_themselves(diff: Diff, later: Sequence[Diff], sides: Both[Recorded], scene: Scene) -> list[Fault]:
-    """Layers that depart from what they are whatever goes in, one of each kind."""
-    found = list(layers.own_faults(later, sides, scene))
-    # What is wrong at the first diff, said in the same way.
-    own = next(layers.own_faults([diff], sides, scene), None)
-    if own is not None and own.cause is not None:
-        kind = own.cause.kind
-        found = [one for one in found if one.cause is None or one.cause.kind != kind]
-    if len(found) > _FEW:
-        found = [one for one in found if one.cause is not None and one.cause.proven]
-    return _one_of_each(found)
+    """Return the faults of layers that compute something else from the same inputs, one of each kind."""
+    faults = list(layers.own_faults(later, sides, scene))
+    # The fault at the first diff, found in the same way.
+    first_fault = next(layers.own_faults([diff], sides, scene), None)
+    if first_fault is not None and first_fault.cause is not None:
+        kind = first_fault.cause.kind
+        faults = [fault for fault in faults if fault.cause is None or fault.cause.kind != kind]
+    if len(faults) > _FEW:
+        faults = [fault for fault in faults if fault.cause is not None and fault.cause.proven]
+    return _one_of_each(faults)
 
 
 def _one_of_each(faults: Sequence[Fault]) -> list[Fault]:
-    """Of several faults of one kind the first: one fault in the code shows wherever that is called."""
+    """Return the first fault of each kind, as a fault in the code shows at every call; empty for too many kinds."""
     kinds: dict[str, Fault] = {}
     for fault in faults:
         kinds.setdefault(fault.kind, fault)
@@ -133,25 +137,30 @@ def _one_of_each(faults: Sequence[Fault]) -> list[Fault]:
 def chosen(
     found: Sequence[Fault], first: FirstDiff, others: Sequence[FirstDiff], evidence: Evidence
 ) -> Iterator[Fault]:
-    """The faults that are others than the first one, and than each other.
+    """Yield the faults that differ from the first diff's and from each other.
 
     Args:
-        others: further faults that are known.
+        found: the faults to choose from.
+        first: the first diff.
+        others: the further faults found so far.
+        evidence: the input of the search for causes.
     """
-    known: list[tuple[FirstDiff | Fault, str]] = [(one, kind_of_place(one, evidence)) for one in (first, *others)]
+    accepted: list[tuple[FirstDiff | Fault, str]] = [
+        (first_diff, kind_of_place(first_diff, evidence)) for first_diff in (first, *others)
+    ]
     for fault in found:
-        if len(known) > _REPORTED:
+        if len(accepted) > _REPORTED:
             return
-        if not any(are_one(fault, fault.kind, other, of) for other, of in known):
-            known.append((fault, fault.kind))
+        if not any(are_one(fault, fault.kind, earlier, of) for earlier, of in accepted):
+            accepted.append((fault, fault.kind))
             yield fault
 
 
 def described_alone(fault: Fault, step: Sequence[Diff], evidence: Evidence) -> FirstDiff:
-    """A fault, described as a diff is."""
-    found, _ = described(fault.shown, step, replace(evidence, steps=None), compute=False)
+    """Return a fault as a first diff with its cause, without an extent."""
+    first, _ = described(fault.shown, step, replace(evidence, steps=None), compute=False)
     return replace(
-        found,
+        first,
         diff=fault.diff,
         slot=fault.diff.pair.anchor.slot,
         cause=fault.cause,

@@ -1,6 +1,6 @@
-"""Further faults in the steps after the first diff's: what no tensor that differs can have caused.
+"""Further faults in the steps after the first diff that no differing tensor can have caused.
 
-Each step is looked at for little: its inputs, whether its optimizers stepped, and a few of its weights.
+Only a few facts are checked in each step: its inputs, the steps of its optimizers, and a few weights.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from padiff.errors import PadiffError
 from padiff.records import LOOP, Both, Cause, Diff, FirstDiff, Recomputed, Run, Step
 from padiff.records.both import SIDES
 
-# Weights that are looked at in each step, and how many of their elements; how near each has to be to what its update
-# comes to, and how far off the one that was written is, in units of rounding. Chosen.
+# The most weights that are checked in each step, and the most elements of each; the largest error of an unchanged
+# weight and the smallest error of a weight that was written to, in units of rounding. Chosen.
 _WEIGHTS, _ELEMENTS = 4, 512
 _NEAR, _FAR = 8.0, 100.0
-# Hypotheses on what wrote to weights.
+# The most hypotheses on the code that wrote to the weights.
 _TRIED = 20
-# Steps after the first diff's of which weights are looked at: each costs a step's records to be paired again.
+# The most steps after the first diff whose weights are checked, as each step's records have to be paired again.
 _STEPS = 16
 
 
 class Later:
-    """Looks at the steps after the first diff's.
+    """Search for faults in the steps after the first diff.
 
     Args:
         first: the first diff.
-        runs: reference and candidate.
+        runs: the reference and the candidate run.
     """
 
     def __init__(self, first: FirstDiff, runs: Both[Run]) -> None:
         self._first, self._runs = first, runs
         self._steps = 0
-        # Whatever differed once is no news when it differs again.
+        # Names of the checks that are done: a fault is reported once.
         self._seen: set[str] = {"input"} if first.stage == "input" else set()
         if first.diff is not None and not first.diff.pair.complete:
             self._seen.add("stepped")
@@ -52,10 +52,11 @@ class Later:
             self._seen.add("written")
 
     def look(self, diffs: Sequence[Diff], alignment: Alignment) -> Iterator[Fault]:
-        """The faults of a step.
+        """Yield the faults of a step.
 
         Args:
-            diffs: its judged diffs, of one rank.
+            diffs: the judged diffs of the step, of one rank.
+            alignment: the pairs of layers and parameters.
         """
         self._steps += 1
         if self._steps > _STEPS:
@@ -70,7 +71,7 @@ class Later:
                 with np.errstate(all="ignore"):
                     fault = find(wrong, diffs, alignment)
             except (PadiffError, OSError, KeyError, ValueError, IndexError):
-                continue  # what would tell it is no longer there
+                continue  # the values can no longer be read
             if fault is not None:
                 self._seen.add(name)
                 yield fault
@@ -79,7 +80,10 @@ class Later:
         return scene_of(diff, diffs, alignment, self._runs)
 
     def _input(self, wrong: Sequence[Diff], diffs: Sequence[Diff], alignment: Alignment) -> Fault | None:
-        """Another batch; a model may make its own inputs, so it has to be one of the reference's."""
+        """Return a fault if the candidate's batch is another batch of the reference's; else `None`.
+
+        A model may compute its own inputs, so an unknown batch is no fault.
+        """
         diff = next((d for d in wrong if d.pair.stage == "input" and d.pair.complete), None)
         if diff is None:
             return None
@@ -88,7 +92,7 @@ class Later:
         return Fault(diff, cause, kind="input") if cause is not None and cause.proven else None
 
     def _stepped(self, wrong: Sequence[Diff], diffs: Sequence[Diff], alignment: Alignment) -> Fault | None:
-        """A step that an optimizer left out, or took twice."""
+        """Return a fault if an optimizer left out a step or repeated it; else `None`."""
         diff = next(
             (
                 d
@@ -106,7 +110,9 @@ class Later:
         return Fault(diff, cause, kind="update")
 
     def _written(self, wrong: Sequence[Diff], diffs: Sequence[Diff], alignment: Alignment) -> Fault | None:
-        """A weight that is not what the step before, and its update, come to; on the other side it is."""
+        """Return a fault if a weight differs from the weight of the step before plus its update, on one side only;
+        else `None`.
+        """
         weights = [d for d in wrong if d.pair.stage == "weight" and d.pair.complete]
         if not weights:
             return None
@@ -114,17 +120,17 @@ class Later:
         scene = self._scene(weights[0], diffs, alignment)
         sides = scene.sides(scene.number - 1) if scene.number - 1 in scene.numbers else None
         if sides is None or any(_steps(step) != 1 for step in sides):
-            return None  # an optimizer did not step, or it did twice: that is reported by itself
-        off: list[tuple[Diff, Both[float], Both[float]]] = []
+            return None  # skipped and repeated optimizer steps are reported by themselves
+        measured: list[tuple[Diff, Both[float], Both[float]]] = []
         for diff in largest:
-            found = _beside_its_update(scene, diff, place_of(diff.pair))
-            if found is not None:
-                off.append((diff, *found))
-        if not off:
+            errors = _beside_its_update(scene, diff, place_of(diff.pair))
+            if errors is not None:
+                measured.append((diff, *errors))
+        if not measured:
             return None
-        for side, other in (tuple(SIDES.swapped()), tuple(SIDES)):
-            alone = [one for one in off if getattr(one[1], side) > _FAR]
-            if alone and all(getattr(one[1], other) <= _NEAR for one in off):
+        for side, other_side in (tuple(SIDES.swapped()), tuple(SIDES)):
+            alone = [entry for entry in measured if getattr(entry[1], side) > _FAR]
+            if alone and all(getattr(entry[1], other_side) <= _NEAR for entry in measured):
                 diff, _, shares = alone[0]
                 cause = _what_wrote(replace(scene, diff=diff))
                 return Fault(diff, cause, Recomputed("weight", Both("", ""), shares, side), kind="weight")
@@ -132,20 +138,24 @@ class Later:
 
 
 def _steps(step: Step) -> int:
-    """How many steps an optimizer took."""
+    """Return the number of optimizer steps in a step."""
     return len({record.call for record in step.records if record.stage == "update" and record.layer != LOOP})
 
 
 def _what_wrote(scene: Scene) -> Cause | None:
-    """What the weights are instead, if that is proven."""
-    for one in islice(written.hypotheses(scene), _TRIED):
-        if explains(weigh(one.predict()), one):
-            return Cause(one.kind, one.sentence, True, fix=one.fix)
+    """Return the cause of the changed weights if a hypothesis proves it; else `None`."""
+    for hypothesis in islice(written.hypotheses(scene), _TRIED):
+        if explains(weigh(hypothesis.predict()), hypothesis):
+            return Cause(hypothesis.kind, hypothesis.sentence, True, fix=hypothesis.fix)
     return None
 
 
 def _beside_its_update(scene: Scene, diff: Diff, at: Place) -> tuple[Both[float], Both[float]] | None:
-    """What each side's weight is off by, beside the step before's and its update: in rounding, and as a share."""
+    """Return the error of each side's weight, compared with the weight before plus its update.
+
+    Returns:
+        The errors in units of rounding, and as shares of the weight's norm; `None` if they can't be computed.
+    """
     before, added = (scene.pairs(scene.number - 1, stage).get(at) for stage in ("weight", "update"))
     if before is None or added is None:
         return None

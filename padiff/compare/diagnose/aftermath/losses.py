@@ -1,4 +1,4 @@
-"""A loss that is another one than the reference's, given what goes into the candidate's own."""
+"""Losses that differ from the reference's loss function applied to the candidate's own inputs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from padiff.compare.diagnose.losses import loss_cause_of
 from padiff.errors import PadiffError
 from padiff.records import SIDES, Both, Cause, Diff, Recomputed, is_loss, is_of_loss, loss_role
 
-# How far off the reference's own is at most, and the candidate's at least. Chosen.
+# The largest error of the reference's loss and the smallest error of a faulty candidate's, relative. Chosen.
 _NEAR, _FAR = 1e-5, 1e-3
 
 
 def own_fault(scene: Scene) -> Fault | None:
-    """Of a step whose loss differs: what is wrong with it whatever goes in; `None`: nothing that shows.
+    """Return a fault of the loss that is independent of the loss's inputs; `None` if the records show none.
 
     Args:
-        scene: of the first diff, before the loss.
+        scene: the scene of the first diff, which comes before the loss.
     """
     try:
         with np.errstate(all="ignore"):
@@ -33,30 +33,30 @@ def own_fault(scene: Scene) -> Fault | None:
 
 def _own_fault(scene: Scene) -> Fault | None:
     wrong = [d for d in scene.step if d.pair.stage == "loss" and not d.passed and d.pair.complete]
-    # Labels go with their inputs.
+    # If the inputs differ, so do the labels.
     labels = _labels(scene, wrong) if scene.stage != "input" else None
     if labels is not None:
         return labels
-    given = next((d for d in wrong if is_of_loss(d.pair.anchor) and loss_role(d.pair.anchor.slot) == "0"), None)
+    output_diff = next((d for d in wrong if is_of_loss(d.pair.anchor) and loss_role(d.pair.anchor.slot) == "0"), None)
     logged = next((d for d in wrong if is_loss(d.pair.anchor)), None)
-    shown = given or logged
+    shown = output_diff or logged
     calls = None if shown is None else calls_of(replace(scene, diff=shown))
     if shown is None or calls is None:
         return None
     reference, candidate = calls
-    made = candidate.computed(
+    computed = candidate.computed(
         settings=_settings(calls),
         framework=reference.framework,
         loss=replace(candidate.loss, function=reference.loss.function),
     )
     near = _off(reference.output, reference.computed())
-    far = _off(candidate.output, made)
+    far = _off(candidate.output, computed)
     if near is None or far is None or near > _NEAR:
         return None
     if far <= _FAR:
         return _afterwards(logged, calls)
     recomputed = Recomputed("loss", calls.map(lambda call: call.loss.function), Both(near, far), SIDES.candidate)
-    alike = Both(replace(reference, inputs=candidate.inputs, output=made), candidate)
+    alike = Both(replace(reference, inputs=candidate.inputs, output=computed), candidate)
     cause = loss_cause_of(replace(scene, diff=shown), alike)
     return Fault(shown, cause, recomputed, kind="loss")
 
@@ -66,14 +66,14 @@ def _settings(calls: Both[LossCall]) -> dict[str, object]:
 
 
 def _afterwards(logged: Diff | None, calls: Both[LossCall]) -> Fault | None:
-    """What is made of a loss after its function gave it: a factor on one side."""
+    """Return a fault if one side's loss is a multiple of its loss function's output; else `None`."""
     if logged is None:
         return None
     figures = logged.figures
     outputs = calls.map(lambda call: call.output)
-    if figures is None or any(one is None or one.size != 1 for one in outputs):
+    if figures is None or any(output is None or output.size != 1 for output in outputs):
         return None
-    values = [float(one.ravel()[0]) for one in outputs if one is not None]
+    values = [float(output.ravel()[0]) for output in outputs if output is not None]
     if not all(values) or not figures.values.reference:
         return None
     factors = Both(figures.values.reference / values[0], figures.values.candidate / values[1])
@@ -87,7 +87,7 @@ def _afterwards(logged: Diff | None, calls: Both[LossCall]) -> Fault | None:
 
 
 def _labels(scene: Scene, wrong: list[Diff]) -> Fault | None:
-    """Labels that no model made: those of the reference in another order, or counted from another number on."""
+    """Return a fault if labels are the reference's in another order or with a constant offset; else `None`."""
     for diff in wrong:
         if is_of_loss(diff.pair.anchor) and loss_role(diff.pair.anchor.slot) == "labels":
             cause: Cause | None = labels_in_order(replace(scene, diff=diff))
@@ -96,9 +96,9 @@ def _labels(scene: Scene, wrong: list[Diff]) -> Fault | None:
     return None
 
 
-def _off(values: np.ndarray | None, made: np.ndarray | None) -> float | None:
-    if values is None or made is None or values.size != made.size:
+def _off(values: np.ndarray | None, computed: np.ndarray | None) -> float | None:
+    if values is None or computed is None or values.size != computed.size:
         return None
-    norm = float(np.linalg.norm(made))
-    found = float(np.linalg.norm(values.ravel() - made.ravel())) / norm if norm else None
-    return found if found is not None and np.isfinite(found) else None
+    norm = float(np.linalg.norm(computed))
+    error = float(np.linalg.norm(values.ravel() - computed.ravel())) / norm if norm else None
+    return error if error is not None and np.isfinite(error) else None

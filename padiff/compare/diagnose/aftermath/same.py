@@ -1,4 +1,4 @@
-"""Whether two faults may be one: a fault in the code shows wherever the code runs."""
+"""Tests for two faults that may be one, as a fault in the code shows wherever the code runs."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from padiff.compare.diagnose.evidence import Evidence
 from padiff.model import equivalents
 from padiff.records import Cause, FirstDiff, Recomputed
 
-# What all layers, or all of a training, go through: with such a cause nothing is another fault.
+# Causes that affect all layers or the whole training: beside such a cause there is no second fault.
 _EVERYWHERE = frozenset(
     {"environment", "autocast", "tf32", "precision", "dropout", "mode", "surplus_layers", "not_called", "no_backward"}
 )
-# Causes that are found anywhere: what is set, or called, tells one from the other, which their kind does not.
+# Families of causes that are too general to show that two faults are one.
 _ANYWHERE = frozenset({"layer", "call"})
-# Computed from a side's own tensors: a fault there is no fault of what made these.
+# Kinds of faults that are found from a side's own tensors, independent of the code that computed these tensors.
 _BY_ITSELF = frozenset({"update", "loss", "labels", "gradients", "weight", "input"})
-# What a layer is given, whatever it makes of it.
+# Kinds of faults in a layer's weights or inputs, independent of the layer's own computation.
 _GIVEN = frozenset({"weight", "input"})
 
 
 class Known(Protocol):
-    """What is known of a fault."""
+    """The attributes of a fault that `are_one` reads."""
 
     @property
     def cause(self) -> Cause | None: ...
@@ -31,7 +31,7 @@ class Known(Protocol):
 
 
 def families(cause: Cause | None) -> frozenset[str]:
-    """What a cause is at large: kinds that begin alike are of one family. Empty where nothing is known."""
+    """Return the families of a cause: the first words of its kinds. Empty for an unknown cause."""
     if cause is None or cause.kind == "unknown":
         return frozenset()
     return frozenset(map(_family, cause.kind.split("+")))
@@ -44,10 +44,11 @@ def _family(kind: str) -> str:
 
 
 def are_one(one: Known, kind: str, other: Known, of: str) -> bool:
-    """Whether two faults may be one.
+    """Return True if two faults may be one.
 
     Args:
-        kind, of: of what they are faults: a kind of layer, or a stage.
+        one, other: the two faults.
+        kind, of: the kind of layer, or the stage, of the first and of the second fault.
     """
     first, second = families(one.cause), families(other.cause)
     if one.cause is not None and other.cause is not None and one.cause.sentence == other.cause.sentence:
@@ -55,19 +56,19 @@ def are_one(one: Known, kind: str, other: Known, of: str) -> bool:
     if (first | second) & _EVERYWHERE:
         return True
     if kind == of:
-        proven = all(known.cause is not None and known.cause.proven for known in (one, other))
+        proven = all(fault.cause is not None and fault.cause.proven for fault in (one, other))
         return not proven or bool(first & second)
     if (first & second) - _ANYWHERE:
         return True
     if (first - {"call"} and second - {"call"}) or kind in _BY_ITSELF:
         return False
-    # Nothing tells why: but layers that both depart from what they are are two, and so is one from what it is given.
-    wrong = [known.recomputed is not None and bool(known.recomputed.wrong) for known in (one, other)]
+    # Without causes: two layers that both fail their own computation are two faults, and so are a layer and its inputs.
+    wrong = [fault.recomputed is not None and bool(fault.recomputed.wrong) for fault in (one, other)]
     return not (wrong[0] and (wrong[1] or of in _GIVEN))
 
 
 def kind_of_place(first: FirstDiff, evidence: Evidence) -> str:
-    """Of what kind the layer is at which a diff is; else its stage."""
+    """Return the kind of the layer that a diff belongs to, or the diff's stage if there is no layer."""
     if first.stage != "forward" or first.reference is None:
         return first.stage
     layers = evidence.runs.reference.info.layers

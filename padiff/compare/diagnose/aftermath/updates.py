@@ -1,4 +1,4 @@
-"""Updates that the reference's rule does not make of the candidate's own gradients."""
+"""Updates that differ from the reference's optimizer rule applied to the candidate's own gradients."""
 
 from __future__ import annotations
 
@@ -18,38 +18,42 @@ from padiff.compare.diagnose.hypotheses.scene import Place, Scene, place_of
 from padiff.errors import PadiffError
 from padiff.records import settings_at
 
-# What some parameters may have for themselves; all else an optimizer has for all.
+# Families of causes that may concern a single parameter group; all others concern the whole optimizer.
 _OF_GROUPS = frozenset({"learning", "weight"})
-# Hypotheses that are looked through for what the first cause speaks of.
+# The most hypotheses that are tried to find the parameters of the first cause.
 _TRIED = 40
 
 
 def own_fault(scene: Scene, among: Collection[Place] | None = None) -> Fault | None:
-    """Of a step whose updates differ: what is proven to be wrong with the optimizer, whatever its gradients are.
+    """Return a proven fault of the optimizer that is independent of its gradients; `None` if there is none.
 
     Args:
-        scene: of the first diff.
-        among: which parameters are looked at. Default: all.
+        scene: the scene of the first diff, in a step whose updates differ.
+        among: the parameters to check. Default: all.
     """
     wrong = [d for d in scene.diffs("update") if not d.passed and d.pair.complete]
     if among is not None:
         wrong = [d for d in wrong if place_of(d.pair) in among]
     if not wrong or any(side.source.sketched for d in wrong for side in d.pair.sides if side is not None):
-        return None  # of sketches a few small parameters tell, which is too little
-    kept = [d for d in scene.step if d.pair.stage != "update" or among is None or place_of(d.pair) in among]
+        return None  # with sketches, only a few small parameters could be checked
+    step_diffs = [d for d in scene.step if d.pair.stage != "update" or among is None or place_of(d.pair) in among]
     try:
-        cause = explain(replace(scene, diff=wrong[0], step=kept, _pairs={})).cause
+        cause = explain(replace(scene, diff=wrong[0], step=step_diffs, _pairs={})).cause
     except (PadiffError, OSError):
         return None
     if cause is None or not cause.proven or (among is not None and not families(cause) <= _OF_GROUPS):
         return None
     if cause.kind.count("+") > ("learning" in families(cause)):
-        return None  # two settings together may explain what is neither
+        return None  # two settings together may fit a diff that neither of them causes
     return Fault(wrong[0], cause, kind="update")
 
 
 def unexplained(scene: Scene) -> set[Place]:
-    """Of a first diff that is an update: parameters that differ, and that its proven cause does not speak of."""
+    """Return the parameters whose updates differ and that the proven cause of the first diff does not cover.
+
+    Args:
+        scene: the scene of a first diff that is an update.
+    """
     wrong = {place_of(d.pair) for d in scene.diffs("update") if not d.passed and d.pair.complete}
     if not _has_groups(scene):
         return set()  # all parameters are set alike
@@ -60,7 +64,7 @@ def unexplained(scene: Scene) -> set[Place]:
 
 
 def _has_groups(scene: Scene) -> bool:
-    """Whether an optimizer has several groups of parameters."""
+    """Return True if an optimizer has several parameter groups."""
     sides = scene.sides(scene.number)
     if sides is None:
         return False
@@ -69,12 +73,12 @@ def _has_groups(scene: Scene) -> bool:
 
 
 def _explained(scene: Scene) -> set[str] | None:
-    """The sites of the tensors that the first proven hypothesis predicts."""
+    """Return the sites of the tensors that the first proven hypothesis predicts; `None` if none is proven."""
     try:
         with np.errstate(all="ignore"):
-            for one in _some(scene):
-                predictions = list(one.predict())
-                if one.telling and explains(weigh(predictions), one):
+            for hypothesis in _some(scene):
+                predictions = list(hypothesis.predict())
+                if hypothesis.telling and explains(weigh(predictions), hypothesis):
                     return {prediction.site for prediction in predictions}
     except (PadiffError, OSError, KeyError, ValueError, IndexError):
         return None
@@ -82,7 +86,7 @@ def _explained(scene: Scene) -> set[str] | None:
 
 
 def _some(scene: Scene) -> Iterator[Hypothesis]:
-    for number, one in enumerate(optimizers.hypotheses(scene)):
+    for number, hypothesis in enumerate(optimizers.hypotheses(scene)):
         if number >= _TRIED:
             return
-        yield one
+        yield hypothesis

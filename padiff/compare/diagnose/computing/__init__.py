@@ -1,1 +1,1 @@
-"""Computing again, in numpy and float64, what the calls of a trace made of what went into them."""
+"""Computing the calls of a trace again, in numpy and float64, from their recorded inputs."""

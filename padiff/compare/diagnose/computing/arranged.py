@@ -1,4 +1,4 @@
-"""Edits of the order of things: parts that are exchanged, rotary embeddings of another form, tensors turned round."""
+"""Edits of order: swapped parts, rotary embeddings of another form, shifted, flipped or transposed tensors."""
 
 from __future__ import annotations
 
@@ -15,51 +15,60 @@ _FEW = 4
 
 
 def exchanged(sheet: Sheet) -> Iterator[Edit]:
-    """Two tensors of one shape that are taken for each other: parts of one, or what two layers gave."""
+    """Yield edits that swap two tensors of the same shape: two parts of one tensor, or two recorded tensors."""
     parts: dict[object, list[int]] = {}
     for k, node in enumerate(sheet.nodes):
         if node.operation == "getitem" and sheet.is_float(k):
             parts.setdefault((node.given, sheet.shape(k)), []).append(k)
         elif not node.operation and sheet.is_float(k) and not node.name and sheet.users(k):
             parts.setdefault(("given", sheet.shape(k)), []).append(k)
-    rows = [some for some in parts.values() if 2 <= len(some) <= _FEW + 2]
-    # Parts of a matrix that holds several, each with its part of the bias.
+    rows = [group for group in parts.values() if 2 <= len(group) <= _FEW + 2]
+    # Parts of one parameter, such as a matrix with query, key and value; the parts of its bias are swapped too.
     both = [
-        some for some in rows if all(sheet.is_parameter(sheet.nodes[k].given[0]) for k in some if sheet.nodes[k].given)
+        group
+        for group in rows
+        if all(sheet.is_parameter(sheet.nodes[k].given[0]) for k in group if sheet.nodes[k].given)
     ]
-    both = [some for some in both if sheet.nodes[some[0]].given]
-    for some in rows:
-        with_it = [other for other in both if other is not some and len(other) == len(some)] if some in both else []
-        for (n, one), (m, other) in combinations(enumerate(some), 2):
-            changes = _swapped(one, other)
+    both = [group for group in both if sheet.nodes[group[0]].given]
+    for group in rows:
+        with_it = (
+            [partner for partner in both if partner is not group and len(partner) == len(group)]
+            if group in both
+            else []
+        )
+        for (n, first), (m, partner) in combinations(enumerate(group), 2):
+            changes = _swapped(first, partner)
             for bias in with_it:
                 changes |= _swapped(bias[n], bias[m])
-            names = f"{sheet.named(one)} and {sheet.named(other)}"
-            if sheet.nodes[one].operation:
-                source = sheet.named(sheet.nodes[one].given[0])
-                names = f"parts {n} and {m} of {source} (of {len(some)}: query, key and value, gates or halves)"
+            names = f"{sheet.named(first)} and {sheet.named(partner)}"
+            if sheet.nodes[first].operation:
+                source = sheet.named(sheet.nodes[first].given[0])
+                names = f"parts {n} and {m} of {source} (of {len(group)}: query, key and value, gates or halves)"
             text = f"{names} are swapped: they are in another order"
-            yield Edit("parts_order", "parts in another order", text, changes, 2, at=one)
+            yield Edit("parts_order", "parts in another order", text, changes, 2, at=first)
 
 
-def _swapped(one: int, other: int) -> dict[int, Change]:
-    return {one: lambda get, own: own(other), other: lambda get, own: own(one)}
+def _swapped(first: int, second: int) -> dict[int, Change]:
+    return {first: lambda get, own: own(second), second: lambda get, own: own(first)}
 
 
 def rotary(sheet: Sheet) -> Iterator[Edit]:
-    """Rotary embeddings of neighbours in place of halves, or turned the other way; of all at once."""
+    """Yield edits of rotary embeddings: rotated neighbours instead of halves, or the other direction.
+
+    The edits are of all rotary embeddings together, and of each alone.
+    """
     halves = [(k, x) for k in range(len(sheet.nodes)) if (x := _half_rotated(sheet, k)) is not None]
     if not halves:
         return
     for name, make in (("interleaved (each with its neighbour), for the reference's halves", _neighbours),
                        ("turned the other way (the sign of the sine)", _other_way)):  # fmt: skip
-        for some in (halves, *[[one] for one in halves]):
+        for group in (halves, *[[half] for half in halves]):
             changes: dict[int, Change] = {}
-            for k, x in some:
+            for k, x in group:
                 changes[k] = lambda get, own, k=k, x=x, make=make: make(get(x), own(k))  # type: ignore[misc]
-            which = "" if len(some) == len(halves) else f" of {sheet.named(some[0][1])} alone"
-            text = f"the rotary embeddings{which} are {name} ({sheet.where(some[0][0])})"
-            yield Edit("rotary_form", "another form of rotary embedding", text, changes, 1, at=some[0][0])
+            which = "" if len(group) == len(halves) else f" of {sheet.named(group[0][1])} alone"
+            text = f"the rotary embeddings{which} are {name} ({sheet.where(group[0][0])})"
+            yield Edit("rotary_form", "another form of rotary embedding", text, changes, 1, at=group[0][0])
     ends = [(x, end) for k, x in halves for end in _ends(sheet, k, x)]
     changes = {}
     for x, end in ends:
@@ -74,17 +83,17 @@ def rotary(sheet: Sheet) -> Iterator[Edit]:
 
 
 def _half_rotated(sheet: Sheet, k: int) -> int | None:
-    """Of what a node is the second half with its sign turned, before the first; `None` if of nothing."""
+    """Return the node whose halves a node swaps with the sign of the second half flipped; `None` for other nodes."""
     node = sheet.nodes[k]
     if node.operation != "cat" or len(node.given) != 2:
         return None
-    one, other = (sheet.nodes[g] for g in node.given)
-    if one.operation != "neg" or other.operation != "getitem":
+    negated, first_half = (sheet.nodes[g] for g in node.given)
+    if negated.operation != "neg" or first_half.operation != "getitem":
         return None
-    second = sheet.nodes[one.given[0]]
-    if second.operation != "getitem" or second.given != other.given:
+    second = sheet.nodes[negated.given[0]]
+    if second.operation != "getitem" or second.given != first_half.given:
         return None
-    x = other.given[0]
+    x = first_half.given[0]
     return x if sheet.shape(x) == sheet.shape(k) else None
 
 
@@ -97,7 +106,12 @@ def _other_way(x: np.ndarray, own: np.ndarray) -> np.ndarray:
 
 
 def _ends(sheet: Sheet, k: int, x: int) -> Iterator[int]:
-    """The sum that a rotary embedding ends with."""
+    """Yield the sums at the end of a rotary embedding.
+
+    Args:
+        k: the node with the rotated halves.
+        x: the node that is embedded.
+    """
     for product in sheet.users(k):
         for total in sheet.users(product):
             if sheet.nodes[total].operation == "add" and sheet.shape(total) == sheet.shape(x):
@@ -105,7 +119,7 @@ def _ends(sheet: Sheet, k: int, x: int) -> Iterator[int]:
 
 
 def as_a_whole(sheet: Sheet, k: int) -> Iterator[Edit]:
-    """A tensor on the way as a whole: in another precision, order or direction."""
+    """Yield edits of a whole tensor: a coarser precision, a shift, another order or direction of an axis."""
     values = sheet.formula.values[k]
     if not sheet.is_float(k) or values.ndim == 0 or sheet.is_number(k):
         return
@@ -135,8 +149,8 @@ def as_a_whole(sheet: Sheet, k: int) -> Iterator[Edit]:
                     )
                     yield Edit("permuted", "another order of heads", text,
                                after(lambda v, o=order, a=axis: np.take(v, o, a)), 4, at=k)  # type: ignore[misc]  # fmt: skip
-    for one, other in combinations(range(values.ndim), 2):
-        if values.shape[one] == values.shape[other] > 1 and not sheet.is_parameter(k):
-            text = f"{name} has axes {one} and {other} transposed"
+    for axis_a, axis_b in combinations(range(values.ndim), 2):
+        if values.shape[axis_a] == values.shape[axis_b] > 1 and not sheet.is_parameter(k):
+            text = f"{name} has axes {axis_a} and {axis_b} transposed"
             yield Edit("axes_order", "another order of axes", text,
-                       after(lambda v, a=one, b=other: np.swapaxes(v, a, b)), 3, at=k)  # type: ignore[misc]  # fmt: skip
+                       after(lambda v, a=axis_a, b=axis_b: np.swapaxes(v, a, b)), 3, at=k)  # type: ignore[misc]  # fmt: skip

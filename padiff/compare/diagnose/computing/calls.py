@@ -1,4 +1,4 @@
-"""Writes down what functions compute, as operations of a formula."""
+"""Formulas of function calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REVERSED = {"rsub": "sub", "rdiv": "div", "rpow": "pow", "rmatmul": "matmul"}
 _UNARY = frozenset({"neg", "sqrt", "rsqrt", "exp", "log", "sin", "cos", "abs", "square", "reciprocal", "logical_not"})
 _SAME = frozenset({"contiguous", "clone", "detach", "assign", "dropout", "dropout2d", "dropout3d", "alpha_dropout",
                    "identity"})  # fmt: skip
-#: Functions of each element, by their common names.
+#: Elementwise functions, by their common names.
 ACTIVATIONS = {
     "relu": "ReLU", "sigmoid": "sigmoid", "tanh": "tanh", "swish": "SiLU", "silu": "SiLU", "relu6": "ReLU6",
     "selu": "SELU", "mish": "Mish", "hardswish": "Hardswish", "hardsigmoid": "Hardsigmoid", "logsigmoid": "",
@@ -32,10 +32,19 @@ _REDUCING = frozenset({"sum", "mean", "max", "min", "prod", "var", "std", "logsu
 
 
 def written(formula: Formula, given: Given, about: int, framework: str) -> Made:
-    """The node of what a function gives; several where it gives several.
+    """Add a function's operations to a formula and return the node of its output.
+
+    Args:
+        formula: the formula.
+        given: the inputs and arguments of the call.
+        about: the position of the call in the trace.
+        framework: the framework of the run.
+
+    Returns:
+        The node, or a list of nodes if the function has several outputs.
 
     Raises:
-        UnknownError: it is not known what it computes.
+        UnknownError: the function or one of its arguments is not supported.
     """
     name = given.function
     add = _adder(formula, about)
@@ -58,10 +67,10 @@ def written(formula: Formula, given: Given, about: int, framework: str) -> Made:
         return add("act", given.first, function=function, number=float(given.argument((argument,), 1, usual)))
     if name in _REDUCING:
         return _reduced(add, formula, given)
-    found = _FUNCTIONS.get(name)
-    if found is None:
+    writing = _FUNCTIONS.get(name)
+    if writing is None:
         raise UnknownError(name)
-    return found(add, formula, given, framework)
+    return writing(add, formula, given, framework)
 
 
 def _adder(formula: Formula, about: int) -> Add:
@@ -71,90 +80,90 @@ def _adder(formula: Formula, about: int) -> Add:
     return add
 
 
-def _binary(add: Add, formula: Formula, given: Given) -> int:
-    name = _REVERSED.get(given.function, given.function)
-    nodes = dict(given.nodes)
+def _binary(add: Add, formula: Formula, inputs: Given) -> int:
+    name = _REVERSED.get(inputs.function, inputs.function)
+    nodes = dict(inputs.nodes)
     for place, names in ((0, ("input", "x", "0")), (1, ("other", "y", "exponent", "factor", "1"))):
         if place not in nodes:
-            number = given.argument(names, place, None)
+            number = inputs.argument(names, place, None)
             if not isinstance(number, (int, float)) or isinstance(number, bool):
-                raise UnknownError(given.function)
+                raise UnknownError(inputs.function)
             nodes[place] = formula.leaf(constant(number), CONSTANT)
     first, second = nodes[0], nodes[1]
-    if given.function in _REVERSED:
+    if inputs.function in _REVERSED:
         first, second = second, first
     if name == "matmul":
-        if given.argument(("transpose_x",), 2, False):
+        if inputs.argument(("transpose_x",), 2, False):
             first = add("transpose", first, order=swapped(formula, first))
-        if given.argument(("transpose_y",), 3, False):
+        if inputs.argument(("transpose_y",), 3, False):
             second = add("transpose", second, order=swapped(formula, second))
     if name == "dot":
         name = "matmul"
-    if name in ("add", "sub") and "alpha" in given.arguments and given.arguments["alpha"] != 1:
+    if name in ("add", "sub") and "alpha" in inputs.arguments and inputs.arguments["alpha"] != 1:
         raise UnknownError("alpha")
-    if name == "div" and given.argument(("rounding_mode",), 2, None):
+    if name == "div" and inputs.argument(("rounding_mode",), 2, None):
         raise UnknownError("rounding_mode")
     return add(name, first, second)
 
 
-def _reduced(add: Add, formula: Formula, given: Given) -> int | list[int]:
-    name = given.function
-    axis = given.argument(AXIS, 1 if name != "norm" else 2, None)
-    keep = bool(given.argument(_KEEP, 2, False))
-    if name in ("max", "min") and 1 in given.nodes:
-        return add("maximum" if name == "max" else "minimum", given.first, given.node(1))
+def _reduced(add: Add, formula: Formula, inputs: Given) -> int | list[int]:
+    name = inputs.function
+    axis = inputs.argument(AXIS, 1 if name != "norm" else 2, None)
+    keep = bool(inputs.argument(_KEEP, 2, False))
+    if name in ("max", "min") and 1 in inputs.nodes:
+        return add("maximum" if name == "max" else "minimum", inputs.first, inputs.node(1))
     how: dict[str, Any] = {"by": name, "axis": axis, "keepdims": keep}
     if name in ("var", "std"):
-        how["ddof"] = int(given.argument(("correction",), -1, 1 if given.argument(("unbiased",), -1, True) else 0))
-    if name == "norm" and given.argument(("p", "ord"), 1, 2) not in (2, 2.0, "fro"):
+        how["ddof"] = int(inputs.argument(("correction",), -1, 1 if inputs.argument(("unbiased",), -1, True) else 0))
+    if name == "norm" and inputs.argument(("p", "ord"), 1, 2) not in (2, 2.0, "fro"):
         raise UnknownError("norm")
-    return add("reduced", given.first, **how)
+    return add("reduced", inputs.first, **how)
 
 
-def _softmax(add: Add, formula: Formula, given: Given, framework: str) -> int:
-    return add(given.function, given.first, axis=int(given.argument(AXIS, 1, -1)))
+def _softmax(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+    return add(inputs.function, inputs.first, axis=int(inputs.argument(AXIS, 1, -1)))
 
 
-def _cast(add: Add, formula: Formula, given: Given, framework: str) -> int:
-    dtype = given.argument(("dtype", "0", "1"), 1, "float32")
-    return add("cast", given.first, dtype=str(dtype).rpartition(".")[2]) if isinstance(dtype, str) else given.first
+def _cast(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+    dtype = inputs.argument(("dtype", "0", "1"), 1, "float32")
+    return add("cast", inputs.first, dtype=str(dtype).rpartition(".")[2]) if isinstance(dtype, str) else inputs.first
 
 
-def _where(add: Add, formula: Formula, given: Given, framework: str) -> int:
-    nodes = dict(given.nodes)
+def _where(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+    nodes = dict(inputs.nodes)
     for place, names in ((1, ("input", "x")), (2, ("other", "y"))):
         if place not in nodes:
-            nodes[place] = formula.leaf(constant(given.argument(names, place)), CONSTANT)
+            nodes[place] = formula.leaf(constant(inputs.argument(names, place)), CONSTANT)
     return add("where", nodes[0], nodes[1], nodes[2])
 
 
-def _masked_fill(add: Add, formula: Formula, given: Given, framework: str) -> int:
-    value = given.argument(("value",), 2, None)
+def _masked_fill(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+    value = inputs.argument(("value",), 2, None)
     if value is None:
         raise UnknownError("masked_fill")
-    return add("where", given.node(1), formula.leaf(constant(float(value)), CONSTANT), given.first)
+    return add("where", inputs.node(1), formula.leaf(constant(float(value)), CONSTANT), inputs.first)
 
 
-def _clamp(add: Add, formula: Formula, given: Given, framework: str) -> int:
-    low, high = given.argument(("min",), 1, None), given.argument(("max",), 2, None)
+def _clamp(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+    low, high = inputs.argument(("min",), 1, None), inputs.argument(("max",), 2, None)
     limits = {name: float(v) for name, v in (("low", low), ("high", high)) if v is not None}
-    return add("clamp", given.first, **limits)
+    return add("clamp", inputs.first, **limits)
 
 
-def _embedding(add: Add, formula: Formula, given: Given, framework: str) -> int:
-    # torch's leaves the row's gradient out, paddle's gives zeros.
-    zero = given.argument(("padding_idx",), 2, None) if known(framework).pads_with_zeros else None
-    return add("looked_up", given.first, given.node(1), zero=zero)
+def _embedding(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+    # In torch the padding row only gets no gradient; in paddle its output is zero.
+    zero = inputs.argument(("padding_idx",), 2, None) if known(framework).pads_with_zeros else None
+    return add("looked_up", inputs.first, inputs.node(1), zero=zero)
 
 
-def _triu(add: Add, formula: Formula, given: Given, framework: str) -> int:
-    return add(given.function, given.first, diagonal=int(given.argument(("diagonal",), 1, 0)))
+def _triu(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+    return add(inputs.function, inputs.first, diagonal=int(inputs.argument(("diagonal",), 1, 0)))
 
 
-def _scale(add: Add, formula: Formula, given: Given, framework: str) -> int:
-    factor, bias = given.argument(("scale",), 1, 1.0), given.argument(("bias",), 2, 0.0)
-    found = add("mul", given.first, formula.leaf(constant(float(factor)), CONSTANT))
-    return add("add", found, formula.leaf(constant(float(bias)), CONSTANT)) if bias else found
+def _scale(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+    factor, bias = inputs.argument(("scale",), 1, 1.0), inputs.argument(("bias",), 2, 0.0)
+    product = add("mul", inputs.first, formula.leaf(constant(float(factor)), CONSTANT))
+    return add("add", product, formula.leaf(constant(float(bias)), CONSTANT)) if bias else product
 
 
 _FUNCTIONS: Mapping[str, Writing] = {
@@ -177,5 +186,5 @@ _FUNCTIONS: Mapping[str, Writing] = {
 
 
 def functions() -> Sequence[str]:
-    """The functions that are known here."""
+    """Return the names of the supported functions."""
     return sorted({*_FUNCTIONS, *_BINARY, *_REVERSED, *_UNARY, *_SAME, *ACTIVATIONS, *_NUMBERED, *_REDUCING, "gelu"})

@@ -1,4 +1,4 @@
-"""What may be written otherwise in a formula, as a value; and how its places are called."""
+"""Edits of a formula, and the formula together with the trace that names its nodes."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from padiff.compare.diagnose.computing.writer import Writer
 from padiff.compare.diagnose.computing.writing import CONSTANT
 from padiff.compare.diagnose.traced import Graph
 
-# Operations that only look at a tensor in another way.
+# Operations that only rearrange, select or cast values.
 _LOOKING = frozenset({"getitem", "reshape", "transpose", "expand", "cast"})
 
 
 @dataclass(frozen=True)
 class Edit:
-    """Something that may be other in the candidate's code.
+    """A possible change of the candidate's code, as changes to nodes of a formula.
 
     Attributes:
-        kind: machine-readable name of the cause that it is.
-        name: in a word or two, for the list of what was tried.
-        text: the cause, in words.
-        changes: to nodes of the formula.
-        rank: the plainest first.
-        free: how many numbers were solved for.
-        at: the node that it is about.
-        telling: whether it says why; else it says where, and how the outcome comes about.
+        kind: the machine-readable kind of the cause.
+        name: a name of one or two words, for the list of tried edits.
+        text: the cause in words.
+        changes: the changes, by node of the formula.
+        rank: the priority among edits that explain the same; the simplest edit has the lowest rank.
+        free: the number of values that were solved for.
+        at: the node that the edit is about.
+        telling: True if the edit names the reason; False if the edit only says where and how the output changes.
     """
 
     kind: str
@@ -46,14 +46,13 @@ class Edit:
 
 
 class Sheet:
-    """A formula with what is known of its places.
+    """A formula together with the trace that it was written from, which gives names and places to the nodes.
 
     Attributes:
-        formula: of the tensor that differs.
-        graph: whose trace it is of.
-        writer: that wrote it.
-        end_is_open: whether edits of what comes out as a whole are looked for; elsewhere they are, where its values are
-            known.
+        formula: the formula of the tensor that differs.
+        graph: the graph of the trace.
+        writer: the writer of the formula.
+        end_is_open: True to try edits of the whole output, too; other tensors are always edited.
     """
 
     def __init__(self, writer: Writer, graph: Graph, end_is_open: bool = True) -> None:
@@ -69,19 +68,19 @@ class Sheet:
         return self.formula.values[node].shape
 
     def where(self, node: int) -> str:
-        """The call that a node is of: ``the second add() in `layers.1```."""
+        """Return the call that a node belongs to as text, e.g. ``the second add() in `layers.1` ``."""
         about = self.nodes[node].about
         if about < 0:
             return self.named(node)
         return place_of(self.graph.trace.calls[about], self.graph.trace)
 
     def function(self, node: int) -> str:
-        """The function whose call a node is of; empty: none."""
+        """Return the function whose call a node belongs to; empty if there is none."""
         about = self.nodes[node].about
         return self.graph.trace.calls[about].function if about >= 0 else ""
 
     def layer(self, node: int) -> str:
-        """The layer in whose code a node is."""
+        """Return the path of the layer whose code contains a node; empty if there is none."""
         about = self.nodes[node].about
         return self.graph.trace.calls[about].layer if about >= 0 else ""
 
@@ -90,10 +89,10 @@ class Sheet:
         return self.graph.trace.calls[about].layer_type if about >= 0 else ""
 
     def named(self, node: int) -> str:
-        """What a node's tensor is: a parameter, what a layer gave, or what a call gave."""
-        one = self.nodes[node]
-        if one.name and one.name != CONSTANT:
-            return f"`{one.name}`"
+        """Return a text for a node's tensor: a parameter, or the output of a layer or call."""
+        item = self.nodes[node]
+        if item.name and item.name != CONSTANT:
+            return f"`{item.name}`"
         source = node
         while self.nodes[source].operation in _LOOKING:
             source = self.nodes[source].given[0]
@@ -106,12 +105,12 @@ class Sheet:
             return f"what `{layers[0].layer}` gives"
         if calls:
             return f"what {place_of(calls[0], self.graph.trace)} gives"
-        if one.about >= 0:
+        if item.about >= 0:
             return f"what {self.where(node)} gives"
         return "what comes in"
 
     def may_be_edited(self, node: int) -> bool:
-        """Whether a node's tensor as a whole is looked at here."""
+        """Return True if edits of a node's whole tensor are tried."""
         return node != self.formula.end or self.end_is_open
 
     def is_parameter(self, node: int) -> bool:
@@ -124,26 +123,30 @@ class Sheet:
         return self.formula.values[node].dtype.kind == "f"
 
     def users(self, node: int) -> list[int]:
-        """The nodes that a node goes into."""
-        return [k for k, one in enumerate(self.nodes) if node in one.given]
+        """Return the nodes that have a node as an input."""
+        return [k for k, item in enumerate(self.nodes) if node in item.given]
 
     def tensor(self, node: int) -> int | None:
-        """The tensor of the trace that a node is."""
+        """Return the number of a node's tensor in the trace; `None` if it is not traced."""
         return self._tensors.get(node)
 
     def below(self, node: int, most: int) -> set[int]:
-        """The nodes that come of a node in so many operations at most, with itself."""
-        found = {node}
+        """Return a node and the nodes that depend on it through at most the given number of operations.
+
+        Args:
+            most: the number of operations.
+        """
+        nodes = {node}
         for _ in range(most):
-            found |= {k for k, one in enumerate(self.nodes) if any(g in found for g in one.given)}
-        return found
+            nodes |= {k for k, item in enumerate(self.nodes) if any(g in nodes for g in item.given)}
+        return nodes
 
     def feeds(self, node: int, operations: frozenset[str]) -> bool:
-        """Whether one of some operations depends on a node."""
+        """Return True if any node with one of the operations depends on a node."""
         return any(self.nodes[k].operation in operations for k in self.formula.below([node]))
 
     def turns(self, node: int) -> bool:
-        """Whether sines or cosines that were made elsewhere go into what a node is made of."""
+        """Return True if a node depends on sines or cosines that other calls computed."""
         for k in self.formula.above(node, 4):
             call = self.graph.producers.get(self._tensors.get(k, -1))
             if call is not None and call.function in ("sin", "cos"):
@@ -151,18 +154,22 @@ class Sheet:
         return False
 
     def of_operations(self, node: int, operations: frozenset[str], most: int = 12) -> bool:
-        """Whether one of some operations is among those that a node depends on."""
+        """Return True if a node depends on a node with one of the operations.
+
+        Args:
+            most: the largest number of operations between the two nodes.
+        """
         return any(self.nodes[k].operation in operations for k in self.formula.above(node, most))
 
 
 @dataclass(frozen=True)
 class Target:
-    """What an edit has to come to.
+    """The tensor that an edit has to reproduce.
 
     Attributes:
-        values: the other side's tensor, or the projection that its sketch has.
-        shape: of the tensor that is computed.
-        look: what is looked at of a tensor: all of it, or its projection.
+        values: the other side's tensor, or the projection of its sketch.
+        shape: the shape of the tensor that the formula computes.
+        look: maps a computed tensor to the values to compare: the tensor itself, or its projection.
     """
 
     values: np.ndarray
@@ -170,23 +177,28 @@ class Target:
     look: Callable[[np.ndarray], np.ndarray]
 
     def off(self, made: np.ndarray) -> float:
-        """How far a tensor is off: the root of the mean square."""
+        """Return the root mean square error of a computed tensor."""
         error = self.look(made) - self.values
         return math.sqrt(float(np.mean(np.square(error)))) if error.size else 0.0
 
 
 def put(value: np.ndarray) -> Change:
-    """A node's value is this."""
+    """Return a change that sets a node to a value."""
     return lambda get, own: value
 
 
 def instead(node: int) -> Change:
-    """A node's value is another node's."""
+    """Return a change that replaces a node's value with another node's value."""
     return lambda get, own: get(node)
 
 
 def given(sheet: Sheet, k: int, **how: Any) -> Change:
-    """An operation given something else."""
+    """Return a change that computes a node's operation with other keyword arguments.
+
+    Args:
+        k: the node.
+        how: the keyword arguments to replace.
+    """
     node = sheet.nodes[k]
 
     def change(get: Callable[[int], np.ndarray], own: Any) -> np.ndarray:

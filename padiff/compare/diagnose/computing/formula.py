@@ -1,4 +1,4 @@
-"""A formula: what a tensor of a trace was computed by, step by step, so that a step can be computed otherwise."""
+"""Formulas: the operations that computed a tensor of a trace, which can be computed again with changes."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ import numpy as np
 
 from padiff.compare.diagnose.computing.operations import OPERATIONS
 
-#: Gives the value of a node.
+#: Returns the value of a node.
 Get = Callable[[int], np.ndarray]
-#: Makes the value of a node otherwise, given a node's changed value, and its own operation's.
+#: Returns the new value of a node. The first argument returns the value of a node with all changes, the second the
+#: result of a node's unchanged operation.
 Change = Callable[[Get, Get], np.ndarray]
 
 
 class UnknownError(Exception):
-    """Something can't be computed: its function is not known here, or a tensor was not kept."""
+    """A tensor can't be computed: a function is not supported, or a value was not recorded."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """One operation of a formula.
+    """One operation of a formula, or a leaf.
 
     Attributes:
-        operation: name of an operation; empty for a tensor that is given.
-        given: the nodes that go in.
-        how: what else the operation is given.
-        about: the traced call that it is of: its place among the trace's calls; -1: none.
-        name: of a tensor that is given, what it is: ``layer/slot`` of a parameter, or empty.
+        operation: the name of the operation; empty for a leaf.
+        given: the input nodes.
+        how: the keyword arguments of the operation.
+        about: the position, in the trace, of the call that the node belongs to; -1 if there is none.
+        name: the name of a leaf: ``layer/slot`` of a parameter; else empty.
     """
 
     operation: str
@@ -40,27 +41,33 @@ class Node:
 
 
 class Formula:
-    """Nodes, in an order in which they can be computed, and their values."""
+    """Nodes in an order in which they can be computed, and the value of each."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.values: list[np.ndarray] = []
-        #: The node that is computed for.
+        #: The node whose value the formula computes.
         self.end = -1
-        #: What was found to depend on some nodes, of so many nodes.
+        #: A cache of `below`, and the number of nodes that the cache is valid for.
         self._depending: tuple[int, dict[frozenset[int], set[int]]] = 0, {}
 
     def leaf(self, value: np.ndarray, name: str = "") -> int:
-        """A tensor that is given."""
+        """Append a leaf with a value and return its number."""
         self.nodes.append(Node("", name=name))
         self.values.append(_wide(value))
         return len(self.nodes) - 1
 
     def add(self, operation: str, *given: int, about: int = -1, **how: Any) -> int:
-        """An operation on nodes.
+        """Append an operation on nodes, compute its value and return its number.
+
+        Args:
+            operation: the name of the operation.
+            given: the input nodes.
+            about: the position, in the trace, of the call that the node belongs to; -1 if there is none.
+            how: the keyword arguments of the operation.
 
         Raises:
-            UnknownError: it can't be computed.
+            UnknownError: the operation can't be computed.
         """
         node = Node(operation, given, how, about)
         with np.errstate(all="ignore"):
@@ -70,37 +77,39 @@ class Formula:
         return len(self.nodes) - 1
 
     def below(self, nodes: Iterable[int]) -> set[int]:
-        """The nodes that depend on some, with these."""
+        """Return the nodes that depend on some nodes, including these."""
         if self._depending[0] != len(self.nodes):
             self._depending = len(self.nodes), {}
-        asked, known = frozenset(nodes), self._depending[1]
-        if asked not in known:
-            found = known[asked] = set(asked)
+        key, cache = frozenset(nodes), self._depending[1]
+        if key not in cache:
+            dependent = cache[key] = set(key)
             for k, node in enumerate(self.nodes):
-                if not found.isdisjoint(node.given):
-                    found.add(k)
-        return known[asked]
+                if not dependent.isdisjoint(node.given):
+                    dependent.add(k)
+        return cache[key]
 
     def above(self, node: int, most: int = 10_000) -> dict[int, int]:
-        """The nodes that a node depends on, with how many operations lie between."""
-        found, waiting = {node: 0}, [node]
-        for one in waiting:
-            for before in self.nodes[one].given:
-                if before not in found and found[one] < most:
-                    found[before] = found[one] + 1
+        """Return the nodes that a node depends on, with the number of operations in between, up to `most`."""
+        distances, waiting = {node: 0}, [node]
+        for k in waiting:
+            for before in self.nodes[k].given:
+                if before not in distances and distances[k] < most:
+                    distances[before] = distances[k] + 1
                     waiting.append(before)
-        return found
+        return distances
 
     def changed(
         self, changes: Mapping[int, Change], end: int | None = None, base: Get | None = None
     ) -> np.ndarray | None:
-        """The value of the end with changes to some nodes; `None` where that can't be computed.
+        """Return the value of the end with changes to some nodes; `None` if it can't be computed.
 
         Args:
-            base: gives the values of nodes that do not depend on these. Default: as they were recorded.
+            changes: the changes, by node.
+            end: the node to compute. Default: the end of the formula.
+            base: gives the values of nodes that do not depend on the changes. Default: their recorded values.
         """
         try:
-            with np.errstate(all="ignore"):  # once: an operation on some dozen numbers takes no longer than this
+            with np.errstate(all="ignore"):  # entered once: it costs as much as an operation on some dozen numbers
                 value = self.getter(changes, base)(self.end if end is None else end)
                 return value if np.isfinite(value).all() else None
         except (UnknownError, ValueError, IndexError, RecursionError, ZeroDivisionError):
@@ -109,18 +118,21 @@ class Formula:
     def getter(
         self, changes: Mapping[int, Change], base: Get | None = None, known: dict[int, np.ndarray] | None = None
     ) -> Get:
-        """What computes nodes' values with changes to some; as `changed`.
+        """Return a function that computes the values of nodes with changes to some nodes.
 
         Args:
-            known: values that were computed so, and takes those that are.
+            changes: the changes, by node.
+            base: gives the values of nodes that do not depend on the changes. Default: their recorded values.
+            known: values that are already computed with these changes; new values are added.
         """
         return _Changed(self, changes, self.values.__getitem__ if base is None else base, known).get
 
 
 class _Changed:
-    """A formula's values with changes to some nodes, each computed once.
+    """The values of a formula with changes to some nodes, each computed once.
 
-    (Two functions that call each other would be a cycle, and hundred thousands of these keep the collector busy.)
+    (Two functions that call each other would form a reference cycle, and hundreds of thousands of cycles slow down the
+    garbage collector.)
     """
 
     __slots__ = ("_affected", "_changes", "_nodes", "_unchanged", "_values")
@@ -147,10 +159,10 @@ class _Changed:
 
 
 def computed(node: Node, get: Get) -> np.ndarray:
-    """The value of an operation, given its nodes'. Divisions by zero give no warning.
+    """Return the value of an operation, from the values of its input nodes. The caller silences numpy's warnings.
 
     Raises:
-        UnknownError: it can't be computed.
+        UnknownError: the operation can't be computed.
     """
     try:
         return np.asarray(OPERATIONS[node.operation](*[get(k) for k in node.given], **node.how))
@@ -159,7 +171,7 @@ def computed(node: Node, get: Get) -> np.ndarray:
 
 
 def _wide(value: np.ndarray) -> np.ndarray:
-    """Numbers in float64; integers and truths as they are."""
+    """Return floating point values in float64; integers and booleans unchanged."""
     if value.dtype.kind in "fV" or value.dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
         return np.asarray(value, np.float64)
     return value

@@ -1,4 +1,4 @@
-"""What a call was given: its operands in their places, and its arguments by any of their names."""
+"""Inputs of a call: operands by position, and arguments by any of their names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from padiff.compare.diagnose.computing.formula import UnknownError
 
 _MISSING = object()
-# Places of operands, by what functions call them.
+# Positions of operands, by parameter name.
 _PLACES = {
     "input": 0, "x": 0, "self": 0, "query": 0, "other": 1, "y": 1, "key": 1, "value": 2, "weight": 1, "bias": 2,
     "mask": 1, "attn_mask": 3, "condition": 0,
@@ -32,12 +32,12 @@ _KEYWORDS = frozenset({"tensors", "seq", "arrays", "operands"})
 
 @dataclass(frozen=True)
 class Given:
-    """What a call was given.
+    """The inputs of a function call.
 
     Attributes:
-        function: its common name.
-        nodes: of a formula, by place.
-        arguments: what else, by the names of parameters or by place.
+        function: the common name of the function.
+        nodes: the operands as nodes of a formula, by position.
+        arguments: the other arguments, by parameter name or position.
     """
 
     function: str
@@ -49,10 +49,10 @@ class Given:
         return self.node(0)
 
     def node(self, place: int) -> int:
-        """The operand in a place.
+        """Return the operand at a position.
 
         Raises:
-            UnknownError: there is none.
+            UnknownError: there is no operand at this position.
         """
         if place not in self.nodes:
             raise UnknownError(f"{self.function} has no operand in place {place}")
@@ -60,14 +60,19 @@ class Given:
 
     @property
     def all(self) -> list[int]:
-        """The operands, in their order."""
+        """The operands, in order."""
         return [self.nodes[k] for k in sorted(self.nodes)]
 
     def argument(self, names: Sequence[str], place: int = -1, default: Any = _MISSING) -> Any:
-        """An argument by one of its names, or by place.
+        """Return an argument by one of its names or by its position.
+
+        Args:
+            names: the possible names of the parameter.
+            place: the position.
+            default: the value to return if the call does not have the argument.
 
         Raises:
-            UnknownError: it was not given, and there is no default.
+            UnknownError: the call does not have the argument, and there is no default.
         """
         for name in (*names, str(place)):
             if name in self.arguments:
@@ -77,22 +82,36 @@ class Given:
         return default
 
     def numbers(self, names: Sequence[str], place: int) -> list[int]:
-        """A list of numbers, which may be given one by one from a place on."""
-        found = self.argument(names, place, None)
-        if isinstance(found, list):
-            return found
-        if found is None and not any(name in self.arguments for name in names):
+        """Return a list of numbers, passed as one argument or as positional arguments from a position on.
+
+        Args:
+            names: the possible names of the parameter.
+            place: the position of the first number.
+
+        Raises:
+            UnknownError: the call does not have the argument.
+        """
+        value = self.argument(names, place, None)
+        if isinstance(value, list):
+            return value
+        if value is None and not any(name in self.arguments for name in names):
             raise UnknownError(f"{self.function} without {names[0]}")
         numbers: list[int] = []
         while str(place + len(numbers)) in self.arguments:
             numbers.append(self.arguments[str(place + len(numbers))])
-        return numbers or [found]
+        return numbers or [value]
 
 
 def placed(function: str, slots: Sequence[tuple[str, int]], parameters: Sequence[int]) -> dict[int, int]:
-    """Operands by place, given their slots; parameters fill the places that are left."""
-    known = {**_PLACES, **_IN_FUNCTION.get(function, {})}
-    found: dict[int, int] = {}
+    """Return operands by position, from their slots; parameters fill the remaining positions.
+
+    Args:
+        function: the common name of the function.
+        slots: the slot and the node of each operand.
+        parameters: the nodes of the parameters, in order.
+    """
+    positions = {**_PLACES, **_IN_FUNCTION.get(function, {})}
+    operands: dict[int, int] = {}
     for slot, node in slots:
         head, _, tail = slot.partition(".")
         if head.isdecimal():
@@ -100,12 +119,12 @@ def placed(function: str, slots: Sequence[tuple[str, int]], parameters: Sequence
         elif tail.isdecimal():
             place = int(tail)
         else:
-            place = known.get(head, len(found))
-        found[place if place not in found else max(found) + 1] = node
-    left = iter(parameters)
+            place = positions.get(head, len(operands))
+        operands[place if place not in operands else max(operands) + 1] = node
+    remaining = iter(parameters)
     place = 0
-    for node in left:
-        while place in found:
+    for node in remaining:
+        while place in operands:
             place += 1
-        found[place] = node
-    return found
+        operands[place] = node
+    return operands

@@ -1,4 +1,4 @@
-"""Edits of what layers with windows, tables and states do."""
+"""Edits of convolutions, padding, pooling, interpolation, embeddings and recurrent layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GATES = {"lstm": "input, forget, cell, output", "gru": "reset, update, new"}
 
 def _conv(sheet: Sheet, k: int) -> Iterator[Edit]:
     node, where = sheet.nodes[k], sheet.where(k)
-    padded = any(n for one in node.how["padding"] for n in one)
+    padded = any(n for axis_padding in node.how["padding"] for n in axis_padding)
     for mode in ("zeros", "reflect", "replicate", "circular"):
         if padded and mode != node.how.get("mode", "zeros"):
             text = f"padding_mode {mode} for the reference's {node.how.get('mode', 'zeros')} ({where})"
@@ -46,18 +46,18 @@ def _pad(sheet: Sheet, k: int) -> Iterator[Edit]:
             text = f"padding mode {mode} for the reference's {node.how['mode']} ({where})"
             yield Edit("padding_mode", "another padding mode", text, {k: given(sheet, k, mode=mode)}, 0, at=k)
     swapped = [(b, a) for a, b in node.how["pads"]]
-    if swapped != [tuple(one) for one in node.how["pads"]]:
+    if swapped != [tuple(pair) for pair in node.how["pads"]]:
         text = f"the padding is on the other side ({where})"
         yield Edit("padding_shifted", "shifted padding", text, {k: given(sheet, k, pads=swapped)}, 1, at=k)
 
 
 def _pool(sheet: Sheet, k: int) -> Iterator[Edit]:
     node, where = sheet.nodes[k], sheet.where(k)
-    other = "mean" if node.how["by"] == "max" else "max"
+    by = "mean" if node.how["by"] == "max" else "max"
     names = {"max": "maximum (max pooling)", "mean": "mean (average pooling)"}
-    text = f"the {names[other]} of each window for the reference's {names[node.how['by']]} ({where})"
-    for exclusive in (False, True) if other == "mean" else (False,):
-        yield Edit("pooling", "another pooling", text, {k: given(sheet, k, by=other, exclusive=exclusive)}, 0, at=k)
+    text = f"the {names[by]} of each window for the reference's {names[node.how['by']]} ({where})"
+    for exclusive in (False, True) if by == "mean" else (False,):
+        yield Edit("pooling", "another pooling", text, {k: given(sheet, k, by=by, exclusive=exclusive)}, 0, at=k)
     if node.how["by"] == "mean":
         exclusive = not node.how["exclusive"]
         counted = "not counted" if exclusive else "counted"
@@ -92,8 +92,8 @@ def _recurrent(sheet: Sheet, k: int) -> Iterator[Edit]:
 
     def back(get: Any, own: Any) -> np.ndarray:
         axis = 0 if node.how.get("time_first") else 1
-        found = OPERATIONS[node.operation](*(get(g) for g in node.given), **{**node.how, "backward": True})
-        return np.flip(found, axis)
+        output = OPERATIONS[node.operation](*(get(g) for g in node.given), **{**node.how, "backward": True})
+        return np.flip(output, axis)
 
     text = f"the sequence is gone through in reverse ({where}), and the states are left in that order"
     yield Edit("direction", "another direction", text, {k: back}, 0, at=k)
@@ -103,8 +103,8 @@ def _recurrent(sheet: Sheet, k: int) -> Iterator[Edit]:
         names = gates.split(", ")
         for order in permutations(range(count)):
             if order != tuple(range(count)):
-                own = ", ".join(names[order.index(n)] for n in range(count))
-                text = f"the gates are in the order {own} for the reference's {gates} ({where})"
+                order_text = ", ".join(names[order.index(n)] for n in range(count))
+                text = f"the gates are in the order {order_text} for the reference's {gates} ({where})"
                 yield Edit("gate_order", "gates in another order", text, {k: given(sheet, k, order=order)}, 1, at=k)
     for which in ("inner", "outer") if node.operation == "lstm" else ("inner",):
         what = "the cell gate" if which == "inner" else "the state that comes out"

@@ -1,4 +1,4 @@
-"""Edits of losses: masks and labels, what a mean is over, smoothing, terms, functions of an error."""
+"""Edits of losses: masks and labels, divisors of means, label smoothing, terms, functions of an error."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from padiff.compare.diagnose.computing.operations import OPERATIONS, reduced
 from padiff.compare.diagnose.computing.solving import Number
 
 _SIDE, _OTHER = SIDES_OF_EDITS
-# Exponents of focal losses that people write.
+# Usual exponents of focal losses.
 _EXPONENTS = (2.0, 1.0, 3.0, 0.5)
-# Functions that may be given a weight for each element.
+# Functions with a parameter for element weights.
 _WEIGHING = frozenset({"binary_cross_entropy", "binary_cross_entropy_with_logits"})
-# Classes whose weights are written out.
+# The most classes whose weights a text lists.
 _WRITTEN = 8
 
 
 def loss_edits(sheet: Sheet) -> Iterator[Edit]:
-    """Each way in which a loss is written otherwise."""
+    """Yield edits that compute a loss in another way."""
     for k in range(len(sheet.nodes) - 1):
         yield from _mask(sheet, k)
         yield from _labels(sheet, k)
@@ -35,22 +35,29 @@ def loss_edits(sheet: Sheet) -> Iterator[Edit]:
 
 
 def loss_left_out(sheet: Sheet) -> Iterator[Edit]:
-    """What a loss has more than the other side's, the plainest first: of a loss, terms are no branches."""
+    """Yield edits that leave out a part of a loss, class weights and activations before the others.
+
+    An operand that is left out of a scalar sum is called a term of the loss here, not a branch.
+    """
     for k, node in enumerate(sheet.nodes[:-1]):
         if node.operation == "mul":
             yield from _class_weights(sheet, k)
             yield from _weights(sheet, k)
         elif node.operation == "act":
-            function, one = node.how["function"], node.given[0]
-            text = f"{_SIDE} takes no {function} of {sheet.named(one)} for its loss, {_OTHER} does ({sheet.where(k)})"
-            yield Edit("activation_missing", "an activation", text, {k: _instead(one)}, 1, at=k)
+            function, operand = node.how["function"], node.given[0]
+            text = (
+                f"{_SIDE} takes no {function} of {sheet.named(operand)} for its loss, {_OTHER} does ({sheet.where(k)})"
+            )
+            yield Edit("activation_missing", "an activation", text, {k: _instead(operand)}, 1, at=k)
     for edit in left_out(sheet):
         node = sheet.nodes[edit.at] if edit.at >= 0 else Node("")
         if node.operation in ("add", "sub") and sheet.shape(edit.at) == ():
-            at, kept = edit.at, edit
-            names = " or ".join(sheet.named(one) for one in node.given if _is_left(sheet, edit, one))
+            at, sum_edit = edit.at, edit
+            names = " or ".join(sheet.named(operand) for operand in node.given if _is_left(sheet, edit, operand))
             text = f"{_SIDE} does not add {names} to its loss ({sheet.where(at)}), {_OTHER} does"
-            yield replace(kept, kind="loss_term_missing", name="a term of the loss", text=text, rank=1, telling=True)
+            yield replace(
+                sum_edit, kind="loss_term_missing", name="a term of the loss", text=text, rank=1, telling=True
+            )
         elif edit.kind == "division_missing" and "the sum for the mean" in edit.text:
             yield replace(edit, kind="reduction", name="a reduction", rank=1, telling=True)
         elif edit.kind == "scale_missing" and (output := _of_model(sheet, edit.at)) is not None:
@@ -60,43 +67,50 @@ def loss_left_out(sheet: Sheet) -> Iterator[Edit]:
             text = f"{_SIDE} does not {how} {what}, {_OTHER} does"
             yield replace(edit, kind="temperature", name="a temperature", text=text)
         elif node.operation == "where" and not sheet.is_float(edit.at):
-            continue  # no mask of scores: which of the labels count is said otherwise
+            continue  # not a mask of scores: other edits are about the labels that count
         else:
-            # That a loss is scaled is how it comes about, not why.
+            # A scale of the whole loss is an effect, not a reason.
             scaled = edit.kind == "scale_missing" and sheet.shape(edit.at) == ()
             yield replace(edit, telling=edit.telling and not scaled)
 
 
 def _of_model(sheet: Sheet, k: int) -> int | None:
-    """What the model gave, where a node is that times a number, or a part of it."""
+    """Return the input of a product or quotient that is an output of a layer; `None` if there is none."""
     node = sheet.nodes[k]
     if node.operation not in ("mul", "div"):
         return None
-    for one in node.given:
-        call = sheet.graph.producers.get(sheet.tensor(one) or -1)
-        if not sheet.nodes[one].operation and call is not None and not call.function:
-            return one
+    for operand in node.given:
+        call = sheet.graph.producers.get(sheet.tensor(operand) or -1)
+        if not sheet.nodes[operand].operation and call is not None and not call.function:
+            return operand
     return None
 
 
 def _is_left(sheet: Sheet, edit: Edit, operand: int) -> bool:
-    """Whether an edit, which hands one operand on, leaves this one out."""
+    """Return True if an edit that hands on one operand leaves out this operand."""
     change = edit.changes[edit.at]
-    kept = change(lambda k: sheet.formula.values[k], lambda k: sheet.formula.values[k])
-    return not np.array_equal(kept, sheet.formula.values[operand])
+    value = change(lambda k: sheet.formula.values[k], lambda k: sheet.formula.values[k])
+    return not np.array_equal(value, sheet.formula.values[operand])
 
 
 def loss_numbers(sheet: Sheet, leaves: Sequence[int], loss: int) -> Iterator[Number]:
-    """Numbers that a loss may have, and does not: smoothing, temperature, terms of what the model gave."""
+    """Yield numbers that a loss may contain: label smoothing, a temperature, a scale, further terms of the model's
+    outputs.
+
+    Args:
+        sheet: the formula of the loss.
+        leaves: the nodes of the model's outputs.
+        loss: the node of the loss.
+    """
     for k, node in enumerate(sheet.nodes):
         if node.operation == "targets":
-            own, what = node.how["smoothing"], f"the label smoothing of {sheet.where(k)}"
+            smoothing, what = node.how["smoothing"], f"the label smoothing of {sheet.where(k)}"
             make = _how(node, k, "smoothing")
-            yield Number("smoothing", "smoothing", what, own, make, k, (0.0,) if own else (0.1,), rank=0)
-        elif node.operation == "add" and (found := _smoothed(sheet, k)) is not None:
-            hot, own = found
+            yield Number("smoothing", "smoothing", what, smoothing, make, k, (0.0,) if smoothing else (0.1,), rank=0)
+        elif node.operation == "add" and (smoothed := _smoothed(sheet, k)) is not None:
+            hot, smoothing = smoothed
             what = f"the label smoothing ({sheet.where(k)})"
-            yield Number("smoothing", "smoothing", what, own, _of_hot(sheet, k, hot), k, (0.0,), rank=0)
+            yield Number("smoothing", "smoothing", what, smoothing, _of_hot(sheet, k, hot), k, (0.0,), rank=0)
         elif node.operation == "picked":
             what = f"the label smoothing (of what {sheet.where(k)} picks)"
             yield Number("smoothing", "smoothing", what, 0.0, _mixed(node, k), k, rank=1)
@@ -124,15 +138,15 @@ def _how(node: Node, k: int, name: str) -> Any:
 
 
 def _smoothed(sheet: Sheet, k: int) -> tuple[int, float] | None:
-    """What is smoothed, and by how much, where somebody wrote ``hot * (1 - s) + s / classes``."""
-    product, rest = sheet.nodes[k].given
-    if not sheet.is_number(rest) or sheet.nodes[product].operation != "mul":
+    """Return the one-hot labels and the smoothing of ``hot * (1 - s) + s / classes``; `None` for another sum."""
+    product, uniform = sheet.nodes[k].given
+    if not sheet.is_number(uniform) or sheet.nodes[product].operation != "mul":
         return None
     hot, share = sheet.nodes[product].given
-    one = sheet.nodes[hot].given[0] if sheet.nodes[hot].operation == "cast" else hot
-    if sheet.nodes[one].operation != "targets" or not sheet.is_number(share):
+    labels = sheet.nodes[hot].given[0] if sheet.nodes[hot].operation == "cast" else hot
+    if sheet.nodes[labels].operation != "targets" or not sheet.is_number(share):
         return None
-    smoothing = float(sheet.formula.values[rest]) * sheet.shape(hot)[-1]
+    smoothing = float(sheet.formula.values[uniform]) * sheet.shape(hot)[-1]
     return (hot, smoothing) if abs(smoothing + float(sheet.formula.values[share]) - 1.0) < 1e-6 else None
 
 
@@ -142,7 +156,7 @@ def _of_hot(sheet: Sheet, k: int, hot: int) -> Any:
 
 
 def _mixed(node: Node, k: int) -> Any:
-    """What is picked for a label, mixed with the mean over all classes."""
+    """Return a function of a smoothing that mixes the picked values with their mean over all classes."""
     source, axis = node.given[0], node.how["axis"]
 
     def make(value: float) -> dict[int, Change]:
@@ -170,7 +184,7 @@ _TERMS: dict[str, Callable[[np.ndarray], float]] = {
 
 
 def _mask(sheet: Sheet, k: int) -> Iterator[Edit]:
-    """A mask of zeros and ones that is inverted, shifted, or not there."""
+    """Yield edits that invert, shift or drop a mask of zeros and ones."""
     values, node = sheet.formula.values[k], sheet.nodes[k]
     if values.size < 2 or values.dtype.kind not in "fb" or sheet.is_parameter(k) or node.operation == "targets":
         return
@@ -198,10 +212,10 @@ def _mask(sheet: Sheet, k: int) -> Iterator[Edit]:
 
 
 def _cut(values: np.ndarray, shift: int) -> np.ndarray:
-    """Shifted along the last axis; what comes in is zero."""
-    found = np.roll(values, shift, -1).astype(np.float64)
-    found[..., 0 if shift > 0 else -1] = 0.0
-    return found
+    """Return values shifted along the last axis, with zeros in the free places."""
+    shifted = np.roll(values, shift, -1).astype(np.float64)
+    shifted[..., 0 if shift > 0 else -1] = 0.0
+    return shifted
 
 
 def _labels(sheet: Sheet, k: int) -> Iterator[Edit]:
@@ -220,7 +234,7 @@ def _labels(sheet: Sheet, k: int) -> Iterator[Edit]:
             yield Edit("labels", "shifted labels", f"{text}, and so has the mask", {k: rolled, masks[0]: cut}, 1, at=k)
 
 
-# -- what is summed, and divided by what ---------------------------------------------------------------------------
+# -- sums and their divisors ---------------------------------------------------------------------------------------
 
 
 def _mean(sheet: Sheet, k: int) -> Iterator[Edit]:
@@ -235,7 +249,7 @@ def _mean(sheet: Sheet, k: int) -> Iterator[Edit]:
         return
     if node.operation != "div" or sheet.shape(k) != ():
         return
-    above, below = (sheet.nodes[one] for one in node.given)
+    above, below = (sheet.nodes[operand] for operand in node.given)
     sign = 1.0
     if above.operation == "neg":
         sign, above = -1.0, sheet.nodes[above.given[0]]
@@ -263,17 +277,17 @@ def _mean(sheet: Sheet, k: int) -> Iterator[Edit]:
 
 
 def _unmasked(sheet: Sheet, k: int, product: int, sign: float) -> Iterator[Edit]:
-    """The mean over all places of what the mask multiplies, as if there were none."""
-    for one in sheet.nodes[product].given:
-        if sheet.shape(one) == sheet.shape(product) and not _is_mask(sheet.formula.values[one]):
-            plain: Change = lambda get, own, one=one: np.asarray(sign * get(one).mean())  # type: ignore[misc]  # noqa: E731
-            count = np.prod(sheet.shape(one))
+    """Yield edits that take the mean over all places instead of the places that the mask keeps."""
+    for operand in sheet.nodes[product].given:
+        if sheet.shape(operand) == sheet.shape(product) and not _is_mask(sheet.formula.values[operand]):
+            plain: Change = lambda get, own, operand=operand: np.asarray(sign * get(operand).mean())  # type: ignore[misc]  # noqa: E731
+            count = np.prod(sheet.shape(operand))
             text = f"the mean is over all {count} places, also those that the mask leaves out (ignored, pads)"
             yield Edit("mean_over_pads", "a mean over pads", text, {k: plain}, 0, at=k)
 
 
 def _masks(sheet: Sheet, k: int) -> bool:
-    """Whether a node is a mask that something is multiplied by."""
+    """Return True if a node is a mask in a product."""
     values = sheet.formula.values[k]
     floats = values.dtype.kind in "fb" and not sheet.is_parameter(k)
     return floats and _is_mask(values) and any(sheet.nodes[user].operation == "mul" for user in sheet.users(k))
@@ -290,7 +304,7 @@ def _error(sheet: Sheet, k: int) -> Iterator[Edit]:
     node, where = sheet.nodes[k], sheet.where(k)
     if node.operation not in ("huber", "square", "abs"):
         return
-    one = node.given[0]
+    error = node.given[0]
     beta = float(node.how.get("beta", 1.0))
     others: dict[str, Callable[[np.ndarray], np.ndarray]] = {
         "the absolute error (L1)": np.abs,
@@ -302,17 +316,17 @@ def _error(sheet: Sheet, k: int) -> Iterator[Edit]:
         "the Huber loss (delta 1)": lambda e: OPERATIONS["huber"](e, beta=1.0, divided=False),
     }
     for name, function in others.items():
-        change: Change = lambda get, own, function=function: np.asarray(function(get(one)))  # type: ignore[misc]  # noqa: E731
+        change: Change = lambda get, own, function=function: np.asarray(function(get(error)))  # type: ignore[misc]  # noqa: E731
         text = f"the loss is of {name}, for what the reference's {where} takes"
         yield Edit("loss_function", "another loss function", text, {k: change}, 0, at=k)
 
 
 def _rows(sheet: Sheet, k: int) -> Iterator[Edit]:
-    """Functions of each sample's loss: a focal loss, a power, probabilities for their logarithms."""
+    """Yield edits of each sample's loss: a focal loss, a power, probabilities instead of their logarithms."""
     values, node = sheet.formula.values[k], sheet.nodes[k]
     if node.operation not in ("neg", "picked") or values.size < 2 or values.dtype.kind != "f":
         return
-    # What is picked are logarithms of shares: losses with the other sign.
+    # The picked values are log probabilities: losses with the other sign.
     sign = 1.0 if node.operation == "neg" else -1.0
     if (sign * values).min() < -1e-6:
         return
@@ -330,7 +344,7 @@ def _rows(sheet: Sheet, k: int) -> Iterator[Edit]:
 
 
 def _divergence(sheet: Sheet, k: int) -> Iterator[Edit]:
-    """The other way round, or without the entropy of its targets: ``t * (log t - x)``."""
+    """Yield edits of the divergence ``t * (log t - x)``: the other direction, or without the entropy of the targets."""
     node = sheet.nodes[k]
     if node.operation != "mul" or sheet.nodes[node.given[1]].operation != "sub":
         return
@@ -348,31 +362,31 @@ def _divergence(sheet: Sheet, k: int) -> Iterator[Edit]:
 
 
 def _class_weights(sheet: Sheet, k: int) -> Iterator[Edit]:
-    """A factor that is the same for all samples of a class."""
+    """Yield an edit that leaves out class weights: a factor that is the same for all samples of a class."""
     node = sheet.nodes[k]
-    for place, one in enumerate(node.given):
-        factor, other = sheet.formula.values[one], node.given[1 - place]
-        if factor.dtype.kind != "f" or factor.size < 3 or sheet.shape(other) != factor.shape or np.ptp(factor) == 0:
+    for place, weights in enumerate(node.given):
+        factor, losses = sheet.formula.values[weights], node.given[1 - place]
+        if factor.dtype.kind != "f" or factor.size < 3 or sheet.shape(losses) != factor.shape or np.ptp(factor) == 0:
             continue
         for labels in (v for n, v in enumerate(sheet.formula.values) if not sheet.nodes[n].operation):
             if labels.dtype.kind not in "iu" or labels.shape != factor.shape:
                 continue
             classes = {c: factor[labels == c] for c in np.unique(labels) if c >= 0}
-            if len(classes) < labels.size and all(np.ptp(some) == 0 for some in classes.values()):
-                said = ", ".join(f"{c}: {some[0]:.4g}" for c, some in [*classes.items()][:_WRITTEN])
-                text = f"{_SIDE} does not weigh the classes of its loss, {_OTHER} does (class weights {said})"
-                yield Edit("loss_weight", "class weights", text, {k: _instead(other)}, 0, at=k)
+            if len(classes) < labels.size and all(np.ptp(class_factors) == 0 for class_factors in classes.values()):
+                listed = ", ".join(f"{c}: {class_factors[0]:.4g}" for c, class_factors in [*classes.items()][:_WRITTEN])
+                text = f"{_SIDE} does not weigh the classes of its loss, {_OTHER} does (class weights {listed})"
+                yield Edit("loss_weight", "class weights", text, {k: _instead(losses)}, 0, at=k)
                 break
 
 
 def _weights(sheet: Sheet, k: int) -> Iterator[Edit]:
-    """What a loss function was given to weigh its elements by."""
+    """Yield an edit that leaves out the element weights of a loss function."""
     node = sheet.nodes[k]
-    one, other = node.given
-    if sheet.function(k) not in _WEIGHING or sheet.nodes[other].operation or sheet.shape(one) != sheet.shape(k):
+    losses, weights = node.given
+    if sheet.function(k) not in _WEIGHING or sheet.nodes[weights].operation or sheet.shape(losses) != sheet.shape(k):
         return
     text = f"{_SIDE} does not weigh its loss, {_OTHER} does (weight of {sheet.where(k)})"
-    yield Edit("loss_weight", "weights", text, {k: _instead(one)}, 0, at=k)
+    yield Edit("loss_weight", "weights", text, {k: _instead(losses)}, 0, at=k)
 
 
 def _instead(node: int) -> Change:

@@ -1,4 +1,4 @@
-"""Writes down functions that are blocks of operations: matrix products, attention, normalisations, gates."""
+"""Formulas of functions that consist of several operations: matrix products, attention, normalisations, gates."""
 
 from __future__ import annotations
 
@@ -12,30 +12,37 @@ from padiff.frameworks.known import known
 
 
 def linear(add: Add, formula: Formula, x: int, weight: int, bias: int | None, transposed: bool) -> int:
-    """A matrix product, with a bias.
+    """Add a matrix product with an optional bias and return its node.
 
     Args:
-        transposed: whether the matrix lies as (out, in).
+        transposed: True if the matrix is stored as (out, in).
     """
     if transposed:
         weight = add("transpose", weight, order=[1, 0])
-    found = add("matmul", x, weight)
-    return found if bias is None else add("add", found, bias)
+    product = add("matmul", x, weight)
+    return product if bias is None else add("add", product, bias)
 
 
-def _linear(add: Add, formula: Formula, given: Given, framework: str) -> int:
-    return linear(add, formula, given.first, given.node(1), given.nodes.get(2), formula_lies_out_first(framework))
+def _linear(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+    return linear(add, formula, inputs.first, inputs.node(1), inputs.nodes.get(2), formula_lies_out_first(framework))
 
 
 def formula_lies_out_first(framework: str) -> bool:
-    """Whether a framework's linear layers hold their matrix as (out, in)."""
+    """Return True if a framework's linear layers store their matrix as (out, in)."""
     return known(framework).layout == "out_in"
 
 
 def attention(
     add: Add, formula: Formula, q: int, k: int, v: int, mask: int | None, causal: bool, scale: float | None = None
 ) -> int:
-    """Attention, step by step; heads are the axis before the last two."""
+    """Add attention as single operations and return its node; heads are the axis before the last two.
+
+    Args:
+        q, k, v: the nodes of queries, keys and values.
+        mask: the node of the mask, if there is one.
+        causal: True to hide later positions.
+        scale: the factor of the scores. Default: 1 over the square root of the width of a head.
+    """
     transposed = add("transpose", k, order=swapped(formula, k))
     scores = add("matmul", q, transposed)
     number = formula.leaf(constant(scale or 1 / math.sqrt(formula.values[q].shape[-1])), CONSTANT)
@@ -47,62 +54,64 @@ def attention(
     return add("matmul", add("softmax", scores, axis=-1), v)
 
 
-def _attention(add: Add, formula: Formula, given: Given, framework: str) -> int:
-    if given.argument(("dropout_p",), 4, 0.0) and given.argument(("training",), 6, True):
+def _attention(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+    if inputs.argument(("dropout_p",), 4, 0.0) and inputs.argument(("training",), 6, True):
         raise UnknownError("dropout")
-    q, k, v = (given.node(n) for n in range(3))
-    causal = bool(given.argument(("is_causal",), 5, False))
-    mask = given.nodes.get(3)
+    q, k, v = (inputs.node(n) for n in range(3))
+    causal = bool(inputs.argument(("is_causal",), 5, False))
+    mask = inputs.nodes.get(3)
     if known(framework).heads_third:
-        q, k, v = (add("transpose", one, order=[0, 2, 1, 3]) for one in (q, k, v))
+        q, k, v = (add("transpose", part, order=[0, 2, 1, 3]) for part in (q, k, v))
         return add("transpose", attention(add, formula, q, k, v, mask, causal), order=[0, 2, 1, 3])
-    return attention(add, formula, q, k, v, mask, causal, given.argument(("scale",), -1, None))
+    return attention(add, formula, q, k, v, mask, causal, inputs.argument(("scale",), -1, None))
 
 
-def _norm(add: Add, formula: Formula, given: Given, framework: str) -> int:
-    name = given.function
-    shape = given.argument(("normalized_shape",), 1, [1])
+def _norm(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+    name = inputs.function
+    shape = inputs.argument(("normalized_shape",), 1, [1])
     count = len(shape) if isinstance(shape, list) else 1
-    eps = float(given.argument(("eps", "epsilon"), -1, 1e-5))
-    ndim = formula.values[given.first].ndim
-    found = add("normalised", given.first, axes=tuple(range(ndim - count, ndim)), eps=eps, centred=name == "layer_norm")
-    return _scaled(add, found, given, 1)
+    eps = float(inputs.argument(("eps", "epsilon"), -1, 1e-5))
+    ndim = formula.values[inputs.first].ndim
+    output = add(
+        "normalised", inputs.first, axes=tuple(range(ndim - count, ndim)), eps=eps, centred=name == "layer_norm"
+    )
+    return _scaled(add, output, inputs, 1)
 
 
-def _scaled(add: Add, found: int, given: Given, place: int) -> int:
-    if place in given.nodes:
-        found = add("mul", found, given.node(place))
-    if place + 1 in given.nodes:
-        found = add("add", found, given.node(place + 1))
-    return found
+def _scaled(add: Add, output: int, inputs: Given, place: int) -> int:
+    if place in inputs.nodes:
+        output = add("mul", output, inputs.node(place))
+    if place + 1 in inputs.nodes:
+        output = add("add", output, inputs.node(place + 1))
+    return output
 
 
-def _group_norm(add: Add, formula: Formula, given: Given, framework: str) -> int:
-    groups = int(given.argument(("num_groups",), 1))
-    found = add("grouped", given.first, groups=groups, eps=float(given.argument(("eps", "epsilon"), -1, 1e-5)))
+def _group_norm(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+    groups = int(inputs.argument(("num_groups",), 1))
+    output = add("grouped", inputs.first, groups=groups, eps=float(inputs.argument(("eps", "epsilon"), -1, 1e-5)))
     for place, how in ((1, "mul"), (2, "add")):
-        if place in given.nodes:
-            found = add("channelwise", found, given.node(place), how=how)
-    return found
+        if place in inputs.nodes:
+            output = add("channelwise", output, inputs.node(place), how=how)
+    return output
 
 
-def _normalize(add: Add, formula: Formula, given: Given, framework: str) -> int:
-    axis = int(given.argument(AXIS, 2, 1))
-    if given.argument(("p",), 1, 2) != 2:
+def _normalize(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+    axis = int(inputs.argument(AXIS, 2, 1))
+    if inputs.argument(("p",), 1, 2) != 2:
         raise UnknownError("normalize")
-    norm = add("reduced", given.first, by="norm", axis=axis, keepdims=True)
-    return add("div", given.first, add("clamp", norm, low=float(given.argument(("eps", "epsilon"), 3, 1e-12))))
+    norm = add("reduced", inputs.first, by="norm", axis=axis, keepdims=True)
+    return add("div", inputs.first, add("clamp", norm, low=float(inputs.argument(("eps", "epsilon"), 3, 1e-12))))
 
 
-def _glu(add: Add, formula: Formula, given: Given, framework: str) -> int:
-    axis = int(given.argument(AXIS, 1, -1)) % formula.values[given.first].ndim
-    half = formula.values[given.first].shape[axis] // 2
-    one = add("getitem", given.first, key=[*[":"] * axis, f":{half}"])
-    other = add("getitem", given.first, key=[*[":"] * axis, f"{half}:"])
-    return add("mul", one, add("act", other, function="sigmoid"))
+def _glu(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+    axis = int(inputs.argument(AXIS, 1, -1)) % formula.values[inputs.first].ndim
+    half = formula.values[inputs.first].shape[axis] // 2
+    values = add("getitem", inputs.first, key=[*[":"] * axis, f":{half}"])
+    gates = add("getitem", inputs.first, key=[*[":"] * axis, f"{half}:"])
+    return add("mul", values, add("act", gates, function="sigmoid"))
 
 
-#: By the names of the functions.
+#: Writers of formulas, by the function's common name.
 OF_BLOCKS: Mapping[str, Writing] = {
     "linear": _linear,
     "scaled_dot_product_attention": _attention,

@@ -1,4 +1,4 @@
-"""Operations on arrays, as both frameworks have them, in numpy."""
+"""Operations of both frameworks on numpy arrays."""
 
 from __future__ import annotations
 
@@ -22,56 +22,64 @@ def getitem(x: np.ndarray, key: Any) -> np.ndarray:
 
 
 def index_of(key: Any) -> Any:
-    """An index as a trace writes it: numbers, ``"1:3"``, ``"..."``, `None`, lists of them."""
+    """Return a numpy index from the form that a trace stores: numbers, ``"1:3"``, ``"..."``, `None`, lists of these."""
     parts: list[Any] = []
-    for one in key if isinstance(key, list) else [key]:
-        if one == "...":
+    for part in key if isinstance(key, list) else [key]:
+        if part == "...":
             parts.append(Ellipsis)
-        elif isinstance(one, str):
-            parts.append(slice(*(int(each) if each else None for each in one.split(":"))))
-        elif isinstance(one, list):
-            parts.append(np.array(one))
+        elif isinstance(part, str):
+            parts.append(slice(*(int(each) if each else None for each in part.split(":"))))
+        elif isinstance(part, list):
+            parts.append(np.array(part))
         else:
-            parts.append(one)
+            parts.append(part)
     return tuple(parts)
 
 
 def causal(x: np.ndarray, diagonal: int = 1, value: float = -1e30) -> np.ndarray:
-    """Scores of which those after a place are hidden."""
+    """Return scores with later positions hidden.
+
+    Args:
+        diagonal: the first hidden diagonal above the main one.
+        value: the score of hidden positions.
+    """
     hidden = np.triu(np.ones(x.shape[-2:], bool), diagonal)
     return np.where(hidden, value, x)
 
 
 def masked(x: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Scores with a mask: of truths, what is false is hidden; of numbers, they are added."""
+    """Return masked scores: a boolean mask hides positions that are False, a mask of numbers is added."""
     return np.where(mask, x, -1e30) if mask.dtype == bool else _in_single(np.add)(x, mask)
 
 
-#: From this size on, numbers leave nothing of what they are added to.
+#: Numbers of at least this size hide what is added to them.
 _HUGE = 1e6
 
 
 def _in_single(operation: Callable[..., Any]) -> Callable[..., np.ndarray]:
-    """Sums with numbers that stand for infinity, which float32 rounds to these."""
+    """Return an operation that rounds its result to float32 if the result contains numbers that stand for infinity.
+
+    In float32, adding such a number hides the other summand.
+    """
 
     def made(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        found = np.asarray(operation(x, y))
-        if found.dtype.kind != "f" or not found.size or np.abs(found).max() < _HUGE:
-            return found
-        return np.asarray(found.astype(np.float32).astype(np.float64))
+        result = np.asarray(operation(x, y))
+        if result.dtype.kind != "f" or not result.size or np.abs(result).max() < _HUGE:
+            return result
+        return np.asarray(result.astype(np.float32).astype(np.float64))
 
     return made
 
 
 def clamp(x: np.ndarray, low: float = -math.inf, high: float = math.inf) -> np.ndarray:
-    found = np.clip(x, low, high)
-    # Labels that are clipped are labels.
-    whole = x.dtype.kind in "iu" and all(math.isinf(one) or one == int(one) for one in (low, high))
-    return np.asarray(found.astype(x.dtype) if whole else found)
+    clipped = np.clip(x, low, high)
+    # Clipped labels stay integers.
+    is_integer = x.dtype.kind in "iu" and all(math.isinf(limit) or limit == int(limit) for limit in (low, high))
+    return np.asarray(clipped.astype(x.dtype) if is_integer else clipped)
 
 
 def cast(x: np.ndarray, dtype: str) -> np.ndarray:
-    """Values as a type holds them."""
+    """Return values rounded to a dtype, stored in float64; bool or int64 for boolean and integer dtypes."""
     kinds = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float8_e4m3fn": ml_dtypes.float8_e4m3fn}
     if dtype in kinds:
         return np.asarray(x.astype(np.float32).astype(kinds[dtype]).astype(np.float64))
@@ -83,17 +91,17 @@ def cast(x: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def reduced(x: np.ndarray, by: str, axis: Any = None, keepdims: bool = False, ddof: int = 0) -> np.ndarray:
-    """Sum, mean, largest, smallest, variance, deviation, norm, or product over axes."""
+    """Return sum, mean, maximum, minimum, product, variance, standard deviation, norm or log-sum-exp over axes."""
     axes = tuple(axis) if isinstance(axis, (list, tuple)) else axis
     if by in ("var", "std"):
-        found = x.var(axes, keepdims=keepdims, ddof=ddof)
-        return np.asarray(np.sqrt(found) if by == "std" else found)
+        result = x.var(axes, keepdims=keepdims, ddof=ddof)
+        return np.asarray(np.sqrt(result) if by == "std" else result)
     if by == "norm":
         return np.asarray(np.sqrt(np.sum(np.square(x), axes, keepdims=keepdims)))
     if by == "logsumexp":
         top = x.max(axes, keepdims=True)
-        found = np.log(np.sum(np.exp(x - top), axes, keepdims=True)) + top
-        return np.asarray(found if keepdims else np.squeeze(found, axes))
+        result = np.log(np.sum(np.exp(x - top), axes, keepdims=True)) + top
+        return np.asarray(result if keepdims else np.squeeze(result, axes))
     return np.asarray(getattr(np, by)(x, axis=axes, keepdims=keepdims))
 
 
@@ -153,7 +161,7 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "outer": np.outer,
     "cumsum": lambda x, axis: np.cumsum(x, axis),
 }  # fmt: skip
-#: All of them, by name.
+#: All operations, by name.
 OPERATIONS: Mapping[str, Callable[..., Any]] = {
     **_KNOWN,
     "act": act,

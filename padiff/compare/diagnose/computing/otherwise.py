@@ -1,4 +1,4 @@
-"""Edits that do something in another way: another function, axis, order, form, statistic, mask."""
+"""Edits that change an operation: another function, axis, order, form, statistic or mask."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NONE = "no activation"
 
 
 def otherwise(sheet: Sheet) -> Iterator[Edit]:
-    """Each operation in other ways, the plainest first."""
+    """Yield edits that change an operation or a whole tensor, single operations first."""
     yield from other_operations(sheet)
     yield from exchanged(sheet)
     yield from rotary(sheet)
@@ -29,43 +29,45 @@ def otherwise(sheet: Sheet) -> Iterator[Edit]:
 
 
 def other_operations(sheet: Sheet) -> Iterator[Edit]:
-    """Each operation by itself in other ways."""
+    """Yield edits that change a single operation."""
     for k, node in enumerate(sheet.nodes):
-        found = _BY_OPERATION.get(node.operation)
-        if found is not None:
-            yield from found(sheet, k)
+        edits = _BY_OPERATION.get(node.operation)
+        if edits is not None:
+            yield from edits(sheet, k)
 
 
 def _of(sheet: Sheet, k: int, operation: str, place: int = 0, **how: Any) -> Change:
-    """Another operation on one of a node's operands."""
-    one = sheet.nodes[k].given[place]
-    return lambda get, own: np.asarray(OPERATIONS[operation](get(one), **how))
+    """Return a change that computes another operation on one of a node's operands."""
+    operand = sheet.nodes[k].given[place]
+    return lambda get, own: np.asarray(OPERATIONS[operation](get(operand), **how))
 
 
 def _act(sheet: Sheet, k: int) -> Iterator[Edit]:
-    own = sheet.nodes[k].how["function"]
+    function = sheet.nodes[k].how["function"]
     where = sheet.where(k)
-    text = f"the candidate has no activation, the reference {own} ({where})"
+    text = f"the candidate has no activation, the reference {function} ({where})"
     yield Edit("activation_missing", "no activation", text, {k: _of(sheet, k, "act", function=_NONE)}, 0, at=k)
     for name in FUNCTIONS:
-        if name != own:
-            text = f"the candidate uses {name} for the reference's {own} ({where})"
+        if name != function:
+            text = f"the candidate uses {name} for the reference's {function} ({where})"
             yield Edit("activation", "another activation", text, {k: _of(sheet, k, "act", function=name)}, 0, at=k)
     total = sheet.nodes[sheet.nodes[k].given[0]]
     if total.operation == "add" and sheet.shape(total.given[0]) == sheet.shape(total.given[1]):
         act, how = OPERATIONS["act"], sheet.nodes[k].how
-        for one, other in (total.given, total.given[::-1]):
-            text = f"{own} is taken of {sheet.named(one)} before the sum, for the reference's of the sum ({where})"
-            before: Change = lambda get, own, one=one, other=other: act(get(one), **how) + get(other)  # type: ignore[misc]  # noqa: E731
+        for first, second in (total.given, total.given[::-1]):
+            text = (
+                f"{function} is taken of {sheet.named(first)} before the sum, for the reference's of the sum ({where})"
+            )
+            before: Change = lambda get, own, first=first, second=second: act(get(first), **how) + get(second)  # type: ignore[misc]  # noqa: E731
             yield Edit("activation_order", "another order of activation and sum", text, {k: before}, 1, at=k)
 
 
 def _softmax(sheet: Sheet, k: int) -> Iterator[Edit]:
     node, ndim, where = sheet.nodes[k], len(sheet.shape(k)), sheet.where(k)
-    own = node.how.get("axis", -1) % ndim
+    own_axis = node.how.get("axis", -1) % ndim
     for axis in range(ndim):
-        if axis != own:
-            text = f"the candidate takes the softmax over axis {axis} for the reference's {own} ({where})"
+        if axis != own_axis:
+            text = f"the candidate takes the softmax over axis {axis} for the reference's {own_axis} ({where})"
             yield Edit("softmax_axis", "softmax over another axis", text, {k: given(sheet, k, axis=axis)}, 0, at=k)
     text = f"the candidate uses a sigmoid for the reference's softmax ({where})"
     yield Edit("activation", "another activation", text, {k: _of(sheet, k, "act", function="sigmoid")}, 0, at=k)
@@ -74,10 +76,10 @@ def _softmax(sheet: Sheet, k: int) -> Iterator[Edit]:
 def _reduced(sheet: Sheet, k: int) -> Iterator[Edit]:
     node, where = sheet.nodes[k], sheet.where(k)
     by, axis = node.how["by"], node.how.get("axis")
-    for other in ("mean", "sum", "max"):
-        if other != by and by in ("mean", "sum", "max", "min"):
-            text = f"the {other} for the reference's {by} ({where})"
-            yield Edit("reduction_form", "another reduction", text, {k: given(sheet, k, by=other)}, 0, at=k)
+    for reduction in ("mean", "sum", "max"):
+        if reduction != by and by in ("mean", "sum", "max", "min"):
+            text = f"the {reduction} for the reference's {by} ({where})"
+            yield Edit("reduction_form", "another reduction", text, {k: given(sheet, k, by=reduction)}, 0, at=k)
     if by in ("var", "std"):
         ddof = 1 - node.how.get("ddof", 0)
         form = "unbiased (over n - 1)" if ddof else "biased (over n)"
@@ -85,15 +87,15 @@ def _reduced(sheet: Sheet, k: int) -> Iterator[Edit]:
             "variance", "variance", f"the variance of {where} is {form}", {k: given(sheet, k, ddof=ddof)}, 0, at=k
         )
     ndim = len(sheet.shape(node.given[0]))
-    own = axis % ndim if isinstance(axis, int) else None
-    for one in range(ndim) if own is not None else ():
-        if one != own:
-            text = f"the {by} of {where} is over axis {one} for the reference's {own}"
-            yield Edit("axis", "another axis", text, {k: given(sheet, k, axis=one)}, 1, at=k)
+    own_axis = axis % ndim if isinstance(axis, int) else None
+    for other_axis in range(ndim) if own_axis is not None else ():
+        if other_axis != own_axis:
+            text = f"the {by} of {where} is over axis {other_axis} for the reference's {own_axis}"
+            yield Edit("axis", "another axis", text, {k: given(sheet, k, axis=other_axis)}, 1, at=k)
 
 
 def _divided(sheet: Sheet, k: int) -> Iterator[Edit]:
-    """The mean over what a mask keeps, taken over all."""
+    """Yield edits that reduce over all places instead of averaging over the places that a mask keeps."""
     above = sheet.nodes[sheet.nodes[k].given[0]]
     if above.operation != "reduced" or above.how["by"] != "sum":
         return
@@ -122,12 +124,12 @@ def _getitem(sheet: Sheet, k: int) -> Iterator[Edit]:
         if not isinstance(index, int) or isinstance(index, bool) or place >= len(shape) or "..." in key[:place]:
             continue
         last = index in (-1, shape[place] - 1)
-        for other in dict.fromkeys((0, -1, 1, -2)):
-            if other % shape[place] != index % shape[place]:
-                changed = [*key[:place], other, *key[place + 1 :]]
-                said = {0: "the first", -1: "the last"}.get(other, f"number {other}")
-                own = "last" if last else "first" if index == 0 else f"number {index}"
-                text = f"{said} of axis {place} is taken for the reference's {own} ({where})"
+        for position in dict.fromkeys((0, -1, 1, -2)):
+            if position % shape[place] != index % shape[place]:
+                changed = [*key[:place], position, *key[place + 1 :]]
+                position_text = {0: "the first", -1: "the last"}.get(position, f"number {position}")
+                own_text = "last" if last else "first" if index == 0 else f"number {index}"
+                text = f"{position_text} of axis {place} is taken for the reference's {own_text} ({where})"
                 yield Edit("position", "another position", text, {k: given(sheet, k, key=changed)}, 0, at=k)
         for by in ("mean", "max", "sum"):
             text = f"the {by} over axis {place} is taken for the reference's {'last' if last else index} ({where})"
@@ -140,8 +142,8 @@ def _cat(sheet: Sheet, k: int) -> Iterator[Edit]:
     node = sheet.nodes[k]
     if len(node.given) == 2:
         text = f"the parts of {sheet.where(k)} are in the other order"
-        given, how = node.given, node.how
-        change: Change = lambda get, own: np.concatenate([get(g) for g in given[::-1]], how["axis"])  # noqa: E731
+        operands, how = node.given, node.how
+        change: Change = lambda get, own: np.concatenate([get(g) for g in operands[::-1]], how["axis"])  # noqa: E731
         if node.operation == "cat":
             yield Edit("parts_order", "parts in another order", text, {k: change}, 1, at=k)
 
@@ -169,35 +171,35 @@ def _normalised(sheet: Sheet, k: int) -> Iterator[Edit]:
             yield Edit("norm_groups", "another number of groups", text, {k: given(sheet, k, groups=groups)}, 0, at=k)
     else:
         train = not node.how["train"]
-        said = "those of the batch (train mode)" if train else "the running ones (eval mode)"
-        own = "the running ones (eval mode)" if train else "those of the batch (train mode)"
-        text = f"the statistics are {said} for the reference's {own} ({where})"
+        statistics = "those of the batch (train mode)" if train else "the running ones (eval mode)"
+        own_statistics = "the running ones (eval mode)" if train else "those of the batch (train mode)"
+        text = f"the statistics are {statistics} for the reference's {own_statistics} ({where})"
         yield Edit("norm_statistics", "other statistics", text, {k: given(sheet, k, train=train)}, 0, at=k)
 
 
 def _root(sheet: Sheet, k: int) -> Iterator[Edit]:
-    one = sheet.nodes[k].given[0]
+    operand = sheet.nodes[k].given[0]
     text = f"the root is missing: {sheet.where(k)}"
     power = -1 if sheet.nodes[k].operation == "rsqrt" else 1
-    change: Change = lambda get, own: np.power(get(one), power)  # noqa: E731
+    change: Change = lambda get, own: np.power(get(operand), power)  # noqa: E731
     yield Edit("root_missing", "a root", text, {k: change}, 1, at=k)
 
 
 def _causal(sheet: Sheet, k: int) -> Iterator[Edit]:
     for diagonal, text in ((2, "shows each place the one after it, too"), (0, "hides each place from itself, too")):
-        said = f"the causal mask is shifted by one: it {text} ({sheet.where(k)})"
-        yield Edit("mask_shifted", "a shifted mask", said, {k: given(sheet, k, diagonal=diagonal)}, 0, at=k)
+        sentence = f"the causal mask is shifted by one: it {text} ({sheet.where(k)})"
+        yield Edit("mask_shifted", "a shifted mask", sentence, {k: given(sheet, k, diagonal=diagonal)}, 0, at=k)
 
 
 def _triu(sheet: Sheet, k: int) -> Iterator[Edit]:
-    own = sheet.nodes[k].how.get("diagonal", 0)
-    for diagonal in (own + 1, own - 1):
-        text = f"the mask is shifted by one: diagonal {diagonal} for the reference's {own} ({sheet.where(k)})"
+    own_diagonal = sheet.nodes[k].how.get("diagonal", 0)
+    for diagonal in (own_diagonal + 1, own_diagonal - 1):
+        text = f"the mask is shifted by one: diagonal {diagonal} for the reference's {own_diagonal} ({sheet.where(k)})"
         yield Edit("mask_shifted", "a shifted mask", text, {k: given(sheet, k, diagonal=diagonal)}, 1, at=k)
 
 
 def _masked(sheet: Sheet, k: int) -> Iterator[Edit]:
-    """A mask that is inverted, or shifted."""
+    """Yield edits that invert or shift a mask."""
     node, where = sheet.nodes[k], sheet.where(k)
     mask = node.given[0] if node.operation == "where" else node.given[1]
     values = sheet.formula.values[mask]
@@ -214,7 +216,7 @@ def _masked(sheet: Sheet, k: int) -> Iterator[Edit]:
 
 
 def _reshape(sheet: Sheet, k: int) -> Iterator[Edit]:
-    """Values that are laid out in another order before, or after, their axes are put together or taken apart."""
+    """Yield edits that permute axes before a reshape, or interleave the parts that the reshape makes."""
     source, where = sheet.nodes[k].given[0], sheet.where(k)
     before, after = sheet.shape(source), sheet.shape(k)
     if 3 <= len(before) <= 4:
@@ -229,8 +231,8 @@ def _reshape(sheet: Sheet, k: int) -> Iterator[Edit]:
         swap = _interleaved(source, swapped)
         text = f"the parts that {where} makes are interleaved: each takes every {after[-2]}th channel, as of heads"
         yield Edit("heads_interleaved", "interleaved heads", text, {k: swap}, 2, at=k)
-        alike = [n for n, one in enumerate(sheet.nodes) if one.operation == "reshape" and sheet.shape(n) == after
-                 and sheet.shape(one.given[0]) == before]  # fmt: skip
+        alike = [n for n, item in enumerate(sheet.nodes) if item.operation == "reshape" and sheet.shape(n) == after
+                 and sheet.shape(item.given[0]) == before]  # fmt: skip
         if len(alike) > 1 and alike[0] == k:
             changes = {n: _interleaved(sheet.nodes[n].given[0], swapped) for n in alike}
             yield Edit(
@@ -243,11 +245,11 @@ def _interleaved(source: int, swapped: tuple[int, ...]) -> Change:
 
 
 def _matmul(sheet: Sheet, k: int) -> Iterator[Edit]:
-    """A square matrix that is transposed."""
-    for place, one in enumerate(sheet.nodes[k].given):
-        node = sheet.nodes[one]
-        source = node.given[0] if node.operation == "transpose" else one
-        shape = sheet.shape(one)
+    """Yield edits that transpose a square parameter matrix of a product."""
+    for place, operand in enumerate(sheet.nodes[k].given):
+        node = sheet.nodes[operand]
+        source = node.given[0] if node.operation == "transpose" else operand
+        shape = sheet.shape(operand)
         if sheet.is_parameter(source) and len(shape) == 2 and shape[0] == shape[1]:
             text = f"the matrix `{sheet.nodes[source].name}` is transposed in the product ({sheet.where(k)})"
             others = sheet.nodes[k].given
@@ -261,20 +263,20 @@ def _matmul(sheet: Sheet, k: int) -> Iterator[Edit]:
 
 
 def _swapped_operands(sheet: Sheet, k: int) -> Iterator[Edit]:
-    one, other = sheet.nodes[k].given
+    first, second = sheet.nodes[k].given
     operation = OPERATIONS[sheet.nodes[k].operation]
-    if sheet.shape(one) == sheet.shape(other) and not sheet.is_number(one) and not sheet.is_number(other):
+    if sheet.shape(first) == sheet.shape(second) and not sheet.is_number(first) and not sheet.is_number(second):
         text = f"the operands of {sheet.where(k)} are exchanged"
         yield Edit(
-            "operands", "exchanged operands", text, {k: lambda get, own: operation(get(other), get(one))}, 1, at=k
+            "operands", "exchanged operands", text, {k: lambda get, own: operation(get(second), get(first))}, 1, at=k
         )
     sign = {"add": "sub", "sub": "add"}.get(sheet.nodes[k].operation)
-    if sign and not sheet.is_number(other):
+    if sign and not sheet.is_number(second):
         opposite = OPERATIONS[sign]
-        text = f"the sign of {sheet.named(other)} is flipped ({sheet.where(k)})"
+        text = f"the sign of {sheet.named(second)} is flipped ({sheet.where(k)})"
         if sheet.of_operations(k, frozenset({"sin", "cos"})) or sheet.turns(k):
             text += ": rotary embeddings turn the other way"
-        yield Edit("sign", "a sign", text, {k: lambda get, own: opposite(get(one), get(other))}, 2, at=k)
+        yield Edit("sign", "a sign", text, {k: lambda get, own: opposite(get(first), get(second))}, 2, at=k)
 
 
 def _product(sheet: Sheet, k: int) -> Iterator[Edit]:

@@ -1,7 +1,7 @@
-"""The slopes of a loss's formula: by how much the loss changes along some directions of what the model gave.
+"""Slopes of a loss's formula: the change of the loss along directions of the model's outputs.
 
-A loss is one number, which many formulas give. Along a direction its slope is what the gradient that was recorded of
-the model's output says, so that a formula is held against some dozens of numbers.
+A loss is one number, which many formulas give. The slope along a direction follows from the recorded gradient of the
+model's output, so a formula can be compared with several dozen numbers.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import numpy as np
 
 from padiff.compare.diagnose.computing.formula import Change, Formula, Get, Node
 
-#: How many numbers of a formula moved along directions are kept for the next change: 64 MB of float64.
+#: The most values of formulas with moved leaves that are cached: 64 MB of float64.
 _KEPT = 8_000_000
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """A tensor that the model gave.
+    """An output of the model in the formula of a loss.
 
     Attributes:
-        node: of the formula.
-        directions: in which it is moved, as far as it is.
+        node: the node of the output.
+        directions: the directions of the output along which slopes are computed.
     """
 
     node: int
@@ -31,14 +31,14 @@ class Leaf:
 
 
 class Sloped(Formula):
-    """A formula whose end is a row of numbers: the loss itself, where it is known, and its slopes.
+    """A formula whose end is a row of numbers: the loss, if it was recorded, and its slopes.
 
     Args:
-        formula: of the loss.
-        leaves: along whose directions it is looked at; all have as many.
-        value: the node of the loss as it was recorded; `None` where it was not.
-        few: how many slopes an end has; `row` gives as many as are asked for.
-        scales: what the loss, and the slopes, are divided by.
+        formula: the formula of the loss.
+        leaves: the outputs of the model, all with the same number of directions.
+        value: the node of the recorded loss; `None` if it was not recorded.
+        few: the number of slopes at the end; `row` computes any number of slopes.
+        scales: the divisors of the loss and of the slopes.
     """
 
     def __init__(
@@ -50,22 +50,27 @@ class Sloped(Formula):
         self._scales, self.few = scales, few
         size = sum(value.size for value in self.values)
         self._keeps = 2 * size * max((len(leaf.directions) for leaf in leaves), default=0) <= _KEPT
-        #: By direction and sign, what gives the values where the leaves are moved and nothing else is changed.
+        #: By direction and sign, a function that returns node values with moved leaves and no other changes.
         self._moved: dict[tuple[int, float], Get] = {}
         self.nodes.append(Node("slopes", (self.loss,)))
         self.values.append(np.zeros(0))
         self.end = len(self.nodes) - 1
-        made = self.row({}, few)
-        self.values[self.end] = np.zeros(0) if made is None else made
+        row = self.row({}, few)
+        self.values[self.end] = np.zeros(0) if row is None else row
 
     def row(self, changes: Mapping[int, Change], count: int) -> np.ndarray | None:
-        """The loss and so many of its slopes, with changes to some nodes; `None` where that can't be computed."""
-        found: list[float] = []
+        """Return the loss and some slopes, with changes to some nodes; `None` if they can't be computed.
+
+        Args:
+            changes: the changes, by node.
+            count: the number of slopes.
+        """
+        numbers: list[float] = []
         if self._value is not None:
             value = super().changed(changes, self._value)
             if value is None or value.size != 1:
                 return None
-            found.append(float(value.reshape(())) / self._scales[0])
+            numbers.append(float(value.reshape(())) / self._scales[0])
         for k in range(count):
             ends = []
             for sign in (1.0, -1.0):
@@ -73,8 +78,8 @@ class Sloped(Formula):
                 if end is None or end.size != 1:
                     return None
                 ends.append(float(end.reshape(())))
-            found.append((ends[0] - ends[1]) / 2 / self._scales[1])
-        return np.array(found)
+            numbers.append((ends[0] - ends[1]) / 2 / self._scales[1])
+        return np.array(numbers)
 
     def changed(
         self, changes: Mapping[int, Change], end: int | None = None, base: Get | None = None
@@ -84,21 +89,21 @@ class Sloped(Formula):
         return super().changed(changes, end, base)
 
     def _end(self, changes: Mapping[int, Change], k: int, sign: float) -> np.ndarray | None:
-        """The loss with changes to some nodes and the leaves moved; `None` where that can't be computed."""
+        """Return the loss with changes to some nodes and moved leaves; `None` if it can't be computed."""
         if self._keeps and all(leaf.node not in changes for leaf in self._leaves):
-            # Only what depends on the changes is computed anew, which come late in a formula as a rule.
+            # Only nodes that depend on the changes are computed again; changes usually come late in a formula.
             if (k, sign) not in self._moved:
                 self._moved[k, sign] = self.getter(self._steps({}, k, sign))
             return super().changed(changes, self.loss, self._moved[k, sign])
         return super().changed({**changes, **self._steps(changes, k, sign)}, self.loss)
 
     def _steps(self, changes: Mapping[int, Change], k: int, sign: float) -> dict[int, Change]:
-        """The leaves' changes: what is done to them besides, and the step along a direction."""
+        """Return the changes of the leaves: an existing change, followed by the step along a direction."""
         return {
             leaf.node: _moved(changes.get(leaf.node), leaf.node, sign * leaf.directions[k]) for leaf in self._leaves
         }
 
 
 def _moved(change: Change | None, node: int, by: np.ndarray) -> Change:
-    """A tensor's value, changed or its own, and something more."""
+    """Return a change that adds a step to a node's value, after another change of the node if there is one."""
     return lambda get, own: np.asarray((own(node) if change is None else change(get, own)) + by)

@@ -1,4 +1,4 @@
-"""Edits of numbers: what a constant of the code, or one that is not written, would have to be."""
+"""Edits of numbers: the value that a constant of the code, or an implicit constant, would need to have."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ from padiff.compare.diagnose.computing.edit import Edit, Sheet, Target
 from padiff.compare.diagnose.computing.formula import Change
 from padiff.compare.diagnose.computing.operations import OPERATIONS
 
-# Rounds of the search, and by how much each has to come nearer for another.
+# The most rounds of the search, and the largest ratio of the new to the old error for another round.
 _ROUNDS, _BETTER = 12, 0.999
-# Share of what is wrong that is left after some rounds, for it to be given up.
+# The search ends if more than this share of the first error remains after this many rounds.
 _HOPELESS, _FIRST = 0.6, 4
 _SMALL = 1e-2
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number that may be another one.
+    """A constant of a formula whose value is solved for.
 
     Attributes:
-        value: what it is.
-        starts: where the search begins, besides.
-        logarithm: whether it is searched for on a scale of powers.
-        make: the changes that another value makes.
+        kind, name, text: as in `Edit`.
+        value: the current value.
+        make: returns the changes to nodes for another value.
+        at: the node that the number is about.
+        starts: further starting points of the search.
+        logarithm: True to search on a logarithmic scale.
+        rank: the priority among edits that explain the same, lowest first.
     """
 
     kind: str
@@ -46,7 +49,7 @@ _EPSILONS = (1e-6, 1e-5, 1e-3, 1e-2, 1e-8, 1e-12, 0.1)
 
 
 def numbers(sheet: Sheet) -> Iterator[Number]:
-    """The numbers of a formula, the plainest first."""
+    """Yield the constants of a formula, explicit and implicit ones."""
     for k, node in enumerate(sheet.nodes):
         if node.name and sheet.is_number(k):
             yield from _constant(sheet, k)
@@ -71,11 +74,11 @@ def numbers(sheet: Sheet) -> Iterator[Number]:
             what = f"each number of the initial state of {sheet.where(k)}"
             yield Number("initial_state", "another initial state", what, 0.0, _given(sheet, k, "start"), k, (1.0,))
         elif node.operation in ("add", "sub"):
-            for given in node.given:
-                if not sheet.is_number(given) and sheet.is_float(given):
-                    what = f"{sheet.named(given)} is multiplied, before {sheet.where(k)} adds it, by a number, which"
+            for operand in node.given:
+                if not sheet.is_number(operand) and sheet.is_float(operand):
+                    what = f"{sheet.named(operand)} is multiplied, before {sheet.where(k)} adds it, by a number, which"
                     name = "a scale"
-                    yield Number("scale", name, what, 1.0, _operand(sheet, k, given), k, rank=2)
+                    yield Number("scale", name, what, 1.0, _operand(sheet, k, operand), k, rank=2)
         elif not node.operation and not node.name and sheet.is_float(k) and sheet.may_be_edited(k):
             what = f"{sheet.named(k)} is multiplied by a number, which"
             yield Number("scale", "a scale", what, 1.0, _scaled(k), k, rank=3)
@@ -116,8 +119,8 @@ def _constant(sheet: Sheet, k: int) -> Iterator[Number]:
 
 
 def _root_text(value: float) -> str:
-    whole = 1 / (value * value) if value else 0.0
-    return f", which is 1 / sqrt({whole:.6g})," if whole and abs(whole - round(whole)) < 1e-4 * whole else ""
+    square = 1 / (value * value) if value else 0.0
+    return f", which is 1 / sqrt({square:.6g})," if square and abs(square - round(square)) < 1e-4 * square else ""
 
 
 def _put(k: int) -> Any:
@@ -138,13 +141,13 @@ def _scaled(k: int) -> Any:
     return lambda value: {k: lambda get, own: own(k) * value}
 
 
-def _operand(sheet: Sheet, k: int, given: int) -> Any:
+def _operand(sheet: Sheet, k: int, operand: int) -> Any:
     node = sheet.nodes[k]
 
     def make(value: float) -> dict[int, Change]:
         def change(get: Any, own: Any) -> np.ndarray:
             return np.asarray(
-                OPERATIONS[node.operation](*(get(g) * (value if g == given else 1.0) for g in node.given))
+                OPERATIONS[node.operation](*(get(g) * (value if g == operand else 1.0) for g in node.given))
             )
 
         return {k: change}
@@ -153,14 +156,21 @@ def _operand(sheet: Sheet, k: int, given: int) -> Any:
 
 
 def solved(sheet: Sheet, number: Number, target: Target, noise: float) -> Edit | None:
-    """The value of a number that comes nearest to what was recorded; `None` where none explains most of it."""
-    own = sheet.formula.values[sheet.formula.end]
-    without = target.off(own)
+    """Return an edit with the value of a number that fits the target best; `None` if no value fits well.
+
+    Args:
+        sheet: the formula.
+        number: the number to solve for.
+        target: the tensor to reproduce.
+        noise: the rounding error of the target.
+    """
+    output = sheet.formula.values[sheet.formula.end]
+    without = target.off(output)
     best: tuple[float, float] | None = None
     for start in (number.value, *number.starts):
-        found = _from(sheet, number, target, start, without)
-        if found is not None and (best is None or found[1] < best[1]):
-            best = found
+        fit = _from(sheet, number, target, start, without)
+        if fit is not None and (best is None or fit[1] < best[1]):
+            best = fit
         if best is not None and best[1] <= 3 * noise:
             break
     if best is None or best[1] > 30 * max(noise, 1e-12) or best[1] > 0.25 * without:
@@ -174,27 +184,29 @@ def solved(sheet: Sheet, number: Number, target: Target, noise: float) -> Edit |
         text = f"{term} is not added ({sheet.where(number.at)})"
         return Edit("term_missing", "a term", text, number.make(value), number.rank, 1, number.at)
     more = {0.0: " (it is left out)", 2.0: " (it counts twice)", -1.0: " (its sign is flipped)"}
-    said = more.get(value, "") if number.value == 1.0 and number.kind == "scale" else ""
-    text = f"{number.text} is {value:.6g} for the reference's {written}{said}"
-    # Of two numbers that come to the same, one that somebody would write is named.
+    effect = more.get(value, "") if number.value == 1.0 and number.kind == "scale" else ""
+    text = f"{number.text} is {value:.6g} for the reference's {written}{effect}"
+    # If two numbers explain the same, the number with fewer digits is preferred.
     odd = float(f"{value:.2g}") != value
     return Edit(number.kind, number.name, text, number.make(value), number.rank + odd, 1, number.at, not odd)
 
 
 def _from(sheet: Sheet, number: Number, target: Target, start: float, without: float) -> tuple[float, float] | None:
-    """Gauss and Newton's way, from a value on."""
+    """Return the value that Gauss-Newton steps find from a start, and the remaining error; `None` if none can be
+    computed.
+    """
     logarithm = number.logarithm and start > 0
     where = math.log(start) if logarithm else start
 
     def made(at: float) -> np.ndarray | None:
         with np.errstate(all="ignore"):
-            found = sheet.formula.changed(number.make(math.exp(min(at, 30.0)) if logarithm else at))
-        return target.look(found) if found is not None and found.shape == target.shape else None
+            output = sheet.formula.changed(number.make(math.exp(min(at, 30.0)) if logarithm else at))
+        return target.look(output) if output is not None and output.shape == target.shape else None
 
     now = made(where)
     if now is None:
         return None
-    left = _size(now - target.values)
+    error = _size(now - target.values)
     for round_ in range(_ROUNDS):
         nudge = 1e-4 * max(abs(where), 1.0 if not logarithm else 1e-2)
         moved = made(where + nudge)
@@ -208,25 +220,25 @@ def _from(sheet: Sheet, number: Number, target: Target, start: float, without: f
         step = max(min(step, 4.0), -4.0) if logarithm else step
         for _ in range(3):
             after = made(where + step)
-            if after is not None and _size(after - target.values) < left * _BETTER:
+            if after is not None and _size(after - target.values) < error * _BETTER:
                 break
             step /= 4
         else:
             break
         assert after is not None
-        where, now, left = where + step, after, _size(after - target.values)
-        if round_ >= _FIRST and left > _HOPELESS * without:
+        where, now, error = where + step, after, _size(after - target.values)
+        if round_ >= _FIRST and error > _HOPELESS * without:
             break
-    return (math.exp(where) if logarithm else where), left
+    return (math.exp(where) if logarithm else where), error
 
 
-def _as_written(sheet: Sheet, number: Number, target: Target, value: float, left: float) -> float:
-    """A number as somebody wrote it, where it explains as much."""
+def _as_written(sheet: Sheet, number: Number, target: Target, value: float, error: float) -> float:
+    """Return the value rounded to the fewest digits that fit about as well."""
     for digits in (1, 2, 3, 4):
         rounded = float(f"{value:.{digits}g}") if abs(value) > 1e-6 or number.logarithm else 0.0
         if abs(rounded - value) <= 2e-2 * abs(value) + 1e-6:
-            made = sheet.formula.changed(number.make(rounded))
-            if made is not None and target.off(made) <= max(1.5 * left, 1e-12):
+            output = sheet.formula.changed(number.make(rounded))
+            if output is not None and target.off(output) <= max(1.5 * error, 1e-12):
                 return rounded
     return value
 

@@ -1,4 +1,4 @@
-"""Writes a tensor of a trace as a formula of tensors that are known."""
+"""Writer of formulas: a tensor of a trace, computed from recorded tensors."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from padiff.errors import PadiffError
 from padiff.model import equivalents
 from padiff.records import Layer, RunInfo, Step, TracedCall
 
-# What a call is computed to may be off from what was recorded by this share; where it is off by more, what is known of
-# the function is wrong. Chosen: a chain of float32 operations rounds to a thousandth of it.
+# The largest relative error of a computed call. If the error is larger, the function is not the assumed one. Chosen:
+# the rounding of a chain of float32 operations is a thousandth of it.
 _AGREES = 1e-3
-#: Calls that a formula may have.
+#: The most calls of a formula.
 _MOST = 600
 
 
 class Writer:
-    """Writes tensors of one side's trace.
+    """Writes tensors of one side's trace as a formula.
 
     Args:
-        graph: of the trace.
-        step: that the trace is of.
-        info: of the run.
-        settings: of layers, instead of what they are set to: by path, then by name.
-        arguments: of calls, instead of what they were given: by identity.
+        graph: the graph of the trace.
+        step: the step of the trace.
+        info: the information on the run.
+        settings: settings to use instead of a layer's own, by the layer's path and the setting's name.
+        instead: a call to write in place of another, and its framework, by the id of the replaced call.
 
     Attributes:
-        formula: what was written so far.
-        nodes: by tensor.
-        calls: that were written, by their places in the trace.
+        formula: the formula written so far.
+        nodes: the node of a tensor, by the tensor's number.
+        calls: the calls written so far, by position in the trace.
     """
 
     def __init__(
@@ -59,34 +59,37 @@ class Writer:
         self._parameters: dict[str, int] = {}
 
     def write(self, tensor: int, open_: Collection[int], closed: Collection[int] = ()) -> Formula:
-        """Write a tensor; those that are open are written out, others are taken as they were recorded.
+        """Write a tensor as the end of the formula and return the formula.
 
-        What functions gave, as far as layers give it, is written out as well: a small thing that is other further up
-        shows in nothing but what comes of it.
+        Open tensors are computed by their calls, other tensors are leaves with recorded values. Outputs of functions
+        that feed open tensors are opened too, up to the nearest outputs of layers: an edit further up shows only in
+        later values.
 
         Args:
-            closed: what is taken as it was recorded, whatever gave it.
+            tensor: the number of the tensor.
+            open_: the numbers of the open tensors.
+            closed: the numbers of tensors that stay leaves, whatever computed them.
 
         Raises:
-            UnknownError: it can't be written.
+            UnknownError: the tensor can't be computed.
         """
         self.formula.end = self._node(tensor, self._wide(tensor, open_, closed))
         return self.formula
 
     def _wide(self, tensor: int, open_: Collection[int], closed: Collection[int]) -> frozenset[int]:
-        """The tensors that are open, and those that functions gave and that go into them."""
-        found, waiting = {*open_}, [tensor, *open_]
-        for one in waiting:
-            call = self._graph.producers.get(one)
-            if call is None or len(found) > _MOST or (one not in found and not call.function):
+        """Return the open tensors, and the outputs of functions that feed them."""
+        opened, waiting = {*open_}, [tensor, *open_]
+        for number in waiting:
+            call = self._graph.producers.get(number)
+            if call is None or len(opened) > _MOST or (number not in opened and not call.function):
                 continue
-            found.add(one)
+            opened.add(number)
             for operand in call.inputs:
                 before = self._graph.producers.get(operand.tensor)
-                if before is not None and before.function and operand.tensor not in {*found, *closed}:
-                    found.add(operand.tensor)
+                if before is not None and before.function and operand.tensor not in {*opened, *closed}:
+                    opened.add(operand.tensor)
                     waiting.append(operand.tensor)
-        return frozenset(found)
+        return frozenset(opened)
 
     def _node(self, tensor: int, open_: frozenset[int]) -> int:
         if tensor in self.nodes:
@@ -104,7 +107,7 @@ class Writer:
         return self.nodes[tensor]
 
     def value(self, tensor: int) -> np.ndarray | None:
-        """A tensor's recorded values; `None` where there are none."""
+        """Return the recorded values of a tensor; `None` if there are none."""
         source = self._graph.trace.tensors[tensor].source
         if source is None or source.sketched:
             return None
@@ -114,20 +117,20 @@ class Writer:
             return None
 
     def _written(self, call: TracedCall, open_: frozenset[int]) -> None:
-        """Write a call; where what it gives is known, and it can't be written, that is taken."""
+        """Write a call; a call that can't be computed is left out if one of its outputs was recorded."""
         if len(self.calls) > _MOST:
             raise UnknownError("too many calls")
         place = self._graph.places[id(call)]
         count = len(self.formula.nodes)
         try:
             slots = [(operand.slot, self._node(operand.tensor, open_)) for operand in call.inputs]
-            made = self._made(call, slots, place)
+            nodes = self._made(call, slots, place)
         except UnknownError:
             if all(self.value(operand.tensor) is None for operand in call.outputs):
                 raise
             return
         self.calls[place] = call
-        for operand, node in zip(call.outputs, made):
+        for operand, node in zip(call.outputs, nodes):
             recorded = self.value(operand.tensor)
             fits = recorded is None or self._instead or self._settings or _agree(self.formula.values[node], recorded)
             if fits:
@@ -137,16 +140,16 @@ class Writer:
     def _made(self, call: TracedCall, slots: Sequence[tuple[str, int]], place: int) -> list[int]:
         framework = self._info.framework
         if id(call) in self._instead:
-            other, framework = self._instead[id(call)]
-            call = TracedCall(call.layer, call.call, other.function, call.nth, call.inputs, call.outputs,
-                              other.arguments, call.parameters, call.layer_type)  # fmt: skip
+            replacement, framework = self._instead[id(call)]
+            call = TracedCall(call.layer, call.call, replacement.function, call.nth, call.inputs, call.outputs,
+                              replacement.arguments, call.parameters, call.layer_type)  # fmt: skip
         if call.function:
-            given = Given(
-                call.function, placed(call.function, slots, [self._parameter(one) for one in call.parameters]),
+            inputs = Given(
+                call.function, placed(call.function, slots, [self._parameter(name) for name in call.parameters]),
                 call.arguments,
             )  # fmt: skip
-            made = written(self.formula, given, place, framework)
-            return made if isinstance(made, list) else [made]
+            nodes = written(self.formula, inputs, place, framework)
+            return nodes if isinstance(nodes, list) else [nodes]
         return [self._layer(call, [node for _, node in slots], place)]
 
     def _layer(self, call: TracedCall, inputs: list[int], place: int) -> int:
@@ -180,18 +183,18 @@ class Writer:
         return first
 
     def _own(self, layer: Layer) -> dict[str, int]:
-        found = {}
+        nodes = {}
         for path, prefix in ((layer.path, ""), (f"{layer.path}.out_proj", "out_proj.")):
-            own = self._layers.get(path)
-            for p in own.parameters if own is not None else ():
+            owner = self._layers.get(path)
+            for p in owner.parameters if owner is not None else ():
                 name = p.tied_to or f"{path}/{p.slot}"
                 layer_, _, slot = name.rpartition("/")
                 if (layer_, slot) in self._weights:
-                    found[prefix + equivalents.slot(p.slot)] = self._parameter(name)
-        return found
+                    nodes[prefix + equivalents.slot(p.slot)] = self._parameter(name)
+        return nodes
 
     def slots(self, name: str) -> str:
-        """A parameter's slot, under the name that both frameworks share."""
+        """Return a parameter's slot, by the name that both frameworks share."""
         return equivalents.slot(name.rpartition("/")[2])
 
     def _parameter(self, name: str) -> int:
@@ -204,16 +207,16 @@ class Writer:
         return self._parameters[name]
 
 
-def _agree(made: np.ndarray, recorded: np.ndarray) -> bool:
-    if made.shape != recorded.shape:
+def _agree(computed: np.ndarray, recorded: np.ndarray) -> bool:
+    if computed.shape != recorded.shape:
         return False
     if recorded.dtype.kind in "biu":
-        return bool(np.array_equal(made, recorded))
+        return bool(np.array_equal(computed, recorded))
     wide = np.asarray(recorded, np.float64)
     with np.errstate(all="ignore"):
-        # What stands for infinity is as far off as it likes to be.
+        # Values that stand for infinity are not compared.
         usual = np.abs(wide) < 1e4
-        error, size = np.linalg.norm((made - wide)[usual]), np.linalg.norm(wide[usual])
+        error, size = np.linalg.norm((computed - wide)[usual]), np.linalg.norm(wide[usual])
     return bool(error <= _AGREES * size or size == 0.0 == error)
 
 

@@ -1,4 +1,4 @@
-"""What the calls of functions are written down with."""
+"""Types, names and helpers of the modules that write formulas of function calls."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import numpy as np
 from padiff.compare.diagnose.computing.formula import Formula
 from padiff.compare.diagnose.computing.given import Given
 
-#: Adds an operation to a formula, and gives its node.
+#: Adds an operation to a formula and returns its node.
 Add = Callable[..., int]
-#: The node of what a function gives; several where it gives several.
+#: The node of a function's output; a list if the function has several outputs.
 Made = int | list[int]
-#: Writes down a function's call, given the run's framework.
+#: Adds a function call to a formula, for a run's framework.
 Writing = Callable[[Add, Formula, Given, str], Made]
 
-#: What an axis is called among arguments.
+#: The names of an axis argument.
 AXIS = ("dim", "axis")
 #: The name of a leaf that is a number in the code.
 CONSTANT = "(number)"
 
 
 def constant(number: float) -> np.ndarray:
-    """A number of the code, as the value of a leaf."""
+    """Return a number of the code as the value of a leaf."""
     return np.asarray(number, np.float64)
 
 
 def swapped(formula: Formula, node: int) -> list[int]:
-    """The order of a node's axes, the last two the other way round."""
+    """Return the order of a node's axes with the last two swapped."""
     order = list(range(formula.values[node].ndim))
     order[-1], order[-2] = order[-2], order[-1]
     return order
