@@ -24,7 +24,7 @@ def masks_drawn(reference: ModelSetup, masks: Masks) -> Iterator[None]:
     def replaced(path: str, call: int, args: tuple[Any, ...], output: Any) -> Any:
         if not _fits(reference, args, output):
             return output
-        # A zero output can come from a zero input, so the output does not reveal the mask: run the layer on ones instead.
+        # A zero output can come from a zero input, and does not reveal the mask: run the layer on ones instead.
         mask = _on_ones(reference, path, args[0])
         masks.setdefault((path, call), reference.framework.tensors.copy(mask))
         return args[0] * mask
