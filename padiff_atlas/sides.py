@@ -54,10 +54,10 @@ class Side:
         return parameter
 
     def fill(self, layer: Any, like: Any) -> Any:
-        """Set a layer's weights and buffers to another layer's, or to drawn weights without one.
+        """Set a layer's weights and buffers to those of `like`, or without `like` its weights to drawn values.
 
         Returns:
-            A copy of the layer before use if the weights were drawn, else the layer.
+            A copy of the layer with the drawn weights; or with `like`, the layer itself.
         """
         if like is not None:
             carry_over(like, layer)

@@ -24,9 +24,7 @@ _LEGEND = (
 
 
 def difference_text(row: AtlasRow) -> str:
-    """Return the difference of the two calls as text, e.g. ``paddle's is 0.833 times torch's``; ``same`` if they
-    agree.
-    """
+    """Return the difference of the two calls as text, e.g. ``paddle's is 0.833 times torch's``, or ``same``."""
     if not row.differs:
         return "same"
     torch, paddle = row.at

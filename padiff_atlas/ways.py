@@ -162,8 +162,9 @@ def _clipped(side: Side, result: Any, parameters: list[Any], dtype: str) -> list
 
 
 def _spread(values: np.ndarray) -> np.ndarray:
-    """Return the standard deviation and the 99 % quantile of the absolute values, which distinguish uniform from
-    normal.
+    """Return the standard deviation and the 99 % quantile of the absolute values.
+
+    These two numbers together distinguish a uniform distribution from a normal one.
     """
     values = values.astype(np.float64).ravel()
     return np.array([values.std(), np.quantile(np.abs(values), 0.99)])

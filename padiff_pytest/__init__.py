@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def padiff(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Padiff:
-    """Return the fixture: ``padiff.assert_same``, ``padiff.golden``, and all names of the package `padiff`."""
+    """Compare trainings in a test: ``padiff.assert_same``, ``padiff.golden``; other names are the package's."""
     from padiff_pytest.fixture import Padiff
 
     update = bool(request.config.getoption("--padiff-update"))

@@ -131,11 +131,15 @@ class Padiff:
             return Golden(golden_run, self._folders.mktemp(f"padiff-{name}"), model, **options)
 
     def golden_run(self, name: str, run: str | Path, *, layer_map: Any = None, policy: Policy | None = None) -> None:
-        """Compare an existing run folder with the golden run, like `golden`; for runs that a callback or a script
-        recorded.
+        """Compare a recorded run folder with the golden run, like `golden`.
+
+        Use this for runs that a trainer's callback or a script recorded.
 
         Args:
-            run: the run folder. It is copied, and not changed.
+            name: name of the golden run, unique in the test module.
+            run: the run folder, which is not changed.
+            layer_map: pairs of layers, as in `golden`.
+            policy: decides which diffs pass, as in `golden`.
 
         Raises:
             AssertionError: the run differs, or there is no golden run.

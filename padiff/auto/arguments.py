@@ -171,9 +171,7 @@ def _put_rest(call: _Words, rest: Sequence[Any], old_shape: bool) -> None:
 
 
 def _is_options(value: Any) -> bool:
-    """Return True if a mapping holds options, not layers: it has names of options, or values that are no layer
-    paths.
-    """
+    """Return True if a mapping holds options, not layers: by names of options, or by values that are no layer paths."""
     if isinstance(value, GivenMap) or not value or not all(isinstance(key, str) for key in value):
         return False
     return any(key in _OPTION_WORDS for key in value) or any(isinstance(v, (bool, int, float)) for v in value.values())

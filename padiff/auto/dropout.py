@@ -18,7 +18,10 @@ Masks = dict[tuple[str, int], np.ndarray]
 
 @contextmanager
 def masks_drawn(reference: ModelSetup, masks: Masks) -> Iterator[None]:
-    """Store the mask that each dropout layer of the reference draws. Enter before attaching the recording hooks."""
+    """Draw, apply and store a mask in each call of a dropout layer of the reference.
+
+    Enter before attaching the recording hooks.
+    """
     paths = _dropouts(reference)
 
     def replaced(path: str, call: int, args: tuple[Any, ...], output: Any) -> Any:
@@ -35,9 +38,10 @@ def masks_drawn(reference: ModelSetup, masks: Masks) -> Iterator[None]:
 
 @contextmanager
 def masks_of_reference(candidate: ModelSetup, masks: Masks, alignment: Alignment) -> Iterator[None]:
-    """Apply the reference's masks in the candidate's dropout layers. Enter before attaching the recording hooks.
+    """Apply the reference's masks in the candidate's dropout layers.
 
-    Kept elements are scaled by the candidate layer's own factor, so that a different dropout rate is still detected.
+    Enter before attaching the recording hooks. Kept elements are scaled by the candidate layer's own factor, so that a
+    different dropout rate is still detected.
     """
     drops = _dropouts(candidate)
     partners = {pair.candidate.path: pair.reference.path for pair in alignment.pairs if pair.candidate.path in drops}

@@ -175,8 +175,10 @@ def _passes(
     backward: bool,
     put_in: Callable[[ModelSetup, Step, Alignment], AbstractContextManager[None]] | None = None,
 ) -> Both[Step]:
-    """Run one pass of each model; ``put_in`` returns the hooks that insert the reference's values into the
-    candidate.
+    """Run one pass of each model, and return both steps.
+
+    Args:
+        put_in: returns the hooks that insert the reference's values into the candidate.
     """
     masks: Masks = {}
     alignment = state.partners

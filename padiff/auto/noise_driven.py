@@ -41,10 +41,10 @@ class NoiseDriven:
         self._moved += math.sqrt(max(updates, default=0.0))
 
     def judge(self, diffs: Sequence[Diff]) -> list[Diff]:
-        """Return the diffs of a step; weights that noise can explain pass with a note, and so do the outputs they
-        shift.
+        """Return the diffs of a step, in which differences that noise explains pass with a note.
 
-        A bias with a zero gradient is cancelled by later layers, so only its own layer's output shows the bias.
+        These are weights with noise as gradient, and the outputs that such weights shift. A bias with a zero gradient
+        is cancelled by later layers, so only its own layer's output shows the bias.
         """
         self._apart.clear()
         return [self._judged(diff) for diff in diffs]

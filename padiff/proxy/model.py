@@ -196,8 +196,9 @@ class ProxyModel:
         self.update_white_list(layer_class if isinstance(layer_class, (list, tuple)) else [layer_class], mode)
 
     def set_layer_map(self, layers: Sequence[Any]) -> None:
-        """Set the layers that correspond, in this order, to the other model's map; layers below these are not
-        recorded.
+        """Set the layers that correspond, in this order, to the layers of the other model's map.
+
+        Layers below these are not recorded.
         """
         if isinstance(layers, Mapping) or not isinstance(layers, Iterable):
             raise UsageError(f"set_layer_map takes a list of this model's layers, got {type(layers).__name__}")
@@ -207,8 +208,8 @@ class ProxyModel:
         self._change(layer_map=mapped)
 
     def auto_layer_map(self, model_place: str) -> list[str]:
-        """Set the layer map to the layers with a rule for weights, and to attentions and recurrent layers; print the
-        paths.
+        """Set the layer map to composite layers (attention, recurrent) and layers with a rule for weights, and print
+        it.
 
         Args:
             model_place: ``"base"`` or ``"raw"``, the role of this model in the comparison.
@@ -251,7 +252,7 @@ class ProxyModel:
         self._white, self._black, self._layer_map = white, black, layer_map
         self.clear_report()
 
-    # -- for the other rooms -------------------------------------------------------------------------------
+    # -- for other packages ---------------------------------------------------------------------------------
 
     def padiff_dump(self, dir_path: str | Path, step: Step, layer_map: Sequence[str]) -> None:
         """Write a dump of a step that was recorded elsewhere, with the paths that correspond to another model's."""

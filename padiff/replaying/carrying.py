@@ -101,8 +101,9 @@ class Carrying:
         return {id(tensor): site for site, tensor in self._model.tensors()}
 
     def states(self, number: int) -> list[OptimizerState]:
-        """Return the recorded optimizer states before a packed step, for the candidate's optimizers. Call `carry`
-        first.
+        """Return the recorded optimizer states before a packed step, for the candidate's optimizers.
+
+        Call `carry` first, which aligns the models.
 
         Raises:
             UsageError: the state was not recorded, or does not fit.

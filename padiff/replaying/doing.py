@@ -153,7 +153,7 @@ class Doing:
             self.notes[f"the reference drops in {mask.layer} ({mask.function}); nothing here took that mask"] = None
 
     def take(self) -> Step | None:
-        """End a repeated step and return its records, which are written nowhere."""
+        """End a repeated step and return its records, which are written nowhere; `None` if nothing was recorded."""
         self.begun = None
         self.stop()
         try:
@@ -198,8 +198,9 @@ class Doing:
         return asked
 
     def _micro_batch(self) -> int | None:
-        """Return the index of the current micro-batch: counted by calls of the whole model, else the one accessed
-        last.
+        """Return the index of the current micro-batch; `None` if unknown.
+
+        Calls of the whole model are counted; without such calls, the micro-batch accessed last is the current one.
         """
         counted = self._recorder.micro_batch
         return counted if counted is not None else self._batch

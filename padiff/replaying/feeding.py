@@ -21,10 +21,10 @@ _MOST_AXES = 5
 class MaskFeeder:
     """Selects the recorded mask for each dropout call of the candidate.
 
-    A call inside a layer takes the next unused mask of its micro-batch that was drawn in the layer's partner. Without
-    such a mask, the call takes the next one drawn inside the partner of the nearest enclosing layer that no other layer
-    waits for. As a last resort, the call takes the next mask there. So dropout can be a layer in one model and a
-    function in the other, or one layer can stand for several.
+    A call takes the next unused mask of its micro-batch from the partner of the innermost enclosing layer that has a
+    partner, then from the partners of the layers around. Masks of reference layers whose own partner is elsewhere in
+    the candidate are skipped at first, and used only if no other mask is left. So dropout can be a layer in one model
+    and a function in the other, or one layer can stand for several.
 
     Args:
         masks: the reference's masks of the step, in order.

@@ -177,8 +177,10 @@ class Isolator:
         return tensors.leaf(tensor, array)
 
     def _backward(self, outputs: Sequence[tuple[str, Any]], given: Sequence[tuple[int, Any]], call: TracedCall) -> Any:
-        """Return the largest error of an input gradient, of those that the reference recorded and this call alone
-        produces.
+        """Return the largest error of the input gradients that only this call contributes to.
+
+        Raises:
+            LookupError: there are no such recorded gradients, or their shapes do not correspond.
         """
         expected = [(self._gradient_of(number, call), tensor) for number, tensor in given]
         targets = [(source, tensor) for source, tensor in expected if source is not None]
@@ -254,8 +256,9 @@ class Isolator:
 
 
 def _parents(calls: Sequence[TracedCall]) -> dict[int, TracedCall]:
-    """Return the enclosing layer call of each layer call, by ``id``. The trace lists calls in the order of their
-    ends.
+    """Return the enclosing layer call of each layer call, by ``id``.
+
+    The trace lists calls in the order in which they ended.
     """
     parents: dict[int, TracedCall] = {}
     enclosing: list[TracedCall] = []

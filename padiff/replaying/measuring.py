@@ -127,8 +127,9 @@ class Measuring:
 
 
 def _change(base: Record, moved: Record | None) -> tuple[float, float, int] | None:
-    """Return the L2 norm of the change, the L2 norm of the tensor, and its number of elements; `None` if not
-    comparable.
+    """Return the L2 norm of the change, the L2 norm of the tensor, and its number of elements.
+
+    `None` if the tensors are not comparable.
     """
     if moved is None or moved.shape != base.shape or moved.source.sketched:
         return None

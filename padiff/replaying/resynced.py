@@ -89,8 +89,9 @@ class Resync:
 
     @property
     def helping(self) -> tuple[str, ...]:
-        """Return the things that each keep the runs together alone; empty if nothing is needed, or no single thing
-        does.
+        """Return the things that keep the runs together when taken alone.
+
+        Empty if the runs stay together anyway, if no single thing is enough, or if there is another cause.
         """
         if self.together(self.nothing) or not self._tells:
             return ()

@@ -137,15 +137,13 @@ class Proof:
 
     @property
     def rank(self) -> tuple[bool, int]:
-        """Return the sort key of this proof, larger is better: agreement of the final outputs, then the number of
-        outputs that agree.
+        """Return the sort key of this proof, larger is better: final outputs first, then the number of agreeing
+        outputs.
         """
         return self.holds, self.agreeing
 
     def table(self, at_most: int = 20) -> str:
-        """Return the largest diff of each layer as text, in the base's order of execution; at most the `at_most`
-        largest.
-        """
+        """Return the `at_most` largest diffs as text, one for each layer, in the base's order of execution."""
         worst: dict[str, Output] = {}
         for output in self.outputs:
             if output.path not in worst or worst[output.path].error < output.error:

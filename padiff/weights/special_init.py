@@ -57,9 +57,7 @@ def ruled(frameworks: Both[str]) -> frozenset[tuple[str, str]]:
 
 
 def ruled_either_way(frameworks: Both[str]) -> frozenset[tuple[str, str]]:
-    """Return the class names of the user's rules between two frameworks, in this order, for either direction of
-    copying.
-    """
+    """Return the class names of the user's rules between two frameworks, in this order, for both copy directions."""
     return ruled(frameworks) | {names[::-1] for names in ruled(frameworks.swapped())}
 
 

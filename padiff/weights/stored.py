@@ -160,8 +160,9 @@ def _lacking(info: RunInfo, weights: _Weights) -> list[str]:
 
 
 def _with_kept(info: RunInfo, weights: _Weights) -> RunInfo:
-    """Return the run's info with only the buffers whose values are stored, and without its layer map (made for another
-    run).
+    """Return the run's info without its layer map, and without buffers whose values were not recorded.
+
+    The layer map was made for another pair of runs.
     """
     layers = tuple(
         replace(

@@ -191,9 +191,7 @@ class _Kinds:
 
 
 def _by_bias(own: Mapping[str, Shape]) -> str:
-    """Return a matrix's layout (``out_in`` or ``in_out``) if the length of its bias, one number per output, reveals
-    it.
-    """
+    """Return a matrix's layout (``out_in`` or ``in_out``) if the length of its bias reveals the outputs, else empty."""
     weight, bias = own.get("weight", ()), own.get("bias", ())
     if len(weight) != 2 or len(bias) != 1 or weight[0] == weight[1] or bias[0] not in weight:
         return ""

@@ -80,7 +80,7 @@ class _Target:
 
 
 def live(model: Model) -> LiveModel:
-    """Return the model, which must be a `LiveModel`; for type checkers."""
+    """Return the model, which must be a `LiveModel`."""
     assert isinstance(model, LiveModel)
     return model
 
@@ -232,8 +232,9 @@ class _Planner:
         return self._targets[id(tensor)]
 
     def _fill_zeros(self) -> None:
-        """Set frozen biases that stand for a missing bias (recurrent cells) to zero, and accept such zeros in the base
-        model.
+        """Set biases that stand for a missing bias of a recurrent cell to zero in the raw model.
+
+        Such biases of the base model need no partner if all their elements are zero.
         """
         base, raw = self._models.reference, self._raw
         for layer in base.info.layers:
@@ -261,8 +262,9 @@ class _Planner:
             ]
 
     def pairs_in_the_way(self, pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Return the pairs of layers that contain parameters without a partner; none if the pairs do not contain all of
-        these.
+        """Return the pairs of layers that contain the parameters which can't be carried over.
+
+        Empty if a parameter outside of these pairs can't be carried over either.
         """
         places = self._left.map(lambda left: {layer.path for layer, _ in left})
         for misfit in self._misfits:
