@@ -98,7 +98,7 @@ def _prepare(folder: Path) -> None:
 
 
 class _timed:  # noqa: N801 - used as a function
-    """Print a task when it starts, and its duration when it ends."""
+    """Context manager that prints a task when the task starts, and its duration when it ends."""
 
     def __init__(self, console: Console, text: str) -> None:
         self._console, self._text = console, text

@@ -43,8 +43,8 @@ class NoiseDriven:
     def judge(self, diffs: Sequence[Diff]) -> list[Diff]:
         """Return the diffs of a step, in which differences that noise explains pass with a note.
 
-        These are weights with noise as gradient, and the outputs that such weights shift. A bias with a zero gradient
-        is cancelled by later layers, so only its own layer's output shows the bias.
+        Noise explains differences of weights whose gradients are noise, and of the outputs that such weights shift. A
+        bias with a zero gradient is cancelled by later layers, so only its own layer's output shows the bias.
         """
         self._apart.clear()
         return [self._judged(diff) for diff in diffs]

@@ -28,7 +28,7 @@ Stacks = Mapping[tuple[str, int], StackSummary]
 
 
 class Printer:
-    """Prints the progress of an ``auto_diff``."""
+    """Printer of the progress of an ``auto_diff``."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -208,8 +208,7 @@ class ProxyModel:
         self._change(layer_map=mapped)
 
     def auto_layer_map(self, model_place: str) -> list[str]:
-        """Set the layer map to composite layers (attention, recurrent) and layers with a rule for weights, and print
-        it.
+        """Set the layer map to composite layers (attention, recurrent) and layers with a rule, and print their paths.
 
         Args:
             model_place: ``"base"`` or ``"raw"``, the role of this model in the comparison.

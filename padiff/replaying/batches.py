@@ -115,7 +115,7 @@ class Batches(Sequence[RunBatch]):
     def dataset(self) -> Any:
         """Return a torch ``Dataset`` or a ``paddle.io.Dataset`` whose items are whole batches, ``(*inputs, labels)``.
 
-        Use it with ``DataLoader(dataset, batch_size=None, shuffle=False)``.
+        Use the dataset with ``DataLoader(dataset, batch_size=None, shuffle=False)``.
         """
         return self._framework.data.dataset(_Items(self))
 
@@ -146,8 +146,8 @@ def batches(
 ) -> Batches:
     """Return the batches of a recorded run, in order, as tensors.
 
-    All micro-batches of each recorded step are returned. They are read from the step's pack if there is one, else from
-    the recorded inputs of the model and of the loss functions.
+    All micro-batches of each recorded step are returned, from the step's pack if there is one, else from the recorded
+    inputs of the model and of the loss functions.
 
     Args:
         source: a run folder.

@@ -22,7 +22,7 @@ _OPEN = 4
 
 
 class Carrying:
-    """Sets the candidate to the recorded state before packed steps. The alignment of the models is computed once.
+    """Transfer of the state before packed steps to the candidate. The alignment of the models is computed once.
 
     Args:
         reference: the run with packs.

@@ -21,7 +21,7 @@ from padiff.replaying.step import ReplayBatch, ReplayStep
 
 
 class Doing:
-    """Runs packed steps with the candidate, one at a time.
+    """Runner of packed steps with the candidate, one at a time.
 
     Args:
         model: the candidate.

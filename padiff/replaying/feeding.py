@@ -19,7 +19,7 @@ _MOST_AXES = 5
 
 
 class MaskFeeder:
-    """Selects the recorded mask for each dropout call of the candidate.
+    """Source of the recorded masks for the candidate's dropout calls.
 
     A call takes the next unused mask of its micro-batch from the partner of the innermost enclosing layer that has a
     partner, then from the partners of the layers around. Masks of reference layers whose own partner is elsewhere in

@@ -21,7 +21,7 @@ from padiff.replaying.own_errors import Isolation, OwnError
 
 
 class Isolator:
-    """Repeats each layer call of the candidate on the reference's inputs, and measures the error of its outputs.
+    """Hooks that repeat each layer call of the candidate on the reference's inputs and measure its error.
 
     Args:
         model: the candidate.
@@ -70,7 +70,7 @@ class Isolator:
         """Drop the errors of layers whose calls do not correspond one to one, after the step.
 
         Args:
-            elsewhere: pairs of layers, by path, with the same parameters but different extents in the computation.
+            elsewhere: pairs of layers, by path, that end at different places of the computation.
         """
         times = Counter(layer for layer, _ in self._traced)
         for path, entry in list(self._into.layers.items()):

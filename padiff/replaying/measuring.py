@@ -30,7 +30,7 @@ def computed_in(step: Step, environment: Mapping[str, Any] | None = None) -> str
 
 
 class Measuring:
-    """Measures the floors of one step.
+    """Measurement of one step's floors, the rounding errors of its tensors.
 
     Args:
         step: the unperturbed recorded step.

@@ -35,7 +35,7 @@ _PATIENCE, _LOOK = 120.0, 0.1
 
 
 class Replay:
-    """Repeats packed steps. Created by `replay`, used in a ``with`` block.
+    """A replay of packed steps, created by `replay` and used in a ``with`` block.
 
     Host callbacks use `steps`, `attach` and `detach` instead of iterating.
 
@@ -227,7 +227,7 @@ class Replay:
 
     @property
     def loss_scale(self) -> float:
-        """Return the factor that scales the candidate's loss. Set it if the loop scales the loss (AMP). Default 1."""
+        """Return the factor that scales the candidate's loss (AMP). Default 1; the loop sets another factor."""
         return self._recorder.loss_scale
 
     @loss_scale.setter

@@ -30,7 +30,7 @@ class _Target:
     """The state of one parameter while its parts are collected.
 
     Attributes:
-        sources: the recorded parameters that contribute to it.
+        sources: the recorded parameters that contribute to this one.
         filled: for each tensor, a mask of the elements that have a value.
     """
 
@@ -41,7 +41,7 @@ class _Target:
 
 
 class StateCarrier:
-    """Carries the state of recorded optimizers to the parameters of a live model.
+    """Transfer of recorded optimizer states to the parameters of a live model.
 
     Args:
         stored: the recorded model.

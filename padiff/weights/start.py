@@ -94,7 +94,7 @@ def start_from(
         source: a run folder; or a file or folder of safetensors, as Hugging Face's libraries save models
             (``model.safetensors``, or several with ``model.safetensors.index.json``).
         model: a torch Module or a paddle Layer. The model is changed in place; dtypes and devices stay.
-        step: number of the recorded step whose beginning to restore. Default: the first recorded one.
+        step: number of the recorded step; the state before this step is restored. Default: the first recorded one.
         optimizer: the optimizer to set, or several: moments, step counts, and the learning rate of the next step. This
             state comes from the step's pack (``replay_every_n_steps``); before step 0 only the rate is known. A
             scheduler continues from its own position after that step.

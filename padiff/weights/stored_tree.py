@@ -51,7 +51,7 @@ def tree_of(
 
 
 def _ties(tensors: Mapping[str, TensorSource]) -> dict[str, str]:
-    """Return the matrices that equal an earlier matrix, with its site: tied parameters may be saved twice."""
+    """Return the site of the earlier equal matrix for each repeated one: tied parameters may be saved twice."""
     groups: dict[tuple[Shape, bytes], list[tuple[str, np.ndarray]]] = {}
     ties: dict[str, str] = {}
     for name in sorted(tensors, key=_natural):
@@ -147,8 +147,8 @@ class _Kinds:
         self._matrices = {shape for looked_up, shape in matrices if not looked_up}
         # A layout that biases reveal is assumed for square matrices of layers with the same last name.
         self._by_name: dict[str, Counter[str]] = {}
-        for path, slots in shapes.items():
-            layout = _by_bias(slots)
+        for path, slot_shapes in shapes.items():
+            layout = _by_bias(slot_shapes)
             if layout:
                 self._by_name.setdefault(_last(path), Counter())[layout] += 1
         layouts = {layout for counts in self._by_name.values() for layout in counts}
@@ -156,12 +156,12 @@ class _Kinds:
 
     def of(self, path: str) -> str:
         """Return the common kind of the layer at a path, or an empty text if unknown."""
-        tensors = self._shapes.get(path, {})
-        slots = {equivalents.slot(slot) for slot in tensors}
-        weight = next((shape for slot, shape in tensors.items() if equivalents.slot(slot) == "weight"), ())
+        slot_shapes = self._shapes.get(path, {})
+        slots = {equivalents.slot(slot) for slot in slot_shapes}
+        weight = next((shape for slot, shape in slot_shapes.items() if equivalents.slot(slot) == "weight"), ())
         for slot in ("weight_hh_l0", "weight_hh"):
-            if len(tensors.get(slot, ())) == 2:
-                rows, state = tensors[slot]
+            if len(slot_shapes.get(slot, ())) == 2:
+                rows, state = slot_shapes[slot]
                 kind = _RECURRENT.get(rows // max(state, 1), "")
                 return f"{kind}cell" if kind and slot == "weight_hh" else kind
         if "in_proj_weight" in slots:
@@ -172,7 +172,7 @@ class _Kinds:
             return f"conv{len(weight) - 2}d"
         if len(weight) == 1:
             return "norm"
-        if len(weight) != 2 or "weight" not in tensors:
+        if len(weight) != 2 or "weight" not in slot_shapes:
             return ""
         return "embedding" if "bias" not in slots and self._looked_up(path, weight) else "linear"
 
