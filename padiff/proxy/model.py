@@ -65,7 +65,7 @@ class ProxyModel:
     # -- running -------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model's forward and record it; the hooks are detached afterwards."""
+        """Run the model's forward and record it; the hooks are off again afterwards."""
         capture = self._report
         capture.attach()
         try:
