@@ -1,4 +1,4 @@
-"""What the installed torch and paddle do differently when they are called alike: ``padiff atlas``."""
+"""``padiff atlas``: differences between the installed torch and paddle in calls that look alike."""
 
 from padiff_atlas.command import run
 

@@ -1,4 +1,4 @@
-"""Asking both frameworks all probes."""
+"""Run of all probes in both frameworks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from padiff_atlas.probe import Group, Probe
 from padiff_atlas.sides import Side
 from padiff_atlas.ways import answer
 
-#: Functions in a call that make its arguments, or take its result apart, and are not what it is about.
+#: Functions that only create a call's arguments or process its result, and are not the probed operation.
 _AUXILIARY = frozenset({"tensor", "to_tensor", "unique", "astype", "float", "empty", "create_parameter"})
 
 
 def chosen(groups: Sequence[Group], only: Sequence[str]) -> list[Group]:
-    """The groups that are asked for; all of them where none is named.
+    """Return the groups with the given names; all groups if no name is given.
 
     Raises:
         UsageError: there is no group of that name.
@@ -36,7 +36,7 @@ def chosen(groups: Sequence[Group], only: Sequence[str]) -> list[Group]:
 
 
 def survey(groups: Sequence[Group]) -> Atlas:
-    """Ask both frameworks; random states and settings are as before afterwards.
+    """Run all probes in both frameworks; random states and settings are restored.
 
     Raises:
         UsageError: a framework is not installed.
@@ -48,10 +48,10 @@ def survey(groups: Sequence[Group]) -> Atlas:
 
 
 def ask(both: Both[Side], group: Group, probe: Probe) -> AtlasRow:
-    """What one probe finds, within `sides.kept`."""
+    """Run one probe and return its result; call this inside `sides.kept`."""
     torch, layer = _asked(both, both.reference, probe, probe.torch, group.inputs, None)
     paddle, _ = _asked(both, both.candidate, probe, probe.paddle, group.inputs, layer)
-    found = gap(torch, paddle, probe.tolerance)
+    difference = gap(torch, paddle, probe.tolerance)
     agree = {"mended": False, "mended_torch": False}
     if probe.mended:
         outputs, _ = _asked(both, both.candidate, probe, probe.mended, group.inputs, layer)
@@ -65,12 +65,12 @@ def ask(both: Both[Side], group: Group, probe: Probe) -> AtlasRow:
         operations=tuple(_operations(probe, group.inputs)),
         torch=probe.torch,
         paddle=probe.paddle,
-        kind=found.kind,
-        at=(found.torch, found.paddle),
-        rel_l2=found.rel_l2,
-        max_abs=found.max_abs,
-        ratio=found.ratio,
-        direction=found.direction,
+        kind=difference.kind,
+        at=(difference.torch, difference.paddle),
+        rel_l2=difference.rel_l2,
+        max_abs=difference.max_abs,
+        ratio=difference.ratio,
+        direction=difference.direction,
         mended=probe.mended,
         mended_agrees=agree["mended"],
         mended_torch=probe.mended_torch,
@@ -86,16 +86,16 @@ def _asked(
 ) -> tuple[Outputs, Any]:
     sides.seed(both, 0)
     try:
-        given = answer(side, probe, text, inputs, like)
-    except Exception as error:  # that one side refuses a call is a difference, too
+        result = answer(side, probe, text, inputs, like)
+    except Exception as error:  # an error in one framework is a difference, too
         return error, None
-    return given.outputs, given.layer
+    return result.outputs, result.layer
 
 
 def _agreeing(probe: Probe, inputs: Mapping[str, Any], outputs: Both[Outputs]) -> str:
     if not probe.formula:
         return ""
-    import scipy.special as special  # here, as the frameworks are: it takes a while
+    import scipy.special as special  # imported on demand like the frameworks, because the import is slow
 
     names = {"np": np, "special": special} | {
         name: value.astype(np.float64) if isinstance(value, np.ndarray) and value.dtype.kind == "f" else value
@@ -109,8 +109,8 @@ def _agreeing(probe: Probe, inputs: Mapping[str, Any], outputs: Both[Outputs]) -
 
 
 def _operations(probe: Probe, inputs: Mapping[str, Any]) -> Iterator[str]:
-    """The functions and layers of the frameworks that the two calls name, each once."""
-    seen: set[str] = set()
+    """Yield the names of the framework functions and layers in the two calls, each once."""
+    yielded: set[str] = set()
     for text in (probe.torch, probe.paddle):
         for node in ast.walk(ast.parse(text)):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
@@ -118,8 +118,8 @@ def _operations(probe: Probe, inputs: Mapping[str, Any]) -> Iterator[str]:
             root = node.func.value
             while isinstance(root, ast.Attribute):
                 root = root.value
-            known = isinstance(root, ast.Name) and root.id in {"torch", "paddle", "nn", "F", "init", *inputs}
+            is_operation = isinstance(root, ast.Name) and root.id in {"torch", "paddle", "nn", "F", "init", *inputs}
             name = node.func.attr.lower()
-            if known and name not in _AUXILIARY | seen:
-                seen.add(name)
+            if is_operation and name not in _AUXILIARY | yielded:
+                yielded.add(name)
                 yield name

@@ -1,4 +1,4 @@
-"""What two atlases say differently, leaving out what rounding changes."""
+"""Differences between two atlases, rounding aside."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from padiff.compare.diagnose.known import Atlas, AtlasRow
 from padiff_atlas.table import difference_text
 
-# Two sizes of one difference are within this factor on all processors; a ratio within this share.
+# Sizes of a difference vary by at most this factor between processors, ratios by at most this share.
 _SIZE, _RATIO = 3.0, 1e-2
 
 
 def changes(before: Atlas, now: Atlas) -> Iterator[str]:
-    """Probes of which the two say something different, in words; those that only one has are left out."""
+    """Yield the probes with different results in the two atlases, as text; probes of only one atlas are skipped."""
     old = {row.name: row for row in before.rows}
     for row in now.rows:
-        known = old.get(row.name)
-        if known is not None and (what := _change(known, row)):
+        previous = old.get(row.name)
+        if previous is not None and (what := _change(previous, row)):
             yield f"{row.name}: {what}"
 
 

@@ -1,4 +1,4 @@
-"""``padiff atlas``: what differs between the installed torch and paddle, called alike."""
+"""``padiff atlas``: compare calls that look alike in the installed torch and paddle."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ AGREES, DISAGREES = 0, 1
 
 
 def run(console: Console, only: Sequence[str] = (), json: str | None = None, page: str | None = None) -> int:
-    """Ask all probes, print what differs, write what is asked for.
+    """Run all probes, print the differences, and write the requested files.
 
     Args:
-        only: the names of groups; empty: all of them.
+        only: names of groups; empty for all groups.
         json, page: files for the table, as JSON and as Markdown; ``-`` is standard output.
 
     Returns:
-        0, or 1 if a call that should agree does not.
+        0, or 1 if a call that should agree differs.
 
     Raises:
         UsageError: there is no such group, a framework is not installed, or a file can't be written.

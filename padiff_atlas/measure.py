@@ -1,4 +1,4 @@
-"""How far apart two answers are."""
+"""Distance between the outputs of two calls."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: The larger of two sums of differences of either sign has to be so many times the smaller for a direction to be named.
+#: Smallest ratio between the sums of positive and of negative differences for which a direction is named.
 _ONE_WAY = 1.5
 
-# A constant ratio may vary so much, relatively; and elements smaller than that share of the largest say nothing of it.
+# Largest relative variation of a constant ratio; and the share of the largest element below which one is ignored.
 _CONSTANT, _TINY = 1e-4, 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """How far two answers are apart.
+    """The distance between two outputs.
 
     Attributes:
-        kind: ``same``, ``values``, ``shapes`` (they differ, or there are more outputs on one side), or ``raises``.
-        torch, paddle: the two values where they are furthest apart, the two shapes, or the error and ``runs``.
-        rel_l2: the norm of the difference over torch's; infinity where torch's is zero or one side is not finite.
-            `None` without values.
-        max_abs: the largest difference; likewise.
-        ratio: paddle's over torch's where it is the same at all elements; else `None`.
-        direction: ``+`` where paddle's are larger, ``-`` where they are smaller, ``±`` where both occur; empty without
+        kind: ``same``, ``values``, ``shapes`` (other shapes or another number of outputs), or ``raises``.
+        torch, paddle: the two values at the largest difference, or the two shapes, or the error and ``runs``.
+        rel_l2: norm of the difference divided by the norm of torch's values; infinity if torch's norm is zero or one
+            side is not finite; `None` without values.
+        max_abs: largest absolute difference; infinity if one side is not finite; `None` without values.
+        ratio: paddle's values divided by torch's if the ratio is the same for all elements; else `None`.
+        direction: ``+`` if paddle's values are larger, ``-`` if they are smaller, ``±`` if both occur; empty without
             values.
     """
 
@@ -43,18 +43,18 @@ Outputs = Sequence[np.ndarray] | Exception
 
 
 def gap(torch: Outputs, paddle: Outputs, tolerance: float) -> Gap:
-    """Hold two answers against each other.
+    """Compare two outputs.
 
     Args:
-        torch, paddle: their outputs in float64, or the error that came instead.
-        tolerance: the relative L2 up to which they are the same.
+        torch, paddle: the outputs in float64, or the error that was raised.
+        tolerance: the relative L2 error up to which outputs are the same.
     """
     if isinstance(torch, Exception) or isinstance(paddle, Exception):
         return Gap("raises", _said(torch), _said(paddle))
     shapes = [[output.shape for output in outputs] for outputs in (torch, paddle)]
     if shapes[0] != shapes[1]:
-        said = [" ".join(map(_shape, side)) or "nothing" for side in shapes]
-        return Gap("shapes", said[0], said[1])
+        shape_texts = [" ".join(map(_shape, side)) or "nothing" for side in shapes]
+        return Gap("shapes", shape_texts[0], shape_texts[1])
     if not torch:
         return Gap("same")
     flat = [np.concatenate([output.ravel() for output in outputs]) for outputs in (torch, paddle)]
@@ -85,10 +85,10 @@ def _of_values(torch: np.ndarray, paddle: np.ndarray, tolerance: float) -> Gap:
 def _ratio(torch: np.ndarray, paddle: np.ndarray) -> float | None:
     if not np.isfinite(torch).all() or not np.isfinite(paddle).all():
         return None
-    known = np.abs(torch) > _TINY * np.abs(torch).max(initial=0.0)
-    if not known.any() or np.abs(paddle[~known]).max(initial=0.0) > _TINY * np.abs(paddle).max():
+    significant = np.abs(torch) > _TINY * np.abs(torch).max(initial=0.0)
+    if not significant.any() or np.abs(paddle[~significant]).max(initial=0.0) > _TINY * np.abs(paddle).max():
         return None
-    ratios = paddle[known] / torch[known]
+    ratios = paddle[significant] / torch[significant]
     middle = float(np.median(ratios))
     return middle if np.abs(ratios - middle).max() <= _CONSTANT * abs(middle) and middle else None
 

@@ -1,4 +1,4 @@
-"""What is asked of both frameworks: one operation, as each side writes it."""
+"""A probe: one operation as written in each framework."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-#: Two tensors agree if they are no further apart than this, as relative L2: rounding of float32 over some hundred
-#: additions. Measured over all probes of torch 2.13 and paddle 3.3.1: those that agree reach 8e-7, those that differ
-#: begin at 7e-5.
+#: Relative L2 error up to which two tensors agree: float32 rounding of some hundred additions. Measured over all probes
+#: of torch 2.13 and paddle 3.3.1: errors of equal operations reach 8e-7, errors of different ones begin at 7e-5.
 TOLERANCE = 1e-5
 
-#: What is done with what a call gives; see `padiff_atlas.ways`.
+#: Ways to evaluate a call's result; see `padiff_atlas.ways`.
 WAYS = ("value", "gradient", "optimizer", "schedule", "clip", "drawn")
 
 
@@ -20,24 +19,24 @@ WAYS = ("value", "gradient", "optimizer", "schedule", "clip", "drawn")
 class Probe:
     """One operation, called alike in both frameworks.
 
-    A call is source text, so that what a reader sees is what ran. It may use `torch` or `paddle`, `nn`, `F`, `init`
-    (`torch.nn.init`, `paddle.nn.initializer`) and the inputs of its group by name. Lines before the last are
-    statements; a layer that they name `layer` gets the same weights on both sides. Constants stand alike in all
+    A call is source text, so that readers see exactly the code that ran. Available names are `torch` or `paddle`, `nn`,
+    `F`, `init` (`torch.nn.init`, `paddle.nn.initializer`) and the inputs of the group. Lines before the last are
+    statements; a layer with the name `layer` gets the same weights in both frameworks. The same constants appear in all
     three calls.
 
     Attributes:
-        name: what is compared, in words; no two probes have the same one.
+        name: description of the operation, unique among all probes.
         torch: the call in torch.
-        paddle: what a person writes who ports it line by line: the same arguments where paddle takes them, else
-            its defaults. Empty: torch's text with the other module's name.
-        mended: the call in paddle that gives what `torch` gives. Empty: none is known, or none is needed.
-        mended_torch: the call in torch that gives what `paddle` gives. Empty: none is given.
-        way: what is done with what the call gives, one of `WAYS`.
-        formula: the definition in numpy, computed in float64 from the same inputs (`np`, `special` for scipy's).
-            Empty: there is no closed form, or it would only say the call again.
-        note: why the two differ, in one sentence; shown only where they do.
-        tolerance: the relative L2 up to which two sides agree. It is larger where random numbers are compared.
-        dtype: of the inputs that are no whole numbers.
+        paddle: the call in paddle as ported line by line: the same arguments where paddle has them, else its defaults.
+            Empty: torch's text with the other module's name.
+        mended: a call in paddle that agrees with `torch`. Empty if none is known or necessary.
+        mended_torch: a call in torch that agrees with `paddle`. Empty if there is none.
+        way: evaluation of the call's result, one of `WAYS`.
+        formula: definition in numpy, computed in float64 from the same inputs (`np`, `special` for scipy's). Empty if
+            there is no closed form, or if it would only repeat the call.
+        note: reason for the difference, in one sentence; shown only if the calls differ.
+        tolerance: relative L2 error up to which the calls agree; larger for random numbers.
+        dtype: dtype of the floating-point inputs.
     """
 
     name: str
@@ -63,10 +62,10 @@ class Group:
     """Probes that share their inputs.
 
     Attributes:
-        name: what the probes are about; `padiff atlas --only` takes it.
+        name: topic of the probes, an argument of `padiff atlas --only`.
         probes: the probes.
-        inputs: numpy arrays and plain values that the calls use by name. An array of floats is given in the probe's
-            dtype, and anything else as it is.
+        inputs: numpy arrays and plain values by the names that the calls use. Arrays of floats are converted to the
+            probe's dtype, everything else is passed unchanged.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The two frameworks as the probes use them. Nothing is imported before `load` is called."""
+"""The two frameworks for the probes. Only `load` imports them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Side:
     Attributes:
         name: ``torch`` or ``paddle``.
         module: the imported package.
-        names: what a call's text may use, without the inputs.
+        names: names that the text of a call can use, without the inputs.
     """
 
     name: str
@@ -34,11 +34,11 @@ class Side:
 
     @property
     def version(self) -> str:
-        """The installed version, without what the build adds."""
+        """Return the installed version, without the local build suffix."""
         return str(self.module.__version__).partition("+")[0]
 
     def tensor(self, array: np.ndarray, trained: bool = False) -> Any:
-        """A tensor of its own with the values of an array; ``trained``: a gradient is wanted."""
+        """Return a new tensor with the values of an array; ``trained``: True to track its gradient."""
         if self.name == "torch":
             return self.module.tensor(array).requires_grad_(trained)
         tensor = self.module.to_tensor(array)
@@ -46,7 +46,7 @@ class Side:
         return tensor
 
     def parameter(self, array: np.ndarray) -> Any:
-        """A parameter with the values of an array."""
+        """Return a new parameter with the values of an array."""
         if self.name == "torch":
             return self.module.nn.Parameter(self.module.tensor(array))
         parameter = self.module.create_parameter(list(array.shape), str(array.dtype))
@@ -54,7 +54,11 @@ class Side:
         return parameter
 
     def fill(self, layer: Any, like: Any) -> Any:
-        """Give a layer the weights and buffers of another; without one, drawn weights. Returns a copy of it."""
+        """Set a layer's weights and buffers to those of `like`, or without `like` its weights to drawn values.
+
+        Returns:
+            A copy of the layer with the drawn weights; or with `like`, the layer itself.
+        """
         if like is not None:
             carry_over(like, layer)
             return layer
@@ -68,7 +72,7 @@ class Side:
         return isinstance(value, self.module.Tensor)
 
     def array(self, tensor: Any) -> np.ndarray:
-        """A tensor's values; not in float64 yet."""
+        """Return a tensor's values in the tensor's dtype."""
         return np.array(tensor.detach().numpy())
 
 
@@ -76,16 +80,16 @@ def load() -> Both[Side]:
     """Import both frameworks.
 
     Raises:
-        UsageError: one is not installed, or can't be imported.
+        UsageError: a framework is not installed, or can't be imported.
     """
     with warnings.catch_warnings(), _silenced():
-        warnings.simplefilter("ignore")  # their own talk while they are imported
+        warnings.simplefilter("ignore")  # warnings of the frameworks' imports
         return Both(_loaded("torch", "torch.nn.init"), _loaded("paddle", "paddle.nn.initializer"))
 
 
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
-    """Where paddle is imported now, its library says errors only; it reads the variable while it is loaded."""
+    """Limit the log of paddle's library to errors during its import, when it reads this environment variable."""
     name = "GLOG_minloglevel"
     if name in os.environ:
         yield
@@ -111,7 +115,7 @@ def _loaded(name: str, init: str) -> Side:
 
 @contextlib.contextmanager
 def kept(sides: Both[Side]) -> Iterator[None]:
-    """Random states, paddle's device, its counters of names and the filters of warnings are as before at the end."""
+    """Restore random states, paddle's device, its counters of names and the warning filters at the end of the block."""
     torch, paddle = sides.reference.module, sides.candidate.module
     device, state = paddle.get_device(), _numbers_of_paddle(sides).get_state()
     with (
@@ -133,7 +137,7 @@ def kept(sides: Both[Side]) -> Iterator[None]:
 
 
 def seed(sides: Both[Side], number: int) -> None:
-    """Begin both's random numbers on the CPU anew; within `kept`. (`manual_seed` and `seed` do so on GPUs, too.)"""
+    """Seed both CPU generators; call this inside `kept`. (`manual_seed` and `seed` would seed GPUs, too.)"""
     sides.reference.module.default_generator.manual_seed(number)
     _numbers_of_paddle(sides).manual_seed(number)
 

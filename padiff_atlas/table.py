@@ -1,4 +1,4 @@
-"""The atlas for people: on a console, and as a page."""
+"""Text of the atlas for a console, and as a Markdown page."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _LEGEND = (
 
 
 def difference_text(row: AtlasRow) -> str:
-    """By how much the two calls differ, e.g. ``0.833 times``; ``same`` if they do not."""
+    """Return the difference of the two calls as text, e.g. ``paddle's is 0.833 times torch's``, or ``same``."""
     if not row.differs:
         return "same"
     torch, paddle = row.at
     if row.kind == "raises":
-        sides = [f"{name} {said}" for name, said in (("torch", torch), ("paddle", paddle)) if said != "runs"]
+        sides = [f"{name} {result}" for name, result in (("torch", torch), ("paddle", paddle)) if result != "runs"]
         return ", ".join(sides)
     if row.kind == "shapes":
         return f"{torch} against {paddle}"
@@ -40,7 +40,7 @@ def difference_text(row: AtlasRow) -> str:
 
 
 def mended_lines(row: AtlasRow) -> Iterator[tuple[str, str]]:
-    """What to do about a difference: a remark, and the call it is about; either may be empty."""
+    """Yield pairs of a remark and a call that removes a difference; either can be empty."""
     if row.mended:
         yield "" if row.mended_agrees else "should agree and does not:", row.mended
     if row.mended_torch:
@@ -51,7 +51,7 @@ def mended_lines(row: AtlasRow) -> Iterator[tuple[str, str]]:
 
 
 def print_atlas(atlas: Atlas, console: Console) -> None:
-    """Each difference with its calls below each other, so that they can be copied; and how much is the same."""
+    """Print each difference with its calls on separate lines, for copying, and the number of differences."""
     for name in dict.fromkeys(row.group for row in atlas.rows if row.differs):
         console.rule(name, align="left")
         for row in atlas.rows:
@@ -75,7 +75,7 @@ def _call_lines(row: AtlasRow) -> Iterator[tuple[str, str]]:
 
 
 def summary(atlas: Atlas) -> str:
-    """How many of the probes differ, in one sentence."""
+    """Return the number of probes that differ, as a sentence."""
     differ = [row for row in atlas.rows if row.differs]
     none = sum(not row.mended and not row.mended_torch for row in differ)
     wrong = [row.name for row in atlas.rows if row.wrong]
@@ -87,7 +87,7 @@ def summary(atlas: Atlas) -> str:
 
 
 def markdown(atlas: Atlas) -> str:
-    """The atlas as a page."""
+    """Return the atlas as a Markdown page."""
     lines = [
         f"# Torch {atlas.versions.reference} and paddle {atlas.versions.candidate}, called alike",
         "",
@@ -110,7 +110,7 @@ def markdown(atlas: Atlas) -> str:
 
 
 def _page_row(row: AtlasRow) -> str:
-    # In Markdown two brackets, one after the other, are a link.
+    # In Markdown two adjacent pairs of brackets are a link.
     differs = difference_text(row).replace("[", "\\[") if row.kind == "shapes" else difference_text(row)
     if row.agrees:
         differs += f"; float64 agrees with {row.agrees}"

@@ -1,4 +1,4 @@
-"""What is done with what a call gives: its values, its gradient, the steps of an optimizer, the rates of a schedule."""
+"""Evaluation of a call's result: its values, gradients, optimizer steps, or the learning rates of a schedule."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import numpy as np
 from padiff_atlas.probe import Probe
 from padiff_atlas.sides import Side
 
-#: Steps that an optimizer does, and epochs that a schedule is asked for.
+#: Number of optimizer steps, and number of epochs of a schedule.
 STEPS, EPOCHS = 5, 14
 
-# What multiplies the columns of a gradient: an epsilon shows in tiny ones only, and is all there is for zeros.
+# Factors of a gradient's columns: an epsilon shows in tiny gradients only, and is the only effect for zeros.
 _SIZES = np.array([1.0, 0.1, 1e-3, 1e-5, 1e-7, 0.0])
 
-# Gradients that are clipped are that small: what is added to their norm shows.
+# Size of gradients to clip: small, so that a constant added to their norm shows.
 _SMALL = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a call gave.
+    """The result of a call.
 
     Attributes:
         outputs: its tensors and numbers, in order, in float64.
-        layer: the `layer` that its text made, as it was before it was used; or `None`.
+        layer: a copy of the `layer` that the text created, before its use; or `None`.
     """
 
     outputs: tuple[np.ndarray, ...]
@@ -39,11 +39,14 @@ def answer(side: Side, probe: Probe, text: str, inputs: Mapping[str, Any], like:
     """Run a call.
 
     Args:
-        inputs: the arrays and values of the group.
-        like: the layer of the other side whose weights this side's `layer` gets; `None`: they are drawn.
+        side: the framework.
+        probe: the probe.
+        text: the call.
+        inputs: arrays and values of the group.
+        like: the other framework's layer whose weights this side's `layer` receives; `None` to draw weights.
 
     Raises:
-        Exception: whatever the framework raises.
+        Exception: any error of the framework.
     """
     names = dict(side.names)
     trained = []
@@ -75,7 +78,7 @@ def answer(side: Side, probe: Probe, text: str, inputs: Mapping[str, Any], like:
 
 
 def _run(text: str, names: dict[str, Any], side: Side, like: Any) -> Any:
-    """Run the lines of a call; the value of the last one."""
+    """Run the lines of a call, and return the value of the last one."""
     *statements, last = ast.parse(text).body
     if not isinstance(last, ast.Expr):
         raise ValueError(f"the last line of a call is an expression, got {ast.unparse(last)!r}")
@@ -98,7 +101,7 @@ def _outputs(side: Side, result: Any) -> Iterator[np.ndarray]:
 
 
 def _gradients(side: Side, result: Any, trained: list[Any]) -> list[np.ndarray]:
-    """The gradients of the first output's sum."""
+    """Return the gradients of the sum of the first output."""
     while isinstance(result, (tuple, list)):
         result = result[0]
     result.sum().backward()
@@ -106,7 +109,7 @@ def _gradients(side: Side, result: Any, trained: list[Any]) -> list[np.ndarray]:
 
 
 def _parameters(side: Side, dtype: str, size: float) -> list[Any]:
-    """A matrix and a vector, with gradients."""
+    """Return a matrix and a vector, with gradients."""
     rng = np.random.default_rng(1)
     parameters = [side.parameter(rng.normal(size=shape).astype(dtype)) for shape in ((4, 6), (6,))]
     _give_gradients(side, parameters, 0, dtype, size)
@@ -123,42 +126,45 @@ def _give_gradients(side: Side, parameters: list[Any], step: int, dtype: str, si
 
 
 def _updates(side: Side, optimizer: Any, parameters: list[Any], dtype: str) -> np.ndarray:
-    """What an optimizer adds to the parameters, step by step."""
-    found = []
+    """Return the changes that an optimizer makes to the parameters, step by step."""
+    updates = []
     for step in range(STEPS):
         before = [side.array(parameter) for parameter in parameters]
-        if step:  # the first gradients are there
+        if step:  # the parameters have gradients for the first step
             _give_gradients(side, parameters, step, dtype)
         optimizer.step()
         optimizer.zero_grad() if side.name == "torch" else optimizer.clear_grad()
-        found += [(side.array(now) - then).ravel() for now, then in zip(parameters, before)]
-    return np.concatenate(found)
+        updates += [(side.array(now) - then).ravel() for now, then in zip(parameters, before)]
+    return np.concatenate(updates)
 
 
 def _rates(side: Side, scheduler: Any, names: Mapping[str, Any]) -> np.ndarray:
-    """The learning rates that an optimizer works with, epoch by epoch."""
+    """Return the effective learning rates of an optimizer, epoch by epoch."""
     module, parameters = side.module, names["parameters"]
     if side.name == "torch":
         optimizer = names["optimizer"]
     else:
         optimizer = module.optimizer.SGD(scheduler, parameters=parameters)
-    losses, found = names["losses"], []
+    losses, rates = names["losses"], []
     for epoch in range(EPOCHS):
         rate = optimizer.param_groups[0]["lr"] if side.name == "torch" else optimizer.get_lr()
-        found.append(float(rate))
+        rates.append(float(rate))
         optimizer.step()
         scheduler.step(*([losses[epoch]] if "Plateau" in type(scheduler).__name__ else []))
-    return np.array(found)
+    return np.array(rates)
 
 
 def _clipped(side: Side, result: Any, parameters: list[Any], dtype: str) -> list[np.ndarray]:
-    """The gradients that are left; a clip of paddle's is a value that has to be called."""
+    """Return the gradients after clipping; a clip object of paddle's is called on them."""
     if callable(result):
         return [side.array(gradient) for _, gradient in result([(p, p.grad) for p in parameters])]
     return [side.array(parameter.grad) for parameter in parameters]
 
 
 def _spread(values: np.ndarray) -> np.ndarray:
-    """Standard deviation and 99 % of the size: together they tell a uniform distribution from a normal one."""
+    """Return the standard deviation and the 99 % quantile of the absolute values.
+
+    These two numbers together distinguish a uniform distribution from a normal one.
+    """
     values = values.astype(np.float64).ravel()
     return np.array([values.std(), np.quantile(np.abs(values), 0.99)])

@@ -1,4 +1,4 @@
-"""Two real training runs, one in Lightning and one in paddle.Model, compared: ``padiff demo``."""
+"""``padiff demo``: train in Lightning and in paddle.Model, and compare the two runs."""
 
 from padiff_demo.demo import run
 

@@ -1,20 +1,20 @@
-"""The handwritten digits that ship with scikit-learn, in one order for both runs."""
+"""Handwritten digits from scikit-learn, in the same order for both runs."""
 
 from __future__ import annotations
 
 import numpy as np
 from sklearn.datasets import load_digits
 
-#: Images in a batch, and what both optimizers are given.
+#: Batch size, and learning rate of both optimizers.
 BATCH, LEARNING_RATE = 64, 1e-3
 
 
 def batches(epochs: int) -> tuple[np.ndarray, np.ndarray]:
-    """All batches of the training, in order.
+    """Return all batches of the training, in order.
 
     Returns:
-        Images ``(batches, BATCH, 1, 8, 8)`` in float32 from 0 to 1, labels ``(batches, BATCH)`` in int64; 1,797
-        images, shuffled once per epoch with a fixed seed, an incomplete last batch left out.
+        Images ``(batches, BATCH, 1, 8, 8)`` in float32 from 0 to 1, and labels ``(batches, BATCH)`` in int64. The 1,797
+        images are shuffled once per epoch with a fixed seed; an incomplete last batch is left out.
     """
     digits = load_digits()
     images = (digits.images / 16.0).astype(np.float32)[:, None]

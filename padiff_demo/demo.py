@@ -1,4 +1,4 @@
-"""What the demo does and says: a clean pair, and a pair with one realistic porting fault."""
+"""The demo: comparison of a correct port, and of one with a realistic porting fault."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from padiff.report_formats import to_json
 from padiff_hooks.show import print_report
 from padiff_page import page
 
-#: Passes over the 1,797 images, and every how many optimizer steps are recorded.
+#: Number of epochs over the 1,797 images, and number of optimizer steps between two recorded ones.
 EPOCHS, EVERY_N_STEPS = 2, 8
-#: The page that shows the planted fault.
+#: Name of the page that shows the planted fault.
 REPORT = "report.html"
 
 _MARK = "padiff-demo.txt"
 
 
 def run(folder: Path, console: Console) -> int:
-    """Train and compare both pairs under ``folder``; returns 0 if the demo came out as it has to."""
+    """Train and compare both pairs under ``folder``; return 0 if the results are as expected, else 1."""
     _prepare(folder)
     console.print("Two frameworks, one small CNN on 1,797 handwritten digits, equal weights and batches.\n")
     with console.status("importing torch and paddle"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the frameworks' own talk while they are imported
+        warnings.simplefilter("ignore")  # warnings of the frameworks' imports
         try:
             from padiff_demo import data, hapi_run, lightning_run
         except ImportError as error:
@@ -54,7 +54,7 @@ def run(folder: Path, console: Console) -> int:
         "torch's BatchNorm momentum of 0.1 is 0.9 in paddle. The loss curves look alike: nobody would notice.\n"
     )
     with _timed(console, "paddle.Model with the fault, compared live while it trains"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="padiff: ")  # said below, in full
+        warnings.filterwarnings("ignore", message="padiff: ")  # printed below, in full
         hapi_run.train(
             weights, images, labels, folder / "paddle-fault", momentum=0.1,
             every_n_steps=EVERY_N_STEPS, reference=folder / "torch", logdir=folder / "tensorboard" / "fault",
@@ -76,15 +76,19 @@ def _close(folder: Path, clean: Report, fault: Report, console: Console) -> int:
         f"What a run holds:         padiff show {folder / 'torch'}",
         markup=False,
     )
-    found = to_json(fault)["first_diff"]
-    as_it_has_to = clean.passed and found is not None and found["reference"] == "net.stem.1"
+    first_diff = to_json(fault)["first_diff"]
+    as_it_has_to = clean.passed and first_diff is not None and first_diff["reference"] == "net.stem.1"
     if not as_it_has_to:
         console.print("The demo did not come out as it has to: please report it.", style="bold red")
     return 0 if as_it_has_to else 1
 
 
 def _prepare(folder: Path) -> None:
-    """Make the folder; a demo's folder is replaced, anything else is left alone."""
+    """Create the folder; the folder of an earlier demo is replaced.
+
+    Raises:
+        UsageError: the folder exists, and no demo wrote it.
+    """
     if folder.exists() and not (folder / _MARK).exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is there already and is no demo's folder: give another one")
     for name in ("torch", "paddle", "paddle-fault", "tensorboard"):
@@ -94,7 +98,7 @@ def _prepare(folder: Path) -> None:
 
 
 class _timed:  # noqa: N801 - used as a function
-    """Say what is done while it is done, and how long it took."""
+    """Context manager that prints a task when the task starts, and its duration when it ends."""
 
     def __init__(self, console: Console, text: str) -> None:
         self._console, self._text = console, text

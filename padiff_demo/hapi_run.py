@@ -1,4 +1,4 @@
-"""The candidate: the same CNN as somebody else ported it, trained by paddle.Model (hapi)."""
+"""The candidate of the demo: the same CNN as another person's port, trained by paddle.Model (hapi)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from padiff_hapi import PaDiffCallback
 
 
 class Digits(nn.Layer):
-    """Other names and other nesting than the reference's. Input ``(batch, 1, 8, 8)``, output ``(batch, 10)``."""
+    """The CNN with other names and nesting than the reference. Input ``(batch, 1, 8, 8)``, output ``(batch, 10)``."""
 
     def __init__(self, momentum: float) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Digits(nn.Layer):
         return self.fc(self.pool(x).flatten(1))
 
 
-# Which of the reference's tensors each of ours starts from.
+# The reference's tensor that initialises each of the candidate's.
 _FROM = {
     "conv1.weight": "stem.0.weight",
     "bn1.weight": "stem.1.weight",
@@ -69,7 +69,7 @@ def train(
     """Train on the given batches, in order, with a `PaDiffCallback` that records into ``dir_path``.
 
     Args:
-        momentum: of the BatchNorms, counted as paddle does: 0.9 is torch's 0.1.
+        momentum: momentum of the BatchNorms in paddle's convention: 0.9 is torch's 0.1.
     """
     network = Digits(momentum)
     state = network.state_dict()

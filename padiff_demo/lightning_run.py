@@ -1,4 +1,4 @@
-"""The reference: a small CNN for 8 x 8 digits, trained by Lightning."""
+"""The reference of the demo: a small CNN for 8 x 8 digits, trained by Lightning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 from padiff_demo.data import LEARNING_RATE
 from padiff_lightning import PaDiffCallback, packages
 
-# Whichever of its two packages is here.
+# The installed one of Lightning's two packages.
 pl: Any = packages.one()
 
 
@@ -52,7 +52,7 @@ class DigitModule(pl.LightningModule):
 
 
 def initial_weights(seed: int) -> dict[str, np.ndarray]:
-    """A fresh DigitNet's parameters and buffers by torch's names. torch's random state is left as it was."""
+    """Return a new DigitNet's parameters and buffers by torch's names. torch's random state is restored."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return {name: value.numpy().copy() for name, value in DigitNet().state_dict().items()}

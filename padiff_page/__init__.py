@@ -1,6 +1,6 @@
 """The page that shows a report: JavaScript, CSS, the HTML writer, and the TensorBoard plugin.
 
-It reads the JSON that a comparison writes, and nothing else of padiff.
+The page reads only the JSON of a comparison, and imports nothing else of padiff.
 """
 
 from padiff_page.html import page, page_parts

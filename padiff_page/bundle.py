@@ -1,7 +1,7 @@
-"""The page's own files, and its modules as one script.
+"""The page's static files, and its JavaScript modules as a single script.
 
-The modules are plain JavaScript that a browser loads as they are. A page in one file has no addresses that modules
-could be loaded from: there each becomes a function that is called once, in the order of the imports.
+The modules are plain JavaScript that a browser loads directly. A page in one file has no addresses to load modules
+from, so each module becomes a function that is called once, in the order of the imports.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ _EXPORT = re.compile(r"^export (?:async )?(?:function|class|const) (\w+)", re.MU
 
 
 def static_files() -> dict[str, bytes]:
-    """All files that a browser may ask for, by name."""
+    """Return the contents of all files that a browser can request, by name."""
     names = sorted(file.name for file in _STATIC.iterdir() if file.name.endswith((".js", ".css")))
     return {name: (_STATIC / name).read_bytes() for name in names}
 
 
 def style() -> str:
-    """The page's style."""
+    """Return the page's style sheet."""
     return (_STATIC / "page.css").read_text(encoding="utf-8")
 
 
 def script(entry: str) -> str:
-    """A module with all that it imports, as one script; what the module exports is in ``page``."""
+    """Return a module with all its imports as one script; the variable ``page`` holds the module's exports."""
     done: dict[str, str] = {}
     _add(entry, done)
     return '"use strict";\n' + "".join(done.values()) + f"const page = {_variable(entry)};\n"
@@ -36,8 +36,8 @@ def _add(name: str, done: dict[str, str]) -> None:
     if name in done:
         return
     text = (_STATIC / name).read_text(encoding="utf-8")
-    for _, other in _IMPORT.findall(text):
-        _add(other, done)
+    for _, imported in _IMPORT.findall(text):
+        _add(imported, done)
     exported = ", ".join(_EXPORT.findall(text))
     body = _IMPORT.sub(lambda found: f"const {{{found[1]}}} = {_variable(found[2])};\n", text)
     body = re.sub(r"^export ", "", body, flags=re.MULTILINE)

@@ -1,4 +1,4 @@
-"""A report as one HTML file, which needs no server and no network."""
+"""A report as one HTML file that needs no server and no network."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 from padiff_page.bundle import script, style
 
-# Digits of a figure that the page has any use for; all of them would double the size of the file.
+# Significant digits of figures in the page; all digits would double the size of the file.
 _DIGITS = 7
 
-# Bytes that stand for whole letters of base64.
+# Number of bytes per part, a multiple of 3 so that each part is base64 without padding.
 _PART = 3 << 16
 
 _BEFORE = """<!doctype html>
@@ -40,57 +40,57 @@ _AFTER = """</script>
 
 
 def page(report: Mapping[str, Any]) -> str:
-    """A report as a page in one file.
+    """Return a report as a page in one file.
 
     Args:
-        report: what ``padiff compare --json`` writes, read again.
+        report: the JSON of ``padiff compare --json``, as a dict.
 
     Returns:
-        The HTML. Nothing of the report is markup in it: names are escaped, and the JSON is compressed and in base64,
-        whose letters end no element. The page may run the script and the style that it was written with, and fetch
-        nothing.
+        The HTML. No text of the report can become markup: names are escaped, and the JSON is compressed and in base64,
+        which contains no markup characters. The page's policy allows only the script and style that it contains, and no
+        requests.
     """
     return "".join(page_parts(report, report["steps"]))
 
 
 def page_parts(head: Mapping[str, Any], steps: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """The parts of a page, one after the other: no more than a step is held at a time.
+    """Yield the parts of a page in order, with at most one step in memory at a time.
 
     Args:
-        head: the report; its steps, if it has any, are not looked at.
-        steps: the lines of its steps: as the report has them, or packed as a log folder has them.
+        head: the report; its steps, if it has any, are ignored.
+        steps: one item for each step, in the form of the report, or packed as in a log folder.
     """
     report = head
-    whole = f"{script('file.js')}void page.open(document.getElementById('padiff'));\n"
+    code = f"{script('file.js')}void page.open(document.getElementById('padiff'));\n"
     look = style()
     policy = (
-        f"default-src 'none'; script-src '{_digest(whole)}'; style-src '{_digest(look)}'; img-src data:; "
+        f"default-src 'none'; script-src '{_digest(code)}'; style-src '{_digest(look)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
     title = f"padiff: {report.get('reference', 'reference')} against {report.get('candidate', 'candidate')}"
     verdict = html.escape(str(report.get("verdict", "")))
     yield _BEFORE.format(policy=policy, title=html.escape(title), style=look, verdict=verdict)
     yield from _compressed(_lines(report, steps))
-    yield _AFTER.format(script=whole)
+    yield _AFTER.format(script=code)
 
 
 def _lines(head: Mapping[str, Any], steps: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """The report without its steps, then each step: as a log folder has them."""
+    """Yield the report without its steps, then each step, one per line, as in a log folder."""
     yield _json({key: value for key, value in head.items() if key != "steps"})
     for step in steps:
         yield "\n" + _json(step)
 
 
 def _compressed(texts: Iterable[str]) -> Iterator[str]:
-    """Texts as one, compressed (gzip) and in base64."""
-    stream, rest = zlib.compressobj(9, wbits=zlib.MAX_WBITS | 16), b""
+    """Yield the texts, joined, as gzip in base64."""
+    stream, pending = zlib.compressobj(9, wbits=zlib.MAX_WBITS | 16), b""
     for text in texts:
-        rest += stream.compress(text.encode())
-        whole = len(rest) // _PART * _PART
-        if whole:
-            yield base64.b64encode(rest[:whole]).decode()
-            rest = rest[whole:]
-    yield base64.b64encode(rest + stream.flush()).decode()
+        pending += stream.compress(text.encode())
+        ready = len(pending) // _PART * _PART
+        if ready:
+            yield base64.b64encode(pending[:ready]).decode()
+            pending = pending[ready:]
+    yield base64.b64encode(pending + stream.flush()).decode()
 
 
 def _json(content: Any) -> str:
@@ -108,5 +108,5 @@ def _rounded(content: Any) -> Any:
 
 
 def _digest(text: str) -> str:
-    """What a content security policy calls a script or style that it allows."""
+    """Return the hash by which a content security policy allows a script or style."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

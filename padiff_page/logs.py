@@ -1,4 +1,4 @@
-"""Log folders of comparisons: which there are, and what is new in one."""
+"""Log folders of comparisons: search, and reading of new lines."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 LINES, REPORT = "diffs.jsonl", "report.json"
-#: Bytes of lines that are given at a time: a page shows what it has while it asks for more.
+#: Largest number of bytes per response; a page shows the lines it has while it requests more.
 PART = 4 << 20
-# Folders that are looked into: a log folder that is a whole disk by mistake must not stop TensorBoard.
+# Largest number of folders to search, so that a whole disk as log folder does not stop TensorBoard.
 _FOLDERS = 20_000
 
 
 def pairs(roots: Mapping[str, Path]) -> dict[str, Path]:
-    """The log folders below some roots, by name."""
-    found: dict[str, Path] = {}
+    """Return the log folders below the roots, by name."""
+    folders: dict[str, Path] = {}
     for prefix, root in roots.items():
         for number, (folder, below, names) in enumerate(os.walk(root)):
             if number >= _FOLDERS:
@@ -27,26 +27,26 @@ def pairs(roots: Mapping[str, Path]) -> dict[str, Path]:
             if LINES in names:
                 inner = Path(folder).relative_to(root).as_posix()
                 name = "/".join(part for part in (prefix, inner) if part not in ("", ".")) or root.name or "/"
-                found[name] = Path(folder)
-    return found
+                folders[name] = Path(folder)
+    return folders
 
 
 def outcome(folder: Path) -> str:
-    """What a comparison came to so far; empty where that is not known."""
+    """Return the outcome of a comparison so far; empty if unknown."""
     return str((report(folder) or {}).get("outcome", ""))
 
 
 def report(folder: Path) -> dict[str, Any] | None:
-    """The report so far without its steps; `None` where there is none, or it can't be read."""
+    """Return the report so far without its steps; `None` if it does not exist or can't be read."""
     try:
-        found = json.loads((folder / REPORT).read_bytes())
+        content = json.loads((folder / REPORT).read_bytes())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None
 
 
 def version(folder: Path) -> str:
-    """What changes when the report does."""
+    """Return a text that changes when the report does."""
     try:
         return str((folder / REPORT).stat().st_mtime_ns)
     except OSError:
@@ -54,11 +54,12 @@ def version(folder: Path) -> str:
 
 
 def part(folder: Path, start: int, end: int | None = None) -> dict[str, Any]:
-    """Whole lines from a place on.
+    """Return whole lines from a byte position on.
 
     Returns:
-        ``lines``: each with the places where it begins and ends; ``next``: where the next one will begin; ``size`` of
-        the file; ``log``: what tells it from another file under its name, as a comparison that begins anew makes one.
+        ``lines``: the lines, each with the positions of its begin and end; ``next``: position of the next line;
+            ``size``: size of the file; ``log``: an identity of the file, which changes when a comparison starts anew
+            under the same name.
     """
     path = folder / LINES
     with open(path, "rb") as file:
@@ -68,12 +69,12 @@ def part(folder: Path, start: int, end: int | None = None) -> dict[str, Any]:
         start = min(max(start, 0), size)
         file.seek(start)
         content = file.read(PART if end is None else max(min(end, size) - start, 0))
-        whole = content.rfind(b"\n") + 1
-        if not whole and len(content) == PART:  # one line that is longer than a part
+        complete = content.rfind(b"\n") + 1
+        if not complete and len(content) == PART:  # a single line is longer than a part
             content += file.readline()
-            whole = len(content) if content.endswith(b"\n") else 0
+            complete = len(content) if content.endswith(b"\n") else 0
     lines, place = [], start
-    for text in content[:whole].split(b"\n")[:-1]:
+    for text in content[:complete].split(b"\n")[:-1]:
         lines.append([place, place + len(text) + 1, text.decode("utf-8", "replace")])
         place += len(text) + 1
     return {"lines": lines, "next": place, "size": size, "log": log}

@@ -1,4 +1,4 @@
-"""The page as a tab of TensorBoard. It finds log folders below TensorBoard's, and follows ``diffs.jsonl`` by bytes."""
+"""The page as a tab of TensorBoard: it finds log folders below TensorBoard's, and follows ``diffs.jsonl`` by bytes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from padiff_page.bundle import static_files
 from padiff_page.logs import outcome, pairs, part, report
 from padiff_page.logs import version as version_of
 
-#: What TensorBoard calls for a request.
+#: A WSGI application, which TensorBoard calls for a request.
 App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 _TYPES = {".js": "text/javascript", ".css": "text/css"}
-# Seconds until log folders are looked for again.
+# Seconds between two searches for log folders.
 _LOOK = 2.0
 
 
 class PadiffPlugin(TBPlugin):  # type: ignore[misc]
-    """The tab ``padiff``."""
+    """TensorBoard plugin with the tab ``padiff``."""
 
     plugin_name = "padiff"
 
@@ -52,33 +52,33 @@ class PadiffPlugin(TBPlugin):  # type: ignore[misc]
         return self._known
 
     def _serve_pairs(self, _: Request) -> Any:
-        found = [{"name": name, "outcome": outcome(folder)} for name, folder in self._pairs().items()]
-        # Whoever opens the tab wants to see what parts.
-        return {"pairs": sorted(found, key=lambda one: one["outcome"] != "differ")}
+        entries = [{"name": name, "outcome": outcome(folder)} for name, folder in self._pairs().items()]
+        # Comparisons that differ come first.
+        return {"pairs": sorted(entries, key=lambda one: one["outcome"] != "differ")}
 
     def _serve_follow(self, request: Request) -> Any:
         folder = self._folder(request)
-        found = part(folder, _number(request, "start"))
+        response = part(folder, _number(request, "start"))
         version = version_of(folder)
         if version and version != request.args.get("version"):
-            found |= {"report": report(folder), "version": version}
-        return found
+            response |= {"report": report(folder), "version": version}
+        return response
 
     def _serve_lines(self, request: Request) -> Any:
-        found = part(self._folder(request), _number(request, "start"), _number(request, "end"))
-        return {"lines": [text for _, _, text in found["lines"]]}
+        content = part(self._folder(request), _number(request, "start"), _number(request, "end"))
+        return {"lines": [text for _, _, text in content["lines"]]}
 
     def _folder(self, request: Request) -> Path:
-        # A name is looked up among those that were found: it is never made a path.
+        # The name is only looked up among known folders, and never used as a path.
         return self._pairs()[request.args["pair"]]
 
 
 def _roots(context: TBContext) -> dict[str, Path]:
-    """The folders that TensorBoard was given, by the names that it calls them (``--logdir_spec``), if any."""
+    """Return the folders that TensorBoard reads, by their names (``--logdir_spec``) if they have names."""
     if context.logdir:
         return {"": Path(context.logdir)}
-    given = getattr(context.flags, "logdir_spec", "") or ""
-    named = (entry.partition(":") for entry in given.split(",") if entry)
+    spec = getattr(context.flags, "logdir_spec", "") or ""
+    named = (entry.partition(":") for entry in spec.split(",") if entry)
     return {name if path else "": Path(path or name) for name, _, path in named}
 
 

@@ -1,7 +1,7 @@
-"""The pytest plugin: the fixture `padiff` and the flag ``--padiff-update``. docs/ci.md says how to use it.
+"""The pytest plugin: the fixture `padiff` and the flag ``--padiff-update``. docs/ci.md describes its use.
 
-pytest imports this module in every session, so it imports neither padiff nor a framework: the fixture does, when a test
-asks for it.
+pytest imports this module in every session, so this module imports neither padiff nor a framework; the fixture imports
+them when a test uses the fixture.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 if TYPE_CHECKING:
     from padiff_pytest.fixture import Padiff
 
-#: The name under which a test's report carries a line about each golden run that it wrote, to the process that prints.
+#: Name of the test report's user property that carries a line about each written golden run to the main process.
 WRITTEN = "padiff_golden"
 
 
@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def padiff(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Padiff:
-    """Compare trainings in a test: ``padiff.assert_same``, ``padiff.golden``; all else is the package's."""
+    """Compare trainings in a test: ``padiff.assert_same``, ``padiff.golden``; other names are the package's."""
     from padiff_pytest.fixture import Padiff
 
     update = bool(request.config.getoption("--padiff-update"))

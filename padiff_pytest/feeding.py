@@ -1,4 +1,4 @@
-"""Batches that are written once, as tensors of either framework."""
+"""Conversion of a test's batches to tensors of either framework."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from padiff.frameworks import framework_of_tensor
 from padiff.model.live_model import LiveModel
 from padiff.model.nested import replace_tensors
 
-# Floating dtypes that no model's parameters are mixed with by accident but this one: it is numpy's default.
+# numpy's default dtype, the only floating dtype that inputs have by accident.
 _DEFAULT_OF_NUMPY = "float64"
 
 
 @dataclass(frozen=True)
 class Call:
-    """What one model is called with in one step, and the labels that its loss takes."""
+    """Arguments of one model in one step, and the labels for its loss."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -28,24 +28,24 @@ class Call:
 
 
 def calls_of(inputs: Any, labels: Any, steps: int, name: str, live: LiveModel) -> list[Call]:
-    """A model's calls, one for each step.
+    """Return a model's calls, one for each step.
 
     Raises:
-        UsageError: the model does not take such inputs.
+        UsageError: the model does not accept these inputs.
     """
-    made: dict[int, Any] = {}
+    converted: dict[int, Any] = {}
 
     def tensors(value: Any, what: str) -> Any:
-        if id(value) not in made:
-            made[id(value)] = _converted(value, what, live)
-        return made[id(value)]
+        if id(value) not in converted:
+            converted[id(value)] = _converted(value, what, live)
+        return converted[id(value)]
 
     calls = []
     for step in range(steps):
-        given = inputs[step] if isinstance(inputs, list) else inputs
+        batch = inputs[step] if isinstance(inputs, list) else inputs
         where = f"inputs[{step}]" if isinstance(inputs, list) else "inputs"
-        one = tensors(given, where)
-        args, kwargs = _arguments(one)
+        arguments = tensors(batch, where)
+        args, kwargs = _arguments(arguments)
         check_call(args, dict(kwargs), name, live)
         of_loss: tuple[Any, ...] = ()
         if labels is not None:
@@ -55,10 +55,10 @@ def calls_of(inputs: Any, labels: Any, steps: int, name: str, live: LiveModel) -
 
 
 def steps_of(inputs: Any, labels: Any, steps: int | None, default: int) -> int:
-    """How many steps are asked for.
+    """Return the number of steps.
 
     Raises:
-        UsageError: it is no number of steps, or there is another number of batches.
+        UsageError: the value is not a number of steps, or differs from the number of batches.
     """
     lists = {what: len(value) for what, value in (("inputs", inputs), ("labels", labels)) if isinstance(value, list)}
     if steps is None:
@@ -81,25 +81,25 @@ def _arguments(value: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
 
 
 def _converted(value: Any, what: str, live: LiveModel) -> Any:
-    """The same nested value, its arrays and tensors as tensors of the model's framework, on its device."""
+    """Convert the arrays and tensors in a nested value to tensors of the model's framework and device."""
     near = next((tensor for _, tensor in live.tensors()), None)
-    own = live.framework
-    found = []
+    target = live.framework
+    leaves = []
 
     def is_leaf(item: Any) -> bool:
         return isinstance(item, np.ndarray) or framework_of_tensor(item) is not None
 
     def tensor(_: str, item: Any) -> Any:
-        found.append(item)
-        other = framework_of_tensor(item)
-        if other is own:
+        leaves.append(item)
+        source = framework_of_tensor(item)
+        if source is target:
             return item
-        array = item if other is None else other.tensors.copy(item)
+        array = item if source is None else source.tensors.copy(item)
         _check_dtype(array, what, live)
-        return own.data.tensor(array, near)
+        return target.data.tensor(array, near)
 
     result = _each(value, is_leaf, tensor)
-    if not found:
+    if not leaves:
         raise UsageError(
             f"{what}: expected a numpy array or a tensor, a tuple of them (by position) or a mapping (by name); a list "
             f"has a batch for each step. Got {type(value).__module__}.{type(value).__qualname__}"
@@ -108,7 +108,7 @@ def _converted(value: Any, what: str, live: LiveModel) -> Any:
 
 
 def _each(value: Any, is_leaf: Callable[[Any], bool], new: Callable[[str, Any], Any]) -> Any:
-    # Not a generator's business: a mapping's own class may be no dictionary, and inputs are plain ones.
+    # Mappings of other classes become plain dictionaries, because inputs are plain dictionaries.
     if isinstance(value, Mapping) and not is_leaf(value):
         return {key: replace_tensors(item, str(key), is_leaf, new) for key, item in value.items()}
     return replace_tensors(value, "input", is_leaf, new)

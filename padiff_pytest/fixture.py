@@ -1,4 +1,4 @@
-"""What the fixture `padiff` gives."""
+"""The fixture `padiff`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from padiff_pytest.verdict import ShortErrors, failure_text
 
 
 class Padiff:
-    """The fixture `padiff` of one test. Whatever else is asked of it comes from the package of that name, which it
-    hides in the test: ``padiff.record``, ``padiff.Tolerance``.
+    """The fixture `padiff` of one test.
+
+    In the test, the fixture hides the package of the same name; other attributes are those of the package:
+    ``padiff.record``, ``padiff.Tolerance``.
     """
 
     def __init__(self, item: pytest.Item, folders: pytest.TempPathFactory, update: bool) -> None:
@@ -48,34 +50,35 @@ class Padiff:
         detail: Any = "full",
         max_bytes: float | None = None,
     ) -> Report:
-        """Train two models side by side, in memory, and fail with the verdict unless the trainings match.
+        """Train two models side by side in memory, and fail the test unless the trainings match.
 
         Args:
-            reference: the model to trust, of torch or paddle.
-            candidate: the model in question, of either. It is trained, as the reference is, and stays so.
-            inputs: what both are called with: a numpy array or tensor, a tuple of them (by position), or a mapping (by
-                name); or a list with one of these for each step. Each model gets tensors of its own framework.
-            labels: what the loss takes besides, likewise. Default: nothing.
-            steps: how many. Default: as many as the lists have, else 3 with optimizers and 1 without.
-            optimizers: a pair, each made of its own model's parameters. Default: nothing is updated.
-            loss: a function of the output (and of the labels, if there are any) that gives a tensor of one element;
-                or a pair of them. Default: the mean of the squares of all floating outputs.
-            layer_map: layers that answer to each other, as objects or paths; the rest is found around them.
-            start_equal: whether the candidate gets the reference's weights and buffers first. Default true.
-            policy: when a diff passes. Default: `padiff.NoisePolicy`; `padiff.Tolerance` is a fixed one.
-            detail: how much is kept of each tensor, as `padiff.record` takes it. Default ``"full"``.
-            max_bytes: how much is held of each run. Default 1 GB; what does not fit is not compared.
+            reference: the reference model, of torch or paddle.
+            candidate: the model to check, of torch or paddle. Both models are trained, and stay trained.
+            inputs: inputs of both models: a numpy array or tensor, a tuple of these (by position), or a mapping (by
+                name); or a list with one of these for each step. Each model receives tensors of its own framework.
+            labels: further arguments of the loss, in the same forms as `inputs`. Default: none.
+            steps: number of steps. Default: the length of the lists, else 3 with optimizers and 1 without.
+            optimizers: a pair, each created with its own model's parameters. Default: no updates.
+            loss: a function of the output (and of the labels, if there are any) that returns a tensor of one element;
+                or a pair of such functions. Default: the sum of the mean squares of all floating-point outputs.
+            layer_map: pairs of layers, as objects or paths; all other layers are paired automatically.
+            start_equal: True to copy the reference's weights and buffers to the candidate first. Default True.
+            policy: decides which diffs pass. Default: `padiff.NoisePolicy`; `padiff.Tolerance` is a fixed limit.
+            detail: amount of data recorded of each tensor, in the form that `padiff.record` accepts. Default
+                ``"full"``.
+            max_bytes: largest memory for each run. Default 1 GB; tensors beyond the limit are not compared.
 
         Returns:
             The report, if the trainings match.
 
         Raises:
-            AssertionError: they differ, it is not known whether they do, or the weights can't be carried over.
+            AssertionError: the trainings differ, or the result is unknown, or the weights can't be copied.
             UsageError: an argument is wrong.
         """
         __tracebackhide__ = True
         with ShortErrors():
-            found = compared(
+            result = compared(
                 Both(reference, candidate),
                 inputs,
                 labels=labels,
@@ -88,11 +91,11 @@ class Padiff:
                 detail=detail,
                 max_bytes=max_bytes,
             )
-        if isinstance(found, AssignError):
-            raise AssertionError(f"the candidate can't start equal: its weights can't be assigned. {found}")
-        if not found.passed:
-            raise AssertionError(failure_text(found))
-        return found
+        if isinstance(result, AssignError):
+            raise AssertionError(f"the candidate can't start equal: its weights can't be assigned. {result}")
+        if not result.passed:
+            raise AssertionError(failure_text(result))
+        return result
 
     def golden(
         self,
@@ -103,49 +106,57 @@ class Padiff:
         policy: Policy | None = None,
         **options: Any,
     ) -> Golden:
-        """Record a training and fail with the verdict unless it matches the run that is kept beside the test:
-        ``with padiff.golden("resnet", net, optimizer=optimizer) as rec: ...``.
+        """Record a training, and fail the test unless the run matches the golden run stored beside the test.
 
-        With ``--padiff-update`` the run is kept instead, in ``golden/<test module>/<name>`` beside the test's file.
+        ``with padiff.golden("resnet", net, optimizer=optimizer) as rec: ...``
+
+        With ``--padiff-update`` the run is stored as the golden run, in ``golden/<test module>/<name>`` beside the
+        test's file.
 
         Args:
-            name: of the golden run, one for each that the module has.
-            model: the model that is trained in the ``with``.
-            layer_map: layers of the golden run and of the model that answer to each other, by path. Default: found.
-            policy: when a diff passes. Default: `padiff.NoisePolicy`.
-            options: of `padiff.record` (``optimizer=``, ``every_n_steps=``, ...); ``detail`` is ``"sketch"`` here.
+            name: name of the golden run, unique in the test module.
+            model: the model that is trained inside the ``with`` block.
+            layer_map: pairs of layers of the golden run and of the model, by path. Default: paired automatically.
+            policy: decides which diffs pass. Default: `padiff.NoisePolicy`.
+            options: options of `padiff.record` (``optimizer=``, ``every_n_steps=``, ...); ``detail`` is ``"sketch"`` by
+                default.
 
         Raises:
-            AssertionError: at the end, if the run is another one; at the beginning, if there is no golden run.
+            AssertionError: at the end, if the run differs; at the beginning, if there is no golden run.
             UsageError: an argument is wrong, or no step was recorded.
         """
         __tracebackhide__ = True
         with ShortErrors():
-            kept = self._kept(name, layer_map, policy)
-            return Golden(kept, self._folders.mktemp(f"padiff-{name}"), model, **options)
+            golden_run = self._kept(name, layer_map, policy)
+            return Golden(golden_run, self._folders.mktemp(f"padiff-{name}"), model, **options)
 
     def golden_run(self, name: str, run: str | Path, *, layer_map: Any = None, policy: Policy | None = None) -> None:
-        """As `golden`, for a run folder that is there: what a trainer's callback or a script recorded.
+        """Compare a recorded run folder with the golden run, like `golden`.
+
+        Use this for runs that a trainer's callback or a script recorded.
 
         Args:
-            run: the run folder. It is copied, and stays as it is.
+            name: name of the golden run, unique in the test module.
+            run: the run folder, which is not changed.
+            layer_map: pairs of layers, as in `golden`.
+            policy: decides which diffs pass, as in `golden`.
 
         Raises:
-            AssertionError: it is another run, or there is no golden run.
+            AssertionError: the run differs, or there is no golden run.
             UsageError: an argument is wrong.
             RunFolderError: the folder can't be read.
         """
         __tracebackhide__ = True
         with ShortErrors():
-            kept = self._kept(name, layer_map, policy)
-        missing = kept.missing()
+            golden_run = self._kept(name, layer_map, policy)
+        missing = golden_run.missing()
         if missing:
             raise AssertionError(missing)
-        checked(kept, Path(run))
+        checked(golden_run, Path(run))
 
     def _kept(self, name: str, layer_map: Any, policy: Policy | None) -> Kept:
         if self._update and name in self._written:
             raise UsageError(f"golden: this test writes {name!r} twice; give each its own name")
-        kept = Kept(name, self._item, self._folders, self._update, layer_map, policy)
+        golden_run = Kept(name, self._item, self._folders, self._update, layer_map, policy)
         self._written.add(name)
-        return kept
+        return golden_run

@@ -1,4 +1,4 @@
-"""``padiff.golden``: a recorded run beside the test, and the comparison with it."""
+"""``padiff.golden``: a golden run stored beside the test, and its comparison with a new run."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from padiff_pytest import WRITTEN
 from padiff_pytest.verdict import ShortErrors, failure_text
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-# What the golden run decides itself.
+# Options that the golden run sets itself.
 _OWN = ("existing", "dir_path", "rank", "world_size", "on_error")
 
 
 class Kept:
-    """The golden run of a name, which a run is compared with, or replaces.
+    """The golden run of a name, for comparing or replacing.
 
     Attributes:
-        folder: where it is: ``golden/<test module>/<name>`` beside the test's file.
-        update: whether it is written anew.
+        folder: its folder: ``golden/<test module>/<name>`` beside the test's file.
+        update: True if the golden run is replaced.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Kept:
         self.folder = item.path.parent / "golden" / item.path.stem / name
 
     def missing(self) -> str:
-        """Why there is nothing to compare with; empty if there is."""
+        """Return a message if the golden run does not exist and is not being written; else an empty text."""
         if self.update or self.folder.is_dir():
             return ""
         return (
@@ -62,7 +62,7 @@ class Kept:
         )
 
     def compare(self, taken: Path) -> str:
-        """Why a run is not the golden one; empty if it is."""
+        """Return the differences of a run from the golden run; empty if there are none."""
         runs = Both(self.folder, taken).map(open_run)
         report = compare_runs(runs.reference, runs.candidate, layer_map=self._layer_map, policy=self._policy)
         numbers = runs.map(lambda run: list(run.numbers()))
@@ -76,7 +76,7 @@ class Kept:
         return failure_text(report, *filter(None, [steps]), todo)
 
     def write(self, taken: Path) -> None:
-        """Keep a run in the place of the golden one."""
+        """Replace the golden run by a run."""
         self._claim()
         old = self.folder.is_dir()
         if old:
@@ -88,8 +88,12 @@ class Kept:
         self._item.user_properties.append((WRITTEN, f"{self.folder}: {how}, {size:.2f} MB in {len(files)} files"))
 
     def _claim(self) -> None:
-        """Refuse that two tests write one golden run, in whichever processes they run: the later one would win."""
-        # Below this folder each process of pytest-xdist has one of its own.
+        """Make sure that no other test, in any process, writes the same golden run: one would overwrite the other.
+
+        Raises:
+            UsageError: another test writes the same golden run.
+        """
+        # Each pytest-xdist worker has its own folder below a shared one.
         base = self._folders.getbasetemp()
         shared = base.parent if hasattr(self._item.config, "workerinput") else base
         mark = shared / f"padiff-golden-{hashlib.sha256(str(self.folder).encode()).hexdigest()[:16]}"
@@ -97,18 +101,18 @@ class Kept:
             with mark.open("x", encoding="utf-8") as file:
                 file.write(self._item.nodeid)
         except FileExistsError:
-            other = mark.read_text(encoding="utf-8")
-            if other != self._item.nodeid:
+            claimant = mark.read_text(encoding="utf-8")
+            if claimant != self._item.nodeid:
                 raise UsageError(
-                    f"golden: {other} and {self._item.nodeid} both write {self.folder}. Give each its own name, or "
+                    f"golden: {claimant} and {self._item.nodeid} both write {self.folder}. Give each its own name, or "
                     "update with one of them alone"
                 ) from None
 
 
 class Golden:
-    """Records a training in a ``with``, and compares it with the golden run when the ``with`` ends.
+    """Context manager that records a training, and compares it with the golden run at the end.
 
-    The ``with`` gives the `padiff.Recorder`: ``rec.log_loss(loss)``, ``rec.try_dump()`` at the end of each step.
+    Entering returns the `padiff.Recorder`: ``rec.log_loss(loss)``, ``rec.try_dump()`` at the end of each step.
     """
 
     def __init__(self, kept: Kept, folder: Path, model: Any, **options: Any) -> None:
@@ -117,7 +121,7 @@ class Golden:
         if refused:
             raise UsageError(f"golden: {refused[0]}= is none of its options: where and how the run is kept is fixed")
         self._kept, self._taken = kept, folder / kept.name
-        # Sketches make a golden run some hundred kilobytes, and rounding is judged by them as well.
+        # With sketches a golden run has some hundred kilobytes, and rounding can still be judged.
         name = kept.name if kept.update else f"{kept.name}, now"
         self._recorder: Recorder = record(model, self._taken, **{"detail": "sketch", "name": name, **options})
 
@@ -137,15 +141,15 @@ class Golden:
             self._recorder.__exit__(kind, error, trace)
         if kind is None:
             checked(self._kept, self._taken)
-            shutil.rmtree(self._taken.parent, ignore_errors=True)  # nothing to look at
+            shutil.rmtree(self._taken.parent, ignore_errors=True)  # a run that matches is not needed any more
 
 
 def checked(kept: Kept, taken: Path) -> None:
-    """Compare a run with the golden one, or keep it in its place.
+    """Compare a run with the golden run, or replace the golden run by it when updating.
 
     Raises:
-        AssertionError: it is another run.
-        UsageError: it has no step, or another test writes the same golden run.
+        AssertionError: the run differs.
+        UsageError: the run has no step, or another test writes the same golden run.
     """
     __tracebackhide__ = True
     with ShortErrors():

@@ -1,4 +1,4 @@
-"""``padiff.assert_same``: two models, trained side by side in memory, and compared."""
+"""``padiff.assert_same``: train two models side by side in memory, and compare the runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STEPS = 3
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two models, with all that belongs to it."""
+    """One of the two models with its optimizer, loss and calls."""
 
     name: str
     live: LiveModel
@@ -32,10 +32,11 @@ class Side:
     calls: Sequence[Call]
 
     def train(self, detail: Any, max_bytes: float | None) -> Run:
-        """Train the model and record it in memory. Random numbers that are drawn leave the generators as they were,
-        so that two models of one framework draw the same.
+        """Train the model, and record the training in memory.
+
+        The state of the random generators is restored, so that two models of one framework draw the same numbers.
         """
-        __tracebackhide__ = True  # what the model's own code raises is shown from there on
+        __tracebackhide__ = True  # errors in the model's code are shown from that code on
         framework, model = self.live.framework, self.live.model
         framework.layers.clear_gradients(model)
         with framework.randomness.kept():
@@ -67,8 +68,9 @@ class Side:
         framework.layers.clear_gradients(self.live.model)
 
     def _squares(self, output: Any) -> Any:
-        """The loss where none is given: the mean of the squares of each floating output, added up. (The mean alone
-        would send the same gradient back whatever the output is.)
+        """Return the default loss: the sum of the mean squares of all floating-point outputs.
+
+        The gradient of a plain mean would not depend on the output.
         """
         tensors = self.live.framework.tensors
         floating = [
@@ -98,7 +100,7 @@ def compared(
     detail: Any,
     max_bytes: float | None,
 ) -> Report | AssignError:
-    """Train both models and compare them; or why the candidate can't get the reference's weights.
+    """Train both models and compare the runs; return an `AssignError` if the weights can't be copied.
 
     Raises:
         UsageError: an argument is wrong.
@@ -113,8 +115,8 @@ def compared(
     count = steps_of(inputs, labels, steps, _STEPS if optimizer.reference is not None else 1)
     sides = Both(
         *(
-            Side(name, live, one, of_loss, calls_of(inputs, labels, count, name, live))
-            for name, live, one, of_loss in zip(NAMES, lives, optimizer, losses)
+            Side(name, live, side_optimizer, of_loss, calls_of(inputs, labels, count, name, live))
+            for name, live, side_optimizer, of_loss in zip(NAMES, lives, optimizer, losses)
         )
     )
     pairs = GivenMap.resolve(layer_map, lives.map(lambda live: live.nodes))
@@ -123,21 +125,21 @@ def compared(
             _start_equal(models, sides, pairs)
         except AssignError as error:
             return error
-    # Not by a lambda, whose frame a traceback would show.
+    # No lambda here: a traceback would show its frame.
     reference, candidate = sides.reference.train(detail, max_bytes), sides.candidate.train(detail, max_bytes)
     return compare_runs(reference, candidate, layer_map=pairs, policy=policy)
 
 
 def _start_equal(models: Both[Any], sides: Both[Side], pairs: GivenMap) -> None:
-    """Give the candidate the reference's weights and buffers; running both once helps to find which is which."""
+    """Copy the reference's weights and buffers to the candidate; one run of both models helps to pair layers."""
     first = tuple((side.calls[0].args, side.calls[0].kwargs) for side in sides)
-    given = tuple(dict(kwargs) if kwargs else args for args, kwargs in first)
+    inputs = tuple(dict(kwargs) if kwargs else args for args, kwargs in first)
     try:
-        carry_over(models.reference, models.candidate, pairs, given)
+        carry_over(models.reference, models.candidate, pairs, inputs)
     except AssignError:
         raise
     except UsageError:
-        # The models don't run in evaluation mode, say: names and shapes have to do.
+        # The models may fail in eval mode: pair layers by names and shapes only.
         carry_over(models.reference, models.candidate, pairs)
 
 
@@ -147,25 +149,25 @@ def _pair(value: Any, what: str) -> Both[Any]:
     if isinstance(value, Mapping) or not isinstance(value, (list, tuple)) or len(value) != 2:
         got = f"{len(value)} items" if isinstance(value, (list, tuple)) else type(value).__name__
         raise UsageError(f"{what} has to be a pair, (the reference's, the candidate's), got {got}")
-    if any(one is None for one in value):
+    if any(item is None for item in value):
         raise UsageError(f"{what}: one of the two is None; give one for each model, or none")
     return Both(*value)
 
 
 def _losses(loss: Any, labels: Any) -> Both[Any]:
-    """The two models' loss functions; one that is given alone serves both."""
+    """Return the two models' loss functions; a single function is used for both."""
     pair = Both(loss, loss) if callable(loss) else _pair(loss, "loss")
     if pair.reference is None and labels is not None:
         raise UsageError("labels: nothing takes them. Give loss=, a function (or a pair) of the output and the labels")
     count = 1 if labels is None else 2
     takes = "the output" if labels is None else "the output and the labels"
-    for name, one in zip(NAMES, pair):
-        if one is None:
+    for name, function in zip(NAMES, pair):
+        if function is None:
             continue
-        if not callable(one):
-            raise UsageError(f"loss: the {name}'s has to be a function of {takes}, got {one!r}")
+        if not callable(function):
+            raise UsageError(f"loss: the {name}'s has to be a function of {takes}, got {function!r}")
         try:
-            inspect.signature(getattr(one, "forward", one)).bind(*(None,) * count)
+            inspect.signature(getattr(function, "forward", function)).bind(*(None,) * count)
         except TypeError as error:
             more = " Give labels=, if the second argument is these" if labels is None else ""
             raise UsageError(f"loss: the {name}'s has to take {takes} ({error}).{more}") from None
@@ -175,7 +177,11 @@ def _losses(loss: Any, labels: Any) -> Both[Any]:
 
 
 def _check_apart(lives: Both[LiveModel], optimizers: Both[Any]) -> None:
-    """Whether there are two trainings: what both share would be trained twice."""
+    """Refuse models or optimizers that are shared, because shared parameters would be trained twice.
+
+    Raises:
+        UsageError: the models are one or share parameters, or the optimizers are one.
+    """
     shared = {id(tensor) for _, tensor in lives.reference.tensors()} & {id(t) for _, t in lives.candidate.tensors()}
     if lives.reference.model is lives.candidate.model or shared:
         what = "are one model" if lives.reference.model is lives.candidate.model else "share parameters"

@@ -1,4 +1,4 @@
-"""Reports as failures of a test."""
+"""Text of reports and errors in failed tests."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from padiff.records.report_text import headline
 
 
 def failure_text(report: Report, *more: str) -> str:
-    """A report for a test that failed: the verdict in short comes first, as pytest's summary shows one line only.
+    """Return a report for a failed test, beginning with the short verdict, because pytest's summary shows one line.
 
     Args:
-        more: sentences that go between the verdict in short and the report.
+        more: sentences between the short verdict and the report.
     """
     short = headline(report)
-    whole = str(report).removesuffix(short).rstrip()
-    return "\n".join([short, *more, "", whole])
+    details = str(report).removesuffix(short).rstrip()
+    return "\n".join([short, *more, "", details])
 
 
 class ShortErrors:
-    """Shows errors that padiff raises on purpose at the test's own line: where in padiff they come from is no help."""
+    """Context manager that shows padiff's own errors at the test's line, without the frames inside padiff."""
 
     def __enter__(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""``auto_diff``: run two models side by side and say where they part."""
+"""``auto_diff``: run two models side by side and find where they differ."""
 
 from padiff.auto.engine import auto_diff
 

@@ -1,4 +1,4 @@
-"""The arguments of ``auto_diff``, in the words of whichever generation of the interface, under one name each."""
+"""Arguments of ``auto_diff``: the names of all interface generations, mapped to one name each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPTIONS: Mapping[str, Any] = {
     "full_stacks": False,
 }
 _NEW_MODELS, _OLD_MODELS = ("base_model", "raw_model"), ("layer", "module")
-# Older words for what has another name now.
+# Older argument names, with the current ones.
 _RENAMED = {
     "example_inp": "inputs",
     "auto_weights": "auto_init",
@@ -37,7 +37,7 @@ _RENAMED = {
     "base_model": "first",
     "raw_model": "second",
 }
-# What only the first generation has: one of these in a call says that it is of the first generation.
+# Names that only the first generation has: one of these identifies a call of the first generation.
 _OLD_ONLY = frozenset({*_OLD_MODELS, "example_inp", "auto_weights", "options", "layer_mapping", "loss_fn", "optimizer"})
 _WORDS = (*_RENAMED, "inputs", "loss_fns", "optimizers", "layer_map", "options", *OPTIONS)
 _OPTION_WORDS = (*OPTIONS, "auto_weights")
@@ -45,15 +45,15 @@ _OPTION_WORDS = (*OPTIONS, "auto_weights")
 
 @dataclass(frozen=True)
 class AutoDiffCall:
-    """A call of ``auto_diff``: two models, in the order in which it gives them, and what belongs to them in that order.
+    """The arguments of a call of ``auto_diff``. Pairs are in the order of the models in the call.
 
     Attributes:
-        models, inputs, loss_fns, optimizers: of the two models.
-        layer_map: as `padiff.model.given_map.GivenMap.of` takes it.
-        options: all options, those that the call does not give with their defaults.
-        first_generation: whether the first generation's words are in it.
-        swapped: whether the second model is the reference: of a paddle layer and a torch module in the first
-            generation's words, torch is the one to trust.
+        models, inputs, loss_fns, optimizers: one item for each of the two models.
+        layer_map: a layer map, in a form that `padiff.model.given_map.GivenMap.of` accepts.
+        options: all options; those missing in the call have their defaults.
+        first_generation: True if the call uses names of the first generation.
+        swapped: True if the second model is the reference: in the first generation's calls with a paddle layer and a
+            torch module, torch is the reference.
     """
 
     models: Both[Any]
@@ -67,7 +67,7 @@ class AutoDiffCall:
 
 
 def read_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> AutoDiffCall:
-    """What a call says.
+    """Read the arguments of a call.
 
     Raises:
         UsageError: an argument is missing, unknown, or contradicts another.
@@ -95,7 +95,7 @@ def read_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> AutoDiffCall:
     values = call.values
     models = Both(values["first"], values["second"])
     if not old and len(args) == 3 and kwargs and kwargs.keys() <= {"steps", "layer_map"}:
-        # These two alone: a paddle layer first, a torch module second is how the first generation has it.
+        # Both generations have these names: a paddle layer followed by a torch module identifies the first generation.
         old = torch_is_second(models)
     return AutoDiffCall(
         models=models,
@@ -110,14 +110,14 @@ def read_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> AutoDiffCall:
 
 
 class _Words:
-    """What was given so far, by today's names; giving it twice is no mistake, contradicting oneself is."""
+    """The arguments read so far, by their current names. Equal duplicates are accepted, contradictions are errors."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
         self._places: dict[str, str] = {}
 
     def put(self, word: str, value: Any, where: str = "") -> None:
-        """Take a value; ``where`` is what an error calls its place."""
+        """Add a value; ``where`` names its place in error messages."""
         if word == "options":
             self._put_options(value)
             return
@@ -127,12 +127,12 @@ class _Words:
         if name not in self.values:
             self.values[name], self._places[name] = value, place
             return
-        other = self._places[name]
-        if other == place:
+        previous = self._places[name]
+        if previous == place:
             raise UsageError(f"auto_diff: {word!r} is given twice, by position and by name")
         if not _same(self.values[name], value):
             raise UsageError(
-                f"auto_diff: {other} and {place} say different things: {_short(self.values[name])} and "
+                f"auto_diff: {previous} and {place} say different things: {_short(self.values[name])} and "
                 f"{_short(value)}. Give one of them"
             )
 
@@ -148,7 +148,7 @@ class _Words:
 
 
 def _put_rest(call: _Words, rest: Sequence[Any], old_shape: bool) -> None:
-    """What stands behind models and inputs, by position."""
+    """Add the positional arguments that follow the models and inputs."""
     if not old_shape:
         if len(rest) > 2:
             raise UsageError(f"auto_diff takes at most 5 positional arguments, got {3 + len(rest)}")
@@ -158,7 +158,7 @@ def _put_rest(call: _Words, rest: Sequence[Any], old_shape: bool) -> None:
     call.put("auto_weights", rest[0])
     losses = 0
     for value in rest[1:]:
-        # The two documents of this generation disagree about the order from here on: the type decides.
+        # The first generation's documents disagree on the order of these arguments: the type decides.
         if isinstance(value, int) and not isinstance(value, bool):
             call.put("steps", value)
         elif isinstance(value, (GivenMap, Mapping)):
@@ -171,7 +171,7 @@ def _put_rest(call: _Words, rest: Sequence[Any], old_shape: bool) -> None:
 
 
 def _is_options(value: Any) -> bool:
-    """Whether a mapping is of options rather than of layers: by its keys, or for values that are no layers' paths."""
+    """Return True if a mapping holds options, not layers: by names of options, or by values that are no layer paths."""
     if isinstance(value, GivenMap) or not value or not all(isinstance(key, str) for key in value):
         return False
     return any(key in _OPTION_WORDS for key in value) or any(isinstance(v, (bool, int, float)) for v in value.values())

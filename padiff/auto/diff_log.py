@@ -1,4 +1,4 @@
-"""The first generation's ``diff_log``: which weights and gradients differ, in the current folder."""
+"""The ``diff_log`` files of the first generation, which list differing weights and gradients, in the current folder."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _FILES = {"weight": "weight_diff.log", "grad": "grad_diff.log"}
 
 
 def write_diff_log(report: Report, names: Both[str]) -> list[Path]:
-    """Write a file for the weights and one for the gradients that differ; the logs of an earlier call go.
+    """Write one file for the weights that differ and one for the gradients; delete the files of an earlier call.
 
     Args:
-        names: what the reference and the candidate are called.
+        names: names of the reference and the candidate.
 
     Returns:
-        The files written: none if none of them differ.
+        The written files; empty if no weight or gradient differs.
     """
     folder = Path(FOLDER)
     for name in _FILES.values():

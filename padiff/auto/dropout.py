@@ -1,4 +1,4 @@
-"""Dropout with the same masks on both sides."""
+"""Dropout with the same masks in both models."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from padiff.align import Alignment
 from padiff.auto.settings import ModelSetup
 from padiff.auto.single_step import hooked
 
-#: What each dropout layer of the reference multiplied its input with, by path and number of the call.
+#: Factors that each dropout layer of the reference multiplied its input by, by layer path and index of the call.
 Masks = dict[tuple[str, int], np.ndarray]
 
 
 @contextmanager
 def masks_drawn(reference: ModelSetup, masks: Masks) -> Iterator[None]:
-    """Note which mask every dropout layer of the reference draws. Has to be on before the recording hooks."""
+    """Draw, apply and store a mask in each call of a dropout layer of the reference.
+
+    Enter before attaching the recording hooks.
+    """
     paths = _dropouts(reference)
 
     def replaced(path: str, call: int, args: tuple[Any, ...], output: Any) -> Any:
         if not _fits(reference, args, output):
             return output
-        # An output of zero may come from an input of zero, so the mask can't be seen from it: one is drawn on ones.
+        # A zero output can come from a zero input, and does not reveal the mask: run the layer on ones instead.
         mask = _on_ones(reference, path, args[0])
         masks.setdefault((path, call), reference.framework.tensors.copy(mask))
         return args[0] * mask
@@ -35,9 +38,10 @@ def masks_drawn(reference: ModelSetup, masks: Masks) -> Iterator[None]:
 
 @contextmanager
 def masks_of_reference(candidate: ModelSetup, masks: Masks, alignment: Alignment) -> Iterator[None]:
-    """Let the candidate's dropout layers drop what the reference's dropped. Has to be on before the recording hooks.
+    """Apply the reference's masks in the candidate's dropout layers.
 
-    What is kept is scaled as the candidate's layer itself scales it, so that another rate is still seen.
+    Enter before attaching the recording hooks. Kept elements are scaled by the candidate layer's own factor, so that a
+    different dropout rate is still detected.
     """
     drops = _dropouts(candidate)
     partners = {pair.candidate.path: pair.reference.path for pair in alignment.pairs if pair.candidate.path in drops}
@@ -51,8 +55,8 @@ def masks_of_reference(candidate: ModelSetup, masks: Masks, alignment: Alignment
             or mask.shape != candidate.framework.tensors.shape(output)
         ):
             return output
-        own = candidate.framework.tensors.copy(_on_ones(candidate, own_paths[path], args[0])).astype(np.float64)
-        scale = own.max() if own.any() else float(mask.max())
+        drawn = candidate.framework.tensors.copy(_on_ones(candidate, own_paths[path], args[0])).astype(np.float64)
+        scale = drawn.max() if drawn.any() else float(mask.max())
         return args[0] * candidate.framework.tensors.like(output, np.where(mask != 0, scale, 0.0))
 
     with hooked(candidate, partners, replaced):
@@ -60,7 +64,7 @@ def masks_of_reference(candidate: ModelSetup, masks: Masks, alignment: Alignment
 
 
 def _dropouts(side: ModelSetup) -> set[str]:
-    """Dropout layers that drop now; those that also shift what they keep (AlphaDropout) are no masks."""
+    """Return the paths of active dropout layers, without those that also shift kept elements (AlphaDropout)."""
     return {
         layer.path
         for layer in side.live.info.layers

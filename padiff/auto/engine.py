@@ -1,4 +1,4 @@
-"""The run of an ``auto_diff``: weights, passes, comparisons, optimizer, and the verdict."""
+"""The sequence of an ``auto_diff``: weights, passes, comparisons, optimizer steps, and verdict."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _BACKWARD = ("backward", "grad")
 
 @dataclass
 class _State:
-    """Diffs so far, with the steps they are of and the passes that they came from."""
+    """Diffs so far, with the numbers of their steps and the latest passes."""
 
     comparison: RunComparison
     diffs: list[Diff] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     passes: Both[Pass] | None = None
-    #: What was compared last, stage by stage.
+    #: The steps compared last, by stage.
     compared: Both[dict[str, Step]] = field(default_factory=lambda: Both({}, {}))
-    #: Which layers run on, or drop like, which others.
+    #: Pairs of layers that share values (single step) or dropout masks.
     partners: Alignment = field(default_factory=lambda: Alignment(()))
-    #: Weights that an optimizer moved by noise.
+    #: Weights that an optimizer changed because of rounding noise.
     noise_driven: NoiseDriven = field(default_factory=NoiseDriven)
 
     @property
@@ -51,32 +51,33 @@ class _State:
 
 
 def auto_diff(*args: Any, **kwargs: Any) -> Report:
-    """Run two models on the same inputs and say whether, and where, they part.
+    """Run two models on the same inputs, and report whether and where they differ.
 
-    ``auto_diff(base_model, raw_model, inputs, loss_fns=None, optimizers=None, **options)``, or the first generation's
-    ``auto_diff(layer, module, example_inp, auto_weights=True, layer_map=..., options={...}, loss_fn=..., optimizer=...,
-    steps=1)`` with a paddle layer, a torch module, and torch as the base. The words of the two may be mixed; only what
-    contradicts itself is refused. Whatever is given in pairs stands in the order of the two models.
+    The forms are ``auto_diff(base_model, raw_model, inputs, loss_fns=None, optimizers=None, **options)``, or the first
+    generation's ``auto_diff(layer, module, example_inp, auto_weights=True, layer_map=..., options={...}, loss_fn=...,
+    optimizer=..., steps=1)`` with a paddle layer, a torch module, and torch as the base. Names of the two forms can be
+    mixed; only contradictions are refused. Pairs are in the order of the two models.
 
     Args:
-        base_model: the model to trust, of either framework, plain or from ``create_model``.
-        raw_model: the model in question, likewise.
+        base_model: the reference model, of either framework, plain or from ``create_model``.
+        raw_model: the model to check, of either framework, plain or from ``create_model``.
         inputs: a pair; each a dict (``model(**inputs)``), a tuple (``model(*inputs)``) or a tensor.
-        loss_fns: a pair of functions of the output that give a scalar. Default: the mean of the outputs.
+        loss_fns: a pair of functions that compute a scalar from the output. Default: the mean of the outputs.
         optimizers: a pair; each an optimizer, or a function without arguments that steps and clears gradients.
-        auto_init: copy the base's weights into the raw model first. Default True.
+        auto_init: True to copy the base's weights into the raw model first. Default True.
         atol, rtol: tolerances. Default 0 and 1e-7.
         compare_mode: ``"mean"`` (of the error; default) or ``"strict"`` (every element).
         diff_phase: ``"both"`` (default), ``"forward"``, or, with ``single_step``, ``"backward"``.
-        single_step: run every raw layer on what the base computed, so that errors do not add up. Default False.
-        steps: train so many steps on the same inputs; more than 1 needs optimizers. Default 1.
-        same_dropout: give the raw model's dropout layers the base's masks. Default False.
-        full_stacks: print whole call stacks instead of the user's own lines. Default False.
-        layer_map: layers that answer to each other, as objects or paths. They are compared by what they give; where
-            they do not hold the same parameters, what can't be carried over is left to you, and named.
+        single_step: True to run every raw layer on the base's values, so that errors do not accumulate. Default False.
+        steps: number of training steps on the same inputs; more than 1 needs optimizers. Default 1.
+        same_dropout: True to apply the base's masks in the raw model's dropout layers. Default False.
+        full_stacks: True to print whole call stacks instead of the user's own lines. Default False.
+        layer_map: pairs of layers, as objects or paths. Mapped layers are compared by their outputs. If their
+            parameters do not correspond, the parameters that can't be copied are named, and stay as the user
+            initialised them.
 
     Returns:
-        The report: true in a condition if nothing parted; it is printed, too.
+        The report, which is also printed; in a condition, the report is true if nothing differs.
 
     Raises:
         UsageError: an argument is wrong; the message says what was expected.
@@ -131,16 +132,16 @@ def _info(side: ModelSetup) -> RunInfo:
     chosen = side.chosen
     layers = tuple(replace(layer, recorded=layer.path in chosen) for layer in side.live.info.layers)
     name = f"{side.name} ({side.framework.name})"
-    # It says that all of these were asked for: a parameter that could not be recorded is missed.
+    # Declares that all of these layers were requested: a parameter that could not be recorded counts as missing.
     recording = {"layers": len(chosen)}
     return replace(side.live.info, name=name, layers=layers, layer_map=side.mapped, recording=recording)
 
 
 def _step(settings: Settings, state: _State, number: int) -> None:
-    """Forward and backward of both models, compared; then the optimizers, and the weights that they made."""
+    """Run and compare forward and backward of both models; then step the optimizers and compare the new weights."""
     backward = settings.diff_phase != "forward"
     before = _passes(settings, state, number, backward)
-    # Gradients before the optimizer steps, weights after it.
+    # Gradients are compared before the optimizers step, updated weights afterwards.
     _compare(state, before, (*_FORWARD, *(_BACKWARD if backward else ()), "weight"))
     if not backward or state.failed or settings.sides.reference.optimizer is None:
         return
@@ -152,16 +153,16 @@ def _step(settings: Settings, state: _State, number: int) -> None:
 
 
 def _single_step(settings: Settings, state: _State, number: int) -> None:
-    """Forward with the reference's outputs put in, then, in a pass of its own, backward with its gradients."""
+    """Compare a forward with the reference's outputs inserted, then a separate pass with its gradients inserted."""
     reference, candidate = (side.live for side in settings.sides)
     phases = {"both": ("forward", "backward")}.get(settings.diff_phase, (settings.diff_phase,))
     for phase in phases:
         backward = phase == "backward"
         put_in = gradients_of_reference if backward else outputs_of_reference
-        # A pass that is run besides the models' own training leaves their buffers as they were.
+        # These passes are not training steps: the models' buffers are restored.
         with reference.buffers_kept(), candidate.buffers_kept():
             steps = _passes(settings, state, number, backward, put_in)
-        # What a synchronised forward hands to the loss is the reference's own output: no loss to compare.
+        # The loss receives the reference's own output in a single-step forward, so losses are not compared.
         _compare(state, steps, _BACKWARD if backward else ("input", "forward", "weight"))
         if state.failed:
             return
@@ -174,25 +175,29 @@ def _passes(
     backward: bool,
     put_in: Callable[[ModelSetup, Step, Alignment], AbstractContextManager[None]] | None = None,
 ) -> Both[Step]:
-    """One pass of each model; ``put_in`` gives the hooks that bring the reference's values into the candidate."""
+    """Run one pass of each model, and return both steps.
+
+    Args:
+        put_in: returns the hooks that insert the reference's values into the candidate.
+    """
     masks: Masks = {}
     alignment = state.partners
     reference, candidate = settings.sides
     drawn: During = nullcontext
-    given: During = nullcontext
+    applied: During = nullcontext
     during: During = nullcontext
     if settings.same_dropout:
         drawn = partial(masks_drawn, reference, masks)
-        given = partial(masks_of_reference, candidate, masks, alignment)
+        applied = partial(masks_of_reference, candidate, masks, alignment)
     first = run_pass(reference, number, backward, around=drawn)
     if put_in is not None:
         during = partial(put_in, candidate, first.step, alignment)
-    state.passes = Both(first, run_pass(candidate, number, backward, during, around=given))
+    state.passes = Both(first, run_pass(candidate, number, backward, during, around=applied))
     return state.passes.map(lambda one: one.step)
 
 
 def _compare(state: _State, steps: Both[Step], stages: Collection[str]) -> None:
-    """Compare the stages asked for; of the weights only parameters: forward itself writes into buffers."""
+    """Compare the given stages; among weights only parameters, because a forward writes into buffers."""
     comparison = state.comparison
     steps = Both(*(_of_stages(step, stages, run.info.layers) for step, run in steps.zip(comparison.runs)))
     diffs = comparison.step_diffs(steps)
@@ -200,24 +205,24 @@ def _compare(state: _State, steps: Both[Step], stages: Collection[str]) -> None:
     state.noise_driven.see(diffs)
     for compared, step in zip(state.compared, steps):
         for stage in stages:
-            kept = tuple(record for record in step.records if record.stage == stage)
-            compared[stage] = replace(step, records=kept)
+            records = tuple(record for record in step.records if record.stage == stage)
+            compared[stage] = replace(step, records=records)
     if steps.reference.number not in state.steps:
         state.steps.append(steps.reference.number)
 
 
 def _of_stages(step: Step, stages: Collection[str], layers: Sequence[Layer]) -> Step:
-    kept = (record for record in step.records if record.stage in stages and not _is_buffer(record, layers))
-    return replace(step, records=tuple(kept))
+    records = (record for record in step.records if record.stage in stages and not _is_buffer(record, layers))
+    return replace(step, records=tuple(records))
 
 
 def _is_buffer(record: Any, layers: Sequence[Layer]) -> bool:
     if record.stage != "weight":
         return False
     layer = next(layer for layer in layers if layer.path == record.layer)
-    # A frozen normalisation keeps its weight and bias as buffers: these are what another one's parameters are.
-    own = equivalents.slot(record.slot) in ("weight", "bias")
-    return not own and any(p.slot == record.slot and p.role == "buffer" for p in layer.parameters)
+    # A frozen normalisation stores weight and bias as buffers, which correspond to parameters of other models.
+    is_affine = equivalents.slot(record.slot) in ("weight", "bias")
+    return not is_affine and any(p.slot == record.slot and p.role == "buffer" for p in layer.parameters)
 
 
 def _not_assigned(settings: Settings, error: AssignError) -> Report:

@@ -1,4 +1,4 @@
-"""Which layers of an ``auto_diff``'s two models answer to each other: for the weights, and for all that follows."""
+"""Alignment of the two models of an ``auto_diff``, for the transfer of weights and for the comparisons."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from padiff.weights.output_proof import Inputs, run_once
 
 
 def carried_over(settings: Settings) -> Carried:
-    """Carry the weights over; what running both models once shows helps to pair them, and proves it.
+    """Copy the weights to the candidate; one run of both models helps to pair layers, and proves the result.
 
     Raises:
-        AssignError: the weights can't be carried over; nothing was changed.
+        AssignError: the weights can't be copied; nothing was changed.
     """
     base, raw = (side.model for side in settings.sides)
     try:
@@ -29,18 +29,19 @@ def carried_over(settings: Settings) -> Carried:
     except AssignError:
         raise
     except UsageError:
-        # They don't run in eval mode, say; what is wrong with the inputs is an error where they are really used.
+        # The models may fail in eval mode only; wrong inputs raise an error in the passes that follow.
         return carry_over(base, raw, settings.layer_map, may_stay=settings.mapped)
 
 
 def aligned_as(carried: Carried | None, settings: Settings) -> Callable[..., Alignment]:
-    """What pairs the layers: `align`, with what the outputs decided when the weights were carried over.
+    """Return the function that aligns the models: `align` with the answers from the transfer of weights.
 
-    What a rule of the user's laid out otherwise than the alignment would is not compared by it.
+    If a rule of the user arranged a layer's parameters differently than the alignment does, the insides of this layer
+    are not compared.
     """
     otherwise: set[tuple[str, str]] | None = None
     unseen: tuple[tuple[Any, ...], Alignment] | None = None
-    known: Mapping[str, str] = carried.choices if carried is not None else {}
+    answers: Mapping[str, str] = carried.choices if carried is not None else {}
     without = carried.without if carried is not None else ()
 
     def aligned(
@@ -50,52 +51,56 @@ def aligned_as(carried: Carried | None, settings: Settings) -> Callable[..., Ali
         seen: Both[Seen] = NOTHING_SEEN,
     ) -> Alignment:
         nonlocal otherwise, unseen
-        asked = reference, candidate, layer_map
-        if seen is NOTHING_SEEN and unseen is not None and all(a is b for a, b in zip(asked, unseen[0])):
-            return unseen[1]  # asked before the first step, and again where what it shows is of no matter
-        found = align(reference, candidate, layer_map, seen, without=without).answered(known)
+        arguments = reference, candidate, layer_map
+        if seen is NOTHING_SEEN and unseen is not None and all(a is b for a, b in zip(arguments, unseen[0])):
+            return unseen[1]  # called before the first step, and again if evidence from running is not needed
+        alignment = align(reference, candidate, layer_map, seen, without=without).answered(answers)
         if otherwise is None:
-            otherwise = {pair for pair in settings.ruled if pair in settings.mapped and _other(settings, pair, found)}
-        found = replace(found, differ_inside=found.differ_inside | otherwise)
+            otherwise = {
+                pair for pair in settings.ruled if pair in settings.mapped and _other(settings, pair, alignment)
+            }
+        alignment = replace(alignment, differ_inside=alignment.differ_inside | otherwise)
         if seen is NOTHING_SEEN:
-            unseen = asked, found
-        return found
+            unseen = arguments, alignment
+        return alignment
 
     return aligned
 
 
 def _other(settings: Settings, pair: tuple[str, str], alignment: Alignment) -> bool:
-    """Whether two layers hold other values, before any step, than the alignment says that they should."""
+    """Return True if two layers' initial values differ from the values that the alignment implies."""
     models = settings.sides.map(lambda side: side.live)
     within = {layer.path for layer in models.reference.below(pair[0])}
     for parameters in alignment.parameters:
         parts = Both(parameters.reference, parameters.candidate)
         if parts.reference[0].layer not in within or any(len(several) != 1 for several in parts):
             continue
-        one, other = (part.take(model.value(part.layer, part.slot)).ravel() for model, (part,) in models.zip(parts))
-        if one.size == other.size and not np.allclose(one, other, rtol=1e-2, atol=1e-6):
+        expected, actual = (
+            part.take(model.value(part.layer, part.slot)).ravel() for model, (part,) in models.zip(parts)
+        )
+        if expected.size == actual.size and not np.allclose(expected, actual, rtol=1e-2, atol=1e-6):
             return True
     return False
 
 
 @dataclass(frozen=True)
 class ComparedWhole:
-    """Two layers that are compared as wholes: their paths, and their parameters that are not compared."""
+    """Two layers that are compared by their outputs only: their paths, and the parameters that are not compared."""
 
     paths: Both[str]
     parameters: Both[list[str]]
 
 
 def compared_wholes(settings: Settings, alignment: Alignment) -> list[ComparedWhole]:
-    """The mapped layers that hold more than what is compared."""
-    found = []
+    """Return the mapped layers with sublayers, rules or parameters that are not compared."""
+    layers = []
     for pair in settings.mapped:
         places, differ = list(zip(settings.sides, pair)), pair in alignment.differ_inside
         names = Both(*(_uncompared(side, path, differ) for side, path in places))
         more = any(len(side.live.below(path)) > 1 for side, path in places)
         if any(names) or more or pair in settings.ruled:
-            found.append(ComparedWhole(Both(*pair), names))
-    return found
+            layers.append(ComparedWhole(Both(*pair), names))
+    return layers
 
 
 def _uncompared(side: ModelSetup, path: str, differ: bool) -> list[str]:
@@ -108,7 +113,7 @@ def _uncompared(side: ModelSetup, path: str, differ: bool) -> list[str]:
 
 
 def seen_of(settings: Settings, carried: Carried | None) -> Both[Seen]:
-    """What running both models shows; nothing where they don't run in eval mode."""
+    """Return evidence from running both models; no evidence if they do not run in eval mode."""
     if carried is not None and carried.seen.reference.order:
         return carried.seen
     with suppress(UsageError):

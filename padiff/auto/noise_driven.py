@@ -1,4 +1,4 @@
-"""Weights that noise moved: of a gradient that is rounding, an adaptive optimizer makes an update of any direction."""
+"""Weights changed by noise: an adaptive optimizer turns a gradient of rounding errors into an arbitrary update."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from padiff.records.step_diffs import StepDiffs
 
 @dataclass
 class NoiseDriven:
-    """Which parameters had gradients that are rounding noise, and how far an optimizer can have moved them."""
+    """Parameters whose gradients are rounding noise, and a bound on the change that an optimizer made to them."""
 
     _keys: set[Key] = field(default_factory=set)
     _moved: float = 0.0
-    #: Root mean square of what such biases are apart in the step at hand, by layer.
+    #: Root mean square of the difference of such weights in the current step, by layer.
     _apart: dict[str, float] = field(default_factory=dict)
 
     def see(self, diffs: Sequence[Diff]) -> None:
-        """Look at a step's gradients."""
+        """Add the parameters whose gradients in this step are rounding noise."""
         step = StepDiffs.of(diffs)
         self._keys |= step.keys_of(step.measured_fact(rounding_gradients))
 
     def stepped(self, before: Step, after: Step) -> None:
-        """The reference's optimizer has stepped: its largest updates are how far noise may have moved a parameter."""
+        """Add the reference's largest update to the bound on changes by noise."""
         weights = {(r.layer, r.slot): r.value for r in before.records if r.stage == "weight"}
         updates = [
             np.square(np.asarray(r.value, np.float64) - np.asarray(weights[r.layer, r.slot], np.float64)).mean()
@@ -41,9 +41,10 @@ class NoiseDriven:
         self._moved += math.sqrt(max(updates, default=0.0))
 
     def judge(self, diffs: Sequence[Diff]) -> list[Diff]:
-        """The diffs of a step; what noise can have moved passes, and says so: weights, and the outputs they shift.
+        """Return the diffs of a step, in which differences that noise explains pass with a note.
 
-        A bias whose gradient is zero is one that what follows cancels out: its own layer's output shows it, no other.
+        Noise explains differences of weights whose gradients are noise, and of the outputs that such weights shift. A
+        bias with a zero gradient is cancelled by later layers, so only its own layer's output shows the bias.
         """
         self._apart.clear()
         return [self._judged(diff) for diff in diffs]
@@ -56,7 +57,7 @@ class NoiseDriven:
         if diff.pair.stage == "weight" and key in self._keys and rms <= UNRELATED * self._moved:
             self._apart[key[0]] = max(rms, self._apart.get(key[0], 0.0))
             return diff if diff.passed else noted(diff)
-        # What the tolerance allows comes on top: it limits a mean of absolute values, 1.25 times less than its root.
+        # The tolerance is added: a limit on the mean absolute value, and 1.25 times that on the root mean square.
         shifted = diff.pair.stage == "forward" and key[0] in self._apart
         allowed = diff.judgement.limit if diff.judgement is not None else 0.0
         if shifted and not diff.passed and rms <= self._apart[key[0]] + 1.25 * allowed:

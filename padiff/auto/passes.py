@@ -1,4 +1,4 @@
-"""One pass of one model: forward, loss, backward, recorded."""
+"""One recorded pass of one model: forward, loss, backward."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from padiff.recorder.capture import Capture
 from padiff.recorder.layers import FixedLayers
 from padiff.records import Step
 
-#: Something that is on for the length of a pass (hooks that replace outputs).
+#: A context that is active during a pass (hooks that replace outputs).
 During = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass
 class Pass:
-    """What a pass left: the step's records, and the Python stack of each layer's call."""
+    """Results of a pass: the step's records, and the Python stack of each layer's call."""
 
     step: Step
     stacks: dict[tuple[str, int], StackSummary]
@@ -31,17 +31,19 @@ class Pass:
 def run_pass(
     side: ModelSetup, number: int, backward: bool, during: During = nullcontext, around: During = nullcontext
 ) -> Pass:
-    """Run a model once on its inputs and record it; gradients are cleared before, and no optimizer steps.
+    """Run a model once on its inputs and record it. Gradients are cleared before, and no optimizer steps.
 
     Args:
-        during: hooks that change what follows a layer, after the layer is recorded.
-        around: hooks that change what a layer gives, so that this is what is recorded.
+        number: number of the step.
+        backward: True to run backward, too.
+        during: hooks that replace a layer's output for later layers, after the output is recorded.
+        around: hooks that replace a layer's output before it is recorded.
 
     Raises:
         UsageError: the model's forward, or the loss, failed on these inputs; the cause is attached.
     """
     framework, live = side.framework, side.live
-    # Weights are equal in the first pass only: there it shows what the code does.
+    # Function calls are recorded in the first pass only, where the weights are equal.
     layers = FixedLayers(framework, live.nodes, side.chosen, side.owning)
     capture = Capture(number, layers, stacks=True, functions=number == 0)
     framework.layers.clear_gradients(live.model)
@@ -62,12 +64,12 @@ def run_pass(
 
 
 def weights_after(side: ModelSetup, number: int) -> Step:
-    """The parameters as they are now, as the weights that the step ``number`` would start from."""
+    """Return the current parameters as the initial weights of the step ``number``."""
     return Capture(number, FixedLayers(side.framework, side.live.nodes, side.chosen, side.owning)).weights()
 
 
 def update(side: ModelSetup) -> None:
-    """Step the side's optimizer and clear its gradients; a function does both itself."""
+    """Step the side's optimizer and clear its gradients, or call the user's function, which does both."""
     if side.framework.optimizers.is_optimizer(side.optimizer):
         side.framework.optimizers.step(side.optimizer)
     elif side.optimizer is not None:
@@ -79,14 +81,14 @@ def _forward(side: ModelSetup) -> Any:
         return side.live.model(*side.args, **side.kwargs)
     except (RuntimeError, ValueError, TypeError) as error:
         framework = side.framework
-        given = {
+        shapes = {
             name: f"{framework.tensors.dtype(value)} {list(framework.tensors.shape(value))}"
             for name, value in (*enumerate(side.args), *side.kwargs.items())
             if framework.tensors.is_tensor(value)
         }
         owned = sorted({framework.tensors.dtype(tensor) for _, tensor in side.live.tensors()})
         raise UsageError(
-            f"the {side.name} model's forward failed on its inputs {given} (its parameters are {', '.join(owned)}): "
+            f"the {side.name} model's forward failed on its inputs {shapes} (its parameters are {', '.join(owned)}): "
             f"{error}"
         ) from error
 
@@ -103,7 +105,7 @@ def _loss(side: ModelSetup, output: Any) -> Any:
 
 
 def _mean_of_all(side: ModelSetup, output: Any) -> Any:
-    """The built-in loss: the mean of every floating output, added up."""
+    """Return the default loss: the sum of the means of all floating-point outputs."""
     framework = side.framework
     floating = [
         tensor

@@ -1,4 +1,4 @@
-"""What ``auto_diff`` prints: options, stages, the verdict, and on failure the place in both models."""
+"""Output of ``auto_diff``: options, stages, the verdict, and on failure the place in both models."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _STAGE_NAMES = {
     "grad": "Weight Grad",
     "update": "Update",
 }
-#: Python stacks by path and number of a layer's call.
+#: Python stacks by layer path and index of the call.
 Stacks = Mapping[tuple[str, int], StackSummary]
 
 
 class Printer:
-    """Prints the course of one ``auto_diff``."""
+    """Printer of the progress of an ``auto_diff``."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -51,7 +51,7 @@ class Printer:
         print(f"\n{error}\n")
 
     def wholes(self, pairs: Sequence[ComparedWhole]) -> None:
-        """Which layers are compared by what goes in and comes out, and which parameters of theirs are not compared."""
+        """Print the layers that are compared by inputs and outputs only, with the parameters that are not compared."""
         for pair in pairs:
             few = " against ".join(_few(side) for side in pair.parameters)
             names = f" (parameters not compared: {few})" if any(pair.parameters) else ""
@@ -61,7 +61,7 @@ class Printer:
         self._say(f"=================Train Step {number}=================")
 
     def compared(self, diffs: Sequence[Diff], number: int) -> None:
-        """Which stages of the step were compared, and the largest difference of the outputs."""
+        """Print the stages of the step that agree, and the largest difference of the outputs."""
         outputs = [
             d.figures.max_abs
             for d in diffs
@@ -78,7 +78,7 @@ class Printer:
             self._say("weight after the optimizer compared.")
 
     def dumped(self, folders: Sequence[str]) -> None:
-        """Where the two sides' dumps lie, if there are any."""
+        """Print the folders of the dumps, if there are any."""
         if folders:
             self._say(f"Dumps of both models: {' and '.join(folders)}")
 
@@ -91,9 +91,9 @@ class Printer:
         if zeros:
             self._say(f"{zeros_text(zeros)}, which no tolerance can judge: {_few(zeros)}")
         if report.first_diff is None:
-            left = (*report.coverage.reference_layers, *report.coverage.candidate_layers)
-            if left:
-                self._say(f"Not compared, no partner: {', '.join(left)}")
+            unpaired = (*report.coverage.reference_layers, *report.coverage.candidate_layers)
+            if unpaired:
+                self._say(f"Not compared, no partner: {', '.join(unpaired)}")
             if report.outcome == CANNOT_TELL:
                 self._say("FAILED !!!")
                 print(f"\n{verdict(report)}\n")
@@ -119,12 +119,12 @@ class Printer:
         for side, path in sides.zip(paths):
             print(f"{side.name} model ({side.framework.name})\n=========================")
             print(tree_text(side.live.info.layers, path))
-        for side, path, record, known in zip(sides, paths, (diff.pair.reference, diff.pair.candidate), stacks):
+        for side, path, record, side_stacks in zip(sides, paths, (diff.pair.reference, diff.pair.candidate), stacks):
             call = record.call if record is not None else 0
             name = path or ""
             if record is not None and is_functional(record.slot):
                 name = f"{path}/{record.slot.rpartition('.')[0]}"
-            stack = known.get((name, call)) or known.get((path or "", 0))
+            stack = side_stacks.get((name, call)) or side_stacks.get((path or "", 0))
             if stack is not None:
                 print(f"\n{side.name} stacks ({side.framework.name}):\n=========================")
                 print(stack_text(stack, self._settings.full_stacks))
@@ -144,7 +144,7 @@ def _type(side: ModelSetup, path: str | None) -> str:
 
 
 def stack_text(stack: StackSummary, full: bool) -> str:
-    """A call stack, cut to the lines of the user's own code unless all of it is asked for."""
+    """Return a call stack as text; only the user's own lines unless `full` is True."""
     frames = [frame for frame in stack if full or is_users(frame.filename)]
     lines = [] if full else ["         ..."]
     for frame in frames or list(stack)[-3:]:

@@ -1,4 +1,4 @@
-"""The settings of an ``auto_diff``, from the arguments of a call: checked, defaults filled in, layer map resolved."""
+"""Settings of an ``auto_diff`` from the arguments of a call: checked, with defaults and a resolved layer map."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ PHASES = ("both", "forward", "backward")
 
 
 def resolve_settings(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Settings:
-    """Settings of a call: ``(base_model, raw_model, inputs, loss_fns=None, optimizers=None, **options)``, the first
-    generation's ``(layer, module, example_inp, auto_weights, ...)``, or any mixture of their words that is clear.
+    """Return the settings of a call.
+
+    The forms are ``(base_model, raw_model, inputs, loss_fns=None, optimizers=None, **options)``, the first generation's
+    ``(layer, module, example_inp, auto_weights, ...)``, or any unambiguous mixture of their names.
 
     Raises:
-        UsageError: an argument is missing, unknown or of the wrong form, or contradicts another.
+        UsageError: an argument is missing, unknown, of the wrong form, or contradicts another.
     """
     call = read_call(args, kwargs)
     names = _names(call)
@@ -35,12 +37,12 @@ def resolve_settings(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Settin
     losses = _two_or_none(call.loss_fns, "loss_fns", names)
     optimizers = _two_or_none(call.optimizers, "optimizers", names)
     sides = Both(*map(_side, names, call.models, inputs, losses, optimizers))
-    # In the first generation weights go from torch to paddle, and torch's inputs are what a single step runs on.
+    # In the first generation torch is the reference: weights go to paddle, and a single step uses torch's values.
     return _settings(sides.swapped(call.swapped), call)
 
 
 def _names(call: AutoDiffCall) -> Both[str]:
-    """What the two models are called, in the order in which the call gives them."""
+    """Return the names of the two models for messages, in the order of the call."""
     frameworks = call.models.map(frameworks_name)
     if call.first_generation and frameworks.reference != frameworks.candidate:
         return frameworks.map(lambda name: FRAMEWORKS[name].layer)
@@ -124,13 +126,13 @@ def _settings(sides: Both[ModelSetup], call: AutoDiffCall) -> Settings:
                 "set their rate to 0 to compare"
             )
     pairs = GivenMap.resolve(call.layer_map, sides.map(lambda side: side.live.nodes))
-    # The map's pairs and those of the proxies' own lists, then those that only a rule pairs.
+    # Pairs of the map and of the proxies' own lists come first, then pairs that only a rule defines.
     infos = sides.map(lambda side: side.live.info)
     named = entries(infos, pairs)
-    given = [(entry.reference[0], entry.candidate[0]) for entry in named if entry.one_to_one]
+    map_pairs = [(entry.reference[0], entry.candidate[0]) for entry in named if entry.one_to_one]
     by_rule = _ruled(sides, pairs)
-    besides = tuple(pair for pair in by_rule if pair not in given)
-    mapped = [pair for pair in (*given, *besides) if ROOT not in pair]
+    besides = tuple(pair for pair in by_rule if pair not in map_pairs)
+    mapped = [pair for pair in (*map_pairs, *besides) if ROOT not in pair]
     for side, *paths in zip(sides, *mapped):
         side.mapped = tuple(paths)
     return Settings(
@@ -151,12 +153,12 @@ def _settings(sides: Both[ModelSetup], call: AutoDiffCall) -> Settings:
 
 
 def _ruled(sides: Both[ModelSetup], pairs: GivenMap) -> tuple[tuple[str, str], ...]:
-    """Layers that answer to each other, found or by the map, and that a rule of the user's is about."""
+    """Return the pairs of layers, by path, that have a rule of the user."""
     models = sides.map(lambda side: side.live)
     frameworks = models.map(lambda model: model.framework.name)
     rules = ruled(frameworks)
     if not rules:
         return ()
-    found = align(models.reference.info, models.candidate.info, pairs, whole=rules).pairs
-    paths = [Both(pair.reference.path, pair.candidate.path) for pair in found]
+    aligned = align(models.reference.info, models.candidate.info, pairs, whole=rules).pairs
+    paths = [Both(pair.reference.path, pair.candidate.path) for pair in aligned]
     return tuple((p.reference, p.candidate) for p in paths if special_init(frameworks, layers_at(models, p)))

@@ -1,4 +1,4 @@
-"""A call of ``auto_diff``, understood: the two sides and the options that hold."""
+"""Settings of an ``auto_diff``: the two models and the options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from padiff.records import ROOT, Both
 
 @dataclass
 class ModelSetup:
-    """One of the two models, with all that belongs to it."""
+    """One of the two models with its inputs, loss function and optimizer."""
 
     name: str
     live: LiveModel
@@ -25,7 +25,7 @@ class ModelSetup:
     kwargs: dict[str, Any]
     loss_fn: Callable[[Any], Any] | None
     optimizer: Any
-    #: Layers of the layer map, by path: what is below them is not compared one by one.
+    #: Paths of the mapped layers; layers below these are not compared.
     mapped: tuple[str, ...] = ()
 
     @property
@@ -34,13 +34,13 @@ class ModelSetup:
 
     @property
     def chosen(self) -> frozenset[str]:
-        """Paths of the layers to record: all, or what the lists of a proxy and the layer map leave."""
+        """Return the paths of the layers to record: all, restricted by the proxy's lists and the layer map."""
         chosen: frozenset[str] = self.model.padiff_chosen if is_proxy(self.model) else self._all
         return select(self.live.nodes, hidden=self.mapped) & chosen
 
     @property
     def owning(self) -> frozenset[str]:
-        """Paths of the layers whose parameters to record."""
+        """Return the paths of the layers whose parameters to record."""
         listed: frozenset[str] = self.model.padiff_owning if is_proxy(self.model) else self._all
         return owning(
             self.live.nodes, self.framework, select(self.live.nodes, hidden=self.mapped) & listed, self.mapped
@@ -53,7 +53,7 @@ class ModelSetup:
 
 @dataclass
 class Settings:
-    """A call of ``auto_diff``, understood."""
+    """All settings of a call of ``auto_diff``."""
 
     sides: Both[ModelSetup]
     tolerance: Tolerance
@@ -65,24 +65,24 @@ class Settings:
     same_dropout: bool = False
     full_stacks: bool = False
     remarks: tuple[str, ...] = ()
-    #: Whether the call was in the first generation's words.
+    #: True if the call has the first generation's form.
     first_generation: bool = False
-    #: Pairs of layers, by path, that a rule of the user's carries over as wholes; those of them that no map pairs.
+    #: Pairs of layers, by path, with a rule of the user; and the subset of these pairs that is not in the layer map.
     ruled: tuple[tuple[str, str], ...] = ()
     ruled_besides: tuple[tuple[str, str], ...] = ()
 
     @property
     def mapped(self) -> list[tuple[str, str]]:
-        """Pairs of layers that are compared by what they give, not layer by layer inside of them."""
+        """Return the pairs of layers that are compared by their outputs, without the layers below."""
         return list(zip(self.sides.reference.mapped, self.sides.candidate.mapped))
 
     def whole_map(self) -> GivenMap:
-        """The layer map; the two models answer to each other as wholes, so their outputs are compared in any case."""
+        """Return the layer map with the pair of root layers added, so that the models' outputs are always compared."""
         pairs = [*self.layer_map, *self.ruled_besides]
         return GivenMap(pairs if any(ROOT in pair for pair in pairs) else [(ROOT, ROOT), *pairs])
 
     def options(self) -> dict[str, Any]:
-        """The options as they hold, for the log."""
+        """Return the effective options for the log."""
         return {
             "auto_init": self.auto_init,
             "atol": self.tolerance.atol,

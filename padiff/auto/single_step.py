@@ -1,4 +1,4 @@
-"""Single step: the candidate's layers run on what the reference computed, so that errors do not add up."""
+"""Single-step mode: the candidate's layers run on the reference's values, so that errors do not accumulate."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from padiff.model.nested import flatten, replace_tensors
 from padiff.recorder.copying import own_calls
 from padiff.records import Step
 
-#: Values of the reference by its layer's path and call, then by slot.
+#: Values of the reference by layer path and call index, then by slot.
 _Values = dict[tuple[str, int], dict[str, np.ndarray]]
 
 
 @contextmanager
 def outputs_of_reference(candidate: ModelSetup, reference: Step, alignment: Alignment) -> Iterator[None]:
-    """Replace every paired layer's output by the reference's, once it is recorded: what follows runs on that."""
+    """Replace each paired layer's output, after it is recorded, by the reference's output."""
     values = _values(reference, "forward")
 
     def replaced(path: str, call: int, _: tuple[Any, ...], output: Any) -> Any:
@@ -42,18 +42,18 @@ def outputs_of_reference(candidate: ModelSetup, reference: Step, alignment: Alig
 
 @contextmanager
 def gradients_of_reference(candidate: ModelSetup, reference: Step, alignment: Alignment) -> Iterator[None]:
-    """Replace the gradient that reaches every paired layer's output by the reference's, once it is recorded."""
+    """Replace the gradient of each paired layer's output, after it is recorded, by the reference's gradient."""
     values = _values(reference, "backward")
-    seen: set[int] = set()
-    alive: list[Any] = []  # an id stands for a tensor only while that tensor lives
+    hooked_ids: set[int] = set()
+    alive: list[Any] = []  # an id identifies a tensor only as long as the tensor exists
 
     def catch(path: str, call: int, _: tuple[Any, ...], output: Any) -> None:
         of_reference = _by_slot(values.get((path, call), {}), output, candidate)
         for slot, tensor in flatten(output, "output", candidate.framework.tensors.is_tensor):
             array = of_reference.get(slot)
-            if array is None or id(tensor) in seen or array.shape != candidate.framework.tensors.shape(tensor):
+            if array is None or id(tensor) in hooked_ids or array.shape != candidate.framework.tensors.shape(tensor):
                 continue
-            seen.add(id(tensor))
+            hooked_ids.add(id(tensor))
             alive.append(tensor)
             candidate.framework.hooks.on_gradient(tensor, partial(_in_place_of, candidate, array))
 
@@ -69,18 +69,19 @@ def _in_place_of(candidate: ModelSetup, array: np.ndarray, gradient: Any) -> Any
 def hooked(
     side: ModelSetup, partners: Mapping[str, str], replaced: Callable[[str, int, tuple[Any, ...], Any], Any]
 ) -> Iterator[None]:
-    """Call ``replaced(partner, call, args, output)`` after each call of a side's layers; its value is the new output.
+    """Call ``replaced(partner, call, args, output)`` after each call of a side's layers; its result is the new output.
 
     Args:
         side: the model whose layers are hooked.
-        partners: paths of its layers, each with the path that ``replaced`` is given.
+        partners: layer paths, each with the path that is passed to ``replaced``.
+        replaced: the function to call.
     """
     handles: list[Handle] = []
     calls: Counter[str] = Counter()
     again: Counter[str] = Counter()
 
     def hook(path: str, args: tuple[Any, ...], output: Any) -> Any:
-        # Recomputation in backward repeats the calls of forward, in their order.
+        # Recomputation during backward repeats the forward's calls in the same order.
         counter = again if side.framework.hooks.recomputing() else calls
         call = counter[path]
         counter[path] += 1
@@ -109,7 +110,7 @@ def _values(reference: Step, stage: str) -> _Values:
 
 
 def _by_slot(of_reference: Mapping[str, np.ndarray], output: Any, candidate: ModelSetup) -> Mapping[str, np.ndarray]:
-    """The reference's values under the candidate's slots: those of one name, and by position where all names differ."""
+    """Return the reference's values by the candidate's slots: by name, or by position if all names differ."""
     slots = [slot for slot, _ in flatten(output, "output", candidate.framework.tensors.is_tensor)]
     if len(slots) == len(of_reference) and not of_reference.keys() & set(slots):
         return dict(zip(slots, of_reference.values()))

@@ -1,4 +1,4 @@
-"""Whether the parts of an ``auto_diff`` call fit the models: errors come before anything runs."""
+"""Checks that the arguments of an ``auto_diff`` fit the models, before anything runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from padiff.system.spelling import nearest
 
 
 def check_call(args: tuple[Any, ...], kwargs: dict[str, Any], name: str, live: LiveModel) -> None:
-    """Whether a model's forward takes these inputs, and they are of its framework and on its device."""
+    """Check that the model's forward accepts these inputs, and that their framework and device are the model's.
+
+    Raises:
+        UsageError: the inputs do not fit.
+    """
     signature = inspect.signature(live.model.forward)
     try:
         signature.bind(*args, **kwargs)
@@ -27,10 +31,10 @@ def check_call(args: tuple[Any, ...], kwargs: dict[str, Any], name: str, live: L
     framework = live.framework
     devices = {framework.tensors.device(tensor) for _, tensor in live.tensors()}
     for key, value in (*enumerate(args), *kwargs.items()):
-        other = framework_of_tensor(value)
-        if other is not None and other is not framework:
+        source = framework_of_tensor(value)
+        if source is not None and source is not framework:
             raise UsageError(
-                f"inputs: the {name} model is of {framework.name}, its input {key!r} is a tensor of {other.name}"
+                f"inputs: the {name} model is of {framework.name}, its input {key!r} is a tensor of {source.name}"
             )
         if framework.tensors.is_tensor(value) and devices and framework.tensors.device(value) not in devices:
             raise UsageError(
@@ -40,11 +44,15 @@ def check_call(args: tuple[Any, ...], kwargs: dict[str, Any], name: str, live: L
 
 
 def check_loss(loss: Any, name: str, live: LiveModel) -> None:
-    """Whether a loss is a function of one argument."""
+    """Check that a loss is a function of one argument.
+
+    Raises:
+        UsageError: the loss is not.
+    """
     if not callable(loss):
         raise UsageError(f"loss_fns: the {name} model's loss has to be a function of the output, got {loss!r}")
     try:
-        # A layer's __call__ takes anything: what it takes is said by its forward.
+        # The signature of a layer is that of its forward: its __call__ accepts anything.
         inspect.signature(loss.forward if live.framework.layers.is_model(loss) else loss).bind(None)
     except TypeError as error:
         raise UsageError(
@@ -56,7 +64,11 @@ def check_loss(loss: Any, name: str, live: LiveModel) -> None:
 
 
 def check_optimizer(optimizer: Any, name: str, live: LiveModel) -> None:
-    """Whether an optimizer is one of the model's framework, or a function that steps and clears."""
+    """Check that an optimizer belongs to the model's framework, or is a function that steps and clears gradients.
+
+    Raises:
+        UsageError: the optimizer is neither.
+    """
     if optimizer is None or live.framework.optimizers.is_optimizer(optimizer):
         return
     if callable(optimizer) and not hasattr(optimizer, "step"):
@@ -68,10 +80,10 @@ def check_optimizer(optimizer: Any, name: str, live: LiveModel) -> None:
 
 
 def drop_inside(side: ModelSetup) -> list[str]:
-    """Attentions and recurrent layers with a rate of their own, which draw their masks without a dropout layer."""
-    found = []
+    """Return the paths of attentions and recurrent layers that apply dropout without a dropout layer."""
+    paths = []
     for node in side.live.nodes:
         rate = getattr(node.layer, "dropout", 0.0)
         if isinstance(rate, float) and rate > 0 and node.layer.training:
-            found.append(node.path)
-    return found
+            paths.append(node.path)
+    return paths

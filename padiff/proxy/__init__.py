@@ -1,4 +1,4 @@
-"""``create_model`` and the object it makes: the seeds' face of the recorder."""
+"""``create_model`` and its proxy model, PaDiff's original interface to the recorder."""
 
 from padiff.proxy.dataloader import check_dataloader
 from padiff.proxy.dump_root import get_dump_root_path, set_dump_root_path

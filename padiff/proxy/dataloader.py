@@ -1,4 +1,4 @@
-"""``check_dataloader``: do two data loaders give the same batches?"""
+"""``check_dataloader``: compare the batches of two data loaders."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from padiff.records import UNSCALED, Both
 
 
 def check_dataloader(loader_0: Iterable[Any], loader_1: Iterable[Any], cfg: Mapping[str, Any] | None = None) -> bool:
-    """Compare two data loaders batch by batch; prints the first difference.
+    """Compare two data loaders batch by batch, and print the first difference.
 
     Args:
-        loader_0, loader_1: anything that gives batches: tensors of either framework, arrays, and lists, tuples or
-            dicts of them.
+        loader_0, loader_1: iterables of batches: tensors of either framework, arrays, and lists, tuples or dicts of
+            these.
         cfg: ``atol``, ``rtol`` and ``compare_mode`` as in `padiff.check_report`.
 
     Returns:
-        Whether all batches agree, in number too.
+        True if all batches and the number of batches agree.
 
     Raises:
-        NothingToCompareError: neither loader gives a batch, or their batches hold no tensor.
+        NothingToCompareError: both loaders are empty, or a batch holds no tensor in either loader.
     """
     tolerance = tolerance_of(cfg)
     end = object()
@@ -45,12 +45,12 @@ def check_dataloader(loader_0: Iterable[Any], loader_1: Iterable[Any], cfg: Mapp
         if counts.reference != counts.candidate:
             print(f"[AutoDiff] batch {index}: {counts.reference} against {counts.candidate} tensors")
             return False
-        # By name; where the two call them differently ("img", "image"), by position.
+        # Pair tensors by name, or by position if the names differ ("img", "image").
         names = arrays.reference if arrays.reference.keys() == arrays.candidate.keys() else arrays.candidate
-        for (name, array), other in zip(arrays.reference.items(), names):
-            problem = _problem(array, arrays.candidate[other], tolerance)
+        for (name, array), partner in zip(arrays.reference.items(), names):
+            problem = _problem(array, arrays.candidate[partner], tolerance)
             if problem:
-                print(f"[AutoDiff] batch {index}, {name} against {other}: {problem}")
+                print(f"[AutoDiff] batch {index}, {name} against {partner}: {problem}")
                 return False
         index += 1
     if not index:

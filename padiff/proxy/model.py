@@ -1,4 +1,4 @@
-"""The proxy model: a model that records itself, and dumps when asked to."""
+"""The proxy model: a wrapper that records a model and writes dumps on request."""
 
 from __future__ import annotations
 
@@ -28,22 +28,23 @@ _PARAMS = {stage: place for stage, place in FOLDERS.items() if place[0] == PARAM
 
 
 def create_model(model: Any, name: str | None = None, dump_freq: int = 1) -> ProxyModel:
-    """Wrap a torch Module or a paddle Layer so that it records what it computes.
+    """Wrap a torch Module or a paddle Layer in a proxy that records its computation.
 
     Args:
-        model: the model; a proxy is handed back as it is.
-        name: of its dumps' folder. Default: its class name, with a number where another living model has it.
-        dump_freq: every how many calls ``try_dump()`` writes.
+        model: the model; a proxy is returned unchanged.
+        name: name of the dump folder. Default: the class name, with a number appended if another living model has it.
+        dump_freq: ``try_dump()`` writes at every `dump_freq`-th call.
     """
     return model if isinstance(model, ProxyModel) else ProxyModel(model, name, dump_freq)
 
 
 class ProxyModel:
-    """What ``create_model`` makes. Calls, attributes and methods it has not itself are the wrapped model's.
+    """The wrapper that ``create_model`` returns. Other attributes and methods are the wrapped model's.
 
     Attributes:
         model: the wrapped model.
-        name, dump_path: its name, and the folder for dumps that no path is given for.
+        name: name of the model.
+        dump_path: default folder for dumps.
         framework: ``torch`` or ``paddle``.
     """
 
@@ -103,7 +104,7 @@ class ProxyModel:
         return self._capture
 
     def clear_report(self) -> None:
-        """Forget what was recorded so far."""
+        """Discard the records so far."""
         if self._capture is not None:
             self._capture.finish()
             self._capture = None
@@ -111,16 +112,17 @@ class ProxyModel:
     # -- dumping -------------------------------------------------------------------------------------------
 
     def try_dump(self, per_step: int | str | Path | None = None, dir_path: str | Path | None = None) -> bool:
-        """End a step: every ``per_step``-th call dumps report and parameters; each clears the report.
+        """End a step: write report and parameters if a dump is due, and clear the report in any case.
 
         Args:
-            per_step: every how many calls. Default: the model's ``dump_freq``. A path is taken as ``dir_path``.
-                Calls are counted from 0: with 10 it is steps 9, 19, ..., as the documents have it, which is
-                ``every_n_steps=padiff.Schedule(every=10, first=9)`` of a recorder. ``dump_freq=10`` is 0, 10, ...
-            dir_path: where to. Default: ``<dump_path>/step_N/rank_R``.
+            per_step: number of calls between two dumps. Default: the model's ``dump_freq``. A path is accepted as
+                ``dir_path``. Calls are counted from 0: ``per_step=10`` dumps at steps 9, 19, ..., as documented, like
+                ``every_n_steps=padiff.Schedule(every=10, first=9)`` of a recorder; ``dump_freq=10`` dumps at steps 0,
+                10, ...
+            dir_path: folder to write to. Default: ``<dump_path>/step_N/rank_R``.
 
         Returns:
-            Whether it dumped.
+            True if a dump was written.
         """
         if isinstance(per_step, (str, Path)):
             per_step, dir_path = None, per_step
@@ -152,19 +154,19 @@ class ProxyModel:
         self.dump_params(path)
 
     def dump_report(self, dir_path: str | Path) -> None:
-        """Write what was recorded since the last `clear_report`: inputs, outputs, losses, activation gradients."""
+        """Write the records since the last `clear_report`: inputs, outputs, losses, activation gradients."""
         self._write(dir_path, self._report.peek(self._framework.environment.distributed()[0]), _REPORT)
 
     def dump_params(self, dir_path: str | Path) -> None:
-        """Write weights and gradients as they are now."""
+        """Write the current weights and gradients."""
         self._write(dir_path, self._parameters(), _PARAMS)
 
     def dump_weights(self, dir_path: str | Path) -> None:
-        """Write the weights alone, beside (not over) what `dump_params` wrote into the same folder."""
+        """Write only the weights, next to the files that `dump_params` writes into the same folder."""
         self._write(dir_path, self._parameters(), {"weight": ALONE["weight"]})
 
     def dump_grads(self, dir_path: str | Path) -> None:
-        """Write the gradients alone, beside (not over) what `dump_params` wrote into the same folder."""
+        """Write only the gradients, next to the files that `dump_params` writes into the same folder."""
         self._write(dir_path, self._parameters(), {"grad": ALONE["grad"]})
 
     def _parameters(self) -> Step:
@@ -174,7 +176,7 @@ class ProxyModel:
     def _write(
         self, dir_path: str | Path, step: Step, places: Mapping[str, tuple[str, str]], info: RunInfo | None = None
     ) -> None:
-        """Write aside, then put in place; other files of the folder are left alone."""
+        """Write to a temporary folder, then move the files into place; other files of the folder stay."""
         folder = local_folder(dir_path, "dir_path")
         folder.mkdir(parents=True, exist_ok=True)
         names = sorted({name for place in places.values() for name in place})
@@ -183,7 +185,7 @@ class ProxyModel:
         aside.mkdir()
         try:
             write_dump(aside, info or self._info, step, places)
-            # Tensors first: a JSON file never names a file that is not there yet.
+            # Tensors first, so that a JSON file never names a missing file.
             for name in sorted(names, key=lambda name: name.endswith(".json")):
                 target = folder / name
                 if target.is_dir():
@@ -205,40 +207,46 @@ class ProxyModel:
     # -- what is recorded ----------------------------------------------------------------------------------
 
     def update_black_list(self, layers: Iterable[Any], mode: str = "all") -> None:
-        """Leave layers out; void while there is a white list.
+        """Exclude layers from recording; without effect while there is a white list.
 
         Args:
             layers: layer objects, classes or path patterns of this model.
-            mode: ``self`` the layers alone, ``sublayers`` those below them, ``all`` both (default).
+            mode: ``self`` for the layers alone, ``sublayers`` for the layers below, ``all`` for both (default).
         """
         self._change(black=[*self._black, *self._listed(layers, mode, "black list")])
 
     def update_white_list(self, layers: Iterable[Any], mode: str = "all") -> None:
-        """Record these layers only; else as `update_black_list`."""
+        """Record these layers only; arguments as in `update_black_list`."""
         self._change(white=[*self._white, *self._listed(layers, mode, "white list")])
 
     def update_black_list_with_class(self, layer_class: Any, mode: str = "all") -> None:
-        """Leave out all layers of a class, or of a list of classes."""
+        """Exclude all layers of a class, or of a list of classes, from recording."""
         self.update_black_list(layer_class if isinstance(layer_class, (list, tuple)) else [layer_class], mode)
 
     def update_white_list_with_class(self, layer_class: Any, mode: str = "all") -> None:
-        """Record the layers of a class, or of a list of classes, only."""
+        """Record only the layers of a class, or of a list of classes."""
         self.update_white_list(layer_class if isinstance(layer_class, (list, tuple)) else [layer_class], mode)
 
     def set_layer_map(self, layers: Sequence[Any]) -> None:
-        """Say which layers answer, in this order, to those of the other model's map; what is below them is left out."""
+        """Set the layers that correspond, in this order, to the layers of the other model's map.
+
+        Layers below these are not recorded.
+        """
         if isinstance(layers, Mapping) or not isinstance(layers, Iterable):
             raise UsageError(f"set_layer_map takes a list of this model's layers, got {type(layers).__name__}")
-        found = list(layers)
-        for layer in found:
+        mapped = list(layers)
+        for layer in mapped:
             find_paths(self._nodes, layer, "set_layer_map")
-        self._change(layer_map=found)
+        self._change(layer_map=mapped)
 
     def auto_layer_map(self, model_place: str) -> list[str]:
-        """Set the layer map to the layers that a rule for carrying weights over is about, and print them.
+        """Set the layer map to composite layers (attention, recurrent) and layers with a rule, and print their paths.
 
         Args:
-            model_place: ``"base"`` or ``"raw"``: which part this model has in the comparison.
+            model_place: ``"base"`` or ``"raw"``, the role of this model in the comparison.
+
+        Returns:
+            The paths of these layers.
         """
         if model_place not in ("base", "raw"):
             raise UsageError(f"auto_layer_map: model_place is 'base' or 'raw', got {model_place!r}")
@@ -263,25 +271,27 @@ class ProxyModel:
         black: list[tuple[Any, str]] | None = None,
         layer_map: list[Any] | None = None,
     ) -> None:
-        """Take new lists over, if they can be meant; what was recorded under the old ones is forgotten."""
+        """Set new lists if they select at least one layer, and discard the records made under the old lists."""
         white = self._white if white is None else white
         black = self._black if black is None else black
         layer_map = self._layer_map if layer_map is None else layer_map
-        select(self._nodes, None, black, layer_map)  # a bad item of a black list is an error, void or not
+        select(
+            self._nodes, None, black, layer_map
+        )  # a wrong item of a black list is an error, even while a white list overrides it
         if not select(self._nodes, white or None, black or None, layer_map):
             raise UsageError("the white and black lists leave no layer to record")
         self._white, self._black, self._layer_map = white, black, layer_map
         self.clear_report()
 
-    # -- for the other rooms -------------------------------------------------------------------------------
+    # -- for other packages ---------------------------------------------------------------------------------
 
     def padiff_dump(self, dir_path: str | Path, step: Step, layer_map: Sequence[str]) -> None:
-        """Write a step of this model, recorded elsewhere, with the paths that answer to another model's."""
+        """Write a dump of a step that was recorded elsewhere, with the paths that correspond to another model's."""
         self.padiff_forget(dir_path)
         self._write(dir_path, step, {**_REPORT, **_PARAMS}, replace(self._info, layer_map=tuple(layer_map)))
 
     def padiff_forget(self, dir_path: str | Path) -> None:
-        """Take a dump away; other files of the folder stay."""
+        """Delete a dump; other files of the folder stay."""
         for name in {name for place in (_REPORT | _PARAMS | ALONE).values() for name in place}:
             target = Path(dir_path) / name
             if target.is_dir():
@@ -291,27 +301,27 @@ class ProxyModel:
 
     @property
     def padiff_model(self) -> Any:
-        """The wrapped model."""
+        """Return the wrapped model."""
         return self.model
 
     @property
     def padiff_layer_map(self) -> list[Any]:
-        """Layers of `set_layer_map`, in order."""
+        """Return the layers of `set_layer_map`, in order."""
         return list(self._layer_map)
 
     @property
     def padiff_lists(self) -> tuple[list[Any] | None, list[Any] | None]:
-        """White and black list, `None` for one that is empty."""
+        """Return the white list and the black list; `None` for an empty one."""
         return list(self._white) or None, list(self._black) or None
 
     @property
     def padiff_chosen(self) -> frozenset[str]:
-        """Paths of the layers that are recorded."""
+        """Return the paths of the recorded layers."""
         return select(self._nodes, self._white or None, self._black or None, self._layer_map)
 
     @property
     def padiff_owning(self) -> frozenset[str]:
-        """Paths of the layers whose parameters are recorded."""
+        """Return the paths of the layers whose parameters are recorded."""
         return owning(self._nodes, self._framework, self.padiff_chosen, self._layer_map)
 
     def __getattr__(self, name: str) -> Any:

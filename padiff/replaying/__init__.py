@@ -1,4 +1,4 @@
-"""Doing recorded steps again with another model, each from where the recorded run was."""
+"""Replay of recorded steps with another model, each from the reference's recorded state."""
 
 from padiff.replaying.calibrating import calibrate
 from padiff.replaying.own_errors import Isolation, OwnError

@@ -1,4 +1,4 @@
-"""``batches``: what a recorded run was fed with, as tensors of the framework that is to be fed now."""
+"""``batches``: the recorded inputs and labels of a run, as tensors of a framework."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from padiff.records.recorded_batches import recorded_batches
 from padiff.system.naming import first_few
 from padiff.system.switches import say
 
-# Steps that a message names.
+# Number of steps that a message names.
 _NAMED = 6
 
 
 @dataclass(frozen=True)
 class RunBatch:
-    """A micro-batch of a recorded run. Tensors are made each time they are asked for.
+    """A micro-batch of a recorded run. Each access creates new tensors.
 
-    Going through it gives the inputs and then the labels: ``for *inputs, labels in padiff.batches(run)``. Labels are
-    one tensor where there is one, else a tuple.
+    Iteration yields the inputs and then the labels: ``for *inputs, labels in padiff.batches(run)``. The labels are a
+    tensor if there is one, else a tuple.
 
     Attributes:
-        step: the step's number.
-        micro_batch: which of the step's micro-batches, counted from 0.
+        step: number of the step.
+        micro_batch: index of the micro-batch in the step, from 0.
     """
 
     step: int
@@ -42,25 +42,28 @@ class RunBatch:
 
     @property
     def inputs(self) -> tuple[Any, ...]:
-        """What the model was called with, in the order of the call. What a pack was not kept of (`kwargs`) has all of
-        its tensors here, those that were given by name too.
+        """Return the positional arguments of the model's call, in order.
+
+        Without a pack, keyword arguments are not known as such: then all recorded input tensors are here.
         """
         return tuple(with_leaves(value, self._make) for value in self._inputs)
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """The inputs that were given by name, if a pack says so; else empty."""
+        """Return the keyword arguments of the model's call, if a pack recorded them; else an empty dict."""
         return {name: with_leaves(value, self._make) for name, value in self._kwargs.items()}
 
     @property
     def named(self) -> dict[str, Any]:
-        """All inputs by the names that the recorded model's forward has for them, as far as they are known."""
+        """Return the inputs by the parameter names of the recorded model's forward, as far as the names are known."""
         return {name: with_leaves(value, self._make) for name, value in {**self._named, **self._kwargs}.items()}
 
     @property
     def labels(self) -> tuple[Any, ...]:
-        """What the loss functions were given besides what the model gave, in order. A tensor that several were given is
-        there once where a pack was kept, else once for each of them.
+        """Return the arguments of the loss functions other than the model's outputs, in order.
+
+        A tensor that several loss functions received is listed once if a pack was recorded, else once per loss
+        function.
         """
         return tuple(with_leaves(value, self._make) for value in self._labels or ())
 
@@ -75,9 +78,10 @@ class Batches(Sequence[RunBatch]):
     """The micro-batches of a recorded run, in order.
 
     Args:
-        places: step and micro-batch of each.
-        read: gives the batches of a step.
-        framework: of which their tensors are.
+        places: step number and micro-batch index of each batch.
+        read: a function that reads the batches of a step.
+        framework: framework of the tensors.
+        label: name of the run for messages.
     """
 
     def __init__(
@@ -88,7 +92,7 @@ class Batches(Sequence[RunBatch]):
 
     @property
     def steps(self) -> list[int]:
-        """The steps that they are of."""
+        """Return the numbers of the steps that these batches belong to."""
         return list(dict.fromkeys(step for step, _ in self._places))
 
     def __len__(self) -> int:
@@ -109,8 +113,9 @@ class Batches(Sequence[RunBatch]):
         return self._last[1][number]
 
     def dataset(self) -> Any:
-        """A torch ``Dataset``, or a ``paddle.io.Dataset``, whose items are whole batches, ``(*inputs, labels)``: for a
-        ``DataLoader(dataset, batch_size=None, shuffle=False)``.
+        """Return a torch ``Dataset`` or a ``paddle.io.Dataset`` whose items are whole batches, ``(*inputs, labels)``.
+
+        Use the dataset with ``DataLoader(dataset, batch_size=None, shuffle=False)``.
         """
         return self._framework.data.dataset(_Items(self))
 
@@ -119,7 +124,7 @@ class Batches(Sequence[RunBatch]):
 
 
 class _Items(Sequence[tuple[Any, ...]]):
-    """The batches as tuples."""
+    """Sequence of the batches as tuples ``(*inputs, labels)``."""
 
     def __init__(self, batches: Batches) -> None:
         self._batches = batches
@@ -139,28 +144,28 @@ def batches(
     framework: str | None = None,
     missing: str = "error",
 ) -> Batches:
-    """The batches of a recorded run, in order, as tensors.
+    """Return the batches of a recorded run, in order, as tensors.
 
-    Of each recorded step all micro-batches, from the step's pack where there is one, else from what was recorded at
-    the model's call and at the loss functions.
+    All micro-batches of each recorded step are returned, from the step's pack if there is one, else from the recorded
+    inputs of the model and of the loss functions.
 
     Args:
         source: a run folder.
-        steps: numbers of steps. Default: all that are recorded.
-        like: a model or a tensor of the framework that the tensors are to be of; they are made on its device.
-        framework: or the framework's name. Default: the one that this process has imported.
-        missing: what to do with steps whose batch is not known in full: ``"error"`` names them, ``"skip"`` leaves them
-            out and says so once on standard error.
+        steps: numbers of steps. Default: all recorded steps.
+        like: a model or a tensor; the tensors are created in its framework and on its device.
+        framework: name of the framework, instead of `like`. Default: the framework that this process has imported.
+        missing: handling of steps whose batch is incomplete: ``"error"`` names them, ``"skip"`` leaves them out and
+            prints one line on standard error.
 
     Raises:
         RunFolderError: the run can't be read.
-        UsageError: a step's batch is not known, or it is not clear which framework is meant.
+        UsageError: a step's batch is incomplete, or the framework is ambiguous.
     """
     if missing not in ("error", "skip"):
         raise UsageError(f"missing is 'error' or 'skip', got {missing!r}")
     if like is not None and framework is not None:
         raise UsageError("batches: give like= or framework=, not both")
-    found, near = framework_like(like) if like is not None else (framework_called(framework), None)
+    target, near = framework_like(like) if like is not None else (framework_called(framework), None)
     run, label = open_run(source), str(source)
     numbers = sorted({*run.numbers(), *run.packs})
     unknown = [step for step in steps or () if step not in numbers]
@@ -168,24 +173,24 @@ def batches(
         raise UsageError(f"{label} has no step {unknown[0]}: recorded are {first_few(numbers, _NAMED)}")
 
     def make(tensor: TensorSource) -> Any:
-        return found.data.tensor(tensor.read(), near)
+        return target.data.tensor(tensor.read(), near)
 
     def read(step: int) -> tuple[list[RunBatch], str]:
         if step in run.packs:
-            made, problem = _of_pack(run.packs[step], make)
+            items, problem = _of_pack(run.packs[step], make)
             if not problem:
-                return made, ""
+                return items, ""
         if step in run.numbers():
             return _of_step(run.steps(step)[0], make)
-        return made, problem
+        return items, problem
 
     places, problems = [], {}
     for step in numbers if steps is None else steps:
-        made, problem = read(step)
+        items, problem = read(step)
         if problem:
             problems[step] = problem
         else:
-            places += [(step, number) for number in range(len(made))]
+            places += [(step, number) for number in range(len(items))]
     if problems:
         step, why = next(iter(problems.items()))
         which = f"step{'s' if len(problems) > 1 else ''} {first_few([*problems], _NAMED)}"
@@ -195,32 +200,32 @@ def batches(
         say(f"the batches of {label} are without {which}: of step {step}, {why}")
     if not places:
         raise UsageError(f"{label} holds no step yet")
-    return Batches(places, lambda step: read(step)[0], found, label)
+    return Batches(places, lambda step: read(step)[0], target, label)
 
 
 def _of_step(step: Step, make: Callable[[TensorSource], Any]) -> tuple[list[RunBatch], str]:
     recorded = recorded_batches(step)
-    made = [
+    items = [
         RunBatch(step.number, number, tuple(batch.inputs.values()), {}, batch.inputs, batch.labels, make)
         for number, batch in enumerate(recorded)
     ]
-    return made, next((batch.problem for batch in recorded if batch.problem), "")
+    return items, next((batch.problem for batch in recorded if batch.problem), "")
 
 
 def _of_pack(pack: Pack, make: Callable[[TensorSource], Any]) -> tuple[list[RunBatch], str]:
-    made = [
+    items = [
         RunBatch(pack.step, number, batch.args, batch.kwargs, {}, batch.labels, make)
         for number, batch in enumerate(pack.batches)
     ]
     if not pack.batches or not all(batch.seen for batch in pack.batches):
         return (
-            made,
+            items,
             "what the model was called with was not seen: say it in the loop with rec.log_batch(inputs, labels)",
         )
     lacking = next((u for batch in pack.batches for u in unkept((batch.args, batch.kwargs, batch.labels))), None)
     if lacking is not None:
         return (
-            made,
+            items,
             f"it holds a {lacking.kind}, which a pack can't hold: say in the loop with rec.log_batch what it is",
         )
-    return made, ""
+    return items, ""

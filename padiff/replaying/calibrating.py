@@ -1,4 +1,4 @@
-"""``calibrate``: the floors of a run, measured with its own model, in its own framework."""
+"""``calibrate``: measure a run's rounding floors with its own model, in its own framework."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ def calibrate(
     float64: bool = True,
     layer_map: Any = None,
 ) -> list[Floors]:
-    """Measure what rounding makes of each tensor of a run's packed steps, and write it into the run.
+    """Measure the rounding error of each tensor of a run's packed steps, and write these floors into the run.
 
-    Each packed step is done again with weights and inputs moved by units in the last place and, where memory allows, in
-    float64. Comparing the run with another one judges by a multiple of that. Afterwards, also after an error, model and
-    optimizer are what they were.
+    Each packed step is repeated with weights and inputs perturbed by units in the last place and, if memory allows, in
+    float64. Comparisons of this run then use limits that are multiples of the measured errors. Model and optimizer are
+    restored at the end, also after an error.
 
     Args:
-        run: a run with packs, of the model's framework.
+        run: a run with packs, recorded in the model's framework.
         model: the model that was recorded.
-        train: trains on one packed step: forward, loss, backward, and the optimizer's step.
-        optimizer: the model's optimizer, or several. Without one, nothing is measured of updates.
-        steps: which of the packed steps. Default: all.
-        runs: how often each is done again, moved.
-        float64: whether each is done in float64, too.
-        layer_map: layers that answer to each other, as `compare_runs` takes them.
+        train: a function that trains on one packed step: forward, loss, backward, and the optimizer's step.
+        optimizer: the model's optimizer, or several. Without one, updates are not measured.
+        steps: numbers of the packed steps to measure. Default: all.
+        runs: number of perturbed repetitions of each step.
+        float64: True to repeat each step in float64, too.
+        layer_map: pairs of layers, in the form that `compare_runs` accepts.
 
     Returns:
-        What was measured, step by step.
+        The floors of each step.
 
     Raises:
         RunFolderError: the run can't be read.
-        UsageError: it has no packs, is of another framework or another model, or a step could not be done.
+        UsageError: the run has no packs or belongs to another framework or model, or a step could not be repeated.
     """
     if isinstance(runs, bool) or not isinstance(runs, int) or runs < 1:
         raise UsageError(f"runs is a number of at least 1, got {runs!r}")
@@ -77,23 +77,23 @@ def calibrate(
         every_n_steps=Schedule(steps=list(reference.numbers)),
         optimizer=optimizers or None,
     )
-    place = absolute(run_folder(run, "run"))
+    folder = absolute(run_folder(run, "run"))
     doing = Doing(live, optimizers, recorder, Carrying(reference, live, optimizers, layer_map))
-    doing.kept = kept = Kept(live)
-    found = []
+    doing.kept = snapshot = Kept(live)
+    results = []
     try:
         recorder.open()
         for number in reference.numbers:
             floors = _measured(reference, number, doing, train, runs, float64)
-            write_floors(place, floors)
-            found.append(floors)
+            write_floors(folder, floors)
+            results.append(floors)
     finally:
         try:
             doing.discard()
             recorder.close(finished=False, raise_errors=False)
         finally:
-            kept.give_back()
-    return found
+            snapshot.give_back()
+    return results
 
 
 def _measured(
@@ -119,18 +119,18 @@ def _measured(
 
 
 def _as_recorded(base: Step, recorded: Step, path: str) -> Step:
-    """Of a step that was done again, what the recorded one has, too.
+    """Return the repeated step with only the records that the recorded step has, too.
 
     Raises:
-        UsageError: that is nothing, or little: it is another model.
+        UsageError: at most half of the recorded outputs are present, so the model is another one.
     """
     sizes = {record.site: math.prod(record.shape) for record in recorded.records}
     outputs = {record.site for record in recorded.records if record.stage == "forward"}
     same = tuple(record for record in base.records if sizes.get(record.site) == math.prod(record.shape))
-    there = sum(record.stage == "forward" for record in same)
-    if 2 * there <= len(outputs):
+    equal = sum(record.stage == "forward" for record in same)
+    if 2 * equal <= len(outputs):
         raise UsageError(
-            f"step {base.number} of {path} has {len(outputs)} outputs of layers, and this model gives {there} of them: "
+            f"step {base.number} of {path} has {len(outputs)} outputs of layers, and this model gives {equal} of them: "
             "calibrate takes the model that was recorded"
         )
     return replace(base, records=same)

@@ -1,4 +1,4 @@
-"""Bringing the candidate to where the reference was before a packed step: weights, buffers, optimizers."""
+"""Transfer of a packed step's weights, buffers and optimizer state to the candidate."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ from padiff.weights.start import recorded_of
 from padiff.weights.stored import Stored, stored_step
 from padiff.weights.transfer import Model, TransferError, plan_transfer
 
-#: Steps that stay open; a resync goes over three again and again.
+#: Number of opened steps that are cached; a resync repeats three steps many times.
 _OPEN = 4
 
 
 class Carrying:
-    """Carries packed steps over. The alignment is found once: it is a matter of the two models.
+    """Transfer of the state before packed steps to the candidate. The alignment of the models is computed once.
 
     Args:
-        optimizers: the candidate's.
-        partial: whether what has no partner is left as it is.
+        reference: the run with packs.
+        model: the candidate.
+        optimizers: the candidate's optimizers.
+        layer_map: pairs of layers from the user.
+        partial: True to leave parameters without a partner unchanged.
 
     Attributes:
-        left: what was left as it is, or has no place, as ``layer/slot [shape]``.
-        partners: the reference's layer for each of the candidate's, by path.
+        left: parameters that stayed unchanged, and recorded ones without a place, as ``layer/slot [shape]``.
+        partners: the reference's layer path by the candidate's layer path.
     """
 
     def __init__(
@@ -45,14 +48,15 @@ class Carrying:
         self.left: tuple[str, ...] = ()
 
     def carry(self, number: int, undo: list[Callable[[], None]], states: bool = True) -> None:
-        """Set all of it, or nothing.
+        """Set weights, buffers and optimizers to the state before a packed step; all of them, or none.
 
         Args:
-            undo: takes what puts the optimizers back.
-            states: whether the optimizers are set, too.
+            number: number of the packed step.
+            undo: list that receives functions which restore the optimizers.
+            states: True to set the optimizers, too.
 
         Raises:
-            UsageError: it can't be carried; nothing was changed.
+            UsageError: the state does not fit this model; nothing was changed.
         """
         stored = self._stored(number)
         if self._optimizers and stored.optimizers is None:
@@ -63,7 +67,7 @@ class Carrying:
                 self._model.model,
                 self._layer_map,
                 partial=self._partial,
-                # Names may mislead where what runs when does not.
+                # Names can mislead; the order of execution does not.
                 recorded=recorded_of(stored, self._model, always=True),
                 then=lambda done: self._set(stored, done.alignment, undo),
             )
@@ -93,14 +97,16 @@ class Carrying:
 
     @property
     def names(self) -> dict[int, str]:
-        """The sites of the candidate's tensors, by their ``id``."""
+        """Return the sites of the candidate's tensors by their ``id``."""
         return {id(tensor): site for site, tensor in self._model.tensors()}
 
     def states(self, number: int) -> list[OptimizerState]:
-        """What the recorded optimizers held before a packed step, for the candidate's; after the first `carry`.
+        """Return the recorded optimizer states before a packed step, for the candidate's optimizers.
+
+        Call `carry` first, which aligns the models.
 
         Raises:
-            UsageError: it is not known, or does not fit.
+            UsageError: the state was not recorded, or does not fit.
         """
         assert self._alignment is not None
         stored = self._stored(number)
@@ -109,38 +115,38 @@ class Carrying:
         return self._states(stored, self._alignment)
 
     def _stored(self, number: int) -> Stored:
-        """A packed step, opened. The last ones stay open: experiments and moved runs begin from them again."""
-        found = self._opened.pop(number, None)
-        if found is None:
-            found = stored_step(self._reference.run, number, self._reference.path)
+        """Open a packed step. The last few steps stay cached: experiments and perturbed runs open them repeatedly."""
+        stored = self._opened.pop(number, None)
+        if stored is None:
+            stored = stored_step(self._reference.run, number, self._reference.path)
             while len(self._opened) >= _OPEN:
                 del self._opened[next(iter(self._opened))]
-        self._opened[number] = found
-        return found
+        self._opened[number] = stored
+        return stored
 
     def _states(self, stored: Stored, alignment: Alignment) -> list[OptimizerState]:
         api, names = self._model.framework.optimizers, self.names
         carrier = StateCarrier(stored.model, self._model, alignment, stored.optimizers or ())
         states: list[OptimizerState] = []
-        for one in self._optimizers:
-            sites = [names[id(parameter)] for parameter in api.optimized(one) if id(parameter) in names]
+        for optimizer in self._optimizers:
+            sites = [names[id(parameter)] for parameter in api.optimized(optimizer) if id(parameter) in names]
             if not sites:
                 raise UsageError("the optimizer steps no parameter of this model: make it of model.parameters()")
             states.append(carrier.of(sites))
         return states
 
     def _set(self, stored: Stored, alignment: Alignment, undo: list[Callable[[], None]]) -> None:
-        """Give the optimizers what the recorded ones held; all of them or none."""
+        """Set the optimizers to the recorded states; all of them, or none."""
         if not self._optimizers:
             return
         api, names = self._model.framework.optimizers, self.names
         states = self._states(stored, alignment)
-        done: list[Callable[[], None]] = []
+        restores: list[Callable[[], None]] = []
         try:
-            for one, state in zip(self._optimizers, states):
-                done.append(api.set_state(one, names, state))
+            for optimizer, state in zip(self._optimizers, states):
+                restores.append(api.set_state(optimizer, names, state))
         except BaseException:
-            for back in reversed(done):
-                back()
+            for restore in reversed(restores):
+                restore()
             raise
-        undo += done
+        undo += restores

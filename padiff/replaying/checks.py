@@ -1,4 +1,4 @@
-"""What is looked at before a packed step is done again: whether it can be, and what can't be fed."""
+"""Checks before a replay: the run has packs, the model fits, and notes on random numbers that can't be replayed."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ _NAMED = 6
 
 @dataclass(frozen=True)
 class Reference:
-    """A run whose packed steps are to be done again.
+    """A run whose packed steps are to be replayed.
 
     Attributes:
-        path: its folder, as it was given.
-        numbers: of the steps.
+        path: the run folder as the user wrote it.
+        run: the opened run.
+        packs: packs by step number.
+        numbers: numbers of the steps to replay.
     """
 
     path: str
@@ -38,10 +40,11 @@ class Reference:
 
 
 class OneRank:
-    """A run of several processes, as one of them recorded it.
+    """One process's view of a run of several processes.
 
     Args:
-        rank: which one.
+        run: the whole run.
+        rank: rank of the process.
     """
 
     def __init__(self, run: FolderRun, rank: int) -> None:
@@ -89,12 +92,14 @@ def opened(
     """Open a run with packs.
 
     Args:
-        dir_path: where the candidate will be recorded; `None`: nowhere.
-        steps: which of the packed steps. Default: all that were recorded whole.
-        place: which of how many processes this one is. Of a run of as many, it does its own rank's steps.
+        reference: the run folder.
+        dir_path: folder that the candidate will be recorded into; `None` if it is not recorded.
+        steps: numbers of the packed steps to replay. Default: all complete ones.
+        place: rank of this process and number of processes. In a run of as many processes, this one replays its own
+            rank's steps.
 
     Raises:
-        UsageError: it has none, or not these, or it was recorded by another number of processes.
+        UsageError: the run has no packs, or not the requested ones, or another number of processes recorded it.
     """
     path = run_folder(reference, "reference")
     run: Any = open_run(path)
@@ -105,8 +110,8 @@ def opened(
             "reference's folder: that is never written to. Give another folder"
         )
     packs, recorded = run.packs, set(run.numbers())
-    there = [number for number in packs if number in recorded]
-    if not there:
+    packed = [number for number in packs if number in recorded]
+    if not packed:
         what = "its packed steps were not recorded whole" if len(packs) else "it has no replay packs"
         raise UsageError(
             f"{reference} can't be replayed: {what}. Record it with padiff.record(..., replay_every_n_steps=500), "
@@ -121,9 +126,9 @@ def opened(
             "as torchrun or paddle.distributed.launch start them). Replay it so, or record the reference in one process"
         )
     if run.info.world_size > 1:
-        one = OneRank(run, rank)
-        return Reference(str(reference), one, one.packs, _chosen(there, steps, reference))
-    return Reference(str(reference), run, packs, _chosen(there, steps, reference))
+        view = OneRank(run, rank)
+        return Reference(str(reference), view, view.packs, _chosen(packed, steps, reference))
+    return Reference(str(reference), run, packs, _chosen(packed, steps, reference))
 
 
 def _chosen(there: Sequence[int], steps: Container[int] | None, reference: str | Path) -> tuple[int, ...]:
@@ -131,28 +136,28 @@ def _chosen(there: Sequence[int], steps: Container[int] | None, reference: str |
         return tuple(there)
     if not isinstance(steps, Container) or isinstance(steps, (str, bytes)):
         raise UsageError(f"steps is a list of the steps' numbers, or a range of them, got {steps!r}")
-    found = tuple(number for number in there if number in steps)
-    # Of what only says whether it holds a step, it can't be asked what else it names.
+    chosen = tuple(number for number in there if number in steps)
+    # A container without iteration, such as a Schedule, cannot list its steps.
     lacking = sorted(set(steps) - set(there)) if isinstance(steps, Collection) else []
-    if lacking or not found:
+    if lacking or not chosen:
         what = f"no pack of step {lacking[0]}" if lacking else "no pack of the steps asked for"
         shown = ", ".join(map(str, there[:_NAMED])) + (", ..." if len(there) > _NAMED else "")
         raise UsageError(f"{reference} has {what}: packed are {shown}")
-    return found
+    return chosen
 
 
 def check_model(model: LiveModel) -> None:
-    """Refuse a model of which a process holds a part.
+    """Refuse a model whose parameters are sharded over processes.
 
     Raises:
-        UsageError: it is one.
+        UsageError: the model is sharded.
     """
     if any(model.framework.layers.sharded(node.layer) for node in model.nodes):
         raise UsageError("the model's parameters are spread over processes (FSDP): replay it in one process, unwrapped")
 
 
 def notes_of(reference: Reference, model: LiveModel, optimizers: Sequence[Any]) -> Iterator[str]:
-    """What can't be fed, and what is not done, in words."""
+    """Yield notes on random numbers that can't be replayed, and on parts of the step that are not repeated."""
     unseen: dict[str, None] = {}
     notes: dict[str, None] = {}
     for number in reference.numbers:
@@ -179,10 +184,10 @@ def notes_of(reference: Reference, model: LiveModel, optimizers: Sequence[Any]) 
 
 
 def check_free(folder: AnyPath) -> None:
-    """Make sure that a folder holds no run yet.
+    """Check that a folder holds no run yet.
 
     Raises:
-        RunFolderError: it holds one.
+        RunFolderError: the folder holds a run.
     """
     if (folder / RUN_FILE).exists():
         raise RunFolderError(
@@ -192,14 +197,14 @@ def check_free(folder: AnyPath) -> None:
 
 
 def failed_at(pack: Pack, exact: bool, error: Exception) -> str:
-    """Where a loop was left by an error, and what it was given there."""
-    given = []
+    """Return a message about an error in the user's loop: the step, and shapes of the batch."""
+    described = []
     for batch in pack.batches[:1]:
         for name, part in (("inputs", (batch.args, batch.kwargs)), ("labels", batch.labels)):
             shapes = [f"{list(array.shape)} {array.dtype}" for array in (source.read() for source in leaves(part))]
-            given += [f"{name} {', '.join(shapes)}"] if shapes else []
+            described += [f"{name} {', '.join(shapes)}"] if shapes else []
     how = " when it was done in float64" if exact else ""
     text = f"the loop was left by {type(error).__name__} at step {pack.step}{how}; model and optimizer are as they were"
     if exact:
         return f"{text}. Leave float64 away, or have the loop call replay.give_up(why) where it can't do a step.exact"
-    return f"{text}. The step's batch: {'; '.join(given)}" if given else text
+    return f"{text}. The step's batch: {'; '.join(described)}" if described else text

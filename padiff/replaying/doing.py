@@ -1,4 +1,4 @@
-"""Doing a packed step: the model is put where the reference was before it, and its dropout is fed."""
+"""Execution of one packed step: set the model to the recorded state, replay its dropout, and record it."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from padiff.replaying.step import ReplayBatch, ReplayStep
 
 
 class Doing:
-    """Does packed steps, one at a time.
+    """Runner of packed steps with the candidate, one at a time.
 
     Args:
         model: the candidate.
-        optimizers: its optimizers.
-        recorder: what records it.
-        carrying: what brings weights and states over.
+        optimizers: the candidate's optimizers.
+        recorder: the recorder of the candidate.
+        carrying: transfer of weights and optimizer states.
 
     Attributes:
-        kept: what the user had; what is changed is put back by it.
-        feeder: what gives dropout its masks; `None` outside of a step.
-        notes: what could not be fed or was not used, in words.
-        begun: the pack of the step that was begun last, and whether in float64; `None` once it was done.
+        kept: snapshot of the user's state, which restores the model at the end.
+        feeder: source of dropout masks; `None` outside of a step.
+        notes: messages about masks that could not be replayed or were not used.
+        begun: pack of the step that was begun last, and True if it runs in float64; `None` after the step.
     """
 
     def __init__(self, model: LiveModel, optimizers: Sequence[Any], recorder: Recorder, carrying: Carrying) -> None:
@@ -55,15 +55,16 @@ class Doing:
         put: Callable[[], None] | None = None,
         masks: tuple[Pack, Mapping[str, str]] | None = None,
     ) -> ReplayStep:
-        """Put the model where the reference was before a packed step, and record from now on.
+        """Set the model to the recorded state before a packed step, and start recording.
 
         Args:
-            move: how weights and inputs are moved.
-            put: puts weights and states there instead.
-            masks: a pack that the masks and the seeds are of, if not this one, and its layers by the candidate's.
+            pack: the pack of the step.
+            move: perturbation of weights and inputs.
+            put: a function that sets weights and states instead.
+            masks: another pack for masks and seeds, and its layer paths by the candidate's.
 
         Raises:
-            UsageError: the step can't be done with this model.
+            UsageError: the step can't be run with this model.
         """
         assert self.kept is not None
         self._check_same()
@@ -83,7 +84,7 @@ class Doing:
             draw_like(self._model, drawing.seeds)
             self._drawn = drawn_now(self._model)
         else:
-            # What can't be fed is drawn again as it was in the step itself.
+            # Random numbers that can't be replayed are drawn again from the state that the unperturbed run had.
             draw_again(self._model, self._drawn)
         self._recorder.step = pack.step
         self._batch = None
@@ -94,7 +95,7 @@ class Doing:
             lambda: self._recorder.running,
             framework.hooks.recomputing,
             self._micro_batch,
-            # What is drawn besides comes from the same state of the generators, after the same draws.
+            # Other random numbers come from the same generator state, so dropout must advance it as well.
             draws=bool(drawing.unseen) and drawing.framework == framework.name,
         )
         if not any(framework.layers.compiled(node.layer) for node in self._model.nodes):
@@ -102,7 +103,7 @@ class Doing:
         return self.batches(pack, move)
 
     def batches(self, pack: Pack, move: Move = AS_IT_IS) -> ReplayStep:
-        """A pack's batches as tensors of the candidate's framework."""
+        """Return the batches of a pack as tensors of the candidate's framework."""
         framework = self._model.framework
         near = next((tensor for _, tensor in self._model.tensors()), None)
         numbers: dict[Any, int] = {}
@@ -111,12 +112,12 @@ class Doing:
             array = source.read()
             if move.units or move.exact:
                 array = move.moved(array, 1, numbers.setdefault(source.identity, len(numbers)))
-            with self._recorder.unheard():  # it is made in the loop, and no call of the loop's
+            with self._recorder.unheard():  # padiff creates it, not the user's loop
                 return framework.tensors.make(array, near)
 
         def make_label(source: TensorSource) -> Any:
             array = source.read()
-            # Labels are what is asked for, not what is computed: they stay.
+            # Labels are not perturbed: they are targets, not computed values.
             exact = move.exact and array.dtype.kind == "f"
             with self._recorder.unheard():
                 return framework.tensors.make(array.astype(np.float64) if exact else array, near)
@@ -139,7 +140,7 @@ class Doing:
         )
 
     def stop(self) -> None:
-        """The step is done, or left: nothing is fed any more, and the model is of its own dtype again."""
+        """End or abandon the step: stop replaying masks, and note the masks that did not match."""
         handle, self._feeding = self._feeding, None
         if handle is not None:
             handle.remove()
@@ -152,7 +153,7 @@ class Doing:
             self.notes[f"the reference drops in {mask.layer} ({mask.function}); nothing here took that mask"] = None
 
     def take(self) -> Step | None:
-        """The step was done once more: what was recorded of it, which goes nowhere else."""
+        """End a repeated step and return its records, which are written nowhere; `None` if nothing was recorded."""
         self.begun = None
         self.stop()
         try:
@@ -161,7 +162,7 @@ class Doing:
             self.narrow()
 
     def discard(self) -> None:
-        """The step is left: what was recorded of it is forgotten."""
+        """Abandon the step, and discard its records."""
         self.stop()
         try:
             self._recorder.discard()
@@ -169,7 +170,7 @@ class Doing:
             self.narrow()
 
     def narrow(self) -> None:
-        """The model is of its own dtype again, and nothing is moved; once the step's tensors were taken."""
+        """Restore the model's dtype and undo the perturbation. Call this after the step's tensors were copied."""
         unmove, self._unmove = self._unmove, None
         if unmove is not None:
             unmove()
@@ -182,7 +183,7 @@ class Doing:
         framework = self._model.framework
         framework.layers.clear_gradients(self._model.model)
         undo = [framework.tensors.in_float64([tensor for _, tensor in self._model.tensors()])]
-        undo += [framework.optimizers.in_float64(one) for one in self._optimizers]
+        undo += [framework.optimizers.in_float64(optimizer) for optimizer in self._optimizers]
 
         def narrow() -> None:
             for back in reversed(undo):
@@ -197,17 +198,20 @@ class Doing:
         return asked
 
     def _micro_batch(self) -> int | None:
-        """Which micro-batch is under way: counted where the model is called as a whole, else the one asked for last."""
+        """Return the index of the current micro-batch; `None` if unknown.
+
+        Calls of the whole model are counted; without such calls, the micro-batch accessed last is the current one.
+        """
         counted = self._recorder.micro_batch
         return counted if counted is not None else self._batch
 
     def _check_same(self) -> None:
-        """Refuse a model that has become another one: what was carried to it is of the one that it was."""
+        """Refuse a model whose layers were replaced since the replay began: the alignment is for the old layers."""
         now = {node.path: node.layer for node in LiveModel(self._model.model).nodes}
         before = {node.path: node.layer for node in self._model.nodes}
-        other = [path for path in {**before, **now} if before.get(path) is not now.get(path)]
-        if other:
+        changed = [path for path in {**before, **now} if before.get(path) is not now.get(path)]
+        if changed:
             raise UsageError(
-                f"the model has other layers than when the replay began ({', '.join(other[:4])}): a replay does the "
+                f"the model has other layers than when the replay began ({', '.join(changed[:4])}): a replay does the "
                 "steps of one model. Leave it as it is in the loop"
             )

@@ -1,4 +1,4 @@
-"""Giving the candidate's dropout the masks that the reference's drew."""
+"""Replay of the reference's dropout masks in the candidate."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from padiff.frameworks.dropouts import DropoutCall
 from padiff.records import is_below
 from padiff.records.pack import Mask
 
-# More axes are not looked at in other orders.
+# Largest number of axes for which permutations are tried.
 _MOST_AXES = 5
 
 
 class MaskFeeder:
-    """Finds the mask for each call of dropout in the candidate.
+    """Source of the recorded masks for the candidate's dropout calls.
 
-    A call made in a layer gets the next mask of its micro-batch that was drawn in the layer that answers to it; where
-    there is none, the next one that was drawn inside of the nearest layer around it that has a partner, and that no
-    other layer waits for; else the next one there whoever waits for it: dropout may be a layer here, and a function, or
-    one layer for several, there.
+    A call takes the next unused mask of its micro-batch from the partner of the innermost enclosing layer that has a
+    partner, then from the partners of the layers around. Masks of reference layers whose own partner is elsewhere in
+    the candidate are skipped at first, and used only if no other mask is left. So dropout can be a layer in one model
+    and a function in the other, or one layer can stand for several.
 
     Args:
-        masks: what the reference drew in the step, in order.
-        partners: the reference's layer for each of the candidate's, by path.
-        running: gives the paths of the candidate's layers whose calls are under way, the outermost first.
-        recomputing: whether a forward that is called now is called again inside of a backward.
-        batch: which micro-batch is under way; `None`: not known.
-        draws: whether dropout draws all the same.
+        masks: the reference's masks of the step, in order.
+        partners: the reference's layer path by the candidate's layer path.
+        running: returns the paths of the candidate's running layer calls, outermost first.
+        recomputing: returns True inside a forward that is repeated during backward (activation checkpointing).
+        batch: returns the index of the current micro-batch; `None` if unknown.
+        draws: True if dropout also draws random numbers of its own, to advance the generators.
 
     Attributes:
-        unanswered: calls that got no mask, as ``layer (function)``.
+        unanswered: calls without a mask, as ``layer (function)``.
     """
 
     def __init__(
@@ -52,17 +52,17 @@ class MaskFeeder:
         self._waiting = list(masks)
         self._partners, self._running, self._recomputing = partners, running, recomputing
         self._back = {reference: candidate for candidate, reference in partners.items()}
-        #: By layer, what its calls were given, and how many of these calls were made again.
+        #: By layer, the masks of its calls, and the number of recomputed calls.
         self._fed: dict[str, list[np.ndarray | None]] = defaultdict(list)
         self._again: Counter[str] = Counter()
         self.unanswered: dict[str, None] = {}
-        #: What the calls were given, in their order.
+        #: The masks of all calls, in order.
         self.log: list[np.ndarray | None] = []
         self._rerun: list[np.ndarray | None] | None = None
 
     @contextmanager
     def again(self, start: int) -> Iterator[None]:
-        """Calls made inside are given what those since a place in the log were given."""
+        """Repeat the masks from an index of the log on for calls made inside the block."""
         self._rerun = self.log[start:]
         try:
             yield
@@ -71,15 +71,15 @@ class MaskFeeder:
 
     @property
     def left(self) -> list[Mask]:
-        """Masks that nothing in the candidate asked for."""
+        """Return the masks that no call of the candidate used."""
         return list(self._waiting)
 
     def wants(self) -> bool:
-        """Whether a call that is made now is the model's."""
+        """Return True if a dropout call made now belongs to the model."""
         return bool(self._running()) or self._rerun is not None
 
     def mask(self, call: DropoutCall) -> np.ndarray | None:
-        """What it is to keep; `None`: there is nothing for it."""
+        """Return the mask for a call, True for kept elements; `None` if no recorded mask fits."""
         if self._rerun is not None:
             return self._rerun.pop(0) if self._rerun else None
         running = self._running()
@@ -89,33 +89,33 @@ class MaskFeeder:
             number = self._again[inside]
             self._again[inside] += 1
             return fed[number % len(fed)] if fed else None
-        found = self._next(call, running)
-        if found is None:
+        mask = self._next(call, running)
+        if mask is None:
             self.unanswered[f"{inside} ({call.function}, rate {call.rate:g})"] = None
-        fed.append(found)
-        self.log.append(found)
-        return found
+        fed.append(mask)
+        self.log.append(mask)
+        return mask
 
     def _next(self, call: DropoutCall, running: Sequence[str]) -> np.ndarray | None:
         batch = self._batch()
         waiting = [mask for mask in self._waiting if batch is None or mask.batch == batch]
         partners = [self._partners[path] for path in reversed(running) if path in self._partners]
         for reference in partners:
-            # What another layer here answers to waits for that one.
-            some = (mask for mask in waiting if self._back.get(mask.layer, running[-1]) in running)
-            kept = self._first(call, (mask for mask in some if _within(mask.layer, reference)))
-            if kept is not None:
-                return kept
-        # A layer there may be called where a function, or another layer, is called here: in the same order.
+            # Skip masks whose layer has another partner in the candidate: that layer will ask for them.
+            candidates = (mask for mask in waiting if self._back.get(mask.layer, running[-1]) in running)
+            mask_array = self._first(call, (mask for mask in candidates if _within(mask.layer, reference)))
+            if mask_array is not None:
+                return mask_array
+        # One model's dropout layer can be a function or another layer in the other model: match by order.
         inside = ([mask for mask in waiting if _within(mask.layer, reference)] for reference in partners)
         return self._first(call, next((masks[:1] for masks in inside if masks), ()))
 
     def _first(self, call: DropoutCall, masks: Iterable[Mask]) -> np.ndarray | None:
         for mask in masks:
-            kept = fitted(mask, call.shape)
-            if kept is not None:
-                self._waiting = [other for other in self._waiting if other is not mask]
-                return kept
+            array = fitted(mask, call.shape)
+            if array is not None:
+                self._waiting = [unused for unused in self._waiting if unused is not mask]
+                return array
         return None
 
 
@@ -124,7 +124,10 @@ def _within(layer: str, above: str) -> bool:
 
 
 def fitted(mask: Mask, shape: tuple[int, ...]) -> np.ndarray | None:
-    """A mask for a tensor of this shape, whose axes may be merged, or in another order; `None`: it does not fit."""
+    """Return a mask in the given shape; `None` if it does not fit.
+
+    Axes may be merged or permuted.
+    """
     if mask.shape == shape:
         return mask.kept()
     if prod(mask.shape) != prod(shape):
@@ -138,16 +141,16 @@ def fitted(mask: Mask, shape: tuple[int, ...]) -> np.ndarray | None:
 
 
 def _tails(one: tuple[int, ...], other: tuple[int, ...]) -> range:
-    """How many last axes to look at, where the others are merged on one side."""
+    """Return the numbers of trailing axes to compare, if one shape merges leading axes of the other."""
     return range(1, min(len(one), len(other)) + 1) if len(one) != len(other) else range(0)
 
 
 def _orders(axes: int) -> Iterator[tuple[int, ...]]:
-    """Orders of axes, usual ones first: batch and sequence exchanged, channels last, channels first."""
+    """Yield permutations of axes, usual ones first: batch and sequence exchanged, channels last, channels first."""
     if not 2 <= axes <= _MOST_AXES:
         return
-    rest = tuple(range(2, axes))
-    yield (1, 0, *rest)
-    yield (0, *rest, 1)
+    trailing = tuple(range(2, axes))
+    yield (1, 0, *trailing)
+    yield (0, *trailing, 1)
     yield (0, axes - 1, *range(1, axes - 1))
     yield from permutations(range(axes))

@@ -1,4 +1,4 @@
-"""Each layer by itself: run on what the reference's layer was given, so that nothing is inherited from those before."""
+"""Isolated runs of each layer on the reference's inputs, so that no error is inherited from earlier layers."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from padiff.replaying.own_errors import Isolation, OwnError
 
 
 class Isolator:
-    """Runs each layer that the candidate calls once more, on the reference's inputs, and looks at what it gives.
+    """Hooks that repeat each layer call of the candidate on the reference's inputs and measure its error.
 
     Args:
         model: the candidate.
         reference: the recorded step.
-        partners: the reference's layer for each of the candidate's, by path.
-        feeder: what gives dropout its masks; what the layer was given, its second run is given, too.
-        unheard: a context in which the recorder hears nothing.
-        into: what takes the errors.
+        partners: the reference's layer path by the candidate's layer path.
+        feeder: source of dropout masks; the repeated call gets the same masks as the first.
+        unheard: returns a context in which the recorder records nothing.
+        into: table that receives the errors.
     """
 
     def __init__(
@@ -62,26 +62,26 @@ class Isolator:
             self._handles += self._framework.hooks.on_calls(model.layer(path), path, self._before, self._after)
 
     def remove(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         while self._handles:
             self._handles.pop().remove()
 
     def finish(self, elsewhere: Collection[tuple[str, str]]) -> None:
-        """The step is done: leave out what does not answer call for call.
+        """Drop the errors of layers whose calls do not correspond one to one, after the step.
 
         Args:
-            elsewhere: pairs of layers, by path, that hold the same but end at other places of the computation.
+            elsewhere: pairs of layers, by path, that end at different places of the computation.
         """
         times = Counter(layer for layer, _ in self._traced)
-        for path, one in list(self._into.layers.items()):
-            there, here = times[one.reference], self._counts[path]
-            if (one.reference, path) in elsewhere:
+        for path, entry in list(self._into.layers.items()):
+            expected_calls, actual_calls = times[entry.reference], self._counts[path]
+            if (entry.reference, path) in elsewhere:
                 why = "it ends at another place of the computation there"
-            elif there != here:
-                why = f"calls: {here} here, {there} there"
+            elif expected_calls != actual_calls:
+                why = f"calls: {actual_calls} here, {expected_calls} there"
             else:
                 continue
-            self._into.layers[path] = replace(one, forward=None, backward=None, why=why)
+            self._into.layers[path] = replace(entry, forward=None, backward=None, why=why)
 
     def _before(self, path: str, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._again and not self._framework.hooks.recomputing():
@@ -96,23 +96,23 @@ class Isolator:
         number = self._counts[path]
         self._counts[path] += 1
         reference = self._partners[path]
-        own = OwnError(path, reference, type(layer).__name__)
+        entry = OwnError(path, reference, type(layer).__name__)
         call = self._traced.get((reference, number))
         if call is None:
-            self._into.add(replace(own, why="its inputs were not recorded"))
+            self._into.add(replace(entry, why="its inputs were not recorded"))
             return
         self._again = True
         try:
             with self._unheard(), self._feeder.again(masks), self._state_kept(layer):
-                self._into.add(self._found(own, layer, args, kwargs, call))
+                self._into.add(self._found(entry, layer, args, kwargs, call))
         except Exception as error:
-            self._into.add(replace(own, why=f"it can't be run by itself: {type(error).__name__}: {error}"))
+            self._into.add(replace(entry, why=f"it can't be run by itself: {type(error).__name__}: {error}"))
         finally:
             self._again = False
 
     @contextmanager
     def _state_kept(self, layer: Any) -> Iterator[None]:
-        """Buffers, and the state of random generators, are as before afterwards."""
+        """Restore buffers and random states at the end of the block."""
         tensors, layers = self._framework.tensors, self._framework.layers
         path = next(path for path in self._partners if self._model.layer(path) is layer)
         inside = [node.layer for node in self._model.nodes if node.path == path or is_below(node.path, path)]
@@ -134,7 +134,7 @@ class Isolator:
         by_name = {operand.slot: operand.tensor for operand in call.inputs}
         named = set(slots) == set(by_name)
         numbers = iter([by_name[slot] for slot in slots] if named else [operand.tensor for operand in call.inputs])
-        given: list[tuple[int, Any]] = []
+        leaves: list[tuple[int, Any]] = []
 
         def of_reference(_: str, tensor: Any) -> Any:
             number = next(numbers)
@@ -142,7 +142,7 @@ class Isolator:
             if source is None or source.sketched:
                 raise LookupError("only a sketch of its input was recorded")
             new = self._like(tensor, source.read())
-            given.append((number, new))
+            leaves.append((number, new))
             return new
 
         args = replace_tensors(tuple(args), "input", is_tensor, of_reference)
@@ -159,12 +159,16 @@ class Isolator:
             return replace(own, why="the reference's outputs are not paired with its own")
         backward = None
         with suppress(LookupError):
-            backward = self._backward(outputs, given, call)
+            backward = self._backward(outputs, leaves, call)
         limit = allowed(worst, "forward")
         return replace(own, forward=max(errors), backward=backward, unit=ROUNDING[worst], limit=limit)
 
     def _like(self, tensor: Any, array: np.ndarray) -> Any:
-        """The reference's tensor in the shape and dtype of the candidate's; a gradient can be had of it."""
+        """Return the reference's tensor in the candidate's shape and dtype, as a leaf that can receive a gradient.
+
+        Raises:
+            LookupError: the shapes do not correspond.
+        """
         tensors = self._framework.tensors
         shape = tensors.shape(tensor)
         array = layout_between(array.shape, shape).undo(array, shape)
@@ -173,49 +177,54 @@ class Isolator:
         return tensors.leaf(tensor, array)
 
     def _backward(self, outputs: Sequence[tuple[str, Any]], given: Sequence[tuple[int, Any]], call: TracedCall) -> Any:
-        """The largest error of a gradient of what went in, of those that the reference has, and that are its alone."""
+        """Return the largest error of the input gradients that only this call contributes to.
+
+        Raises:
+            LookupError: there are no such recorded gradients, or their shapes do not correspond.
+        """
         expected = [(self._gradient_of(number, call), tensor) for number, tensor in given]
-        wanted = [(source, tensor) for source, tensor in expected if source is not None]
+        targets = [(source, tensor) for source, tensor in expected if source is not None]
         seeds = _paired(self._gradients.get((call.layer, call.call), {}), [slot for slot, _ in outputs])
         learning = [(slot, tensor) for slot, tensor in outputs if self._framework.tensors.trainable(tensor)]
-        if not wanted or not learning or any(slot not in seeds for slot, _ in learning):
+        if not targets or not learning or any(slot not in seeds for slot, _ in learning):
             raise LookupError("no gradients to compare")
         values = [self._undone(tensor, seeds[slot].read()) for slot, tensor in learning]
-        # Of the parameters too: asked for that of the input alone, paddle's LayerNorm gives a wrong one on the CPU.
+        # Parameters are included because paddle's LayerNorm on the CPU computes a wrong input gradient without them.
         owned = [tensor for tensor in self._owned(call) if self._framework.tensors.trainable(tensor)]
-        inputs = [*(tensor for _, tensor in wanted), *owned]
-        found = self._framework.tensors.gradients([tensor for _, tensor in learning], inputs, values)
+        inputs = [*(tensor for _, tensor in targets), *owned]
+        gradients = self._framework.tensors.gradients([tensor for _, tensor in learning], inputs, values)
         errors = [
             _error(self._framework.tensors.copy(gradient), source.read())
-            for (source, _), gradient in zip(wanted, found)
+            for (source, _), gradient in zip(targets, gradients)
             if gradient is not None
         ]
         return max(errors) if errors else None
 
     def _known_around(self, number: int, call: TracedCall) -> bool:
-        """Whether all that is made of a tensor is known: the code around the call was heard, or only hands tensors on.
+        """Return True if all uses of a tensor around the call are known.
 
-        What the frameworks' own layers call is not heard.
+        This holds if the calls in the enclosing layer's code were traced, or if that layer only passes tensors between
+        its sublayers. Calls inside the frameworks' own layers are not traced.
         """
         above = self._parents.get(id(call))
         if above is None:
             return True
-        inside = [other for other in self._traced.values() if self._parents.get(id(other)) is above]
-        heard = any(other.function and other.layer == above.layer for other in self._calls)
+        inside = [sibling for sibling in self._traced.values() if self._parents.get(id(sibling)) is above]
+        heard = any(sibling.function and sibling.layer == above.layer for sibling in self._calls)
         if not heard:
-            made = {operand.tensor for other in inside for operand in other.outputs}
-            given = {operand.tensor for operand in above.inputs}
-            taken = {operand.tensor for other in inside for operand in other.inputs}
-            if not taken <= made | given or not {operand.tensor for operand in above.outputs} <= made:
+            produced = {operand.tensor for sibling in inside for operand in sibling.outputs}
+            entering = {operand.tensor for operand in above.inputs}
+            consumed = {operand.tensor for sibling in inside for operand in sibling.inputs}
+            if not consumed <= produced | entering or not {operand.tensor for operand in above.outputs} <= produced:
                 return False
         return all(operand.tensor != number for operand in above.inputs) or self._known_around(number, above)
 
     def _owned(self, call: TracedCall) -> list[Any]:
-        """The parameters of the candidate's layer that answers to the reference's, and of those inside."""
+        """Return the parameters of the candidate's layer for this call, those of inner layers included."""
         path = next(path for path, reference in self._partners.items() if reference == call.layer)
         inside = [node for node in self._model.nodes if node.path == path or is_below(node.path, path)]
-        found = {id(t): t for node in inside for _, t, _ in self._framework.layers.parameters(node.layer)}
-        return list(found.values())
+        parameters = {id(t): t for node in inside for _, t, _ in self._framework.layers.parameters(node.layer)}
+        return list(parameters.values())
 
     def _undone(self, tensor: Any, array: np.ndarray) -> Any:
         shape = self._framework.tensors.shape(tensor)
@@ -225,40 +234,47 @@ class Isolator:
         return self._framework.tensors.like(tensor, array)
 
     def _gradient_of(self, number: int, call: TracedCall) -> Any:
-        """The gradient of a tensor that this call alone makes anything of: else it is not this call's own."""
-        for other in self._calls:
-            if other is call or is_below(other.layer, call.layer) or (other.layer == call.layer and other.function):
+        """Return the recorded gradient of a tensor that no other call uses, else `None`."""
+        for call_elsewhere in self._calls:
+            if (
+                call_elsewhere is call
+                or is_below(call_elsewhere.layer, call.layer)
+                or (call_elsewhere.layer == call.layer and call_elsewhere.function)
+            ):
                 continue
-            around = not other.function and is_below(call.layer, other.layer)
-            if not around and any(operand.tensor == number for operand in other.inputs):
+            around = not call_elsewhere.function and is_below(call.layer, call_elsewhere.layer)
+            if not around and any(operand.tensor == number for operand in call_elsewhere.inputs):
                 return None
         if not self._known_around(number, call):
             return None
-        for other in self._traced.values():
-            for operand in other.outputs:
-                source = self._gradients.get((other.layer, other.call), {}).get(operand.slot)
+        for call_elsewhere in self._traced.values():
+            for operand in call_elsewhere.outputs:
+                source = self._gradients.get((call_elsewhere.layer, call_elsewhere.call), {}).get(operand.slot)
                 if operand.tensor == number and source is not None:
                     return source
         return None
 
 
 def _parents(calls: Sequence[TracedCall]) -> dict[int, TracedCall]:
-    """The call that each layer's call was made in, by identity. Calls stand in the order in which they ended."""
-    found: dict[int, TracedCall] = {}
-    around: list[TracedCall] = []
+    """Return the enclosing layer call of each layer call, by ``id``.
+
+    The trace lists calls in the order in which they ended.
+    """
+    parents: dict[int, TracedCall] = {}
+    enclosing: list[TracedCall] = []
     for call in reversed(calls):
         if call.function:
             continue
-        while around and not is_below(call.layer, around[-1].layer):
-            around.pop()
-        if around:
-            found[id(call)] = around[-1]
-        around.append(call)
-    return found
+        while enclosing and not is_below(call.layer, enclosing[-1].layer):
+            enclosing.pop()
+        if enclosing:
+            parents[id(call)] = enclosing[-1]
+        enclosing.append(call)
+    return parents
 
 
 def _paired(there: Mapping[str, Any], slots: Sequence[str]) -> Mapping[str, Any]:
-    """The reference's values under the candidate's slots: those of one name, and by position where all names differ."""
+    """Return the reference's values by the candidate's slots: by name, or by position if all names differ."""
     if len(slots) == len(there) and not there.keys() & set(slots):
         return dict(zip(slots, there.values()))
     return there
@@ -275,5 +291,5 @@ def _error(own: np.ndarray, reference: np.ndarray) -> float:
 
 
 def _coarser(one: str, other: str) -> str:
-    known = [dtype for dtype in (one, coarse(other)) if dtype in ROUNDING]
-    return max(known, key=ROUNDING.__getitem__, default="float32")
+    comparable = [dtype for dtype in (one, coarse(other)) if dtype in ROUNDING]
+    return max(comparable, key=ROUNDING.__getitem__, default="float32")

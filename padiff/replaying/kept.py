@@ -1,4 +1,4 @@
-"""A model, its optimizers and the random generators as they were, to be given back."""
+"""Snapshot of a model, its optimizers and the random generators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from padiff.records import TensorSource
 
 
 class Kept:
-    """What a replay changes of what is the user's.
+    """Snapshot of the user's state that a replay modifies; `give_back` restores it.
 
     Args:
         model: the candidate.
@@ -25,16 +25,16 @@ class Kept:
         self._values = [(tensor, tensors.copy(tensor)) for _, tensor in model.tensors()]
         self._modes = [(node.layer, node.layer.training) for node in model.nodes]
         self._random = drawn_now(model)
-        #: What puts the optimizers back.
+        #: Functions that restore the optimizers.
         self.undo: list[Callable[[], None]] = []
 
     def give_back(self) -> None:
-        """All is as it was; gradients are cleared."""
+        """Restore model, optimizers, modes and random states, and clear gradients."""
         framework = self._model.framework
         for tensor, values in self._values:
             framework.tensors.write(tensor, values)
-        for back in reversed(self.undo):
-            back()
+        for restore in reversed(self.undo):
+            restore()
         self.undo.clear()
         for layer, mode in self._modes:
             layer.training = mode
@@ -43,12 +43,12 @@ class Kept:
 
 
 def drawn_now(model: LiveModel) -> Any:
-    """Where the random generators are."""
+    """Return the states of the random generators of the framework, Python and numpy."""
     return model.framework.randomness.state(), random.getstate(), np.random.get_state()
 
 
 def draw_again(model: LiveModel, drawn: Any) -> None:
-    """Put the random generators back to where `drawn_now` found them."""
+    """Set the random generators to states that `drawn_now` returned."""
     state, python, numpy = drawn
     model.framework.randomness.restore(state)
     random.setstate(python)
@@ -56,9 +56,9 @@ def draw_again(model: LiveModel, drawn: Any) -> None:
 
 
 def draw_like(model: LiveModel, seeds: Mapping[str, TensorSource]) -> None:
-    """Put the random generators where the reference's were, as far as they are the same here.
+    """Set the random generators to the reference's recorded states, for those that exist here.
 
-    What is damaged is passed over: it says of random numbers that they are others, and nothing else.
+    Damaged states are ignored: wrong random numbers are the only effect.
     """
     arrays = {name: source.read() for name, source in seeds.items()}
     randomness = model.framework.randomness

@@ -1,4 +1,4 @@
-"""Floors from the runs of a step: how far off each of its tensors was when weights and inputs were moved."""
+"""Measurement of floors: the error of each tensor of a step after perturbing weights and inputs."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from padiff.replaying.doing import Doing
 from padiff.replaying.moving import SEED, Move, is_floating, moves
 from padiff.replaying.step import ReplayStep
 
-#: Free memory that a step in float64 has to find, in multiples of what was recorded of it: twice the bytes, of the
-#: model, of the graph and of the record. Chosen.
+#: Free memory that a step in float64 needs, in multiples of the recorded bytes: twice the bytes of the model, of the
+#: graph and of the record. Chosen.
 FREE = 8.0
 
 
 def computed_in(step: Step, environment: Mapping[str, Any] | None = None) -> str:
-    """The coarsest dtype that a recorded step computes in: also what an autocast computes in, and gives as another."""
-    seen = {coarse(record.dtype) for record in step.records} | {str((environment or {}).get("autocast.dtype"))}
-    return next((dtype for dtype in reversed(COARSENESS) if dtype in seen), "float32")
+    """Return the coarsest dtype that a recorded step computes in, the dtype of autocast included."""
+    dtypes = {coarse(record.dtype) for record in step.records} | {str((environment or {}).get("autocast.dtype"))}
+    return next((dtype for dtype in reversed(COARSENESS) if dtype in dtypes), "float32")
 
 
 class Measuring:
-    """Puts a step's floors together.
+    """Measurement of one step's floors, the rounding errors of its tensors.
 
     Args:
-        step: it as it was recorded, not moved.
-        environment: of its run.
+        step: the unperturbed recorded step.
+        environment: the environment of its run.
     """
 
     def __init__(self, step: Step, environment: Mapping[str, Any]) -> None:
@@ -48,54 +48,55 @@ class Measuring:
         self._given_up = False
 
     def steps(self, doing: Doing, pack: Pack, runs: int, exact: bool) -> Iterator[ReplayStep | None]:
-        """The step, to be done so many times more; `give_up` says that the one given last could not be.
+        """Yield the step again for each perturbation; after each, the result is measured.
 
-        Before each comes `None`: the one before has ended, and nothing has begun yet.
+        `None` is yielded before each repetition, when the previous one has ended and the next has not begun. The loop
+        calls `give_up` if it can't run the repetition that it received last.
         """
         if exact and not self._has_room():
             self.note("not run in float64: there is too little memory")
             exact = False
         for move in moves(runs, self._dtype, exact):
-            self._given_up = whole = False
+            self._given_up = completed = False
             yield None
             try:
                 yield doing.begin(pack, move)
-                whole = True
+                completed = True
             finally:
-                if not whole or self._given_up:
+                if not completed or self._given_up:
                     doing.discard()
             if not self._given_up:
                 self.add(doing.take(), move)
 
     def give_up(self, why: str) -> None:
-        """The run under way could not be done."""
+        """Skip the current repetition, and note the reason."""
         self._given_up = True
         self.note(why)
 
     def _has_room(self) -> bool:
         recorded = sum(math.prod(r.shape) * np.dtype(np.float64).itemsize for r in self._base.values())
-        with suppress(AttributeError, OSError, ValueError):  # not known: tried
+        with suppress(AttributeError, OSError, ValueError):  # unknown on this system: try
             return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >= FREE / 2 * recorded
         return True
 
     def add(self, step: Step | None, move: Move) -> None:
-        """A run of it, moved; `None`: nothing was recorded."""
+        """Add the records of a perturbed repetition; `None` if nothing was recorded."""
         records = {record.site: record for record in step.records} if step is not None else {}
         if move.exact:
             self._add_exact(records)
             return
         self._units.append(move.units)
         for site, base in self._base.items():
-            found = _change(base, records.get(site))
-            if found is None:
+            change = _change(base, records.get(site))
+            if change is None:
                 self._lost.add(site)
                 continue
-            error, norm, size = found
+            error, norm, size = change
             before = self._floors.get(site)
             self._floors[site] = Floor(max(error / move.units, before.error if before else 0.0), norm, size)
 
     def note(self, note: str) -> None:
-        """Say what could not be measured."""
+        """Add a note on something that could not be measured."""
         self._notes.append(note)
 
     def _add_exact(self, records: dict[str, Record]) -> None:
@@ -112,7 +113,7 @@ class Measuring:
                 self._exact[site] = InMemory(values)
 
     def floors(self) -> Floors:
-        """The floors; of what a run lacks, or has in another shape or not finite, there are none."""
+        """Return the floors of all tensors that every repetition has, in the same shape and with finite values."""
         return Floors(
             step=self._number,
             runs=len(self._units),
@@ -126,12 +127,15 @@ class Measuring:
 
 
 def _change(base: Record, moved: Record | None) -> tuple[float, float, int] | None:
-    """L2 norm of the change, of the tensor, and its size."""
+    """Return the L2 norm of the change, the L2 norm of the tensor, and its number of elements.
+
+    `None` if the tensors are not comparable.
+    """
     if moved is None or moved.shape != base.shape or moved.source.sketched:
         return None
-    one, other = base.value, moved.value
-    if not is_floating(one) or not is_floating(other):
+    before, after = base.value, moved.value
+    if not is_floating(before) or not is_floating(after):
         return None
-    wide = one.astype(np.float64)
-    error, norm = float(np.linalg.norm(other.astype(np.float64) - wide)), float(np.linalg.norm(wide))
-    return (error, norm, one.size) if math.isfinite(error) and math.isfinite(norm) else None
+    wide = before.astype(np.float64)
+    error, norm = float(np.linalg.norm(after.astype(np.float64) - wide)), float(np.linalg.norm(wide))
+    return (error, norm, before.size) if math.isfinite(error) and math.isfinite(norm) else None

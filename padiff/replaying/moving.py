@@ -1,4 +1,4 @@
-"""Moving numbers by units in the last place, and a step done in float64: how a packed step is done once more."""
+"""Perturbations for repeated steps: changes by units in the last place, or float64."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import numpy as np
 from padiff.compare.judge.limits import MOST_UNITS, ROUNDING
 from padiff.model.live_model import LiveModel
 
-#: How often a step is run again, moved: half of them by one unit in the last place, half by `MOST_UNITS`, which shows
-#: what becomes of values that go over a kink (ReLU, max pooling) where noise is larger. Chosen: the largest of so many
-#: is seldom small by chance, also of a tensor of one element.
+#: Number of perturbed repetitions of a step: half of them change by one unit in the last place, half by `MOST_UNITS`,
+#: so that values cross a kink (ReLU, max pooling) as with larger noise. Chosen: the largest error of so many runs is
+#: seldom small by chance, even for a tensor of one element.
 RUNS = 8
-#: Of the random signs.
+#: Seed of the random signs.
 SEED = 20240229
 
-# Bits of a floating-point number but its sign, by bytes; and the integer that they are read as.
+# Integer type to read a floating-point number's bits as, by its size in bytes.
 _INTEGERS = {2: np.int16, 4: np.int32, 8: np.int64}
 
 
 @dataclass(frozen=True)
 class Move:
-    """How one of the runs is moved.
+    """The perturbation of one repetition.
 
     Attributes:
-        run: which one, counted from 0.
-        units: by how many units in the last place; 0: not at all.
-        dtype: of whose last places.
-        exact: whether it is done in float64 instead.
+        run: index of the repetition, from 0.
+        units: size of the change in units in the last place; 0 for no change.
+        dtype: dtype that defines the unit.
+        exact: True to run in float64 without a change.
     """
 
     run: int = 0
@@ -39,10 +39,10 @@ class Move:
     exact: bool = False
 
     def moved(self, array: np.ndarray, *place: int) -> np.ndarray:
-        """An array, each of its numbers up or down by the units; what is zero, or not finite, stays.
+        """Return the array with each number changed up or down by the units; zeros and non-finite numbers stay.
 
         Args:
-            place: numbers that tell this array from others: of them come its signs.
+            place: numbers that identify the array; the random signs derive from them.
         """
         if not is_floating(array):
             return array
@@ -51,30 +51,30 @@ class Move:
         return _moved(array, self.units, self.dtype, np.random.default_rng([SEED, self.run, *place]))
 
 
-#: The step as it is.
+#: No perturbation.
 AS_IT_IS = Move()
 
 
 def moves(runs: int, dtype: str, exact: bool) -> list[Move]:
-    """The runs that measure a step's floors."""
-    found = [Move(run, 1 if run % 2 == 0 else MOST_UNITS, dtype) for run in range(runs)]
-    return [*found, Move(runs, exact=True)] if exact else found
+    """Return the perturbations that measure a step's floors."""
+    perturbed = [Move(run, 1 if run % 2 == 0 else MOST_UNITS, dtype) for run in range(runs)]
+    return [*perturbed, Move(runs, exact=True)] if exact else perturbed
 
 
 def is_floating(array: np.ndarray) -> bool:
-    """Whether an array's dtype is one whose last places are known."""
+    """Return True if the array has a floating-point dtype with a known unit in the last place."""
     return array.dtype.name in ROUNDING
 
 
 def move_weights(model: LiveModel, move: Move) -> Callable[[], None]:
-    """Move all parameters and buffers of a model.
+    """Perturb all parameters and buffers of a model.
 
     Returns:
-        What puts back those buffers that the model computes by itself: nothing is carried over to them, so that they
-        would stay moved in the next step.
+        A function that restores the buffers which the model computes itself. No transfer overwrites these buffers, so
+        that they would stay perturbed in the next step.
     """
     tensors, layers = model.framework.tensors, model.framework.layers
-    own = {
+    computed = {
         id(tensor)
         for node in model.nodes
         for slot, tensor, _ in layers.parameters(node.layer)
@@ -84,21 +84,21 @@ def move_weights(model: LiveModel, move: Move) -> Callable[[], None]:
     for number, (_, tensor) in enumerate(model.tensors()):
         if not move.exact and tensors.dtype(tensor) in ROUNDING:
             array = tensors.copy(tensor)
-            if id(tensor) in own:
+            if id(tensor) in computed:
                 before.append((tensor, array))
             tensors.write(tensor, move.moved(array, 0, number))
 
-    def back() -> None:
+    def restore() -> None:
         for tensor, array in before:
             tensors.write(tensor, array)
 
-    return back
+    return restore
 
 
 def _moved(array: np.ndarray, units: int, dtype: str, random: Any) -> np.ndarray:
-    # In units of the dtype that is computed in: what is rounded to it would hardly notice smaller ones.
-    own = array.dtype.name
-    bits = round(np.log2(max(ROUNDING[dtype] / ROUNDING[own], 1.0)))
+    # Units of the dtype of the computation: smaller changes would vanish when values are rounded to it.
+    dtype_name = array.dtype.name
+    bits = round(np.log2(max(ROUNDING[dtype] / ROUNDING[dtype_name], 1.0)))
     kind: Any = _INTEGERS[array.dtype.itemsize]
     flat = np.ascontiguousarray(array).reshape(-1)
     integers = flat.view(kind)

@@ -1,4 +1,4 @@
-"""How far off each layer of a replayed step is by itself: a table."""
+"""Table of each layer's own error in a replayed step."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from padiff.records import is_below
 
 @dataclass(frozen=True)
 class OwnError:
-    """How far off one layer is by itself.
+    """The error of one layer in isolation.
 
     Attributes:
         candidate, reference: paths of the layers.
-        kind: the candidate's class.
-        forward: relative L2 error of its outputs, given the reference's inputs; `None`: not known.
-        backward: relative L2 error of the gradients of its inputs, given the reference's gradients of its outputs.
-        unit: the rounding of its dtype, which is one unit of the table.
-        limit: the relative error that is allowed forward.
-        why: why it is not known.
+        kind: class of the candidate's layer.
+        forward: relative L2 error of its outputs on the reference's inputs; `None` if unknown.
+        backward: relative L2 error of its input gradients, from the reference's output gradients; `None` if unknown.
+        unit: rounding error of its dtype, the unit of the table.
+        limit: allowed relative error of the outputs.
+        why: reason why the error is unknown.
     """
 
     candidate: str
@@ -34,17 +34,17 @@ class OwnError:
 
     @property
     def passed(self) -> bool:
-        """Whether its output is as near as rounding explains."""
+        """Return True if rounding explains the error of the outputs, or if the error is unknown."""
         return self.forward is None or self.forward <= self.limit
 
 
 @dataclass
 class Isolation:
-    """The layers of a replayed step, each by itself; filled while the step is done. Its text is a table.
+    """The own errors of a replayed step's layers, filled during the step. Its text is a table.
 
     Attributes:
-        step: the step's number.
-        layers: in the order in which they were called first.
+        step: number of the step.
+        layers: errors by the candidate's layer path, in the order of the first calls.
     """
 
     step: int
@@ -52,33 +52,37 @@ class Isolation:
 
     @property
     def failed(self) -> tuple[OwnError, ...]:
-        """The layers with an error of their own beyond rounding, in order; not those around them."""
-        failed = [one for one in self.layers.values() if not one.passed]
-        return tuple(one for one in failed if not any(is_below(other.candidate, one.candidate) for other in failed))
+        """Return the innermost layers whose own error exceeds rounding, in order."""
+        failed = [error for error in self.layers.values() if not error.passed]
+        return tuple(
+            error for error in failed if not any(is_below(inner.candidate, error.candidate) for inner in failed)
+        )
 
     def add(self, found: OwnError) -> None:
-        """Of several calls of a layer the worst one counts."""
-        known = self.layers.get(found.candidate)
-        if known is not None:
+        """Add a layer's error; of several calls of a layer, the largest error counts."""
+        previous = self.layers.get(found.candidate)
+        if previous is not None:
             found = replace(
-                known,
-                forward=_larger(known.forward, found.forward),
-                backward=_larger(known.backward, found.backward),
-                limit=min(known.limit, found.limit),
-                why=known.why or found.why,
+                previous,
+                forward=_larger(previous.forward, found.forward),
+                backward=_larger(previous.backward, found.backward),
+                limit=min(previous.limit, found.limit),
+                why=previous.why or found.why,
             )
         self.layers[found.candidate] = found
 
     def __str__(self) -> str:
-        width = max((len(one.candidate) for one in self.layers.values()), default=5)
+        width = max((len(error.candidate) for error in self.layers.values()), default=5)
         lines = [
             f"own errors at step {self.step}, in multiples of rounding (each layer on the reference's inputs)",
             f"{'layer':{width}}  {'forward':>9}  {'backward':>9}",
         ]
-        for one in self.layers.values():
-            mark = "  <" if not one.passed else f"  {one.why}" if one.why and one.forward is None else ""
-            lines.append(f"{one.candidate:{width}}  {_units(one.forward, one)}  {_units(one.backward, one)}{mark}")
-        failed = [f"{one.candidate} ({one.kind}): own error {one.forward:.2g}" for one in self.failed]
+        for error in self.layers.values():
+            mark = "  <" if not error.passed else f"  {error.why}" if error.why and error.forward is None else ""
+            lines.append(
+                f"{error.candidate:{width}}  {_units(error.forward, error)}  {_units(error.backward, error)}{mark}"
+            )
+        failed = [f"{error.candidate} ({error.kind}): own error {error.forward:.2g}" for error in self.failed]
         if failed:
             lines.append(f"{'; '.join(failed)}. Nothing of it is inherited from the layers before")
         else:

@@ -1,4 +1,4 @@
-"""``replay``: the packed steps of a run again with another model, each from where the recorded run was."""
+"""``replay``: repeat the packed steps of a run with another model."""
 
 from __future__ import annotations
 
@@ -31,37 +31,38 @@ def replay(
     floors: int | bool = False,
     float64: bool = False,
 ) -> Replay:
-    """Do the packed steps of a run again with another model, and compare each by itself.
+    """Repeat the packed steps of a run with another model, and compare each step by itself.
 
     ``with padiff.replay("runs/torch", net, "runs/paddle", optimizer=optimizer) as replay: for step in replay: ...``
-    Before each step, the model's weights and buffers, the optimizer's state and learning rates, the batch and what
-    dropout drops are the reference's. So nothing is inherited from the steps before, and the report judges each at the
-    tolerance of a first step. The reference's framework need not be installed; its folder is only read. Afterwards,
-    also after an error, the model and the optimizer are what they were, with gradients cleared.
+
+    Before each step, the model's weights and buffers, the optimizer's state and learning rates, the batch and the
+    dropout masks are set to the reference's. So no error is inherited from earlier steps, and the report judges each
+    step at the tolerance of a first step. The reference's framework need not be installed; its folder is only read. At
+    the end, also after an error, model and optimizer are restored, with gradients cleared.
 
     Args:
-        reference: the run to trust, recorded with ``replay_every_n_steps``.
-        model: the candidate: a torch Module or a paddle Layer, in the mode that it trains in.
-        dir_path: the run folder that the candidate is recorded into.
-        optimizer: the candidate's optimizer, or several. Without one, forward and backward alone are done.
-        layer_map: layers that answer to each other, as `compare_runs` takes them.
-        steps: which of the packed steps. Default: all.
-        policy: when a diff passes. Default: `NoisePolicy`.
-        existing: what to do with a run that ``dir_path`` holds: ``"error"`` (default) or ``"overwrite"``.
-        partial: carry all that fits, and leave and name the rest (a head that only one side has), instead of refusing
-            where not everything fits.
-        floors: whether to measure what rounding makes of each tensor: the loop is given each step so many times more
-            (`True`: 8 times) with weights and inputs moved by units in the last place, and the report judges by it.
-        float64: whether to do each step once more in float64, as the third side that tells which of the two is farther
-            from it.
+        reference: the reference run, recorded with ``replay_every_n_steps``.
+        model: the candidate: a torch Module or a paddle Layer, in its training mode.
+        dir_path: run folder for the candidate's records.
+        optimizer: the candidate's optimizer, or several. Without one, only forward and backward are repeated.
+        layer_map: pairs of layers, in the form that `compare_runs` accepts.
+        steps: numbers of the packed steps to repeat. Default: all.
+        policy: decides which diffs pass. Default: `NoisePolicy`.
+        existing: handling of an existing run in ``dir_path``: ``"error"`` (default) or ``"overwrite"``.
+        partial: True to copy all weights that fit, and name the others (a head that only one model has); False to
+            refuse if some do not fit.
+        floors: number of additional repetitions that measure rounding errors (`True`: 8), with weights and inputs
+            perturbed by units in the last place. The loop receives each step that many times more, and the report uses
+            the measured limits.
+        float64: True to repeat each step in float64, which shows which of the two sides is closer to the exact result.
 
     Raises:
         RunFolderError: a folder can't be read, or written to.
-        UsageError: the run has no such pack, or one that this model can't be given; an argument is wrong.
+        UsageError: a pack is missing or does not fit this model, or an argument is wrong.
     """
-    place = run_folder(dir_path, "dir_path")
+    folder = run_folder(dir_path, "dir_path")
     processes = framework_of(LiveModel.of(model).model).environment.distributed()
-    found = opened(reference, place, steps, processes)
+    packed = opened(reference, folder, steps, processes)
     if existing not in ("error", "overwrite"):
         raise UsageError(f"existing is 'error' or 'overwrite', got {existing!r}")
     runs = runs_of(floors)
@@ -70,14 +71,14 @@ def replay(
             f"floors and float64 are measured in one process, and this is one of {processes[1]}: leave them away here"
         )
     listed = [] if optimizer is None else list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
-    return Replay(found, model, place, listed, layer_map, policy, existing, partial, runs, float64)
+    return Replay(packed, model, folder, listed, layer_map, policy, existing, partial, runs, float64)
 
 
 def runs_of(floors: Any) -> int:
-    """How often a step is done once more to measure its floors; 0: they are not measured.
+    """Return the number of repetitions that measure floors; 0 for none.
 
     Raises:
-        UsageError: that is no number of runs.
+        UsageError: the value is not a number of runs.
     """
     runs = RUNS if floors is True else 0 if floors is False else floors
     if not isinstance(runs, int) or runs < 0:

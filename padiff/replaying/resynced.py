@@ -1,4 +1,4 @@
-"""What came of taking one thing at a time from the reference: a table, and one sentence."""
+"""Results of a resync: a table, and one sentence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-#: What can be taken from the reference, and what a report calls it.
+#: Names and descriptions of what can be taken from the reference.
 THINGS = {
     "weights": "the weights",
     "state": "the optimizer's state",
@@ -14,22 +14,23 @@ THINGS = {
     "rate": "the learning rate",
     "masks": "dropout's masks",
 }
-#: Runs are together if their updates are apart by at most so many times what they are with all of it taken from the
-#: reference; or by this share of themselves. A learning rate that is off by 2 % is 2e-2. Chosen.
+#: Runs are together if the distance of their updates is at most `TIMES` the distance with everything taken from the
+#: reference, or at most the share `TOGETHER` of the updates. A learning rate that is off by 2 % gives 2e-2. Chosen.
 TIMES, TOGETHER = 10.0, 2e-3
-#: Beyond this share even with all of it taken, it is none of these things.
+#: A larger share with everything taken from the reference means that another cause separates the runs.
 APART = 2e-2
 
 
 @dataclass(frozen=True)
 class Resynced:
-    """How far the runs came apart with some things taken from the reference.
+    """Distances of the two runs with some things taken from the reference.
 
     Attributes:
-        taken: names of `THINGS`; none: the candidate's own run.
-        updates: of each step, how far the updates of all parameters together are apart, as a share of the reference's.
-        losses: of each step, how far the loss is apart, likewise; NaN where none was recorded.
-        why: why it was not done; else empty.
+        taken: names of `THINGS`; empty for the candidate's own run.
+        updates: for each step, the distance of the updates of all parameters, as a share of the reference's updates.
+        losses: for each step, the distance of the losses, as a share of the reference's loss; NaN without a recorded
+            loss.
+        why: reason why the experiment was not run; else empty.
     """
 
     taken: tuple[str, ...]
@@ -39,14 +40,14 @@ class Resynced:
 
     @property
     def apart(self) -> float:
-        """The largest of the updates' distances; NaN where it was not done."""
+        """Return the largest distance of the updates; NaN if the experiment was not run."""
         if not self.updates or any(math.isnan(update) for update in self.updates):
             return math.nan
         return max(self.updates)
 
     @property
     def name(self) -> str:
-        """What was taken, in words."""
+        """Return a description of the things taken from the reference."""
         if len(self.taken) > 1:
             return f"all but {THINGS['weights']}, after an equal start"
         return " and ".join(THINGS[thing] for thing in self.taken) or "nothing"
@@ -54,14 +55,14 @@ class Resynced:
 
 @dataclass(frozen=True)
 class Resync:
-    """Experiments with one thing at a time taken from the reference.
+    """Experiments that take one thing at a time from the reference.
 
     Attributes:
-        step: where they begin.
-        steps: how many steps each goes on for.
+        step: first step.
+        steps: number of steps of each experiment.
         nothing: the candidate's own run.
-        single: with one thing taken each.
-        everything: with all taken but the weights, which go their own way after an equal start.
+        single: the experiments with one thing taken from the reference.
+        everything: the experiment with all things except the weights, which start equal and then evolve freely.
     """
 
     step: int
@@ -72,26 +73,29 @@ class Resync:
 
     @property
     def limit(self) -> float:
-        """How far apart updates of runs that are together may be."""
+        """Return the largest distance of the updates of runs that are together."""
         return max(TIMES * self._least, TOGETHER)
 
     @property
     def _least(self) -> float:
-        """How far apart they are with all of it taken; where that is far, with what helps most."""
+        """Return the distance with everything taken; if that is large, the distance of the best single experiment."""
         if self.everything.apart <= APART:
             return self.everything.apart
         return self._best.apart
 
     def together(self, one: Resynced) -> bool:
-        """Whether the runs stayed together."""
+        """Return True if the runs stayed together in this experiment."""
         return one.apart <= self.limit
 
     @property
     def helping(self) -> tuple[str, ...]:
-        """The things of which each by itself keeps the runs together; empty where nothing is needed, or none does."""
+        """Return the things that keep the runs together when taken alone.
+
+        Empty if the runs stay together anyway, if no single thing is enough, or if there is another cause.
+        """
         if self.together(self.nothing) or not self._tells:
             return ()
-        return tuple(one.taken[0] for one in self.single if self.together(one))
+        return tuple(experiment.taken[0] for experiment in self.single if self.together(experiment))
 
     @property
     def _tells(self) -> bool:
@@ -99,29 +103,29 @@ class Resync:
 
     @property
     def sentence(self) -> str:
-        """What it comes to."""
+        """Return the result as a sentence."""
         span = f"from step {self.step} on, over {self.steps} steps"
-        own, all_taken = f"{self.nothing.apart:.2g}", f"{self.everything.apart:.2g}"
+        alone, all_taken = f"{self.nothing.apart:.2g}", f"{self.everything.apart:.2g}"
         if not self._tells:
             return (
                 f"It is none of these: {span}, the updates are {all_taken} of themselves apart even with all of them "
                 "taken from the reference. The model or the loss computes something else: a replay says where."
             )
         if self.together(self.nothing):
-            apart = f"updates at most {own} of themselves apart"
+            apart = f"updates at most {alone} of themselves apart"
             return f"Nothing has to be taken from the reference: {span}, the runs stay together ({apart})."
         if not self.helping:
             return (
-                f"No one of these alone keeps the runs together {span} (updates {own} of themselves apart), all of "
+                f"No one of these alone keeps the runs together {span} (updates {alone} of themselves apart), all of "
                 f"them do ({all_taken}): several differ. Mend what helps most first, and try again: "
                 f"{self._best.name} ({self._best.apart:.2g})."
             )
-        found = [one for one in self.single if one.taken[0] in self.helping]
-        best = min(found, key=lambda one: one.apart)
-        names = " or ".join(one.name for one in found)
+        fixes = [one for one in self.single if one.taken[0] in self.helping]
+        best = min(fixes, key=lambda one: one.apart)
+        names = " or ".join(one.name for one in fixes)
         return (
-            f"{names[0].upper()}{names[1:]} {'keeps' if len(found) == 1 else 'keep'} the runs together: taken from the "
-            f"reference {span}, updates are at most {best.apart:.2g} of themselves apart, else {own}."
+            f"{names[0].upper()}{names[1:]} {'keeps' if len(fixes) == 1 else 'keep'} the runs together: taken from the "
+            f"reference {span}, updates are at most {best.apart:.2g} of themselves apart, else {alone}."
         )
 
     @property
@@ -130,7 +134,7 @@ class Resync:
         return min(done, key=lambda one: one.apart, default=self.nothing)
 
     def plain(self) -> dict[str, Any]:
-        """It as JSON values."""
+        """Return the result as JSON values."""
         rows = [self.nothing, *self.single, self.everything]
         return {
             "step": self.step,
@@ -140,13 +144,13 @@ class Resync:
             "limit": _number(self.limit),
             "experiments": [
                 {
-                    "taken": list(one.taken),
-                    "together": self.together(one),
-                    "updates": [_number(value) for value in one.updates],
-                    "losses": [_number(value) for value in one.losses],
-                    "why": one.why or None,
+                    "taken": list(experiment.taken),
+                    "together": self.together(experiment),
+                    "updates": [_number(value) for value in experiment.updates],
+                    "losses": [_number(value) for value in experiment.losses],
+                    "why": experiment.why or None,
                 }
-                for one in rows
+                for experiment in rows
             ],
         }
 
@@ -154,13 +158,17 @@ class Resync:
         rows: list[tuple[str, ...]] = [
             ("taken from the reference", "updates apart: first", "last", "most", "loss, last", "")
         ]
-        for one in (self.nothing, *self.single, self.everything):
-            if one.why:
-                rows.append((one.name, "-", "-", "-", "-", one.why))
+        for experiment in (self.nothing, *self.single, self.everything):
+            if experiment.why:
+                rows.append((experiment.name, "-", "-", "-", "-", experiment.why))
                 continue
-            values = (one.updates[0], one.updates[-1], one.apart, one.losses[-1]) if one.updates else (math.nan,) * 4
+            values = (
+                (experiment.updates[0], experiment.updates[-1], experiment.apart, experiment.losses[-1])
+                if experiment.updates
+                else (math.nan,) * 4
+            )
             shown = ["-" if math.isnan(value) else f"{value:.2g}" for value in values]
-            rows.append((one.name, *shown, "together" if self.together(one) else "apart"))
+            rows.append((experiment.name, *shown, "together" if self.together(experiment) else "apart"))
         widths = [max(len(row[k]) for row in rows) for k in range(5)]
         lines = [
             "  ".join([row[0].ljust(widths[0]), *(row[k].rjust(widths[k]) for k in range(1, 5)), row[5]]).rstrip()

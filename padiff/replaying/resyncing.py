@@ -1,4 +1,4 @@
-"""``resync``: a training goes on from a packed step with one thing at a time taken from the reference."""
+"""``resync``: train from a packed step on with one thing at a time taken from the reference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from padiff.replaying.kept import Kept
 from padiff.replaying.resynced import THINGS, Resync, Resynced
 from padiff.replaying.step import ReplayStep
 
-#: How many steps an experiment goes on for, unless it is said.
+#: Default number of steps of an experiment.
 STEPS = 5
 
 
@@ -38,27 +38,30 @@ def resync(
     steps: int = STEPS,
     layer_map: Any = None,
 ) -> Resync:
-    """Find out which one thing, taken from the reference, keeps the runs together.
+    """Find the single thing that, taken from the reference, keeps two runs together.
 
-    From a packed step on, the candidate trains some steps: as it does by itself, then with its weights, its optimizer's
-    state, its batches, its learning rate or its dropout's masks taken from the reference in every step, then with all
-    of them. Afterwards, also after an error, model and optimizer are what they were.
+    The candidate trains several steps from a packed step on. The first experiment takes nothing from the reference in
+    later steps; others take the weights, the optimizer's state, the batches, the learning rate or the dropout masks in
+    each step; another takes all except the weights. At the end, also after an error, model and optimizer are restored.
 
     Args:
-        reference: the run to trust, with a pack of each of these steps.
+        reference: the reference run, with a pack of each of these steps.
         model: the candidate.
-        train: trains on one step, as a replay's loop does: ``step.inputs``, ``step.labels``.
+        train: a function that trains on one step, like the loop of a replay: ``step.inputs``, ``step.labels``.
         optimizer: the candidate's optimizer, or several.
-        own: a run that the candidate recorded, with packs of the same steps: its own weights and state to begin with,
-            and its own batches, rates and masks are those. Default: what ``train`` does itself is the candidate's own
-            (a rate that it sets, a state or weights that it changes), and the reference's is the rest.
-        step: where to begin. Default: the first packed step from which so many follow one another.
-        steps: for how many steps to go on.
-        layer_map: layers that answer to each other, as `compare_runs` takes them.
+        own: a run that the candidate recorded, with packs of the same steps; the initial weights and state, and the
+            batches, rates and masks come from this run. Default: the candidate's own part is what ``train`` does itself
+            (a rate that it sets, a state or weights that it changes), and everything else comes from the reference.
+        step: first step. Default: the first packed step that is followed by enough consecutive packed steps.
+        steps: number of steps.
+        layer_map: pairs of layers, in the form that `compare_runs` accepts.
+
+    Returns:
+        The experiments' distances; its text is a table with a sentence.
 
     Raises:
         RunFolderError: a run can't be read.
-        UsageError: a pack is missing, or can't be given to this model; an argument is wrong.
+        UsageError: a pack is missing or does not fit this model, or an argument is wrong.
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise UsageError(f"steps is a number of at least 1, got {steps!r}")
@@ -75,16 +78,16 @@ def resync(
 
 
 def _numbers(reference: Reference, own: Reference | None, step: int | None, steps: int) -> list[int]:
-    """The steps to do.
+    """Return the numbers of the steps to run.
 
     Raises:
-        UsageError: there are not so many packed ones in a row.
+        UsageError: there are not enough consecutive packed steps.
     """
     both = [number for number in reference.numbers if own is None or number in own.numbers]
     rows = ([*range(number, number + steps)] for number in (both if step is None else [step]))
-    found = next((row for row in rows if set(row) <= set(both)), None)
-    if found is not None:
-        return found
+    consecutive = next((row for row in rows if set(row) <= set(both)), None)
+    if consecutive is not None:
+        return consecutive
     begin = (step if step is not None else both[0]) if both or step is not None else 0
     lacking = next((number for number in range(begin, begin + steps) if number not in both), begin)
     which = reference.path if own is None or lacking not in reference.numbers else own.path
@@ -121,28 +124,28 @@ class _Experiments:
         self._own_carrying = self._carrying if own is None else Carrying(own, model, optimizers, None)
         self._doing = Doing(model, optimizers, self._recorder, self._carrying)
         self._distance: Distance | None = None
-        #: What the experiment under way takes, and at the optimizer's step.
+        #: Things that the current experiment takes from the reference, and the callback for the optimizer's step.
         self._taken: Collection[str] = ()
         self._at_step: Callable[[], None] | None = None
-        #: Whether the loop was seen to set the learning rate itself.
+        #: True if the loop has set the learning rate itself.
         self._sets_rates = False
 
     def run(self) -> Resync:
-        """All of them."""
-        self._doing.kept = kept = Kept(self._model)
+        """Run all experiments, and restore the user's state."""
+        self._doing.kept = snapshot = Kept(self._model)
         handles: list[Handle] = []
         api = self._model.framework.optimizers
         try:
-            # What may refuse the model does so first, and the first undo puts the user's own state back.
-            self._carrying.carry(self._numbers[0], kept.undo)
+            # Errors about the model are raised first; the first undo functions restore the user's own state.
+            self._carrying.carry(self._numbers[0], snapshot.undo)
             if self._own_carrying is not self._carrying:
                 self._own_carrying.carry(self._numbers[0], [])
             self._recorder.open()
-            for one in self._optimizers:
-                for stepper in api.steppers(one):
+            for optimizer in self._optimizers:
+                for stepper in api.steppers(optimizer):
                     handles += api.hook(stepper, lambda *_: self._stepping(), lambda: None)
             nothing = self._experiment(())
-            # All but the weights, which go their own way after an equal start.
+            # All except the weights, which start equal and then evolve freely.
             everything = self._experiment([thing for thing in THINGS if thing != "weights"], begins=True)
             single = [self._experiment([thing]) for thing in THINGS if self._has(thing)]
         finally:
@@ -152,19 +155,20 @@ class _Experiments:
                 self._doing.discard()
                 self._recorder.close(finished=False, raise_errors=False)
             finally:
-                kept.give_back()
+                snapshot.give_back()
         return Resync(self._numbers[0], len(self._numbers), nothing, tuple(single), everything)
 
     def _has(self, thing: str) -> bool:
-        """Whether there is such a thing: masks only where there is dropout."""
+        """Return True if the thing exists: masks exist only in runs with dropout."""
         sides = [side for side in (self._reference, self._own) if side is not None]
         return thing != "masks" or any(side.packs[number].masks for side in sides for number in self._numbers)
 
     def _experiment(self, taken: Collection[str], begins: bool = False) -> Resynced:
-        """One of them.
+        """Run one experiment.
 
         Args:
-            begins: whether the weights that it begins with are the reference's.
+            taken: things to take from the reference.
+            begins: True to begin with the reference's weights.
         """
         self._taken, self._sets_rates = frozenset(taken), False
         updates, losses = [], []
@@ -183,10 +187,10 @@ class _Experiments:
             self._put(number, first, begins)
             began[0] = self._rates()
 
-        given = self._doing.begin(batch, put=put, masks=masks)
+        replayed = self._doing.begin(batch, put=put, masks=masks)
         self._at_step = lambda: self._put_again(number)
         try:
-            self._train(given)
+            self._train(replayed)
         finally:
             self._at_step = None
         if self._rates() != began[0]:
@@ -205,40 +209,40 @@ class _Experiments:
     # -- what a step starts from -------------------------------------------------------------------------------
 
     def _put(self, number: int, first: bool, begins: bool) -> None:
-        """Weights, state and rate, before the loop's own code runs."""
+        """Set weights, state and learning rate before the loop's code runs."""
         if first or "weights" in self._taken:
             (self._carrying if begins else self._carrier("weights")).carry(number, [], states=False)
         states: Sequence[OptimizerState] | None = None
         if first or "state" in self._taken:
             states = self._carrier("state").states(number)
-        # A rate that the loop sets itself is its own.
-        given = self._carrier("rate").states(number) if not self._sets_rates or "rate" in self._taken else None
-        self._set(states, given)
+        # The loop's own learning rate stays.
+        rates = self._carrier("rate").states(number) if not self._sets_rates or "rate" in self._taken else None
+        self._set(states, rates)
 
     def _stepping(self) -> None:
         if self._at_step is not None:
             self._at_step()
 
     def _put_again(self, number: int) -> None:
-        """The optimizer is about to step: what is taken is the reference's, whatever the loop did to it."""
+        """Set state and rate again just before the optimizer steps, because the loop may have changed them."""
         states = self._carrying.states(number) if "state" in self._taken else None
         rates = self._carrying.states(number) if "rate" in self._taken else None
         self._set(states, rates)
 
     def _set(self, states: Sequence[OptimizerState] | None, rates: Sequence[OptimizerState] | None) -> None:
-        """Give the optimizers states, or rates, or both; what is `None` stays."""
+        """Set the optimizers' states, or rates, or both; `None` leaves them unchanged."""
         if states is None and rates is None:
             return
         api, names = self._model.framework.optimizers, self._carrying.names
-        for place, one in enumerate(self._optimizers):
-            now = api.state(one, names)
-            if states is None and rates is not None and _same_rates(now, rates[place]):
+        for place, optimizer in enumerate(self._optimizers):
+            current = api.state(optimizer, names)
+            if states is None and rates is not None and _same_rates(current, rates[place]):
                 continue
-            state, rate = (now if given is None else given[place] for given in (states, rates))
-            api.set_state(one, names, replace(state, rates=rate.rates))
+            state, rate = (current if source is None else source[place] for source in (states, rates))
+            api.set_state(optimizer, names, replace(state, rates=rate.rates))
 
     def _rates(self) -> list[list[float]]:
-        return [self._model.framework.optimizers.learning_rates(one) for one in self._optimizers]
+        return [self._model.framework.optimizers.learning_rates(optimizer) for optimizer in self._optimizers]
 
     # -- how far apart -----------------------------------------------------------------------------------------
 

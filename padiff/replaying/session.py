@@ -1,4 +1,4 @@
-"""A replay that goes on: its steps, what is measured of them, what is written, and what is given back."""
+"""A replay in progress: its steps, measurements, records, and the restored state of the user."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from padiff.replaying.own_errors import Isolation
 from padiff.replaying.step import ReplayStep
 from padiff.system.switches import say
 
-# Without an optimizer nothing is clipped, and nothing is updated.
+# Stages of a replay without an optimizer: no clipped gradients and no updates.
 _WITHOUT_UPDATE = tuple(stage for stage in STAGES if stage not in ("grad", "update"))
 
-# Seconds to wait for other processes to write a step, and between two looks. Chosen: they were done together.
+# Seconds to wait for other processes to write a step, and between two checks. Chosen: all processes run in step.
 _PATIENCE, _LOOK = 120.0, 0.1
 
 
 class Replay:
-    """Does packed steps again; made by `replay`, used in a ``with``.
+    """A replay of packed steps, created by `replay` and used in a ``with`` block.
 
-    A loop with a host of its own (a callback) uses `steps`, `attach` and `detach` instead of iterating.
+    Host callbacks use `steps`, `attach` and `detach` instead of iterating.
 
     Attributes:
-        numbers: the steps, as the reference counts them.
-        done: those that were done so far.
+        numbers: numbers of the steps in the reference.
+        done: numbers of the completed steps.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Replay:
 
     @property
     def notes(self) -> dict[str, None]:
-        """What could not be fed or was not used, in words."""
+        """Return messages about masks that could not be replayed or were not used."""
         return self._doing.notes
 
     # -- the with and the loop -----------------------------------------------------------------------------
@@ -97,10 +97,10 @@ class Replay:
             say(f"replay: {failed_at(*self._doing.begun, error)}")
 
     def __iter__(self) -> Iterator[ReplayStep]:
-        """Each packed step, with the model, its optimizer and random numbers as the reference's were before it.
+        """Yield each packed step, after setting the model, its optimizer and random states to the reference's.
 
-        A step ends where the next one is asked for; one that the loop is left in is not recorded. Where floors are
-        measured, each step comes so many times more (``step.moved``), and these are not recorded.
+        A step ends when the next one is requested; a step that the loop leaves early is not recorded. If floors are
+        measured, each step is repeated several times (``step.moved``), and repetitions are not recorded.
         """
         steps = self.steps()
         try:
@@ -111,7 +111,7 @@ class Replay:
             steps.close()
 
     def steps(self) -> Generator[ReplayStep | None, None, None]:
-        """As going through it, with `None` between two steps: the one before has ended, and nothing has begun yet."""
+        """Yield each packed step like iteration does, and `None` between two steps, while no step is active."""
         if self._doing.kept is None:
             raise UsageError("a replay does its steps inside of `with padiff.replay(...) as replay:`")
         waiting = [number for number in self.numbers if number not in self.done]
@@ -119,19 +119,19 @@ class Replay:
             if number != waiting[0]:
                 yield None
             step = self.begin(number)
-            whole = False
+            completed = False
             try:
                 yield step
-                whole = True
+                completed = True
             finally:
-                if not whole:
+                if not completed:
                     self.discard()
             self.end()
             if number in self.done and (self._floors or self._float64):
                 yield from self._measured(number)
 
     def _measured(self, number: int) -> Iterator[ReplayStep | None]:
-        """The step once more, moved, and its floors into the candidate's folder."""
+        """Repeat the step with perturbations, and write its floors into the candidate's folder."""
         self._recorder.flush()
         run = open_run(self._dir_path)
         self._measuring = measuring = Measuring(run.steps(number)[0], run.info.environment)
@@ -143,17 +143,21 @@ class Replay:
             say(f"replay: floors of step {number}: {note}")
 
     def give_up(self, why: str) -> None:
-        """Say that a step that is done once more (``step.moved``) can't be; the floors are measured without it."""
+        """Skip a repeated step (``step.moved``) that the loop can't run; floors are measured without it.
+
+        Raises:
+            UsageError: no repeated step is active.
+        """
         if self._measuring is None:
             raise UsageError("replay.give_up(why) is for steps that are done once more to measure floors (step.moved)")
         self._measuring.give_up(why)
 
     @property
     def report(self) -> Report:
-        """The steps that were done, each compared by itself with the reference's, at the tolerance of a first step.
+        """Compare each completed step by itself with the reference's, at the tolerance of a first step.
 
         Raises:
-            NothingToCompareError: none was done.
+            NothingToCompareError: no step was completed.
         """
         if not self.done:
             raise NothingToCompareError(
@@ -175,10 +179,10 @@ class Replay:
         return self._report
 
     def _wait_for_others(self) -> None:
-        """A step is whole, and can be read, once all processes have written it.
+        """Wait until all processes have written the completed steps.
 
         Raises:
-            UsageError: others did not.
+            UsageError: another process did not write a step in time.
         """
         until = time.monotonic() + _PATIENCE
         while self._recorder.info.world_size > 1:
@@ -193,36 +197,37 @@ class Replay:
             time.sleep(_LOOK)
 
     def isolate(self, step: ReplayStep) -> Isolation:
-        """Look at each layer by itself while the step under way is done: run on what the reference's layer was given,
-        and its backward on the gradients that the reference's outputs had, it inherits nothing.
+        """Measure the error of each layer by itself during the current step.
 
-        To be called before the step is done; that takes longer then, as each layer runs again for each layer around it.
+        Each layer runs on the inputs of the reference's layer, and its backward on the gradients of the reference's
+        outputs, so that no error is inherited. Call this before running the step. The step then takes longer, because
+        each layer runs once more for each layer around it.
 
         Returns:
-            The layers, filled while the step is done; a table as text.
+            The layers' errors, filled during the step; its text is a table.
 
         Raises:
-            UsageError: it is not the step under way.
+            UsageError: `step` is not the current step, or it has begun already, or several processes replay.
         """
         if step.moved and self._isolation is not None:
-            return self._isolation  # of the step itself
+            return self._isolation  # the table of the unperturbed step
         if self._recorder.info.world_size > 1:
             raise UsageError("replay.isolate(step) is for a replay in one process: this is one of several")
         feeder = self._doing.feeder
         if feeder is None or self._recorder.step != step.number or self._recorder.recorded_anything:
             raise UsageError("replay.isolate(step) is called in the loop, before the step is done")
-        self._isolation = found = Isolation(step.number)
+        self._isolation = table = Isolation(step.number)
         reference = self._reference.run.steps(step.number)[0]
         self._isolator = Isolator(
-            self._model, reference, self._carrying.partners, feeder, self._recorder.unheard, found
+            self._model, reference, self._carrying.partners, feeder, self._recorder.unheard, table
         )
-        return found
+        return table
 
     # -- for hosts -----------------------------------------------------------------------------------------
 
     @property
     def loss_scale(self) -> float:
-        """The factor that the candidate scales its loss by; to be set where it does (AMP). Default 1."""
+        """Return the factor that scales the candidate's loss (AMP). Default 1; the loop sets another factor."""
         return self._recorder.loss_scale
 
     @loss_scale.setter
@@ -230,34 +235,34 @@ class Replay:
         self._recorder.loss_scale = scale
 
     def check_batches(self, accumulated: Any) -> None:
-        """Make sure that a loop which steps after so many micro-batches can do all steps.
+        """Check that each step has as many micro-batches as the loop accumulates.
 
         Raises:
-            UsageError: a step has another number of them.
+            UsageError: a step has another number of micro-batches.
         """
         for number in self.numbers:
-            there = len(self._reference.packs[number].batches)
-            if isinstance(accumulated, int) and there != accumulated:
+            batches = len(self._reference.packs[number].batches)
+            if isinstance(accumulated, int) and batches != accumulated:
                 raise UsageError(
-                    f"step {number} of {self._reference.path} has {there} micro-batches, this training accumulates "
-                    f"{accumulated}: let it accumulate {there}"
+                    f"step {number} of {self._reference.path} has {batches} micro-batches, this training accumulates "
+                    f"{accumulated}: let it accumulate {batches}"
                 )
 
     def open(self) -> None:
-        """Keep what the model and the optimizers are, and make the candidate's run folder.
+        """Save the state of model and optimizers, and create the candidate's run folder.
 
         Raises:
-            UsageError: the first step can't be done with this model; nothing was changed.
+            UsageError: the first step can't be run with this model; nothing was changed.
         """
         if self._doing.kept is not None:
             raise UsageError("this replay is open already")
         check_model(self._model)
         if self._existing == "error" and self._recorder.info.world_size == 1:
             check_free(self._dir_path)
-        self._doing.kept = kept = Kept(self._model)
+        self._doing.kept = snapshot = Kept(self._model)
         try:
-            # All that may refuse the model does so before anything is written.
-            self._carrying.carry(self.numbers[0], kept.undo)
+            # Errors about the model are raised before anything is written.
+            self._carrying.carry(self.numbers[0], snapshot.undo)
             if self._carrying.left:
                 say(f"replay: left as it is, having no partner: {', '.join(self._carrying.left[:6])}")
             for note in notes_of(self._reference, self._model, self._optimizers):
@@ -268,23 +273,23 @@ class Replay:
             raise
 
     def begin(self, number: int) -> ReplayStep:
-        """Put the model where the reference was before a packed step, and record from now on.
+        """Set the model to the reference's state before a packed step, and start recording.
 
         Raises:
-            UsageError: the step can't be done with this model.
+            UsageError: the step can't be run with this model.
         """
         return self._doing.begin(self._reference.packs[number])
 
     def attach(self) -> None:
-        """Hooks on, where a host took them off between two batches."""
+        """Attach the hooks again, if a host detached them between two batches."""
         self._recorder.attach()
 
     def detach(self) -> None:
-        """Hooks off; the step goes on."""
+        """Detach the hooks; the step continues."""
         self._recorder.detach()
 
     def end(self) -> None:
-        """The packed step is done."""
+        """End the packed step, and write its records."""
         number, isolator = self._recorder.step, self._isolator
         self._stop_isolating()
         self._doing.stop()
@@ -295,19 +300,19 @@ class Replay:
             self.done.append(number)
             self._report = None
         if written and isolator is not None:
-            # What ends elsewhere shows when the step is compared.
+            # The comparison of the step shows which layers end at different places of the computation.
             self._recorder.flush()
             comparison = RunComparison(self._reference.run, open_run(self._dir_path), self._layer_map, alone=True)
             comparison.diffs(number)
             isolator.finish(comparison.alignment.cut_elsewhere)
 
     def discard(self) -> None:
-        """Forget what was recorded of the step under way."""
+        """Abandon the current step, and discard its records."""
         self._stop_isolating()
         self._doing.discard()
 
     def close(self, finished: bool = True) -> None:
-        """Write what was recorded, and give the model and the optimizers back as they were. May be called twice."""
+        """Write the records, and restore the model and the optimizers. A second call does nothing."""
         if self._doing.kept is None:
             return
         try:
@@ -320,9 +325,9 @@ class Replay:
             say(f"replay: {note}")
 
     def _give_back(self) -> None:
-        kept, self._doing.kept = self._doing.kept, None
-        if kept is not None:
-            kept.give_back()
+        snapshot, self._doing.kept = self._doing.kept, None
+        if snapshot is not None:
+            snapshot.give_back()
 
     def _stop_isolating(self) -> None:
         isolator, self._isolator = self._isolator, None

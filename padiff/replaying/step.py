@@ -1,4 +1,4 @@
-"""A packed step as the candidate's loop sees it: its batches, as tensors of the candidate's framework."""
+"""A packed step for the candidate's loop, with its batches as tensors of the candidate's framework."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from padiff.records.pack import Batch, Pack, Unkept, with_leaves
 
 @dataclass(frozen=True)
 class ReplayBatch:
-    """A micro-batch of the reference. Tensors are made whenever they are asked for.
+    """A micro-batch of the reference. Each access creates new tensors.
 
     Args:
-        batch: as it was recorded.
-        make: makes a tensor of the candidate's framework, on the model's device.
-        where: what to call it.
-        asked: called when it is asked for its tensors: it is the one that is trained on then.
-        make_label: makes labels, where they are made otherwise.
+        batch: the recorded micro-batch.
+        make: creates a tensor of the candidate's framework on the model's device.
+        where: name of the micro-batch for messages.
+        asked: called on each access of tensors, because the loop then trains on this micro-batch.
+        make_label: creates tensors of labels; `None` to use `make`.
     """
 
     batch: Batch
@@ -31,29 +31,29 @@ class ReplayBatch:
 
     @property
     def inputs(self) -> tuple[Any, ...]:
-        """What the model is called with by position.
+        """Return the positional arguments of the model's call.
 
         Raises:
-            UsageError: it is not known, or holds what a pack can't hold.
+            UsageError: the arguments were not recorded, or contain an object that a pack can't store.
         """
         return tuple(self._made(self._known().args))
 
     @property
     def kwargs(self) -> Mapping[str, Any]:
-        """What the model is called with by name.
+        """Return the keyword arguments of the model's call.
 
         Raises:
-            UsageError: likewise.
+            UsageError: the arguments were not recorded, or contain an object that a pack can't store.
         """
-        found: dict[str, Any] = self._made(dict(self._known().kwargs))
-        return found
+        arguments: dict[str, Any] = self._made(dict(self._known().kwargs))
+        return arguments
 
     @property
     def labels(self) -> tuple[Any, ...]:
-        """What went into the loss functions besides what the model gave, in order.
+        """Return the arguments of the loss functions other than the model's outputs, in order.
 
         Raises:
-            UsageError: no loss function was seen.
+            UsageError: no loss function was recorded, or the labels contain an object that a pack can't store.
         """
         if self.batch.labels is None:
             raise UsageError(
@@ -64,7 +64,7 @@ class ReplayBatch:
 
     @property
     def whole(self) -> Any:
-        """The batch as the reference's host handed it over; `None` where there was none."""
+        """Return the batch as the reference's host passed it to the loop; `None` if no host did."""
         return self._made(self.batch.whole)
 
     def _known(self) -> Batch:
@@ -96,13 +96,13 @@ def _unkept(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class ReplayStep:
-    """A packed step to be done again.
+    """A packed step to repeat.
 
     Attributes:
-        pack: what was recorded.
-        batches: its micro-batches, in order.
-        moved: whether it is done once more to measure its floors, with weights and inputs moved, or in float64.
-        exact: whether it is done in float64.
+        pack: the recorded pack.
+        batches: the micro-batches, in order.
+        moved: True for a repetition that measures floors, with weights and inputs perturbed, or in float64.
+        exact: True if the step runs in float64.
     """
 
     pack: Pack
@@ -112,27 +112,27 @@ class ReplayStep:
 
     @property
     def number(self) -> int:
-        """The step's number in the reference."""
+        """Return the step's number in the reference."""
         return self.pack.step
 
     @property
     def loss_scale(self) -> float:
-        """The factor that the reference scaled the loss by."""
+        """Return the factor that scaled the reference's loss."""
         return self.pack.loss_scale
 
     @property
     def inputs(self) -> tuple[Any, ...]:
-        """Of a step with one micro-batch, what the model is called with by position."""
+        """Return the positional arguments of the model's call, for a step with a single micro-batch."""
         return self._only.inputs
 
     @property
     def kwargs(self) -> Mapping[str, Any]:
-        """Likewise, what it is called with by name."""
+        """Return the keyword arguments of the model's call, for a step with a single micro-batch."""
         return self._only.kwargs
 
     @property
     def labels(self) -> tuple[Any, ...]:
-        """Likewise, what the loss takes besides."""
+        """Return the labels, for a step with a single micro-batch."""
         return self._only.labels
 
     @property

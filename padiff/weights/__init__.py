@@ -1,4 +1,4 @@
-"""Carrying weights from one model to another, whatever framework either is of."""
+"""Transfer of weights from one model to another, between the frameworks or within one."""
 
 from padiff.weights.assign import assign_weight
 from padiff.weights.special_init import add_special_init

@@ -1,4 +1,4 @@
-"""The arguments of ``assign_weight``, in the words of whichever generation of the interface."""
+"""Arguments of ``assign_weight``, in either of its two call forms."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _MORE = ("layer_map", "inputs", "partial")
 
 @dataclass(frozen=True)
 class AssignCall:
-    """A call of ``assign_weight``, understood.
+    """The arguments of a call of ``assign_weight`` in one form.
 
     Attributes:
-        models: the one that the weights come from, and the one that they go to.
-        inputs: theirs, in this order.
-        partial: whether what fits is carried over, and the rest listed.
-        swapped: whether the weights come from the second of the two models as the call gives them.
+        models: the source of the weights (reference) and the model that receives the weights (candidate).
+        inputs: inputs of the two models, in the same order.
+        partial: True to carry over the weights that fit and list all others.
+        swapped: True if the source of the weights is the second model in the call.
     """
 
     models: Both[Any]
@@ -35,40 +35,41 @@ class AssignCall:
 
 
 def read_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> AssignCall:
-    """The call: ``(base_model, raw_model)``, or the first generation's ``(layer, module, layer_map)``.
+    """Read the arguments: ``(base_model, raw_model)``, or the first generation's ``(layer, module, layer_map)``.
 
     Raises:
-        UsageError: the arguments are of neither form, or of both.
+        UsageError: the arguments have neither form, or mix both.
     """
     names = _OLD if kwargs.keys() & set(_OLD) else _NEW
-    given = dict(zip((*names, "layer_map"), args))
-    known = {*names, *_MORE}
-    if len(args) > 3 or kwargs.keys() - known or given.keys() & kwargs.keys() or not {*names} <= {*given, *kwargs}:
+    values = dict(zip((*names, "layer_map"), args))
+    allowed = {*names, *_MORE}
+    if len(args) > 3 or kwargs.keys() - allowed or values.keys() & kwargs.keys() or not {*names} <= {*values, *kwargs}:
         raise UsageError(
             "assign_weight takes (base_model, raw_model), or (layer, module, layer_map) as in the first generation, "
             f"and layer_map, inputs, partial by name; got {len(args)} positional arguments"
             + (f" and {', '.join(kwargs)}" if kwargs else "")
         )
-    given |= kwargs
-    partial = given.get("partial", False)
+    values |= kwargs
+    partial = values.get("partial", False)
     if not isinstance(partial, bool):
         raise UsageError(f"assign_weight: partial is True or False, got {partial!r}")
-    if isinstance(given[names[1]], (str, os.PathLike)):
-        raise UsageError(f"assign_weight: weights go into a live model, got the path {str(given[names[1]])!r}")
-    # A layer map went with the first generation's form alone; who writes `base_model` says which is which.
-    old = names is _OLD or ("layer_map" in given and not kwargs.keys() & set(_NEW))
-    models, inputs = Both(*(given[name] for name in names)), given.get("inputs")
+    if isinstance(values[names[1]], (str, os.PathLike)):
+        raise UsageError(f"assign_weight: weights go into a live model, got the path {str(values[names[1]])!r}")
+    # Only the first generation's form had a positional layer map; the keyword `base_model` rules that form out.
+    old = names is _OLD or ("layer_map" in values and not kwargs.keys() & set(_NEW))
+    models, inputs = Both(*(values[name] for name in names)), values.get("inputs")
     swapped = old and torch_is_second(models)
     if swapped:
         models = models.swapped()
         inputs = inputs[::-1] if isinstance(inputs, (list, tuple)) else inputs
-    return AssignCall(models, given.get("layer_map"), inputs, partial, swapped)
+    return AssignCall(models, values.get("layer_map"), inputs, partial, swapped)
 
 
 def torch_is_second(models: Both[Any]) -> bool:
-    """Whether two models, as a call gives them, are the first generation's pair, a paddle layer and a torch module.
+    """Return True if the models are a paddle layer and a torch module, the pair of the first generation's calls.
 
-    Of such a pair torch is the one to trust, in calls of that generation; of any other pair it is the first.
+    In calls of the first generation the torch module of such a pair is the reference. For all other pairs the first
+    model is the reference.
     """
     if any(isinstance(model, (str, os.PathLike)) for model in models):
         return False

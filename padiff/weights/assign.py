@@ -1,4 +1,4 @@
-"""``assign_weight``: all of one model's weights into another, or none."""
+"""``assign_weight`` copies all weights of one model into another, or none."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from padiff.weights.transfer import Model, Transfer, TransferError, live, plan_t
 
 
 class AssignError(UsageError):
-    """The weights of one model can't be carried to the other; the text shows both trees and the place."""
+    """Weights can't be carried to the other model. The text shows both layer trees and the place."""
 
 
 @dataclass(frozen=True)
 class Carried:
-    """Weights that were carried over.
+    """The result of a transfer of weights.
 
     Attributes:
-        alignment: which layers and parameters answered to each other.
-        transfer: what was written, and what was left.
-        models: the base and the raw model, as ``torch ResNet``.
-        seen: what running the models showed.
-        proof: both models' outputs, where there were inputs to run them on.
-        choices: what the outputs decided where names and shapes did not tell.
-        without: kinds of evidence that misled, as the outputs showed.
+        alignment: the pairs of layers and of parameters.
+        transfer: the tensors that were written, and the parameters that were skipped.
+        models: names of the base and the raw model, as ``torch ResNet``.
+        seen: evidence from running both models.
+        proof: comparison of both models' outputs; None if the models were not run.
+        choices: answers that the outputs gave where names and shapes are ambiguous.
+        without: kinds of evidence that the outputs showed to be misleading.
     """
 
     alignment: Alignment
@@ -50,17 +50,20 @@ class Carried:
 
     @property
     def proved(self) -> bool:
+        """Return True if the models' final outputs agree."""
         return self.proof is not None and self.proof.holds
 
     @property
     def surely(self) -> bool:
-        """Whether all outputs agree, inside too: what models begin with (norms of ones and zeros) may hold the proof
-        though two layers have each other's partners.
+        """Return True if all outputs agree, those of inner layers included.
+
+        `proved` can be True although two layers have swapped partners: freshly initialised norms all hold ones and
+        zeros.
         """
         return self.proof is not None and self.proof.holds and self.proof.agreeing == len(self.proof.outputs)
 
     def described(self) -> list[str]:
-        """What was copied where, and what was not, a line each."""
+        """Return one line for each group of copied or skipped parameters."""
         transfer = self.transfer
         by_rule = len(transfer.calls)
         rules = f", {by_rule} layer{'s' if by_rule > 1 else ''} by rules of your own" if by_rule else ""
@@ -81,13 +84,15 @@ class Carried:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a recorded model was run on, and gave.
+    """A recorded forward pass of the base model, and a way to repeat this pass with a live model.
 
     Attributes:
-        step: its records, those of which the values were kept.
-        run: runs a live model on the same, in the same mode, leaving no trace. Raises `UsageError` if that fails.
-        telling: whether outputs that differ tell of wrong weights; where something random is drawn they do not.
-        always: whether to run the model also where names and shapes leave nothing open.
+        step: the recorded forward records, sketches included.
+        run: runs a live model on the recorded inputs in the recorded mode, and restores its state. Raises `UsageError`
+            if the forward fails.
+        telling: True if different outputs prove wrong weights; False if random numbers are drawn, or if only sketches
+            are recorded.
+        always: True to run the model even if names and shapes leave no doubt.
     """
 
     step: Step
@@ -96,37 +101,37 @@ class Recorded:
     always: bool = True
 
 
-# Below that confidence a pair is listed.
+# Pairs with a confidence below this limit are listed.
 _SURE = 0.8
 
-#: What not to trust, one try after another: names mislead, or layers run in another order, where outputs say so.
+#: Kinds of evidence to ignore, one attempt after another: names or the order of execution can be misleading.
 _TRUST: tuple[tuple[str, ...], ...] = ((), ("names",), ("execution",), ("names", "order"))
 
 
 def assign_weight(*args: Any, **kwargs: Any) -> bool:
     """Copy the weights of one model into another: ``assign_weight(base_model, raw_model)``.
 
-    Which parameter answers to which is found: from names, shapes, nesting and order. Fused matrices are taken apart or
-    put together, matrices transposed. The first generation's form is ``assign_weight(layer, module,
-    layer_map=LayerMap())``: a paddle layer and a torch module, and torch's weights go to paddle. Of any other pair the
-    first is the base in that form, too. Parameters and buffers are carried over, dtype and device stay, tied parameters
-    are written once, no memory is shared. Either all of it happens or nothing. One line says what was copied where.
-    The base may be recorded: the path of a run folder (its first step), or of safetensors, as `start_from` takes.
+    Parameters are paired by names, shapes, nesting and order. Fused matrices are split or joined, and matrices are
+    transposed where necessary. The first generation's form is ``assign_weight(layer, module, layer_map=LayerMap())``
+    with a paddle layer and a torch module; torch's weights go to paddle. For other pairs in this form the first model
+    is the base. Parameters and buffers are copied; dtypes and devices of the raw model stay, tied parameters are
+    written once, and no memory is shared. Either all weights are copied or none. One line says what was copied where.
+    The base can be a recording: the path of a run folder (its first step) or of safetensors, as `start_from` accepts.
 
     Args:
-        layer_map: layers that answer to each other, as objects or paths; the rest is found around them.
-        inputs: a pair of inputs as `auto_diff` takes them, in the order of the models. With it, both models are run
-            (in eval mode, leaving no trace): the order in which layers run helps to pair them, what no name tells (the
-            order of rows in a fused matrix) is decided by the outputs, and the largest output diff of each layer is
+        layer_map: pairs of layers, as objects or paths; all other layers are paired automatically.
+        inputs: a pair of inputs in the order of the models, in the form that `auto_diff` accepts. Both models are then
+            run in eval mode, and their state is restored. The order of execution helps to pair layers; the outputs
+            decide what names leave open (the order of rows in a fused matrix); the largest output diff of each layer is
             printed as a proof.
-        partial: carry over all that fits, and list the rest by path, instead of refusing where not everything fits.
-            After an error the raw model is as it was all the same.
+        partial: True to copy all weights that fit and list the others by path; False to refuse if some do not fit. The
+            raw model is unchanged after an error in both cases.
 
     Returns:
-        True; or False, after printing where it failed in both trees, why, and what to try.
+        True on success; False after printing the place in both trees, the reason, and hints.
 
     Raises:
-        UsageError: a model is of neither framework, or the arguments are of neither form.
+        UsageError: a model belongs to neither framework, or the arguments have neither form.
     """
     call = read_call(args, kwargs)
     try:
@@ -144,16 +149,16 @@ def assign_weight(*args: Any, **kwargs: Any) -> bool:
             print(f"[AutoDiff] {line}")
     if carried.proof is not None:
         print(f"[AutoDiff] Largest output diff of each layer, both models run once:\n{carried.proof.table()}")
-    first, *rest = carried.described()
+    first, *more = carried.described()
     swapped = "; the second argument is the source, as in PaDiff's first generation" if call.swapped else ""
-    for line in (f"{first}{swapped}", *rest):
+    for line in (f"{first}{swapped}", *more):
         print(f"[AutoDiff] {line}")
     print(f"[AutoDiff] {success_text(carried)}")
     return True
 
 
 def _base(call: AssignCall) -> Any:
-    """The model that the weights come from: a live one, or that of a run folder or of files."""
+    """Return the source of the weights: a live model, or the stored model of a run folder or of weight files."""
     base = call.models.reference
     if not isinstance(base, (str, os.PathLike)):
         return base
@@ -163,7 +168,7 @@ def _base(call: AssignCall) -> Any:
 
 
 def success_text(carried: Carried) -> str:
-    """That the weights were carried over, and whether all of them were."""
+    """Return the line that reports success, and that says if some parameters were skipped."""
     return f"Assign weight success{'' if carried.transfer.whole else ', but for what is listed'} !!!"
 
 
@@ -177,13 +182,13 @@ def carry_over(
     then: Callable[[Carried], None] | None = None,
     recorded: Recorded | None = None,
 ) -> Carried:
-    """As `assign_weight`, without printing.
+    """Copy the weights of one model into another like `assign_weight`, without printing.
 
     Args:
-        base_model: a live model, or a recorded one.
-        may_stay: pairs of layers, by path, that stay as they are where not all that they hold can be carried over.
-        recorded: the step that a recorded base model ran.
-        then: what else belongs to it: called at the end, the weights are put back if it raises.
+        base_model: a live model, or a `StoredModel`.
+        may_stay: pairs of layers, by path, that can stay unchanged if some of their parameters do not fit.
+        recorded: the recorded forward pass of a stored base model.
+        then: a function called at the end with the result; if this function raises, the weights are restored.
 
     Raises:
         AssignError: the weights can't be carried over; nothing was changed.
@@ -192,7 +197,7 @@ def carry_over(
     models: Both[Model] = Both(base_model if isinstance(base_model, StoredModel) else LiveModel.of(base_model), raw)
     pairs = GivenMap.resolve(layer_map, models.map(lambda model: model.nodes))
     rules = ruled(models.map(lambda model: model.info.framework))
-    given = Inputs.pair(inputs) if inputs is not None else None
+    pair_of_inputs = Inputs.pair(inputs) if inputs is not None else None
     before = [(tensor, raw.framework.tensors.copy(tensor)) for _, tensor in raw.tensors()]
 
     def restore() -> None:
@@ -202,7 +207,7 @@ def carry_over(
     aligned = functools.partial(align, models.reference.info, raw.info, pairs, whole=rules)
     plan = functools.partial(plan_transfer, models, layer_map=pairs, partial=partial, may_stay=may_stay)
     try:
-        carried = _Search(models, plan, aligned, given, restore, recorded).run()
+        carried = _Search(models, plan, aligned, pair_of_inputs, restore, recorded).run()
         if partial and not (carried.transfer.writes or carried.transfer.calls):
             raise AssignError("no parameter of the one model fits the other: nothing was carried over")
         if then is not None:
@@ -216,7 +221,7 @@ def carry_over(
 
 
 class _Search:
-    """Looks for the alignment to carry weights over by; with inputs at hand, both models' outputs decide."""
+    """Search for the alignment of two models; with inputs, the models' outputs choose between candidates."""
 
     def __init__(
         self,
@@ -240,7 +245,7 @@ class _Search:
             alignment = self._align()
             return Carried(alignment, self._write(alignment), self._names, self._seen)
         if self._inputs is not None:
-            # What runs when tells more than any definition; outputs then prove the whole.
+            # The order of execution is stronger evidence than the order of definition; outputs then prove the result.
             steps = self._models.map(live).zip(self._inputs).map(lambda run: run_once(*run))
             self._reference_step, self._seen = steps.reference, steps.map(Seen.of)
         best: Carried | None = None
@@ -255,28 +260,28 @@ class _Search:
             if best is not None and (best.surely or (self._recorded is not None and not self._recorded.telling)):
                 break
         if best is None:
-            # No way fits: the error is about the best guess.
+            # No alignment fits: raise the error of the most likely one.
             self._write(self._align(seen=self._seen))
             raise AssertionError("a plan that failed before has succeeded")
         self._write(best.alignment)
         return best
 
     def _run_recorded(self) -> bool:
-        """Run the raw model as the recorded one was run; whether it can be."""
+        """Run the raw model on the recorded batch, and return True if this was possible."""
         if self._recorded is None or (not self._recorded.always and self._align().sure):
             return False
         try:
             step = self._recorded.run(live(self._models.candidate))
-        except UsageError:  # it takes other inputs, or more than was recorded
+        except UsageError:  # the model needs other inputs, or some that were not recorded
             return False
-        seen = Both(self._recorded.step, step).map(Seen.of)
-        self._reference_step, self._seen = self._recorded.step, seen.map(lambda side: replace(side, values=None))
+        evidence = Both(self._recorded.step, step).map(Seen.of)
+        self._reference_step, self._seen = self._recorded.step, evidence.map(lambda side: replace(side, values=None))
         return True
 
     def _better(
         self, best: Carried | None, alignment: Alignment, without: tuple[str, ...], choices: Mapping[str, str]
     ) -> Carried | None:
-        """The better one of what was found so far and of another try, by how many outputs agree."""
+        """Try another alignment; return its result, or `best` if at least as many outputs agree for `best`."""
         if alignment.parameters in self._tried:
             return best
         self._tried.append(alignment.parameters)
@@ -292,7 +297,7 @@ class _Search:
         return Carried(alignment, transfer, self._names, self._seen, proof, choices, without)
 
     def _again(self) -> Step:
-        """What the raw model computes now."""
+        """Run the raw model with its current weights, and return the records."""
         raw = live(self._models.candidate)
         if self._inputs is not None:
             return run_once(raw, self._inputs.candidate)
@@ -305,7 +310,7 @@ class _Search:
         except TransferError as error:
             raise AssignError(_explain(error, alignment, self._models)) from None
         if self._written:
-            self._restore()  # what another try wrote, and this one leaves
+            self._restore()  # undo the writes of an earlier attempt
         self._written = True
         raw = live(self._models.candidate)
         for tensor, array in transfer.writes:
@@ -316,12 +321,12 @@ class _Search:
 
 
 def weak_pairs(alignment: Alignment) -> list[LayerPair]:
-    """The layers with parameters that were paired on little evidence."""
+    """Return the pairs of layers with parameters whose confidence is low."""
     return [p for p in alignment.pairs if p.reference.parameters and p.confidence < _SURE and p.reason != "given"]
 
 
 def _little(alignment: Alignment) -> list[str]:
-    """What was paired on little evidence, in words."""
+    """Return a line that names the layers paired on little evidence; no line if there are none."""
     pairs = weak_pairs(alignment)
     if not pairs:
         return []

@@ -1,4 +1,4 @@
-"""What one model's optimizers hold, brought to another model's parameters by the alignment of the two."""
+"""Transfer of recorded optimizer state to the parameters of another model."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from padiff.records.optimizer_state import MASTER_WEIGHT, rates_of
 from padiff.weights.special_init import special_init
 from padiff.weights.stored_model import StoredModel
 
-# Two biases that are added up have the same gradients, so their moments are the same but for rounding.
+# Two biases that are added have the same gradients, so their moments differ by rounding only.
 _SAME = 1e-4
 
-#: Dtypes of which an optimizer may keep parameters in more digits.
+#: Dtypes for which an optimizer may keep a float32 copy of the parameters (master weights).
 SHORT = frozenset({"bfloat16", "float16"})
 
 _Site = tuple[str, str]
@@ -27,11 +27,11 @@ _Site = tuple[str, str]
 
 @dataclass
 class _Target:
-    """A parameter's state that is being put together.
+    """The state of one parameter while its parts are collected.
 
     Attributes:
-        sources: the parameters that it comes from.
-        filled: of each tensor, which elements have a value.
+        sources: the recorded parameters that contribute to this one.
+        filled: for each tensor, a mask of the elements that have a value.
     """
 
     shape: tuple[int, ...]
@@ -41,12 +41,13 @@ class _Target:
 
 
 class StateCarrier:
-    """Brings states over.
+    """Transfer of recorded optimizer states to the parameters of a live model.
 
     Args:
-        models: the recorded model, and the live one.
-        alignment: which parameters answer to each other.
-        states: the recorded optimizers'.
+        stored: the recorded model.
+        raw: the live model.
+        alignment: the pairs of layers and parameters.
+        states: states of the recorded optimizers.
     """
 
     def __init__(
@@ -64,15 +65,15 @@ class StateCarrier:
             self._carry_by_rule(layers.reference, layers.candidate)
 
     def of(self, sites: Iterable[str]) -> OptimizerState:
-        """The state of an optimizer that steps these parameters of the live model.
+        """Return the state of an optimizer that steps these parameters of the live model.
 
         Raises:
-            UsageError: several of the recorded optimizers step them, or what one parameter is made of was not stepped
-                alike.
+            UsageError: several recorded optimizers step these parameters, or the parts of one parameter were stepped
+                differently.
         """
-        wanted = {site: self._targets.get(_split(site)) for site in sites}
+        targets = {site: self._targets.get(_split(site)) for site in sites}
         owners: dict[str, OptimizerState] = {}
-        for target in wanted.values():
+        for target in targets.values():
             for source in target.sources if target is not None else ():
                 owner = self._state_of(source)
                 if owner is not None:
@@ -83,9 +84,9 @@ class StateCarrier:
             )
         if not owners:
             raise UsageError("the recorded optimizers step none of the parameters that this optimizer steps")
-        found: dict[str, ParameterState] = {}
+        states: dict[str, ParameterState] = {}
         rates: list[tuple[str, float]] = []
-        for site, target in wanted.items():
+        for site, target in targets.items():
             if target is None:
                 continue
             rate = self._rate(site, target)
@@ -93,8 +94,8 @@ class StateCarrier:
                 rates.append((site, rate))
             state = self._state(site, target)
             if state is not None:
-                found[site] = state
-        return OptimizerState(next(iter(owners)), found, rates_of(rates))
+                states[site] = state
+        return OptimizerState(next(iter(owners)), states, rates_of(rates))
 
     def _rate(self, site: str, target: _Target) -> float | None:
         rates = {rate for rate in (self._rate_of(source) for source in target.sources) if rate is not None}
@@ -107,12 +108,12 @@ class StateCarrier:
         return None if state is None else state.rate("/".join(source))
 
     def _state(self, site: str, target: _Target) -> ParameterState | None:
-        held = [self._held(source) for source in target.sources]
-        there = [one for one in held if one is not None]
-        if not there:
+        states = [self._held(source) for source in target.sources]
+        present = [state for state in states if state is not None]
+        if not present:
             return None
-        numbers = [dict(one.numbers) for one in there]
-        if len(there) < len(held) or any(each != numbers[0] for each in numbers):
+        numbers = [dict(state.numbers) for state in present]
+        if len(present) < len(states) or any(each != numbers[0] for each in numbers):
             raise UsageError(
                 f"{site} is made of {_names(target.sources)}, which were not stepped as often: it can have one count"
             )
@@ -135,22 +136,22 @@ class StateCarrier:
         sources = [
             self._homes.reference.get((part.layer, part.slot), (part.layer, part.slot)) for part in pair.reference
         ]
-        held = [self._held(source) for source in sources]
+        states = [self._held(source) for source in sources]
         if len(pair.reference) == len(pair.candidate) == 1 and self._is_short(pair.candidate[0]):
-            held = [self._with_all_digits(source, one) for source, one in zip(sources, held)]
-        names = {name: None for one in held if one is not None for name in one.tensors}
+            states = [self._with_all_digits(source, state) for source, state in zip(sources, states)]
+        names = {name: None for state in states if state is not None for name in state.tensors}
         for part in pair.candidate:
             target = self._target(part.layer, part.slot)
             target.sources += [source for source in sources if source not in target.sources]
             for name in names:
-                if any(one is not None and name in one.tensors for one in held):
-                    self._put(target, part, name, self._value(pair.reference, held, name))
+                if any(state is not None and name in state.tensors for state in states):
+                    self._put(target, part, name, self._value(pair.reference, states, name))
 
     def _is_short(self, part: Slice) -> bool:
         return self._raw.framework.tensors.dtype(self._raw.tensor(part.layer, part.slot)) in SHORT
 
     def _with_all_digits(self, source: _Site, held: ParameterState | None) -> ParameterState | None:
-        """A state with the parameter itself, for an optimizer that may keep it in more digits than the model."""
+        """Return the state with the recorded float32 weight added, for optimizers that keep master weights."""
         if held is None or MASTER_WEIGHT in held.tensors:
             return held
         value = self._stored.value(*source)
@@ -158,10 +159,12 @@ class StateCarrier:
 
     def _value(self, parts: Sequence[Slice], held: Sequence[ParameterState | None], name: str) -> np.ndarray:
         values = [
-            part.take(one.tensors[name]) for part, one in zip(parts, held) if one is not None and name in one.tensors
+            part.take(state.tensors[name])
+            for part, state in zip(parts, held)
+            if state is not None and name in state.tensors
         ]
-        for other in values[1:]:
-            if not np.allclose(other, values[0], rtol=_SAME, atol=_SAME * float(np.abs(values[0]).max(initial=0.0))):
+        for value in values[1:]:
+            if not np.allclose(value, values[0], rtol=_SAME, atol=_SAME * float(np.abs(values[0]).max(initial=0.0))):
                 raise UsageError(
                     f"{_names([(part.layer, part.slot) for part in parts])} are one parameter here, but their "
                     f"{name.replace('_', ' ')} are not the same: start without the optimizer"
@@ -182,7 +185,7 @@ class StateCarrier:
             self._targets[site] = _Target(tuple(shape))
         return self._targets[site]
 
-    # -- by rules of the user's ----------------------------------------------------------------------------------
+    # -- by rules of the user ------------------------------------------------------------------------------------
 
     def _rule(self, reference: Layer, candidate: Layer) -> object:
         return special_init(
@@ -191,13 +194,14 @@ class StateCarrier:
         )
 
     def _carry_by_rule(self, reference: Layer, candidate: Layer) -> None:
-        """A rule copies weights, and moments lie as their weights do: it copies these, too, in the place of weights.
+        """Copy the moments of a layer with the user's rule that copies its weights.
 
-        The live layer's weights are put back afterwards.
+        Moments have the layout of their weights, so the rule is called with the moments in place of the weights. The
+        live layer's weights are restored afterwards.
         """
         sources = [(layer.path, p.slot) for layer in self._stored.below(reference.path) for p in layer.parameters]
-        held = {source: self._held(source) for source in sources}
-        names = {name: None for one in held.values() if one is not None for name in one.tensors}
+        states = {source: self._held(source) for source in sources}
+        names = {name: None for state in states.values() if state is not None for name in state.tensors}
         owned = [
             (layer.path, p.slot)
             for layer in self._raw.below(candidate.path)
@@ -209,7 +213,9 @@ class StateCarrier:
             target = self._target(*site)
             target.sources += [source for source in learned if source not in target.sources]
         for name in names:
-            values = {s: one.tensors[name] for s, one in held.items() if one is not None and name in one.tensors}
+            values = {
+                s: state.tensors[name] for s, state in states.items() if state is not None and name in state.tensors
+            }
             for site, value in self._ruled(reference, candidate, values, owned).items():
                 target = self._target(*site)
                 target.tensors[name], target.filled[name] = value, np.ones(target.shape, bool)
@@ -227,17 +233,17 @@ class StateCarrier:
         assert rule is not None
         try:
             rule(layers.reference, layers.candidate)
-            found = {site: self._raw.value(*site) for site in owned}
+            results = {site: self._raw.value(*site) for site in owned}
         finally:
             for site, value in before.items():
                 tensors.write(self._raw.tensor(*site), value)
-        sides = [np.sort(np.concatenate([a.ravel() for a in side.values()])) for side in (values, found)]
+        sides = [np.sort(np.concatenate([a.ravel() for a in side.values()])) for side in (values, results)]
         if sides[0].shape != sides[1].shape or not np.array_equal(sides[0], sides[1]):
             raise UsageError(
                 f"the rule for {reference.path} (add_special_init) does more than put values elsewhere, so it can't "
                 "carry the optimizer's moments: start without the optimizer"
             )
-        return found
+        return results
 
 
 def _below(info: RunInfo, layers: Sequence[Layer]) -> set[str]:

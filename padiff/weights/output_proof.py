@@ -1,4 +1,4 @@
-"""Running two live models once, without leaving a trace: what this shows of them, and how far their outputs part."""
+"""Run two live models once, restore their state, and compare their outputs."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from padiff.recorder.capture import Capture
 from padiff.recorder.layers import FixedLayers
 from padiff.records import ROOT, Both, Pair, Step
 
-#: Relative L2 error below which an output counts as the same: what float32 rounding leaves after many layers.
+#: Relative L2 error up to which two outputs agree: float32 rounding errors of many layers stay below it.
 AGREES = 1e-3
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a model is called with."""
+    """Arguments of a model's forward."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
     @classmethod
     def pair(cls, value: Any) -> Both[Inputs]:
-        """The two models' inputs from a pair; each a dict of keywords, a tuple of arguments, or one tensor.
+        """Read the inputs of two models from a pair; each is a dict of keywords, a tuple of arguments, or one tensor.
 
         Raises:
-            UsageError: it is no pair.
+            UsageError: `value` is not a pair.
         """
         if not isinstance(value, (list, tuple)) or len(value) != 2:
             raise UsageError(
@@ -46,6 +46,7 @@ class Inputs:
 
     @classmethod
     def of(cls, value: Any) -> Inputs:
+        """Read the inputs of one model from a dict of keywords, a tuple or list of arguments, or one tensor."""
         if isinstance(value, Inputs):
             return value
         if isinstance(value, Mapping):
@@ -54,10 +55,10 @@ class Inputs:
 
 
 def run_once(live: LiveModel, inputs: Inputs, training: bool = False) -> Step:
-    """What a model computes on these inputs; its modes, buffers and random state are as before.
+    """Run a model once and return its records; modes, buffers and random states are restored.
 
     Args:
-        training: whether it is run in training mode, rather than in eval mode.
+        training: True to run in training mode, False for eval mode.
 
     Raises:
         UsageError: the model's forward failed on these inputs; the cause is attached.
@@ -80,7 +81,7 @@ def run_once(live: LiveModel, inputs: Inputs, training: bool = False) -> Step:
 
 @contextmanager
 def _draws_kept() -> Iterator[None]:
-    """Whatever draws inside, Python's and numpy's random states are as before."""
+    """Restore the random states of Python and numpy at the end of the block."""
     states = random.getstate(), np.random.get_state()
     try:
         yield
@@ -91,7 +92,7 @@ def _draws_kept() -> Iterator[None]:
 
 @contextmanager
 def _training(layers: Sequence[Any], framework: Framework) -> Iterator[None]:
-    """In training mode, without a graph; modes are as before afterwards."""
+    """Put the layers into training mode without gradients; restore their modes at the end of the block."""
     modes = [(layer, layer.training) for layer in layers]
     try:
         for layer in layers:
@@ -105,7 +106,7 @@ def _training(layers: Sequence[Any], framework: Framework) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Output:
-    """An output of two layers that answer to each other: where, relative L2 error, largest difference."""
+    """Difference of one output of two paired layers: place, relative L2 error and largest absolute difference."""
 
     path: str
     slot: str
@@ -115,32 +116,34 @@ class Output:
 
 @dataclass(frozen=True)
 class Proof:
-    """Both models run once on equal weights: the outputs of all layers that answer to each other.
+    """Differences of the outputs of all paired layers, after both models ran once on equal weights.
 
     Attributes:
-        outputs: in the order in which the base ran.
+        outputs: the differences, in the base model's order of execution.
     """
 
     outputs: tuple[Output, ...]
 
     @property
     def holds(self) -> bool:
-        """Whether what the models themselves give out agrees; without that, the last output that is compared."""
-        whole = [output for output in self.outputs if output.path == ROOT] or list(self.outputs[-1:])
-        return bool(whole) and all(output.error <= AGREES for output in whole)
+        """Return True if the root layers' outputs agree; if none was compared, the last compared output decides."""
+        final = [output for output in self.outputs if output.path == ROOT] or list(self.outputs[-1:])
+        return bool(final) and all(output.error <= AGREES for output in final)
 
     @property
     def agreeing(self) -> int:
-        """How many outputs agree."""
+        """Return the number of outputs that agree."""
         return sum(output.error <= AGREES for output in self.outputs)
 
     @property
     def rank(self) -> tuple[bool, int]:
-        """Of two proofs the larger is the better one: what the models give out counts before what is inside."""
+        """Return the sort key of this proof, larger is better: final outputs first, then the number of agreeing
+        outputs.
+        """
         return self.holds, self.agreeing
 
     def table(self, at_most: int = 20) -> str:
-        """The largest output diff of each layer, in the order in which the base ran; the largest ones if many."""
+        """Return the `at_most` largest diffs as text, one for each layer, in the base's order of execution."""
         worst: dict[str, Output] = {}
         for output in self.outputs:
             if output.path not in worst or worst[output.path].error < output.error:
@@ -157,7 +160,7 @@ class Proof:
 
 
 def prove(reference: Step, candidate: Step, alignment: Alignment) -> Proof:
-    """Compare the outputs of two passes."""
+    """Compare the outputs of two forward passes."""
     pairs = (p for p in pair_steps(reference, candidate, alignment) if p.stage == "forward" and p.complete)
     return Proof(tuple(_output(pair) for pair in pairs if not (pair.reference and pair.reference.source.sketched)))
 
@@ -173,7 +176,7 @@ def _output(pair: Pair) -> Output:
         return Output(path, slot, math.inf, math.inf)
     if reference.size == 0 or reference.dtype.kind not in "fV":
         return Output(path, slot, 0.0 if np.array_equal(reference, candidate) else math.inf, 0.0)
-    # No figures of a report: a trial is run several times, so the plain norm in the tensors' own precision will do.
+    # The plain norm in the tensors' own precision is enough here, and fast: a search runs several trials.
     sides = Both(reference, candidate).map(lambda a: a.astype(np.promote_types(a.dtype, np.float32), copy=False))
     with np.errstate(all="ignore"):
         apart = np.nan_to_num(sides.reference - sides.candidate)

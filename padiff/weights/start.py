@@ -1,4 +1,4 @@
-"""``start_from``: a live model and its optimizer as they were before a recorded step, or with weights from files."""
+"""``start_from`` sets a live model and its optimizer to a recorded step, or to weights from files."""
 
 from __future__ import annotations
 
@@ -22,25 +22,27 @@ from padiff.weights.carried_state import SHORT, StateCarrier
 from padiff.weights.output_proof import Inputs, run_once
 from padiff.weights.stored import Stored, open_stored
 
-# Learning rates, and things that were assumed, that the line names.
+# Number of learning rates, and of assumptions, that the line names.
 _NAMED = 3
 
 
 @dataclass(frozen=True)
 class Started:
-    """What a model was given to start from; its text is one line.
+    """The result of `start_from`; its text is one line.
 
     Attributes:
-        source: the run, or the files.
-        step: the recorded step that the model is at the beginning of; `None` of files.
-        model: what was recorded, as ``torch ResNet``.
-        parameters, buffers: how many of the live model's were set.
-        by_rule: layers that rules of the user's carried over.
-        left_as_is: what stayed as it was, and what of the source has no place (with ``partial=True``).
-        optimizers: what each optimizer was given, under the live model's names; without the tensors.
-        assumed: what neither names nor shapes tell, and what was taken for it.
-        computed: buffers that the model computes when it is made, and that are not as they were recorded: they stay.
-        outputs: how the model's outputs compare with those that were recorded, where that could be seen.
+        source: the run or the weight files.
+        step: number of the recorded step that the model is set to the beginning of; `None` for files.
+        model: framework and class of the recorded model, as ``torch ResNet``.
+        parameters, buffers: number of parameters and buffers of the live model that were set.
+        by_rule: number of layers that the user's rules copied.
+        left_as_is: parameters of the live model that stayed unchanged, and recorded ones without a place in it (with
+            ``partial=True``).
+        optimizers: the state that each optimizer received, under the live model's names, without the tensors.
+        assumed: ambiguities that neither names nor shapes resolve, with the assumption made.
+        computed: buffers that the model computes itself with values that differ from the recorded ones. These buffers
+            are unchanged.
+        outputs: comparison of the model's outputs with the recorded ones, if they could be compared.
     """
 
     source: str
@@ -82,33 +84,33 @@ def start_from(
     framework: str | None = None,
     prove: bool = True,
 ) -> Started:
-    """Start a model where a recorded run was: its weights and buffers, and what its optimizer held.
+    """Set a model, and its optimizer, to the state that a recorded run had: weights, buffers and optimizer state.
 
-    The framework of the recording need not be installed. Which parameter answers to which is found as `compare_runs`
-    finds it: matrices are transposed, fused ones put together or taken apart, moments like their weights. Either all
-    of it is carried, or nothing is changed. One line on standard error says what was carried.
+    The framework of the recording need not be installed. Parameters are paired as in `compare_runs`; matrices are
+    transposed, fused ones joined or split, and moments are treated like their weights. Either everything is copied or
+    nothing is changed. One line on standard error says what was copied.
 
     Args:
         source: a run folder; or a file or folder of safetensors, as Hugging Face's libraries save models
             (``model.safetensors``, or several with ``model.safetensors.index.json``).
-        model: a torch Module or a paddle Layer; it is changed in place, dtypes and devices stay.
-        step: which recorded step's beginning. Default: the first recorded one.
-        optimizer: the optimizer to set, or several: moments, counts of steps, and the learning rate of the next step.
-            They come from the step's pack (``replay_every_n_steps``); before step 0 there is the rate alone. A
-            scheduler goes on from its own place after that step.
-        layer_map: pairs of layers (recorded, live) that answer to each other; the rest is found around them.
-        partial: carry all that fits, and name the rest, instead of refusing where not everything fits.
-        framework: ``"torch"`` or ``"paddle"``, of files that do not say it.
-        prove: whether the model may be run on the recorded batch, without gradients, where a run has it: which layers
-            run when tells more than names do, and the outputs say whether the weights went to their places. Buffers,
-            modes and random numbers are as before; what a forward of yours counts or keeps in Python is not.
+        model: a torch Module or a paddle Layer. The model is changed in place; dtypes and devices stay.
+        step: number of the recorded step; the state before this step is restored. Default: the first recorded one.
+        optimizer: the optimizer to set, or several: moments, step counts, and the learning rate of the next step. This
+            state comes from the step's pack (``replay_every_n_steps``); before step 0 only the rate is known. A
+            scheduler continues from its own position after that step.
+        layer_map: pairs of layers (recorded, live); all other layers are paired automatically.
+        partial: True to copy all weights that fit and name the others; False to refuse if some do not fit.
+        framework: ``"torch"`` or ``"paddle"``, for files that do not name their framework.
+        prove: True to allow running the model on the recorded batch, without gradients, if the run has one. The order
+            of execution pairs layers better than names do, and the outputs show if the weights went to the right
+            places. Buffers, modes and random states are restored; Python state that your forward changes is not.
 
     Returns:
-        What was carried; its text is the line that was printed.
+        A summary of the copied state; its text is the printed line.
 
     Raises:
         RunFolderError: the source can't be read.
-        UsageError: not everything can be carried, or the step has no weights, or no state; nothing was changed.
+        UsageError: some weights can't be copied, or the step has no weights or no optimizer state; nothing was changed.
     """
     stored = open_stored(source, step, framework, LiveModel.of(model).info)
     return start(stored, model, _listed(optimizer), layer_map, partial, prove=prove)
@@ -123,11 +125,11 @@ def start(
     quiet: bool = False,
     prove: bool | None = None,
 ) -> Started:
-    """As `start_from`, from what is open already.
+    """Set a model to an opened recording, like `start_from`.
 
     Args:
-        prove: whether the model may be run. Default: where names and shapes leave something open.
-        quiet: whether not to print the line.
+        quiet: True to print no line.
+        prove: True to run the model, False to never run it. Default: run it only if names and shapes are ambiguous.
     """
     if optimizers and stored.optimizers is None:
         raise UsageError(stored.why_not)
@@ -135,29 +137,30 @@ def start(
     if any(raw.framework.layers.sharded(node.layer) for node in raw.nodes):
         raise UsageError("the model's parameters are spread over processes (FSDP): start it before it is wrapped")
     if claimed(raw.model):
-        prove = False  # the run would be taken for one of the training
+        prove = False  # the active recorder would record this run as a training step
     inner = _inner(raw.framework, optimizers)
-    given: list[OptimizerState] = []
+    states: list[OptimizerState] = []
     carried = carry_over(
         stored.model,
         model,
         layer_map,
         partial=partial,
         recorded=None if prove is False else recorded_of(stored, raw, always=prove is True),
-        then=lambda done: given.extend(_set(stored, raw, inner, done)),
+        then=lambda done: states.extend(_set(stored, raw, inner, done)),
     )
-    found = _started(stored, carried, given)
+    started = _started(stored, carried, states)
     if not quiet:
-        say(f"{raw.info.name} {found}")
-    return found
+        say(f"{raw.info.name} {started}")
+    return started
 
 
 def recorded_of(stored: Stored, model: LiveModel, always: bool) -> Recorded | None:
-    """The recorded step, where the batch that it began with is known: what runs when, and what comes out, tells which
-    layer answers to which better than any name.
+    """Return the recorded forward pass of a step, or `None` if its first batch is not known or the model is compiled.
+
+    The order of execution and the outputs pair layers more reliably than names.
     """
     if stored.recorded is None or any(model.framework.layers.compiled(node.layer) for node in model.nodes):
-        return None  # what is compiled would be compiled again, for the hooks
+        return None  # hooks would make a compiled model compile again
     inputs = _inputs(stored.pack, stored.recorded)
     if inputs is None:
         return None
@@ -166,7 +169,7 @@ def recorded_of(stored: Stored, model: LiveModel, always: bool) -> Recorded | No
         near = next((tensor for _, tensor in raw.tensors()), None)
         args, kwargs = with_leaves(inputs, lambda source: raw.framework.data.tensor(source.read(), near))
         if not set(kwargs) <= _parameters(raw.model.forward):
-            args, kwargs = (*args, *kwargs.values()), {}  # it calls them otherwise
+            args, kwargs = (*args, *kwargs.values()), {}  # its forward uses other argument names
         return run_once(raw, Inputs(args, kwargs), stored.training)
 
     ran = tuple(r for r in stored.recorded.records if r.stage == "forward" and r.call == 0)
@@ -175,7 +178,7 @@ def recorded_of(stored: Stored, model: LiveModel, always: bool) -> Recorded | No
 
 
 def _inputs(pack: Pack | None, step: Step) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """What the model was called with at first; `None` where that is not known."""
+    """Return positional and keyword arguments of the model's first call in the step; `None` if unknown."""
     if pack is not None and pack.batches and pack.batches[0].seen:
         batch = pack.batches[0]
         if not any(unkept((batch.args, batch.kwargs))):
@@ -185,7 +188,7 @@ def _inputs(pack: Pack | None, step: Step) -> tuple[tuple[Any, ...], dict[str, A
 
 
 def _parameters(forward: Callable[..., Any]) -> frozenset[str]:
-    """The names that arguments of a forward may be given by."""
+    """Return the names of the forward's parameters that accept keywords."""
     try:
         return frozenset(
             p.name
@@ -203,52 +206,50 @@ def _listed(optimizer: Any) -> list[Any]:
 
 
 def _inner(framework: Framework, optimizers: Sequence[Any]) -> list[Any]:
-    for one in optimizers:
-        if not framework.optimizers.steppers(one):
+    for optimizer in optimizers:
+        if not framework.optimizers.steppers(optimizer):
             raise UsageError(
                 f"optimizer has to be one of {framework.name}, as the model is, or a list of them; "
-                f"got {type(one).__module__}.{type(one).__qualname__}"
+                f"got {type(optimizer).__module__}.{type(optimizer).__qualname__}"
             )
     return list(optimizers)
 
 
 def _set(stored: Stored, raw: LiveModel, optimizers: Sequence[Any], carried: Carried) -> list[OptimizerState]:
-    """Give the optimizers what the recorded ones held; all of them or none."""
+    """Set the optimizers to the recorded states, all of them or none; return these states."""
     if not optimizers:
         return []
     api = raw.framework.optimizers
     carrier = StateCarrier(stored.model, raw, carried.alignment, stored.optimizers or ())
     names = {id(tensor): site for site, tensor in raw.tensors()}
-    states = [carrier.of(_sites(api.optimized(one), names)) for one in optimizers]
+    states = [carrier.of(_sites(api.optimized(optimizer), names)) for optimizer in optimizers]
     for state in states:
         _write_in_full(state, raw)
     undo: list[Callable[[], None]] = []
     try:
-        for one, state in zip(optimizers, states):
-            undo.append(api.set_state(one, names, state))
+        for optimizer, state in zip(optimizers, states):
+            undo.append(api.set_state(optimizer, names, state))
     except BaseException:
-        for back in reversed(undo):
-            back()
+        for restore in reversed(undo):
+            restore()
         raise
     return states
 
 
 def _write_in_full(state: OptimizerState, raw: LiveModel) -> None:
-    """Where the recorded optimizer kept parameters in more digits than its model, and this model has the digits, these
-    are its parameters.
-    """
+    """Write the recorded float32 master weights into the model's parameters, if these are not float16 or bfloat16."""
     tensors = raw.framework.tensors
-    for site, held in state.parameters.items():
+    for site, parameter in state.parameters.items():
         tensor = raw.tensor(*site.rsplit("/", 1))
-        if MASTER_WEIGHT in held.tensors and tensors.dtype(tensor) not in SHORT:
-            tensors.write(tensor, held.tensors[MASTER_WEIGHT])
+        if MASTER_WEIGHT in parameter.tensors and tensors.dtype(tensor) not in SHORT:
+            tensors.write(tensor, parameter.tensors[MASTER_WEIGHT])
 
 
 def _sites(parameters: Sequence[Any], names: Mapping[int, str]) -> list[str]:
-    found = [names[id(parameter)] for parameter in parameters if id(parameter) in names]
-    if not found:
+    sites = [names[id(parameter)] for parameter in parameters if id(parameter) in names]
+    if not sites:
         raise UsageError("the optimizer steps no parameter of this model: make it of model.parameters()")
-    return found
+    return sites
 
 
 def _started(stored: Stored, carried: Carried, given: Sequence[OptimizerState]) -> Started:
@@ -270,8 +271,10 @@ def _started(stored: Stored, carried: Carried, given: Sequence[OptimizerState]) 
 
 
 def _without_tensors(state: OptimizerState) -> OptimizerState:
-    """Who keeps the result does not keep the moments."""
-    return replace(state, parameters={site: ParameterState({}, one.numbers) for site, one in state.parameters.items()})
+    """Return the state without its tensors, so that a stored result does not keep the moments in memory."""
+    return replace(
+        state, parameters={site: ParameterState({}, parameter.numbers) for site, parameter in state.parameters.items()}
+    )
 
 
 def _assumed(carried: Carried) -> Iterator[str]:
@@ -297,10 +300,10 @@ def _outputs_text(stored: Stored, carried: Carried) -> str:
 def _state_text(state: OptimizerState) -> str:
     rates = sorted({rate.value for rate in state.rates})
     shown = ", ".join(f"{rate:g}" for rate in rates[:_NAMED]) + (", ..." if len(rates) > _NAMED else "")
-    counts = sorted({int(held.numbers[STEPS]) for held in state.parameters.values() if STEPS in held.numbers})
+    counts = sorted({int(moments.numbers[STEPS]) for moments in state.parameters.values() if STEPS in moments.numbers})
     after = f" after {'-'.join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))} steps" if counts else ""
-    held = f"state of {_count(len(state.parameters), 'parameter')}{after}" if state.parameters else "no state yet"
-    return f"{state.rule}: {held}, learning rate {shown or 'not known'}"
+    moments = f"state of {_count(len(state.parameters), 'parameter')}{after}" if state.parameters else "no state yet"
+    return f"{state.rule}: {moments}, learning rate {shown or 'not known'}"
 
 
 def _count(number: int, what: str) -> str:

@@ -1,4 +1,4 @@
-"""Where a training can start from: a recorded step, or weights in files."""
+"""Recorded weights and optimizer state that a training can start from: a step of a run, or weight files."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from padiff.system.naming import first_few
 from padiff.weights.stored_model import StoredModel
 from padiff.weights.stored_tree import tree_of
 
-# Steps that are looked at for weights, the nearest first; and things that are named in a message.
+# Number of nearby steps that are searched for weights, and number of items that a message names.
 _LOOKED_AT, _NAMED = 64, 6
 
 _Weights = Mapping[tuple[str, str], TensorSource]
 
 
 class Stored:
-    """A recorded step, or weights in files, opened.
+    """A recorded step, or weight files, opened for reading.
 
     Attributes:
-        model: its tree and weights.
-        step: the step's number; `None` of files.
-        label: what to call it.
-        optimizers: what each optimizer held before the step; `None` where that is not known.
-        why_not: why it is not known, and what to do about it.
-        recorded: the step's records; `None` of files, and of packs without them.
-        training: whether the step was run in training mode.
-        pack: the step's pack, where there is one.
+        model: layer tree and weights.
+        step: number of the step; `None` for files.
+        label: name for messages.
+        optimizers: state of each optimizer before the step; `None` if not known.
+        why_not: reason why the optimizers' state is not known, and what to do about it.
+        recorded: the step's records; `None` for files, and for packs without records.
+        training: True if the step ran in training mode.
+        pack: the step's replay pack, if there is one.
     """
 
     def __init__(
@@ -56,24 +56,24 @@ class Stored:
         self.recorded, self.training, self.pack = recorded, training, pack
 
     def draws(self, layers: Iterable[Layer]) -> bool:
-        """Whether this step, or one of the live model, draws random numbers, as far as the layers say."""
+        """Return True if the step ran in training mode, and its layers or the given ones contain dropout."""
         return self.training and any(map(_drops, (*self.model.info.layers, *layers)))
 
 
 def open_stored(
     path: Any, step: int | None = None, framework: str | None = None, beside: RunInfo | None = None
 ) -> Stored:
-    """Open what a training is to start from.
+    """Open a recorded step or weight files.
 
     Args:
         path: a run folder, or a file or folder of safetensors.
-        step: a recorded step's number. Default: the first one.
-        framework: that of files which do not say it themselves.
-        beside: the model that is to start from it; of files, it tells what their names leave open.
+        step: number of a recorded step. Default: the first one.
+        framework: framework of weight files that do not name one.
+        beside: the model to be started; its layers resolve what the names of tensors in files leave open.
 
     Raises:
-        RunFolderError: it can't be read.
-        UsageError: there are no weights of that step; the message says which steps have them.
+        RunFolderError: the path can't be read.
+        UsageError: the step has no weights; the message names steps that have them.
     """
     folder = run_folder(path, "start_from")
     if framework is not None and framework not in FRAMEWORKS:
@@ -103,7 +103,7 @@ def _of_files(path: Path, framework: str | None, beside: RunInfo | None) -> Stor
         )
     layers, names = tree_of(files.tensors, name, beside.layers if beside is not None else ())
     info = RunInfo(name, "", layers, name=path.name)
-    weights = {site: files.tensors[whole] for site, whole in names.items()}
+    weights = {site: files.tensors[tensor] for site, tensor in names.items()}
     why_not = f"{path} holds weights alone, and no optimizer's state"
     return Stored(StoredModel(info, weights, str(path)), str(path), None, why_not)
 
@@ -112,7 +112,11 @@ def _of_files(path: Path, framework: str | None, beside: RunInfo | None) -> Stor
 
 
 def stored_step(run: Any, step: int | None, label: str) -> Stored:
-    """A recorded step of a run that is open; as `open_stored`."""
+    """Open a recorded step of an open run, like `open_stored`.
+
+    Raises:
+        UsageError: the run lacks the step, or its weights.
+    """
     numbers = sorted({*run.numbers(), *run.packs})
     if not numbers:
         raise UsageError(f"{label} holds no step yet")
@@ -137,15 +141,15 @@ def stored_step(run: Any, step: int | None, label: str) -> Stored:
 
 
 def _weights(pack: Pack | None, step: Step | None) -> _Weights:
-    found: dict[tuple[str, str], TensorSource] = {}
+    weights: dict[tuple[str, str], TensorSource] = {}
     if step is not None:
         records = (r for r in step.records if r.stage == "weight" and r.call == 0 and not r.source.sketched)
-        found = {(record.layer, record.slot): record.source for record in records}
-    return found | dict(pack.weights) if pack is not None else found
+        weights = {(record.layer, record.slot): record.source for record in records}
+    return weights | dict(pack.weights) if pack is not None else weights
 
 
 def _lacking(info: RunInfo, weights: _Weights) -> list[str]:
-    """Parameters whose values were not kept."""
+    """Return the parameters whose values are not in `weights`."""
     homes = tie_targets(info.layers)
     return [
         f"{layer.path}/{p.slot}"
@@ -156,7 +160,10 @@ def _lacking(info: RunInfo, weights: _Weights) -> list[str]:
 
 
 def _with_kept(info: RunInfo, weights: _Weights) -> RunInfo:
-    """The tree without buffers whose values were not kept. (The run's own layer map is for another run.)"""
+    """Return the run's info without its layer map, and without buffers whose values were not recorded.
+
+    The layer map was made for another pair of runs.
+    """
     layers = tuple(
         replace(
             layer,
@@ -172,7 +179,7 @@ def _with_kept(info: RunInfo, weights: _Weights) -> RunInfo:
 def _without(
     run: Any, numbers: list[int], number: int, label: str, info: RunInfo, weights: _Weights, lacking: list[str]
 ) -> str:
-    """What to say of a step whose weights were not kept, or not all."""
+    """Return the error text for a step whose weights are missing or incomplete."""
     step = united(run.steps(number))[0] if number in run.numbers() else None
     sketched = {
         f"{r.layer}/{r.slot}"
@@ -202,7 +209,7 @@ def _optimizers(run: Any, pack: Pack | None, number: int, label: str) -> tuple[t
     if pack is not None and pack.optimizers:
         return pack.optimizers, ""
     if pack is None and number == 0:
-        # Before its first step an optimizer holds nothing but what it is set to.
+        # Before its first step an optimizer has settings, and no state.
         declared = declared_optimizers(run)
         if declared:
             return declared, ""
@@ -217,21 +224,21 @@ def _optimizers(run: Any, pack: Pack | None, number: int, label: str) -> tuple[t
 
 
 def declared_optimizers(run: Run) -> tuple[OptimizerState, ...]:
-    """What the optimizers of a run are before their first step: as they are set, and empty."""
-    settings, found = run.info.settings, []
+    """Return the initial states of a run's optimizers: rules and learning rates as declared, no moments."""
+    settings, optimizers = run.info.settings, []
     for number in range(len(settings)):
         prefix = f"optimizer.{number}"
         if f"{prefix}.rule" not in settings:
             break
         rates = []
         for group in range(len(settings)):
-            own = f"{prefix}.group.{group}"
-            if f"{own}.parameters" not in settings:
+            group_prefix = f"{prefix}.group.{group}"
+            if f"{group_prefix}.parameters" not in settings:
                 break
-            value, sites = settings.get(f"{own}.lr"), settings[f"{own}.parameters"]
+            value, sites = settings.get(f"{group_prefix}.lr"), settings[f"{group_prefix}.parameters"]
             if isinstance(value, (int, float)) and isinstance(sites, (list, tuple)):
-                factor = settings.get(f"{own}.lr_factor", 1.0)
+                factor = settings.get(f"{group_prefix}.lr_factor", 1.0)
                 rates.append(Rate(float(value) * float(factor), tuple(map(str, sites))))
         nothing: dict[str, ParameterState] = {}
-        found.append(OptimizerState(str(settings[f"{prefix}.rule"]), nothing, tuple(rates)))
-    return tuple(found)
+        optimizers.append(OptimizerState(str(settings[f"{prefix}.rule"]), nothing, tuple(rates)))
+    return tuple(optimizers)

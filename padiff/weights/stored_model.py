@@ -1,4 +1,4 @@
-"""A model of which only the recording is there: its tree, its weights, and stand-ins for its layers."""
+"""A recorded model: layer tree, weights, and stand-ins for its layers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from padiff.records import ROOT, Layer, RunInfo, TensorSource
 
 
 class StoredModel:
-    """The recorded model, looked up by path as a `LiveModel` is.
+    """A recorded model with the lookups of a `LiveModel`.
 
     Args:
-        info: what holds for its run.
-        weights: the tensors by path and slot; a tied one under the first path that reaches it.
-        label: where it comes from, for messages.
+        info: the run's info with the layer tree.
+        weights: tensors by layer path and slot; a tied tensor stands under its first path.
+        label: source of the model, for messages.
+        step: number of the recorded step; `None` for files.
     """
 
     def __init__(
@@ -31,37 +32,41 @@ class StoredModel:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """Its layers as objects: none are there."""
+        """Return an empty tuple: a recorded model has no layer objects."""
         return ()
 
     def source(self, path: str, slot: str) -> TensorSource | None:
-        """Where a parameter's or buffer's values are; `None` if they were not kept."""
+        """Return the source of a parameter's or buffer's values; `None` if they were not recorded."""
         return self.weights.get(self._homes.get((path, slot), (path, slot)))
 
     def value(self, path: str, slot: str) -> np.ndarray:
-        """The values of a parameter or buffer."""
+        """Return the values of a parameter or buffer.
+
+        Raises:
+            KeyError: the values were not recorded.
+        """
         source = self.source(path, slot)
         if source is None:
             raise KeyError(f"{path}/{slot}")
         return source.read()
 
     def below(self, path: str) -> list[Layer]:
-        """The layer at a path and all below it."""
+        """Return the layer at a path and all layers below it."""
         return [x for x in self.info.layers if x.path == path or path == ROOT or x.path.startswith(f"{path}.")]
 
     def layer(self, path: str) -> StoredLayer:
-        """A stand-in for the layer at a path."""
-        known = self._layers[path]
-        made: StoredLayer = type(known.type, (StoredLayer,), {})(self, known)
-        return made
+        """Return a stand-in for the layer at a path, an object of a class with the recorded class name."""
+        layer = self._layers[path]
+        stand_in: StoredLayer = type(layer.type, (StoredLayer,), {})(self, layer)
+        return stand_in
 
     def with_values(self, weights: Mapping[tuple[str, str], TensorSource]) -> StoredModel:
-        """The same model with other values."""
+        """Return the same model with other values."""
         return StoredModel(self.info, weights, self.label, self.step)
 
 
 class StoredTensor(np.ndarray):
-    """A recorded tensor: an array that also answers to the few calls by which people take values out of a tensor."""
+    """A recorded tensor: an array with the methods that rules use to read torch and paddle tensors."""
 
     def detach(self) -> StoredTensor:
         return self
@@ -83,7 +88,7 @@ class StoredTensor(np.ndarray):
 
 
 class StoredLayer:
-    """Stands for a layer of a recorded model in a rule of the user's: its tensors and layers are its attributes."""
+    """Stand-in for a recorded layer in a rule of the user: tensors, sublayers and settings are attributes."""
 
     def __init__(self, model: StoredModel, layer: Layer) -> None:
         self._padiff = model, layer
@@ -108,14 +113,14 @@ class StoredLayer:
         return getattr(self, str(key))
 
     def named_parameters(self) -> Iterator[tuple[str, StoredTensor]]:
-        """All tensors below, by dotted names."""
-        model, own = self._padiff
-        for layer in model.below(own.path):
-            inner = layer.path if own.path == ROOT else layer.path[len(own.path) + 1 :]
+        """Yield all tensors of this layer and the layers below, with dotted names."""
+        model, root = self._padiff
+        for layer in model.below(root.path):
+            inner = layer.path if root.path == ROOT else layer.path[len(root.path) + 1 :]
             for p in layer.parameters:
-                name = p.slot if layer.path in (own.path, ROOT) else f"{inner}.{p.slot}"
+                name = p.slot if layer.path in (root.path, ROOT) else f"{inner}.{p.slot}"
                 yield name, model.value(layer.path, p.slot).view(StoredTensor)
 
     def state_dict(self) -> dict[str, StoredTensor]:
-        """All tensors below, by dotted names."""
+        """Return all tensors of this layer and the layers below, by dotted name."""
         return dict(self.named_parameters())

@@ -1,4 +1,4 @@
-"""A layer tree from the names of tensors alone: what a file of weights has in the place of one."""
+"""Construction of a layer tree from the names and shapes of tensors in a weight file."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from padiff.model import equivalents
 from padiff.records import ROOT, Layer, Parameter, TensorSource
 
 _NUMBER = re.compile(r"(\d+)")
-# The last word of a path that says that a matrix is looked up, row by row; and one that says that it is not.
+# Last names of a path that indicate an embedding table, and last names that indicate a linear layer.
 _LOOKED_UP = re.compile(r"(?:^|_)(?:emb\w*|wte|wpe|lookup|shared|tok\w*|relative_attention_bias)$|embeddings?$", re.I)
 _MULTIPLIED = re.compile(r"(?:out|head|proj|linear|fc|dense)\d*$", re.I)
-# Rows of a recurrent layer's matrix for each number of its state.
+# Kind of a recurrent layer by the rows of its matrix per element of its state.
 _RECURRENT = {1: "simplernn", 3: "gru", 4: "lstm"}
 
 
 def tree_of(
     tensors: Mapping[str, TensorSource], framework: str, beside: Sequence[Layer] = ()
 ) -> tuple[tuple[Layer, ...], dict[tuple[str, str], str]]:
-    """The layers that dotted names tell of, and each tensor's name by path and slot.
+    """Return the layers that dotted tensor names imply, and each tensor's name by path and slot.
 
-    Order is that of the names, with numbers as numbers: files sort them as text. What kind a layer is, and how its
-    matrix lies, is known by shapes, by names, and by the other model.
+    The layers are in the order of the names, with digits compared as numbers (files sort names as text). The kind of a
+    layer and the layout of its matrix are inferred from shapes, from names, and from the other model.
 
     Args:
-        framework: of which the weights are.
-        beside: the layers of the model that the weights go to.
+        framework: framework of the weights.
+        beside: layers of the model that will receive the weights.
     """
     owned: dict[str, list[tuple[str, str]]] = {}
     for name in sorted(tensors, key=_natural):
@@ -51,24 +51,24 @@ def tree_of(
 
 
 def _ties(tensors: Mapping[str, TensorSource]) -> dict[str, str]:
-    """Matrices that hold what another one holds, and which: what is tied in the model may be saved twice."""
-    known: dict[tuple[Shape, bytes], list[tuple[str, np.ndarray]]] = {}
-    found: dict[str, str] = {}
+    """Return the site of the earlier equal matrix for each repeated one: tied parameters may be saved twice."""
+    groups: dict[tuple[Shape, bytes], list[tuple[str, np.ndarray]]] = {}
+    ties: dict[str, str] = {}
     for name in sorted(tensors, key=_natural):
         if len(_shape(tensors[name])) != 2:
             continue
         array = tensors[name].read()
         first = np.ascontiguousarray(array[:1])
         if not array.size or ((first == first[0, 0]).all() and (array == array[0, 0]).all()):
-            continue  # constant: as it was initialised
-        alike = known.setdefault((array.shape, first.tobytes()), [])
-        home = next((other for other, values in alike if np.array_equal(values, array)), None)
+            continue  # constant, as after initialisation: equality proves nothing
+        alike = groups.setdefault((array.shape, first.tobytes()), [])
+        home = next((earlier for earlier, values in alike if np.array_equal(values, array)), None)
         if home is None:
             alike.append((name, array))
         else:
             path, _, slot = home.rpartition(".")
-            found[name] = f"{path or ROOT}/{slot}"
-    return found
+            ties[name] = f"{path or ROOT}/{slot}"
+    return ties
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -127,12 +127,12 @@ def _role(slot: str, dtype: str) -> str:
 
 
 class _Kinds:
-    """What kinds layers are, as far as what they own tells it, and how their matrices lie.
+    """Kinds and matrix layouts of layers, inferred from the tensors that they own.
 
     Args:
-        shapes: by path and slot.
-        framework: of which the weights are.
-        beside: the layers of the other model.
+        shapes: shapes of tensors, by path and slot.
+        framework: framework of the weights.
+        beside: layers of the other model.
     """
 
     def __init__(self, shapes: Mapping[str, Mapping[str, Shape]], framework: str, beside: Sequence[Layer]) -> None:
@@ -145,23 +145,23 @@ class _Kinds:
         ]
         self._tables = {shape for looked_up, shape in matrices if looked_up}
         self._matrices = {shape for looked_up, shape in matrices if not looked_up}
-        # What a bias tells of one layer holds for the square matrices of others with the same last name.
+        # A layout that biases reveal is assumed for square matrices of layers with the same last name.
         self._by_name: dict[str, Counter[str]] = {}
-        for path, own in shapes.items():
-            layout = _by_bias(own)
+        for path, slot_shapes in shapes.items():
+            layout = _by_bias(slot_shapes)
             if layout:
                 self._by_name.setdefault(_last(path), Counter())[layout] += 1
         layouts = {layout for counts in self._by_name.values() for layout in counts}
         self._else = layouts.pop() if len(layouts) == 1 else self._usual
 
     def of(self, path: str) -> str:
-        """The common kind, or empty."""
-        own = self._shapes.get(path, {})
-        slots = {equivalents.slot(slot) for slot in own}
-        weight = next((shape for slot, shape in own.items() if equivalents.slot(slot) == "weight"), ())
+        """Return the common kind of the layer at a path, or an empty text if unknown."""
+        slot_shapes = self._shapes.get(path, {})
+        slots = {equivalents.slot(slot) for slot in slot_shapes}
+        weight = next((shape for slot, shape in slot_shapes.items() if equivalents.slot(slot) == "weight"), ())
         for slot in ("weight_hh_l0", "weight_hh"):
-            if len(own.get(slot, ())) == 2:
-                rows, state = own[slot]
+            if len(slot_shapes.get(slot, ())) == 2:
+                rows, state = slot_shapes[slot]
                 kind = _RECURRENT.get(rows // max(state, 1), "")
                 return f"{kind}cell" if kind and slot == "weight_hh" else kind
         if "in_proj_weight" in slots:
@@ -172,7 +172,7 @@ class _Kinds:
             return f"conv{len(weight) - 2}d"
         if len(weight) == 1:
             return "norm"
-        if len(weight) != 2 or "weight" not in own:
+        if len(weight) != 2 or "weight" not in slot_shapes:
             return ""
         return "embedding" if "bias" not in slots and self._looked_up(path, weight) else "linear"
 
@@ -183,7 +183,7 @@ class _Kinds:
         return bool(_LOOKED_UP.search(name)) and not _MULTIPLIED.search(name)
 
     def layout(self, path: str) -> str:
-        """How the matrix ``weight`` lies; empty where there is none, or one of a table."""
+        """Return the layout of the matrix ``weight``; empty if there is no matrix, or if it is an embedding table."""
         if self.of(path) != "linear":
             return ""
         layout = self._by_name.get(_last(path))
@@ -191,7 +191,7 @@ class _Kinds:
 
 
 def _by_bias(own: Mapping[str, Shape]) -> str:
-    """How a matrix lies, where its bias tells: there is one number of it for each output."""
+    """Return a matrix's layout (``out_in`` or ``in_out``) if the length of its bias reveals the outputs, else empty."""
     weight, bias = own.get("weight", ()), own.get("bias", ())
     if len(weight) != 2 or len(bias) != 1 or weight[0] == weight[1] or bias[0] not in weight:
         return ""
@@ -199,5 +199,5 @@ def _by_bias(own: Mapping[str, Shape]) -> str:
 
 
 def _last(path: str) -> str:
-    """The last name of a path that is no number."""
+    """Return the last name in a path that is not a number."""
     return next((part for part in reversed(path.split(".")) if not part.isdecimal()), "")

@@ -1,4 +1,4 @@
-"""What will be written where, given which parameters answer to each other. Nothing is changed here."""
+"""Plan of a transfer of weights: new values for each tensor of the raw model, computed without changing a model."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from padiff.system.naming import first_few
 from padiff.weights.special_init import special_init
 from padiff.weights.stored_model import StoredModel
 
-#: A model that weights come from may be a recorded one; what they go to is live.
+#: The source of weights may be a recorded model; the target is a live one.
 Model = LiveModel | StoredModel
 
 
-# What two frameworks compute alike is equal to so much, relative to each element. Chosen: some units in float32's last
-# place, as powers and divisions round.
+# Relative difference per element up to which buffers that both frameworks compute are equal. Chosen: some units in
+# float32's last place, the rounding of powers and divisions.
 _SAME = 1e-5
 
 
 class TransferError(Exception):
-    """The weights can't be carried over; the text says what, ``paths`` where."""
+    """Weights can't be carried over; the text holds the reason, ``paths`` the layers."""
 
     def __init__(self, what: str, paths: Both[str | None]) -> None:
         super().__init__(what)
@@ -37,17 +37,17 @@ class TransferError(Exception):
 
 @dataclass
 class Transfer:
-    """Tensors of the raw model with their new values, and the user's rules to call.
+    """New values for tensors of the raw model, and the user's rules to call.
 
     Attributes:
-        writes: the tensors and their values.
-        calls: the user's rules.
-        parameters, buffers: how many of the tensors are parameters, and buffers.
-        not_carried: parameters of the base that have no place in the raw model, as ``layer/slot [shape]``.
-        left_as_is: parameters of the raw model that nothing of the base is for, likewise.
-        left_wholes: pairs of layers that are left as they are, with all that they hold.
-        computed: buffers of the raw model that it computes, and that are not as recorded: these are never written, as
-            what they are computed from is where the models differ.
+        writes: pairs of a tensor and its new values.
+        calls: calls of the user's rules.
+        parameters, buffers: number of parameters and of buffers among the written tensors.
+        not_carried: parameters of the base model without a place in the raw model, as ``layer/slot [shape]``.
+        left_as_is: parameters of the raw model without a source in the base model, as ``layer/slot [shape]``.
+        left_wholes: pairs of layers that stay unchanged with all their parameters.
+        computed: buffers that the raw model computes with values that differ from the recorded ones. These buffers are
+            never written: the settings they are computed from differ between the models.
     """
 
     writes: list[tuple[Any, np.ndarray]] = field(default_factory=list)
@@ -61,17 +61,17 @@ class Transfer:
 
     @property
     def whole(self) -> bool:
-        """Whether all weights are carried over."""
+        """Return True if all weights are carried over."""
         return not (self.not_carried or self.left_as_is or self.left_wholes)
 
 
-#: Parameters that have no partner, with their layers.
+#: Parameters without a partner, with their layers.
 _Left = list[tuple[Layer, Parameter]]
 
 
 @dataclass
 class _Target:
-    """A parameter of the raw model that is being put together."""
+    """A parameter of the raw model while its values are collected; ``filled`` marks the elements with a value."""
 
     tensor: Any
     role: str
@@ -80,7 +80,7 @@ class _Target:
 
 
 def live(model: Model) -> LiveModel:
-    """A model that is there itself."""
+    """Return the model, which must be a `LiveModel`."""
     assert isinstance(model, LiveModel)
     return model
 
@@ -95,12 +95,12 @@ def plan_transfer(
     """Plan the transfer of all weights.
 
     Args:
-        layer_map: what it says answers to nothing stays as it is.
-        partial: whether what fits is carried over, and the rest listed.
-        may_stay: pairs of layers that stay as they are, as wholes, where not all that they hold can be carried over.
+        layer_map: the user's layer map; layers that it maps to nothing stay unchanged.
+        partial: True to carry over the weights that fit and list the others.
+        may_stay: pairs of layers that stay unchanged as wholes if some of their parameters can't be carried over.
 
     Raises:
-        TransferError: a parameter has no partner, or one of another shape, or would need two values at once.
+        TransferError: a parameter has no partner, a partner of another shape, or would need two values.
     """
     stay: list[tuple[str, str]] = []
     while True:
@@ -126,14 +126,14 @@ class _Planner:
         self._models, self._raw = models, live(models.candidate)
         self._alignment = alignment
         self._transfer = Transfer(left_wholes=tuple(stay))
-        #: Layers whose parameters nothing is done with: left as they are, and those of the user's rules.
+        #: Layers whose parameters are not paired here: unchanged ones, and layers with a rule of the user.
         self._left_out: Both[set[str]] = Both(
             {path for reference, candidate in layer_map.named() if not candidate for path in reference},
             {path for reference, candidate in layer_map.named() if not reference for path in candidate},
         )
         for pair in stay:
             self._leave_out(Both(*pair))
-        #: Pairs of parameters that can't be carried over, by what is in the way.
+        #: One error for each pair of parameters that can't be carried over.
         self._misfits: list[TransferError] = []
         self._left: Both[_Left] = Both([], [])
         self._targets: dict[int, _Target] = {}
@@ -151,7 +151,9 @@ class _Planner:
         self._transfer.writes = [(target.tensor, target.values) for target in targets]
         self._transfer.buffers = sum(target.role == "buffer" for target in targets)
         self._transfer.parameters = len(targets) - self._transfer.buffers
-        self._transfer.not_carried, self._transfer.left_as_is = (tuple(_names(rest, True)) for rest in self._left)
+        self._transfer.not_carried, self._transfer.left_as_is = (
+            tuple(_names(unmatched, True)) for unmatched in self._left
+        )
         return self._transfer
 
     def _leave_out(self, paths: Both[str]) -> None:
@@ -159,10 +161,10 @@ class _Planner:
             left_out.update(layer.path for layer in model.below(path))
 
     def _find_rules(self) -> None:
-        kept = self._left_out.map(frozenset)
+        excluded = self._left_out.map(frozenset)
         for pair in self._alignment.pairs:
             paths = Both(pair.reference.path, pair.candidate.path)
-            if any(path in left_out for path, left_out in paths.zip(kept)):
+            if any(path in left_out for path, left_out in paths.zip(excluded)):
                 continue
             layers = Both(self._models.reference.layer(paths.reference), self._raw.layer(paths.candidate))
             rule = special_init(self._models.map(lambda model: model.info.framework), layers)
@@ -178,7 +180,7 @@ class _Planner:
         base = self._models.reference
         computed = isinstance(base, StoredModel) and all(self._is_computed(part) for part in pair.candidate)
         values = [part.take(base.value(part.layer, part.slot)) for part in pair.reference]
-        # What is added up on the one side is, on the other, one that has it all and others that are zeros.
+        # A sum of several biases on one side goes into the first bias of the other side; its other biases are zero.
         value = values[0] if len(values) == 1 else np.sum(values, axis=0, dtype=values[0].dtype)
         if computed:
             self._compare(pair, value)
@@ -195,10 +197,10 @@ class _Planner:
         return part.slot in self._raw.framework.layers.computed(self._raw.layer(part.layer))
 
     def _compare(self, pair: ParameterPair, value: np.ndarray) -> None:
-        """See whether what the raw model computes by itself is what was recorded."""
+        """Note the buffers that the raw model computes with values other than the recorded ones."""
         for part in pair.candidate:
-            own = part.take(self._raw.value(part.layer, part.slot)).astype(np.float64)
-            same = own.size == value.size and np.allclose(own.ravel(), value.ravel(), rtol=_SAME, atol=0)
+            computed = part.take(self._raw.value(part.layer, part.slot)).astype(np.float64)
+            same = computed.size == value.size and np.allclose(computed.ravel(), value.ravel(), rtol=_SAME, atol=0)
             if not same:
                 self._transfer.computed += (f"{part.layer}/{part.slot}",)
 
@@ -209,9 +211,9 @@ class _Planner:
             raise TransferError(what, Both(source.layer, part.layer))
         target = self._target(part)
         value = value.reshape(part.size)
-        known = part.take(target.filled)
-        if known.any():
-            if np.array_equal(part.take(target.values)[known], value[known]):
+        filled = part.take(target.filled)
+        if filled.any():
+            if np.array_equal(part.take(target.values)[filled], value[filled]):
                 return
             raise TransferError(
                 f"the raw model ties `{part.layer}/{part.slot}` to another parameter, the base model has two "
@@ -230,7 +232,10 @@ class _Planner:
         return self._targets[id(tensor)]
 
     def _fill_zeros(self) -> None:
-        """Frozen zeros say that a recurrent cell has no bias: they stay zeros, and the base's have to be zeros."""
+        """Set biases that stand for a missing bias of a recurrent cell to zero in the raw model.
+
+        Such biases of the base model need no partner if all their elements are zero.
+        """
         base, raw = self._models.reference, self._raw
         for layer in base.info.layers:
             for p in layer.parameters:
@@ -245,10 +250,10 @@ class _Planner:
                         target.filled[...] = True
 
     def _find_left(self) -> None:
-        """Weights are never skipped silently: every parameter of either side has to be covered, or is listed."""
+        """Collect the parameters of both models that nothing covers, so that no weight is skipped silently."""
         covered = Both(self._is_used, self._is_filled)
-        for left, (is_covered, (model, left_out)) in self._left.zip(covered.zip(self._models.zip(self._left_out))):
-            left += [
+        for unmatched, (is_covered, (model, left_out)) in self._left.zip(covered.zip(self._models.zip(self._left_out))):
+            unmatched += [
                 (layer, p)
                 for layer in model.info.layers
                 if layer.path not in left_out
@@ -257,39 +262,42 @@ class _Planner:
             ]
 
     def pairs_in_the_way(self, pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Those of the pairs of layers that hold all that can't be carried over; none where they do not hold it all."""
+        """Return the pairs of layers that contain the parameters which can't be carried over.
+
+        Empty if a parameter outside of these pairs can't be carried over either.
+        """
         places = self._left.map(lambda left: {layer.path for layer, _ in left})
         for misfit in self._misfits:
             for side, path in places.zip(misfit.paths):
                 side |= {path} if path is not None else set()
-        found = []
+        blocking = []
         for pair in pairs:
             inside = [{layer.path for layer in model.below(path)} for model, path in zip(self._models, pair)]
             if any(side & within for side, within in zip(places, inside)):
-                found.append(pair)
+                blocking.append(pair)
                 for side, within in zip(places, inside):
                     side -= within
-        return [] if any(places) else found
+        return [] if any(places) else blocking
 
     def error(self) -> TransferError | None:
-        """Why not all weights are carried over, if they are not."""
+        """Return the reason why some weights are not carried over, or `None`."""
         if self._misfits:
             return self._misfits[0]
-        left = self._left
-        if not any(left):
+        unmatched = self._left
+        if not any(unmatched):
             return None
         partner = {p.reference.path: p.candidate.path for p in self._alignment.pairs}
         back = {candidate: reference for reference, candidate in partner.items()}
-        places = left.map(lambda rest: rest[0][0].path if rest else None)
-        if left.reference and not left.candidate and places.reference in partner:
-            what = f"the raw layer has no parameter for {_listed(left.reference, False)}"
+        places = unmatched.map(lambda rest: rest[0][0].path if rest else None)
+        if unmatched.reference and not unmatched.candidate and places.reference in partner:
+            what = f"the raw layer has no parameter for {_listed(unmatched.reference, False)}"
             return TransferError(what, Both(places.reference, partner[places.reference]))
-        if left.candidate and not left.reference and places.candidate in back:
-            what = f"the base layer has nothing for the raw layer's {_listed(left.candidate, False)}"
+        if unmatched.candidate and not unmatched.reference and places.candidate in back:
+            what = f"the base layer has nothing for the raw layer's {_listed(unmatched.candidate, False)}"
             return TransferError(what, Both(back[places.candidate], places.candidate))
         sides = []
-        for name, rest, whole in zip(("base", "raw"), left, self._alignment.surplus):
-            where = f"{', '.join(whole[:4])}{' and more' if len(whole) > 4 else ''}: " if whole else ""
+        for name, rest, surplus in zip(("base", "raw"), unmatched, self._alignment.surplus):
+            where = f"{', '.join(surplus[:4])}{' and more' if len(surplus) > 4 else ''}: " if surplus else ""
             if rest:
                 sides.append(f"the {name} model's {where}{_listed(rest, True)}")
         return TransferError(f"no partner for {' and for '.join(sides)}", places)
@@ -307,5 +315,5 @@ def _listed(left: _Left, where: bool) -> str:
 
 
 def _names(left: _Left, where: bool) -> list[str]:
-    """The parameters with their shapes; ``where``: with the paths of their layers."""
+    """Return the parameters with their shapes; with ``where``, also the paths of their layers."""
     return [f"{layer.path}/{p.slot} {list(p.shape)}" if where else f"`{p.slot}` {list(p.shape)}" for layer, p in left]

@@ -1,4 +1,4 @@
-"""All probes, one module for each kind of operation."""
+"""Groups of all probes, one module for each kind of operation."""
 
 from padiff_atlas.probe import Group
 from padiff_atlas.probes.activations import ACTIVATIONS

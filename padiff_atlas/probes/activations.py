@@ -1,4 +1,4 @@
-"""Activations and softmax."""
+"""Probes of activations and softmax."""
 
 from __future__ import annotations
 

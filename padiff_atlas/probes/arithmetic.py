@@ -1,4 +1,4 @@
-"""Rounding, division and functions of single numbers; matrices."""
+"""Probes of rounding, division, functions of single numbers, and matrices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interpolation, padding, sampling of images, convolutions."""
+"""Probes of interpolation, padding, sampling of images, and convolutions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Indexing, shapes and products over named axes."""
+"""Probes of indexing, shapes, and products over named axes."""
 
 from __future__ import annotations
 

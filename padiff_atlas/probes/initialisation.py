@@ -1,4 +1,4 @@
-"""What layers start with, and what initialisers draw."""
+"""Probes of initial weights of layers, and of initialisers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _drawn = partial(Probe, way="drawn", tolerance=0.05)
 
 
 def _made(shape: str, initializer: str) -> str:
-    """A parameter of paddle's that an initialiser drew."""
+    """Return the text of a paddle parameter that an initialiser draws."""
     return f"paddle.create_parameter({shape}, 'float32', default_initializer=init.{initializer})"
 
 

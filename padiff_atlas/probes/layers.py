@@ -1,4 +1,4 @@
-"""Pooling, normalisation and dropout."""
+"""Probes of pooling, normalisation and dropout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses."""
+"""Probes of losses."""
 
 from __future__ import annotations
 

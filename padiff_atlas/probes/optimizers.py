@@ -1,4 +1,4 @@
-"""Optimizers over several steps, and clipping."""
+"""Probes of optimizers over several steps, and of clipping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reductions, order and ties."""
+"""Probes of reductions, order and ties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules of the learning rate."""
+"""Probes of learning rate schedules."""
 
 from __future__ import annotations
 

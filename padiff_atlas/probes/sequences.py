@@ -1,4 +1,4 @@
-"""Attention and its masks, embeddings, recurrent layers."""
+"""Probes of attention and its masks, embeddings, and recurrent layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MHA = "layer = nn.MultiheadAttention(8, 2, batch_first=True)\n", "layer = nn.Mu
 
 
 def _heads_last(more: str = "") -> str:
-    """Paddle's call with the axes in its order, and the result in torch's."""
+    """Return paddle's call with the axes in paddle's order and the result in torch's order."""
     call = f"F.scaled_dot_product_attention(q, k, v{more})"
     return f"q, k, v = (t.transpose([0, 2, 1, 3]) for t in (q, k, v))\n{call}.transpose([0, 2, 1, 3])"
 
@@ -111,7 +111,7 @@ ATTENTION = Group(
 
 
 def _looked_up(table: str) -> str:
-    """Paddle's look-up where the first row is read, and gets no gradient."""
+    """Return paddle's lookup in which the first row is read but receives no gradient."""
     return (
         f"padding = paddle.arange(6)[:, None] == 0\nF.embedding(ids, paddle.where(padding, {table}.detach(), {table}))"
     )
@@ -159,8 +159,8 @@ EMBEDDINGS = Group(
 def _recurrent(
     name: str, torch: str, paddle: str = "", tail: str = "(x)[0]", mended: str = "", note: str = ""
 ) -> Probe:
-    text, other = f"layer = {torch}\nlayer{tail}", f"layer = {paddle or torch}\nlayer{tail}"
-    return Probe(name, text, other, mended=mended, note=note)
+    text, paddle_text = f"layer = {torch}\nlayer{tail}", f"layer = {paddle or torch}\nlayer{tail}"
+    return Probe(name, text, paddle_text, mended=mended, note=note)
 
 
 RECURRENT = Group(
