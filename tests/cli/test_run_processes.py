@@ -246,7 +246,7 @@ def test_processes_are_recorded_and_print_what_they_print_without(name):
     unchanged = call(*(PYTHON if arguments[0] == "-m" else [*python_with_frameworks(), *PYTHON[1:]]), *arguments)
     # A module is a launcher here: given as the command.
     done = call(*PADIFF, *(["--", sys.executable] if arguments[0] == "-m" else []), *arguments)
-    assert (done.returncode, done.lines) == (unchanged.returncode, unchanged.lines), done.stderr
+    assert (done.returncode, done.lines) == (unchanged.returncode, unchanged.lines), done.stderr + unchanged.stderr
     assert folders() == sorted(expected), done.stderr
     for folder, say in expected.items():
         opened = padiff.open_run(folder)
