@@ -61,7 +61,7 @@ def by_tensor(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
 
 
 def by_group(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
-    """Yield hypotheses that one side clips each parameter group by its own norm, as paddle does for several groups."""
+    """Yield hypotheses that a side clips each parameter group by its own norm, as paddle does for several groups."""
     ratios = [ratio_of([tensor]) for tensor in gradients.tensors]
     groups = _groups([ratio if ratio is not None else math.nan for ratio in ratios])
     if not 2 <= len(groups) <= _GROUPS:
@@ -105,7 +105,7 @@ def _groups(ratios: Sequence[float]) -> list[list[int]]:
 
 
 def _whole_norms(scene: Scene, gradients: Gradients) -> list[Both[float]]:
-    """Return the norm of the whole parameter of each gradient: of a fused query-key-value weight, the norm of all three."""
+    """Return the norm of each gradient's whole parameter: for a part of a fused weight, the norm of all parts."""
     pairs = scene.pairs(scene.number, "grad")
     names = []
     for place in gradients.places:
@@ -164,7 +164,10 @@ def otherwise(clipped: str, factor: float) -> str:
     other_side = "reference" if clipped == "candidate" else "candidate"
     if abs(factor - 1) <= SAME:
         return f", the {other_side} does not"
-    return f"; the {other_side}'s, where that leaves them alone, are {1 / factor:.5g} times as large: clipped in another way"
+    return (
+        f"; the {other_side}'s, where that leaves them alone, are {1 / factor:.5g} times as large: "
+        "clipped in another way"
+    )
 
 
 def rounded_limit(limit: float) -> float:

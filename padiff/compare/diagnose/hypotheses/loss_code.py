@@ -32,8 +32,8 @@ from padiff.records import LOOP, Both, RunInfo, Step
 
 # Count of slopes that each edit is tried on, and count that a fitting edit is checked on.
 _FEW, _MANY = 3, 32
-# Step of a slope's finite difference, as a share of the tensor's size. Chosen: halfway between the rounding error of the
-# difference in float64 and the error of the linear approximation.
+# Step of a slope's finite difference, as a share of the tensor's size. Chosen: halfway between the rounding error of
+# the difference in float64 and the error of the linear approximation.
 _FAR = 1e-4
 # Largest relative difference of a recomputed loss's slopes from the recorded gradients; else the loss is not used.
 _AGREES = 1e-4
@@ -76,7 +76,7 @@ class _Case(Case):
         formula = side.formula
 
         def predict() -> Iterator[Prediction]:
-            # The few slopes are part of all slopes: with this error, exact agreement of the others would not make it likely.
+            # The few slopes are part of all: with this error, exact agreement of the others would not make it likely.
             if found.off * math.sqrt(found.made.size) > CLOSE * self.noise * math.sqrt(actual.size):
                 return
             row = formula.row(found.edit.changes, _MANY)
@@ -102,9 +102,9 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
     graphs = graphs_of(steps, scene.runs.map(lambda run: run.info))
     sheets = [_sheet(graph, step, run.info) for graph, step, run in zip(graphs, steps, scene.runs)]
     outputs = [
-        trial
-        for trial in _outputs(scene, graphs)
-        if all(sheet is None or _is_leaf(sheet, tensor) for sheet, tensor in zip(sheets, trial.tensors))
+        output
+        for output in _outputs(scene, graphs)
+        if all(sheet is None or _is_leaf(sheet, tensor) for sheet, tensor in zip(sheets, output.tensors))
     ]
     losses = _losses(scene, sheets, graphs)
     rows = _recorded(outputs, losses)
