@@ -74,7 +74,7 @@ def _detached(scene: Scene) -> Iterator[Cause]:
 
 
 def _cuts(graph: Graph) -> list[TracedCall]:
-    """Return the calls of detach whose result the model's output depends on, without those made only for logging."""
+    """Return the calls of detach whose result the model's output depends on; calls for logging alone are left out."""
     detaches = [call for call in graph.trace.calls if call.function == "detach"]
     outermost = next((call for call in reversed(graph.trace.calls) if not call.function), None)
     if not detaches or outermost is None:
@@ -86,7 +86,10 @@ def _cuts(graph: Graph) -> list[TracedCall]:
 
 
 def _comes_from(graph: Graph, cut: TracedCall, record: Record, agreeing: Collection[int | None]) -> bool:
-    """Return True if a detached tensor depends on the record's output or parameter, not through agreeing tensors."""
+    """Return True if a detached tensor depends on the output or parameter of a record.
+
+    Paths through the tensors in ``agreeing`` do not count.
+    """
     starts = {operand.tensor for operand in cut.inputs}
     before = [call for tensor in starts for call in graph.back(tensor, lambda at: at in agreeing)]
     if record.stage == "backward":

@@ -16,8 +16,9 @@ _STEP, _NEAR = 1e-4, 1e-3
 
 
 def divisors(scene: Scene) -> Both[float] | None:
-    """Return the divisor of each side's loss; `None` unless the first diff is the gradient of a loss's input whose loss
-    can be computed.
+    """Return the divisor of each side's loss.
+
+    `None` unless the first diff is the gradient of an input of a loss that this module can compute.
     """
     pair, sides = scene.diff.pair, scene.sides(scene.number)
     if pair.stage != "backward" or not pair.complete or sides is None:

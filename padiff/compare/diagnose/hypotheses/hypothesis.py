@@ -42,7 +42,7 @@ class Hypothesis:
         what: the kind of the predicted tensors, a plural noun.
         free: count of numbers that were solved for; as many of the explained numbers are no evidence.
         tried: count of values or forms that were searched to find this hypothesis.
-        changes: count of separate faults that the hypothesis assumes; of equal explanations the smaller is reported.
+        changes: count of separate faults that the hypothesis assumes; of equal explanations, fewest faults win.
         fix: the line of code that fixes the fault, in the candidate's framework.
         telling: True if a true hypothesis is the cause; False if several causes have the same effect, so that the
             hypothesis is never called proven.

@@ -62,7 +62,7 @@ def output_of(scene: Scene) -> Output | None:
 
 
 def noise_level(scene: Scene) -> float:
-    """Return the usual difference of two correct implementations of the layer, as a share of its output."""
+    """Return the largest expected difference of two correct implementations of the layer, as a share of the output."""
     errors = [d.figures.rel_l2 for d in _before(scene) if d.figures is not None and math.isfinite(d.figures.rel_l2)]
     return max(_ROUNDINGS * rounding_of(scene.diff.pair), _TIMES * max(errors, default=0.0))
 

@@ -193,7 +193,7 @@ class _Output:
 
 def _outputs(scene: Scene, graphs: Both[Graph]) -> Iterator[_Output]:
     rng = np.random.default_rng(7)
-    seen_tensors: set[tuple[int, int]] = set()
+    yielded: set[tuple[int, int]] = set()
     for pair in scene.pairs(scene.number, "backward").values():
         forward = scene.pairs(scene.number, "forward").get(place_of(pair))
         gradient, output = whole_of(pair), None if forward is None else whole_of(forward)
@@ -205,17 +205,17 @@ def _outputs(scene: Scene, graphs: Both[Graph]) -> Iterator[_Output]:
             graphs.reference.tensor_of(pair.reference),
             graphs.candidate.tensor_of(pair.candidate),
         )
-        if of_reference is None or of_candidate is None or (of_reference, of_candidate) in seen_tensors:
+        if of_reference is None or of_candidate is None or (of_reference, of_candidate) in yielded:
             continue  # the output of a container is also the output of its last layer
         if _is_used_inside(graphs.reference, of_reference) or _is_used_inside(graphs.candidate, of_candidate):
-            continue  # its gradient comes from more than the loss
-        seen_tensors.add((of_reference, of_candidate))
+            continue  # layers use the tensor too: its gradient comes from more than the loss
+        yielded.add((of_reference, of_candidate))
         tensors = Both(of_reference, of_candidate)
         far = _FAR * (root(output.reference) or 1.0)
         toward = [far * rng.standard_normal(gradient.reference.shape) for _ in range(_MANY)]
         shape = pair.candidate.shape
-        undone = [np.asarray(pair.layout.undo(direction, shape)) for direction in toward]
-        yield _Output(tensors, gradient, Both(toward, undone))
+        candidate_directions = [np.asarray(pair.layout.undo(direction, shape)) for direction in toward]
+        yield _Output(tensors, gradient, Both(toward, candidate_directions))
 
 
 def _is_used_inside(graph: Graph, tensor: int) -> bool:
@@ -308,7 +308,7 @@ def _side(
     """Return a side's loss with its slopes; `None` if they do not agree with the recorded values."""
     if sheet is None or not outputs:
         return None
-    leaves = [Leaf(sheet.writer.nodes[[*item.tensors][index]], [*item.directions][index]) for item in outputs]
+    leaves = [Leaf(sheet.writer.nodes[[*output.tensors][index]], [*output.directions][index]) for output in outputs]
     value = None if losses is None else [*losses][index][0]
     formula = Sloped(sheet.formula, leaves, value, _FEW, rows.scales)
     row = formula.row({}, _MANY)
@@ -317,4 +317,4 @@ def _side(
         return None
     off = root(row - recorded)
     sheet.formula = formula
-    return None if off > _AGREES * root(recorded) else _Side(sheet, formula, tuple(item.node for item in leaves), off)
+    return None if off > _AGREES * root(recorded) else _Side(sheet, formula, tuple(leaf.node for leaf in leaves), off)

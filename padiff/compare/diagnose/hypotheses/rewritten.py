@@ -37,8 +37,8 @@ AGREES = 1e-3
 _TOGETHER = 6
 #: Most elements to compute with.
 _MOST = 8_000_000
-# Of edits at the level of rounding, one explains less than the nearest if its error is so many times larger, and larger
-# than this share of the noise.
+# An edit at the level of rounding still explains less than the nearest one if its error is so many times larger, and
+# larger than this share of the noise.
 _NEARER, _ROUNDED = 3.0, 0.5
 _OF_REFERENCE, _OF_CANDIDATE = "in the candidate, ", "the reference's comes out where, of the candidate's calls, "
 

@@ -297,7 +297,7 @@ ADADELTA = Rule("Adadelta", _adadelta, {"alpha": (0.9, 0.95, 0.99), "eps": (1e-6
 LION = Rule("Lion", _lion, {"beta1": (0.9, 0.95), "beta2": (0.99, 0.999, 0.98, 0.9), "weight_decay": _DECAYS})
 LAMB = Rule("Lamb", _lamb, {**_MOMENTS, "eps": (1e-6, *_EPS)}, {"corrected": 1.0, "single": 0.0})
 
-#: All rules, the simple ones first: of two equal explanations, the first is reported.
+#: All rules, the simple ones first: if two explain the updates equally, the first is reported.
 RULES = (SGD, ADAM, ADAMW, RMSPROP, ADAGRAD, ADAMAX, NADAM, LION, LAMB, ADADELTA)
 
 

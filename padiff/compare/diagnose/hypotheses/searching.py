@@ -100,9 +100,9 @@ def explained(sample: Sample, rules: Sequence[Rule] = RULES) -> list[tuple[Fit, 
         fits = []
         for rule in usable:
             for group in sample.groups:
-                result = look(rule, sample, group)
-                if result is not None:
-                    fits.append((result, group))
+                match = look(rule, sample, group)
+                if match is not None:
+                    fits.append((match, group))
                     break
             if fits and sample.fine[0].steps >= _TELLING:
                 break
@@ -115,9 +115,9 @@ def _as_usual(rule: Rule, sample: Sample, group: int) -> Fit | None:
     """Return a rule with usual values that explains the sample, or `None`."""
     for tried, (size, settings) in enumerate(_tried(rule, {}, sample, group), 1):
         if size <= (_SINGLE if "single" in rule.forms else NEAR):
-            result = in_single(rule, settings, *sample.at(group))
-            if result.explains:
-                return replace(result, tried=tried)
+            match = in_single(rule, settings, *sample.at(group))
+            if match.explains:
+                return replace(match, tried=tried)
     return None
 
 
@@ -129,9 +129,9 @@ def _solved(rule: Rule, sample: Sample, group: int, forms: Mapping[str, float] |
 def _in_other_forms(rule: Rule, sample: Sample, group: int) -> Fit | None:
     """Return a rule with one of its forms switched and solved values, or `None`."""
     for name, value in rule.forms.items():
-        result = _solved(rule, sample, group, {name: 1.0 - value}) if name != "single" else None
-        if result is not None:
-            return result
+        match = _solved(rule, sample, group, {name: 1.0 - value}) if name != "single" else None
+        if match is not None:
+            return match
     return None
 
 
@@ -172,11 +172,11 @@ def _from_the_best(
         if size > _HOPELESS * nothing and not more:
             break
         free = (*_solvable(rule, fine[0].steps), *more)
-        result = fit(rule, settings, free, *fine, len(starts))
-        if result.residual <= _SINGLE and "single" in rule.forms and not result.explains:
-            result = fit(rule, {**result.settings, "single": 1.0}, free, *fine, len(starts))
-        if result.explains and not is_another(result.settings):
-            return result
+        match = fit(rule, settings, free, *fine, len(starts))
+        if match.residual <= _SINGLE and "single" in rule.forms and not match.explains:
+            match = fit(rule, {**match.settings, "single": 1.0}, free, *fine, len(starts))
+        if match.explains and not is_another(match.settings):
+            return match
     return None
 
 

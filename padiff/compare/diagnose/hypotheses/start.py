@@ -23,8 +23,9 @@ _NAMED = 3
 
 
 def hypotheses(scene: Scene) -> Iterator[Hypothesis | Cause]:
-    """Yield hypotheses on a first diff in a weight of the first step, the simplest first; the last is no hypothesis but
-    the cause that the start weights differ.
+    """Yield hypotheses on a first diff in a weight of the first step, the simplest first.
+
+    The last item is the general cause that the start weights differ.
     """
     pair = scene.diff.pair
     if scene.number != 0 or not _is_parameter(scene):
@@ -116,7 +117,7 @@ def _others(scene: Scene) -> str:
     """Return text on the start weights that differ, and the count of those that agree."""
     weights = [d for d in scene.diffs("weight") if d.compared and not _is_buffer(scene, d)]
     wrong = [d for d in weights if not d.passed]
-    # Weights of all ones or zeros are usual initial values, and show nothing.
+    # Weights of all ones or zeros are usual initial values: their agreement shows nothing.
     weights = [d for d in weights if not d.passed or not _is_constant(d)]
     names = [f"{d.pair.anchor.layer}/{d.pair.anchor.slot}" for d in wrong]
     if len(wrong) == len(weights):
@@ -128,7 +129,7 @@ def _others(scene: Scene) -> str:
 
 
 def _is_constant(diff: Diff) -> bool:
-    """Return True if all elements are equal."""
+    """Return True if all elements have the same absolute value."""
     figures = diff.figures
     return figures is not None and figures.mean_reference * figures.size**0.5 >= figures.reference_l2 * (1 - 1e-6)
 

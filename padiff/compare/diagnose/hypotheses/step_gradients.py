@@ -102,7 +102,10 @@ def gradients_of(scene: Scene, stage: str = "grad") -> Gradients:
 
 
 def noise_level(scene: Scene) -> float:
-    """Return the usual relative difference of gradients of two correct implementations, from the outputs' gradients."""
+    """Return the largest expected relative difference of the gradients of two correct implementations.
+
+    Estimated from the passed diffs of outputs and of their gradients.
+    """
     errors = [d.figures.rel_l2 for d in scene.diffs("backward", "forward") if d.passed and d.figures is not None]
     rounding = max((rounding_of(d.pair) for d in scene.diffs("forward", "grad")), default=2.0**-24)
     outputs = float(np.percentile([e for e in errors if math.isfinite(e)] or [0.0], 90))
@@ -127,16 +130,16 @@ def bias_sums(scene: Scene, number: int) -> list[tuple[Pair, Both[list[np.ndarra
     outputs: dict[str, list[Pair]] = {}
     for pair in scene.pairs(number, "backward").values():
         outputs.setdefault(pair.anchor.layer, []).append(pair)
-    result = []
+    rows = []
     for (layer, slot, call), pair in scene.pairs(number, "grad").items():
         if call or equivalents.slot(slot) != "bias" or kinds.get(layer) not in ("linear", "conv"):
             continue
-        calls = sorted(outputs.get(layer, ()), key=lambda item: item.anchor.call)
-        sums = [_summed(item, kinds[layer], pair.anchor.shape) for item in calls]
-        if sums and all(item is not None for item in sums):
-            sides = [item for item in sums if item is not None]
-            result.append((pair, Both([s.reference for s in sides], [s.candidate for s in sides])))
-    return result
+        calls = sorted(outputs.get(layer, ()), key=lambda call: call.anchor.call)
+        sums = [_summed(output, kinds[layer], pair.anchor.shape) for output in calls]
+        if sums and all(total is not None for total in sums):
+            sides = [total for total in sums if total is not None]
+            rows.append((pair, Both([s.reference for s in sides], [s.candidate for s in sides])))
+    return rows
 
 
 def _summed(pair: Pair, kind: str, shape: tuple[int, ...]) -> Both[np.ndarray] | None:
@@ -151,7 +154,7 @@ def _summed(pair: Pair, kind: str, shape: tuple[int, ...]) -> Both[np.ndarray] |
 
 
 def made_of(scene: Scene, number: int) -> Both[float | None]:
-    """Return by which factor each side's optimizer received the backward's gradients; `None` for no such factor."""
+    """Return each side's ratio of the optimizer's gradients to the backward's; `None` if not constant or unknown."""
     rows = bias_sums(scene, number)
     ratios: list[float | None] = []
     for side in SIDES:

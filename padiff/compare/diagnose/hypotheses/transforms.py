@@ -130,7 +130,7 @@ def orders(shape: Sequence[int], first: int = 1) -> Iterator[Transform]:
 
 
 def row_order(reference: np.ndarray, candidate: np.ndarray, axis: int = 0) -> np.ndarray | None:
-    """Return the order of the reference's rows in the candidate, or `None` if the candidate has a row of its own.
+    """Return the order of the reference's rows in the candidate, or `None` if the candidate has another row.
 
     Equal rows are paired in ascending order.
     """

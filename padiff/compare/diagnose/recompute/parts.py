@@ -28,7 +28,7 @@ class Part:
     of: Callable[[np.ndarray], np.ndarray] | None = None
 
     def cut(self, cut: tuple[Any, ...]) -> Part:
-        """Return the part for a larger output, whose slice ``cut`` this part was computed for."""
+        """Return this part with a `pick` for the whole output, of which this part covers the slice ``cut``."""
         return replace(self, pick=lambda output: self.pick(output[cut]))
 
 
