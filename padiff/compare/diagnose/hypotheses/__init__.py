@@ -1,6 +1,6 @@
-"""Causes that are computed: what the candidate would have recorded if a cause were true, held against what it did.
+"""Causes that are computed: predictions of the candidate's record under a cause, compared with the actual record.
 
-* `hypothesis` says what a hypothesis is, `proof` when it explains what was recorded, `engine` tries those that apply.
-* `scene` is what they look at: the first diff, its step, and what the steps around it recorded.
-* Each other module has the hypotheses of a group, or is what one of them computes with.
+* `hypothesis` defines a hypothesis, `proof` decides if it explains the record, `engine` tries those that apply.
+* `scene` holds the input of hypotheses: the first diff, its step, and the records of the steps around it.
+* Each other module has the hypotheses of one group, or the arithmetic that a group uses.
 """

@@ -1,4 +1,4 @@
-"""What has to be other in the reference's rule to make the candidate's updates."""
+"""Search for the change of the reference's optimizer rule that gives the candidate's updates."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from padiff.compare.diagnose.hypotheses.tracks import Track, Tracks
 from padiff.compare.diagnose.hypotheses.wording import KINDS, NAMES, WORDS, number_text
 from padiff.records import Difference
 
-# An epsilon that shows in no update of a usual size is not worth a word.
+# Largest epsilon that texts leave out, as updates of usual size do not show it.
 _SMALL = 1e-7
 
 
 @dataclass(frozen=True)
 class Change:
-    """What is other in the candidate.
+    """A difference of the candidate's optimizer from the reference's.
 
     Attributes:
-        settings: those of the candidate that are not the reference's, by name.
-        free: how many were solved for.
-        rules: other rules that explain it, each with its settings; the first is meant.
+        settings: the candidate's settings that differ from the reference's, by name.
+        free: count of settings that were solved for.
+        tried: count of values that were tried.
+        rules: other rules that explain the updates, each with its settings; predictions use the first.
         shared: settings of both sides that the reference's own updates do not show.
     """
 
@@ -36,17 +37,17 @@ class Change:
 
 
 class Search:
-    """Looks for what has to be other in the reference's rule to make the candidate's updates."""
+    """Search for changes of the reference's rule that give the candidate's updates."""
 
     def __init__(self, tracks: Tracks, rule: Fit, wrong: Sequence[Track], group: int) -> None:
         self._rule = rule
         self._sample = Sample.of(wrong, "candidate", tracks.rates.candidate)
         self._theirs = Sample.of(wrong, "reference", tracks.rates.reference).at(group)
-        own = min(group, tracks.rates.candidate.shape[1] - 1)
-        self._at, self._coarse = self._sample.at(own), self._sample.at(own, coarse=True)
+        candidate_group = min(group, tracks.rates.candidate.shape[1] - 1)
+        self._at, self._coarse = self._sample.at(candidate_group), self._sample.at(candidate_group, coarse=True)
 
     def single(self) -> Iterator[Change]:
-        """Each setting by itself."""
+        """Yield changes of a single setting."""
         rule, settings = self._rule.rule, self._rule.settings
         for name in rule.forms:
             if name != "single":
@@ -55,82 +56,82 @@ class Search:
         for step in range(1, self._at[0].steps):
             yield Change({"lost": float(step)}, tried=self._at[0].steps)
         for name in (*rule.numbers, "rate"):
-            found = self._solved({}, (name,))
-            if found is not None:
-                yield found
+            change = self._solved({}, (name,))
+            if change is not None:
+                yield change
 
     def _with_unseen(self, form: str) -> Iterator[Change]:
-        """A form, with a number that the reference's updates do not show: of a first step alone, its momentum."""
+        """Yield a changed form together with a momentum that the reference's updates (of a single step) do not show."""
         for name in {"momentum"} & self._rule.rule.numbers.keys():
             if not self._unseen(name, 0.5):
                 continue
-            found = self._solved({form: 1.0 - self._rule.settings[form]}, (name,))
-            if found is not None and name in found.settings and self._unseen(name, found.settings[name]):
-                yield replace(found, settings={form: found.settings[form]}, shared={name: found.settings[name]})
+            change = self._solved({form: 1.0 - self._rule.settings[form]}, (name,))
+            if change is not None and name in change.settings and self._unseen(name, change.settings[name]):
+                yield replace(change, settings={form: change.settings[form]}, shared={name: change.settings[name]})
 
     def _unseen(self, name: str, value: float) -> bool:
         settings = {**self._rule.settings, name: value}
         return residual_of(self._rule.rule, settings, *self._theirs) <= NEAR
 
     def several(self) -> Iterator[Change]:
-        """Several settings, or another rule."""
+        """Yield changes of several settings, and other rules."""
         rule, settings = self._rule.rule, self._rule.settings
         forms: list[dict[str, float]] = [{}, *({name: 1.0 - settings[name]} for name in rule.forms if name != "single")]
         for form in forms:
             for name in rule.numbers if form else ():
-                found = self._solved(form, (name,))
-                if found is not None and name in found.settings:
-                    yield found
+                change = self._solved(form, (name,))
+                if change is not None and name in change.settings:
+                    yield change
         names = [*rule.numbers]
-        for k, one in enumerate(names):
-            for other in names[k + 1 :]:
-                found = self._solved({}, (one, other))
-                if found is not None and len(found.settings) == 2:
-                    yield found
-        others = explained(self._sample, [one for one in RULES if one.run is not rule.run])
-        if others:
-            fits = tuple(fitted for fitted, _ in others)
+        for k, first in enumerate(names):
+            for second in names[k + 1 :]:
+                change = self._solved({}, (first, second))
+                if change is not None and len(change.settings) == 2:
+                    yield change
+        alternatives = explained(self._sample, [other_rule for other_rule in RULES if other_rule.run is not rule.run])
+        if alternatives:
+            fits = tuple(fitted for fitted, _ in alternatives)
             yield Change({}, len(fits[0].solved), fits[0].tried, rules=fits)
         for form in forms:
-            found = self._solved(form, tuple(names))
-            if found is not None and len(found.settings) > 2:
-                yield found
+            change = self._solved(form, tuple(names))
+            if change is not None and len(change.settings) > 2:
+                yield change
 
     def _solved(self, forms: Mapping[str, float], free: tuple[str, ...]) -> Change | None:
-        """The values that explain most, from usual ones on; `None` where they are the reference's."""
+        """Return the values of ``free`` that fit best, solved from usual ones; `None` if they equal the reference's."""
         rule, settings = self._rule.rule, {**self._rule.settings, **forms}
         starts = [dict(settings)]
         for name in free:
             starts += [{**settings, name: value} for value in rule.numbers.get(name, (0.1, 0.5, 2.0, 10.0))]
-        left = residuals_of(rule, starts, *self._coarse)
-        found: Fit | None = None
-        for k in sorted(range(len(starts)), key=left.__getitem__)[:2]:
+        residuals = residuals_of(rule, starts, *self._coarse)
+        best: Fit | None = None
+        for k in sorted(range(len(starts)), key=residuals.__getitem__)[:2]:
             start = starts[k]
             solved = fit(rule, start, free, *self._at, len(starts))
-            if found is None or solved.residual < found.residual:
-                found = solved
-            if found.explains:
+            if best is None or solved.residual < best.residual:
+                best = solved
+            if best.explains:
                 break
-        assert found is not None
-        values = {name: found.settings[name] for name in (*forms, *free)}
+        assert best is not None
+        values = {name: best.settings[name] for name in (*forms, *free)}
         changed = {name: value for name, value in values.items() if value != self._rule.settings[name]}
         shared = {}
         if "decoupled" in changed and not self._rule.settings["weight_decay"]:
-            shared["decoupled"] = changed.pop("decoupled")  # of a decay of nothing there is no form
+            shared["decoupled"] = changed.pop("decoupled")  # the form of a zero weight decay makes no difference
         return Change(changed, len(free), len(starts), shared=shared) if changed else None
 
 
 def declared_change(declared: Sequence[Difference], fitted: Fit) -> Change | None:
-    """What the runs declare differently of their optimizers, as a change of the rule that explains the reference."""
-    known = {*fitted.rule.numbers, *fitted.rule.forms}
+    """Return the declared differences of the optimizers as a change of the fitted rule; `None` if not computable."""
+    names = {*fitted.rule.numbers, *fitted.rule.forms}
     changed: dict[str, float] = {}
-    for one in declared:
-        if one.kind != "optimizer_setting" or not one.changes:
+    for difference in declared:
+        if difference.kind != "optimizer_setting" or not difference.changes:
             continue
-        values = [value for value in one.values if isinstance(value, (bool, int, float))]
-        if one.name not in known or len(values) < 2:
-            return None  # what it is declared to be can't be computed: it is looked for
-        changed[one.name] = float(values[1])
+        values = [value for value in difference.values if isinstance(value, (bool, int, float))]
+        if difference.name not in names or len(values) < 2:
+            return None  # the rule can't compute this setting: the search decides
+        changed[difference.name] = float(values[1])
     return Change(changed) if changed else None
 
 
@@ -147,8 +148,8 @@ def kind_of(change: Change, fitted: Fit) -> tuple[str, str]:
 
 def sentence_of(change: Change, fitted: Fit, tracks: Tracks) -> str:
     if change.rules:
-        own = " or ".join(map(described, change.rules))
-        return f"the candidate's updates are those of {own}, the reference's those of {described(fitted)}"
+        rules = " or ".join(map(described, change.rules))
+        return f"the candidate's updates are those of {rules}, the reference's those of {described(fitted)}"
     parts = []
     for name, value in change.settings.items():
         if name == "lost":
@@ -167,7 +168,7 @@ def sentence_of(change: Change, fitted: Fit, tracks: Tracks) -> str:
 
 
 def described(fitted: Fit) -> str:
-    """A rule with its settings, in words."""
+    """Return a rule with its settings as text."""
     rule, settings = fitted.rule, fitted.settings
     shown = [
         f"{NAMES.get(name, name)} {number_text(settings[name])}"

@@ -1,4 +1,4 @@
-"""Hypotheses on clipping part by part: each tensor by its norm, or each parameter group by its own."""
+"""Hypotheses on clipping in parts: each tensor by its own norm, or each parameter group by its own norm."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.diagnose.hypotheses.step_gradients import Gradients
 from padiff.records import SIDES, Both
 
-#: A norm counts as a limit that somebody wrote if it is a number of two digits to this share of itself: by chance one
-#: in 500 is.
+#: Largest relative difference of a norm from a number of two digits, for the norm to count as a clipping limit: by
+#: chance one in 500 is.
 ROUND = 2e-5
-#: Gradients that the backward gave are what the optimizer got, to this.
+#: Largest relative difference of equal norms: of the backward's gradients and of those that the optimizer received.
 SAME = 1e-3
-#: How many elements or tensors have to be at a limit.
+#: Least count of elements or tensors at a limit.
 AT_LIMIT = 3
-# torch adds this to a norm that it divides by.
+# torch adds this number to the norm that it divides by.
 _TORCH = 1e-6
-# Two tensors of one group have one ratio, to this; and groups that are distinguished, at most.
+# Largest relative difference of the ratios of two tensors of one group, and the most groups that are tried.
 _ONE_RATIO, _GROUPS = 5e-5, 8
 
 
 def by_tensor(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
-    """Each tensor's gradient is clipped to a norm of its own."""
+    """Yield hypotheses that one or both sides clip each tensor's gradient by its own norm."""
     norms = _whole_norms(scene, gradients)
     limits = Both(*(_limit([getattr(norm, side) for norm in norms]) for side in SIDES))
     for clipped, limit in zip(SIDES, limits):
         swapped = clipped == "reference"
         if limit is None or (swapped and limits.candidate is not None):
             continue
-        other = limits.swapped(swapped).reference
-        if other is not None:
-            yield _limit_of_each(gradients, norms, limit, other)
+        other_limit = limits.swapped(swapped).reference
+        if other_limit is not None:
+            yield _limit_of_each(gradients, norms, limit, other_limit)
             return
         sides = [norm.swapped(swapped) for norm in norms]
-        tensors = [swapped_sides(one) if swapped else one for one in gradients.tensors]
-        # What is not clipped shows the ratio of the two sides otherwise.
-        free = [one for one, norm in zip(tensors, sides) if not _at(norm.candidate, limit)]
+        tensors = [swapped_sides(tensor) if swapped else tensor for tensor in gradients.tensors]
+        # Tensors below the limit show the other ratio of the two sides.
+        free = [tensor for tensor, norm in zip(tensors, sides) if not _at(norm.candidate, limit)]
         factor = ratio_of(free) or 1.0
         for more in (0.0, _TORCH):
             shares = [
@@ -61,28 +61,28 @@ def by_tensor(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
 
 
 def by_group(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
-    """Each parameter group is clipped to a norm of its own, as paddle does where an optimizer has several."""
-    ratios = [ratio_of([one]) for one in gradients.tensors]
+    """Yield hypotheses that a side clips each parameter group by its own norm, as paddle does for several groups."""
+    ratios = [ratio_of([tensor]) for tensor in gradients.tensors]
     groups = _groups([ratio if ratio is not None else math.nan for ratio in ratios])
     if not 2 <= len(groups) <= _GROUPS:
         return
     norms = [gradients.norms[place] for place in gradients.places]
     sums = [Both(*(math.sqrt(sum(getattr(norms[k], side) ** 2 for k in group)) for side in SIDES)) for group in groups]
     for clipped in SIDES:
-        own = [getattr(norm, clipped) for norm in sums]
-        limit = rounded_limit(max(own))
-        at = [_at(norm, limit) for norm in own]
+        side_norms = [getattr(norm, clipped) for norm in sums]
+        limit = rounded_limit(max(side_norms))
+        at = [_at(norm, limit) for norm in side_norms]
         if sum(at) < 2 or not limit:
             continue
         shares = dict.fromkeys(range(len(ratios)), 1.0)
         for group, norm in zip(groups, sums):
             shares.update(dict.fromkeys(group, norm.candidate / norm.reference if norm.reference else 1.0))
-        other = "reference" if clipped == "candidate" else "candidate"
+        other_side = "reference" if clipped == "candidate" else "candidate"
         yield Hypothesis(
             "clip_group",
             "clipping by group",
             f"the {clipped} clips the gradients of each parameter group by itself, to a norm of {limit:.6g} each, the "
-            f"{other} does not",
+            f"{other_side} does not",
             partial(_shared, gradients.tensors, [shares[k] for k in range(len(ratios))]),
             "gradients",
             free=len(groups),
@@ -92,20 +92,20 @@ def by_group(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
 
 
 def _groups(ratios: Sequence[float]) -> list[list[int]]:
-    """Which have one ratio."""
-    found: list[list[int]] = []
+    """Return the indices of equal ratios, in groups."""
+    groups: list[list[int]] = []
     last = math.nan
     for k in sorted((k for k, ratio in enumerate(ratios) if math.isfinite(ratio)), key=lambda k: ratios[k]):
-        if found and abs(ratios[k] - last) <= _ONE_RATIO * abs(last):
-            found[-1].append(k)
+        if groups and abs(ratios[k] - last) <= _ONE_RATIO * abs(last):
+            groups[-1].append(k)
         else:
-            found.append([k])
+            groups.append([k])
         last = ratios[k]
-    return found
+    return groups
 
 
 def _whole_norms(scene: Scene, gradients: Gradients) -> list[Both[float]]:
-    """The norms of the whole tensors that each gradient is of: of query, key and value in one, of all three."""
+    """Return the norm of each gradient's whole parameter: for a part of a fused weight, the norm of all parts."""
     pairs = scene.pairs(scene.number, "grad")
     names = []
     for place in gradients.places:
@@ -120,7 +120,7 @@ def _whole_norms(scene: Scene, gradients: Gradients) -> list[Both[float]]:
 
 
 def _limit(norms: Sequence[float]) -> float | None:
-    """The norm that many tensors' gradients have, or that somebody wrote, and none is above; else `None`."""
+    """Return the largest norm if many gradients share it or if it is a round number, else `None`."""
     largest = max(norms, default=0.0)
     if not largest or not math.isfinite(largest):
         return None
@@ -134,9 +134,9 @@ def _at(norm: float, limit: float) -> bool:
 
 
 def _limit_of_each(gradients: Gradients, norms: Sequence[Both[float]], limit: float, other: float) -> Hypothesis:
-    """That both clip each tensor by itself, to other limits: only those at a limit can differ."""
+    """Return the hypothesis that both sides clip each tensor, to different limits; only tensors at a limit differ."""
     clipped = [_at(norm.candidate, limit) or _at(norm.reference, other) for norm in norms]
-    shares = [n.candidate / n.reference if there and n.reference else 1.0 for n, there in zip(norms, clipped)]
+    shares = [n.candidate / n.reference if is_clipped and n.reference else 1.0 for n, is_clipped in zip(norms, clipped)]
     return Hypothesis(
         "clip_limit",
         "another limit of clipping by tensor",
@@ -150,24 +150,27 @@ def _limit_of_each(gradients: Gradients, norms: Sequence[Both[float]], limit: fl
 
 
 def _shared(tensors: Sequence[Prediction], shares: Sequence[float]) -> Iterator[Prediction]:
-    for one, share in zip(tensors, shares):
-        yield replace(one, predicted=share * one.without)
+    for tensor, share in zip(tensors, shares):
+        yield replace(tensor, predicted=share * tensor.without)
 
 
 def swapped_sides(one: Prediction) -> Prediction:
-    """The same with the reference's tensor as the one to predict."""
+    """Return the prediction with swapped sides, so that the reference's tensor is the one to predict."""
     return replace(one, actual=one.without, without=one.actual, predicted=one.actual)
 
 
 def otherwise(clipped: str, factor: float) -> str:
-    """What the side does that does not clip so, in words."""
-    other = "reference" if clipped == "candidate" else "candidate"
+    """Return text on the side that does not clip in this way."""
+    other_side = "reference" if clipped == "candidate" else "candidate"
     if abs(factor - 1) <= SAME:
-        return f", the {other} does not"
-    return f"; the {other}'s, where that leaves them alone, are {1 / factor:.5g} times as large: clipped in another way"
+        return f", the {other_side} does not"
+    return (
+        f"; the {other_side}'s, where that leaves them alone, are {1 / factor:.5g} times as large: "
+        "clipped in another way"
+    )
 
 
 def rounded_limit(limit: float) -> float:
-    """A limit as somebody wrote it."""
+    """Return the number of two digits close to the limit, or the limit itself."""
     rounded = float(f"{limit:.2g}")
     return rounded if abs(limit - rounded) <= 5 * ROUND * rounded else limit

@@ -1,4 +1,4 @@
-"""Hypotheses on clipping: by the norm of all gradients, by each tensor's norm, by value; on either side, or missing."""
+"""Hypotheses on gradient clipping: by total norm, by tensor, by group or by value, on one side or both."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from padiff.errors import PadiffError
 from padiff.records import LOOP, SIDES, Both, Record
 from padiff.system.naming import first_few
 
-# Other steps whose norms are looked at, and bytes that are read for it.
+# Most other steps whose norms are read, and most bytes to read for them.
 _STEPS, _BYTES = 3, 200_000_000
 
 
 def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
-    """Of a first diff in the gradients that an optimizer got."""
+    """Yield hypotheses on clipping for a first diff in the gradients that an optimizer received."""
     gradients = gradients_of(scene)
     if gradients.tensors:
         yield from _of_fewer(scene, gradients)
@@ -45,20 +45,20 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
 
 
 def _of_fewer(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
-    """Both clip by the norm of all gradients, and on one side some parameters have none."""
+    """Yield hypotheses that both sides clip by total norm, and one side lacks gradients of some parameters."""
     norms = gradients.all_norms
-    for side, other in (("candidate", "reference"), ("reference", "candidate")):
+    for side, other_side in (("candidate", "reference"), ("reference", "candidate")):
         lone = [
             d
             for d in scene.step
             if d.pair.stage == "grad" and getattr(d.pair, side) is None and d.figures is not None and not d.passed
         ]
         missing = sum(max(d.figures.reference_l2, d.figures.candidate_l2) ** 2 for d in lone if d.figures is not None)
-        whole = getattr(norms, other) ** 2
-        if not 0 < missing < whole:
+        total = getattr(norms, other_side) ** 2
+        if not 0 < missing < total:
             continue
-        # What is left is scaled up to the same norm.
-        ratio = math.sqrt(whole / (whole - missing)) ** (1 if side == "candidate" else -1)
+        # The remaining gradients are clipped to the same norm, so they are larger.
+        ratio = math.sqrt(total / (total - missing)) ** (1 if side == "candidate" else -1)
         names = [f"{d.pair.anchor.layer}/{d.pair.anchor.slot}" for d in lone]
         frozen = all(is_frozen(scene, d.pair, side) for d in lone)
         why = "frozen there" if frozen else "detached, unused, or not in the optimizer"
@@ -111,56 +111,56 @@ def _by_norm(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
             f"{norms.reference:.5g})"
         )
         fix = ""
-    # The ratio is not solved for: it is that of the two norms.
+    # The ratio is not solved for: the two norms give it.
     exact = norms.candidate / norms.reference
     name = "clipping by norm"
     yield Hypothesis(kind, name, text, lambda: scaled(gradients.tensors, exact), "gradients", 0, 3, 1, fix, sure)
 
 
 def _limits(scene: Scene, norms: Both[float]) -> tuple[Both[float | None], bool]:
-    """The limits that either side clips to, as far as it does; and whether it is sure that these are limits."""
+    """Return the clipping limit of each side (`None` if it does not clip), and True if the limits are certain."""
     factors = made_of(scene, scene.number)
     others = _other_norms(scene)
-    found: list[float | None] = []
+    limits: list[float | None] = []
     sure = True
-    for norm, factor, rest in zip(norms, factors, others):
+    for norm, factor, step_norms in zip(norms, factors, others):
         rounded = float(f"{norm:.2g}")
         is_round = abs(norm - rounded) <= ROUND * rounded
-        again = any(abs(other - norm) <= ROUND * norm for other in rest)
-        above = any(other > norm * (1 + ROUND) for other in rest)
+        again = any(abs(other_norm - norm) <= ROUND * norm for other_norm in step_norms)
+        above = any(other_norm > norm * (1 + ROUND) for other_norm in step_norms)
         if factor is not None and abs(factor - 1) <= SAME:
-            found.append(None)  # it got what the backward gave
+            limits.append(None)  # the optimizer received the backward's gradients
         elif above:
-            found.append(None)
-        elif is_round or again or (factor is not None and factor < 1 and not rest):
-            found.append(rounded if is_round else norm)
+            limits.append(None)
+        elif is_round or again or (factor is not None and factor < 1 and not step_norms):
+            limits.append(rounded if is_round else norm)
             sure = sure and (is_round or again)
         else:
-            found.append(None)
-    return Both(*found), sure
+            limits.append(None)
+    return Both(*limits), sure
 
 
 def _other_norms(scene: Scene) -> Both[list[float]]:
-    """The norms of all gradients in a few other steps."""
+    """Return the total gradient norms of a few other steps, for each side."""
     near = sorted((n for n in scene.numbers if n != scene.number), key=lambda n: abs(n - scene.number))
-    found: Both[list[float]] = Both([], [])
+    totals: Both[list[float]] = Both([], [])
     read = 0
     for number in near[:_STEPS]:
         sides = scene.sides(number)
         if sides is None:
             continue
-        for norms, step in zip(found, sides):
+        for norms, step in zip(totals, sides):
             records = [r for r in step.records if r.stage == "grad" and not r.call and r.layer != LOOP]
             read += sum(8 * math.prod(r.shape) for r in records if not r.source.sketched)
             if read > _BYTES:
-                return found
+                return totals
             try:
                 squares = [_square(record) for record in records]
             except PadiffError:
                 continue
             if squares and all(math.isfinite(square) for square in squares):
                 norms.append(math.sqrt(sum(squares)))
-    return found
+    return totals
 
 
 def _square(record: Record) -> float:
@@ -175,37 +175,40 @@ def _square(record: Record) -> float:
 
 
 def _by_value(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
-    known = [one for one, elements in zip(gradients.tensors, gradients.elements) if elements]
-    limits = Both(_value_limit([one.without for one in known]), _value_limit([one.actual for one in known]))
+    with_elements = [tensor for tensor, elements in zip(gradients.tensors, gradients.elements) if elements]
+    limits = Both(
+        _value_limit([tensor.without for tensor in with_elements]),
+        _value_limit([tensor.actual for tensor in with_elements]),
+    )
     for clipped, limit in zip(SIDES, limits):
         swapped = clipped == "reference"
-        other = limits.swapped(swapped).reference
-        # Of two that clip, the one with the lower limit follows from the other.
-        if limit is None or (other is not None and other < limit):
+        other_limit = limits.swapped(swapped).reference
+        # If both sides clip, the side with the lower limit is predicted from the other.
+        if limit is None or (other_limit is not None and other_limit < limit):
             continue
-        tensors = [swapped_sides(one) if swapped else one for one in known]
-        below = [_part(one, np.abs(one.actual) < limit * (1 - 1e-6)) for one in tensors]
+        tensors = [swapped_sides(tensor) if swapped else tensor for tensor in with_elements]
+        below = [_part(tensor, np.abs(tensor.actual) < limit * (1 - 1e-6)) for tensor in tensors]
         factor = ratio_of(below) or 1.0
-        each = [ratio_of([one]) or factor for one in below]
+        each = [ratio_of([tensor]) or factor for tensor in below]
 
         def predict(
             tensors: Sequence[Prediction] = tensors,
             limit: float = limit,
             factors: Sequence[float] = [factor] * len(tensors),
         ) -> Iterator[Prediction]:
-            for one, own in zip(tensors, factors):
-                yield replace(one, predicted=np.clip(own * one.without, -limit, limit))
+            for tensor, tensor_factor in zip(tensors, factors):
+                yield replace(tensor, predicted=np.clip(tensor_factor * tensor.without, -limit, limit))
 
-        if other is None:
+        if other_limit is None:
             text = f"the {clipped} clips gradients by value, to {limit:.6g}" + otherwise(clipped, factor)
         else:
             text = (
                 f"the candidate clips gradients by value to {limits.candidate:.6g}, the reference to "
                 f"{limits.reference:.6g}"
             )
-        kind = "clip_value" if other is None else "clip_limit"
+        kind = "clip_value" if other_limit is None else "clip_limit"
         yield Hypothesis(kind, "clipping by value", text, predict, "gradients", free=2, tried=2)
-        # The other side's tensors may be clipped one by one.
+        # The other side may clip each tensor by itself.
         text = f"the {clipped} clips gradients by value, to {limit:.6g}, the other side each tensor in a way of its own"
         many = partial(predict, factors=each)
         free = 1 + len(each)
@@ -213,11 +216,13 @@ def _by_value(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
 
 
 def _value_limit(tensors: Sequence[np.ndarray]) -> float | None:
-    """The size that several elements have, and none is above; `None` where there is none such."""
-    largest = max((float(np.max(np.abs(one), initial=0.0)) for one in tensors), default=0.0)
-    count = sum(int(np.count_nonzero(np.abs(one) >= largest * (1 - 1e-6))) for one in tensors)
+    """Return the largest absolute value if several elements share it, else `None`."""
+    largest = max((float(np.max(np.abs(tensor), initial=0.0)) for tensor in tensors), default=0.0)
+    count = sum(int(np.count_nonzero(np.abs(tensor) >= largest * (1 - 1e-6))) for tensor in tensors)
     return rounded_limit(largest) if largest and math.isfinite(largest) and count >= AT_LIMIT else None
 
 
-def _part(one: Prediction, where: np.ndarray) -> Prediction:
-    return replace(one, actual=one.actual[where], without=one.without[where], predicted=one.predicted[where])
+def _part(tensor: Prediction, where: np.ndarray) -> Prediction:
+    return replace(
+        tensor, actual=tensor.actual[where], without=tensor.without[where], predicted=tensor.predicted[where]
+    )

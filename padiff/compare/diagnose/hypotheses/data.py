@@ -1,4 +1,4 @@
-"""Hypotheses on what a step is fed: another step's samples, another order, scale or axis."""
+"""Hypotheses on the input of a step: another step's samples, another order, scale or axis."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.compare.diagnose.hypotheses.scene import Scene, rounding_of, whole_of
 from padiff.records import Both
 
-# Steps around this one whose samples are looked at.
+# Count of steps before and after this one whose samples are compared.
 _AROUND = 6
 _HEAD = "the candidate's input is"
 
 
 def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
-    """Of a first diff in an input, the simplest first."""
+    """Yield hypotheses on a first diff in an input, the simplest first."""
     pair = scene.diff.pair
     sides = whole_of(pair)
     if sides is None or np.iscomplexobj(sides.reference) or sides.reference.shape != sides.candidate.shape:
@@ -27,29 +27,29 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
     rounding, limit = rounding_of(pair), scene.limit(pair)
     yield from _orders(scene, sides, rounding, limit)
     few = Both(*transforms.cropped(*sides))
-    for one in transforms.orders(few.reference.shape):
-        yield transforms.hypothesis(one, _HEAD, "input", pair.anchor.site, tuple(few), rounding, limit)
-    for one in transforms.affine(*few):
-        if rounding or one.kind == "offset":
-            yield transforms.hypothesis(one, _HEAD, "input", pair.anchor.site, tuple(few), rounding, limit)
+    for transform in transforms.orders(few.reference.shape):
+        yield transforms.hypothesis(transform, _HEAD, "input", pair.anchor.site, tuple(few), rounding, limit)
+    for transform in transforms.affine(*few):
+        if rounding or transform.kind == "offset":
+            yield transforms.hypothesis(transform, _HEAD, "input", pair.anchor.site, tuple(few), rounding, limit)
     grid = transforms.grid_of(few.candidate) if rounding else ""
     if grid and grid != transforms.grid_of(few.reference):
-        one = transforms.Transform(
+        transform = transforms.Transform(
             "precision",
             f"{grid}",
             f"in {grid}'s precision, the reference's is not",
             lambda v: transforms.on_grid(v, grid),
         )
-        yield transforms.hypothesis(one, _HEAD, "input", pair.anchor.site, tuple(few), rounding, limit)
+        yield transforms.hypothesis(transform, _HEAD, "input", pair.anchor.site, tuple(few), rounding, limit)
 
 
 def _orders(scene: Scene, sides: Both[np.ndarray], rounding: float, limit: float) -> Iterator[Hypothesis]:
-    """The same samples in another order, or those of steps around this one."""
+    """Yield hypotheses on the same samples in another order, or on samples of steps around this one."""
     if sides.reference.ndim < 1 or len(sides.reference) < 2:
         return
     order = transforms.row_order(*sides)
     if order is not None and sides.reference[0].size > 1:
-        one = transforms.Transform(
+        transform = transforms.Transform(
             "permuted",
             "another order of the samples",
             f"the same samples {transforms.order_text(order)}",
@@ -57,22 +57,22 @@ def _orders(scene: Scene, sides: Both[np.ndarray], rounding: float, limit: float
             free=len(order),
         )
         site = scene.diff.pair.anchor.site
-        yield transforms.hypothesis(one, _HEAD, "input", site, tuple(sides), rounding, limit)
+        yield transforms.hypothesis(transform, _HEAD, "input", site, tuple(sides), rounding, limit)
     else:
         yield from _of_other_steps(scene, sides, rounding, limit)
 
 
 def _of_other_steps(scene: Scene, sides: Both[np.ndarray], rounding: float, limit: float) -> Iterator[Hypothesis]:
-    """Samples that the reference has in steps around this one."""
+    """Yield the hypothesis that all samples come from the reference's steps around this one."""
     pair = scene.diff.pair
     anchor = pair.anchor
     near = sorted(scene.numbers, key=lambda n: abs(n - scene.number))[: 2 * _AROUND]
     rows, origins = [], []
     for number in near:
-        for (layer, slot, call), other in scene.pairs(number, "input").items():
-            if (layer, slot) != (anchor.layer, anchor.slot) or other is pair:
+        for (layer, slot, call), batch in scene.pairs(number, "input").items():
+            if (layer, slot) != (anchor.layer, anchor.slot) or batch is pair:
                 continue
-            values = whole_of(other)
+            values = whole_of(batch)
             if values is not None and values.reference.shape[1:] == sides.reference.shape[1:]:
                 rows.append(values.reference)
                 origins += [(number, call)] * len(values.reference)

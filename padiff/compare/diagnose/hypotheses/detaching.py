@@ -1,4 +1,4 @@
-"""Gradients that one side does not have: a call in its code cuts them off, or no term of its loss gives them."""
+"""Causes of gradients that one side lacks: a call of detach, or a missing term of the loss."""
 
 from __future__ import annotations
 
@@ -10,44 +10,45 @@ from padiff.records import LOOP, SIDES, Both, Cause, Diff, Record, TracedCall
 
 
 def causes(scene: Scene) -> Iterator[Cause]:
-    """Of a first diff in gradients: what the records and the code say of gradients that only one side has."""
+    """Yield causes of a first diff in gradients that only one side has, from records and traced calls."""
     yield from _unreached(scene)
     yield from _detached(scene)
 
 
 def _unreached(scene: Scene) -> Iterator[Cause]:
-    """A layer that gave the same on both sides, and that a gradient comes back to on one side only."""
-    there: dict[str, list[Diff]] = {}
+    """Yield the cause of the first layer whose outputs agree and that has gradients on one side only."""
+    by_stage: dict[str, list[Diff]] = {}
     for diff in scene.step:
         if diff.pair.anchor.layer != LOOP:
-            there.setdefault(diff.pair.stage, []).append(diff)
-    for side, other in (SIDES.swapped(), SIDES):
+            by_stage.setdefault(diff.pair.stage, []).append(diff)
+    for side, other_side in (SIDES.swapped(), SIDES):
         lacking = [
-            {d.pair.anchor.layer for d in there.get(stage, ()) if getattr(d.pair, side) is None}
+            {d.pair.anchor.layer for d in by_stage.get(stage, ()) if getattr(d.pair, side) is None}
             for stage in ("backward", "grad")
         ]
-        some = {d.pair.anchor.layer for d in there.get("grad", ()) if d.pair.complete}
-        agreeing = _all_agree(there.get("forward", ()))
+        with_gradients = {d.pair.anchor.layer for d in by_stage.get("grad", ()) if d.pair.complete}
+        agreeing = _all_agree(by_stage.get("forward", ()))
         names = {layers.reference.path: layers.candidate.path for layers in scene.alignment.pairs}
-        for layer in sorted((lacking[0] & lacking[1] & agreeing) - some):
-            own = layer if side == "reference" else names.get(layer, layer)
+        for layer in sorted((lacking[0] & lacking[1] & agreeing) - with_gradients):
+            name = layer if side == "reference" else names.get(layer, layer)
             text = (
-                f"no gradient comes back to `{own}` on the {side}, and one does on the {other}, though it gives the "
-                "same: a term of the loss is missing that is of what it gives, or it is detached"
+                f"no gradient comes back to `{name}` on the {side}, and one does on the {other_side}, though it "
+                "gives the same: a term of the loss is missing that is of what it gives, or it is detached"
             )
             yield Cause("loss_term_missing", text)
             return
 
 
 def _all_agree(diffs: Sequence[Diff]) -> set[str]:
-    """The layers whose outputs are all there on both sides, and pass."""
-    found = {diff.pair.anchor.layer for diff in diffs}
-    return found - {diff.pair.anchor.layer for diff in diffs if not (diff.pair.complete and diff.passed)}
+    """Return the layers whose outputs exist on both sides and all pass."""
+    layers = {diff.pair.anchor.layer for diff in diffs}
+    return layers - {diff.pair.anchor.layer for diff in diffs if not (diff.pair.complete and diff.passed)}
 
 
 def _detached(scene: Scene) -> Iterator[Cause]:
-    """Of a first diff in gradients: that one side's code detaches a tensor that is computed from what differs, and the
-    other side's detaches none. It changes that gradient; that nothing else does is not computed.
+    """Yield the cause that only one side's code detaches a tensor computed from the tensor of the first diff.
+
+    The detached tensor changes this gradient; other reasons for the diff are not excluded.
     """
     steps, records = scene.sides(scene.number), Both(scene.diff.pair.reference, scene.diff.pair.candidate)
     if steps is None or scene.diff.pair.anchor.layer == LOOP or not all(step.trace.functions for step in steps):
@@ -57,15 +58,15 @@ def _detached(scene: Scene) -> Iterator[Cause]:
     cuts = graphs.map(_cuts)
     if bool(cuts.reference) == bool(cuts.candidate):
         return
-    side, other = SIDES if cuts.reference else SIDES.swapped()
+    side, other_side = SIDES if cuts.reference else SIDES.swapped()
     graph, record = getattr(graphs, side), getattr(records, side)
-    # What goes back through a tensor whose gradient agrees is not cut off there.
+    # A tensor whose gradient agrees is not cut off.
     agreeing = {graph.tensor_of(getattr(d.pair, side)) for d in scene.diffs("backward") if d.passed and d.pair.complete}
     for call in getattr(cuts, side):
         if record is not None and _comes_from(graph, call, record, agreeing):
             text = (
-                f"detach() in `{call.layer}` of the {side} cuts gradients off that the {other}'s have: none goes back "
-                f"through it to `{record.layer}`"
+                f"detach() in `{call.layer}` of the {side} cuts gradients off that the {other_side}'s have: none goes "
+                f"back through it to `{record.layer}`"
             )
             fix = f"take detach() out of `{call.layer}`" if side == "candidate" else ""
             yield Cause("detached", text, False, "", fix)
@@ -73,25 +74,28 @@ def _detached(scene: Scene) -> Iterator[Cause]:
 
 
 def _cuts(graph: Graph) -> list[TracedCall]:
-    """The calls that detach what the model's output is computed from; what is only kept to look at is no part of it."""
-    found = [call for call in graph.trace.calls if call.function == "detach"]
+    """Return the calls of detach whose result the model's output depends on; calls for logging alone are left out."""
+    detaches = [call for call in graph.trace.calls if call.function == "detach"]
     outermost = next((call for call in reversed(graph.trace.calls) if not call.function), None)
-    if not found or outermost is None:
+    if not detaches or outermost is None:
         return []
     used: set[int] = set()
     for operand in outermost.outputs:
-        used |= {given.tensor for call in graph.back(operand.tensor, lambda _: False) for given in call.inputs}
-    return [call for call in found if any(operand.tensor in used for operand in call.outputs)]
+        used |= {source.tensor for call in graph.back(operand.tensor, lambda _: False) for source in call.inputs}
+    return [call for call in detaches if any(operand.tensor in used for operand in call.outputs)]
 
 
 def _comes_from(graph: Graph, cut: TracedCall, record: Record, agreeing: Collection[int | None]) -> bool:
-    """Whether what is detached is computed from a layer's output, or with a parameter, by way of no tensor of some."""
-    starts = {given.tensor for given in cut.inputs}
+    """Return True if a detached tensor depends on the output or parameter of a record.
+
+    Paths through the tensors in ``agreeing`` do not count.
+    """
+    starts = {operand.tensor for operand in cut.inputs}
     before = [call for tensor in starts for call in graph.back(tensor, lambda at: at in agreeing)]
     if record.stage == "backward":
-        there = starts | {given.tensor for call in before for given in call.inputs}
-        return graph.tensor_of(record) in there
-    # Of a layer of the framework the output's gradient would differ before. That a parameter was turned (`w.T`) is not
-    # always heard, so another one of the layer whose own code it is will do.
-    own = f"{record.layer}/" if cut.layer == record.layer else f"{record.layer}/{record.slot}"
-    return any(name.startswith(own) for call in (cut, *before) for name in call.parameters)
+        tensors = starts | {operand.tensor for call in before for operand in call.inputs}
+        return graph.tensor_of(record) in tensors
+    # For a layer of the framework the output's gradient would differ earlier. A transposed parameter (`w.T`) is not
+    # always traced, so any parameter of the layer with the detach counts.
+    prefix = f"{record.layer}/" if cut.layer == record.layer else f"{record.layer}/{record.slot}"
+    return any(name.startswith(prefix) for call in (cut, *before) for name in call.parameters)

@@ -1,4 +1,4 @@
-"""By what each side's loop divides its loss before backward, read from the gradient that comes back to its input."""
+"""The divisor of each side's loss before backward, from the recorded gradient of the loss's input."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from padiff.compare.measure.losses import RecordedLoss, loss_of, loss_settings, 
 from padiff.errors import PadiffError
 from padiff.records import Both, Record, RunInfo, Step, settings_at
 
-# Roles of what a loss is derived by.
+# Roles of the inputs of a loss that have gradients.
 _DERIVED = ("logits", "probabilities", "log_probabilities", "prediction")
-# The step of a central difference in float64, relative to the largest input, and how near a division has to come.
+# The step of a central difference in float64, relative to the largest input, and the tolerance of a divisor.
 _STEP, _NEAR = 1e-4, 1e-3
 
 
 def divisors(scene: Scene) -> Both[float] | None:
-    """What each loss is divided by; `None` where the first diff is not the gradient of what a loss is made of, or that
-    can't be computed.
+    """Return the divisor of each side's loss.
+
+    `None` unless the first diff is the gradient of an input of a loss that this module can compute.
     """
     pair, sides = scene.diff.pair, scene.sides(scene.number)
     if pair.stage != "backward" or not pair.complete or sides is None:
@@ -25,19 +26,19 @@ def divisors(scene: Scene) -> Both[float] | None:
     assert pair.reference is not None and pair.candidate is not None
     infos = scene.runs.map(lambda run: run.info)
     try:
-        found = Both(
+        quotients = Both(
             _divisor(pair.reference, sides.reference, infos.reference),
             _divisor(pair.candidate, sides.candidate, infos.candidate),
         )
     except (PadiffError, FloatingPointError):
         return None
-    if found.reference is None or found.candidate is None:
+    if quotients.reference is None or quotients.candidate is None:
         return None
-    return Both(found.reference, found.candidate)
+    return Both(quotients.reference, quotients.candidate)
 
 
 def _divisor(gradient: Record, step: Step, info: RunInfo) -> float | None:
-    """The loss's own gradient, computed, over the recorded one."""
+    """Return the computed gradient of the loss divided by the recorded one; `None` if not computable."""
     out = next((r for r in step.records if r.stage == "forward" and _place(r) == _place(gradient)), None)
     if out is None or out.source.sketched or gradient.source.sketched:
         return None
@@ -47,9 +48,9 @@ def _divisor(gradient: Record, step: Step, info: RunInfo) -> float | None:
         if not role or loss.records[role].source.sketched:
             continue
         x, g = np.asarray(out.value, np.float64), np.asarray(gradient.value, np.float64) / step.loss_scale
-        known = loss_settings(settings, loss.function)
-        if len(known) == 1 and x.size == g.size and np.array_equal(x.ravel(), np.ravel(loss.records[role].value)):
-            return _ratio(loss, role, g.ravel(), known[0], info.framework)
+        calls = loss_settings(settings, loss.function)
+        if len(calls) == 1 and x.size == g.size and np.array_equal(x.ravel(), np.ravel(loss.records[role].value)):
+            return _ratio(loss, role, g.ravel(), calls[0], info.framework)
     return None
 
 
@@ -72,14 +73,14 @@ def _place(record: Record) -> tuple[str, str, int]:
 
 
 def division_text(count: int, found: Both[float] | None) -> str:
-    """By what the sides divide, where these are powers of the number of micro-batches; else empty."""
+    """Return text on the divisors of both sides if these are different powers of ``count``; else empty text."""
     if found is None:
         return ""
     powers = found.map(lambda divisor: next((k for k in range(4) if abs(divisor / count**k - 1) <= _NEAR), None))
     if None in (powers.reference, powers.candidate) or powers.reference == powers.candidate:
         return ""
-    said = powers.map(lambda power: _said(count, int(power or 0)))
-    return f"the reference divides {said.reference}, the candidate {said.candidate}"
+    texts = powers.map(lambda power: _said(count, int(power or 0)))
+    return f"the reference divides {texts.reference}, the candidate {texts.candidate}"
 
 
 def _said(count: int, power: int) -> str:

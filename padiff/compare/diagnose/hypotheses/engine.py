@@ -1,4 +1,4 @@
-"""Tries the hypotheses that apply to a first diff, and says which explains it."""
+"""Trials of all hypotheses that apply to a first diff, and the choice of the one that explains it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from padiff.compare.diagnose.hypotheses.proof import (
 from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.records import Cause
 
-#: A group of hypotheses: those that apply to a scene, the simplest first. A cause that is recorded as such needs no
-#: computing, and ends the search.
+#: A group of hypotheses: a function that yields those that apply to a scene, the simplest first. A cause that is
+#: recorded as such needs no computing, and ends the search.
 Group = Callable[[Scene], Iterable["Hypothesis | Cause"]]
 
 #: The groups that apply to a first diff, by its stage.
@@ -52,13 +52,13 @@ GROUPS: Mapping[str, tuple[Group, ...]] = {
     "grad": (clipping.hypotheses, gradients.hypotheses, detaching.causes),
     "update": (optimizers.hypotheses,),
 }
-# Residuals of two that explain equally: one is not nearer than the other by more than chance.
+# Largest ratio of the residuals of two equal explanations: a difference by chance.
 _EQUAL = 1.5
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A hypothesis, and how well it explains what was recorded."""
+    """A hypothesis with its measurements against the record."""
 
     hypothesis: Hypothesis
     weight: Weight
@@ -77,17 +77,17 @@ class Tried:
 
     @property
     def cost(self) -> tuple[int, int]:
-        """How much it assumes."""
+        """Return the assumptions as numbers to sort by: the count of faults, then of numbers solved for."""
         return self.hypothesis.changes, self.hypothesis.free
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of all that was tried.
+    """The result of the trials.
 
     Attributes:
-        cause: what explains the first diff; `None` if nothing does.
-        excluded: what was tried and does not, by name.
+        cause: the cause of the first diff; `None` if no hypothesis explains it.
+        excluded: names of the hypotheses that were tried and do not explain it.
     """
 
     cause: Cause | None = None
@@ -98,21 +98,21 @@ def explain(scene: Scene) -> Finding:
     """Try all hypotheses that apply to a scene's first diff."""
     tried: list[Tried] = []
     recorded: Cause | None = None
-    # A hypothesis that is far off may divide by zero; that it explains nothing is all there is to it.
+    # A hypothesis that is far off may divide by zero; it then explains nothing, and needs no warning.
     with np.errstate(all="ignore"):
         for group in GROUPS.get(scene.stage, ()):
             try:
                 recorded = _tried(group(scene), tried)
             except Exception:
-                continue  # tensors that are no longer there explain nothing; the verdict stands whatever one meets
-            # Beside what is other in the code, how its outcome differs is no news.
-            if recorded is not None or any(one.hypothesis.code and one.explains for one in tried):
+                continue  # e.g. tensors were deleted; an error in a group never changes the verdict
+            # After a difference in the code explains the diff, a description of its effect adds nothing.
+            if recorded is not None or any(trial.hypothesis.code and trial.explains for trial in tried):
                 break
     return _finding(tried, recorded)
 
 
 def explained(hypotheses: Iterable[Hypothesis]) -> Finding:
-    """Try some hypotheses, whatever applies to a scene."""
+    """Try the given hypotheses, instead of the groups of a scene."""
     tried: list[Tried] = []
     with np.errstate(all="ignore"):
         recorded = _tried(hypotheses, tried)
@@ -120,56 +120,60 @@ def explained(hypotheses: Iterable[Hypothesis]) -> Finding:
 
 
 def _tried(hypotheses: Iterable[Hypothesis | Cause], tried: list[Tried]) -> Cause | None:
-    """Try some hypotheses one after the other; a cause that is recorded as such ends it."""
-    for one in hypotheses:
-        if isinstance(one, Cause):
-            return one
-        # What assumes more is not looked at once something simpler explains it.
-        if any(known.explains and known.cost[0] < one.changes for known in tried):
+    """Append a trial of each hypothesis to ``tried``; return a recorded cause as soon as one comes, else `None`."""
+    for hypothesis in hypotheses:
+        if isinstance(hypothesis, Cause):
+            return hypothesis
+        # Hypotheses that assume more faults are not tried once a simpler one explains the diff.
+        if any(trial.explains and trial.cost[0] < hypothesis.changes for trial in tried):
             return None
-        tried.append(Tried(one, weigh(one.predict())))
+        tried.append(Tried(hypothesis, weigh(hypothesis.predict())))
     return None
 
 
 def _finding(tried: Sequence[Tried], recorded: Cause | None = None) -> Finding:
-    """What came of what was tried; else what is recorded as such."""
-    # A simpler one that explains as much stands before one that tells more.
-    best = _best([one for one in tried if one.explains])
+    """Return the cause that the trials show; else the recorded cause."""
+    # Explanations come before likely causes, so that a simpler one is not hidden by a more detailed likely one.
+    best = _best([trial for trial in tried if trial.explains])
     if not best and recorded is None:
-        best = _best([one for one in tried if one.likely])
-    names = [one.hypothesis.name for one in tried if one not in best and one.hypothesis.changes == 1]
-    excluded = tuple(dict.fromkeys(name for name in names if name not in {one.hypothesis.name for one in best}))
+        best = _best([trial for trial in tried if trial.likely])
+    names = [trial.hypothesis.name for trial in tried if trial not in best and trial.hypothesis.changes == 1]
+    excluded = tuple(dict.fromkeys(name for name in names if name not in {trial.hypothesis.name for trial in best}))
     if not best:
         return Finding(None if recorded is None else replace(recorded, excluded=excluded), excluded)
     first, *others = best
-    # Of two that explain it equally, neither is proven.
+    # If two explain the diff equally, neither is proven.
     proven = first.proven and not others
-    text = "; or, which explains it as well: ".join(one.hypothesis.sentence for one in best)
+    text = "; or, which explains it as well: ".join(trial.hypothesis.sentence for trial in best)
     shown = evidence(first.weight, first.hypothesis)
     cause = Cause(first.hypothesis.kind, text, proven, shown, first.hypothesis.fix, () if proven else excluded)
     return Finding(cause, excluded)
 
 
-def _best(some: Sequence[Tried]) -> list[Tried]:
-    """Those that explain most, of these those that assume least."""
-    if not some:
+def _best(trials: Sequence[Tried]) -> list[Tried]:
+    """Return at most three trials with the smallest residuals, and of these the ones that assume least."""
+    if not trials:
         return []
-    least = min(max(one.weight.residual, NEAR if one.explains else 0.0) for one in some)
-    nearest = [one for one in some if max(one.weight.residual, NEAR if one.explains else 0.0) <= _EQUAL * least]
-    cost = min(one.cost for one in nearest)
-    found = [one for one in nearest if one.cost[0] == cost[0]]
-    found = [one for one in found if one.hypothesis.code] or found
-    # That something is scaled is no cause beside one that says by what, with less solved for.
-    said = [one for one in found if one.hypothesis.telling]
-    found = [one for one in found if one in said or all(one.cost <= other.cost for other in said)]
-    kept: list[Tried] = []
-    for one in sorted(found, key=lambda one: one.cost):
-        # Of what says the same, or a part of it, the first is reported.
-        if not any(_says_as_much(known, one) for known in kept):
-            kept.append(one)
-    return kept[:3]
+    least = min(max(trial.weight.residual, NEAR if trial.explains else 0.0) for trial in trials)
+    nearest = [
+        trial for trial in trials if max(trial.weight.residual, NEAR if trial.explains else 0.0) <= _EQUAL * least
+    ]
+    cost = min(trial.cost for trial in nearest)
+    candidates = [trial for trial in nearest if trial.cost[0] == cost[0]]
+    candidates = [trial for trial in candidates if trial.hypothesis.code] or candidates
+    # A bare scale is dropped beside a cause that names the reason with fewer numbers solved for.
+    telling = [trial for trial in candidates if trial.hypothesis.telling]
+    candidates = [
+        trial for trial in candidates if trial in telling or all(trial.cost <= rival.cost for rival in telling)
+    ]
+    distinct: list[Tried] = []
+    for trial in sorted(candidates, key=lambda trial: trial.cost):
+        # Of trials whose kinds are equal or contained in each other, the first is reported.
+        if not any(_says_as_much(better, trial) for better in distinct):
+            distinct.append(trial)
+    return distinct[:3]
 
 
-def _says_as_much(known: Tried, other: Tried) -> bool:
-    parts = [{*one.hypothesis.kind.split("+")} for one in (known, other)]
+def _says_as_much(first: Tried, second: Tried) -> bool:
+    parts = [{*trial.hypothesis.kind.split("+")} for trial in (first, second)]
     return parts[0] >= parts[1] or parts[1] >= parts[0]

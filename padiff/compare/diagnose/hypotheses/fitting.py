@@ -1,4 +1,4 @@
-"""Solving for the settings with which a rule makes the updates that were recorded."""
+"""Least-squares solver for the settings of an optimizer rule that reproduce the recorded updates."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from padiff.compare.diagnose.hypotheses.proof import NEAR
 from padiff.compare.diagnose.hypotheses.rules import History, Rule, side_by_side, updates
 
-# Rounds of the search, and by how much it has to come nearer for another.
+# Most rounds of the search, and the factor that the error has to fall by for another round.
 _ROUNDS, _BETTER = 14, 0.999
-# A setting that changes no update by more than this share of the noise, while it changes by itself, does not show.
+# A setting that changes the updates by less than this share of the noise, for a change of one, is not solved for.
 _SHOWS = 1e-2
-# What is solved for where it is small, or close to one, is solved for on a scale where that is no matter.
+# Small settings, and settings close to one, are solved for on a logarithmic scale.
 _SMALLEST = 1e-16
 _LOGARITHMS = frozenset({"eps", "initial"})
 _NEAREST = 1e-6
@@ -25,14 +25,14 @@ _CLOSE_TO_ONE = frozenset({"beta1", "beta2", "alpha"})
 
 @dataclass(frozen=True)
 class Fit:
-    """A rule with settings, and how near to what was recorded it comes.
+    """A rule with settings, and its error against the recorded updates.
 
     Attributes:
         rule: the rule.
-        settings: its settings; ``rate`` is a factor of the recorded learning rates.
-        residual: what it is off by, as a multiple of the rounding noise (root of the mean square).
+        settings: the rule's settings; ``rate`` is a factor of the recorded learning rates.
+        residual: error of the updates, as a multiple of the rounding noise (root of the mean square).
         solved: names of the settings that were solved for.
-        tried: how many values were looked through.
+        tried: count of values that were tried.
     """
 
     rule: Rule
@@ -43,19 +43,19 @@ class Fit:
 
     @property
     def explains(self) -> bool:
-        """Whether nothing but rounding is left."""
+        """Return True if only rounding is left."""
         return self.residual <= NEAR
 
 
 def residual_of(rule: Rule, settings: Mapping[str, float], history: History, noise: np.ndarray) -> float:
-    """What a rule's updates are off by, as a multiple of the noise; infinite where they are no numbers."""
+    """Return the error of a rule's updates as a multiple of the noise; infinite if an update is not finite."""
     return _size(_errors(rule, settings, history, noise))
 
 
 def residuals_of(
     rule: Rule, several: Sequence[Mapping[str, float]], history: History, noise: np.ndarray
 ) -> list[float]:
-    """`residual_of` for each of several settings of equal forms, worked out together: much faster than one by one."""
+    """Return `residual_of` for several settings of equal forms, computed together: much faster than one by one."""
     with np.errstate(all="ignore"):
         sizes = np.sqrt(np.mean(np.square(_errors(rule, side_by_side(rule, several), history, noise)), axis=1))
     return [size if math.isfinite(size) else math.inf for size in sizes.tolist()]
@@ -64,7 +64,7 @@ def residuals_of(
 def fit(
     rule: Rule, start: Mapping[str, float], free: Sequence[str], history: History, noise: np.ndarray, tried: int = 1
 ) -> Fit:
-    """Solve for some settings by least squares, from given ones on (Levenberg and Marquardt's way)."""
+    """Solve for the settings named in ``free`` by least squares (Levenberg-Marquardt), from ``start`` on."""
     settings = dict(start)
     errors = _errors(rule, settings, history, noise)
     best, damping = _size(errors), 1e-3
@@ -77,7 +77,7 @@ def fit(
         if not np.isfinite(slopes).all():
             break
         shows = np.sqrt(np.mean(np.square(slopes), axis=0)) > _SHOWS
-        free, slopes = [name for name, one in zip(free, shows) if one], slopes[:, shows]
+        free, slopes = [name for name, visible in zip(free, shows) if visible], slopes[:, shows]
         if not free:
             break
         square, pull = slopes.T @ slopes, slopes.T @ errors
@@ -86,10 +86,10 @@ def fit(
             raised = square + damping * np.diag(np.diag(square) + 1e-300)
             change = np.linalg.lstsq(raised, -pull, rcond=None)[0]
             moved = {**settings, **{name: _moved(name, settings[name], by) for name, by in zip(free, change)}}
-            there = _errors(rule, moved, history, noise)
-            size = _size(there)
+            moved_errors = _errors(rule, moved, history, noise)
+            size = _size(moved_errors)
             if size < best:
-                settings, errors, best, damping = moved, there, size, damping / 10
+                settings, errors, best, damping = moved, moved_errors, size, damping / 10
                 break
             damping *= 10
         if best > before * _BETTER:
@@ -98,7 +98,7 @@ def fit(
 
 
 def _errors(rule: Rule, settings: Mapping[str, Any], history: History, noise: np.ndarray) -> np.ndarray:
-    """In a row; in a row for each of settings that are side by side."""
+    """Return the errors of all updates in a row; for settings from `side_by_side`, a row for each of the settings."""
     with np.errstate(all="ignore"):
         errors = np.asarray((updates(rule, history, settings) - history.updates) / noise)
         return errors.reshape(*errors.shape[:-2], -1)
@@ -124,19 +124,19 @@ def _moved(name: str, value: float, by: float) -> float:
     return value + by
 
 
-def _rounded(found: Fit, history: History, noise: np.ndarray) -> Fit:
-    """The fit with values that a person would have written, as far as they explain as much."""
-    settings, best = dict(found.settings), found.residual
+def _rounded(solution: Fit, history: History, noise: np.ndarray) -> Fit:
+    """Return the fit with solved values replaced by round ones that a person would write, if those fit as well."""
+    settings, best = dict(solution.settings), solution.residual
     enough = max(NEAR, 1.5 * best)
-    for name in found.solved:
+    for name in solution.solved:
         for value in _round_values(name, settings[name]):
-            other = {**settings, name: value}
-            size = residual_of(found.rule, other, history, noise)
+            rounded = {**settings, name: value}
+            size = residual_of(solution.rule, rounded, history, noise)
             close = size <= 1.5 * best or size <= 1.0 or abs(value - settings[name]) <= 1e-5 * abs(value)
             if size <= enough and close:
-                settings, best = other, size
+                settings, best = rounded, size
                 break
-    return Fit(found.rule, settings, best, found.solved, found.tried)
+    return Fit(solution.rule, settings, best, solution.solved, solution.tried)
 
 
 def _round_values(name: str, value: float) -> Iterator[float]:

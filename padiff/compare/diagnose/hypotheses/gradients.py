@@ -1,4 +1,4 @@
-"""Hypotheses on gradients: what happens between the backward and the optimizer."""
+"""Hypotheses on changes of gradients between the backward and the optimizer."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from padiff.compare.diagnose.hypotheses.step_gradients import (
 )
 from padiff.records import SIDES, Cause
 
-# Steps before this one that a stale gradient may come from.
+# Most steps before this one that a stale gradient may come from.
 _BEFORE = 4
-# Two tensors' ratios to the reference's are one, to this share.
+# Largest relative difference of two tensors' ratios to the reference that count as equal.
 _SAME_RATIO = 1e-4
 
 
 def backward_hypotheses(scene: Scene) -> Iterator[Hypothesis | Cause]:
-    """Of a first diff in the gradients of outputs, or in the loss."""
+    """Yield hypotheses on a first diff in the gradients of outputs, or in the loss."""
     gradients = gradients_of(scene, "backward")
     yield from _calls(scene)
     if gradients.tensors:
@@ -37,20 +37,24 @@ def backward_hypotheses(scene: Scene) -> Iterator[Hypothesis | Cause]:
 
 
 def hypotheses(scene: Scene) -> Iterator[Hypothesis | Cause]:
-    """Of a first diff in the gradients that an optimizer got, the simplest first."""
+    """Yield hypotheses on a first diff in the gradients that an optimizer received, the simplest first."""
     yield from _calls(scene)
     gradients = gradients_of(scene)
     if not gradients.tensors:
         return
-    for one in _ratios(scene, gradients, "gradients"):
-        yield replace(one, sentence=one.sentence + _departing(scene)) if one.changes == 1 else one
+    for hypothesis in _ratios(scene, gradients, "gradients"):
+        yield (
+            replace(hypothesis, sentence=hypothesis.sentence + _departing(scene))
+            if hypothesis.changes == 1
+            else hypothesis
+        )
     yield from _stale(scene, gradients)
     yield from _missing_calls(scene)
     yield from _decayed(scene, gradients)
 
 
 def _calls(scene: Scene) -> Iterator[Cause]:
-    """That one side has fewer micro-batches in its step."""
+    """Yield the cause that one side has fewer micro-batches in the step."""
     sides = scene.sides(scene.number)
     if sides is None:
         return
@@ -68,58 +72,62 @@ def _calls(scene: Scene) -> Iterator[Cause]:
 
 
 def _ratios(scene: Scene, gradients: Gradients, what: str) -> Iterator[Hypothesis]:
-    """One ratio of all gradients, or of those that are diffs."""
+    """Yield hypotheses on a single ratio of all gradients, or of the gradients that did not pass."""
     facts, counts = ratios.facts(scene), ratios.counts(scene)
     near = max(ratios.NEAR, rounding_of(scene.diff.pair))
     yield from ratios.ratio_hypotheses(gradients.tensors, what, "gradient_scale", facts, counts, near)
     wrong = gradients.wrong
-    # That explains all that is a diff, or a part of it only.
+    # The first explains all diffs, the second only some.
     for tensors, changes in ((wrong, 2), (_with_one_ratio(wrong or gradients.tensors), 3)):
-        # Of a few gradients no number of the run is the ratio.
-        for one in ratios.ratio_hypotheses(tensors, f"{what}{gradients.named(tensors)}", "gradient_scale", ()):
-            yield replace(one, kind="gradient_scale", changes=changes, telling=False)
+        # A ratio of only a few gradients is never a number of the run.
+        for hypothesis in ratios.ratio_hypotheses(tensors, f"{what}{gradients.named(tensors)}", "gradient_scale", ()):
+            yield replace(hypothesis, kind="gradient_scale", changes=changes, telling=False)
 
 
 def _with_one_ratio(tensors: Sequence[Prediction]) -> list[Prediction]:
-    """Those that have the ratio of the one that is furthest off."""
-    apart = [one for one in tensors if ratios.ratio_of([one]) is not None]
-    if not apart:
+    """Return the gradients with the same ratio to the reference as the one with the largest error."""
+    measured = [tensor for tensor in tensors if ratios.ratio_of([tensor]) is not None]
+    if not measured:
         return []
-    last = max(apart, key=lambda one: float(np.mean(np.square((one.actual - one.without) / one.noise))))
+    last = max(measured, key=lambda tensor: float(np.mean(np.square((tensor.actual - tensor.without) / tensor.noise))))
     ratio = ratios.ratio_of([last])
     assert ratio is not None
-    same = [(one, ratios.ratio_of([one])) for one in apart]
-    return [one for one, own in same if own is not None and abs(own - ratio) <= _SAME_RATIO * abs(ratio)]
+    same = [(tensor, ratios.ratio_of([tensor])) for tensor in measured]
+    return [
+        tensor
+        for tensor, tensor_ratio in same
+        if tensor_ratio is not None and abs(tensor_ratio - ratio) <= _SAME_RATIO * abs(ratio)
+    ]
 
 
 def _departing(scene: Scene) -> str:
-    """Which side's optimizer got something else than its backward gave; empty where that is not known."""
-    made = made_of(scene, scene.number)
-    if made.reference is None or made.candidate is None:
+    """Return text on the side whose optimizer received other gradients than its backward computed; empty if unknown."""
+    factors = made_of(scene, scene.number)
+    if factors.reference is None or factors.candidate is None:
         return ""
-    same = made.map(lambda ratio: ratio is not None and abs(ratio - 1) <= AT_MOST)
+    same = factors.map(lambda ratio: ratio is not None and abs(ratio - 1) <= AT_MOST)
     if same.reference == same.candidate:
         return ""
-    side, ratio = ("candidate", made.candidate) if same.reference else ("reference", made.reference)
+    side, ratio = ("candidate", factors.candidate) if same.reference else ("reference", factors.reference)
     return f"; the {side}'s are {ratio:.5g} times what its backward gave, the other side's are what it gave"
 
 
 def _stale(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
-    """Gradients of a step before that are still there, or stand in this one's place."""
+    """Yield hypotheses that gradients of an earlier step were added to this step's, or replaced them."""
     for number in [n for n in reversed(scene.numbers) if n < scene.number][:_BEFORE]:
         before, now = scene.pairs(number, "grad"), scene.pairs(scene.number, "grad")
         old: list[np.ndarray | None] = []
-        for place, one in zip(gradients.places, gradients.tensors):
+        for place, tensor in zip(gradients.places, gradients.tensors):
             values = like(before[place], now[place], LOOKED_AT) if place in before and place in now else None
-            fits = values is not None and values.candidate.shape == one.actual.shape
+            fits = values is not None and values.candidate.shape == tensor.actual.shape
             old.append(values.candidate if values is not None and fits else None)
         if all(values is None for values in old):
             continue
 
-        def with_old(kept: float, old: Sequence[np.ndarray | None] = old) -> Iterator[Prediction]:
-            for one, values in zip(gradients.tensors, old):
+        def with_old(factor: float, old: Sequence[np.ndarray | None] = old) -> Iterator[Prediction]:
+            for tensor, values in zip(gradients.tensors, old):
                 if values is not None:
-                    yield replace(one, predicted=kept * one.without + values)
+                    yield replace(tensor, predicted=factor * tensor.without + values)
 
         yield Hypothesis(
             "stale_gradient",
@@ -144,21 +152,21 @@ def _stale(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
 def _mixtures(
     scene: Scene, gradients: Gradients, old: Sequence[np.ndarray | None], number: int
 ) -> Iterator[Hypothesis]:
-    """Those of a step before are in the sum, which was clipped or scaled: as a whole, or each tensor by itself."""
-    rows = [(one, values) for one, values in zip(gradients.tensors, old) if values is not None]
-    whole = _shares(rows)
+    """Yield hypotheses that the sum with an earlier step's gradients was clipped or scaled, as a whole or by tensor."""
+    rows = [(tensor, values) for tensor, values in zip(gradients.tensors, old) if values is not None]
+    common = _shares(rows)
     each = [_shares([row]) for row in rows]
-    for parts, free, changes in (([whole] * len(rows), 2, 2), (each, 2 * len(rows), 3)):
-        known = [part for part in parts if part is not None]
-        if len(known) < len(rows) or abs(known[0][1]) < _SAME_RATIO:
+    for parts, free, changes in (([common] * len(rows), 2, 2), (each, 2 * len(rows), 3)):
+        factors = [part for part in parts if part is not None]
+        if len(factors) < len(rows) or abs(factors[0][1]) < _SAME_RATIO:
             continue
-        shares = f" ({known[0][0]:.4g} and {known[0][1]:.4g} times)" if changes == 2 else ""
+        shares = f" ({factors[0][0]:.4g} and {factors[0][1]:.4g} times)" if changes == 2 else ""
         yield Hypothesis(
             "stale_gradient",
             f"a share of the gradients of step {number}",
             f"the candidate's gradients are made of this step's and of those of step {number}{shares}: they were not "
             "zeroed after it, and are clipped or scaled besides",
-            partial(_mixed, rows, known),
+            partial(_mixed, rows, factors),
             "gradients",
             free=free,
             tried=_BEFORE,
@@ -171,20 +179,20 @@ _Rows = Sequence[tuple[Prediction, np.ndarray]]
 
 
 def _shares(rows: _Rows) -> tuple[float, float] | None:
-    """How much of this step's gradients, and of those of a step before, make the candidate's."""
-    columns = [np.stack([one.without, values], axis=1) / np.asarray(one.noise) for one, values in rows]
-    target = [one.actual / one.noise for one, _ in rows]
-    found = np.linalg.lstsq(np.concatenate(columns), np.concatenate(target), rcond=None)[0]
-    return (float(found[0]), float(found[1])) if np.isfinite(found).all() else None
+    """Return the factors of this and an earlier step's gradients whose sum fits the candidate; `None` if not finite."""
+    columns = [np.stack([tensor.without, values], axis=1) / np.asarray(tensor.noise) for tensor, values in rows]
+    target = [tensor.actual / tensor.noise for tensor, _ in rows]
+    factors = np.linalg.lstsq(np.concatenate(columns), np.concatenate(target), rcond=None)[0]
+    return (float(factors[0]), float(factors[1])) if np.isfinite(factors).all() else None
 
 
 def _mixed(rows: _Rows, parts: Sequence[tuple[float, float]]) -> Iterator[Prediction]:
-    for (one, values), (now, before) in zip(rows, parts):
-        yield replace(one, predicted=now * one.without + before * values)
+    for (tensor, values), (now, before) in zip(rows, parts):
+        yield replace(tensor, predicted=now * tensor.without + before * values)
 
 
 def _missing_calls(scene: Scene) -> Iterator[Hypothesis]:
-    """That some micro-batches' gradients are not in the sum, as biases show."""
+    """Yield the hypothesis that gradients of some micro-batches are missing from the sum, from gradients of biases."""
     rows = bias_sums(scene, scene.number)
     calls = {len(side) for _, sums in rows for side in sums}
     if len(calls) != 1 or calls == {1}:
@@ -192,11 +200,11 @@ def _missing_calls(scene: Scene) -> Iterator[Hypothesis]:
     (count,) = calls
     level = noise_level(scene)
     got = [(pair, whole_of(pair), sums) for pair, sums in rows]
-    known = [(pair, whole, sums) for pair, whole, sums in got if whole is not None]
-    if not known:
+    gradients = [(pair, sides, sums) for pair, sides, sums in got if sides is not None]
+    if not gradients:
         return
-    columns = np.concatenate([np.stack(sums.candidate, axis=1) for _, _, sums in known])
-    target = np.concatenate([whole.candidate.ravel() for _, whole, _ in known])
+    columns = np.concatenate([np.stack(sums.candidate, axis=1) for _, _, sums in gradients])
+    target = np.concatenate([sides.candidate.ravel() for _, sides, _ in gradients])
     parts = np.linalg.lstsq(columns, target, rcond=None)[0]
     largest = float(np.max(np.abs(parts)))
     if not largest or len(target) <= count:
@@ -209,13 +217,13 @@ def _missing_calls(scene: Scene) -> Iterator[Hypothesis]:
     only = "only the last micro-batch is" if counted == str(count - 1) else f"only micro-batches {counted} are"
 
     def predict() -> Iterator[Prediction]:
-        for pair, whole, sums in known:
-            parts = [one for one, there in zip(sums.candidate, present) if there]
+        for pair, sides, sums in gradients:
+            parts = [part for part, is_present in zip(sums.candidate, present) if is_present]
             predicted = np.asarray(scale * np.sum(parts, axis=0))
-            size = float(np.sqrt(np.mean(np.square(whole.candidate)))) or 1.0
-            # Without: all of them, at the reference's scale.
-            without = whole.reference.ravel()
-            yield Prediction(pair.anchor.site, whole.candidate.ravel(), predicted, without, level * size)
+            size = float(np.sqrt(np.mean(np.square(sides.candidate)))) or 1.0
+            # Without a fault: all micro-batches, at the reference's scale.
+            without = sides.reference.ravel()
+            yield Prediction(pair.anchor.site, sides.candidate.ravel(), predicted, without, level * size)
 
     yield Hypothesis(
         "micro_batch_missing",
@@ -229,34 +237,36 @@ def _missing_calls(scene: Scene) -> Iterator[Hypothesis]:
 
 
 def _decayed(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
-    """That a multiple of the weights is in one side's gradients: decay as a part of the loss, or by hand."""
+    """Yield the hypothesis that a side's gradients contain a multiple of the weights (weight decay in the loss)."""
     weights, now = (scene.pairs(scene.number, stage) for stage in ("weight", "grad"))
     rows = []
-    for place, one in zip(gradients.places, gradients.tensors):
+    for place, tensor in zip(gradients.places, gradients.tensors):
         values = like(weights[place], now[place], LOOKED_AT) if place in weights and place in now else None
-        if values is not None and values.reference.shape == one.actual.shape:
-            rows.append((place, one, values.reference))
+        if values is not None and values.reference.shape == tensor.actual.shape:
+            rows.append((place, tensor, values.reference))
     for name, chosen in (("", rows), (" (matrices only)", [row for row in rows if len(_shape(scene, row[0])) > 1])):
-        square = sum(float(np.sum(np.square(w / one.noise))) for _, one, w in chosen)
+        square = sum(float(np.sum(np.square(w / tensor.noise))) for _, tensor, w in chosen)
         if not square:
             continue
-        product = sum(float(np.sum(w * (one.actual - one.without) / np.square(one.noise))) for _, one, w in chosen)
+        product = sum(
+            float(np.sum(w * (tensor.actual - tensor.without) / np.square(tensor.noise))) for _, tensor, w in chosen
+        )
         decay = product / square
         if abs(decay) < 1e-9:
             continue
-        side, other = SIDES if decay < 0 else SIDES.swapped()
+        side, other_side = SIDES if decay < 0 else SIDES.swapped()
 
         def predict(
             chosen: Sequence[tuple[Place, Prediction, np.ndarray]] = chosen, decay: float = decay
         ) -> Iterator[Prediction]:
-            for _, one, weight in chosen:
-                yield replace(one, predicted=one.without + decay * weight)
+            for _, tensor, weight in chosen:
+                yield replace(tensor, predicted=tensor.without + decay * weight)
 
         yield Hypothesis(
             "weight_decay_in_gradient",
             "weight decay in the gradient",
-            f"{abs(decay):.5g} times the weight is added to the {side}'s gradients{name}, and not to the {other}'s: "
-            "weight decay in the loss or by hand",
+            f"{abs(decay):.5g} times the weight is added to the {side}'s gradients{name}, and not to the "
+            f"{other_side}'s: weight decay in the loss or by hand",
             predict,
             "gradients",
             free=1,

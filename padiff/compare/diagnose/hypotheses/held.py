@@ -1,4 +1,4 @@
-"""Why a parameter has no gradient or update on one side: frozen, not reached by the backward, not held, not stepped."""
+"""Causes of a missing gradient or update: frozen, not reached by the backward, not in the optimizer, not stepped."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from padiff.compare.judge.absent import optimizer_steps, whole_stage_missing
 from padiff.model import equivalents
 from padiff.records import LOOP, SIDES, Cause, Pair, Parameter, Record, RunInfo, Step
 
-# Layers whose parameters get a gradient wherever their output does.
+# Kinds of layers whose parameters have a gradient whenever the output has one.
 _SIMPLE = frozenset({"linear", "conv", "norm", "embedding"})
 
 
 def causes(scene: Scene) -> Iterator[Cause]:
-    """Of a first diff that is a missing gradient or update: what the records say of it."""
+    """Yield the cause of a first diff that is a missing gradient or update, as the records show it."""
     pair = scene.diff.pair
     if pair.complete or pair.stage not in ("grad", "update") or pair.anchor.layer == LOOP:
         return
-    side, other = SIDES.swapped() if pair.candidate is None else SIDES
+    side, other_side = SIDES.swapped() if pair.candidate is None else SIDES
     sides = scene.sides(scene.number)
     if sides is None:
         return
-    own, others = getattr(sides, side), getattr(sides, other)
+    step, other_step = getattr(sides, side), getattr(sides, other_side)
     if whole_stage_missing(scene.diff, scene.step):
-        yield _skipped(scene, side, own)
+        yield _skipped(scene, side, step)
         return
     steps = optimizer_steps(scene.step)
-    if pair.anchor.call and getattr(steps, side) < getattr(steps, other):
-        yield _repeated(scene, side, other)
+    if pair.anchor.call and getattr(steps, side) < getattr(steps, other_side):
+        yield _repeated(scene, side, other_side)
         return
-    found = _owned(scene, pair, side)
-    if found is None:
+    owner = _owned(scene, pair, side)
+    if owner is None:
         return
-    layer, parameter = found
-    sites = [f"{record.layer}/{record.slot}" for record in own.records if record.stage == pair.stage]
-    name, found_at = f"{layer}/{parameter.slot}", (layer, parameter.slot)
+    layer, parameter = owner
+    sites = [f"{record.layer}/{record.slot}" for record in step.records if record.stage == pair.stage]
+    name, key = f"{layer}/{parameter.slot}", (layer, parameter.slot)
     if not parameter.trainable:
-        text = f"{name} is frozen on the {side} (it does not require a gradient), and trains on the {other}"
+        text = f"{name} is frozen on the {side} (it does not require a gradient), and trains on the {other_side}"
         fix = mending.training(getattr(scene.frameworks, side)) if side == "candidate" else ""
         yield Cause("frozen", text, True, "the run says so of the parameter", fix)
         return
@@ -49,11 +49,11 @@ def causes(scene: Scene) -> Iterator[Cause]:
         f"{name} requires a gradient on the {side}, and has none: its optimizer does not hold it, or what is computed "
         "with it does not reach the loss"
     )
-    back = [r for r in own.records if r.stage == "backward" and r.layer == layer]
-    ran = [r for r in own.records if r.stage == "forward" and r.layer == layer]
-    back_there = [r for r in others.records if r.stage == "backward" and r.layer == pair.anchor.layer]
+    back = [r for r in step.records if r.stage == "backward" and r.layer == layer]
+    ran = [r for r in step.records if r.stage == "forward" and r.layer == layer]
+    back_there = [r for r in other_step.records if r.stage == "backward" and r.layer == pair.anchor.layer]
     kind = _kind(getattr(scene.runs, side).info, layer)
-    if ran and not back and back_there and any(r.stage == "backward" for r in own.records):
+    if ran and not back and back_there and any(r.stage == "backward" for r in step.records):
         text = f"no gradient comes back to layer {layer} on the {side}: detached, or what it gives is not used"
         yield Cause("detached", text, True, "the other side's layer gets one in this step, and both ran")
     elif back and kind in _SIMPLE and any(_is_there(record) for record in back):
@@ -61,8 +61,8 @@ def causes(scene: Scene) -> Iterator[Cause]:
             f"the {side}'s optimizer does not hold {name}: its layer's output gets a gradient, so the parameter has "
             "one, and others are updated"
         )
-        weight = next((r for r in own.records if r.stage == "weight" and (r.layer, r.slot) == found_at), None)
-        # Of what is zero, outputs that agree do not show that it is used at all.
+        weight = next((r for r in step.records if r.stage == "weight" and (r.layer, r.slot) == key), None)
+        # For a weight of zeros, equal outputs do not show that the layer uses the weight.
         used = weight is not None and _is_there(weight)
         evidence = "gradients of the layer's output are recorded, the parameter requires one, and outputs agree with it"
         fix = mending.holding(getattr(scene.frameworks, side))
@@ -74,10 +74,10 @@ def causes(scene: Scene) -> Iterator[Cause]:
         yield Cause("no_gradient", unsaid)
 
 
-def _skipped(scene: Scene, side: str, own: Step) -> Cause:
-    """A step in which an optimizer did nothing at all."""
+def _skipped(scene: Scene, side: str, step: Step) -> Cause:
+    """Return the cause of a step in which an optimizer updated nothing."""
     text = f"the {side}'s optimizer did not step in this step, as it did in others"
-    back = [r for r in own.records if r.stage == "backward"]
+    back = [r for r in step.records if r.stage == "backward"]
     overflowed = [d for d in scene.step if d.figures is not None and d.figures.nonfinite + d.figures.overflowed]
     if not back or overflowed:
         return Cause("step_skipped", text)  # a scaler skips a step whose gradients overflowed
@@ -86,8 +86,8 @@ def _skipped(scene: Scene, side: str, own: Step) -> Cause:
 
 def _repeated(scene: Scene, side: str, other: str) -> Cause:
     steps = optimizer_steps(scene.step)
-    here, there = getattr(steps, side), getattr(steps, other)
-    text = f"the {other}'s optimizer stepped {_often(there)} in this step, the {side}'s {_often(here)}"
+    count, other_count = getattr(steps, side), getattr(steps, other)
+    text = f"the {other}'s optimizer stepped {_often(other_count)} in this step, the {side}'s {_often(count)}"
     return Cause("step_repeated", text, True, "each step's updates are recorded")
 
 
@@ -96,25 +96,26 @@ def _often(times: int) -> str:
 
 
 def is_frozen(scene: Scene, pair: Pair, side: str) -> bool:
-    """Whether the parameter of a side that has no record is one that does not train."""
-    found = _owned(scene, pair, side)
-    return found is not None and not found[1].trainable
+    """Return True if the parameter without a record on this side does not train."""
+    owner = _owned(scene, pair, side)
+    return owner is not None and not owner[1].trainable
 
 
 def _owned(scene: Scene, pair: Pair, side: str) -> tuple[str, Parameter] | None:
-    """The layer and parameter of the side that has no record."""
+    """Return the layer and parameter on the side that has no record; `None` if the alignment has none."""
     anchor = pair.anchor
-    other = "candidate" if side == "reference" else "reference"
+    other_side = "candidate" if side == "reference" else "reference"
     for parts in scene.alignment.parameters:
         if any(
-            (part.layer, part.slot) == (anchor.layer, anchor.slot.partition("[")[0]) for part in getattr(parts, other)
+            (part.layer, part.slot) == (anchor.layer, anchor.slot.partition("[")[0])
+            for part in getattr(parts, other_side)
         ):
             for part in getattr(parts, side):
                 for layer in getattr(scene.runs, side).info.layers:
                     if layer.path == part.layer:
-                        found = next((p for p in layer.parameters if p.slot == part.slot), None)
-                        if found is not None:
-                            return layer.path, found
+                        parameter = next((p for p in layer.parameters if p.slot == part.slot), None)
+                        if parameter is not None:
+                            return layer.path, parameter
     return None
 
 
@@ -124,7 +125,7 @@ def _kind(info: RunInfo, path: str) -> str:
 
 
 def _is_there(record: Record) -> bool:
-    """Whether a gradient is more than zeros."""
+    """Return True if a gradient has an element other than zero."""
     sketch = record.sketch
     if sketch is not None:
         return sketch.l2 > 0

@@ -1,4 +1,4 @@
-"""What a hypothesis is: a cause, and what the candidate would have recorded if it were true."""
+"""The classes of a hypothesis: a cause, and the tensors that the candidate would record if the cause were true."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A tensor of the candidate, as it would be if a hypothesis were true; all arrays have one shape, in float64.
+    """A tensor of the candidate under a hypothesis, beside the recorded one; all arrays are float64 of the same shape.
 
     Attributes:
-        site: whose tensor it is, as the reference calls it.
-        actual: what the candidate recorded.
-        predicted: what it would have recorded.
-        without: what it would have recorded if nothing were wrong: mostly the reference's tensor.
-        noise: what rounding makes of an element, in absolute size, or of each.
-        limit: the share of its norm that the policy lets the tensor be off by.
+        site: name of the tensor in the reference.
+        actual: the values that the candidate recorded.
+        predicted: the values that the candidate would have recorded if the hypothesis were true.
+        without: the values that the candidate would have recorded without any fault: mostly the reference's tensor.
+        noise: absolute rounding error of an element: one number, or one for each element.
+        limit: largest error that the policy passes, as a share of the tensor's norm.
     """
 
     site: str
@@ -32,21 +32,22 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A cause that can be computed.
+    """A possible cause of a diff, with a function that predicts its effect on recorded tensors.
 
     Attributes:
-        kind: its machine-readable name, which stays as it is.
-        name: what it is called in the list of what was excluded: a word or two.
+        kind: machine-readable name, which never changes between versions.
+        name: one or two words that name the cause in the list of excluded causes.
         sentence: the cause in words, without a full stop.
-        predict: what it predicts, a tensor at a time; the largest differences first, as the first wrong one ends it.
-        what: what the tensors are, in the plural.
-        free: how many numbers were solved for: so many of those that it explains are no evidence.
-        tried: how many values or forms were looked through for it.
-        changes: of how many things it says that they are wrong. What explains as much with fewer is reported.
-        fix: the line that mends it, in the candidate's framework.
-        telling: whether it is the cause if it is true; else it is one of several things that come to the same, and is
-            never called proven.
-        code: whether it says what in the code is other; beside it, what says only how its outcome differs is no news.
+        predict: yields a prediction per tensor, largest differences first, as the first wrong one ends the trial.
+        what: the kind of the predicted tensors, a plural noun.
+        free: count of numbers that were solved for; as many of the explained numbers are no evidence.
+        tried: count of values or forms that were searched to find this hypothesis.
+        changes: count of separate faults that the hypothesis assumes; of equal explanations, fewest faults win.
+        fix: the line of code that fixes the fault, in the candidate's framework.
+        telling: True if a true hypothesis is the cause; False if several causes have the same effect, so that the
+            hypothesis is never called proven.
+        code: True if the hypothesis names a difference in the code; a hypothesis that describes only the difference
+            of the outcome is then not reported beside it.
     """
 
     kind: str

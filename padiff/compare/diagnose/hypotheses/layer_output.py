@@ -1,4 +1,4 @@
-"""The output at which two runs part, and what is known of its layer."""
+"""The output at which two runs differ first, with the inputs, channels and parameters of its layer."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from padiff.compare.diagnose.hypotheses.scene import Scene, rounding_of, whole_o
 from padiff.model import equivalents
 from padiff.records import Diff
 
-# Outputs before this one that may be what went into it.
+# Count of earlier outputs that may be the layer's input.
 _BEFORE = 4
-# What two right implementations of a layer are off by: so many units of rounding, or so many times what the outputs
-# before are off by.
+# Largest difference of two correct implementations of a layer: a count of rounding units, or a multiple of the
+# difference of earlier outputs.
 _ROUNDINGS, _TIMES = 16.0, 2.0
-# Elements that are looked at: of larger tensors the first samples.
+# Most elements that are used: of larger tensors the first samples.
 _MOST = 400_000
 
 
 @dataclass(frozen=True)
 class Output:
-    """The output at which the runs part.
+    """The output at which the runs differ first.
 
     Attributes:
         reference, candidate: the tensors, or the first samples of them.
-        noise: what rounding makes of an element, as a share of the tensor's root mean square.
-        inputs: what may have gone into the layer: outputs before this one, the nearest first, in float64.
+        noise: rounding error of an element, as a share of the tensor's root mean square.
+        inputs: possible inputs of the layer, by site: earlier outputs of the candidate, the nearest first, in float64.
     """
 
     reference: np.ndarray
@@ -44,7 +44,7 @@ class Output:
 
 
 def output_of(scene: Scene) -> Output | None:
-    """The output of a scene's first diff; `None` where it can't be looked at."""
+    """Return the output of a scene's first diff; `None` if sketched, complex, not finite or of two shapes."""
     sides = whole_of(scene.diff.pair)
     if sides is None or np.iscomplexobj(sides.reference) or sides.reference.shape != sides.candidate.shape:
         return None
@@ -52,26 +52,26 @@ def output_of(scene: Scene) -> Output | None:
         return None
     rows = _rows(sides.reference.shape)
     noise = noise_level(scene)
-    found: list[tuple[str, np.ndarray]] = []
-    for one in _before(scene):
-        values = whole_of(one.pair)
-        if values is not None and values.reference.shape == sides.reference.shape and len(found) < _BEFORE:
-            # Of what went in, the candidate's is what the candidate's output was made of.
-            found.append((one.pair.anchor.site, values.candidate[:rows]))
-    return Output(sides.reference[:rows], sides.candidate[:rows], noise, tuple(found))
+    inputs: list[tuple[str, np.ndarray]] = []
+    for diff in _before(scene):
+        values = whole_of(diff.pair)
+        if values is not None and values.reference.shape == sides.reference.shape and len(inputs) < _BEFORE:
+            # The candidate's output was computed from the candidate's inputs.
+            inputs.append((diff.pair.anchor.site, values.candidate[:rows]))
+    return Output(sides.reference[:rows], sides.candidate[:rows], noise, tuple(inputs))
 
 
 def noise_level(scene: Scene) -> float:
-    """What two right implementations of a layer are off by, as a share of its output."""
+    """Return the largest expected difference of two correct implementations of the layer, as a share of the output."""
     errors = [d.figures.rel_l2 for d in _before(scene) if d.figures is not None and math.isfinite(d.figures.rel_l2)]
     return max(_ROUNDINGS * rounding_of(scene.diff.pair), _TIMES * max(errors, default=0.0))
 
 
 def _before(scene: Scene) -> list[Diff]:
-    """Outputs and inputs before the first diff, the latest first; all of them passed."""
+    """Return the passed diffs of outputs and inputs before the first diff, the latest first."""
     order = scene.diff.pair.anchor.order
-    found = [d for d in scene.diffs("forward", "input") if d.passed and d.pair.complete and d.pair.anchor.order < order]
-    return sorted(found, key=lambda d: -d.pair.anchor.order)
+    diffs = [d for d in scene.diffs("forward", "input") if d.passed and d.pair.complete and d.pair.anchor.order < order]
+    return sorted(diffs, key=lambda d: -d.pair.anchor.order)
 
 
 def _rows(shape: Sequence[int]) -> int:
@@ -83,7 +83,7 @@ def output_hypothesis(
     scene: Scene, output: Output, kind: str, name: str, text: str, predicted: np.ndarray, free: int = 0, tried: int = 1,
     telling: bool = True, changes: int = 1,
 ) -> Hypothesis:  # fmt: skip
-    """A hypothesis on the output itself, given what it would be."""
+    """Return a hypothesis that predicts the values of the output itself."""
     pair = scene.diff.pair
 
     def predict() -> Iterator[Prediction]:
@@ -94,7 +94,7 @@ def output_hypothesis(
 
 
 def channel_axes(scene: Scene, output: Output) -> list[int]:
-    """Which axes may be the channels: the second of convolutions and their like, else the last."""
+    """Return the axes that may be channels: the last; for convolutions and similar layers first the second one."""
     last = output.reference.ndim - 1
     kind = equivalents.kind(scene.layers.reference) if scene.layers is not None else ""
     second = output.reference.ndim > 2 and any(
@@ -104,35 +104,35 @@ def channel_axes(scene: Scene, output: Output) -> list[int]:
 
 
 def is_norm(scene: Scene) -> bool:
-    """Whether the layer is a normalisation."""
+    """Return True if the layer is a normalisation."""
     return scene.layers is not None and "norm" in equivalents.kind(scene.layers.reference)
 
 
 def has_statistics(scene: Scene) -> bool:
-    """Whether the layer keeps running statistics."""
+    """Return True if the layer has running statistics."""
     layer = scene.layers.reference if scene.layers is not None else None
     return layer is not None and any(equivalents.slot(p.slot) == "running_mean" for p in layer.parameters)
 
 
 def named(scene: Scene, slot: str) -> list[tuple[str, np.ndarray]]:
-    """The reference's parameters of the layer, and of the layers inside of it, that are called so."""
+    """Return the reference's parameters with this slot name, of the layer and of the layers inside, by path."""
     layer = scene.diff.pair.anchor.layer
-    found = []
+    parameters = []
     for pair in scene.pairs(scene.number, "weight").values():
-        path, own = pair.anchor.layer, equivalents.slot(pair.anchor.slot)
-        if (path == layer or path.startswith(f"{layer}.")) and own == slot:
+        path, name = pair.anchor.layer, equivalents.slot(pair.anchor.slot)
+        if (path == layer or path.startswith(f"{layer}.")) and name == slot:
             values = whole_of(pair)
             if values is not None:
-                found.append((f"{path}/{pair.anchor.slot}", values.reference))
-    return found
+                parameters.append((f"{path}/{pair.anchor.slot}", values.reference))
+    return parameters
 
 
 def near(made: np.ndarray, values: np.ndarray, output: Output) -> bool:
-    """Whether two tensors are equal but for rounding."""
+    """Return True if two tensors are equal up to rounding."""
     with np.errstate(all="ignore"):
         return bool(root(made - values) <= 3 * output.absolute)
 
 
 def root(values: np.ndarray) -> float:
-    """The root of the mean square."""
+    """Return the root of the mean square; 0 for an empty array."""
     return math.sqrt(float(np.mean(np.square(values)))) if values.size else 0.0

@@ -1,4 +1,4 @@
-"""The lines that mend a cause, as each framework writes them."""
+"""Lines of code that fix a cause, in the syntax of each framework."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _OPTIMIZERS: dict[str, dict[str, str]] = {
     "paddle": {"SGD": "Momentum", "RMSProp": "RMSProp", "AdamW": "AdamW"},
 }
 _PLACES = {"torch": "torch.optim", "paddle": "paddle.optimizer"}
-#: Arguments by framework and setting; what is not here has no argument.
+#: Arguments of optimizers by framework and setting; other settings have no argument.
 _ARGUMENTS: dict[str, dict[str, str]] = {
     "torch": {
         "momentum": "momentum={momentum}",
@@ -42,12 +42,12 @@ _FORMS = frozenset({"nesterov", "amsgrad", "centered"})
 
 
 def optimizer(framework: str, reference: Any, changed: Mapping[str, float], another: bool) -> str:
-    """The call that gives the candidate's optimizer the reference's settings; empty where none is known.
+    """Return the call that creates the candidate's optimizer with the reference's settings; empty if unknown.
 
     Args:
         reference: the `Fit` of the reference's updates.
-        changed: the settings that are other in the candidate.
-        another: whether it is another rule.
+        changed: the settings that differ in the candidate.
+        another: True if the candidate uses another rule.
     """
     place, arguments = _PLACES.get(framework), _ARGUMENTS.get(framework, {})
     if place is None or "lost" in changed or "rate" in changed:
@@ -69,12 +69,12 @@ def optimizer(framework: str, reference: Any, changed: Mapping[str, float], anot
 
 
 def rate(framework: str) -> str:
-    """The line that gives an optimizer another learning rate."""
+    """Return the line that sets a learning rate: empty, as none is known."""
     return ""
 
 
 def clipping(framework: str, limit: float) -> str:
-    """The line that clips by the norm of all gradients."""
+    """Return the line that clips by the norm of all gradients."""
     lines = {
         "torch": f"torch.nn.utils.clip_grad_norm_(model.parameters(), {_number(limit)})",
         "paddle": f"grad_clip=paddle.nn.ClipGradByGlobalNorm({_number(limit)})",
@@ -83,12 +83,12 @@ def clipping(framework: str, limit: float) -> str:
 
 
 def training(framework: str) -> str:
-    """The line that lets a parameter train."""
+    """Return the line that makes a parameter trainable."""
     return {"torch": "parameter.requires_grad_(True)", "paddle": "parameter.stop_gradient = False"}.get(framework, "")
 
 
 def holding(framework: str) -> str:
-    """The argument that gives an optimizer all parameters."""
+    """Return the call that creates an optimizer with all parameters."""
     lines = {
         "torch": "torch.optim.<Optimizer>(model.parameters(), ...)",
         "paddle": "paddle.optimizer.<Optimizer>(..., parameters=model.parameters())",
@@ -97,7 +97,7 @@ def holding(framework: str) -> str:
 
 
 def zeroing(framework: str) -> str:
-    """The line that zeroes gradients after a step."""
+    """Return the line that zeroes gradients after a step."""
     return {"torch": "optimizer.zero_grad()", "paddle": "optimizer.clear_grad()"}.get(framework, "")
 
 

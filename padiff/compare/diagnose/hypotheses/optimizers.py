@@ -1,4 +1,4 @@
-"""Hypotheses on optimizers: which rule and values explain the updates of each side, and where the candidate's part."""
+"""Hypotheses on optimizers: the reference's rule and settings, and the change that gives the candidate's updates."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from padiff.compare.diagnose.hypotheses.searching import Sample, explained, in_s
 from padiff.compare.diagnose.hypotheses.tracks import Track, Tracks, joined, tracks_of
 from padiff.compare.diagnose.hypotheses.wording import scope_text
 
-# Steps that a rule shows in, not only what it makes of a first gradient.
+# Least count of steps for proof: a single step is the same for many rules and settings.
 _TELLING = 2
-# Groups of parameters with settings of their own, at most.
+# Most groups of parameters with different settings.
 _GROUPS = 5
-# Parameters that no rule explains, until it is given up.
+# Most parameters without an explaining rule before the search ends.
 _IN_VAIN = 1
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter's track, and what explains the reference's updates of it.
+    """A parameter's track, and the rule that explains the reference's updates.
 
     Attributes:
-        fit: the reference's rule, with its settings.
-        group: the parameter group whose learning rate it goes with.
-        holds: whether the same rule, at the candidate's own learning rate, explains the candidate's updates, too.
+        fit: the reference's rule with its settings.
+        group: the parameter group whose learning rate the rule uses.
+        holds: True if the same rule at the candidate's learning rate also explains the candidate's updates.
     """
 
     track: Track
@@ -45,7 +45,7 @@ class Parameter:
 
 
 def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
-    """What may be wrong with the candidate's optimizer, the simplest first."""
+    """Yield hypotheses on the candidate's optimizer, the simplest first."""
     last = scene.number if scene.stage == "update" else scene.number - 1
     for later in (3, 0):
         tracks = tracks_of(scene, last, later)
@@ -57,76 +57,80 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
             return
 
 
-# -- what the reference does ---------------------------------------------------------------------------------------
+# -- the reference's rules ------------------------------------------------------------------------------------------
 
 
 def _reference(tracks: Tracks) -> list[Parameter]:
-    """Each parameter, with the rule that explains the reference's updates of it; those that none explains are left."""
-    found: list[Parameter] = []
+    """Return the parameters whose updates in the reference some rule explains, each with this rule."""
+    parameters: list[Parameter] = []
     vain = 0
     for elements in (True, False):
-        left = [track for track in tracks.parameters if track.elements is elements]
-        known: list[Fit] = []
+        remaining = [track for track in tracks.parameters if track.elements is elements]
+        fits: list[Fit] = []
         for _ in range(_GROUPS):
-            if not left or vain > _IN_VAIN:
+            if not remaining or vain > _IN_VAIN:
                 break
-            # Norms and biases often have settings of their own.
-            some = [track for track in left if track.is_norm is left[0].is_norm][:1]
-            solved = _akin(known, some, tracks) or next(
-                iter(explained(Sample.of(some, "reference", tracks.rates.reference))), None
+            # Norms and biases often have other settings than weights.
+            first = [track for track in remaining if track.is_norm is remaining[0].is_norm][:1]
+            solved = _akin(fits, first, tracks) or next(
+                iter(explained(Sample.of(first, "reference", tracks.rates.reference))), None
             )
             if solved is None:
-                left, vain = left[1:], vain + 1
+                remaining, vain = remaining[1:], vain + 1
                 continue
-            known.append(solved[0])
-            rest = []
-            for track in left:
-                own = next(known_fits(Sample.of([track], "reference", tracks.rates.reference), known[-1:]), None)
-                if own is None and track is some[0]:
-                    own = solved
-                if own is None:
-                    rest.append(track)
+            fits.append(solved[0])
+            unexplained = []
+            for track in remaining:
+                match = next(known_fits(Sample.of([track], "reference", tracks.rates.reference), fits[-1:]), None)
+                if match is None and track is first[0]:
+                    match = solved
+                if match is None:
+                    unexplained.append(track)
                 else:
-                    found.append(Parameter(track, *own))
-            left = rest
-    return [replace(one, holds=_holds(one, tracks)) for one in found]
+                    parameters.append(Parameter(track, *match))
+            remaining = unexplained
+    return [replace(parameter, holds=_holds(parameter, tracks)) for parameter in parameters]
 
 
-def _akin(known: Sequence[Fit], some: Sequence[Track], tracks: Tracks) -> tuple[Fit, int] | None:
-    """A group that has only its weight decay, or its learning rate, for itself."""
-    sample = Sample.of(some, "reference", tracks.rates.reference)
-    for one, name, group in product(known, ("weight_decay", "rate"), sample.groups):
-        if sample.elements or one.rule.linear:
-            found = fit(one.rule, one.settings, (name,), *sample.at(group), one.tried)
-            if found.explains:
-                return found, group
+def _akin(fits: Sequence[Fit], tracks_tried: Sequence[Track], tracks: Tracks) -> tuple[Fit, int] | None:
+    """Return a fit of tracks that differs from one of the fits only in weight decay or learning rate, or `None`."""
+    sample = Sample.of(tracks_tried, "reference", tracks.rates.reference)
+    for base, name, group in product(fits, ("weight_decay", "rate"), sample.groups):
+        if sample.elements or base.rule.linear:
+            solution = fit(base.rule, base.settings, (name,), *sample.at(group), base.tried)
+            if solution.explains:
+                return solution, group
     return None
 
 
-def _holds(one: Parameter, tracks: Tracks) -> bool:
-    history, noise = joined([one.track], "candidate")
-    rates = _column(tracks.rates.candidate, one.group)
-    return in_single(one.fit.rule, one.fit.settings, replace(history, rates=rates), noise).residual <= NEAR
+def _holds(parameter: Parameter, tracks: Tracks) -> bool:
+    history, noise = joined([parameter.track], "candidate")
+    rates = _column(tracks.rates.candidate, parameter.group)
+    return in_single(parameter.fit.rule, parameter.fit.settings, replace(history, rates=rates), noise).residual <= NEAR
 
 
 def _column(rates: np.ndarray, group: int) -> np.ndarray:
-    """A group's learning rates; the other run's groups may be fewer."""
+    """Return the learning rates of a parameter group, or of the last group if the run has fewer."""
     return np.asarray(rates[:, min(group, rates.shape[1] - 1)])
 
 
-# -- what the candidate does otherwise -----------------------------------------------------------------------------
+# -- the candidate's changes ----------------------------------------------------------------------------------------
 
 
 def _changes(scene: Scene, tracks: Tracks, parameters: Sequence[Parameter]) -> Iterator[Hypothesis]:
     rates = _of_rates(scene, tracks, parameters) if _rates_differ(tracks, parameters) else None
     if rates is not None:
         yield rates
-    wrong = [one for one in parameters if not one.holds]
+    wrong = [parameter for parameter in parameters if not parameter.holds]
     if not wrong:
         return
-    first = max(wrong, key=lambda one: one.track.noise.candidate.shape[1])
-    alike = [one for one in wrong if one.fit.rule is first.fit.rule and one.track.elements is first.track.elements]
-    search = Search(tracks, first.fit, [one.track for one in alike if _same(one, first)], first.group)
+    first = max(wrong, key=lambda parameter: parameter.track.noise.candidate.shape[1])
+    alike = [
+        parameter
+        for parameter in wrong
+        if parameter.fit.rule is first.fit.rule and parameter.track.elements is first.track.elements
+    ]
+    search = Search(tracks, first.fit, [parameter.track for parameter in alike if _same(parameter, first)], first.group)
     declared = declared_change(scene.declared, first.fit)
     if declared is not None:
         yield _also(rates, _hypothesis(scene, tracks, parameters, alike, declared, 1))
@@ -136,8 +140,8 @@ def _changes(scene: Scene, tracks: Tracks, parameters: Sequence[Parameter]) -> I
         yield _also(rates, _hypothesis(scene, tracks, parameters, alike, change, _count(change)))
 
 
-def _same(one: Parameter, other: Parameter) -> bool:
-    return one.fit.settings == other.fit.settings and one.group == other.group
+def _same(first: Parameter, second: Parameter) -> bool:
+    return first.fit.settings == second.fit.settings and first.group == second.group
 
 
 # -- as hypotheses -------------------------------------------------------------------------------------------------
@@ -153,7 +157,7 @@ def _hypothesis(
 ) -> Hypothesis:
     fitted = wrong[0].fit
     kind, name = kind_of(change, fitted)
-    scope = scope_text([one.track for one in wrong], _rest(tracks, parameters, wrong, change))
+    scope = scope_text([parameter.track for parameter in wrong], _rest(tracks, parameters, wrong, change))
     return Hypothesis(
         kind,
         name,
@@ -164,13 +168,13 @@ def _hypothesis(
         tried=change.tried,
         changes=changes,
         fix=mending.optimizer(scene.frameworks.candidate, fitted, {**change.settings}, bool(change.rules)),
-        # So much faster or slower may be many things; and of a first step many rules and settings make the same.
+        # A factor of the updates has many possible causes; and many rules and settings give the same first step.
         telling="rate" not in change.settings and (changes == 1 or len(tracks.numbers) >= _TELLING),
     )
 
 
 def _of_rates(scene: Scene, tracks: Tracks, parameters: Sequence[Parameter]) -> Hypothesis:
-    """That the candidate's learning rates, which are recorded, are all that is other."""
+    """Return the hypothesis that only the recorded learning rates differ."""
     text = rates_text(scene, tracks)
     return Hypothesis(
         "learning_rate",
@@ -183,63 +187,66 @@ def _of_rates(scene: Scene, tracks: Tracks, parameters: Sequence[Parameter]) -> 
 
 
 def _count(change: Change) -> int:
-    """Of how many settings a change says that they are wrong; another rule counts as two."""
+    """Return the count of settings that a change alters; another rule counts as two."""
     return 2 if change.rules else len(change.settings)
 
 
-def _also(rates: Hypothesis | None, one: Hypothesis) -> Hypothesis:
-    """What is wrong besides the learning rates, where these differ."""
+def _also(rates: Hypothesis | None, hypothesis: Hypothesis) -> Hypothesis:
+    """Return the hypothesis combined with the one on learning rates, if these differ."""
     if rates is None:
-        return one
-    text = f"{rates.sentence}; and {one.sentence}"
-    return replace(one, kind=f"{rates.kind}+{one.kind}", sentence=text, changes=1 + one.changes)
+        return hypothesis
+    text = f"{rates.sentence}; and {hypothesis.sentence}"
+    return replace(hypothesis, kind=f"{rates.kind}+{hypothesis.kind}", sentence=text, changes=1 + hypothesis.changes)
 
 
 def _rates_differ(tracks: Tracks, parameters: Iterable[Parameter]) -> bool:
     return any(
         not np.allclose(
-            _column(tracks.rates.reference, one.group), _column(tracks.rates.candidate, one.group), rtol=1e-6, atol=0
+            _column(tracks.rates.reference, parameter.group),
+            _column(tracks.rates.candidate, parameter.group),
+            rtol=1e-6,
+            atol=0,
         )
-        for one in parameters
+        for parameter in parameters
     )
 
 
 def _predictions(scene: Scene, tracks: Tracks, parameters: Iterable[Parameter], change: Change) -> Iterator[Prediction]:
-    """The candidate's updates with a change, against those without it and at the reference's learning rates."""
-    for one in parameters:
-        history, noise = joined([one.track], "candidate")
-        own = _column(tracks.rates.candidate, one.group)
-        expected = _column(tracks.rates.reference, one.group)
-        predicted = _best(one, change, replace(history, rates=own), noise)
-        without = _best(one, Change({}), replace(history, rates=expected), noise)
+    """Yield the candidate's updates predicted with a change, and without it at the reference's learning rates."""
+    for parameter in parameters:
+        history, noise = joined([parameter.track], "candidate")
+        actual = _column(tracks.rates.candidate, parameter.group)
+        expected = _column(tracks.rates.reference, parameter.group)
+        predicted = _best(parameter, change, replace(history, rates=actual), noise)
+        without = _best(parameter, Change({}), replace(history, rates=expected), noise)
         if len(history.updates) != len(tracks.numbers):
             continue
-        pair = scene.pairs(tracks.numbers[tracks.at], "update").get(one.track.place)
+        pair = scene.pairs(tracks.numbers[tracks.at], "update").get(parameter.track.place)
         limit = np.inf if pair is None else scene.limit(pair)
-        site = f"{one.track.place[0]}/update/{one.track.place[1]}"
+        site = f"{parameter.track.place[0]}/update/{parameter.track.place[1]}"
         yield Prediction(site, history.updates, predicted, without, noise, limit)
 
 
-def _best(one: Parameter, change: Change, history: History, noise: np.ndarray) -> np.ndarray:
-    fitted = change.rules[0] if change.rules else one.fit
+def _best(parameter: Parameter, change: Change, history: History, noise: np.ndarray) -> np.ndarray:
+    fitted = change.rules[0] if change.rules else parameter.fit
     settings = {**fitted.settings, **change.shared, **change.settings}
     lost = settings.pop("lost", 0.0)
-    found = in_single(fitted.rule, {**settings, "lost": lost}, history, noise)
-    return updates(found.rule, history, found.settings)
+    best = in_single(fitted.rule, {**settings, "lost": lost}, history, noise)
+    return updates(best.rule, history, best.settings)
 
 
 def _rest(
     tracks: Tracks, parameters: Sequence[Parameter], wrong: Sequence[Parameter], change: Change
 ) -> list[Track] | None:
-    """Parameters that the change does not hold for, though it would show; `None` where it would show in none."""
-    found = []
-    for one in parameters:
-        if not one.holds or any(one is other for other in wrong):
+    """Return the tracks of parameters that the change does not fit, as their updates show; `None` if there are none."""
+    unaffected = []
+    for parameter in parameters:
+        if not parameter.holds or any(parameter is altered for altered in wrong):
             continue
-        history, noise = joined([one.track], "candidate")
-        history = replace(history, rates=_column(tracks.rates.candidate, one.group))
+        history, noise = joined([parameter.track], "candidate")
+        history = replace(history, rates=_column(tracks.rates.candidate, parameter.group))
         with np.errstate(all="ignore"):
-            error = (_best(one, change, history, noise) - history.updates) / noise
+            error = (_best(parameter, change, history, noise) - history.updates) / noise
         if not np.sqrt(np.mean(np.square(error))) <= 3 * NEAR:
-            found.append(one.track)
-    return found or None
+            unaffected.append(parameter.track)
+    return unaffected or None

@@ -1,4 +1,4 @@
-"""Hypotheses on what a layer gives out, from outputs alone: its own, and those of the layers before it."""
+"""Hypotheses on a layer's output, from the outputs of this layer and of the layers before alone."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.diagnose.kernels import activations
 from padiff.records import Both, Cause
 
-# bfloat16 and float16 are off by this share at most where they stand for float32 at one place.
+# Largest relative error of bfloat16 and float16 if they replace float32 at one place.
 _COARSE = {"bfloat16": 2.0**-5, "float16": 2.0**-8}
 _MORE = "an activation more or less"
-# Numbers that are written for so many reasons that they are not taken for a root of a size of the run.
+# Numbers too common to be recognized as the root of a size in the run.
 _ANYBODYS = (1.0, 2.0, 3.0, 4.0)
-# How far shares of dropped elements may be from the rate, in standard deviations.
+# Largest difference of the share of dropped elements from the rate, in standard deviations.
 _BY_CHANCE = 5.0
 
 
 def hypotheses(scene: Scene) -> Iterator[Hypothesis | Cause]:
-    """Of a first diff in an output, the simplest first."""
+    """Yield hypotheses on a first diff in an output, the simplest first."""
     output = output_of(scene)
     if output is None:
         return
@@ -49,38 +49,40 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis | Cause]:
 
 
 def _activation(scene: Scene, output: Output) -> Iterator[Hypothesis]:
-    """Another function of each element: of what went in, or of the reference's output itself."""
+    """Yield hypotheses on another activation, applied to an input of the layer or to the reference's output."""
     functions = activations.FUNCTIONS
-    for site, given in output.inputs:
-        made = [name for name, f in functions.items() if near(f(given), output.reference, output)]
-        as_is = near(given, output.reference, output)
-        if not made and not as_is:
+    for site, layer_input in output.inputs:
+        names = [name for name, f in functions.items() if near(f(layer_input), output.reference, output)]
+        as_is = near(layer_input, output.reference, output)
+        if not names and not as_is:
             continue
-        expected = made[0] if made else "no activation"
+        expected = names[0] if names else "no activation"
         for name, function in functions.items():
             if name != expected:
                 text = f"the candidate uses {name} for the reference's {expected} (of {site})"
                 yield output_hypothesis(
-                    scene, output, "activation", "another activation", text, function(given), 0, len(functions)
+                    scene, output, "activation", "another activation", text, function(layer_input), 0, len(functions)
                 )
-        if made:
+        if names:
             text = f"the candidate has no activation, the reference {expected} (of {site})"
-            yield output_hypothesis(scene, output, "activation_missing", "no activation", text, given)
-            slope = _slope(given, output.candidate)
+            yield output_hypothesis(scene, output, "activation_missing", "no activation", text, layer_input)
+            slope = _slope(layer_input, output.candidate)
             if slope is not None:
                 text = f"the candidate uses leaky ReLU of slope {slope:.5g} for the reference's {expected} (of {site})"
-                yield output_hypothesis(scene, output, "activation", "slope", text, activations.leaky(slope)(given), 1)
+                yield output_hypothesis(
+                    scene, output, "activation", "slope", text, activations.leaky(slope)(layer_input), 1
+                )
         return
     for name, function in functions.items():
         text = f"the candidate's output is {name} of the reference's: an activation more"
-        made_of = function(output.reference)
-        yield output_hypothesis(scene, output, "activation_added", _MORE, text, made_of, 0, len(functions))
+        predicted = function(output.reference)
+        yield output_hypothesis(scene, output, "activation_added", _MORE, text, predicted, 0, len(functions))
         back = _swapped_hypothesis(scene, output, name, function(output.candidate), len(functions))
         yield back
 
 
 def _swapped_hypothesis(scene: Scene, output: Output, name: str, predicted: np.ndarray, tried: int) -> Hypothesis:
-    """That the reference's output is a function of the candidate's."""
+    """Return the hypothesis that the reference's output is a function of the candidate's."""
     pair = scene.diff.pair
 
     def predict() -> Iterator[Prediction]:
@@ -91,17 +93,17 @@ def _swapped_hypothesis(scene: Scene, output: Output, name: str, predicted: np.n
     return Hypothesis("activation_missing", _MORE, text, predict, "outputs", tried=tried)
 
 
-def _slope(given: np.ndarray, candidate: np.ndarray) -> float | None:
-    """The slope of a leaky ReLU, if the candidate's output is one."""
-    negative = given < 0
-    square = float(np.sum(np.square(given[negative])))
-    slope = float(np.sum(given[negative] * candidate[negative])) / square if square else 0.0
+def _slope(layer_input: np.ndarray, candidate: np.ndarray) -> float | None:
+    """Return the slope of a leaky ReLU that fits the candidate's output, or `None`."""
+    negative = layer_input < 0
+    square = float(np.sum(np.square(layer_input[negative])))
+    slope = float(np.sum(layer_input[negative] * candidate[negative])) / square if square else 0.0
     written = float(f"{slope:.3g}")
     return written if 0 < abs(slope) < 1 else None
 
 
 def _bias(scene: Scene, output: Output) -> Iterator[Hypothesis]:
-    """The layer's bias is not added, or twice; or another one is."""
+    """Yield hypotheses on a bias that is missing, added twice, or another one."""
     for axis in channel_axes(scene, output):
         for name, bias in named(scene, "bias"):
             if bias.shape != (output.reference.shape[axis],) or not bias.any():
@@ -112,8 +114,8 @@ def _bias(scene: Scene, output: Output) -> Iterator[Hypothesis]:
                 (1.0, "bias_added", f"the candidate adds {name} once more than the reference"),
             ):
                 yield output_hypothesis(scene, output, kind, "bias", text, output.reference + times * added, 0, 2)
-        rest = tuple(k for k in range(output.reference.ndim) if k != axis)
-        offset = (output.candidate - output.reference).mean(axis=rest, keepdims=True)
+        axes = tuple(k for k in range(output.reference.ndim) if k != axis)
+        offset = (output.candidate - output.reference).mean(axis=axes, keepdims=True)
         text = f"the candidate's output is off by one number for each channel (axis {axis}): another bias, or mean"
         yield output_hypothesis(
             scene, output, "channel_offset", "an offset by channel", text, output.reference + offset, offset.size,
@@ -122,60 +124,60 @@ def _bias(scene: Scene, output: Output) -> Iterator[Hypothesis]:
 
 
 def _scale(scene: Scene, output: Output) -> Iterator[Hypothesis]:
-    """The output is a multiple of the reference's."""
+    """Yield the hypothesis that the output is a multiple of the reference's."""
     square = float(np.vdot(output.reference, output.reference))
     ratio = float(np.vdot(output.reference, output.candidate)) / square if square else 1.0
     if not math.isfinite(ratio) or abs(ratio - 1) < 1e-5 or not ratio:
         return
     for value, text in _widths(scene, output).items():
-        for known, name in ((math.sqrt(value), f"sqrt({value:g})"), (1 / math.sqrt(value), f"1 / sqrt({value:g})")):
-            if abs(ratio - known) <= 2e-5 * known and math.sqrt(value) not in _ANYBODYS:
-                sentence = f"the candidate's output is {known:.5g} times the reference's: {name}, of {text}"
-                made = known * output.reference
-                # A whole number may be anything: that it is a root, too, is no proof.
+        for scale, name in ((math.sqrt(value), f"sqrt({value:g})"), (1 / math.sqrt(value), f"1 / sqrt({value:g})")):
+            if abs(ratio - scale) <= 2e-5 * scale and math.sqrt(value) not in _ANYBODYS:
+                sentence = f"the candidate's output is {scale:.5g} times the reference's: {name}, of {text}"
+                predicted = scale * output.reference
+                # A whole number has many possible reasons; a root of a size is no proof.
                 odd = math.sqrt(value) % 1 != 0
                 yield output_hypothesis(
-                    scene, output, "output_scale", "a scale", sentence, made, int(not odd), 8, telling=odd
+                    scene, output, "output_scale", "a scale", sentence, predicted, int(not odd), 8, telling=odd
                 )
                 return
     written = float(f"{ratio:.4g}")
     written = written if abs(written - ratio) <= 1e-5 * abs(ratio) else ratio
     sentence = f"the candidate's output is {written:.6g} times the reference's"
-    # That it is scaled is sure; by what, the number does not say.
-    made = written * output.reference
-    yield output_hypothesis(scene, output, "output_scale", "a scale", sentence, made, 1, telling=False)
+    # The scale is certain, and the number does not show the reason.
+    predicted = written * output.reference
+    yield output_hypothesis(scene, output, "output_scale", "a scale", sentence, predicted, 1, telling=False)
 
 
 def _widths(scene: Scene, output: Output) -> Mapping[float, str]:
-    """Sizes that a scale may be the root of, with what they are."""
-    found = {float(output.reference.shape[-1]): "the width of the output"}
+    """Return sizes of the run whose root may be a scale, with their names."""
+    widths = {float(output.reference.shape[-1]): "the width of the output"}
     heads = [layer.settings.get("num_heads") for layer in scene.runs.reference.info.layers]
     for count in heads:
         if isinstance(count, int) and count > 0 and output.reference.shape[-1] % count == 0:
-            found.setdefault(output.reference.shape[-1] / count, "the width of a head")
-    return found
+            widths.setdefault(output.reference.shape[-1] / count, "the width of a head")
+    return widths
 
 
 def _orders(scene: Scene, output: Output) -> Iterator[Hypothesis]:
-    """Another order of the same values."""
+    """Yield hypotheses on the same values in another order."""
     pair, sides = scene.diff.pair, (output.reference, output.candidate)
     head = "the candidate's output is"
     few = transforms.cropped(*sides)
-    level = output.noise / 8  # `noise_of` takes it times some operations
-    for one in transforms.orders(few[0].shape):
-        yield transforms.hypothesis(one, head, "output", pair.anchor.site, few, level, scene.limit(pair))
+    level = output.noise / 8  # `noise_of` multiplies it by its count of operations
+    for transform in transforms.orders(few[0].shape):
+        yield transforms.hypothesis(transform, head, "output", pair.anchor.site, few, level, scene.limit(pair))
     for axis in channel_axes(scene, output):
         order = _column_order(output, axis)
         if order is not None and not np.array_equal(order, np.arange(len(order))):
             text = f"{head} the same with axis {axis} {transforms.order_text(order)}"
-            made = np.take(output.reference, order, axis)
+            predicted = np.take(output.reference, order, axis)
             yield output_hypothesis(
-                scene, output, "output_permuted", "another order of channels", text, made, len(order), changes=2
+                scene, output, "output_permuted", "another order of channels", text, predicted, len(order), changes=2
             )
 
 
 def _column_order(output: Output, axis: int) -> np.ndarray | None:
-    """The order in which the candidate has the reference's channels, by their norms and means."""
+    """Return the candidate's order of the reference's channels, by norms and means; `None` if not a permutation."""
     count = output.reference.shape[axis]
     if not 2 < count <= 4096 or output.reference.size < 4 * count:
         return None
@@ -186,14 +188,14 @@ def _column_order(output: Output, axis: int) -> np.ndarray | None:
 
 
 def _grid(scene: Scene, output: Output) -> Iterator[Cause]:
-    """One side's values are those of a coarser type, though its own holds more."""
+    """Yield the cause that the values of one side are numbers of a coarser dtype."""
     grids = Both(transforms.grid_of(output.reference), transforms.grid_of(output.candidate))
     if grids.reference == grids.candidate or all(grids):
         return
     side, grid = ("reference", grids.reference) if grids.reference else ("candidate", grids.candidate)
     size = max(root(output.reference), 1e-300)
-    apart = root(output.candidate - output.reference) / size
-    if apart <= _COARSE[grid]:
+    error = root(output.candidate - output.reference) / size
+    if error <= _COARSE[grid]:
         record = getattr(scene.diff.pair, side)
         if record is not None and record.dtype == grid:
             text = f"the {side}'s output is {grid} here, the other side's is not"
@@ -204,29 +206,29 @@ def _grid(scene: Scene, output: Output) -> Iterator[Cause]:
 
 
 def _kept(site: str, actual: np.ndarray, full: np.ndarray, ratio: float, noise: float) -> Iterator[Prediction]:
-    """What dropout keeps; where it drops is no prediction."""
+    """Yield the prediction of the elements that dropout does not drop."""
     yield Prediction(site, actual, ratio * full, full, noise)
 
 
 def _dropout(scene: Scene, output: Output) -> Iterator[Hypothesis]:
-    """Elements are zero at random on one side, and the others are larger for it."""
+    """Yield the hypothesis that one side drops elements at random and scales the others."""
     for side, swapped in (("candidate", False), ("reference", True)):
         full, dropped = (output.candidate, output.reference) if swapped else (output.reference, output.candidate)
-        there = full != 0
-        gone = there & (dropped == 0)
-        share = float(gone.sum()) / max(int(there.sum()), 1)
+        nonzero = full != 0
+        zeroed = nonzero & (dropped == 0)
+        share = float(zeroed.sum()) / max(int(nonzero.sum()), 1)
         if not 0.005 < share < 0.995:
             continue
-        kept = there & ~gone
-        square = float(np.sum(np.square(full[kept])))
-        ratio = float(np.sum(full[kept] * dropped[kept])) / square if square else 0.0
+        alive = nonzero & ~zeroed
+        square = float(np.sum(np.square(full[alive])))
+        ratio = float(np.sum(full[alive] * dropped[alive])) / square if square else 0.0
         rate = 1 - 1 / ratio if ratio > 1 else share
-        deviation = math.sqrt(share * (1 - share) / max(int(there.sum()), 1))
+        deviation = math.sqrt(share * (1 - share) / max(int(nonzero.sum()), 1))
         if ratio <= 0 or (abs(ratio - 1) > 1e-3 and abs(rate - share) > _BY_CHANCE * deviation + 1e-3):
             continue
         rate = float(f"{rate:.3g}") if ratio > 1 + 1e-3 else share
         text = (
             f"the {side} drops {share:.0%} of the elements at random (dropout of rate {rate:.3g}), the other side none"
         )
-        predict = partial(_kept, scene.diff.pair.anchor.site, dropped[kept], full[kept], ratio, output.absolute)
+        predict = partial(_kept, scene.diff.pair.anchor.site, dropped[alive], full[alive], ratio, output.absolute)
         yield Hypothesis("dropout", "dropout", text, predict, "outputs", 1, 2, telling=abs(ratio - 1) > 1e-3)

@@ -1,4 +1,4 @@
-"""How the learning rates of two runs differ, in words."""
+"""Text on the difference of two runs' learning rates."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.diagnose.hypotheses.tracks import Tracks
 from padiff.records import Both
 
-# Steps around the first diff whose learning rates are looked at.
+# Count of steps before and after the first diff, and at the start, whose learning rates are compared.
 _AROUND = 12
-# How many steps a schedule may be late.
+# Most steps that a schedule may be late or early.
 _LATE = 3
 
 
 def rates_text(scene: Scene, tracks: Tracks) -> str:
-    """The learning rates of the step at which they part, and how the candidate's schedule goes."""
+    """Return text on the first step whose learning rates differ, and on the difference of the schedules."""
     at = tracks.at
     sides = tracks.rates.map(lambda rates: list(rates[at]))
     if _equal(sides):
@@ -27,7 +27,7 @@ def rates_text(scene: Scene, tracks: Tracks) -> str:
 
 
 def rates_list(sides: Both[list[float]]) -> str:
-    """Both runs' learning rates, by parameter group."""
+    """Return the learning rates of both runs by parameter group, as text."""
     by_group = " (by parameter group)" if max(map(len, sides)) > 1 else ""
     return " against ".join(", ".join(f"{rate:.6g}" for rate in side) for side in sides) + by_group
 
@@ -39,7 +39,7 @@ def _equal(sides: Both[list[float]]) -> bool:
 
 
 def _schedule(scene: Scene) -> str:
-    """How the candidate's learning rates follow from the reference's; empty where they do not."""
+    """Return text on how the candidate's schedule follows from the reference's; empty if it does not."""
     near = [n for n in scene.numbers if abs(n - scene.number) <= _AROUND or n <= _AROUND]
     rates = {n: scene.rates(n) for n in near}
     first = {n: r.map(lambda side: side[0]) for n, r in rates.items() if all(r)}
@@ -68,9 +68,9 @@ def _schedule(scene: Scene) -> str:
 
 
 def _follows(candidate: dict[int, float], reference: dict[int, float], of) -> bool:  # type: ignore[no-untyped-def]
-    """Whether the candidate's rate of each step is the reference's of another one, for three steps at least."""
-    known = [(candidate[n], reference[of(n)]) for n in candidate if of(n) in reference]
-    return len(known) >= 3 and len({b for _, b in known}) >= 2 and all(np.isclose(a, b, rtol=1e-6) for a, b in known)
+    """Return True if the candidate's rate of step ``n`` equals the reference's of step ``of(n)`` at least thrice."""
+    rates = [(candidate[n], reference[of(n)]) for n in candidate if of(n) in reference]
+    return len(rates) >= 3 and len({b for _, b in rates}) >= 2 and all(np.isclose(a, b, rtol=1e-6) for a, b in rates)
 
 
 def _ratio(candidate: dict[int, float], reference: dict[int, float]) -> str:

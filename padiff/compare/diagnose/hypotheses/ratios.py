@@ -1,4 +1,4 @@
-"""Constant ratios, and which number of the run they are: 4 for accumulated batches, 2 for processes."""
+"""Hypotheses on constant ratios, and the numbers of the run that explain them: 4 micro-batches, 2 processes."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.records import is_of_loss, loss_role
 
-#: How near a ratio has to be to a fact's, relative to it; what it was measured to is known better.
+#: Largest relative difference of a ratio from a number of the run; ratios are measured more exactly than this.
 NEAR = 2e-5
-# Powers of two that scalers begin with, or come to; from where on they are nothing else.
+# Usual loss scales (powers of two), and the one from which on a ratio can only be a loss scale.
 _SCALES, _SURELY = tuple(2.0**k for k in range(7, 25)), 1024.0
 
 
 @dataclass(frozen=True)
 class Fact:
-    """A number of the run that a ratio may be.
+    """A number of the run that a ratio may be equal to.
 
     Attributes:
         value: the number.
-        kind: machine-readable name of the cause that it then is.
-        times: what it means that the candidate's tensor is so many times the reference's.
-        share: what it means that it is one of so many parts.
+        kind: machine-readable name of the cause for such a ratio.
+        times: explanation of a candidate that is the reference times this number.
+        share: explanation of a candidate that is the reference divided by this number.
     """
 
     value: float
@@ -38,13 +38,13 @@ class Fact:
 
 @dataclass(frozen=True)
 class Recognised:
-    """A ratio that is a number of the run.
+    """A ratio that is equal to a number of the run.
 
     Attributes:
-        ratio: the number itself.
+        ratio: the exact number.
         kind: machine-readable name of the cause.
-        text: what it means, in words.
-        sure: whether no other number of the run is the same.
+        text: the explanation of the ratio.
+        sure: True if no other kind of number of the run has the same value.
     """
 
     ratio: float
@@ -54,46 +54,46 @@ class Recognised:
 
 
 def facts(scene: Scene) -> list[Fact]:
-    """The numbers of the run that gradients and losses get multiplied by."""
-    found: list[Fact] = []
+    """Return the numbers of the run that gradients and losses may be multiplied by."""
+    numbers: list[Fact] = []
     sides = scene.sides(scene.number)
     if sides is not None:
         several = sorted({step.micro_batches for step in sides} - {0, 1})
         divided = divisors(scene) if several else None
         for count in several:
-            known = division_text(count, divided)
-            found.append(
+            division = division_text(count, divided)
+            numbers.append(
                 Fact(
                     count,
                     "accumulation",
                     f"{count} micro-batches are accumulated: "
-                    + (known or "the candidate does not divide by their number, or the reference does so twice"),
+                    + (division or "the candidate does not divide by their number, or the reference does so twice"),
                     f"{count} micro-batches are accumulated: "
-                    + (known or "the candidate divides by their number, the reference not, or once less"),
+                    + (division or "the candidate divides by their number, the reference not, or once less"),
                 )
             )
             square = f"{count} micro-batches are accumulated, and {count * count} is {count} times {count}"
             twice = "divides by their number twice, the"
-            found.append(
+            numbers.append(
                 Fact(
                     count * count,
                     "accumulation",
-                    f"{square}: {known or f'the reference {twice} candidate not at all'}",
-                    f"{square}: {known or f'the candidate {twice} reference not at all'}",
+                    f"{square}: {division or f'the reference {twice} candidate not at all'}",
+                    f"{square}: {division or f'the candidate {twice} reference not at all'}",
                 )
             )
-        # A host that divides gradients by their number after backward says so as a loss scale.
+        # A host that divides gradients by the count of micro-batches after backward declares the count as loss scale.
         counts = {float(step.micro_batches) for step in sides}
         for scale in sorted({step.loss_scale for step in sides} - {1.0} - counts):
             text = f"it is the loss scale, {scale:g}"
-            found.append(Fact(scale, "loss_scale", f"{text}: not undone in the candidate", f"{text}: undone twice"))
+            numbers.append(Fact(scale, "loss_scale", f"{text}: not undone in the candidate", f"{text}: undone twice"))
         for size in (
             ()
             if _loss_agrees(scene)
             else sorted({r.shape[0] for step in sides for r in step.records if r.stage == "input" and r.shape})
         ):
             if size > 1:
-                found.append(
+                numbers.append(
                     Fact(
                         size,
                         "loss_reduction",
@@ -103,28 +103,29 @@ def facts(scene: Scene) -> list[Fact]:
                 )
     for size in sorted({run.info.world_size for run in scene.runs} - {1}):
         text = f"{size} processes train"
-        found.append(Fact(size, "world_size", f"{text}: summed over, not averaged", f"{text}: averaged, not summed"))
-    return found
+        numbers.append(Fact(size, "world_size", f"{text}: summed over, not averaged", f"{text}: averaged, not summed"))
+    return numbers
 
 
 def _loss_agrees(scene: Scene) -> bool:
-    """Whether the losses were recorded and agree: then they are reduced alike."""
+    """Return True if losses are recorded and agree, so that both sides reduce the loss in the same way."""
     losses = [diff for diff in scene.step if diff.pair.stage == "loss" and diff.compared]
     return bool(losses) and all(diff.passed for diff in losses)
 
 
 def recognised(ratio: float, known: Sequence[Fact], near: float = NEAR) -> Recognised | None:
-    """What number of the run a ratio is; `None` if none.
+    """Return the number of the run that a ratio is equal to, or `None`.
 
     Args:
-        near: how near it has to be, relative to it.
+        known: the numbers of the run.
+        near: largest relative difference of the ratio from the number.
     """
-    found: list[Recognised] = []
+    matches: list[Recognised] = []
     for fact in known:
         for value, text in ((fact.value, fact.times), (1 / fact.value, fact.share)):
             if _is(ratio, value, near):
-                found.append(Recognised(value, fact.kind, f"{_share(fact.value, value)} = {text}"))
-    if not found:
+                matches.append(Recognised(value, fact.kind, f"{_share(fact.value, value)} = {text}"))
+    if not matches:
         for scale in _SCALES:
             if _is(ratio, scale, near) or _is(ratio, 1 / scale, near):
                 how = "not undone in the candidate" if ratio > 1 else "not undone in the reference"
@@ -132,26 +133,26 @@ def recognised(ratio: float, known: Sequence[Fact], near: float = NEAR) -> Recog
         if _is(ratio, -1.0, near):
             return Recognised(-1.0, "sign", "-1: the sign is flipped")
         return None
-    kinds = {one.kind for one in found}
-    text = "; or ".join(dict.fromkeys(one.text for one in found))
-    return Recognised(found[0].ratio, found[0].kind, text, len(kinds) == 1)
+    kinds = {match.kind for match in matches}
+    text = "; or ".join(dict.fromkeys(match.text for match in matches))
+    return Recognised(matches[0].ratio, matches[0].kind, text, len(kinds) == 1)
 
 
 def counts(scene: Scene) -> frozenset[int]:
-    """What the run has counts of: samples, labels, labels that are not ignored."""
-    found: set[int] = set()
+    """Return counts of the run: of samples, of labels, and of labels that are not ignored."""
+    sizes: set[int] = set()
     for step in scene.sides(scene.number) or ():
         for record in step.records:
             if record.stage == "input" and record.shape:
-                found.add(record.shape[0])
+                sizes.add(record.shape[0])
             elif is_of_loss(record) and loss_role(record.slot) == "labels" and not record.source.sketched:
                 labels = record.value
-                found |= {labels.size, int((labels >= 0).sum())}
-    return frozenset(found - {0, 1})
+                sizes |= {labels.size, int((labels >= 0).sum())}
+    return frozenset(sizes - {0, 1})
 
 
 def fraction(ratio: float, known: Collection[int]) -> str:
-    """A ratio, with the fraction of two counts of the run that it is; ``0.8333 = 5 / 6``."""
+    """Return a ratio as text, with the fraction of two counts that equals the ratio, if any: ``0.8333 = 5 / 6``."""
     for below in sorted(known):
         above = round(ratio * below)
         if above in known and above != below and _is(ratio, above / below):
@@ -160,19 +161,19 @@ def fraction(ratio: float, known: Collection[int]) -> str:
 
 
 def ratio_of(tensors: Iterable[Prediction]) -> float | None:
-    """The factor that makes the tensors without a fault those that were recorded, by least squares."""
+    """Return the factor from the tensors without fault to the recorded ones, by least squares; `None` if undefined."""
     square = product = 0.0
-    for one in tensors:
-        noise = np.asarray(one.noise)
-        square += float(np.sum(np.square(one.without / noise)))
-        product += float(np.sum(one.without * one.actual / np.square(noise)))
+    for tensor in tensors:
+        noise = np.asarray(tensor.noise)
+        square += float(np.sum(np.square(tensor.without / noise)))
+        product += float(np.sum(tensor.without * tensor.actual / np.square(noise)))
     return product / square if square > 0 and math.isfinite(product) else None
 
 
 def scaled(tensors: Sequence[Prediction], ratio: float) -> Iterator[Prediction]:
-    """The prediction that all tensors are multiplied by a ratio."""
-    for one in tensors:
-        yield Prediction(one.site, one.actual, ratio * one.without, one.without, one.noise, one.limit)
+    """Yield the predictions that all tensors are multiplied by a ratio."""
+    for tensor in tensors:
+        yield Prediction(tensor.site, tensor.actual, ratio * tensor.without, tensor.without, tensor.noise, tensor.limit)
 
 
 def ratio_hypotheses(
@@ -183,15 +184,15 @@ def ratio_hypotheses(
     counted: Collection[int] = (),
     near: float = NEAR,
 ) -> Iterator[Hypothesis]:
-    """That all tensors are multiplied by one number; and that it is a number of the run.
+    """Yield the hypothesis that all tensors are multiplied by the same number, named if it is a number of the run.
 
     Args:
-        tensors: those of the step; `Prediction.without` is the reference's.
-        what: what they are, in the plural.
-        kind: of the cause where the number is none of the run's.
+        tensors: tensors of the step; `Prediction.without` holds the reference's.
+        what: plural noun for the tensors.
+        kind: kind of the cause if the ratio is no number of the run.
         known: the numbers of the run.
         counted: the counts of the run.
-        near: how near the ratio has to be to a number of the run's: coarse dtypes round it.
+        near: largest relative difference of the ratio from a number of the run; larger for coarse dtypes.
     """
     ratio = ratio_of(tensors)
     if ratio is None or ratio == 0 or abs(ratio - 1) < 1e-4:

@@ -1,7 +1,7 @@
-"""Hypotheses on the code: what the reference's calls would have given, had one thing in them been written otherwise.
+"""Hypotheses on the code: recompute the reference's calls with one edit, and compare with the candidate's tensor.
 
-The calls between tensors that agree and one that does not are computed again from what went into them, first as they
-are, then with one edit. An edit that gives the candidate's tensor is what is other in its code.
+The calls between tensors that agree and a tensor that differs are computed again from their inputs, first unchanged,
+then with one edit. An edit that gives the candidate's tensor is the difference in the code.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from padiff.errors import PadiffError
 from padiff.records import Both, Layout, Pair
 from padiff.sketches.sketch import sketch_of
 
-# Seconds that are spent on edits of one side, and on the numbers in them.
+# Most seconds for the edits of one side, and again for the numbers in its calls.
 _SECONDS = 1.2
-#: Share of itself that a recomputed tensor may be off by: more of it, and its code is not what was computed.
+#: Largest relative error of a recomputed tensor; with a larger error the formula is not the code that ran.
 AGREES = 1e-3
-# Operations between two places that belong together.
+# Most operations between two places that belong together.
 _TOGETHER = 6
-#: Elements that are computed with, at most.
+#: Most elements to compute with.
 _MOST = 8_000_000
-# Of edits that come to the level of rounding, those that are so many times further off than the nearest explain less,
-# but for this share of the noise.
+# An edit at the level of rounding still explains less than the nearest one if its error is so many times larger, and
+# larger than this share of the noise.
 _NEARER, _ROUNDED = 3.0, 0.5
 _OF_REFERENCE, _OF_CANDIDATE = "in the candidate, ", "the reference's comes out where, of the candidate's calls, "
 
@@ -51,9 +51,9 @@ class Case:
     """The tensor that differs.
 
     Attributes:
-        sides: what is known of it: both sides in the reference's layout, or the projections of their sketches.
-        looks: what is looked at of either side's tensor, to be held against that.
-        noise: what rounding makes of an element.
+        sides: both tensors in the reference's layout, or the projections of their sketches.
+        looks: function for each side that brings a recomputed tensor to the form of ``sides``.
+        noise: rounding error of an element.
     """
 
     scene: Scene
@@ -85,7 +85,7 @@ class Case:
 
 
 def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
-    """Of a first diff in an output, or in what goes into a layer, where the calls before it are traced."""
+    """Yield hypotheses on a first diff in an output or input of a layer, if the calls before it are traced."""
     place, steps = scene.place, scene.sides(scene.number)
     if place is None or place.ends is None or place.graphs is None or steps is None:
         return
@@ -100,11 +100,11 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
         writer = Writer(graph, step, info)
         try:
             formula = writer.write(end, open_)
-            made = look(formula.values[formula.end])
+            result = look(formula.values[formula.end])
         except (UnknownError, ValueError, IndexError, PadiffError):
             written.append(None)
             continue
-        off = root(made - side) if made.shape == side.shape else np.inf
+        off = root(result - side) if result.shape == side.shape else np.inf
         if off > AGREES * root(side) or sum(value.size for value in formula.values) > _MOST:
             written.append(None)
             continue
@@ -112,7 +112,7 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
         written.append(Sheet(writer, graph, case.looks.reference is not same))
     case = replace(case, noise=max(noise, 1e-300))
     reference, candidate = written
-    found: list[Found] = []
+    trials: list[Found] = []
     if reference is not None:
         declared = _declared(case, reference)
         if declared is not None:
@@ -120,15 +120,15 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
             if explains(weigh(declared.predict()), declared):
                 return
         target = Target(case.sides.candidate, reference.shape(reference.formula.end), case.looks.reference)
-        found += tried(case, reference, (left_out, otherwise), target, False)
+        trials += tried(case, reference, (left_out, otherwise), target, False)
     if candidate is not None:
         target = Target(case.sides.reference, candidate.shape(candidate.formula.end), case.looks.candidate)
-        found += tried(case, candidate, (left_out,), target, True)
-    yield from reported(case, found)
+        trials += tried(case, candidate, (left_out,), target, True)
+    yield from reported(case, trials)
 
 
 def case_of(scene: Scene) -> Case | None:
-    """What is known of the tensor; `None` where it is not known, or says too little."""
+    """Return the tensor of the first diff as a case; `None` if it can't be compared or has too few elements."""
     pair = scene.diff.pair
     sides = whole_of(pair)
     looks: Both[Look]
@@ -137,11 +137,11 @@ def case_of(scene: Scene) -> Case | None:
     elif (last := _last_place(pair)) is not None:
         sides, looks = last
     else:
-        found = operands(pair)
-        if not isinstance(found, Sketches) or found.scales != Both(1.0, 1.0) or not found.aligned:
+        sketches = operands(pair)
+        if not isinstance(sketches, Sketches) or sketches.scales != Both(1.0, 1.0) or not sketches.aligned:
             return None
-        sides = found.values()
-        looks = Both(found.reference, found.candidate).map(lambda sketch: partial(_projected, sketch.transposed))
+        sides = sketches.values()
+        looks = Both(sketches.reference, sketches.candidate).map(lambda sketch: partial(_projected, sketch.transposed))
     if sides is None or np.iscomplexobj(sides.reference) or sides.reference.shape != sides.candidate.shape:
         return None
     if sides.reference.size < 2 or not all(np.isfinite(side).all() for side in sides):
@@ -150,21 +150,21 @@ def case_of(scene: Scene) -> Case | None:
 
 
 def _last_place(pair: Pair) -> tuple[Both[np.ndarray], Both[Look]] | None:
-    """Of a recurrent layer one side may give what each place has, and the other what the last one has."""
+    """Return the last states of a recurrent layer that outputs all states on one side and the last on the other."""
     arrays = []
     for record in pair.sides:
         if record is None or record.source.sketched:
             return None
         arrays.append(np.asarray(record.value, np.float64))
-    found: list[np.ndarray] = []
+    values: list[np.ndarray] = []
     looks: list[Look] = []
-    for own, other in (arrays, arrays[::-1]):
-        longer = own.ndim == 3 and other.shape == (own.shape[0], own.shape[2])
+    for array, partner in (arrays, arrays[::-1]):
+        longer = array.ndim == 3 and partner.shape == (array.shape[0], array.shape[2])
         looks.append(_at_the_end if longer else same)
-        found.append(looks[-1](own))
+        values.append(looks[-1](array))
     if looks[0] is looks[1]:
         return None
-    return Both(*found), Both(*looks)
+    return Both(*values), Both(*looks)
 
 
 def _at_the_end(values: np.ndarray) -> np.ndarray:
@@ -183,24 +183,24 @@ def _projected(transposed: bool, values: np.ndarray) -> np.ndarray:
     return sketch_of(np.ascontiguousarray(values, np.float64), transposed).projection
 
 
-# -- what is declared ----------------------------------------------------------------------------------------------
+# -- declared settings ---------------------------------------------------------------------------------------------
 
 
 def _declared(case: Case, sheet: Sheet) -> Hypothesis | None:
-    """The reference's calls with what the candidate's layers declare."""
+    """Return the hypothesis that differently declared settings of layers explain the diff; `None` if none differ."""
     scene, place = case.scene, case.scene.place
     assert place is not None and place.graphs is not None and place.ends is not None
     called = {call.layer for call in sheet.writer.calls.values()}
     settings: dict[str, dict[str, object]] = {}
-    said = []
-    for one in scene.declared:
-        paths = called & {*one.layers.reference}
-        if one.kind == "layer_setting" and one.changes and paths:
-            said.append(one)
+    differences = []
+    for difference in scene.declared:
+        paths = called & {*difference.layers.reference}
+        if difference.kind == "layer_setting" and difference.changes and paths:
+            differences.append(difference)
             for path in paths:
-                settings.setdefault(path, {})[one.name] = one.values.candidate
+                settings.setdefault(path, {})[difference.name] = difference.values.candidate
     steps = scene.sides(scene.number)
-    cause = cause_of(said)
+    cause = cause_of(differences)
     if cause is None or steps is None:
         return None
     writer = Writer(place.graphs.reference, steps.reference, scene.runs.reference.info, settings)
@@ -208,12 +208,12 @@ def _declared(case: Case, sheet: Sheet) -> Hypothesis | None:
         formula = writer.write(place.ends.reference, place.computed.reference)
     except (UnknownError, ValueError, IndexError):
         return None
-    made = formula.values[formula.end]
-    target = Target(case.sides.candidate, made.shape, case.looks.reference)
-    if (case.looks.reference is same and made.shape != case.sides.reference.shape) or not np.isfinite(made).all():
+    result = formula.values[formula.end]
+    target = Target(case.sides.candidate, result.shape, case.looks.reference)
+    if (case.looks.reference is same and result.shape != case.sides.reference.shape) or not np.isfinite(result).all():
         return None
     edit = Edit("layer_setting", "what is declared differently", cause.sentence, {})
-    return replace(case.hypothesis(Found(edit, made, 0.0, 1, False, sheet, target), ""), fix=cause.fix)
+    return replace(case.hypothesis(Found(edit, result, 0.0, 1, False, sheet, target), ""), fix=cause.fix)
 
 
 # -- edits ---------------------------------------------------------------------------------------------------------
@@ -224,14 +224,15 @@ class Found:
     """An edit that was tried.
 
     Attributes:
-        made: what it gives.
-        off: how far from what was recorded that is.
-        tried: how many were.
-        surplus: whether it is of the candidate's calls.
-        sheet: whose edit it is.
-        target: what it should give.
-        head: what the sentence begins with; `None`: whose calls they are.
-        case: what it is held against, where that is not what all are.
+        edit: the edit.
+        made: the tensor that the edited calls give.
+        off: difference of this tensor from the target.
+        tried: count of edits that were tried.
+        surplus: True for an edit of the candidate's calls, False for one of the reference's.
+        sheet: the formula that was edited.
+        target: the tensor that the edit should give.
+        head: beginning of the sentence; by default the side whose calls are edited.
+        case: the case to compare with, if not the common one.
     """
 
     edit: Edit
@@ -253,28 +254,28 @@ def tried(
     surplus: bool,
     some: Iterable[Number] | None = None,
 ) -> list[Found]:
-    """One side's calls with an edit: those that explain the other's tensor, and the nearest of each other kind.
+    """Return the edits of one side's calls that give the other side's tensor, and the nearest edit of each other name.
 
     Args:
-        some: numbers that are solved for. Default: those of the reference's calls.
+        some: numbers to solve for. Default: the numbers in the reference's calls, none for the candidate's.
     """
     explaining: list[Found] = []
     nearest: dict[str, Found] = {}
-    own, count = sheet.formula.values[sheet.formula.end], 0
+    unchanged, count = sheet.formula.values[sheet.formula.end], 0
     if some is None:
         some = () if surplus else numbers(sheet)
 
     def look(edit: Edit) -> None:
         nonlocal count
-        made = sheet.formula.changed(edit.changes)
-        if made is None or made.shape != target.shape or np.array_equal(made, own):
+        result = sheet.formula.changed(edit.changes)
+        if result is None or result.shape != target.shape or np.array_equal(result, unchanged):
             return
         count += 1
-        found = Found(edit, made, target.off(made), count, surplus, sheet, target)
-        if found.off <= NEAR * case.noise:
-            explaining.append(found)
-        elif edit.name not in nearest or found.off < nearest[edit.name].off:
-            nearest[edit.name] = found
+        trial = Found(edit, result, target.off(result), count, surplus, sheet, target)
+        if trial.off <= NEAR * case.noise:
+            explaining.append(trial)
+        elif edit.name not in nearest or trial.off < nearest[edit.name].off:
+            nearest[edit.name] = trial
 
     until = time.monotonic() + _SECONDS
     for edit in (edit for maker in makers for edit in maker(sheet)):
@@ -288,73 +289,78 @@ def tried(
         solution = solved(sheet, number, target, case.noise)
         if solution is not None:
             look(solution)
-    return [replace(one, tried=count) for one in (*explaining, *nearest.values())]
+    return [replace(trial, tried=count) for trial in (*explaining, *nearest.values())]
 
 
 def reported(case: Case, found: Sequence[Found]) -> Iterator[Hypothesis]:
-    """Of what explains it the plainest, and the first that is about another place: these can't be distinguished."""
-    explaining = [one for one in found if one.off <= NEAR * case.noise]
-    names = {one.edit.name for one in explaining}
-    least = min((one.off for one in explaining), default=0.0)
-    explaining = [one for one in explaining if one.off <= max(_NEARER * least, _ROUNDED * case.noise)]
-    explaining.sort(key=lambda one: (not one.edit.telling, one.edit.rank, one.surplus, one.edit.free))
+    """Yield the simplest explaining edit, one at an unrelated place if it explains as well, then all other edits."""
+    explaining = [trial for trial in found if trial.off <= NEAR * case.noise]
+    names = {trial.edit.name for trial in explaining}
+    least = min((trial.off for trial in explaining), default=0.0)
+    explaining = [trial for trial in explaining if trial.off <= max(_NEARER * least, _ROUNDED * case.noise)]
+    explaining.sort(key=lambda trial: (not trial.edit.telling, trial.edit.rank, trial.surplus, trial.edit.free))
     reported = explaining[:1]
-    reported += [one for one in explaining[1:] if reported and _apart(one, reported[0])][:1]
-    for one in (*(_as_order(case, one) for one in reported), *(one for one in found if one.edit.name not in names)):
-        usual = _OF_CANDIDATE if one.surplus else _OF_REFERENCE
-        if one.edit.text.startswith(("the candidate ", SIDES_OF_EDITS[0])):
-            sides = ("the reference", "the candidate") if one.surplus else ("the candidate", "the reference")
-            text = one.edit.text
+    reported += [trial for trial in explaining[1:] if reported and _apart(trial, reported[0])][:1]
+    for trial in (
+        *(_as_order(case, trial) for trial in reported),
+        *(trial for trial in found if trial.edit.name not in names),
+    ):
+        usual = _OF_CANDIDATE if trial.surplus else _OF_REFERENCE
+        if trial.edit.text.startswith(("the candidate ", SIDES_OF_EDITS[0])):
+            sides = ("the reference", "the candidate") if trial.surplus else ("the candidate", "the reference")
+            text = trial.edit.text
             for mark, name in zip(SIDES_OF_EDITS, sides):
                 text = text.replace(mark, name)
-            one = replace(one, edit=replace(one.edit, text=text), head="")
-        yield (one.case or case).hypothesis(one, usual if one.head is None else one.head)
+            trial = replace(trial, edit=replace(trial.edit, text=text), head="")
+        yield (trial.case or case).hypothesis(trial, usual if trial.head is None else trial.head)
 
 
-def _apart(one: Found, other: Found) -> bool:
-    """Whether two edits of one side's calls are about places that have nothing to do with each other."""
-    if one.surplus != other.surplus or one.edit.kind == other.edit.kind or min(one.edit.at, other.edit.at) < 0:
+def _apart(first: Found, second: Found) -> bool:
+    """Return True if two edits of one side's calls are at unrelated places."""
+    if first.surplus != second.surplus or first.edit.kind == second.edit.kind or min(first.edit.at, second.edit.at) < 0:
         return False
-    above = one.sheet.formula.above
-    return one.edit.at not in above(other.edit.at, _TOGETHER) and other.edit.at not in above(one.edit.at, _TOGETHER)
+    above = first.sheet.formula.above
+    return first.edit.at not in above(second.edit.at, _TOGETHER) and second.edit.at not in above(
+        first.edit.at, _TOGETHER
+    )
 
 
-def _as_order(case: Case, one: Found) -> Found:
-    """That a norm is given the sum with a branch, where the other side's is given what goes into the branch."""
-    if one.edit.kind != "branch_missing" or not _feeds_the_branch(case, one):
-        return one
+def _as_order(case: Case, trial: Found) -> Found:
+    """Return a missing branch as another order of norm and residual, if the other side's norm feeds the branch."""
+    if trial.edit.kind != "branch_missing" or not _feeds_the_branch(case, trial):
+        return trial
     pair = case.scene.diff.pair
-    side, other = ("candidate", "reference") if one.surplus else ("reference", "candidate")
+    side, other_side = ("candidate", "reference") if trial.surplus else ("reference", "candidate")
     text = (
         f"the order of the norm and the residual: the {side}'s `{getattr(pair, side).layer}` normalises the sum with "
-        f"what the branch gives (post-norm), the {other}'s what goes into the branch (pre-norm). So "
+        f"what the branch gives (post-norm), the {other_side}'s what goes into the branch (pre-norm). So "
     )
-    head = _OF_CANDIDATE if one.surplus else _OF_REFERENCE
+    head = _OF_CANDIDATE if trial.surplus else _OF_REFERENCE
     return replace(
-        one, edit=replace(one.edit, kind="norm_order", telling=True, text=f"{text}{head}{one.edit.text}"), head=""
+        trial, edit=replace(trial.edit, kind="norm_order", telling=True, text=f"{text}{head}{trial.edit.text}"), head=""
     )
 
 
-def _feeds_the_branch(case: Case, one: Found) -> bool:
-    """Whether the other side's norm goes into the very branch that is added before this side's."""
+def _feeds_the_branch(case: Case, trial: Found) -> bool:
+    """Return True if the other side's norm feeds the branch that is added before this side's norm."""
     scene, pair = case.scene, case.scene.diff.pair
     place, reference, candidate = scene.place, pair.reference, pair.candidate
     if place is None or place.graphs is None or reference is None or candidate is None:
         return False
-    own, there = Both(reference, candidate).swapped(one.surplus)
-    graph, others = place.graphs.swapped(one.surplus)
+    record, other_record = Both(reference, candidate).swapped(trial.surplus)
+    graph, other_graph = place.graphs.swapped(trial.surplus)
     paths = {reference.layer, candidate.layer}
     kinds = [layer.kind for run in scene.runs for layer in run.info.layers if layer.path in paths]
-    call = others.of_record(there)
+    call = other_graph.of_record(other_record)
     if not pair.anchor.slot.startswith("input") or not any("norm" in kind for kind in kinds) or call is None:
         return False
     partner = {p.candidate.path: p.reference.path for p in scene.alignment.pairs}
-    start = next((o.tensor for o in (graph.of_record(own) or call).inputs), -1)
+    start = next((o.tensor for o in (graph.of_record(record) or call).inputs), -1)
     branch = {c.layer for c in graph.back(start, lambda _: False) if not c.function}
-    partner = partner if one.surplus else {reference: candidate for candidate, reference in partner.items()}
+    partner = partner if trial.surplus else {reference: candidate for candidate, reference in partner.items()}
     for path in {partner.get(path, "") for path in branch} - {""}:
-        fed = others.layers.get((path, there.call))
+        fed = other_graph.layers.get((path, other_record.call))
         outputs = fed.outputs if fed is not None else ()
-        if any(before is call for o in outputs for before in others.back(o.tensor, lambda _: False)):
+        if any(before is call for o in outputs for before in other_graph.back(o.tensor, lambda _: False)):
             return True
     return False

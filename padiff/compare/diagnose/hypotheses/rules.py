@@ -1,4 +1,4 @@
-"""The rules by which optimizers make updates of gradients, in numpy: those of torch and of paddle, with their forms."""
+"""The update rules of the optimizers of torch and paddle in numpy, with their variants."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 
 @dataclass(frozen=True)
 class History:
-    """What an optimizer was given in a row of steps, from its first one on: some elements of some tensors.
+    """Gradients, weights and updates of an optimizer from its first step on, for some elements of some tensors.
 
     Attributes:
-        gradients, weights: a row for each step, the tensors' elements one after the other; float64.
-        updates: what it made of them.
+        gradients, weights: arrays of shape (steps, elements), the tensors one after the other; float64.
+        updates: the changes of the weights in each step, in the same shape.
         rates: the learning rate of each step.
-        tensors: where each tensor's elements are.
-        whole: whether all elements of each tensor are there.
+        tensors: the slice of elements of each tensor.
+        whole: True if the history has all elements of each tensor.
     """
 
     gradients: np.ndarray
@@ -34,7 +34,7 @@ class History:
         return len(self.gradients)
 
     def between(self, first: int, last: int) -> History:
-        """The steps from ``first`` to before ``last``."""
+        """Return the history of the steps from ``first`` to before ``last``."""
         cut = slice(first, last)
         return replace(
             self,
@@ -47,22 +47,21 @@ class History:
 
 #: Numbers and forms by name; a form is 0.0 or 1.0.
 Settings = Mapping[str, float]
-# The same, or the numbers of several settings in columns: a rule then makes the updates of each, in as many arrays.
+# The same, or arrays with the numbers of several settings (see `side_by_side`).
 _Settings = Mapping[str, Any]
 Run = Callable[[History, _Settings], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How updates are made.
+    """An update rule of an optimizer.
 
     Attributes:
-        name: what it is called.
-        run: the updates that it makes, given a history and its settings.
-        numbers: the settings that are numbers, with their usual values; the first is the default.
-        forms: the settings that are one or the other, with their default.
-        linear: whether updates are linear in gradients and weights, so that projections of them show it, too.
-        fresh: whether it needs the history from the optimizer's first step on, as it remembers.
+        name: name of the rule for people.
+        run: function of a history and settings that returns the updates.
+        numbers: numeric settings with their usual values, the default first.
+        forms: settings that are switched on (1.0) or off (0.0), with their default.
+        linear: True if updates are linear in gradients and weights, so that projections show the rule too.
     """
 
     name: str
@@ -76,7 +75,7 @@ class Rule:
         return {"rate": 1.0, **{name: usual[0] for name, usual in self.numbers.items()}, **self.forms}
 
 
-# Share that a norm may be off by, times the root of how many elements it is estimated from: three deviations or so.
+# Largest relative error of a norm estimated from n elements, times the root of n: about three deviations.
 _ROUGHLY = 3.0
 _DECAYS = (0.0, 1e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5)
 _BETA1 = (0.9, 0.95, 0.8, 0.5, 0.0, 0.99, 0.85)
@@ -86,24 +85,24 @@ _MOMENTA = (0.0, 0.9, 0.8, 0.95, 0.99, 0.5, 0.85, 0.98)
 
 
 def _sgd(h: History, s: _Settings) -> np.ndarray:
-    kept = np.zeros_like(h.gradients[0])
-    made = []
+    buffer = np.zeros_like(h.gradients[0])
+    rows = []
     for t in range(h.steps):
         rate = s["rate"] * h.rates[t]
         gradient = h.gradients[t] + (0.0 if s["decoupled"] else s["weight_decay"]) * h.weights[t]
         if s["rate_inside"]:
-            kept = s["momentum"] * kept + rate * gradient
-            step = s["momentum"] * kept + rate * gradient if s["nesterov"] else kept
+            buffer = s["momentum"] * buffer + rate * gradient
+            step = s["momentum"] * buffer + rate * gradient if s["nesterov"] else buffer
         else:
             damping = 0.0 if t == 0 else np.where(s["momentum"], s["dampening"], 0.0)
-            kept = s["momentum"] * kept + (1 - damping) * gradient
-            step = rate * (gradient + s["momentum"] * kept if s["nesterov"] else kept)
-        made.append(-step - (rate * s["weight_decay"] * h.weights[t] if s["decoupled"] else 0.0))
-    return np.stack(made, axis=-2)
+            buffer = s["momentum"] * buffer + (1 - damping) * gradient
+            step = rate * (gradient + s["momentum"] * buffer if s["nesterov"] else buffer)
+        rows.append(-step - (rate * s["weight_decay"] * h.weights[t] if s["decoupled"] else 0.0))
+    return np.stack(rows, axis=-2)
 
 
 class _Betas:
-    """The moments' two factors, and what a sum of them has come to; in float32 where the rule computes with that."""
+    """The two betas and their powers for bias correction, in float32 if the rule is set to single precision."""
 
     def __init__(self, s: _Settings) -> None:
         self._number = np.float32 if s["single"] else np.float64
@@ -113,15 +112,15 @@ class _Betas:
         self.rest = tuple(np.float64(self._number(1) - beta) for beta in self._betas)
 
     def step(self) -> tuple[Any, Any]:
-        """What bias correction divides the moments by in the next step."""
+        """Return the divisors of bias correction for the next step."""
         self._powers = [self._number(power * beta) for power, beta in zip(self._powers, self._betas)]
-        one, two = (np.float64(self._number(1) - power) for power in self._powers)
-        return one, two
+        first, second = (np.float64(self._number(1) - power) for power in self._powers)
+        return first, second
 
 
 def _adam(h: History, s: _Settings) -> np.ndarray:
     m = v = largest = np.zeros_like(h.gradients[0])
-    betas, made = _Betas(s), []
+    betas, rows = _Betas(s), []
     for t in range(h.steps):
         rate = s["rate"] * h.rates[t]
         gradient = h.gradients[t]
@@ -129,23 +128,23 @@ def _adam(h: History, s: _Settings) -> np.ndarray:
             gradient = gradient + s["weight_decay"] * h.weights[t]
         m = betas.one * m + betas.rest[0] * gradient
         v = betas.two * v + betas.rest[1] * np.square(gradient)
-        one, two = betas.step()
+        first_divisor, second_divisor = betas.step()
         if not s["corrected"]:
-            one = two = 1.0
+            first_divisor = second_divisor = 1.0
         largest = np.maximum(largest, v)
-        square = (largest if s["amsgrad"] else v) / two
+        square = (largest if s["amsgrad"] else v) / second_divisor
         if s["inside"]:
             root = np.sqrt(square + s["eps"])
         else:
-            root = np.sqrt(square) + s["eps"] / (np.sqrt(two) if s["uncorrected_eps"] else 1.0)
-        step = _ratio(m / one, root)
-        made.append(-rate * (step + (s["weight_decay"] * h.weights[t] if s["decoupled"] else 0.0)))
-    return np.stack(made, axis=-2)
+            root = np.sqrt(square) + s["eps"] / (np.sqrt(second_divisor) if s["uncorrected_eps"] else 1.0)
+        step = _ratio(m / first_divisor, root)
+        rows.append(-rate * (step + (s["weight_decay"] * h.weights[t] if s["decoupled"] else 0.0)))
+    return np.stack(rows, axis=-2)
 
 
 def _nadam(h: History, s: _Settings) -> np.ndarray:
     m = v = np.zeros_like(h.gradients[0])
-    betas, made, product = _Betas(s), [], 1.0
+    betas, rows, product = _Betas(s), [], 1.0
     for t in range(h.steps):
         rate = s["rate"] * h.rates[t]
         gradient = h.gradients[t] + (0.0 if s["decoupled"] else s["weight_decay"]) * h.weights[t]
@@ -156,13 +155,13 @@ def _nadam(h: History, s: _Settings) -> np.ndarray:
         _, two = betas.step()
         ahead = (1 - now) / (1 - product) * gradient + then / (1 - product * then) * m
         step = _ratio(ahead, np.sqrt(v / two) + s["eps"])
-        made.append(-rate * (step + (s["weight_decay"] * h.weights[t] if s["decoupled"] else 0.0)))
-    return np.stack(made, axis=-2)
+        rows.append(-rate * (step + (s["weight_decay"] * h.weights[t] if s["decoupled"] else 0.0)))
+    return np.stack(rows, axis=-2)
 
 
 def _adamax(h: History, s: _Settings) -> np.ndarray:
     m = norm = np.zeros_like(h.gradients[0])
-    betas, made = _Betas(s), []
+    betas, rows = _Betas(s), []
     for t in range(h.steps):
         gradient = h.gradients[t] + s["weight_decay"] * h.weights[t]
         m = betas.one * m + betas.rest[0] * gradient
@@ -170,14 +169,14 @@ def _adamax(h: History, s: _Settings) -> np.ndarray:
             norm = np.maximum(np.abs(gradient), betas.two * norm + s["eps"])
         else:
             norm = np.maximum(betas.two * norm, np.abs(gradient) + s["eps"])
-        one, _ = betas.step()
-        made.append(-s["rate"] * h.rates[t] / one * _ratio(m, norm))
-    return np.stack(made, axis=-2)
+        divisor, _ = betas.step()
+        rows.append(-s["rate"] * h.rates[t] / divisor * _ratio(m, norm))
+    return np.stack(rows, axis=-2)
 
 
 def _rmsprop(h: History, s: _Settings) -> np.ndarray:
-    v = mean = kept = np.zeros_like(h.gradients[0])
-    made = []
+    v = mean = buffer = np.zeros_like(h.gradients[0])
+    rows = []
     for t in range(h.steps):
         rate = s["rate"] * h.rates[t]
         gradient = h.gradients[t] + s["weight_decay"] * h.weights[t]
@@ -189,74 +188,74 @@ def _rmsprop(h: History, s: _Settings) -> np.ndarray:
         root = np.sqrt(square + s["eps"]) if s["inside"] else np.sqrt(square) + s["eps"]
         step = _ratio(gradient, root)
         if s["rate_inside"]:
-            kept = s["momentum"] * kept + rate * step
-            made.append(-kept)
+            buffer = s["momentum"] * buffer + rate * step
+            rows.append(-buffer)
         else:
-            kept = s["momentum"] * kept + step
-            made.append(-rate * kept)
-    return np.stack(made, axis=-2)
+            buffer = s["momentum"] * buffer + step
+            rows.append(-rate * buffer)
+    return np.stack(rows, axis=-2)
 
 
 def _adagrad(h: History, s: _Settings) -> np.ndarray:
     total = s["initial"] + np.zeros_like(h.gradients[0])
-    made = []
+    rows = []
     for t in range(h.steps):
         gradient = h.gradients[t] + s["weight_decay"] * h.weights[t]
         total = total + np.square(gradient)
         root = np.sqrt(total + s["eps"]) if s["inside"] else np.sqrt(total) + s["eps"]
-        made.append(-s["rate"] * h.rates[t] * _ratio(gradient, root))
-    return np.stack(made, axis=-2)
+        rows.append(-s["rate"] * h.rates[t] * _ratio(gradient, root))
+    return np.stack(rows, axis=-2)
 
 
 def _adadelta(h: History, s: _Settings) -> np.ndarray:
     squares = steps = np.zeros_like(h.gradients[0])
-    made = []
+    rows = []
     for t in range(h.steps):
         gradient = h.gradients[t] + s["weight_decay"] * h.weights[t]
         squares = s["alpha"] * squares + (1 - s["alpha"]) * np.square(gradient)
         step = np.sqrt(steps + s["eps"]) / np.sqrt(squares + s["eps"]) * gradient
         steps = s["alpha"] * steps + (1 - s["alpha"]) * np.square(step)
-        made.append(-s["rate"] * h.rates[t] * step)
-    return np.stack(made, axis=-2)
+        rows.append(-s["rate"] * h.rates[t] * step)
+    return np.stack(rows, axis=-2)
 
 
 def _lion(h: History, s: _Settings) -> np.ndarray:
     m = np.zeros_like(h.gradients[0])
-    made = []
+    rows = []
     for t in range(h.steps):
         step = np.sign(s["beta1"] * m + (1 - s["beta1"]) * h.gradients[t])
         m = s["beta2"] * m + (1 - s["beta2"]) * h.gradients[t]
-        made.append(-s["rate"] * h.rates[t] * (step + s["weight_decay"] * h.weights[t]))
-    return np.stack(made, axis=-2)
+        rows.append(-s["rate"] * h.rates[t] * (step + s["weight_decay"] * h.weights[t]))
+    return np.stack(rows, axis=-2)
 
 
 def _lamb(h: History, s: _Settings) -> np.ndarray:
     m = v = np.zeros_like(h.gradients[0])
-    betas, made = _Betas(s), []
+    betas, rows = _Betas(s), []
     for t in range(h.steps):
         m = betas.one * m + betas.rest[0] * h.gradients[t]
         v = betas.two * v + betas.rest[1] * np.square(h.gradients[t])
-        one, two = betas.step() if s["corrected"] else (1.0, 1.0)
-        step = _ratio(m / one, np.sqrt(v / two) + s["eps"]) + s["weight_decay"] * h.weights[t]
+        first_divisor, second_divisor = betas.step() if s["corrected"] else (1.0, 1.0)
+        step = _ratio(m / first_divisor, np.sqrt(v / second_divisor) + s["eps"]) + s["weight_decay"] * h.weights[t]
         rate = s["rate"] * h.rates[t]
-        made.append(-rate * step * _trust(h, t, step, rate))
-    return np.stack(made, axis=-2)
+        rows.append(-rate * step * _trust(h, t, step, rate))
+    return np.stack(rows, axis=-2)
 
 
 def _trust(h: History, t: int, step: np.ndarray, rate: Any) -> np.ndarray:
-    """How much longer than its own norm each tensor's step is made, element by element: the norm of the weight."""
+    """Return Lamb's trust ratio of each element: the norm of the tensor's weight divided by the norm of its step."""
     trust = np.ones_like(step)
     for tensor in h.tensors:
-        own = step[..., tensor]
+        values = step[..., tensor]
         norm = np.linalg.norm(h.weights[t][tensor])
-        norms = np.sqrt(np.sum(np.square(own), axis=-1, keepdims=True))
-        about = np.where((norm > 0) & (norms > 0), norm / norms, 1.0)
+        norms = np.sqrt(np.sum(np.square(values), axis=-1, keepdims=True))
+        ratio = np.where((norm > 0) & (norms > 0), norm / norms, 1.0)
         if not h.whole:
-            # Of some elements the norm is known roughly: the step's exact length is taken from what was recorded.
-            solved = -np.sum(h.updates[t][tensor] * own, axis=-1, keepdims=True) / (rate * np.square(norms))
-            close = np.abs(solved - about) <= _ROUGHLY / math.sqrt(own.shape[-1]) * about
-            about = np.where(close, solved, about)
-        trust[..., tensor] = about
+            # Some elements give a rough norm: the exact ratio comes from the recorded updates.
+            solved = -np.sum(h.updates[t][tensor] * values, axis=-1, keepdims=True) / (rate * np.square(norms))
+            close = np.abs(solved - ratio) <= _ROUGHLY / math.sqrt(values.shape[-1]) * ratio
+            ratio = np.where(close, solved, ratio)
+        trust[..., tensor] = ratio
     return trust
 
 
@@ -298,12 +297,12 @@ ADADELTA = Rule("Adadelta", _adadelta, {"alpha": (0.9, 0.95, 0.99), "eps": (1e-6
 LION = Rule("Lion", _lion, {"beta1": (0.9, 0.95), "beta2": (0.99, 0.999, 0.98, 0.9), "weight_decay": _DECAYS})
 LAMB = Rule("Lamb", _lamb, {**_MOMENTS, "eps": (1e-6, *_EPS)}, {"corrected": 1.0, "single": 0.0})
 
-#: All of them, the plain ones first: where two explain as much, the first is reported.
+#: All rules, the simple ones first: if two explain the updates equally, the first is reported.
 RULES = (SGD, ADAM, ADAMW, RMSPROP, ADAGRAD, ADAMAX, NADAM, LION, LAMB, ADADELTA)
 
 
 def updates(rule: Rule, history: History, settings: _Settings) -> np.ndarray:
-    """The updates that a rule makes; where the state was lost, ``lost`` says before which step."""
+    """Return the updates of a rule; the setting ``lost`` is the step before which the optimizer lost its state."""
     lost = int(settings.get("lost", 0))
     with np.errstate(all="ignore"):
         if not 0 < lost < history.steps:
@@ -313,6 +312,6 @@ def updates(rule: Rule, history: History, settings: _Settings) -> np.ndarray:
 
 
 def side_by_side(rule: Rule, several: Sequence[Settings]) -> _Settings:
-    """Settings of equal forms (and one momentum decay) as one, of which `updates` makes (settings, steps, elements)."""
+    """Return settings with equal forms as one, for which `updates` returns shape (settings, steps, elements)."""
     numbers = [name for name in ("rate", *rule.numbers) if name != "momentum_decay"]
-    return {**several[0], **{name: np.array([[one[name]] for one in several]) for name in numbers}}
+    return {**several[0], **{name: np.array([[settings[name]] for settings in several]) for name in numbers}}

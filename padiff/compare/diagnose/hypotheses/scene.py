@@ -1,4 +1,4 @@
-"""What hypotheses look at: the first diff, its step, and what the steps around it recorded."""
+"""The input of all hypotheses: the first diff, its step, and the records of the steps around it."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from padiff.pair.united import united
 from padiff.records import LOOP, STAGES, Both, Diff, Difference, Pair, Run, Step
 from padiff.sketches.sketch import BUCKETS, sketch_of
 
-#: Elements of a tensor that are computed with: enough for any proof, whatever the tensor's size.
+#: Largest count of elements of a tensor that hypotheses compute with: enough for any proof, whatever the tensor's size.
 ELEMENTS = 2048
-#: Layer, slot and call of a record, as the reference calls it.
+#: Layer, slot and call number of a record, by the reference's names.
 Place = tuple[str, str, int]
 
 
 @dataclass(frozen=True)
 class Scene:
-    """The first diff and what is recorded around it.
+    """The first diff and the records around it.
 
     Attributes:
         diff: the first diff.
-        step: the judged diffs of its step, of its rank.
-        alignment: which layers answer to each other.
+        step: the judged diffs of the first diff's step and rank.
+        alignment: the pairs of corresponding layers.
         runs: reference and candidate.
-        rank: which rank's.
-        declared: what the runs declare differently in its step.
-        place: where in the code it comes from.
+        rank: the rank of the first diff.
+        declared: settings that the runs declare differently in this step.
+        place: the lines of code that computed the tensor of the first diff.
     """
 
     diff: Diff
@@ -50,7 +50,7 @@ class Scene:
 
     @property
     def number(self) -> int:
-        """The step's."""
+        """Return the number of the first diff's step."""
         return self.diff.pair.step
 
     @property
@@ -63,22 +63,22 @@ class Scene:
 
     @cached_property
     def layers(self) -> LayerPair | None:
-        """The two layers that the first diff is of."""
+        """Return the pair of layers of the first diff; `None` if the alignment has none."""
         path = self.diff.pair.anchor.layer
         return next((p for p in self.alignment.pairs if p.reference.path == path), None)
 
     @cached_property
     def numbers(self) -> list[int]:
-        """Steps that both runs have, ascending."""
+        """Return the numbers of the steps that both runs have, ascending."""
         numbers = self.runs.map(lambda run: run.numbers())
         return sorted(set(numbers.reference) & set(numbers.candidate))
 
     def diffs(self, *stages: str) -> list[Diff]:
-        """The step's diffs of some stages that were compared, but for those of the whole step."""
+        """Return the compared diffs of the given stages, without those of the training loop itself."""
         return [d for d in self.step if d.pair.stage in stages and d.compared and d.pair.anchor.layer != LOOP]
 
     def sides(self, number: int) -> Both[Step] | None:
-        """A recorded step of both runs; `None` if it can't be read."""
+        """Return a recorded step of both runs; `None` if it can't be read."""
         if number not in self._sides:
             self._sides[number] = self._read(number)
         return self._sides[number]
@@ -88,30 +88,30 @@ class Scene:
             steps = self.runs.map(lambda run: united(run.steps(number)))
             ranks = rank_steps(steps, self.runs.map(lambda run: run.info))
         except (PadiffError, KeyError, OSError):
-            return None  # it went meanwhile, or is spoilt: what can't be read explains nothing
+            return None  # deleted meanwhile, or damaged: a step that can't be read explains nothing
         return ranks[self.rank] if self.rank < len(ranks) else None
 
     def pairs(self, number: int, stage: str) -> Mapping[Place, Pair]:
-        """A step's complete pairs of a stage."""
+        """Return the pairs of a step and stage that have both sides, by place."""
         if number not in self._pairs:
             self._pairs[number] = self._paired(number)
         return self._pairs[number].get(stage, {})
 
     def _paired(self, number: int) -> Mapping[str, Mapping[Place, Pair]]:
-        found: dict[str, dict[Place, Pair]] = {}
+        by_stage: dict[str, dict[Place, Pair]] = {}
         if number == self.number:
             pairs: Sequence[Pair] = [diff.pair for diff in self.step]
         else:
             sides = self.sides(number)
             pairs = [] if sides is None else step_pairs([sides], self.alignment, STAGES)[0]
         for pair in pairs:
-            # A norm that clipping returned stands among the gradients, and is none.
+            # The norm that clipping returned has the stage "grad" too, and is no gradient.
             if pair.complete and (pair.stage != "grad" or pair.anchor.layer != LOOP):
-                found.setdefault(pair.stage, {})[place_of(pair)] = pair
-        return found
+                by_stage.setdefault(pair.stage, {})[place_of(pair)] = pair
+        return by_stage
 
     def rates(self, number: int) -> Both[list[float]]:
-        """The learning rates of each parameter group in a step."""
+        """Return the learning rate of each parameter group in a step; empty lists if the step can't be read."""
         sides = self.sides(number)
         if sides is None:
             return Both([], [])
@@ -124,7 +124,10 @@ class Scene:
         )
 
     def limit(self, pair: Pair) -> float:
-        """The share of its norm that the policy lets a pair of this step be off by; infinite where it has none."""
+        """Return the largest error, as a share of the norm, that the policy passes for a pair of this step.
+
+        Infinite for a pair that the policy does not limit.
+        """
         return self._limits.get((pair.stage, place_of(pair)), np.inf)
 
     @cached_property
@@ -137,90 +140,90 @@ class Scene:
 
 
 def place_of(pair: Pair) -> Place:
-    """Layer, slot and call of a pair, as the reference calls them."""
+    """Return the layer, slot and call number of a pair, by the reference's names."""
     anchor = pair.anchor
     return anchor.layer, anchor.slot, anchor.call
 
 
 def values_of(pair: Pair, most: int = ELEMENTS) -> Both[np.ndarray] | None:
-    """Some of a pair's elements, at the same places of every tensor of this size; of a sketch its projection.
+    """Return up to ``most`` elements of both tensors, flat and in float64; for sketches their projections.
 
-    `None` where neither can be had.
+    Tensors of the same size are read at the same places. `None` if the pair has neither elements nor projections.
     """
     try:
-        found = operands(pair)
+        loaded = operands(pair)
     except PadiffError:
         return None
-    if isinstance(found, Sketches):
-        return found.values()
-    if not isinstance(found, Arrays):
+    if isinstance(loaded, Sketches):
+        return loaded.values()
+    if not isinstance(loaded, Arrays):
         return None
-    sides = Both(found.reference, found.candidate)
+    sides = Both(loaded.reference, loaded.candidate)
     if sides.reference.size > most:
         places = np.unravel_index(_places(sides.reference.size, most), sides.reference.shape)
         sides = sides.map(lambda array: np.asarray(array[places]))
-    wide = sides.zip(found.scales).map(lambda side: _float64(side[0]) / side[1])
+    wide = sides.zip(loaded.scales).map(lambda side: _float64(side[0]) / side[1])
     return wide.map(np.ravel)
 
 
 def like(pair: Pair, other: Pair, most: int = ELEMENTS) -> Both[np.ndarray] | None:
-    """`values_of` a pair, looked at as another one of its shape is: one step may have a tensor whole, and another a
-    sketch of it, in which elements have signs.
+    """Return `values_of` of a pair in the form of ``other``, a pair of the same shape.
 
-    `None` where it can't be: of a sketch, elements can't be had.
+    One step may have a whole tensor, and another step a sketch of the tensor, in which elements have signs: the whole
+    tensor is then projected like the sketch. `None` if that is impossible, as a sketch has no elements.
     """
     try:
-        found, shown = operands(pair), operands(other)
+        sides, form = operands(pair), operands(other)
     except PadiffError:
         return None
-    if isinstance(shown, Sketches) and isinstance(found, Arrays):
-        return _projected(pair, found, other, shown)
-    if type(found) is not type(shown):
+    if isinstance(form, Sketches) and isinstance(sides, Arrays):
+        return _projected(pair, sides, other, form)
+    if type(sides) is not type(form):
         return None
     return values_of(pair, most)
 
 
 def alike(pairs: Sequence[Pair | None], most: int = ELEMENTS) -> list[Both[np.ndarray] | None]:
-    """`values_of` several pairs of one quantity or of one shape, all looked at in one way."""
-    there = [pair for pair in pairs if pair is not None]
-    shown = next((pair for pair in there if any(r is not None and r.source.sketched for r in pair.sides)), None)
-    if shown is None:
+    """Return `values_of` of several pairs of the same shape in the same form: all elements, or all projections."""
+    present = [pair for pair in pairs if pair is not None]
+    sketched = next((pair for pair in present if any(r is not None and r.source.sketched for r in pair.sides)), None)
+    if sketched is None:
         return [None if pair is None else values_of(pair, most) for pair in pairs]
-    return [None if pair is None else like(pair, shown, most) for pair in pairs]
+    return [None if pair is None else like(pair, sketched, most) for pair in pairs]
 
 
-def _projected(pair: Pair, arrays: Arrays, other: Pair, shown: Sketches) -> Both[np.ndarray] | None:
-    """Tensors that are whole, as the sketches of other ones of their shape are."""
+def _projected(pair: Pair, arrays: Arrays, other: Pair, sketches: Sketches) -> Both[np.ndarray] | None:
+    """Return the projections of whole tensors, made like the sketches of another pair of the same shape."""
     assert pair.candidate is not None and other.reference is not None
     reference, candidate = arrays.reference, arrays.candidate
-    if not shown.aligned or reference.dtype.kind == "c" or reference.size != shown.reference.size:
+    if not sketches.aligned or reference.dtype.kind == "c" or reference.size != sketches.reference.size:
         return None
-    transposed = shown.reference.transposed
+    transposed = sketches.reference.transposed
     if not other.reference.source.sketched:
-        # Looked at as the candidate has them.
-        transposed, shape = shown.candidate.transposed, pair.candidate.shape
+        # Projected in the candidate's layout.
+        transposed, shape = sketches.candidate.transposed, pair.candidate.shape
         reference, candidate = (pair.layout.undo(array, shape) for array in (reference, candidate))
     return Sketches(sketch_of(reference, transposed), sketch_of(candidate, transposed), arrays.scales, True).values()
 
 
 def whole_of(pair: Pair) -> Both[np.ndarray] | None:
-    """Both tensors of a pair in the reference's layout, in float64; `None` where sketches are all there is."""
+    """Return both whole tensors of a pair in the reference's layout, in float64; `None` if only sketches exist."""
     try:
-        found = operands(pair)
+        sides = operands(pair)
     except PadiffError:
         return None
-    return found.values() if isinstance(found, Arrays) else None
+    return sides.values() if isinstance(sides, Arrays) else None
 
 
 def is_elements(pair: Pair) -> bool:
-    """Whether `values_of` gives elements, give or take a sign that is the same on both sides, and in every stage."""
+    """Return True if `values_of` returns elements, up to a sign that is equal on both sides and in every stage."""
     assert pair.reference is not None and pair.candidate is not None
     sketched = pair.reference.source.sketched or pair.candidate.source.sketched
     return not sketched or int(np.prod(pair.anchor.shape)) <= BUCKETS
 
 
 def rounding_of(pair: Pair) -> float:
-    """What rounding a number of the pair's coarser dtype is off by, relative to it."""
+    """Return the relative rounding error of a number in the coarser dtype of the pair."""
     return max((ROUNDING.get(coarse(r.dtype), 0.0) for r in pair.sides if r is not None), default=0.0)
 
 
@@ -230,6 +233,6 @@ def _float64(array: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _places(size: int, most: int) -> np.ndarray:
-    """Places of a tensor's elements that are looked at, ascending; spread, so that no shape's rows are missed."""
+    """Return the indices of the elements to read, ascending and spread over all rows of any shape."""
     edges = np.linspace(0, size, most + 1).astype(np.int64)
     return np.asarray(edges[:-1] + np.random.default_rng(size).integers(0, np.diff(edges)))

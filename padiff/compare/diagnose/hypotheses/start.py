@@ -14,16 +14,19 @@ from padiff.model import equivalents
 from padiff.records import Both, Cause, Diff
 from padiff.system.naming import first_few
 
-# Gates of recurrent cells whose rows lie one after the other: how many, by kind.
+# Count of gates of recurrent cells, whose rows follow one another in a weight, by kind of layer.
 _GATES = {"lstm": 4, "lstmcell": 4, "gru": 3, "grucell": 3}
-# Parameters of another layer that are looked at.
+# Most parameters of other layers that are compared.
 _OTHERS = 200
-#: Places that are named.
+#: Most places that a text names.
 _NAMED = 3
 
 
 def hypotheses(scene: Scene) -> Iterator[Hypothesis | Cause]:
-    """Of a first diff in a weight of the first step, the simplest first; at last, that it is another one."""
+    """Yield hypotheses on a first diff in a weight of the first step, the simplest first.
+
+    The last item is the general cause that the start weights differ.
+    """
     pair = scene.diff.pair
     if scene.number != 0 or not _is_parameter(scene):
         return
@@ -37,14 +40,14 @@ _MEND = "padiff.start_from(reference_run, candidate_model), or one checkpoint fo
 
 
 def _changed(scene: Scene, sides: Both[np.ndarray]) -> Iterator[Hypothesis]:
-    """What was done to the weight when it was carried over."""
+    """Yield hypotheses on changes that happened to the weight when it was copied to the candidate."""
     pair = scene.diff.pair
     name = f"{pair.anchor.layer}/{pair.anchor.slot}"
     head = f"the candidate's {name} is at the start"
     rounding, limit, shape = rounding_of(pair), scene.limit(pair), sides.reference.shape
 
-    def of(one: transforms.Transform) -> Hypothesis:
-        return transforms.hypothesis(one, head, "weight", pair.anchor.site, tuple(sides), rounding, limit)
+    def of(transform: transforms.Transform) -> Hypothesis:
+        return transforms.hypothesis(transform, head, "weight", pair.anchor.site, tuple(sides), rounding, limit)
 
     if len(shape) == 2 and shape[0] == shape[1]:
         text = "transposed: carried over without regard to (in, out) against (out, in)"
@@ -52,7 +55,7 @@ def _changed(scene: Scene, sides: Both[np.ndarray]) -> Iterator[Hypothesis]:
     kind = equivalents.kind(scene.layers.reference) if scene.layers is not None else ""
     gates = _GATES.get(kind, 0)
     if gates and shape and shape[0] % gates == 0:
-        yield from (of(one) for one in _gates(gates))
+        yield from (of(transform) for transform in _gates(gates))
     order = transforms.row_order(*sides) if shape and sides.reference[0].size > 1 else None
     if order is not None and not np.array_equal(order, np.arange(len(order))):
         text = f"the same with its rows {transforms.order_text(order)}"
@@ -65,11 +68,11 @@ def _changed(scene: Scene, sides: Both[np.ndarray]) -> Iterator[Hypothesis]:
                 "columns_permuted", "columns in another order", text, lambda v: v[:, columns], len(columns)
             )
         )
-    for one in transforms.orders(shape, first=0):
-        yield of(one)
-    for one in transforms.affine(*sides):
-        if one.kind == "scaled":
-            yield of(one)
+    for transform in transforms.orders(shape, first=0):
+        yield of(transform)
+    for transform in transforms.affine(*sides):
+        if transform.kind == "scaled":
+            yield of(transform)
     grid = transforms.grid_of(sides.candidate)
     if grid and not transforms.grid_of(sides.reference):
         text = f"rounded to {grid}: carried over by way of a checkpoint in {grid}"
@@ -89,14 +92,14 @@ def _gates(count: int) -> Iterator[transforms.Transform]:
 
 
 def _of_another(scene: Scene, sides: Both[np.ndarray], head: str) -> Iterator[Hypothesis]:
-    """That it is the reference's weight of another layer."""
+    """Yield hypotheses that the weight is the reference's weight of another layer."""
     pair = scene.diff.pair
     size = 0
-    for (layer, slot, _), other in scene.pairs(scene.number, "weight").items():
-        if other is pair or other.anchor.shape != pair.anchor.shape:
+    for (layer, slot, _), weight in scene.pairs(scene.number, "weight").items():
+        if weight is pair or weight.anchor.shape != pair.anchor.shape:
             continue
         size += 1
-        values = whole_of(other) if size <= _OTHERS else None
+        values = whole_of(weight) if size <= _OTHERS else None
         if values is None or not np.allclose(
             values.reference.ravel()[:64], sides.candidate.ravel()[:64], rtol=1e-5, atol=0
         ):
@@ -111,10 +114,10 @@ def _of_another(scene: Scene, sides: Both[np.ndarray], head: str) -> Iterator[Hy
 
 
 def _others(scene: Scene) -> str:
-    """Which weights the runs start from differ, and how many do not."""
+    """Return text on the start weights that differ, and the count of those that agree."""
     weights = [d for d in scene.diffs("weight") if d.compared and not _is_buffer(scene, d)]
     wrong = [d for d in weights if not d.passed]
-    # Ones and zeros are nobody's doing.
+    # Weights of all ones or zeros are usual initial values: their agreement shows nothing.
     weights = [d for d in weights if not d.passed or not _is_constant(d)]
     names = [f"{d.pair.anchor.layer}/{d.pair.anchor.slot}" for d in wrong]
     if len(wrong) == len(weights):
@@ -126,7 +129,7 @@ def _others(scene: Scene) -> str:
 
 
 def _is_constant(diff: Diff) -> bool:
-    """Whether all elements have one size."""
+    """Return True if all elements have the same absolute value."""
     figures = diff.figures
     return figures is not None and figures.mean_reference * figures.size**0.5 >= figures.reference_l2 * (1 - 1e-6)
 

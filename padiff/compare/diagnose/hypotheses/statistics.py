@@ -1,4 +1,4 @@
-"""Hypotheses on a normalisation's running statistics: how far a step moves them, or that it does not."""
+"""Hypotheses on a normalisation's running statistics: frozen, or moved by another share in each step."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from padiff.compare.judge.limits import is_running
 from padiff.model import equivalents
 from padiff.records import Both
 
-# What two right implementations' statistics of a batch are off by, in units of rounding.
+# Difference of a batch's statistics between two correct implementations, in rounding units.
 _ROUNDINGS = 32.0
-# How near a share has to be to one that somebody wrote, relative to it.
+# Largest relative difference of a share from a round number.
 _NEAR = 1e-4
 
 
@@ -24,8 +24,8 @@ class _Statistic:
     """A running statistic before and after the step that led to the first diff.
 
     Attributes:
-        momentum: what share of a batch's statistic the reference's layer takes, if its settings say.
-        mean: whether it is a mean; of variances torch takes the unbiased estimate, paddle the biased one.
+        momentum: weight of a batch's statistic in the reference's layer, if recorded (torch's convention).
+        mean: True for a mean, False for a variance (torch uses the unbiased estimate, paddle the biased one).
     """
 
     site: str
@@ -38,15 +38,15 @@ class _Statistic:
 
 
 def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
-    """Of a first diff in a running statistic, where the step before it is recorded."""
+    """Yield hypotheses on a first diff in a running statistic, if the step before is recorded."""
     if not is_running(scene.diff.pair.anchor.slot):
         return
-    known = list(_statistics(scene))
-    means = [one for one in known if one.mean]
+    statistics = list(_statistics(scene))
+    means = [statistic for statistic in statistics if statistic.mean]
     wrong = {d.pair.anchor.layer for d in scene.step if d.pair.stage == "weight" and not d.passed}
-    # Layers whose statistics agree are not concerned.
-    means = [one for one in means if one.layer in wrong] or means
-    known = [one for one in known if one.layer in wrong] or known
+    # Layers whose statistics agree are left out.
+    means = [statistic for statistic in means if statistic.layer in wrong] or means
+    statistics = [statistic for statistic in statistics if statistic.layer in wrong] or statistics
     if not means:
         return
     for side, other in (("candidate", "reference"), ("reference", "candidate")):
@@ -57,14 +57,14 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
             "running_statistics_frozen",
             "running statistics that stay",
             text,
-            lambda side=side, other=other: _kept(known, side, other),  # type: ignore[misc]
+            lambda side=side, other=other: _kept(statistics, side, other),  # type: ignore[misc]
             "running statistics",
             tried=2,
         )
     factor = _factor(means)
     if factor is None:
         return
-    momentum = next((one.momentum for one in means if one.momentum), None)
+    momentum = next((statistic.momentum for statistic in means if statistic.momentum), None)
     yield Hypothesis(
         "running_momentum",
         "momentum of running statistics",
@@ -94,24 +94,35 @@ def _statistics(scene: Scene) -> Iterator[_Statistic]:
         yield _Statistic(pair.anchor.site, pair.anchor.layer, before, after, noise, share, mean)
 
 
-def _kept(known: Sequence[_Statistic], side: str, other: str) -> Iterator[Prediction]:
-    for one in known:
+def _kept(statistics: Sequence[_Statistic], side: str, other: str) -> Iterator[Prediction]:
+    for statistic in statistics:
         yield Prediction(
-            one.site, getattr(one.after, side), getattr(one.before, side), getattr(one.after, other), one.noise
+            statistic.site,
+            getattr(statistic.after, side),
+            getattr(statistic.before, side),
+            getattr(statistic.after, other),
+            statistic.noise,
         )
 
 
 def _moved(means: Sequence[_Statistic], factor: float) -> Iterator[Prediction]:
-    for one in means:
-        step = one.after.reference - one.before.reference
+    for statistic in means:
+        step = statistic.after.reference - statistic.before.reference
         yield Prediction(
-            one.site, one.after.candidate, one.before.candidate + factor * step, one.before.candidate + step, one.noise
+            statistic.site,
+            statistic.after.candidate,
+            statistic.before.candidate + factor * step,
+            statistic.before.candidate + step,
+            statistic.noise,
         )
 
 
 def _factor(means: Sequence[_Statistic]) -> float | None:
-    """How many times as far the candidate's statistics move as the reference's."""
-    steps = [(one.after.zip(one.before).map(lambda side: side[0] - side[1]), one.noise) for one in means]
+    """Return the candidate's change of the statistics divided by the reference's; `None` if about 1 or not positive."""
+    steps = [
+        (statistic.after.zip(statistic.before).map(lambda side: side[0] - side[1]), statistic.noise)
+        for statistic in means
+    ]
     square = sum(float(np.sum(np.square(step.reference / noise))) for step, noise in steps)
     product = sum(float(np.sum(step.reference * step.candidate / noise**2)) for step, noise in steps)
     factor = product / square if square else 0.0
@@ -128,10 +139,10 @@ def _text(factor: float, momentum: float | None) -> str:
             "the candidate's running statistics take in each batch twice (its forward runs twice in a step), or their "
             f"momentum is {factor * momentum:.4g} for {momentum:.4g}"
         )
-    own = factor * momentum
-    own = float(f"{own:.2g}") if abs(float(f"{own:.2g}") - own) <= _NEAR * own else own
+    share = factor * momentum
+    share = float(f"{share:.2g}") if abs(float(f"{share:.2g}") - share) <= _NEAR * share else share
     text = (
-        f"the candidate's running statistics take {own:.4g} of each batch's, the reference's {momentum:.4g}: momentum, "
-        "counted as torch does"
+        f"the candidate's running statistics take {share:.4g} of each batch's, the reference's {momentum:.4g}: "
+        "momentum, counted as torch does"
     )
-    return f"{text} (paddle's own is 1 minus it)" if abs(own + momentum - 1) <= _NEAR else text
+    return f"{text} (paddle's own is 1 minus it)" if abs(share + momentum - 1) <= _NEAR else text

@@ -1,4 +1,4 @@
-"""The gradients of a first diff's step, and what each is made of."""
+"""The gradients of a first diff's step, and the sums that gradients of biases consist of."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from padiff.model import equivalents
 from padiff.records import SIDES, Both, Diff, Pair
 from padiff.system.naming import first_few
 
-#: Elements of a gradient that are looked at.
+#: Most elements of a gradient that are compared.
 LOOKED_AT = 2048
-#: Gradients of two right implementations are off by some times what those of the outputs are off, and by so much of
-#: rounding at least; at most by the share of themselves at which a tensor says nothing any more.
+#: Difference of the gradients of two correct implementations: a multiple of the difference of the outputs' gradients,
+#: at least a count of rounding units, and at most the share of the tensor above which a gradient shows nothing.
 _OF_OUTPUTS, _ROUNDINGS, AT_MOST = 4.0, 32.0, 1e-3
-#: Of 16-bit numbers fewer roundings: what is added up is added in float32. Measured: gradients of a tiny LLaMA in
-#: bfloat16 are off by 0.012 at most, three roundings.
+#: Fewer rounding units for 16-bit numbers, as sums are computed in float32. Measured: gradients of a tiny LLaMA in
+#: bfloat16 are off by 0.012 at most, three rounding units.
 _SHORT, _OF_SHORT = 2.0**-12, 8.0
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradients of a step, as the optimizers got them.
+    """The gradients of a step, as the optimizers received them.
 
     Attributes:
-        stage: ``grad``, or ``backward`` for those of outputs.
-        tensors: those of which some elements are known, both sides; `Prediction.without` is the reference's.
-        places: whose they are.
-        elements: whether elements of them are known; else projections.
-        failed: whether they are diffs.
-        norms: of each whole tensor, both sides.
+        stage: ``grad``, or ``backward`` for gradients of outputs.
+        tensors: gradients with values on both sides; `Prediction.without` holds the reference's.
+        places: place of the parameter or output of each gradient.
+        elements: True for each gradient with elements, False for one with projections.
+        failed: True for each gradient that did not pass.
+        norms: norms of each whole tensor on both sides, by place.
     """
 
     stage: str
@@ -54,24 +54,24 @@ class Gradients:
 
     @property
     def wrong(self) -> list[Prediction]:
-        """Those that are diffs, where others are none."""
-        wrong = [one for one, failed in zip(self.tensors, self.failed) if failed]
+        """Return the gradients that did not pass; an empty list if none passed."""
+        wrong = [tensor for tensor, failed in zip(self.tensors, self.failed) if failed]
         return [] if len(wrong) == len(self.tensors) else wrong
 
     def named(self, tensors: Sequence[Prediction]) -> str:
-        """Which gradients these are, in words."""
-        names = list(dict.fromkeys(one.site.replace(f"/{self.stage}/", "/") for one in tensors))
+        """Return the names of gradients as text that follows "the gradients"."""
+        names = list(dict.fromkeys(tensor.site.replace(f"/{self.stage}/", "/") for tensor in tensors))
         return f" of {first_few(names, 3)}"
 
     @property
     def all_norms(self) -> Both[float]:
-        """The norm of all gradients together."""
+        """Return the norm of all gradients together, on each side."""
         sides = Both([n.reference for n in self.norms.values()], [n.candidate for n in self.norms.values()])
         return sides.map(lambda norms: float(np.sqrt(np.sum(np.square(norms)))))
 
 
 def gradients_of(scene: Scene, stage: str = "grad") -> Gradients:
-    """The gradients of the first diff's step; ``backward`` gives those of outputs."""
+    """Return the gradients of the first diff's step; for the stage ``backward`` the gradients of outputs."""
     diffs = [d for d in scene.diffs(stage) if d.figures is not None and d.pair.complete]
     level = noise_level(scene)
     scales: dict[str, float] = {}
@@ -83,9 +83,9 @@ def gradients_of(scene: Scene, stage: str = "grad") -> Gradients:
         if values is None or np.iscomplexobj(values.reference):
             continue
         sketched = diff.figures is not None and diff.figures.basis != "tensors"
-        own = float(np.sqrt(np.mean(np.square(values.reference)))) if values.reference.size else 0.0
-        # A gradient that is zero but for rounding is off by what its layer's others are.
-        noise = level * max(own, 0.0 if sketched else scales[diff.pair.anchor.layer])
+        size = float(np.sqrt(np.mean(np.square(values.reference)))) if values.reference.size else 0.0
+        # A gradient that is zero up to rounding has the rounding errors of the layer's other gradients.
+        noise = level * max(size, 0.0 if sketched else scales[diff.pair.anchor.layer])
         if noise > 0:
             limit = scene.limit(diff.pair)
             site = f"{diff.pair.anchor.layer}/{stage}/{diff.pair.anchor.slot}"
@@ -102,7 +102,10 @@ def gradients_of(scene: Scene, stage: str = "grad") -> Gradients:
 
 
 def noise_level(scene: Scene) -> float:
-    """What two right implementations' gradients are off by, as a share of themselves: as gradients of outputs are."""
+    """Return the largest expected relative difference of the gradients of two correct implementations.
+
+    Estimated from the passed diffs of outputs and of their gradients.
+    """
     errors = [d.figures.rel_l2 for d in scene.diffs("backward", "forward") if d.passed and d.figures is not None]
     rounding = max((rounding_of(d.pair) for d in scene.diffs("forward", "grad")), default=2.0**-24)
     outputs = float(np.percentile([e for e in errors if math.isfinite(e)] or [0.0], 90))
@@ -115,28 +118,28 @@ def _rms(diff: Diff) -> float:
     return figures.reference_l2 / math.sqrt(figures.size) if figures is not None and figures.size else 0.0
 
 
-# -- what a gradient is made of ------------------------------------------------------------------------------------
+# -- the terms of a gradient ----------------------------------------------------------------------------------------
 
 
 def bias_sums(scene: Scene, number: int) -> list[tuple[Pair, Both[list[np.ndarray]]]]:
-    """Gradients of biases, with what each call of their layer adds to them: the sum of its output's gradient.
+    """Return gradients of biases, each with the sums of the output's gradient over each call of the layer.
 
-    So what the backward gave is known, whatever was done to it before the optimizer got it.
+    The sums show the gradient as the backward computed it, before clipping or scaling changed it for the optimizer.
     """
     kinds = {p.reference.path: equivalents.group_of_kinds(equivalents.kind(p.reference)) for p in scene.alignment.pairs}
     outputs: dict[str, list[Pair]] = {}
     for pair in scene.pairs(number, "backward").values():
         outputs.setdefault(pair.anchor.layer, []).append(pair)
-    found = []
+    rows = []
     for (layer, slot, call), pair in scene.pairs(number, "grad").items():
         if call or equivalents.slot(slot) != "bias" or kinds.get(layer) not in ("linear", "conv"):
             continue
-        calls = sorted(outputs.get(layer, ()), key=lambda one: one.anchor.call)
-        sums = [_summed(one, kinds[layer], pair.anchor.shape) for one in calls]
-        if sums and all(one is not None for one in sums):
-            sides = [one for one in sums if one is not None]
-            found.append((pair, Both([s.reference for s in sides], [s.candidate for s in sides])))
-    return found
+        calls = sorted(outputs.get(layer, ()), key=lambda call: call.anchor.call)
+        sums = [_summed(output, kinds[layer], pair.anchor.shape) for output in calls]
+        if sums and all(total is not None for total in sums):
+            sides = [total for total in sums if total is not None]
+            rows.append((pair, Both([s.reference for s in sides], [s.candidate for s in sides])))
+    return rows
 
 
 def _summed(pair: Pair, kind: str, shape: tuple[int, ...]) -> Both[np.ndarray] | None:
@@ -146,16 +149,16 @@ def _summed(pair: Pair, kind: str, shape: tuple[int, ...]) -> Both[np.ndarray] |
     axis = values.reference.ndim - 1 if kind == "linear" else 1
     if values.reference.shape[axis] != shape[0]:
         return None
-    rest = tuple(k for k in range(values.reference.ndim) if k != axis)
-    return values.map(lambda v: np.asarray(v.sum(axis=rest)))
+    axes = tuple(k for k in range(values.reference.ndim) if k != axis)
+    return values.map(lambda v: np.asarray(v.sum(axis=axes)))
 
 
 def made_of(scene: Scene, number: int) -> Both[float | None]:
-    """What multiple of what the backward gave the optimizers of either side got; `None` where that is not known."""
+    """Return each side's ratio of the optimizer's gradients to the backward's; `None` if not constant or unknown."""
     rows = bias_sums(scene, number)
-    found: list[float | None] = []
+    ratios: list[float | None] = []
     for side in SIDES:
-        above = below = rest = 0.0
+        above = below = error = 0.0
         pairs = []
         for pair, sums in rows:
             whole = whole_of(pair)
@@ -165,8 +168,8 @@ def made_of(scene: Scene, number: int) -> Both[float | None]:
             above, below = above + float(got @ gave), below + float(gave @ gave)
         ratio = above / below if below > 0 else None
         if ratio is not None:
-            rest = sum(float(np.sum(np.square(got - ratio * gave))) for got, gave in pairs)
+            error = sum(float(np.sum(np.square(got - ratio * gave))) for got, gave in pairs)
             total = sum(float(np.sum(np.square(got))) for got, _ in pairs)
-            ratio = ratio if rest <= AT_MOST**2 * total else None
-        found.append(ratio)
-    return Both(*found)
+            ratio = ratio if error <= AT_MOST**2 * total else None
+        ratios.append(ratio)
+    return Both(*ratios)

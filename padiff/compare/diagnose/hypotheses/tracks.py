@@ -1,4 +1,4 @@
-"""What the optimizers of both runs were given, and what they made of it, parameter by parameter, step after step."""
+"""Weights, gradients and updates of both runs, by parameter and over steps."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from padiff.compare.diagnose.hypotheses.scene import (
 )
 from padiff.records import Both
 
-#: What is looked at of a parameter.
+#: Stages that are read of a parameter.
 STAGES = ("weight", "grad", "update")
-#: Steps after the first diff that are looked at as well, where they are recorded.
+#: Most steps after the first diff that are read as well, if recorded.
 LATER = 3
-#: Steps in all: of a longer training what the optimizer remembers is not known.
+#: Most steps in all: for a longer training the state of the optimizer stays unknown.
 MOST_STEPS = 64
-# Tensors that are read in all, and parameters that are looked at however many steps there are.
+# Most tensors that are read in all, and least count of parameters, for any count of steps.
 _READS, _FEWEST = 6000, 12
-#: Numbers that are read in all, at most, for both sides together; what of the tensors is looked at goes with it.
+#: Most numbers that are read in all, for both sides together; fewer elements of each tensor keep to it.
 _MOST = 12_000_000
-#: What the arithmetic of an update rounds, in units of a number's rounding: of the update itself, and of what updates
-#: of the tensor are at large, where its moments cancel.
+#: Rounding error of the arithmetic of an update, in rounding units: of the update itself, and of the usual size of the
+#: tensor's updates, for elements whose moments cancel.
 _OPERATIONS, _CANCELLED = 4.0, 4.0
 
 
 @dataclass(frozen=True)
 class Track:
-    """A parameter in a row of steps, both sides.
+    """Values of a parameter in consecutive steps, on both sides.
 
     Attributes:
         place: the parameter.
         shape: its shape.
-        elements: whether its elements are known; else projections of it are, which show what is linear.
-        whole: whether all of its elements are there.
-        histories: what either optimizer was given and made; without learning rates.
-        noise: what rounding makes of an element of an update, of either side.
+        elements: True for elements, False for projections, which show linear rules only.
+        whole: True if the track has all elements.
+        histories: gradients, weights and updates of each side; without learning rates.
+        noise: rounding error of each element of an update, for each side.
     """
 
     place: Place
@@ -57,18 +57,17 @@ class Track:
 
     @property
     def is_norm(self) -> bool:
-        """Whether people leave it out of weight decay: norms and biases."""
+        """Return True for a norm or bias, which weight decay usually excludes."""
         return len(self.shape) < 2
 
 
 @dataclass(frozen=True)
 class Tracks:
-    """The parameters' tracks, and what holds for all of them.
+    """The tracks of all parameters, with their steps and learning rates.
 
     Attributes:
-        numbers: the steps, from the first one on that is recorded: before it, optimizers remember nothing, or no rule
-            explains what they make.
-        at: which of them is that of the first diff.
+        numbers: the steps, from the first recorded one on; an optimizer with state from earlier steps follows no rule.
+        at: index of the first diff's step in ``numbers``.
         parameters: the tracks, the largest first.
         rates: the learning rates of each step, by parameter group.
     """
@@ -80,11 +79,11 @@ class Tracks:
 
 
 def tracks_of(scene: Scene, first: int | None = None, later: int = LATER) -> Tracks | None:
-    """The tracks of a scene's parameters, up to its step and a few steps beyond; `None` where there are none.
+    """Return the tracks of a scene's parameters, up to a few steps after the first diff; `None` if there are none.
 
     Args:
-        first: the last step that has to be there; the scene's own by default.
-        later: how many further steps are looked at.
+        first: the last step that must be recorded; the scene's step by default.
+        later: count of further steps to read.
     """
     last = scene.number if first is None else first
     numbers = _row(scene, last, later)
@@ -96,46 +95,46 @@ def tracks_of(scene: Scene, first: int | None = None, later: int = LATER) -> Tra
         numbers = [n for n in usable if n > max((m for m in numbers if m not in usable and m <= last), default=-1)]
         numbers = [n for k, n in enumerate(numbers) if n == numbers[0] + k]
     if last not in numbers or numbers[0] != scene.numbers[0]:
-        return None  # what the optimizer remembers is not known
+        return None  # the state of the optimizer is unknown
     places = _chosen(scene, last, max(_READS // (6 * len(numbers)), _FEWEST))
     if not places:
         return None
     share = max(_MOST // (6 * len(numbers) * len(places)), 32)
-    found = [track for place in places if (track := _track(scene, place, numbers, min(ELEMENTS, share))) is not None]
-    found.sort(key=lambda track: -track.noise.reference.shape[1])
+    tracks = [track for place in places if (track := _track(scene, place, numbers, min(ELEMENTS, share))) is not None]
+    tracks.sort(key=lambda track: -track.noise.reference.shape[1])
     rates = _rates(scene, numbers)
-    if not found or rates is None:
+    if not tracks or rates is None:
         return None
-    return Tracks(tuple(numbers), numbers.index(last), tuple(found), rates)
+    return Tracks(tuple(numbers), numbers.index(last), tuple(tracks), rates)
 
 
 def _chosen(scene: Scene, number: int, most: int) -> list[Place]:
-    """The parameters that are looked at: those that are diffs, and of the others every so many."""
+    """Return at most about ``most`` parameters to read: first diffs, then the others at regular distances."""
     places = list(scene.pairs(number, "update"))
     if len(places) <= most:
         return places
     wrong = {place_of(d.pair) for d in scene.diffs("update", "weight") if not d.passed}
     first = [place for place in places if place in wrong]
-    rest = [place for place in places if place not in wrong]
-    some = first[:: max(1, -(-len(first) // most))]
-    left = max(most - len(some), most // 4)
-    return [*some, *rest[:: max(1, -(-len(rest) // left))]]
+    passed = [place for place in places if place not in wrong]
+    chosen = first[:: max(1, -(-len(first) // most))]
+    remaining = max(most - len(chosen), most // 4)
+    return [*chosen, *passed[:: max(1, -(-len(passed) // remaining))]]
 
 
 def joined(tracks: Sequence[Track], side: str, most: int | None = None) -> tuple[History, np.ndarray]:
-    """Several parameters' tracks as one history, and its noise.
+    """Return the tracks of several parameters as one history, and its noise.
 
     Args:
         side: ``reference`` or ``candidate``.
-        most: how many elements of all of them, if not all.
+        most: about the largest count of elements in all; all elements by default.
     """
     each = None if most is None else max(most // len(tracks), 24)
     parts, noise, edges = [], [], [0]
     for track in tracks:
-        history, own = getattr(track.histories, side), getattr(track.noise, side)
-        step = 1 if each is None else max(1, -(-own.shape[1] // each))
+        history, errors = getattr(track.histories, side), getattr(track.noise, side)
+        step = 1 if each is None else max(1, -(-errors.shape[1] // each))
         parts.append([array[:, ::step] for array in (history.gradients, history.weights, history.updates)])
-        noise.append(own[:, ::step])
+        noise.append(errors[:, ::step])
         edges.append(edges[-1] + noise[-1].shape[1])
     gradients, weights, updates = (np.concatenate(arrays, axis=1) for arrays in zip(*parts))
     whole = all(track.whole for track in tracks) and each is None
@@ -145,19 +144,19 @@ def joined(tracks: Sequence[Track], side: str, most: int | None = None) -> tuple
 
 
 def _row(scene: Scene, last: int, later: int) -> list[int]:
-    """The recorded steps right before and after one, without a gap."""
-    there = {*scene.numbers}
+    """Return the recorded steps around ``last`` without a gap."""
+    recorded = {*scene.numbers}
     first = last
-    while first - 1 in there and last - first < MOST_STEPS - 1:
+    while first - 1 in recorded and last - first < MOST_STEPS - 1:
         first -= 1
     end = last
-    while end + 1 in there and end - last < later:
+    while end + 1 in recorded and end - last < later:
         end += 1
-    return list(range(first, end + 1)) if last in there else []
+    return list(range(first, end + 1)) if last in recorded else []
 
 
 def _is_one_step(scene: Scene, number: int) -> bool:
-    """Whether both optimizers took one step in it."""
+    """Return True if the optimizers of both sides stepped exactly once in this step."""
     sides = scene.sides(number)
     if sides is None:
         return False
@@ -193,10 +192,10 @@ def _history(rows: dict[str, list[np.ndarray]], steps: int) -> History:
 
 
 def _noise(history: History, rounding: float, elements: bool) -> np.ndarray:
-    """What rounding makes of an update: that of the weight it is taken from, and of the rule's arithmetic."""
+    """Return the rounding error of updates: from the weights they are the differences of, and from the arithmetic."""
     weights, updates = np.abs(history.weights), np.abs(history.updates)
     if not elements:
-        # Of a sum with random signs the noise is as large as that of all of its terms together.
+        # The noise of a sum with random signs is as large as the noise of all terms together.
         weights, updates = (np.broadcast_to(_root(v), v.shape) for v in (weights, updates))
     noise = rounding * (weights + _OPERATIONS * updates + _CANCELLED * _root(updates))
     return np.asarray(np.maximum(noise, np.finfo(np.float64).tiny * 1e20))
@@ -207,12 +206,12 @@ def _root(values: np.ndarray) -> np.ndarray:
 
 
 def _rates(scene: Scene, numbers: Sequence[int]) -> Both[np.ndarray] | None:
-    """The learning rates of each step, by parameter group; of ones where they are not recorded."""
+    """Return the learning rates of each step by parameter group; ones if they are not recorded."""
     rates = [scene.rates(number) for number in numbers]
-    found = []
+    sides = []
     for side in ("reference", "candidate"):
         rows = [getattr(rate, side) for rate in rates]
         if len({len(row) for row in rows}) != 1:
             return None
-        found.append(np.array(rows) if rows[0] else np.ones((len(numbers), 1)))
-    return Both(*found)
+        sides.append(np.array(rows) if rows[0] else np.ones((len(numbers), 1)))
+    return Both(*sides)

@@ -1,4 +1,4 @@
-"""What may have been done to a tensor as a whole: another order, another scale and offset, a coarser grid."""
+"""Transforms of a whole tensor that may explain a diff: another order, another scale and offset, a coarser dtype."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import numpy as np
 
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 
-# What the arithmetic of a few operations rounds, in units of a number's rounding.
+# Rounding error of a few operations, in rounding units of a number.
 _OPERATIONS = 8.0
-# Integers that differ do so by much more than this.
+# Noise of integers: much smaller than any difference.
 _INTEGERS = 0.01
-#: Axes of so few entries may be channels, of which every order is tried.
+#: Longest axis that may be channels, for which every order is tried.
 CHANNELS = 4
-# Elements that are looked at: of larger tensors the first samples.
+# Most elements that are compared: of larger tensors the first samples.
 _MOST = 2_000_000
-# Places along an axis that a tensor may be shifted by.
+# Shifts along an axis that are tried.
 _SHIFTS = (1, -1, 2, -2)
-# Usual statistics that images are normalised with, by name.
+# Usual means and deviations for normalising images, by name.
 _IMAGES = {
     "ImageNet's": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "CIFAR-10's": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
@@ -33,15 +33,15 @@ _IMAGES = {
 
 @dataclass(frozen=True)
 class Transform:
-    """What may have been done to the reference's tensor to make the candidate's.
+    """A change of the reference's tensor that may give the candidate's tensor.
 
     Attributes:
-        kind: machine-readable name, after the name of what it is done to.
-        name: in a word or two.
-        words: what was done, after "the candidate's ... is".
-        make: makes it of the reference's tensor.
-        free: how many numbers were solved for.
-        tried: how many alternatives there were.
+        kind: machine-readable name, to follow the name of the changed tensor.
+        name: the change in one or two words.
+        words: the end of a sentence that begins with "the candidate's ... is".
+        make: function from the reference's tensor to the changed one.
+        free: count of numbers that were solved for.
+        tried: count of alternatives that were tried.
         changes: see `Hypothesis`.
     """
 
@@ -57,11 +57,11 @@ class Transform:
 def hypothesis(
     one: Transform, head: str, prefix: str, site: str, sides: Sequence[np.ndarray], rounding: float, limit: float
 ) -> Hypothesis:
-    """A transform as a hypothesis on one tensor.
+    """Return the hypothesis that a transform explains one tensor.
 
     Args:
-        head: what the sentence begins with: ``the candidate's input is``.
-        prefix: what the kind begins with.
+        head: the beginning of the sentence, e.g. ``the candidate's input is``.
+        prefix: the beginning of the hypothesis's kind, e.g. ``input``.
         sides: the reference's and the candidate's tensor.
         rounding: the relative error of rounding one number; 0 for integers.
     """
@@ -83,7 +83,7 @@ def hypothesis(
 
 
 def noise_of(values: np.ndarray, rounding: float) -> np.ndarray:
-    """What rounding makes of each element of something that a few operations made."""
+    """Return the rounding error of each element of a result of a few operations; a constant for integers."""
     if not rounding:
         return np.full(values.shape, _INTEGERS)
     size = np.abs(values)
@@ -92,7 +92,7 @@ def noise_of(values: np.ndarray, rounding: float) -> np.ndarray:
 
 
 def cropped(reference: np.ndarray, candidate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first samples of large tensors."""
+    """Return both tensors, or the first samples of large ones."""
     if reference.size <= _MOST or reference.ndim < 2:
         return reference, candidate
     rows = max(1, _MOST * len(reference) // reference.size)
@@ -103,7 +103,7 @@ def cropped(reference: np.ndarray, candidate: np.ndarray) -> tuple[np.ndarray, n
 
 
 def orders(shape: Sequence[int], first: int = 1) -> Iterator[Transform]:
-    """Flips, shifts, channels in another order, axes exchanged; of the axes from ``first`` on."""
+    """Yield flips, shifts, other orders of channels and exchanges of axes, for the axes from ``first`` on."""
     axes = [axis for axis in range(first, len(shape)) if shape[axis] > 1]
     tried = len(axes) * (1 + len(_SHIFTS))
     for axis in axes:
@@ -122,30 +122,33 @@ def orders(shape: Sequence[int], first: int = 1) -> Iterator[Transform]:
                     make = partial(np.take, indices=order, axis=axis)
                     many = math.factorial(shape[axis])
                     yield Transform("channels", "another order of channels", text, make, tried=many)
-    for one, other in combinations(axes, 2):
-        if shape[one] == shape[other]:
-            text = f"the same with axes {one} and {other} exchanged"
-            make = partial(np.swapaxes, axis1=one, axis2=other)
+    for axis_a, axis_b in combinations(axes, 2):
+        if shape[axis_a] == shape[axis_b]:
+            text = f"the same with axes {axis_a} and {axis_b} exchanged"
+            make = partial(np.swapaxes, axis1=axis_a, axis2=axis_b)
             yield Transform("transposed", "axes exchanged", text, make, tried=len(axes))
 
 
 def row_order(reference: np.ndarray, candidate: np.ndarray, axis: int = 0) -> np.ndarray | None:
-    """The order in which the candidate has the reference's rows, if it has all of them; equal rows in their order."""
+    """Return the order of the reference's rows in the candidate, or `None` if the candidate has another row.
+
+    Equal rows are paired in ascending order.
+    """
     rows = [np.moveaxis(side, axis, 0).reshape(side.shape[axis], -1) for side in (reference, candidate)]
     places: dict[bytes, list[int]] = {}
     for k, key in reversed(list(enumerate(map(_key, rows[0])))):
         places.setdefault(key, []).append(k)
     order = []
     for key in map(_key, rows[1]):
-        left = places.get(key)
-        if not left:
+        rows_left = places.get(key)
+        if not rows_left:
             return None
-        order.append(left.pop())
+        order.append(rows_left.pop())
     return np.array(order)
 
 
 def order_text(order: np.ndarray) -> str:
-    """The name of a permutation, or its beginning."""
+    """Return a permutation as text: a name, or the first indices."""
     count = len(order)
     if np.array_equal(order, np.arange(count)[::-1]):
         return "in reverse"
@@ -161,7 +164,7 @@ def order_text(order: np.ndarray) -> str:
 
 
 def _key(row: np.ndarray) -> bytes:
-    # What differs by rounding has to be the same; a difference in sign of zero is none.
+    # Rows that differ by rounding, or by the sign of zero, have the same key.
     if row.dtype.kind == "f":
         with np.errstate(all="ignore"):
             return np.asarray(row.astype(np.float32) + np.float32(0)).astype(ml_dtypes.bfloat16).tobytes()
@@ -172,7 +175,7 @@ def _key(row: np.ndarray) -> bytes:
 
 
 def affine(reference: np.ndarray, candidate: np.ndarray) -> Iterator[Transform]:
-    """A scale, an offset, or both; then for each channel."""
+    """Yield a scale, an offset, and both, solved for the whole tensor; then both for each channel."""
     factor, offset = _line(reference.ravel(), candidate.ravel())
     if not (math.isfinite(factor) and math.isfinite(offset)):
         return
@@ -200,10 +203,10 @@ def _of_line(reference: np.ndarray, candidate: np.ndarray, factor: float, offset
     square = float(np.vdot(reference, reference))
     alone = float(np.vdot(reference, candidate)) / square if square else 0.0
     mean = float(np.mean(candidate - reference))
-    written = _written(alone)
+    scale = _written(alone)
     if abs(alone - 1) > 1e-6 and alone:
         yield Transform(
-            "scaled", "a scale", f"{written:.6g} times the reference's{_known(written)}", lambda v: v * written, 1
+            "scaled", "a scale", f"{scale:.6g} times the reference's{_known(scale)}", lambda v: v * scale, 1
         )
     if mean:
         off = _written(mean)
@@ -215,7 +218,7 @@ def _of_line(reference: np.ndarray, candidate: np.ndarray, factor: float, offset
 
 
 def _line(reference: np.ndarray, candidate: np.ndarray) -> tuple[float, float]:
-    """The scale and the offset that make most of the candidate's values of the reference's."""
+    """Return the scale and offset that fit the candidate to the reference by least squares."""
     r, c = reference - reference.mean(), candidate - candidate.mean()
     square = float(np.vdot(r, r))
     factor = float(np.vdot(r, c)) / square if square else 0.0
@@ -223,19 +226,19 @@ def _line(reference: np.ndarray, candidate: np.ndarray) -> tuple[float, float]:
 
 
 def _written(value: float) -> float:
-    """A number as somebody wrote it, where it is one to 1e-6 of itself."""
+    """Return the round number within a relative 1e-6 of the value, or the value itself."""
     for digits in (1, 2, 3, 4):
         rounded = float(f"{value:.{digits}g}")
         if abs(rounded - value) <= 1e-6 * abs(value):
             return rounded
-    for known in (255.0, 1 / 255, 127.5, 1 / 127.5, 256.0, 1 / 256):
-        if abs(value - known) <= 1e-6 * known:
-            return known
+    for usual in (255.0, 1 / 255, 127.5, 1 / 127.5, 256.0, 1 / 256):
+        if abs(value - usual) <= 1e-6 * usual:
+            return usual
     return value
 
 
 def round_limit(value: float) -> float:
-    """A limit as somebody wrote it: a number of two digits, where it is one to float32's rounding."""
+    """Return the number of two digits within a relative 1e-6 of the value, or the value itself."""
     rounded = float(f"{value:.2g}")
     return rounded if abs(rounded - value) <= 1e-6 * abs(value) else value
 
@@ -268,20 +271,20 @@ _GRIDS = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
 
 def grid_of(values: np.ndarray) -> str:
-    """The coarsest type that holds all values as they are; empty if none but float32 does, or too few values tell."""
+    """Return the 16-bit dtype that holds all values exactly; empty if none does, or if there are too few values."""
     finite = values[np.isfinite(values) & (values != 0)]
     if len(np.unique(finite)) < 16:
         return ""
     with np.errstate(all="ignore"):
         for name, kind in _GRIDS.items():
-            held = finite.astype(kind)
-            # Half of what was rounded to a type needs its last bit; whole numbers and the like seldom do.
-            last = float(np.mean(held.view(np.uint16) & 1))
-            if last > _LAST_BIT and np.array_equal(held.astype(np.float64), finite.astype(np.float64)):
+            rounded = finite.astype(kind)
+            # About half of all rounded values need the last bit of the type; whole numbers rarely do.
+            last = float(np.mean(rounded.view(np.uint16) & 1))
+            if last > _LAST_BIT and np.array_equal(rounded.astype(np.float64), finite.astype(np.float64)):
                 return name
     return ""
 
 
 def on_grid(values: np.ndarray, name: str) -> np.ndarray:
-    """Values as a coarser type holds them."""
+    """Return values rounded to a coarser dtype, as float64."""
     return np.asarray(values.astype(np.float32).astype(_GRIDS[name]).astype(np.float64))

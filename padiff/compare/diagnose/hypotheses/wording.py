@@ -1,4 +1,4 @@
-"""What settings of optimizers are called, in words and for machines."""
+"""Names of optimizer settings, for people and as machine-readable kinds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KINDS = {
     "rate_inside": "rate_in_momentum",
     "lost": "optimizer_state_lost",
 }
-#: The same for people.
+#: Names of settings for people.
 NAMES = {
     "rate": "the size of updates",
     "momentum": "momentum",
@@ -51,7 +51,7 @@ NAMES = {
     "rate_inside": "learning rate inside the momentum",
     "lost": "lost state",
 }
-#: What it means that a form is other: turned off in the candidate, and turned on.
+#: Sentences for a form that differs: switched off in the candidate, and switched on.
 WORDS = {
     "nesterov": ("the candidate has no Nesterov momentum, the reference has", "the candidate has Nesterov momentum"),
     "decoupled": (
@@ -85,7 +85,7 @@ def number_text(value: float) -> str:
 
 
 def scope_text(wrong: Sequence[Track], rest: Sequence[Track] | None) -> str:
-    """Of which parameters it is said, where others show that it is not so with them."""
+    """Return text that limits a cause to the parameters in ``wrong``; empty if no other parameter is in ``rest``."""
     if not rest:
         return ""
     if all(track.is_norm for track in wrong) and not any(track.is_norm for track in rest):

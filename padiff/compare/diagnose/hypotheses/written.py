@@ -1,4 +1,4 @@
-"""Hypotheses on weights that something other than the optimizer's recorded step changed."""
+"""Hypotheses on weights that changed outside of the optimizer's recorded step."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.compare.diagnose.hypotheses.scene import Place, Scene, alike, is_elements, rounding_of
 from padiff.records import Both, Cause
 
-# Steps before this one whose weights are looked at, and elements of each weight.
+# Most steps before this one whose weights are compared, and most elements of each weight.
 _BEFORE, _ELEMENTS = 8, 1024
-# What a weight and its update add up to is rounded once or twice.
+# Rounding error of the sum of a weight and its update, in rounding units.
 _ADDED = 4.0
 
 
 @dataclass(frozen=True)
 class _Weight:
-    """A parameter's weight in a row of steps.
+    """A parameter's weight in consecutive steps.
 
     Attributes:
-        now: both sides, in the step of the first diff.
-        before: the weights of the steps before, the latest first; both sides.
-        expected: what the weights of the step before and its updates add up to.
-        elements: whether these are elements; else projections.
+        now: the weights of both sides in the step of the first diff.
+        before: the weights of both sides in the steps before, the latest first.
+        expected: the sum of the weights and updates of the step before.
+        elements: True for elements, False for projections.
     """
 
     place: Place
@@ -40,7 +40,7 @@ class _Weight:
 
 
 def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
-    """Of a first diff in a weight of a later step, where the step before it is recorded."""
+    """Yield hypotheses on a first diff in a weight of a later step, if the step before is recorded."""
     if scene.number - 1 not in scene.numbers:
         return
     steps = [n for n in reversed(scene.numbers) if n < scene.number][:_BEFORE]
@@ -53,7 +53,7 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
 
 
 def unrecorded(scene: Scene) -> Iterator[Cause]:
-    """Of a first diff in a weight, where the steps before it are not recorded: which these are."""
+    """Yield the cause "unknown" for a first diff in a weight after a gap in the recorded steps, naming the gap."""
     last = max((n for n in scene.numbers if n < scene.number), default=None)
     if last is None or last == scene.number - 1:
         return
@@ -71,27 +71,27 @@ def _weights(scene: Scene, steps: Sequence[int]) -> Iterator[_Weight]:
         rows = [scene.pairs(number, "weight").get(place) for number in steps]
         values = alike((pair, update, *rows), _ELEMENTS)
         now, added, *before = values
-        known = [one for one in before if one is not None]
-        if pair is None or now is None or added is None or before[0] is None or len(known) != len(before):
+        earlier = [sides for sides in before if sides is not None]
+        if pair is None or now is None or added is None or before[0] is None or len(earlier) != len(before):
             continue
-        if any(one.reference.shape != now.reference.shape for one in (added, *known)):
+        if any(sides.reference.shape != now.reference.shape for sides in (added, *earlier)):
             continue
-        expected = known[0].zip(added).map(lambda side: np.asarray(side[0] + side[1]))
+        expected = earlier[0].zip(added).map(lambda side: np.asarray(side[0] + side[1]))
         root = max(float(np.sqrt(np.mean(np.square(side)))) for side in now)
         noise = max(_ADDED * rounding_of(pair) * root, 1e-300)
-        yield _Weight(place, now, tuple(known), expected, noise, is_elements(pair), scene.limit(pair))
+        yield _Weight(place, now, tuple(earlier), expected, noise, is_elements(pair), scene.limit(pair))
 
 
 def _left_alone(weights: Sequence[_Weight], side: str) -> bool:
-    """Whether a side's weights are what those of the step before and its updates add up to."""
+    """Return True if a side's weights are the sums of the weights and updates of the step before."""
     return all(
-        np.sqrt(np.mean(np.square(getattr(one.now, side) - getattr(one.expected, side)))) <= 3 * one.noise
-        for one in weights
+        np.sqrt(np.mean(np.square(getattr(weight.now, side) - getattr(weight.expected, side)))) <= 3 * weight.noise
+        for weight in weights
     )
 
 
 def _changed(scene: Scene, weights: Sequence[_Weight], steps: Sequence[int], side: str) -> Iterator[Hypothesis]:
-    """What the side's weights are, instead of what its own updates come to."""
+    """Yield hypotheses on the origin of weights that differ from the sum of the side's weights and updates."""
     head = (
         f"between steps {scene.number - 1} and {scene.number} something else than the {side}'s optimizer changed its "
         "weights: they are"
@@ -105,15 +105,15 @@ def _changed(scene: Scene, weights: Sequence[_Weight], steps: Sequence[int], sid
             "weights",
             tried=len(steps),
         )
-    known = [one for one in weights if one.elements]
-    largest = max((float(np.max(np.abs(getattr(one.now, side)))) for one in known), default=0.0)
+    with_elements = [weight for weight in weights if weight.elements]
+    largest = max((float(np.max(np.abs(getattr(weight.now, side)))) for weight in with_elements), default=0.0)
     if largest:
         limit = transforms.round_limit(largest)
         yield Hypothesis(
             "weights_clamped",
             "clamped weights",
             f"{head} clamped to {limit:.6g}",
-            partial(_predicted, known, side, partial(_clamped, side=side, limit=limit)),
+            partial(_predicted, with_elements, side, partial(_clamped, side=side, limit=limit)),
             "weights",
             free=1,
         )
@@ -140,31 +140,33 @@ def _changed(scene: Scene, weights: Sequence[_Weight], steps: Sequence[int], sid
 
 
 def _predicted(weights: Sequence[_Weight], side: str, make: Callable[[_Weight], np.ndarray]) -> Iterator[Prediction]:
-    for one in weights:
-        now, expected = getattr(one.now, side), getattr(one.expected, side)
-        yield Prediction(f"{one.place[0]}/weight/{one.place[1]}", now, make(one), expected, one.noise, one.limit)
+    for weight in weights:
+        now, expected = getattr(weight.now, side), getattr(weight.expected, side)
+        yield Prediction(
+            f"{weight.place[0]}/weight/{weight.place[1]}", now, make(weight), expected, weight.noise, weight.limit
+        )
 
 
-def _earlier(one: _Weight, side: str, back: int) -> np.ndarray:
-    return np.asarray(getattr(one.before[back], side))
+def _earlier(weight: _Weight, side: str, back: int) -> np.ndarray:
+    return np.asarray(getattr(weight.before[back], side))
 
 
-def _clamped(one: _Weight, side: str, limit: float) -> np.ndarray:
-    return np.asarray(np.clip(getattr(one.expected, side), -limit, limit))
+def _clamped(weight: _Weight, side: str, limit: float) -> np.ndarray:
+    return np.asarray(np.clip(getattr(weight.expected, side), -limit, limit))
 
 
-def _columns(one: _Weight, side: str, count: int) -> list[np.ndarray]:
-    """What the weights should be, and what they were in some steps before."""
-    return [getattr(one.expected, side), *(getattr(before, side) for before in one.before[:count])]
+def _columns(weight: _Weight, side: str, count: int) -> list[np.ndarray]:
+    """Return the expected weights, and the weights of the last ``count`` steps before."""
+    return [getattr(weight.expected, side), *(getattr(before, side) for before in weight.before[:count])]
 
 
-def _mixed(one: _Weight, side: str, parts: np.ndarray) -> np.ndarray:
-    return np.asarray(np.stack(_columns(one, side, len(parts) - 1), axis=1) @ parts)
+def _mixed(weight: _Weight, side: str, parts: np.ndarray) -> np.ndarray:
+    return np.asarray(np.stack(_columns(weight, side, len(parts) - 1), axis=1) @ parts)
 
 
 def _fitted(weights: Sequence[_Weight], side: str, count: int) -> np.ndarray | None:
-    """The shares, the same for all parameters, of which a side's weights are made."""
-    rows = [np.stack(_columns(one, side, count), axis=1) / one.noise for one in weights]
-    target = np.concatenate([getattr(one.now, side) / one.noise for one in weights])
-    found = np.linalg.lstsq(np.concatenate(rows), target, rcond=1e-10)[0]
-    return np.asarray(found) if np.isfinite(found).all() else None
+    """Return the factors of `_columns`, equal for all parameters, that fit a side's weights; `None` if not finite."""
+    rows = [np.stack(_columns(weight, side, count), axis=1) / weight.noise for weight in weights]
+    target = np.concatenate([getattr(weight.now, side) / weight.noise for weight in weights])
+    factors = np.linalg.lstsq(np.concatenate(rows), target, rcond=1e-10)[0]
+    return np.asarray(factors) if np.isfinite(factors).all() else None

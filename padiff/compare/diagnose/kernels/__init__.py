@@ -1,1 +1,1 @@
-"""What layers and functions compute, in float64: arithmetic on arrays, which knows of no record and no framework."""
+"""The arithmetic of layers and functions in float64, on plain arrays without records or frameworks."""

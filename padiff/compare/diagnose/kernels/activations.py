@@ -1,4 +1,4 @@
-"""Functions of each element, in float64, as both frameworks have them; and softmax."""
+"""Activation functions of both frameworks in float64, and softmax."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Function = Callable[[np.ndarray], np.ndarray]
 
 
 def _erf(x: np.ndarray) -> np.ndarray:
-    """The error function, to some 1e-13: a series near zero, a continued fraction beyond."""
+    """Return the error function, exact to about 1e-13: a series near zero, a continued fraction beyond."""
     size = np.abs(x)
     near = np.minimum(size, 3.0)
     term = total = near.copy()
@@ -57,7 +57,7 @@ def softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
     return np.asarray(raised / raised.sum(axis=axis, keepdims=True))
 
 
-#: By name, the usual ones first.
+#: Functions by name, the usual ones first.
 FUNCTIONS: Mapping[str, Function] = {
     "ReLU": lambda x: np.maximum(x, 0.0),
     "exact GELU": gelu,
@@ -81,7 +81,7 @@ _NONE = "no activation"
 
 
 def act(x: np.ndarray, function: str, number: float | None = None) -> np.ndarray:
-    """A function of each element; a number is what it is set to."""
+    """Return an activation of each element, with its parameter set to ``number`` if there is one."""
     if function == _NONE:
         return x
     if number is not None:

@@ -1,4 +1,4 @@
-"""What losses are made of: targets of labels, and functions of an error."""
+"""Building blocks of losses: targets from labels, class weights, and functions of an error."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def targets(labels: np.ndarray, classes: int, smoothing: float = 0.0) -> np.ndarray:
-    """A row of classes for each label; for one that is none (it is ignored) no class is right."""
+    """Return a row of class probabilities for each label, smoothed; an ignored label has no true class."""
     hot = np.arange(classes) == labels[..., None].astype(np.int64)
     return np.asarray(hot * (1.0 - smoothing) + smoothing / classes)
 
@@ -16,7 +16,7 @@ def picked(x: np.ndarray, index: np.ndarray, axis: int) -> np.ndarray:
 
 
 def of_classes(weights: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """The weight of each label's class."""
+    """Return the weight of each label's class."""
     return np.asarray(weights[np.clip(labels.astype(np.int64), 0, len(weights) - 1)])
 
 

@@ -1,1 +1,1 @@
-"""Computing a recorded step again in float64, each side from what it recorded itself."""
+"""Recomputing a recorded step in float64, each side from its own records."""

@@ -1,4 +1,4 @@
-"""An optimizer's declared rule, as updates are computed by it."""
+"""The update rule of an optimizer from its declared settings."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from padiff.compare.diagnose.hypotheses.rules import RULES, History, Rule, updat
 from padiff.frameworks.spelled import SPELLINGS
 
 _NAMES = {"rho": "alpha", "initial_accumulator_value": "initial"}
-# What no rule here computes with, and the value at which it does nothing.
+# Settings that no rule here supports, with the value at which they have no effect.
 _NOTHING = {"maximize": False, "rescale_grad": 1.0, "lr_decay": 0.0, "decay.l1": 0.0, "decay.own": 0.0}
-# Where it is not declared how it is computed: each framework's code has one of two ways.
+# Forms that no setting declares: each framework's code has one of the two.
 _EITHER = ("single", "rate_inside", "uncorrected_eps")
 
 
 @dataclass(frozen=True)
 class DeclaredRule:
-    """A rule with the settings that a run declares.
+    """A rule with the settings that a run declares for a parameter group.
 
     Attributes:
         rule: the rule.
-        settings: its settings; ``rate`` is a factor of the recorded learning rates.
-        group: which recorded learning rate it goes with.
+        settings: the rule's settings; ``rate`` is a factor of the recorded learning rates.
+        group: index of the recorded learning rate that the rule uses.
     """
 
     rule: Rule
@@ -36,16 +36,16 @@ class DeclaredRule:
 
     @classmethod
     def of(cls, group: Group, framework: str) -> DeclaredRule | None:
-        """As a group of parameters is set; `None` where it is not known here what that makes."""
+        """Return the rule of a parameter group, or `None` if no rule here supports its settings."""
         values = group.values
-        rule = next((one for one in RULES if one.name == group.rule), None)
+        rule = next((candidate for candidate in RULES if candidate.name == group.rule), None)
         if rule is None or any(values.get(name, usual) != usual for name, usual in _NOTHING.items()):
             return None
         settings = dict(rule.defaults)
         for name, value in values.items():
-            own = _NAMES.get(name, name)
-            if own in settings and isinstance(value, (bool, int, float)):
-                settings[own] = float(value)
+            common = _NAMES.get(name, name)
+            if common in settings and isinstance(value, (bool, int, float)):
+                settings[common] = float(value)
         coupled, decoupled = (group.number(f"decay.{form}") for form in ("coupled", "decoupled"))
         if coupled and decoupled:
             return None
@@ -67,7 +67,7 @@ class DeclaredRule:
         return cls(rule, settings, number if isinstance(number, int) else 0)
 
     def updates(self, history: History, noise: np.ndarray) -> np.ndarray:
-        """The updates that it makes, computed in the way that comes nearest."""
+        """Return the updates of the rule, in the undeclared forms that fit the recorded updates best."""
         ways = [name for name in _EITHER if name in self.settings]
         best: Sequence[float] = ()
         residual = np.inf

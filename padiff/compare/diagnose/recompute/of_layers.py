@@ -1,4 +1,4 @@
-"""What layers give, in float64, given what goes in, their parameters and their settings."""
+"""Outputs of layers in float64, computed from inputs, parameters and settings."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from padiff.compare.diagnose.recompute.parts import Part, convolution, pooling
 from padiff.compare.diagnose.recompute.parts import whole as _whole
 from padiff.frameworks.known import known
 
-# Products that are added up for one layer, at most: of larger ones a part of the outputs is computed.
+# Most products to compute for a layer: of larger layers only a part of the outputs is computed.
 _MOST = 20_000_000
 
 
 @dataclass(frozen=True)
 class Call:
-    """A layer's call, as one side recorded it.
+    """A recorded call of a layer.
 
     Attributes:
-        kind: of layer, as both frameworks call it.
-        inputs: what went in; floating numbers are float64.
-        weights: its parameters and statistics by their common names, a linear layer's matrix as (out, in).
-        settings: what it is set to.
-        training: whether it trains; `None`: not known.
-        shape: of what came out.
-        framework: whose layer it is.
-        eps: rounding of the dtype that it computes in: an epsilon that is not given.
+        kind: kind of the layer, with a name common to both frameworks.
+        inputs: the inputs; floating-point numbers are float64.
+        weights: the layer's parameters and statistics by their common names, a linear layer's matrix as (out, in).
+        settings: the layer's settings.
+        training: True in training mode; `None` if unknown.
+        shape: shape of the output.
+        framework: name of the layer's framework.
+        eps: rounding unit of the dtype that the layer computes in, the default of an epsilon.
     """
 
     kind: str
@@ -45,10 +45,10 @@ class Call:
     eps: float = 2.0**-23
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A setting that is a number.
+        """Return a numeric setting.
 
         Raises:
-            KeyError: it is not given, and there is no default.
+            KeyError: the setting is missing without a default, or is no number.
         """
         value = self.settings.get(name, default)
         if not isinstance(value, (int, float)):
@@ -57,12 +57,12 @@ class Call:
 
 
 def is_known(kind: str) -> bool:
-    """Whether it is known here how a kind of layer computes."""
+    """Return True if this module can compute a kind of layer."""
     return kind in _LAYERS
 
 
 def computed(call: Call) -> Part | None:
-    """What a call gives, or a part of it; `None` where it is not known here how that is computed."""
+    """Return the output of a call, or a part; `None` if this module can't compute the call."""
     compute = _LAYERS.get(call.kind)
     if compute is None or not call.inputs:
         return None
@@ -70,7 +70,7 @@ def computed(call: Call) -> Part | None:
         with np.errstate(all="ignore"):
             return compute(call)
     except (KeyError, ValueError, IndexError, TypeError):
-        return None  # something is missing, or does not fit together
+        return None  # a weight or setting is missing, or shapes do not fit
 
 
 # -- products ----------------------------------------------------------------------------------------------------------
@@ -83,10 +83,10 @@ def _linear(call: Call) -> Part:
     rows = x.reshape(-1, x.shape[-1])
     count = min(len(rows), max(1, _MOST // max(weight.size, 1)))
     picked = np.linspace(0, len(rows) - 1, count).astype(np.int64)
-    made = rows[picked] @ weight.T
+    result = rows[picked] @ weight.T
     if "bias" in call.weights:
-        made = made + call.weights["bias"].ravel()
-    return Part(made, lambda out: out.reshape(-1, len(weight))[picked])
+        result = result + call.weights["bias"].ravel()
+    return Part(result, lambda out: out.reshape(-1, len(weight))[picked])
 
 
 def _embedding(call: Call) -> Part:
@@ -120,7 +120,7 @@ def _scaled(call: Call, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _of_last_axes(call: Call) -> tuple[np.ndarray, tuple[int, ...]]:
-    """What goes in, and the shape of the axes that are normalised: those that the weight is of."""
+    """Return the input, and the shape of its normalised axes: as many last axes as the weight has elements for."""
     x, size = call.inputs[0], call.weights["weight"].size
     shape: tuple[int, ...] = ()
     for extent in reversed(x.shape):
@@ -153,10 +153,10 @@ def _batch_norm(call: Call) -> Part:
     if call.training is None:
         raise KeyError("training")
     if call.training or "running_mean" not in call.weights:
-        made = normalised(x, (0, *range(2, x.ndim)), eps)
+        result = normalised(x, (0, *range(2, x.ndim)), eps)
     else:
-        made = by_statistics(x, call.weights["running_mean"], call.weights["running_var"], eps, train=False)
-    return _whole(_scaled(call, made, _channels(x)))
+        result = by_statistics(x, call.weights["running_mean"], call.weights["running_var"], eps, train=False)
+    return _whole(_scaled(call, result, _channels(x)))
 
 
 def _instance_norm(call: Call) -> Part:
@@ -202,7 +202,7 @@ def _prelu(call: Call) -> Part:
 
 
 def _softmax(call: Call) -> Part:
-    """Along the axis that the recorded output tells; which one it was set to is not recorded."""
+    """Return a softmax over the axis that fits the recorded output best, as the set axis is not recorded."""
     x = call.inputs[0]
     return Part(x, lambda out: out, of=lambda out: _by_axis(x, out, activations.softmax))
 
@@ -213,13 +213,13 @@ def _log_softmax(call: Call) -> Part:
 
 
 def _by_axis(x: np.ndarray, out: np.ndarray, function: Callable[[np.ndarray, int], np.ndarray]) -> np.ndarray:
-    made = [function(x, axis) for axis in range(x.ndim) if x.shape[axis] > 1]
-    return min(made, key=lambda one: float(np.linalg.norm(one - out)))
+    results = [function(x, axis) for axis in range(x.ndim) if x.shape[axis] > 1]
+    return min(results, key=lambda result: float(np.linalg.norm(result - out)))
 
 
 def _dropout(call: Call) -> Part:
     if call.training is not False and call.settings.get("p") != 0:
-        raise KeyError("training")  # what it drops is not recorded
+        raise KeyError("training")  # the dropped elements are not recorded
     return _whole(call.inputs[0])
 
 

@@ -1,4 +1,4 @@
-"""What of a call is computed; convolution and pooling as a layer is set to them."""
+"""The computed part of a call's output; convolution and pooling from a layer's settings."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from padiff.compare.diagnose.kernels import windows
 
 @dataclass(frozen=True)
 class Part:
-    """What a call gives, or a part of it.
+    """A computed output of a call, or a part of an output.
 
     Attributes:
-        values: the outputs that were computed.
-        pick: takes the same ones of a recorded output.
-        of: where the values depend on what the output shows (an axis that is not recorded): makes them of what was
-            picked.
+        values: the computed outputs.
+        pick: function that selects the same elements of a recorded output.
+        of: function from the picked elements to the computed values, if these depend on the recorded output (as the
+            axis of a softmax is not recorded).
     """
 
     values: np.ndarray
@@ -28,25 +28,25 @@ class Part:
     of: Callable[[np.ndarray], np.ndarray] | None = None
 
     def cut(self, cut: tuple[Any, ...]) -> Part:
-        """The same for an output of which this is a part."""
+        """Return this part with a `pick` for the whole output, of which this part covers the slice ``cut``."""
         return replace(self, pick=lambda output: self.pick(output[cut]))
 
 
 def whole(values: np.ndarray) -> Part:
-    """All outputs."""
+    """Return the part that has all outputs."""
     return Part(values, lambda out: out.reshape(values.shape))
 
 
 def convolution(
     x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, settings: Mapping[str, Any], most: int
 ) -> Part:
-    """A convolution, channels second.
+    """Return a convolution with channels second.
 
     Args:
-        most: products that are added up; of larger ones the first samples and some channels are computed.
+        most: most products to compute; of larger convolutions only the first samples and some channels are computed.
 
     Raises:
-        ValueError, KeyError, TypeError: the settings do not say all of it.
+        ValueError, KeyError, TypeError: the settings are incomplete, or do not fit the shapes.
     """
     n = x.ndim - 2
     outs, size = len(weight), weight.shape[2:]
@@ -60,17 +60,17 @@ def convolution(
     samples = min(len(x), max(1, most // max(each * outs, 1)))
     channels = np.unique(np.linspace(0, outs - 1, max(1, min(outs, most // max(each * samples, 1)))).astype(np.int64))
     mode = str(settings.get("padding_mode", "zeros"))
-    made = windows.conv(x[:samples], weight, stride, pads, dilation, groups, mode, channels)
+    result = windows.conv(x[:samples], weight, stride, pads, dilation, groups, mode, channels)
     if bias is not None:
-        made += bias.ravel()[channels].reshape((1, -1) + (1,) * n)
-    return Part(made, lambda out: out[:samples, channels])
+        result += bias.ravel()[channels].reshape((1, -1) + (1,) * n)
+    return Part(result, lambda out: out[:samples, channels])
 
 
 def pooling(x: np.ndarray, how: str, settings: Mapping[str, Any], shape: tuple[int, ...]) -> Part:
-    """Pooling, channels second; ``how`` is ``max``, ``avg``, ``adaptivemax`` or ``adaptiveavg``.
+    """Return a pooling with channels second; ``how`` is ``max``, ``avg``, ``adaptivemax`` or ``adaptiveavg``.
 
     Raises:
-        ValueError, KeyError, TypeError: the settings do not say all of it.
+        ValueError, KeyError, TypeError: the settings are incomplete, or do not fit the shapes.
     """
     n, by = x.ndim - 2, "max" if how.endswith("max") else "mean"
     if len(shape) != x.ndim:
@@ -83,7 +83,7 @@ def pooling(x: np.ndarray, how: str, settings: Mapping[str, Any], shape: tuple[i
     pads = _padding(settings.get("padding", 0), size, stride, dilation, n)
     extents = [length + sum(pads[k]) for k, length in enumerate(x.shape[2:])]
     if windows.counted(extents, size, stride, dilation) != [*shape[2:]]:
-        raise ValueError(shape)  # the last window is not a whole one
+        raise ValueError(shape)  # the last window is cut off
     if by == "mean" and any(map(sum, pads)) and not isinstance(settings.get("count_include_pad"), bool):
         raise KeyError("count_include_pad")
     exclusive = not settings.get("count_include_pad", True)
@@ -91,11 +91,11 @@ def pooling(x: np.ndarray, how: str, settings: Mapping[str, Any], shape: tuple[i
 
 
 def _each(value: Any, n: int) -> list[int]:
-    """A setting for each axis."""
+    """Return a setting for each of ``n`` axes."""
     if isinstance(value, (list, tuple)):
         if len(value) != n:
             raise ValueError(value)
-        return [int(one) for one in value]
+        return [int(number) for number in value]
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(value)
     return [value] * n
@@ -108,5 +108,5 @@ def _padding(value: Any, size: Any, stride: list[int], dilation: list[int], n: i
         if value.lower() != "same" or set(stride) != {1}:
             raise ValueError(value)
         whole_ = [dilation[k] * (size[k] - 1) for k in range(n)]
-        return [(one // 2, one - one // 2) for one in whole_]
-    return [(one, one) for one in _each(value, n)]
+        return [(width // 2, width - width // 2) for width in whole_]
+    return [(width, width) for width in _each(value, n)]

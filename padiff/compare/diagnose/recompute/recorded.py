@@ -1,4 +1,4 @@
-"""One side's step, as layers are computed again from it."""
+"""A recorded step of one side, with recomputation of its layers' outputs."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from padiff.errors import PadiffError
 from padiff.model import equivalents
 from padiff.records import Both, Layer, Parameter, Record, RunInfo, Step, TracedTensor, settings_at
 
-# Elements of a layer's input or output that are computed, at most.
+# Most elements of a layer's input or output to compute.
 _MOST = 300_000
-#: What a dtype's numbers are apart at 1.
+#: Distance of the numbers of a dtype at 1.
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What one side recorded of a step.
+    """The records of one side's step.
 
     Attributes:
         step: the step.
-        info: what holds for all steps of the run.
-        graph: its trace.
+        info: the information on the whole run.
+        graph: the trace of the step.
     """
 
     step: Step
@@ -49,7 +49,7 @@ class Recorded:
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
-        """What the run declares in this step."""
+        """Return the settings that the run declares in this step."""
         return settings_at(self.info.settings, self.step.settings)
 
     @cached_property
@@ -57,33 +57,33 @@ class Recorded:
         return modes_of(self.settings)
 
     def training(self, layer: Layer) -> bool | None:
-        """Whether a layer trains; `None`: not known."""
+        """Return True if a layer is in training mode; `None` if unknown."""
         return None if self._modes is None else trains(layer, *self._modes)
 
     def off_by(self, record: Record) -> float | None:
-        """What a layer's output is off by, beside the same in float64 (relative L2); `None`: it can't be computed.
+        """Return the relative L2 error of a layer's output against float64; `None` if it can't be computed.
 
-        Infinite where it is no number, though what goes in is.
+        Infinite if the output is not finite, though the input is.
         """
         part = self.part(record)
         return None if part is None else off_by(part, record)
 
     def dtype(self, record: Record) -> str:
-        """The coarsest dtype of a layer's output and of what goes in."""
+        """Return the coarsest dtype among a layer's output and inputs."""
         call = self.graph.of_record(record)
-        inputs = [] if call is None else [self.graph.trace.tensors[one.tensor].dtype for one in call.inputs]
-        known = [name for name in (coarse(one) for one in (record.dtype, *inputs)) if name in COARSENESS]
-        return max(known, key=COARSENESS.index, default="float32")
+        inputs = [] if call is None else [self.graph.trace.tensors[operand.tensor].dtype for operand in call.inputs]
+        dtypes = [name for name in (coarse(dtype) for dtype in (record.dtype, *inputs)) if name in COARSENESS]
+        return max(dtypes, key=COARSENESS.index, default="float32")
 
     def tensor_given(self, record: Record) -> TracedTensor | None:
-        """What goes into a layer's call, where that is one tensor, as is what comes out."""
+        """Return the input of a layer's call that has a single input and output tensor, else `None`."""
         traced = self.graph.of_record(record)
         if traced is None or len(traced.inputs) != 1 or len(traced.outputs) != 1:
             return None
         return self.graph.trace.tensors[traced.inputs[0].tensor]
 
     def given(self, record: Record) -> np.ndarray | None:
-        """Its values; `None` where they are not recorded."""
+        """Return the values of `tensor_given`; `None` if they are not recorded."""
         tensor = self.tensor_given(record)
         if tensor is None or tensor.source is None or tensor.source.sketched:
             return None
@@ -96,45 +96,48 @@ class Recorded:
     def part(
         self, record: Record, given: np.ndarray | None = None, weights: Mapping[str, np.ndarray] | None = None
     ) -> Part | None:
-        """What float64 makes of what goes into a layer's call, or of a part of that; `None`: it can't be computed.
+        """Return a layer's output, or a part, computed in float64; `None` if it can't be computed.
 
         Args:
-            given: what goes in, if not what was recorded of this side.
-            weights: the layer's parameters and buffers, by this side's slots; likewise.
+            given: the input. Default: the recorded input of this side.
+            weights: the layer's parameters and buffers, by this side's slots. Default: the recorded ones.
         """
         layer, tensor = self.layers.get(record.layer), self.tensor_given(record)
-        whole = self.given(record) if given is None else given
-        if layer is None or tensor is None or layer.children or whole is None:
+        layer_input = self.given(record) if given is None else given
+        if layer is None or tensor is None or layer.children or layer_input is None:
             return None
         kind, training = equivalents.kind(layer), self.training(layer)
         try:
-            weights = self._of_layer(layer, whole, weights)
-            if weights is None or not whole.ndim or not record.shape:
+            weights = self._of_layer(layer, layer_input, weights)
+            if weights is None or not layer_input.ndim or not record.shape:
                 return None
-            # Of large tensors some samples are computed, or some channels where these are made of all samples.
-            channels = kind.startswith("batchnorm") and whole.ndim > 1
+            # Of large tensors only some samples are computed; some channels for layers that average over samples.
+            channels = kind.startswith("batchnorm") and layer_input.ndim > 1
             axis = int(channels)
-            if kind != "flatten" and whole.shape[axis] != record.shape[axis]:
+            if kind != "flatten" and layer_input.shape[axis] != record.shape[axis]:
                 return None
-            count = min(whole.shape[axis], max(1, _MOST * whole.shape[axis] // max(whole.size, record_size(record), 1)))
+            count = min(
+                layer_input.shape[axis],
+                max(1, _MOST * layer_input.shape[axis] // max(layer_input.size, record_size(record), 1)),
+            )
             cut: tuple[slice, ...] = (*(slice(None),) * axis, slice(count))
             if channels:
                 weights = {slot: values[:count] for slot, values in weights.items()}
-            given = as_float64(whole[cut])
+            given = as_float64(layer_input[cut])
         except (PadiffError, ValueError, IndexError):
             return None
         if not np.isfinite(given).all():
             return None
         shape = tuple(count if k == axis else extent for k, extent in enumerate(record.shape))
         eps = _EPS.get(coarse(tensor.dtype), _EPS["float32"])
-        made = computed(Call(kind, (given,), weights, layer.settings, training, shape, self.info.framework, eps))
-        return None if made is None else made.cut(cut)
+        result = computed(Call(kind, (given,), weights, layer.settings, training, shape, self.info.framework, eps))
+        return None if result is None else result.cut(cut)
 
     def _of_layer(
         self, layer: Layer, given: np.ndarray, others: Mapping[str, np.ndarray] | None
     ) -> dict[str, np.ndarray] | None:
-        """A layer's parameters by their common names; `None` where one is not known."""
-        found = {}
+        """Return a layer's parameters by their common names; `None` if one is not recorded."""
+        weights = {}
         for parameter in layer.parameters:
             if parameter.slot in equivalents.ONE_SIDED:
                 continue
@@ -147,31 +150,31 @@ class Recorded:
                 values = as_float64(record.value)
             if equivalents.kind(layer) == "linear" and values.ndim == 2:
                 values = _out_in(values, equivalents.layout(layer, parameter), given.shape[-1])
-            found[equivalents.slot(parameter.slot)] = values
-        return found
+            weights[equivalents.slot(parameter.slot)] = values
+        return weights
 
     def _record(self, layer: Layer, parameter: Parameter) -> Record | None:
-        own = self._weights.get((layer.path, parameter.slot))
-        if own is None and parameter.tied_to:
+        record = self._weights.get((layer.path, parameter.slot))
+        if record is None and parameter.tied_to:
             path, _, slot = parameter.tied_to.rpartition("/")
-            own = self._weights.get((path, slot))
-        return own
+            record = self._weights.get((path, slot))
+        return record
 
 
 def recorded(steps: Both[Step], infos: Both[RunInfo], graphs: Both[Graph] | None = None) -> Both[Recorded]:
-    """Both sides' step."""
+    """Return the records of both sides' step; graphs are built from the traces by default."""
     if graphs is None:
         graphs = steps.zip(infos).map(lambda side: Graph(side[0].trace, side[1].layers))
     return steps.zip(infos.zip(graphs)).map(lambda side: Recorded(side[0], *side[1]))
 
 
 def off_by(part: Part, record: Record) -> float | None:
-    """The relative L2 error of a recorded output; `None` where it is not known."""
+    """Return the relative L2 error of a recorded output against its computed part; `None` if unknown."""
     try:
         picked = part.pick(record.value).astype(np.float64)
         values = part.values if part.of is None else part.of(picked)
     except (PadiffError, ValueError, IndexError):
-        return None  # of the output a sketch is all there is, or it is no longer there
+        return None  # only a sketch of the output is recorded, or its file was deleted
     norm = float(np.linalg.norm(values))
     if picked.shape != values.shape or not math.isfinite(norm) or not norm:
         return None
@@ -179,23 +182,23 @@ def off_by(part: Part, record: Record) -> float | None:
 
 
 def record_size(record: Record) -> int:
-    """How many elements a record has."""
+    """Return the count of elements of a record."""
     return math.prod(record.shape)
 
 
 def rounding(dtype: str) -> float:
-    """What a right implementation of a layer is off by at most."""
+    """Return the largest relative error of a correct implementation of a layer."""
     return allowed(dtype, "forward")
 
 
 def as_float64(values: np.ndarray) -> np.ndarray:
-    """Floating numbers in float64, others as they are."""
+    """Return floating-point values as float64, other values unchanged."""
     return values if values.dtype.kind in "iub" else values.astype(np.float64)
 
 
 def _out_in(values: np.ndarray, layout: str, given: int) -> np.ndarray:
     if layout not in ("in_out", "out_in"):
-        # Its class does not say; a square one is not known.
+        # The layer's class does not tell the layout; the shape of a square matrix does not either.
         layout = "out_in" if values.shape[1] == given else "in_out"
         if values.shape[0] == values.shape[1]:
             raise ValueError(layout)

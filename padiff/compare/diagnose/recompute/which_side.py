@@ -1,4 +1,4 @@
-"""Which side's figures agree with float64, at the place where two runs part."""
+"""The side that agrees with float64 at the first difference of two runs."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from padiff.records import (
     settings_at,
 )
 
-# Beside what the sides are apart: how near the right one is at most, and how far off the wrong one at least. Chosen:
-# what is in between says nothing.
+# The difference of the sides, divided by these: largest error of the correct side, and least error of the wrong side.
+# Chosen: errors in between show nothing.
 _NEARER, _FAR = 10.0, 3.0
-# How far a logged loss may be from what the loss function gave: it may be logged in another precision. Chosen.
+# Largest relative difference of a logged loss from the loss function's result, as logs may round. Chosen.
 _LOGGED = 1e-5
-# How far off an update may be by the rounding of its weight, which is large beside it. Chosen.
+# Largest relative error of an update from the rounding of its weight, which is much larger. Chosen.
 _UPDATE = 1e-3
 
 
 def which_side(scene: Scene, place: Place, evidence: Evidence) -> Recomputed | None:
-    """Whose figures agree with float64; `None` where that is not known.
+    """Return the errors of both sides against float64 and the side that is wrong; `None` if nothing can be recomputed.
 
     Args:
-        scene: the first diff, and what is recorded around it.
-        place: where in the code it comes from.
+        scene: the first diff and the records around it.
+        place: the lines of code that computed the first diff.
     """
     try:
         with np.errstate(all="ignore"):
@@ -59,13 +59,13 @@ def which_side(scene: Scene, place: Place, evidence: Evidence) -> Recomputed | N
                 return _weight(scene)
             return _update(scene) if scene.stage == "update" else None
     except (PadiffError, OSError, KeyError, ValueError, IndexError):
-        return None  # what would tell it is no longer there, or is no such thing; the verdict stands
+        return None  # records were deleted or do not fit; an error here never changes the verdict
 
 
 def _judged(
     what: str, rules: Both[str], errors: Both[float], apart: float, limit: float, differ: bool = True
 ) -> Recomputed | None:
-    """Who agrees, given what each side is off by, what they are apart, and what rounding explains."""
+    """Return the result from the error of each side, the difference of the sides, and the limit of rounding."""
     if not apart > 0:
         return None
     near = errors.map(lambda error: error <= min(limit, apart / _NEARER))
@@ -80,7 +80,7 @@ def _judged(
 
 
 def _apart(diff: Diff) -> float:
-    """What the sides are apart, as a share of the reference; NaN where only a sketch tells."""
+    """Return the relative L2 difference of the sides; NaN if only sketches were compared, infinite if not finite."""
     figures = diff.figures
     if figures is None or figures.basis != "tensors":
         return math.nan
@@ -102,13 +102,13 @@ def _layer(place: Place, evidence: Evidence) -> Recomputed | None:
     layers = sides.zip(records).map(lambda side: side[0].layers[side[1].layer])
     kinds = layers.map(lambda layer: layer.type)
     if parts.reference is None or parts.candidate is None:
-        # A class of somebody's own is held against the other side's, which is given the same.
-        known = parts.reference or parts.candidate
-        own = layers.candidate if parts.candidate is None else layers.reference
-        if known is None or is_known(equivalents.kind(own)):
+        # A custom class is compared with the computed layer of the other side, whose input agrees.
+        computed_part = parts.reference or parts.candidate
+        custom = layers.candidate if parts.candidate is None else layers.reference
+        if computed_part is None or is_known(equivalents.kind(custom)):
             return None
         kinds = parts.zip(kinds).map(lambda side: side[1] if side[0] is not None else "")
-        parts = Both(known, known)
+        parts = Both(computed_part, computed_part)
     assert parts.reference is not None and parts.candidate is not None
     off = Both(off_by(parts.reference, records.reference), off_by(parts.candidate, records.candidate))
     if off.reference is None or off.candidate is None:
@@ -126,17 +126,17 @@ def _loss(scene: Scene) -> Recomputed | None:
     if calls is None:
         return _loss_of_own_code(scene)
     record = calls.reference.loss.records.get("0")
-    own = [
+    input_diffs = [
         d
         for d in scene.step
         if d.pair.stage == "loss" and is_of_loss(d.pair.anchor) and loss_role(d.pair.anchor.slot) != "0"
     ]
-    if not own or not all(d.passed and d.compared for d in own) or record is None:
+    if not input_diffs or not all(d.passed and d.compared for d in input_diffs) or record is None:
         return None
-    outputs, made = calls.map(lambda call: call.output), calls.map(lambda call: call.computed())
-    if any(one is None for one in (*outputs, *made)):
+    outputs, results = calls.map(lambda call: call.output), calls.map(lambda call: call.computed())
+    if any(values is None for values in (*outputs, *results)):
         return None
-    errors = outputs.zip(made).map(lambda side: _off(*side))
+    errors = outputs.zip(results).map(lambda side: _off(*side))
     apart = _off(outputs.candidate, outputs.reference)
     names = calls.map(lambda call: call.loss.function)
     differ = names.reference != names.candidate or calls.reference.settings != calls.candidate.settings
@@ -145,22 +145,22 @@ def _loss(scene: Scene) -> Recomputed | None:
 
 
 def _loss_of_own_code(scene: Scene) -> Recomputed | None:
-    """Of a logged loss, which one side's loop computes in code of its own: beside the other's loss function."""
+    """Return the result for a logged loss if only one side calls a loss function: both sides against this function."""
     sides = scene.sides(scene.number)
     if sides is None or not is_loss(scene.diff.pair.anchor):
         return None
     calls = sides.zip(scene.runs).map(lambda side: loss_calls(side[0], side[1].info))
-    known = calls.reference or calls.candidate
+    function_calls = calls.reference or calls.candidate
     logged = scene.diff.pair.sides.map(lambda record: None if record is None else as_float64(record.value))
-    if (calls.reference and calls.candidate) or len(known) != 1 or logged.reference is None:
+    if (calls.reference and calls.candidate) or len(function_calls) != 1 or logged.reference is None:
         return None
-    made, given = known[0].computed(), known[0].output
-    own = logged.reference if calls.reference else logged.candidate
-    # What is logged has to be what the function gave, not a mean or a multiple of it.
-    if made is None or made.size != 1 or _off(own, given) > _LOGGED:
+    expected, output = function_calls[0].computed(), function_calls[0].output
+    logged_value = logged.reference if calls.reference else logged.candidate
+    # The logged value has to be the result of the function, not a mean or multiple.
+    if expected is None or expected.size != 1 or _off(logged_value, output) > _LOGGED:
         return None
-    names = calls.map(lambda some: some[0].loss.function if some else "")
-    errors = logged.map(lambda values: _off(values, made))
+    names = calls.map(lambda side_calls: side_calls[0].loss.function if side_calls else "")
+    errors = logged.map(lambda values: _off(values, expected))
     return _judged("loss", names, errors, _off(logged.candidate, logged.reference), allowed("float32", "loss"), False)
 
 
@@ -176,7 +176,7 @@ def _off(values: np.ndarray | None, made: np.ndarray | None) -> float:
 
 
 def _weight(scene: Scene) -> Recomputed | None:
-    """Of a weight of a later step: that of the step before, and its update."""
+    """Return the result for a weight of a later step: the sum of the weight and update of the step before."""
     diff, at = scene.diff, place_of(scene.diff.pair)
     before, added = (scene.pairs(scene.number - 1, stage).get(at) for stage in ("weight", "update"))
     if before is None or added is None:
@@ -190,10 +190,10 @@ def _weight(scene: Scene) -> Recomputed | None:
 
 
 def _update(scene: Scene) -> Recomputed | None:
-    """By what each side declares of its own optimizer."""
+    """Return the result for an update: each side against the rule that its optimizer declares."""
     diff = scene.diff
     if diff.pair.anchor.layer == LOOP:
-        # Other learning rates: what they make shows in a parameter.
+        # A diff of the learning rates themselves: their effect shows in a parameter.
         wrong = [d for d in scene.diffs("update") if not d.passed and d.pair.complete]
         if not wrong:
             return None
@@ -209,17 +209,17 @@ def _update(scene: Scene) -> Recomputed | None:
     for side, rule in zip(SIDES, rules):
         if rule is None:
             return None
-        found = _by_rule(track, tracks, side, rule)
-        if found is None:
+        error = _by_rule(track, tracks, side, rule)
+        if error is None:
             return None
-        off.append(found)
+        off.append(error)
     apart = _off(*(getattr(track.histories, side).updates[tracks.at] for side in ("candidate", "reference")))
     names = groups.map(lambda group: group.rule)
     return _judged("update", names, Both(*off), apart, _UPDATE)
 
 
 def _by_rule(track: Track, tracks: Tracks, side: str, rule: DeclaredRule) -> float | None:
-    """What a side's update is off by, beside what a rule makes of its gradients; `None`: projections do not show it."""
+    """Return the relative error of a side's update against a rule; `None` if projections can't show the rule."""
     history, noise = joined([track], side)
     rates = getattr(tracks.rates, side)
     if rule.group >= rates.shape[1] or not (track.elements or rule.rule.linear):
@@ -229,17 +229,17 @@ def _by_rule(track: Track, tracks: Tracks, side: str, rule: DeclaredRule) -> flo
 
 
 def declared_groups(scene: Scene, place: Site) -> Both[Group] | None:
-    """The groups that a parameter is in, as the runs declare them; `None` where one does not."""
+    """Return the declared parameter group of a parameter on each side; `None` if a side declares none."""
     pair = scene.pairs(scene.number, "update").get(place)
     sides = scene.sides(scene.number)
     if pair is None or sides is None:
         return None
-    found = []
+    groups = []
     for record, step, run in zip(pair.sides, sides, scene.runs):
         assert record is not None
         optimizers = Optimizers.of(settings_at(run.info.settings, step.settings))
         group = optimizers.by_site.get(f"{record.layer}/{record.slot.partition('[')[0]}")
         if group is None or optimizers.count != 1:
             return None
-        found.append(group)
-    return Both(*found)
+        groups.append(group)
+    return Both(*groups)
