@@ -178,6 +178,8 @@ def _become(client: socket.socket, files: list[int]) -> None:
 def _run(path: list[str], args: list[str], folder: str, environment: dict[str, str]) -> None:
     """Do what ``python ARGS`` would."""
     os.chdir(folder)
+    if "multiprocessing.process" in sys.modules:  # which looks for a script below the folder that it began in
+        sys.modules["multiprocessing.process"].ORIGINAL_DIR = folder
     os.environ.clear()
     os.environ.update(environment)
     if args[0] == "--without":
