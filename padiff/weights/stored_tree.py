@@ -18,6 +18,8 @@ _NUMBER = re.compile(r"(\d+)")
 _LOOKED_UP = re.compile(r"(?:^|_)(?:emb\w*|wte|wpe|lookup|shared|tok\w*|relative_attention_bias)$|embeddings?$", re.I)
 _MULTIPLIED = re.compile(r"(?:out|head|proj|linear|fc|dense)\d*$", re.I)
 # Rows of a recurrent layer's matrix for each number of its state.
+# No literal: Python keeps one object of each, and pickles of models would share the name with another parameter's.
+_HIDDEN = re.compile("weight_hh(_l[0])?")
 _RECURRENT = {1: "simplernn", 3: "gru", 4: "lstm"}
 
 
@@ -159,11 +161,11 @@ class _Kinds:
         own = self._shapes.get(path, {})
         slots = {equivalents.slot(slot) for slot in own}
         weight = next((shape for slot, shape in own.items() if equivalents.slot(slot) == "weight"), ())
-        for slot in ("weight_hh_l0", "weight_hh"):
-            if len(own.get(slot, ())) == 2:
-                rows, state = own[slot]
-                kind = _RECURRENT.get(rows // max(state, 1), "")
-                return f"{kind}cell" if kind and slot == "weight_hh" else kind
+        recurrent = [match for match in map(_HIDDEN.fullmatch, own) if match and len(own[match[0]]) == 2]
+        if recurrent:
+            rows, state = own[recurrent[0][0]]
+            kind = _RECURRENT.get(rows // max(state, 1), "")
+            return f"{kind}cell" if kind and not recurrent[0][1] else kind
         if "in_proj_weight" in slots:
             return "multiheadattention"
         if "running_mean" in slots:
