@@ -105,6 +105,7 @@ class HostWatch:
         """True while a trainer trains with padiff's callback."""
         return self._training
 
+    @guarded
     def remove(self) -> None:
         """Put the hosts' classes back."""
         self._imports.remove()

@@ -19,6 +19,7 @@ _BOUNDARY = (
     "padiff/recorder/session.py:Recorder.__exit__",
     "padiff_hooks/trainers.py:TrainerEvents._watch.<locals>.guarded",
     "padiff_hooks/trainers.py:TrainerEvents._recorded.<locals>.training_step",
+    "padiff_cli/finding.py:ModelFinder._on_top.<locals>.",
 )
 
 
