@@ -265,11 +265,15 @@ class ModelFinder(ABC):
         @functools.wraps(begin)
         def begun(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             begin(optimizer, *args, **kwargs)
-            if not self.gone:
-                made(optimizer)
+            self._on_made(made, optimizer)
 
         kind.__init__ = begun
         self._patches.append(functools.partial(_restore, kind, "__init__", begun, begin))
+
+    @guarded
+    def _on_made(self, made: Callable[[Any], None], optimizer: Any) -> None:
+        if not self.gone:
+            made(optimizer)
 
     # -- torch -----------------------------------------------------------------------------------------------
 
@@ -278,18 +282,11 @@ class ModelFinder(ABC):
         module = importlib.import_module("torch.nn.modules.module")
         self._watch_class(module.Module, "_call_impl", self._torch_call)
         self._watch_compiling(module.Module)
-        self._watch_begin(optimizers.Optimizer, functools.partial(self._on_made, "torch"))
+        self._watch_begin(optimizers.Optimizer, lambda optimizer: self._add(optimizer, "torch"))
         # Not on the optimizer itself: recording changes its hooks just then. These are called after its own.
         before = optimizers.register_optimizer_step_pre_hook(_uncompiled(self._on_before_step))
         stepped = optimizers.register_optimizer_step_post_hook(_uncompiled(self._on_step))
         self._patches += [before.remove, stepped.remove]
-
-    def _on_made(self, framework: str, optimizer: Any) -> None:
-        self._on_made_guarded(framework, optimizer)
-
-    @guarded
-    def _on_made_guarded(self, framework: str, optimizer: Any) -> None:
-        self._add(optimizer, framework)
 
     def _torch_call(self, module_class: Any, call: Any) -> Any:
         """Return a ``Module._call_impl`` that sees calls, and that torch.compile takes for torch's own.
@@ -347,21 +344,26 @@ class ModelFinder(ABC):
     @guarded
     def _on_paddle(self, optimizers: ModuleType) -> None:
         # Not all call the ``__init__`` of the class that they derive from: AdamW does not.
-        cls, watched = optimizers.Optimizer, set()
+        cls = optimizers.Optimizer
+        watched: set[Any] = set()
 
         def made(owner: Any, optimizer: Any) -> None:
             if _beginning(type(optimizer)) is owner:  # and not one that derives from it, half made
                 self._on_paddle_optimizer(optimizer)
 
         def new(kind: Any, *args: Any, **kwargs: Any) -> Any:
-            owner = _beginning(kind)
-            if owner not in watched and not self.gone:
-                watched.add(owner)
-                self._watch_begin(owner, functools.partial(made, owner))
+            self._on_paddle_new(kind, watched, made)
             return object.__new__(kind)
 
         # It stays: once there was one, Python takes ``object``'s for a mistake.
         cls.__new__ = new
+
+    @guarded
+    def _on_paddle_new(self, kind: Any, watched: set[Any], made: Callable[[Any, Any], None]) -> None:
+        owner = _beginning(kind)
+        if owner not in watched and not self.gone:
+            watched.add(owner)
+            self._watch_begin(owner, functools.partial(made, owner))
 
     @guarded
     def _on_paddle_optimizer(self, optimizer: Any) -> None:

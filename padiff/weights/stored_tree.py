@@ -17,6 +17,9 @@ _NUMBER = re.compile(r"(\d+)")
 # Last names of a path that indicate an embedding table, and last names that indicate a linear layer.
 _LOOKED_UP = re.compile(r"(?:^|_)(?:emb\w*|wte|wpe|lookup|shared|tok\w*|relative_attention_bias)$|embeddings?$", re.I)
 _MULTIPLIED = re.compile(r"(?:out|head|proj|linear|fc|dense)\d*$", re.I)
+# Slot of a recurrent layer's matrix over its state.
+# No literal: Python keeps one object of each, and pickles of models would share the name with another parameter's.
+_HIDDEN = re.compile("weight_hh(_l[0])?")
 # Kind of a recurrent layer by the rows of its matrix per element of its state.
 _RECURRENT = {1: "simplernn", 3: "gru", 4: "lstm"}
 
@@ -159,11 +162,13 @@ class _Kinds:
         slot_shapes = self._shapes.get(path, {})
         slots = {equivalents.slot(slot) for slot in slot_shapes}
         weight = next((shape for slot, shape in slot_shapes.items() if equivalents.slot(slot) == "weight"), ())
-        for slot in ("weight_hh_l0", "weight_hh"):
-            if len(slot_shapes.get(slot, ())) == 2:
-                rows, state = slot_shapes[slot]
-                kind = _RECURRENT.get(rows // max(state, 1), "")
-                return f"{kind}cell" if kind and slot == "weight_hh" else kind
+        recurrent = [
+            match for match in map(_HIDDEN.fullmatch, slot_shapes) if match and len(slot_shapes[match[0]]) == 2
+        ]
+        if recurrent:
+            rows, state = slot_shapes[recurrent[0][0]]
+            kind = _RECURRENT.get(rows // max(state, 1), "")
+            return f"{kind}cell" if kind and not recurrent[0][1] else kind
         if "in_proj_weight" in slots:
             return "multiheadattention"
         if "running_mean" in slots:

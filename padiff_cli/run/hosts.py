@@ -57,6 +57,7 @@ def _lightning(trainer: Any, _: inspect.BoundArguments) -> list[Any]:
 
 
 def _add_lightning(trainer: Any, _: inspect.BoundArguments, callback: Any) -> None:
+    callback.state_dict = dict  # the user's checkpoints hold nothing of padiff's
     trainer.callbacks.insert(0, callback)  # those that write checkpoints have to stay last
 
 
@@ -104,6 +105,7 @@ class HostWatch:
         """True while a trainer trains with padiff's callback."""
         return self._training
 
+    @guarded
     def remove(self) -> None:
         """Put the hosts' classes back."""
         self._imports.remove()

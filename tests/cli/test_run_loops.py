@@ -665,7 +665,7 @@ def test_nothing_is_said_after_a_failure_before_the_training(ending):
     assert "padiff" not in recorded.stderr.replace("padiff-tests", ""), recorded.stderr
 
 
-# What the watch does at each of these fails once; the script must not see it.
+# The watch fails once at each of these, which is one line; test_own_errors.py plants an error in each function.
 PLANTED = """
 import padiff_cli.{module} as planted
 def fail(*args, **kwargs):
@@ -677,14 +677,9 @@ planted.{name} = fail
 @pytest.mark.parametrize("framework", ["torch", "paddle"])
 @pytest.mark.parametrize(
     ("module", "name"),
-    [
-        ("finding", "_owned"), ("run.loop", "_owned"), ("run.loop", "stepping_around"),
-        ("run.loop", "TrainingRecorder"),
-        ("finding", "Iterations"), ("finding", "variables"), ("run.iterations", "_path"), ("finding", "group"),
-        ("run.loop", "LoopFinder._end_step"), ("run.loop", "LoopFinder._add"), ("run.loop", "LoopFinder._close"),
-    ],
-)  # fmt: skip
-def test_an_error_of_the_watch_never_reaches_the_script(framework, module, name):
+    [("finding", "_owned"), ("run.loop", "TrainingRecorder"), ("run.loop", "LoopFinder._end_step")],
+)
+def test_an_error_of_the_watch_is_said_once(framework, module, name):
     Path("train.py").write_text(HEAD[framework] + PLANTED.format(module=module, name=name) + DCGAN)
     unchanged, recorded = call("train.py"), run("--dir", "auto", "train.py")
     assert (recorded.returncode, recorded.stdout) == (0, unchanged.stdout), recorded.stderr

@@ -12,7 +12,7 @@ from typing import Any
 import padiff
 
 _ROOT = Path(padiff.__file__).parent.parent
-# The boundary itself, and the look-up of padiff's public names.
+# The boundary itself, what stands in the place of the user's functions, and the look-up of padiff's public names.
 _BOUNDARY = (
     "padiff/system/guard.py:",
     "padiff/system/lazily.py:",
@@ -21,6 +21,9 @@ _BOUNDARY = (
     "padiff/frameworks/paddle/optimizers.py:_measured",
     "padiff/frameworks/paddle/optimizers.py:hook.<locals>.passed_on",
     "padiff/frameworks/torch/calls.py:_called",
+    "padiff_hooks/trainers.py:TrainerEvents._watch.<locals>.guarded",
+    "padiff_hooks/trainers.py:TrainerEvents._recorded.<locals>.training_step",
+    "padiff_cli/finding.py:ModelFinder._on_top.<locals>.",
 )
 
 
@@ -43,21 +46,25 @@ class Planting:
     """
 
     def __init__(self, *folders: str) -> None:
-        self._prefix = tuple(f"{_ROOT}/{folder}/" for folder in folders)
+        self._prefix = tuple(f"{_ROOT}/{folder}{'' if folder.endswith('.py') else '/'}" for folder in folders)
         self._padiff = tuple(
             f"{_ROOT}/{folder}/" for folder in ("padiff", "padiff_hooks", "padiff_cli", "integrations")
         )
 
     def functions(self, train: Callable[[], Any]) -> list[CodeType]:
         """Train; return the functions that padiff called, in the order of their first calls."""
-        codes: dict[CodeType, None] = {}
+        return list(self.calls(train))
+
+    def calls(self, train: Callable[[], Any]) -> dict[CodeType, int]:
+        """Train; return how many times padiff called each function, in the order of their first calls."""
+        codes: dict[CodeType, int] = {}
 
         def look(frame: FrameType, event: str, _: Any) -> None:
             if event == "call" and self._counts(frame):
-                codes.setdefault(frame.f_code)
+                codes[frame.f_code] = codes.get(frame.f_code, 0) + 1
 
         _profiled(look, train)
-        return [code for code in codes if not name_of(code).startswith(_BOUNDARY)]
+        return {code: count for code, count in codes.items() if not name_of(code).startswith(_BOUNDARY)}
 
     def fail(self, code: CodeType, train: Callable[[], Any], call: int = 1) -> Any:
         """Train, with a call of a function that fails; return what the training gave."""

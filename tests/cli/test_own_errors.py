@@ -1,0 +1,112 @@
+"""An error in any function that watches a script under `padiff run` changes nothing of what the script does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import kit
+import pytest
+
+from cli.test_run_command import HAPI, LIGHTNING, call, inside, script  # noqa: F401
+from cli.test_run_loops import DCGAN, HEAD
+
+pytestmark = pytest.mark.slow
+
+# Runs the script in a fork for each function: the process has imported what all of them need.
+SWEEP = """
+import json, os, sys, traceback
+sys.path.insert(0, {tests!r})
+from hard.own_errors import Planting, name_of
+from padiff_cli.main import main
+planting, number = Planting(*{files!r}), 0
+
+def run(start, folder):
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.dup2(os.open(folder + ".out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
+        os.dup2(os.open(folder + ".err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        code, result = 70, None
+        try:
+            code, result = start(lambda: main(["run", "--dir", folder, "train.py"]))
+        except SystemExit as left:
+            code = left.code or 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os.write(write, json.dumps(result).encode())
+            os._exit(code)
+    os.close(write)
+    with open(read) as pipe:
+        text = pipe.read()
+    code = os.waitstatus_to_exitcode(os.wait()[1])
+    with open(folder + ".out") as out, open(folder + ".err") as err:
+        return code, out.read(), err.read(), text
+
+def listed(train):
+    codes = []
+    def watched():
+        codes.append(train())
+    calls = planting.calls(watched)
+    named = [[name_of(code), code.co_firstlineno] for code in calls]
+    return codes[0], [each for each in named if not each[0].split(":")[1].startswith({before!r})]
+
+def planted(name, line):
+    def start(train):
+        def fail(frame, event, _):
+            if event == "call" and frame.f_code.co_firstlineno == line and planting._counts(frame):
+                if name_of(frame.f_code) == name:
+                    raise ArithmeticError("planted")
+        sys.setprofile(fail)
+        try:
+            return train(), None
+        finally:
+            sys.setprofile(None)
+    return start
+
+code, plain, err, text = run(listed, "all")
+wrong, functions = [], json.loads(text) or []
+for number, (name, line) in enumerate(functions):
+    after = run(planted(name, line), f"run-{{number}}")
+    if after[:2] != (code, plain):
+        wrong.append([name, after[0], after[1] == plain, after[2][-400:]])
+print(json.dumps([code, plain, err, len(functions), wrong]))
+"""
+# They run before the script begins.
+BEFORE = (
+    *(f"{kind}.__init__" for kind in ("LoopFinder", "ModelFinder", "HostWatch", "Iterations", "AfterImport")),
+    "_is_proxy",
+)
+WATCHES = (
+    "finding.py",
+    "after_import.py",
+    "run/loop.py",
+    "run/iterations.py",
+    "run/variables.py",
+    "run/model_group.py",
+)
+HOSTS = ("run/hosts.py",)
+SCRIPTS = {
+    "torch": (HEAD["torch"] + DCGAN, WATCHES, 40),
+    "paddle": (HEAD["paddle"] + DCGAN, WATCHES, 40),
+    "lightning": (LIGHTNING.replace("{package}", "lightning.pytorch"), HOSTS, 5),
+    "hapi": (HAPI, HOSTS, 5),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_error_of_the_watch_never_reaches_the_script(name):
+    text, files, least = SCRIPTS[name]
+    Path("train.py").write_text(text if name in HEAD else script(text).read_text())
+    unchanged = call("train.py")
+    tests = str(Path(kit.__file__).parent.parent)
+    Path("sweep.py").write_text(
+        SWEEP.format(tests=tests, before=BEFORE, files=[f"padiff_cli/{file}" for file in files])
+    )
+    done = call("sweep.py")
+    assert done.returncode == 0, done.stderr
+    code, stdout, stderr, planted, wrong = json.loads(done.stdout.splitlines()[-1])
+    assert (code, stdout) == (0, unchanged.stdout), stderr
+    assert planted >= least, stderr
+    assert not wrong, "\n".join(map(str, wrong))
