@@ -30,6 +30,7 @@ class Owned:
         owners: by the identities of the tensors.
         tensors: these, in the same order.
         index: by identity, the place in that order.
+        is_parameter: of each, True for a parameter, False for a buffer.
         transposed: of each, whether its samples are of the transposed matrix: they lie as (out, in) in both frameworks.
         sharded: the layers that hold parts of parameters of which nothing is known; these are not among the owners.
         pieces: by the identity of a tensor that optimizers step, the keys of the parameters inside of it, each with
@@ -64,7 +65,7 @@ class Owned:
                     self.owners.setdefault(id(tensor), Owner(node, slot, tensor, role))
         self.spread = any(owner.part is not None for owner in self.owners.values())
         self._held = any(owner.held is not None for owner in self.owners.values())
-        self._parameters = [owner.role == "parameter" for owner in self.owners.values()]
+        self.is_parameter = [owner.role == "parameter" for owner in self.owners.values()]
         self.tensors = [owner.tensor for owner in self.owners.values()]
         self.index = {key: place for place, key in enumerate(self.owners)}
         self.transposed = [layers.layout(owner.node.layer, owner.slot) == "in_out" for owner in self.owners.values()]
@@ -87,7 +88,7 @@ class Owned:
         if self._held:
             held = [owner.held for owner in self.owners.values()]
             trains = [each if one is None else one.trainable for each, one in zip(trains, held)]
-        return [each and parameter for each, parameter in zip(trains, self._parameters)]
+        return [each and parameter for each, parameter in zip(trains, self.is_parameter)]
 
     def trains(self, key: int) -> bool:
         """Whether one of them is a parameter that a backward gives gradients now."""

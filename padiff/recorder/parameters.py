@@ -102,6 +102,7 @@ class Parameters:
         self._last.clear()
         self.stamp = None
         self.__dict__.pop("_owned")
+        self.__dict__.pop("_stepping", None)
         new = [key for key in self._owners if key not in known]
         for key in new:
             self._snapshot_of(key)
@@ -111,6 +112,7 @@ class Parameters:
         """Go on with other layers; nothing was recorded yet."""
         self._nodes, self._owning = layers.nodes, layers.owning
         self.__dict__.pop("_owned", None)
+        self.__dict__.pop("_stepping", None)
         self._consumed.keep(self._owners.keys())
 
     def trainable(self) -> list[tuple[int, Any]]:
@@ -163,8 +165,22 @@ class Parameters:
         if gathered is None or numbers is None:
             return False
         records.write_all(owned.all.weight_sites(records.known), numbers)
-        self._batch = Batch(list(numbers), *gathered.kinds, owned.gathered_training())
+        self._batch = Batch(list(numbers), *gathered.kinds, self._changing(owned.gathered_training()))
         return True
+
+    @cached_property
+    def _stepping(self) -> set[int]:
+        """The parameters that the optimizers hold. One that is frozen now may train when its optimizer steps, as those
+        of a GAN's discriminator.
+        """
+        optimized = self._framework.optimizers.optimized
+        return {key for optimizer in self._optimizers for key in self._owned.keys_of(optimized(optimizer))}
+
+    def _changing(self, trains: list[bool]) -> list[bool]:
+        """Return which parameters the step may change, given those that train now."""
+        if not self._optimizers or trains == self._owned.is_parameter:
+            return trains
+        return [each or key in self._stepping for each, key in zip(trains, self._owners)]
 
     def _snapshot_of(self, key: int) -> None:
         node, slot = self._owners[key][:2]
@@ -172,7 +188,7 @@ class Parameters:
         taken = self._take(key, level) if level != NOTHING else None
         if taken is not None:
             self._records.write(node, "weight", slot, taken, 0)
-        if later != NOTHING and self._owned.trains(key):
+        if later != NOTHING and (self._owned.trains(key) or key in self._stepping):
             # Compared as it is kept: a sample with a sample.
             before = taken if taken is not None and level == later else self._take(key, later)
             if not isinstance(before, Left):
@@ -247,9 +263,7 @@ class Parameters:
     def _moved(self) -> bool:
         """Whether parameters of the optimizers have changed since the step began; some of them tell."""
         self._leave_batch()
-        optimized = self._framework.optimizers.optimized
-        stepping = {key for optimizer in self._optimizers for key in self._owned.keys_of(optimized(optimizer))}
-        keys = [key for key in self._before if key in stepping]
+        keys = [key for key in self._before if key in self._stepping]
         some = keys[:: max(1, len(keys) // _LOOKED_AT)]
         now = {key: self._take(key, self._before[key].level) for key in some}
         return any(not isinstance(taken, Left) and not _same(taken, self._before[key]) for key, taken in now.items())

@@ -309,3 +309,34 @@ def test_an_optimizer_of_the_other_framework_is_refused(own, other):
 def test_something_that_is_no_optimizer_is_refused(kit):
     with pytest.raises(UsageError, match=r"expected an optimizer of \w+ .*, got builtins.float"):
         padiff.record(mlp(kit), optimizer=0.1)
+
+
+@pytest.mark.parametrize("options", [{}, {"detail": "sketch"}], ids=["full", "sketch"])
+def test_parameters_that_are_frozen_while_another_optimizer_steps_have_updates(kit, options):
+    """Networks that freeze each other in turn, as a GAN's: each step of an optimizer moves its own network alone."""
+    first, second = kit.Linear(4, 4), kit.Linear(4, 4)
+    model = kit.Sequential(first, second)
+    optimizers = [kit.sgd(first.parameters(), 0.1), kit.sgd(second.parameters(), 0.1)]
+    x = kit.tensor(np.ones((2, 4), np.float32))
+
+    def train(layer, is_on):
+        for parameter in layer.parameters():
+            if kit.name == "torch":
+                parameter.requires_grad_(is_on)
+            else:
+                parameter.stop_gradient = not is_on
+
+    with padiff.record(model, optimizer=optimizers, **options) as rec:
+        for _ in range(3):
+            for other, optimizer in ((second, optimizers[0]), (first, optimizers[1])):
+                train(other, False)
+                model(x).mean().backward()
+                optimizer.step()
+                kit.zero(optimizer)
+                train(other, True)
+            rec.try_dump()
+    for number in range(3):
+        (step,) = rec.run.steps(number)
+        for stage in ("grad", "update"):
+            sites = {(record.layer, record.slot) for record in step.records if record.stage == stage}
+            assert sites >= {(layer, slot) for layer in "01" for slot in ("weight", "bias")}, stage
