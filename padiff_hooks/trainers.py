@@ -7,6 +7,7 @@ recording when an exception leaves it, and one around ``training_step`` for as l
 
 from __future__ import annotations
 
+import inspect
 import sys
 import weakref
 from abc import ABC, abstractmethod
@@ -183,7 +184,9 @@ class TrainerEvents(TrainingResults, ABC):
             try:
                 replayed = self._training.begin_batch(inputs)
                 if replayed is not None:
-                    inputs, more, kwargs = self._exchanged(trainer, replayed, inputs, more, kwargs)
+                    names = [*inspect.signature(step).parameters][2:]
+                    kwargs = {**dict(zip(names, more)), **kwargs}
+                    inputs, more = self._exchanged(trainer, replayed, inputs, kwargs), ()
                 loss = step(model, inputs, *more, **kwargs)
                 self.guard.attempt(self._log, trainer, args, loss)
                 return loss
@@ -201,14 +204,11 @@ class TrainerEvents(TrainingResults, ABC):
             if self.DIVIDES_BEFORE:
                 self._training.declare_division("trainer.loss_divided_by", float(whole), self._scale)
 
-    def _exchanged(
-        self, trainer: Any, batch: ReplayBatch, inputs: Any, more: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    def _exchanged(self, trainer: Any, batch: ReplayBatch, inputs: Any, arguments: dict[str, Any]) -> Any:
         framework = framework_of(trainer.model)
-        arguments = dict(zip(("num_items_in_batch",), more)) | kwargs
         step = [exchanged(one, inputs, framework) for one in self._training.replayed_batches]
         self.exchange(trainer, arguments, step)
-        return exchanged(batch, inputs, framework), (), arguments
+        return exchanged(batch, inputs, framework)
 
     def _abandon(self) -> None:
         """A training was left by an exception."""
