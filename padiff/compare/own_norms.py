@@ -108,17 +108,17 @@ def own_norms_text(found: OwnNorms, ranks: str) -> str:
     Args:
         ranks: the processes, as the beginning of the sentence.
     """
-    few = len(found.ranks) == 1
+    single = len(found.ranks) == 1
     if found.recorded:
         shown = "the norms that clipping gave differ between ranks, which hold shards of one gradient"
     else:
         shown = (
-            f"{'its shards have' if few else 'the shards of each have'} the norm {found.norm:.6g} together, and those "
-            f"of all ranks {found.whole:.6g}"
+            f"{'its shards have' if single else 'the shards of each have'} the norm {found.norm:.6g} together, and "
+            f"those of all ranks {found.whole:.6g}"
         )
     return (
-        f"{ranks} clip{'s' if few else ''} gradients by the norm of {'its' if few else 'their'} own shards since step "
-        f"{found.since}: {shown}. Clip by the norm of all shards (torch.nn.utils.clip_grad_norm_ of the model's "
+        f"{ranks} clip{'s' if single else ''} gradients by the norm of {'its' if single else 'their'} own shards since "
+        f"step {found.since}: {shown}. Clip by the norm of all shards (torch.nn.utils.clip_grad_norm_ of the model's "
         "parameters, which are DTensors; with FullyShardedDataParallel the model's clip_grad_norm_)."
     )
 
