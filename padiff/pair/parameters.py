@@ -1,4 +1,4 @@
-"""Pairing the records of parameters, by rows where one side holds several in one tensor."""
+"""Pairing of parameter records, by rows if one side fuses several parameters into one tensor."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _FUSED = "[query, key, value]"
 
 @dataclass(frozen=True, slots=True)
 class RecordPair(Both["Record | None"]):
-    """Two records that answer to each other, one of which may be missing, and the layout of the candidate's."""
+    """Two paired records, one of which may be missing, and the layout of the candidate's record."""
 
     layout: Layout = SAME
 
 
 def alone(records: Both[Iterable[Record]]) -> list[RecordPair]:
-    """Records without a partner."""
+    """Return pairs with one side for records without a partner."""
     return [RecordPair(a, None) for a in records.reference] + [RecordPair(None, b) for b in records.candidate]
 
 
 class _Made(TensorSource):
-    """A tensor source: what is made of others."""
+    """Tensor source computed from other sources."""
 
     __slots__ = ()
     whole: TensorSource
@@ -54,7 +54,7 @@ class _Made(TensorSource):
 
 @dataclass(frozen=True, slots=True)
 class _Rows(_Made):
-    """Some rows of another's parameter."""
+    """Tensor source of some rows of another source's parameter."""
 
     whole: TensorSource
     slice_: Slice
@@ -65,7 +65,7 @@ class _Rows(_Made):
 
 @dataclass(frozen=True, slots=True)
 class _Columns(_Made):
-    """Some features of another's output."""
+    """Tensor source of some features of another source's output."""
 
     whole: TensorSource
     axis: int
@@ -78,7 +78,7 @@ class _Columns(_Made):
 
 @dataclass(frozen=True, slots=True)
 class _Flat(_Made):
-    """Another's values in another shape."""
+    """Tensor source of another source's values in another shape."""
 
     whole: TensorSource
     shape: tuple[int, ...]
@@ -89,7 +89,7 @@ class _Flat(_Made):
 
 @dataclass(frozen=True, slots=True)
 class _Sum(TensorSource):
-    """Several added up."""
+    """Tensor source of the sum of several sources."""
 
     terms: tuple[TensorSource, ...]
 
@@ -110,7 +110,7 @@ class _Sum(TensorSource):
 
 
 class _Side:
-    """One side's records of parameters; one that is tied to another is found as that one."""
+    """Parameter records of one side; a tied parameter is found under its target."""
 
     def __init__(self, index: Index, layers: Iterable[Layer]) -> None:
         self._records: dict[tuple[str, str], dict[_When, Record]] = defaultdict(dict)
@@ -122,7 +122,7 @@ class _Side:
         self.used: set[int] = set()
 
     def records(self, slice_: Slice) -> dict[_When, Record]:
-        """Those of a parameter, by stage and call."""
+        """Return the records of a parameter, by stage and call."""
         own = slice_.layer, slice_.slot
         return self._records.get(self._homes.get(own, own), _NONE)
 
@@ -131,7 +131,7 @@ _NONE: dict[_When, Record] = {}
 
 
 def pair_parameters(indexes: Both[Index], alignment: Alignment) -> list[RecordPair]:
-    """Take the records of parameters that answer to each other out of two indexes, paired."""
+    """Remove the records of paired parameters from two indexes, and return their pairs."""
     sides = indexes.zip(alignment.layers).map(lambda side: _Side(*side))
     pairs: list[RecordPair] = []
     for parameters in alignment.parameters:
@@ -148,7 +148,7 @@ def pair_parameters(indexes: Both[Index], alignment: Alignment) -> list[RecordPa
 
 
 def _pair_whole(parameters: ParameterPair, layout: Layout, sides: Both[_Side]) -> Iterator[RecordPair]:
-    """The pairs of two parameters that are whole."""
+    """Return the pairs of two whole parameters."""
     others = sides.candidate.records(parameters.candidate[0])
     used, others_used = sides.reference.used, sides.candidate.used
     for when, record in sides.reference.records(parameters.reference[0]).items():
@@ -161,7 +161,7 @@ def _pair_whole(parameters: ParameterPair, layout: Layout, sides: Both[_Side]) -
 
 
 def whole_layout(parameters: ParameterPair) -> Layout | None:
-    """The layout between two parameters that are whole, of one shape, and not fused; `None` of any others."""
+    """Return the layout between two whole parameters of one shape that are not fused; `None` for others."""
     if not len(parameters.reference) == len(parameters.candidate) == 1:
         return None
     slices = Both(parameters.reference[0], parameters.candidate[0])
@@ -171,7 +171,7 @@ def whole_layout(parameters: ParameterPair) -> Layout | None:
 
 
 def _pair_rows(parameters: ParameterPair, sides: Both[_Side]) -> Iterator[RecordPair]:
-    """The pairs of parameters some of which hold several in one, or have other shapes than what they answer to."""
+    """Return the pairs of parameters that are fused, or differ in shape from their partners."""
     found = Both(
         [sides.reference.records(slice_) for slice_ in parameters.reference],
         [sides.candidate.records(slice_) for slice_ in parameters.candidate],
@@ -204,7 +204,7 @@ def _pair(parameters: ParameterPair, sides: Both[_Side], records: Both[list[Reco
 
 
 def _fused(slices: Both[Slice], records: Both[Record]) -> RecordPair | None:
-    """Query, key and value that both sides have in one, where sketches are all there is: they can't be taken apart."""
+    """Return the pair of a query, key and value that both sides fuse and record as sketches, which can't be split."""
     labelled = all(slice_.label for slice_ in slices) and slices.reference.groups == slices.candidate.groups
     if not labelled or not all(record.source.sketched for record in records):
         return None
@@ -213,12 +213,12 @@ def _fused(slices: Both[Slice], records: Both[Record]) -> RecordPair | None:
 
 
 def is_fused(slot: str) -> bool:
-    """Whether a slot is that of query, key and value in one, which are otherwise compared one by one."""
+    """Return True if a slot holds query, key and value in one, which are otherwise compared one by one."""
     return slot.endswith(_FUSED)
 
 
 def _unsliced(slices: Both[Slice], records: Both[Record]) -> RecordPair | None:
-    """Two parameters of which no rows are left out, or in different shapes; `None` for rows."""
+    """Return the pair of two parameters with all their rows, or in different shapes; `None` for rows."""
     shape, other = slices.reference.size, slices.candidate.size
     if without_ones(shape) != without_ones(other) and math.prod(shape) == math.prod(other):
         # A convolution over patches and the linear layer that it is, a picture and its places.
@@ -235,7 +235,7 @@ def _layout(slices: Both[Slice]) -> Layout:
 
 
 def _sliced(slices: Sequence[Slice], records: Sequence[Record], others: Sequence[Slice]) -> list[Record]:
-    """Records of rows, named by the layer on the other side that they answer to."""
+    """Return records of rows, named after their partner layer on the other side."""
     found = []
     for slice_, record in zip(slices, records):
         slot = record.slot if slice_.whole else f"{record.slot}[{slice_.label or _short(others[0])}]"
@@ -256,7 +256,7 @@ def _added(records: Sequence[Record]) -> Record:
 
 
 def pair_split_outputs(split: SplitPair, parameters: Sequence[ParameterPair], indexes: Both[Index]) -> list[RecordPair]:
-    """Compare a fused layer's output, and its gradient, with those of the layers that are its parts."""
+    """Pair a fused layer's output, and its gradient, with the outputs of the layers that are its parts."""
     swapped = len(split.candidate) == 1
     (whole,), parts = split.swapped() if swapped else split
     index, others = indexes.swapped() if swapped else indexes
@@ -287,7 +287,7 @@ def pair_split_outputs(split: SplitPair, parameters: Sequence[ParameterPair], in
 def _slices(
     whole: Layer, parts: Sequence[Layer], parameters: Sequence[ParameterPair], swapped: bool
 ) -> Mapping[str, Slice]:
-    """For each of the parts, the rows of the whole's weight that are its own."""
+    """Return the rows of the fused weight that belong to each part."""
     found: dict[str, Slice] = {}
     paths = {layer.path for layer in parts}
     for pair in parameters:
@@ -303,7 +303,7 @@ def _same_call(records: Sequence[Record], record: Record) -> Record | None:
 
 
 def _feature_axis(record: Record, outputs: Sequence[Record | None], slices: Sequence[Slice]) -> int | None:
-    """The axis along which the parts' outputs lie beside each other in the whole's."""
+    """Return the axis along which the parts' outputs are concatenated in the fused output."""
     rows = sum(slice_.size[0] for slice_ in slices)
     for axis in dict.fromkeys((len(record.shape) - 1, 1)):
         if (

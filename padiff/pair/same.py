@@ -1,4 +1,4 @@
-"""Pairing the steps of two runs of one model, whose records are called the same: each with the one of its name."""
+"""Pairing of two runs of one model, whose records have the same names."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from padiff.records.sites import Key
 
 
 def order_of_same(steps: Both[Step], alignment: Alignment) -> list[int] | None:
-    """The places of the records of two steps that call theirs the same, in the causal order of their pairs, where
-    `padiff.pair.steps.pair_steps` would pair each with the one at its place, in one layout; `None` where it would not,
-    or that is not certain.
+    """Return the indices of two steps' records in the causal order of their pairs, if equal indices pair.
+
+    Returns `None` if `padiff.pair.steps.pair_steps` would pair otherwise or in another layout, or if that is uncertain.
     """
     records = steps.reference.records
     answers = _answers(alignment)

@@ -179,7 +179,7 @@ def _measure(places: np.ndarray, axes: np.ndarray, tables: Both[np.ndarray], siz
     *columns, worst = table
     max_abs, max_rel, sum_abs, sum_reference, l2, reference_l2, candidate_l2 = columns
     at = (np.arange(len(places)), worst)
-    found = {
+    figure_columns = {
         "max_abs": max_abs,
         "max_rel": max_rel,
         "mean_abs": sum_abs / size,
@@ -192,7 +192,7 @@ def _measure(places: np.ndarray, axes: np.ndarray, tables: Both[np.ndarray], siz
         "index": np.where(axes, worst, NO_INDEX),
     }
     places = places[ordinary]
-    for name, column in found.items():
+    for name, column in figure_columns.items():
         rows[name][places] = column[ordinary]
     rows["size"][places], rows["basis"][places], rows["spread"][places] = size, TENSORS, 0.0
     chosen: list[int] = places.tolist()
