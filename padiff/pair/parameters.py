@@ -123,8 +123,8 @@ class _Side:
 
     def records(self, slice_: Slice) -> dict[_When, Record]:
         """Return the records of a parameter, by stage and call."""
-        own = slice_.layer, slice_.slot
-        return self._records.get(self._homes.get(own, own), _NONE)
+        key = slice_.layer, slice_.slot
+        return self._records.get(self._homes.get(key, key), _NONE)
 
 
 _NONE: dict[_When, Record] = {}
@@ -152,12 +152,12 @@ def _pair_whole(parameters: ParameterPair, layout: Layout, sides: Both[_Side]) -
     others = sides.candidate.records(parameters.candidate[0])
     used, others_used = sides.reference.used, sides.candidate.used
     for when, record in sides.reference.records(parameters.reference[0]).items():
-        other = others.get(when)
-        if other is None or (id(record) in used and id(other) in others_used):
+        partner = others.get(when)
+        if partner is None or (id(record) in used and id(partner) in others_used):
             continue  # tied on both sides: compared where they were first seen
         used.add(id(record))
-        others_used.add(id(other))
-        yield RecordPair(record, other, layout)
+        others_used.add(id(partner))
+        yield RecordPair(record, partner, layout)
 
 
 def whole_layout(parameters: ParameterPair) -> Layout | None:
@@ -172,13 +172,16 @@ def whole_layout(parameters: ParameterPair) -> Layout | None:
 
 def _pair_rows(parameters: ParameterPair, sides: Both[_Side]) -> Iterator[RecordPair]:
     """Return the pairs of parameters that are fused, or differ in shape from their partners."""
-    found = Both(
+    records_by_side = Both(
         [sides.reference.records(slice_) for slice_ in parameters.reference],
         [sides.candidate.records(slice_) for slice_ in parameters.candidate],
     )
-    for when in found.reference[0]:
-        if all(when in own for side in found for own in side):
-            records = Both([own[when] for own in found.reference], [own[when] for own in found.candidate])
+    for when in records_by_side.reference[0]:
+        if all(when in by_time for side in records_by_side for by_time in side):
+            records = Both(
+                [by_time[when] for by_time in records_by_side.reference],
+                [by_time[when] for by_time in records_by_side.candidate],
+            )
             yield from _pair(parameters, sides, records, when[0])
 
 
@@ -219,8 +222,8 @@ def is_fused(slot: str) -> bool:
 
 def _unsliced(slices: Both[Slice], records: Both[Record]) -> RecordPair | None:
     """Return the pair of two parameters with all their rows, or in different shapes; `None` for rows."""
-    shape, other = slices.reference.size, slices.candidate.size
-    if without_ones(shape) != without_ones(other) and math.prod(shape) == math.prod(other):
+    shape, candidate_size = slices.reference.size, slices.candidate.size
+    if without_ones(shape) != without_ones(candidate_size) and math.prod(shape) == math.prod(candidate_size):
         # A convolution over patches and the linear layer that it is, a picture and its places.
         sources = (_Flat(_Rows(record.source, slice_), shape) for record, slice_ in zip(records, slices))
         a, b = (replace(record, shape=shape, source=source) for record, source in zip(records, sources))
@@ -236,11 +239,11 @@ def _layout(slices: Both[Slice]) -> Layout:
 
 def _sliced(slices: Sequence[Slice], records: Sequence[Record], others: Sequence[Slice]) -> list[Record]:
     """Return records of rows, named after their partner layer on the other side."""
-    found = []
+    result = []
     for slice_, record in zip(slices, records):
         slot = record.slot if slice_.whole else f"{record.slot}[{slice_.label or _short(others[0])}]"
-        found.append(replace(record, slot=slot, shape=slice_.size, source=_Rows(record.source, slice_)))
-    return found
+        result.append(replace(record, slot=slot, shape=slice_.size, source=_Rows(record.source, slice_)))
+    return result
 
 
 def _short(slice_: Slice) -> str:
@@ -258,19 +261,19 @@ def _added(records: Sequence[Record]) -> Record:
 def pair_split_outputs(split: SplitPair, parameters: Sequence[ParameterPair], indexes: Both[Index]) -> list[RecordPair]:
     """Pair a fused layer's output, and its gradient, with the outputs of the layers that are its parts."""
     swapped = len(split.candidate) == 1
-    (whole,), parts = split.swapped() if swapped else split
+    (fused,), parts = split.swapped() if swapped else split
     index, others = indexes.swapped() if swapped else indexes
-    slices = _slices(whole, parts, parameters, swapped)
+    slices = _slices(fused, parts, parameters, swapped)
     if len(slices) < len(parts):
         return []
     pairs: list[RecordPair] = []
     for stage in ("forward", "backward"):
-        kept = []
-        for record in index.get((whole.path, stage), []):
+        unpaired = []
+        for record in index.get((fused.path, stage), []):
             outputs = [_same_call(others.get((layer.path, stage), []), record) for layer in parts]
             axis = _feature_axis(record, outputs, [slices[layer.path] for layer in parts])
             if axis is None:
-                kept.append(record)
+                unpaired.append(record)
                 continue
             for layer, output in zip(parts, outputs):
                 slice_ = slices[layer.path]
@@ -279,8 +282,8 @@ def pair_split_outputs(split: SplitPair, parameters: Sequence[ParameterPair], in
                 columns = replace(record, slot=slot, shape=shape, source=_Columns(record.source, axis, slice_))
                 pairs.append(RecordPair(output, columns) if swapped else RecordPair(columns, output))
                 others[layer.path, stage] = [r for r in others[layer.path, stage] if r is not output]
-        if (whole.path, stage) in index:
-            index[whole.path, stage] = kept
+        if (fused.path, stage) in index:
+            index[fused.path, stage] = unpaired
     return pairs
 
 
@@ -288,14 +291,14 @@ def _slices(
     whole: Layer, parts: Sequence[Layer], parameters: Sequence[ParameterPair], swapped: bool
 ) -> Mapping[str, Slice]:
     """Return the rows of the fused weight that belong to each part."""
-    found: dict[str, Slice] = {}
+    by_path: dict[str, Slice] = {}
     paths = {layer.path for layer in parts}
     for pair in parameters:
         if len(pair.reference) == len(pair.candidate) == 1:
-            (slice_,), (other,) = pair.swapped() if swapped else pair
-            if slice_.layer == whole.path and not slice_.whole and other.layer in paths:
-                found.setdefault(other.layer, slice_)
-    return found
+            (slice_,), (part_slice,) = pair.swapped() if swapped else pair
+            if slice_.layer == whole.path and not slice_.whole and part_slice.layer in paths:
+                by_path.setdefault(part_slice.layer, slice_)
+    return by_path
 
 
 def _same_call(records: Sequence[Record], record: Record) -> Record | None:

@@ -107,16 +107,20 @@ def _planned(pairs: Sequence[Pair], records: Both[Sequence[Record]]) -> PairColu
     if any(identified_by_values(side) for side in records):
         return None
     places = records.map(lambda side: {id(record): place for place, record in enumerate(side)})
-    found: Both[list[int | None]] = Both([], [])
+    places_by_side: Both[list[int | None]] = Both([], [])
     for pair in pairs:
-        one, other = (known.get(id(record)) for known, record in zip(places, pair.sides))
-        if (one is None) != (pair.reference is None) or (other is None) != (pair.candidate is None):
+        reference_place, candidate_place = (
+            place_by_id.get(id(record)) for place_by_id, record in zip(places, pair.sides)
+        )
+        if (reference_place is None) != (pair.reference is None) or (candidate_place is None) != (
+            pair.candidate is None
+        ):
             return None  # a part of a parameter, say
-        found.reference.append(one)
-        found.candidate.append(other)
+        places_by_side.reference.append(reference_place)
+        places_by_side.candidate.append(candidate_place)
     return PairColumns(
-        found.reference,
-        found.candidate,
+        places_by_side.reference,
+        places_by_side.candidate,
         [pair.layout for pair in pairs],
         [pair.scales is not UNSCALED for pair in pairs],
         [pair.optional for pair in pairs],

@@ -41,10 +41,10 @@ def _answers(alignment: Alignment) -> Callable[[Record], bool] | None:
         layout = whole_layout(pair)
         if layout is None or layout:
             return None
-        own, other = ((part.layer, part.slot) for part in (pair.reference[0], pair.candidate[0]))
-        if own != other:
+        expected, actual = ((part.layer, part.slot) for part in (pair.reference[0], pair.candidate[0]))
+        if expected != actual:
             return None
-        parameters.add(own)
+        parameters.add(expected)
     # One that is tied to another is recorded as that one.
     homes = alignment.layers.map(tie_targets)
     if homes.reference != homes.candidate:

@@ -61,7 +61,7 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
         pairs += _match(of_loop)
     pairs += _pair_inputs(indexes)
     pairs += alone(indexes.map(lambda index: chain.from_iterable(index.values())))
-    buffers, made = _buffers(alignment), []
+    buffers, pairs_made = _buffers(alignment), []
     scales = steps.map(lambda step: step.loss_scale)
     for pair in _with_layouts(pairs):
         a, b = pair.reference, pair.candidate
@@ -69,9 +69,9 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
         optional = any(r is not None and ((r.layer, r.slot) in slots or r.layer in paths) for r, slots, paths in sides)
         # Gradients of activations are those of the scaled loss; gradients of parameters are recorded unscaled.
         scaled = "backward" in (a.stage if a is not None else "", b.stage if b is not None else "")
-        made.append(Pair(reference.number, a, b, pair.layout, scales if scaled else UNSCALED, optional))
+        pairs_made.append(Pair(reference.number, a, b, pair.layout, scales if scaled else UNSCALED, optional))
     order = causal_order(steps)
-    return sorted(made, key=lambda pair: order(pair.reference, pair.candidate))
+    return sorted(pairs_made, key=lambda pair: order(pair.reference, pair.candidate))
 
 
 def _index(step: Step) -> Index:

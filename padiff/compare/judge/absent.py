@@ -76,9 +76,9 @@ def whole_stage_missing(diff: Diff, step: Sequence[Diff]) -> bool:
     """Return True if a diff's missing side has no record at this stage of the step."""
     candidate = diff.pair.candidate is None
     return not any(
-        (other.pair.candidate if candidate else other.pair.reference) is not None
-        for other in step
-        if other.pair.stage == diff.pair.stage and other.pair.anchor.layer != LOOP
+        (neighbour.pair.candidate if candidate else neighbour.pair.reference) is not None
+        for neighbour in step
+        if neighbour.pair.stage == diff.pair.stage and neighbour.pair.anchor.layer != LOOP
     )
 
 

@@ -226,7 +226,7 @@ class StepLimits:
         return Limit(self._factor * limits.MULTIPLIED * inside, Rule.INHERITED)
 
     def _output_limit(self) -> Limit:
-        """What an output may be off by, given those before it."""
+        """Return the limit of an output's relative error, given the outputs before it."""
         relative = self._relative("forward")
         if limits.GROWTH * self._handed_on <= relative.value:
             return relative

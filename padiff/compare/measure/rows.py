@@ -215,8 +215,8 @@ def _unlike(reference: np.ndarray, candidate: np.ndarray, size: int) -> tuple[li
     ratios = np.fmax.reduce(error / sizes, axis=1)
     infinite = ~np.isfinite(ratios)
     if infinite.any():
-        some = error[infinite] * (sizes[infinite] != 0)
-        ratios[infinite] = np.fmax.reduce(some / sizes[infinite], axis=1)
+        infinite_error = error[infinite] * (sizes[infinite] != 0)
+        ratios[infinite] = np.fmax.reduce(infinite_error / sizes[infinite], axis=1)
     max_rel = np.where(np.isnan(ratios), 0.0, ratios.astype(np.float64))
     return [max_abs, max_rel, sum_abs, sum_reference, *squares, worst], ordinary
 
@@ -232,5 +232,5 @@ def _equal(reference: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
 
 def _products(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
     """Return the sum of the products of each row, in float32."""
-    other = others[:, None] if others.ndim == 1 else others[:, :, None]
-    return np.asarray(np.matmul(rows[:, None, :], other)[:, 0, 0].astype(np.float64))
+    columns = others[:, None] if others.ndim == 1 else others[:, :, None]
+    return np.asarray(np.matmul(rows[:, None, :], columns)[:, 0, 0].astype(np.float64))
