@@ -30,7 +30,10 @@ def order_of_same(steps: Both[Step], alignment: Alignment) -> list[int] | None:
 
 
 def _answers(alignment: Alignment) -> Callable[[Record], bool] | None:
-    """Whether a record's layer, or parameter, answers to the one of its name, by an alignment; `None`: some do not."""
+    """Return a predicate that is true for a record aligned with its namesake.
+
+    Returns `None` if some paired layers or parameters differ in name, kind or layout.
+    """
     if alignment.splits or alignment.cut_elsewhere or alignment.differ_inside:
         return None
     layers = alignment.pairs
