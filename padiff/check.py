@@ -56,7 +56,7 @@ def check_params(
     cfg: Mapping[str, Any] | None = None,
     **paths: _Dump,
 ) -> Report:
-    """Compare weights, gradients and updates of two dumps; else as `check_report`."""
+    """Compare weights, gradients and updates of two dumps; arguments and errors as for `check_report`."""
     return _check("check_params", Both(param_path_0, param_path_1), paths, cfg, ("weight", "grad", "update"))
 
 
@@ -66,7 +66,7 @@ def check_weights(
     cfg: Mapping[str, Any] | None = None,
     **paths: _Dump,
 ) -> Report:
-    """Compare parameters and buffers of two dumps; else as `check_report`."""
+    """Compare parameters and buffers of two dumps; arguments and errors as for `check_report`."""
     return _check("check_weights", Both(weight_path_0, weight_path_1), paths, cfg, ("weight",))
 
 
@@ -76,17 +76,17 @@ def check_grads(
     cfg: Mapping[str, Any] | None = None,
     **paths: _Dump,
 ) -> Report:
-    """Compare the gradients that the optimizers consumed, of two dumps; else as `check_report`."""
+    """Compare the gradients that the optimizers consumed, of two dumps; arguments and errors as for `check_report`."""
     return _check("check_grads", Both(grad_path_0, grad_path_1), paths, cfg, ("grad",))
 
 
 def tolerance_of(cfg: Mapping[str, Any] | None) -> Tolerance:
-    """The tolerance that a ``cfg`` means. The ``cfg`` is only read: it never changes a later call's defaults."""
-    given = dict(cfg or {})
-    for key in given:
+    """Return the tolerance of a ``cfg``, which is only read: no call changes the defaults of a later call."""
+    options = dict(cfg or {})
+    for key in options:
         if key not in DEFAULTS:
             raise UsageError(f"cfg: unknown key {key!r}. {nearest(str(key), DEFAULTS)}")
-    settings = {**DEFAULTS, **given}
+    settings = {**DEFAULTS, **options}
     return Tolerance(atol=settings["atol"], rtol=settings["rtol"], mode=settings["compare_mode"])
 
 
@@ -104,24 +104,24 @@ def _check(
 
 
 def _dumps(what: str, given: Both[_Dump | None], named: Mapping[str, _Dump]) -> Both[_Dump]:
-    """The two dumps, by the function's own names or by another's."""
-    known = {f"{kind}_path_{number}": number for kind in _KINDS for number in (0, 1)}
-    found = list(given)
+    """Return the two dumps, from the function's own argument names or those of another check."""
+    number_by_name = {f"{kind}_path_{number}": number for kind in _KINDS for number in (0, 1)}
+    dumps = list(given)
     for name, path in named.items():
-        if name not in known:
-            raise UsageError(f"{what}: unknown argument {name!r}. {nearest(name, [*known, 'cfg'])}")
-        number = known[name]
-        if found[number] is not None:
-            raise UsageError(f"{what}: two paths for dump {number}: {found[number]} and {path} ({name})")
-        found[number] = path
-    for number, dump in enumerate(found):
+        if name not in number_by_name:
+            raise UsageError(f"{what}: unknown argument {name!r}. {nearest(name, [*number_by_name, 'cfg'])}")
+        number = number_by_name[name]
+        if dumps[number] is not None:
+            raise UsageError(f"{what}: two paths for dump {number}: {dumps[number]} and {path} ({name})")
+        dumps[number] = path
+    for number, dump in enumerate(dumps):
         if dump is None:
             raise UsageError(f"{what} needs two dumps, report_path_0 and report_path_1; number {number} is missing")
-    return Both(*(dump for dump in found if dump is not None))
+    return Both(*(dump for dump in dumps if dump is not None))
 
 
 def _opened(path: str | Path, stages: Collection[str]) -> Run:
-    """A run, or a dump; where ``dump_weights`` or ``dump_grads`` wrote files of their own, those."""
+    """Open a run or a dump; if ``dump_weights`` or ``dump_grads`` wrote separate files, open those."""
     alone = [ALONE[stage][0] for stage in stages if len(stages) == 1 and stage in ALONE]
     folders = [Path(path), *Path(path).glob("rank_*"), *Path(path).glob("step_*"), *Path(path).glob("step_*/rank_*")]
     if any((folder / name).exists() for folder in folders for name in alone):

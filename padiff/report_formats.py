@@ -38,12 +38,12 @@ SCHEMA_VERSION = 1
 
 
 def to_json(report: Report) -> dict[str, Any]:
-    """The report as JSON values; NaN and infinity become `None` and the string ``"inf"``."""
+    """Return the report as JSON values; NaN and infinity become `None` and the string ``"inf"``."""
     return {**head_to_json(report), "steps": list(steps_to_json(report))}
 
 
 def json_parts(report: Report) -> Iterator[str]:
-    """The text of `to_json`, part by part: what comes by the thousand (a diff, all layers) stands in one line."""
+    """Yield the text of `to_json` in parts: each item that occurs by the thousand (a diff, all layers) is one line."""
     head = head_to_json(report)
     models = head.pop("models")
     # Python writes indented JSON ten times as slowly as other JSON.
@@ -60,20 +60,20 @@ def json_parts(report: Report) -> Iterator[str]:
 
 
 def steps_to_json(report: Report) -> Iterator[dict[str, Any]]:
-    """The steps of a report as JSON values, one after the other: thousands of them need not be held at a time."""
+    """Yield the steps of a report as JSON values, one at a time to save memory."""
     for step, diffs in groupby(report.diffs, lambda diff: diff.pair.step):
-        some = list(diffs)
+        step_diffs = list(diffs)
         yield {
             "step": step,
-            "passed": all(diff.passed for diff in some),
-            "diffs": [diff_to_json(diff, report.standing(diff)) for diff in some],
+            "passed": all(diff.passed for diff in step_diffs),
+            "diffs": [diff_to_json(diff, report.standing(diff)) for diff in step_diffs],
         }
 
 
 def head_to_json(report: Report) -> dict[str, Any]:
-    """The report without its steps, as JSON values."""
+    """Return the report without its steps, as JSON values."""
     first, coverage = report.first_diff, report.coverage
-    whole: dict[str, Any] = {
+    head: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "passed": report.passed,
         "outcome": report.outcome,
@@ -82,9 +82,9 @@ def head_to_json(report: Report) -> dict[str, Any]:
         "tolerance": report.tolerance,
         "verdict": verdict(report),
         "environment": list(report.environment),
-        "settings_differ": [difference_to_json(one) for one in report.settings_differ],
+        "settings_differ": [difference_to_json(item) for item in report.settings_differ],
         "first_diff": None if first is None else first_to_json(first),
-        "independent": [first_to_json(one) for one in report.independent],
+        "independent": [first_to_json(item) for item in report.independent],
         "coverage": {
             "share": coverage.share,
             "complete": coverage.complete,
@@ -115,15 +115,15 @@ def head_to_json(report: Report) -> dict[str, Any]:
         },
     }
     # What those look at who see a report as a page.
-    whole["models"] = None if report.models is None else _models(report.models)
+    head["models"] = None if report.models is None else _models(report.models)
     if first is not None:
-        whole["first_diff"]["site"] = None if first.diff is None else _sites(first.diff)
-        whole["first_diff"]["picture"] = None if first.picture is None else _picture(first.picture)
-    return whole
+        head["first_diff"]["site"] = None if first.diff is None else _sites(first.diff)
+        head["first_diff"]["picture"] = None if first.picture is None else _picture(first.picture)
+    return head
 
 
 def first_to_json(first: FirstDiff) -> dict[str, Any]:
-    """Where two runs part, or a further fault, as JSON values."""
+    """Return the first diff, or a further fault, as JSON values."""
     return {
         "step": first.step,
         "rank": first.rank,
@@ -158,7 +158,7 @@ def _recomputed(one: Recomputed) -> dict[str, Any]:
 
 
 def difference_to_json(one: Difference) -> dict[str, Any]:
-    """Something that the runs declare differently, as JSON values."""
+    """Return a declared difference as JSON values."""
     return {
         "name": one.name,
         "reference": one.values.reference,
@@ -176,10 +176,10 @@ def difference_to_json(one: Difference) -> dict[str, Any]:
 
 
 def diff_to_json(diff: Diff, standing: Standing | None = None) -> dict[str, Any]:
-    """One diff as JSON values.
+    """Return one diff as JSON values.
 
     Args:
-        standing: how it stands to the first one.
+        standing: relation of the diff to the first diff.
     """
     pair, figures = diff.pair, diff.figures
     out: dict[str, Any] = {
@@ -246,18 +246,18 @@ def _element(index: tuple[int, ...], values: Both[float]) -> dict[str, Any]:
 
 
 def _models(models: Models) -> dict[str, Any]:
-    """Both trees, a layer as its path and type, and the pairs by path."""
+    """Return both trees (path and type of each layer), and the pairs by path."""
     sides = models.frameworks.zip(models.layers)
     trees = sides.map(lambda side: {"framework": side[0], "layers": [[layer.path, layer.type] for layer in side[1]]})
     stacks = dict(SIDES.zip(models.stacks.map(_stacks)))
-    return {**dict(SIDES.zip(trees)), "stacks": stacks, "partners": [asdict(one) for one in models.partners]}
+    return {**dict(SIDES.zip(trees)), "stacks": stacks, "partners": [asdict(partners) for partners in models.partners]}
 
 
 def _stacks(stacks: Mapping[str, tuple[Frame, ...]]) -> dict[str, Any]:
-    """Where layers are called: the lines, and for each layer the numbers of its lines, outermost first."""
+    """Return the call stacks of layers: the lines, and for each layer the numbers of its lines, outermost first."""
     frames: dict[Frame, int] = {}
-    layers = {path: [frames.setdefault(one, len(frames)) for one in stack] for path, stack in stacks.items()}
-    return {"frames": [one._asdict() for one in frames], "layers": layers}
+    layers = {path: [frames.setdefault(frame, len(frames)) for frame in stack] for path, stack in stacks.items()}
+    return {"frames": [frame._asdict() for frame in frames], "layers": layers}
 
 
 def _picture(picture: Picture) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def _picture(picture: Picture) -> dict[str, Any]:
         "shape": list(picture.shape),
         "edges": [_rounded(edge) for edge in picture.edges],
         "counts": dict(SIDES.zip(picture.counts.map(list))),
-        "worst": [_element(one.index, one.values) for one in picture.worst],
+        "worst": [_element(element.index, element.values) for element in picture.worst],
         "error": [[_rounded(value) for value in row] for row in picture.error],
         "rows": picture.rows,
         "columns": picture.columns,
@@ -273,12 +273,12 @@ def _picture(picture: Picture) -> dict[str, Any]:
 
 
 def _rounded(value: float) -> float | str | None:
-    """As many digits as a picture shows."""
+    """Round a number to the digits that a picture shows."""
     return number(float(f"{value:.4g}"))
 
 
 def number(value: float | None) -> float | str | None:
-    """A float as JSON can hold it."""
+    """Return a float in a form that JSON can hold."""
     if value is None or math.isnan(value):
         return None
     return float(value) if math.isfinite(value) else ("inf" if value > 0 else "-inf")

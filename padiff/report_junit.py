@@ -9,10 +9,11 @@ from padiff.records import CANNOT_TELL, Report, Standing, figures_text, verdict
 
 
 def to_junit(report: Report) -> str:
-    """The report as JUnit XML: a test case for each pair, failed where it differs.
+    """Return the report as JUnit XML: a test case for each pair, failed if the pair differs.
 
-    ``tests`` and ``failures`` are the numbers of the verdict. What could not be compared is a skipped case, and is in
-    ``skipped`` alone. Where the outcome is ``cannot tell`` a case of its own is an error.
+    ``tests`` and ``failures`` are the numbers of the verdict. A pair that could not be compared is a skipped case and
+    is
+    counted in ``skipped`` alone. If the outcome is ``cannot tell``, an additional case is an error.
     """
     suite = ElementTree.Element("testsuite", name="padiff")
 
@@ -27,13 +28,17 @@ def to_junit(report: Report) -> str:
         tests, failures = tests + 1, failures + 1
         case_of("settings", str(report.first_diff.reference), "failure", report.first_diff.message)
     # Further faults that no tensor shows.
-    for fault in (one for one in report.independent if one.diff is None):
+    for fault in (independent for independent in report.independent if independent.diff is None):
         tests, failures = tests + 1, failures + 1
         case_of("settings", f"{fault.reference} {fault.slot}", "failure", fault.message)
     if report.outcome == CANNOT_TELL:
         tests, errors = tests + 1, 1
         case_of("coverage", "parameters without a record", "error", verdict(report))
-    alone = {(one.step, one.stage, one.reference): one for one in report.independent if one.diff is not None}
+    alone = {
+        (independent.step, independent.stage, independent.reference): independent
+        for independent in report.independent
+        if independent.diff is not None
+    }
     first, skipped = True, sum(not diff.counts for diff in report.diffs)
     for name, count in (("tests", tests), ("failures", failures), ("errors", errors), ("skipped", skipped)):
         suite.set(name, str(count))
@@ -59,5 +64,5 @@ _NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]"
 
 
 def _xml(text: str) -> str:
-    """The one way of a run's text into XML: what this can't hold becomes its code (``\\x1b``)."""
+    """Return a run's text for XML; characters that XML can't hold become their codes (``\\x1b``)."""
     return _NOT_IN_XML.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)

@@ -34,7 +34,7 @@ _LINKED = re.compile(r"@(?=\w)|(?<!\w)#(?=\d)|(?<=\w):(?=//)|(?<!\w)www(?=\.)")
 
 
 def to_markdown(report: Report) -> str:
-    """The report as Markdown: the verdict, what differs and the stages as tables; the rest unfolds."""
+    """Return the report as Markdown: verdict, differences and stages as tables, and details in foldable sections."""
     lines = [f"## padiff: {report.outcome}", "", f"**{_text(headline(report))}**", "", _text(verdict(report)), ""]
     first = report.first_diff
     if first is not None and first.cause is not None and first.cause.fix:
@@ -56,17 +56,17 @@ def to_markdown(report: Report) -> str:
 
 
 def _differing(report: Report) -> list[str]:
-    """What differs, folded by likeness."""
+    """Return the differing pairs, with similar pairs folded into one row."""
     if not report.failed:
         return []
     rows, hidden = failed_rows(report, _SHOWN)
-    rest = [f"... and {hidden} more", ""] if hidden else []
+    more_line = [f"... and {hidden} more", ""] if hidden else []
     cells = ((row.steps, row.place, row.what, row.mark) for row in rows)
-    return [f"{_text(count_text(report))}:", "", *_table(("step", "where", "what", ""), cells), "", *rest]
+    return [f"{_text(count_text(report))}:", "", *_table(("step", "where", "what", ""), cells), "", *more_line]
 
 
 def _all(report: Report) -> list[str]:
-    """What differs, a row each."""
+    """Return the differing pairs, one row each."""
     rows = [
         (
             diff.pair.step,
@@ -78,8 +78,8 @@ def _all(report: Report) -> list[str]:
         for diff in islice(report.failed, _MOST)
     ]
     head = ("step", "where", "max diff", "relative L2", "times the allowed", "problem", "")
-    left = len(report.failed) - len(rows)
-    return [*_table(head, rows), *(["", f"... and {left} more: `padiff compare --all` lists them"] if left else [])]
+    hidden = len(report.failed) - len(rows)
+    return [*_table(head, rows), *(["", f"... and {hidden} more: `padiff compare --all` lists them"] if hidden else [])]
 
 
 def _figures(diff: Diff) -> tuple[str, str, str]:
@@ -100,7 +100,7 @@ def _short(value: float | None) -> str:
 
 
 def _text(text: str) -> str:
-    """A text that nothing but text is made of, and code where it has backticks, whatever names are in it."""
+    """Return a text without any Markdown effect; parts in backticks become code, whatever names they contain."""
     parts = _CODE.split(printable(text))
     return "".join(part if k % 2 else _escaped(part) for k, part in enumerate(parts))
 
@@ -123,7 +123,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
 
 
 def _code(lines: Sequence[str], language: str) -> list[str]:
-    """Lines as they are: no run of backticks in them is as long as the fence."""
+    """Return lines as a code block whose fence is longer than any run of backticks in the lines."""
     longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
     return [f"{fence}{language}", *lines, fence]

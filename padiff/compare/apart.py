@@ -1,4 +1,4 @@
-"""How far apart two runs are in a step, in two numbers: what they do to their weights, and their loss."""
+"""Distance of two runs in a step, in two numbers: their weight updates, and their loss."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ _STAGES = frozenset({"backward", "grad", "update", "loss"})
 
 
 class Apart(NamedTuple):
-    """How far apart, as shares of the reference's; NaN where nothing of it was recorded.
+    """Relative distances of two runs in one step, as shares of the reference's norms; NaN where nothing was recorded.
 
     Attributes:
-        updates: of all parameters together, but for those whose gradients are rounding noise.
-        loss: of all micro-batches together.
+        updates: distance of the updates of all parameters together, without parameters whose gradients are rounding
+            noise.
+        loss: distance of the losses of all micro-batches together.
     """
 
     updates: float
@@ -30,11 +31,11 @@ class Apart(NamedTuple):
 
 
 class Distance:
-    """Measures how far apart two runs are in steps.
+    """Meter of the distance of two runs, step by step.
 
     Args:
         infos: the runs.
-        layer_map: layers that answer to each other, as `compare_runs` takes them.
+        layer_map: layers to pair, in the form that `compare_runs` accepts.
     """
 
     def __init__(self, infos: Both[RunInfo], layer_map: Any = None) -> None:
@@ -42,10 +43,12 @@ class Distance:
         self._alignment: Alignment | None = None
 
     def of(self, steps: Both[Step]) -> Apart:
-        """In one step."""
+        """Return the distance of one step of both runs."""
         if self._alignment is None:
-            seen = steps.map(Seen.of)
-            self._alignment = resolved(align(self._infos.reference, self._infos.candidate, self._map, seen), seen)
+            evidence = steps.map(Seen.of)
+            self._alignment = resolved(
+                align(self._infos.reference, self._infos.candidate, self._map, evidence), evidence
+            )
         pairs = pair_steps(steps.reference, steps.candidate, self._alignment)
         diffs = StepDiffs.of([measure_pair(pair) for pair in pairs if pair.complete and pair.stage in _STAGES])
         noise = diffs.keys_of(diffs.measured_fact(rounding_gradients))

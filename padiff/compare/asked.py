@@ -1,4 +1,4 @@
-"""What of a comparison is asked for: some stages, some layers."""
+"""Filter of a comparison's report by stage and by layer."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from padiff.system.spelling import nearest
 
 @dataclass(frozen=True)
 class Asked:
-    """What is reported.
+    """Filter of the reported diffs.
 
     Attributes:
-        stages: these stages only.
-        layers: paths of the reference's layers and of the candidate's; `None`: all.
+        stages: the stages to report.
+        layers: paths of the reference's layers and of the candidate's layers to report; `None` for all layers.
     """
 
     stages: frozenset[str]
@@ -25,10 +25,10 @@ class Asked:
 
     @classmethod
     def of(cls, stages: Collection[str], patterns: Collection[str] | None, infos: Both[RunInfo]) -> Asked:
-        """What a caller's stages and path patterns mean.
+        """Build the filter from a caller's stages and path patterns.
 
         Raises:
-            UsageError: an unknown stage; a pattern that matches no layer of either run.
+            UsageError: a stage is unknown, or a pattern matches no layer of either run.
         """
         unknown = sorted({*stages} - {*STAGES})
         if unknown:
@@ -37,26 +37,28 @@ class Asked:
 
     @property
     def everything(self) -> bool:
-        """Whether all that was compared is."""
+        """Return True if the filter excludes nothing."""
         return self.layers is None and self.stages.issuperset(STAGES)
 
     def has(self, pair: Pair) -> bool:
-        """Whether a pair is of one of these stages and layers."""
+        """Return True if the pair's stage and one of its layers pass the filter."""
         if pair.stage not in self.stages:
             return False
         sides = zip(self.layers or (), pair.sides)
         return self.layers is None or any(record is not None and record.layer in paths for paths, record in sides)
 
     def concerns(self, difference: Difference) -> bool:
-        """Whether what the runs declare differently is of these; what is of no layer is of all."""
+        """Return True if a declared difference passes the filter; a difference that names no layer passes for all
+        layers.
+        """
         if difference.stage not in self.stages:
             return False
         sides = zip(self.layers or (), difference.layers)
-        return self.layers is None or not any(difference.layers) or any({*own} & paths for paths, own in sides)
+        return self.layers is None or not any(difference.layers) or any({*names} & paths for paths, names in sides)
 
 
 def _matching(patterns: Collection[str], infos: Both[RunInfo]) -> Both[set[str]]:
-    found: Both[set[str]] = Both(set(), set())
+    matches: Both[set[str]] = Both(set(), set())
     paths = infos.map(lambda info: {path for layer in info.layers for path in (layer.path, *layer.aliases)})
     for pattern in patterns:
         matching = [{path for path in side if fnmatch.fnmatchcase(path, pattern)} for side in paths]
@@ -64,6 +66,6 @@ def _matching(patterns: Collection[str], infos: Both[RunInfo]) -> Both[set[str]]
             raise UsageError(
                 f"no layer of either run matches {pattern!r}. {nearest(pattern, sorted(set().union(*paths)))}"
             )
-        for side, more in zip(found, matching):
+        for side, more in zip(matches, matching):
             side |= more
-    return found
+    return matches

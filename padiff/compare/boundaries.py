@@ -1,7 +1,7 @@
-"""Layers that hold the same but end at other places: whose outputs differ though nothing that follows does.
+"""Layers with the same content that end at different places: their outputs differ though all later outputs agree.
 
-One library puts the activation into its block or its normalisation, another one calls it outside: both compute the
-same, but the two layers' outputs are not the same quantity. This shows in what follows: it agrees.
+One library puts the activation into its block or its normalisation, another one calls the activation outside. Both
+compute the same, but the two layers' outputs are not the same quantity. The evidence is that later outputs agree.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ _GROSS, _VISIBLE = 0.05, 1e-3
 
 
 def other_boundaries(diffs: StepDiffs, alignment: Alignment, values: bool = True) -> frozenset[tuple[str, str]]:
-    """Pairs of layers, by path, whose outputs differ before others that follow agree.
+    """Return pairs of layers, by path, whose outputs differ although later outputs agree.
 
-    Only layers that are built differently are looked at: what they hold, or how many of their kind the models have, is
-    not the same; never the model itself, nor what a person gave. What differs by little, or right before the first
-    other diff, is no such case.
+    Only layers that are built differently are candidates: their sublayers differ, or the models have different numbers
+    of
+    their kind. The model itself and pairs from the user's layer map are never candidates. Outputs that differ by
+    little, or
+    right before the first other diff, are not returned.
 
     Args:
-        values: whether outputs of one shape may be such a case, too.
+        values: True to also consider outputs that have the same shape on both sides.
     """
     places = diffs.sites.places["forward"]
     if diffs.rows["passed"][places].all():
@@ -42,7 +44,7 @@ def other_boundaries(diffs: StepDiffs, alignment: Alignment, values: bool = True
         doubtful |= {_pair_paths(p) for p in alignment.pairs if built.differently(p)}
     doubtful -= {_pair_paths(p) for p in alignment.pairs if _is_fixed(p)}
     sure = [d for d in forward if _paths(d) not in doubtful]
-    # What is off by less than this differs by a fault, or by rounding, not by another end.
+    # A smaller error comes from a fault or from rounding, not from a different boundary.
     containers = {_pair_paths(p) for p in alignment.pairs if p.reference.children}
     wide = [
         d
@@ -62,14 +64,14 @@ def _error(diff: Diff) -> float:
 
 
 def _agrees(diff: Diff) -> bool:
-    """Whether an output is off by no more than its dtype rounds."""
+    """Return True if an output differs by no more than its dtype rounds."""
     dtype = coarse(diff.pair.anchor.dtype)
     rounding = allowed(dtype, "forward") if dtype in COARSENESS else 0.0
     return _error(diff) < max(_VISIBLE / 2, rounding)
 
 
 class _Built:
-    """Which layers of two models are built differently though they hold the same parameters."""
+    """Test for pairs of layers that are built differently although they hold the same parameters."""
 
     def __init__(self, alignment: Alignment) -> None:
         layers = alignment.layers.map(lambda side: sorted(side, key=lambda layer: layer.path))
@@ -89,7 +91,7 @@ class _Built:
 
 
 def _leaves_inside(layers: Sequence[Layer]) -> dict[str, Counter[str]]:
-    """For each container, the kinds of the leaves inside of it."""
+    """Count the kinds of the leaf layers inside each container."""
     inside: dict[str, Counter[str]] = {}
     for layer in layers:
         if layer.children:

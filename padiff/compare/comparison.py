@@ -1,4 +1,4 @@
-"""Comparing two runs a step at a time."""
+"""Comparison of two runs, one step at a time."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class RunComparison:
 
     Args:
         reference, candidate: the run to trust, the run in question.
-        layer_map: layers that answer to each other, as `padiff.model.given_map.GivenMap.of` takes them.
-        policy: when a diff passes. Default: `NoisePolicy`.
+        layer_map: layers to pair, in the form that `padiff.model.given_map.GivenMap.of` accepts.
+        policy: the rule that passes or fails a diff. Default: `NoisePolicy`.
         stages: only these stages are reported; a policy may look at the others for what it allows these.
-        layers: only layers whose paths in either run match one of these patterns are reported; likewise.
+        layers: only layers whose paths in either run match one of these patterns are reported.
         boundaries: whether to look for all layers that end at other places of the computation
             (`padiff.compare.boundaries`); where one side's layers run on the other's values, only for those whose
             outputs have other shapes.
-        aligned: what pairs the layers, called as `padiff.align.align` is.
+        aligned: function that pairs the layers, with the signature of `padiff.align.align`.
         workers: processes that measure steps ahead of the one that is judged.
         measuring: called now and then while a step is measured, with the share of it that is done.
         alone: whether each step is judged by itself, as a first one is: both sides began it equal, and nothing is
@@ -101,7 +101,7 @@ class RunComparison:
         self._plan: ComparisonPlan | None = None
         self._first_diff: FirstDiff | None = None
         self._place: diagnose.Place | None = None
-        #: What follows from the first diff, and what does not, once there is one.
+        #: Consequences of the first diff, and independent faults, once a first diff exists.
         self._around: diagnose.Around | None = None
         #: The first step that was compared, if it has diffs.
         self._began: int | None = None
@@ -115,46 +115,49 @@ class RunComparison:
         self._compared: list[Both[Step]] = []
         #: The diffs of the first rank of the step that was compared last.
         self._latest: Sequence[Diff] = ()
-        #: Whether processes held parts of what was compared.
+        #: True if processes held parts of the compared tensors.
         self.spread = False
-        #: Where layers are called, as one of the steps showed.
+        #: Call stacks of the layers, from one of the steps.
         self._stacks: Both[Stacks] = Both({}, {})
         if aligned is not align or is_mapped(self._infos.reference, self._infos.candidate, self._map):
             aligned(*self._infos, self._map)  # a map that does not fit is refused before any step is there
 
     @property
     def alignment(self) -> Alignment:
-        """Which layers answer to each other; as of the first compared step, which shows what is called."""
+        """Alignment of the layers, based on the first compared step, which shows the called layers."""
         return self._plan.alignment if self._plan is not None else self._aligned(*self._infos, self._map)
 
     def common(self) -> list[int]:
-        """Numbers of the steps that both runs have by now."""
+        """Return the numbers of the steps that both runs have by now."""
         numbers = self.runs.map(lambda run: run.numbers())
-        there = set(numbers.candidate)
-        return [number for number in numbers.reference if number in there]
+        candidate_numbers = set(numbers.candidate)
+        return [number for number in numbers.reference if number in candidate_numbers]
 
     def compare(self, number: int) -> Report:
-        """Compare one step, all ranks; what a rank recorded that only one run has stands alone."""
+        """Compare one step of all ranks; a rank's records without a partner in the other run become diffs of one
+        side.
+        """
         diffs = self.diffs(number)
         report = self.report(diffs, [number])
         return replace(report, explained=self.explain_later(diffs))
 
     def diffs(self, number: int) -> Sequence[Diff]:
-        """The judged diffs of one step, in causal order."""
+        """Return the judged diffs of one step, in causal order."""
         return StepDiffs.joined(self.rank_diffs(Both(number, number)))
 
     def rank_diffs(self, numbers: Both[int], later: Sequence[Both[int]] = ()) -> list[StepDiffs]:
-        """The judged diffs of each rank of two steps of whatever numbers; first, what is not compared of any.
+        """Return the judged diffs of each rank for a pair of step numbers, preceded by records that no rank
+        compares, if any.
 
         Args:
-            later: those that are asked for next; where steps are small, they are read and measured together.
+            later: the step numbers that will be requested next; small steps are read and measured together.
         """
         # Two steps at a time would take twice the memory, and the garbage collector twice as long to look at it.
         self._compared, self._latest = [], ()
         return self._diffs(self._measuring.steps(numbers), numbers, later)
 
     def step_diffs(self, steps: Both[Step]) -> Sequence[Diff]:
-        """The judged diffs of two given steps."""
+        """Return the judged diffs of two steps."""
         return StepDiffs.joined(self._diffs(steps.map(lambda step: [step])))
 
     def _diffs(
@@ -183,11 +186,11 @@ class RunComparison:
             self._declared.hold_against(diffs)
             if self._policy.settings_count:
                 diffs = with_rates(diffs, partial(self._declared.rates_agree, first))
-        there = next((rank for rank in diffs if rank), None)
-        if self._began is None and there is not None:
-            self._began = there[0].pair.step
-        if self._around is not None and there is not None:
-            self._around.look(there, self._plan.alignment)
+        first_rank = next((rank for rank in diffs if rank), None)
+        if self._began is None and first_rank is not None:
+            self._began = first_rank[0].pair.step
+        if self._around is not None and first_rank is not None:
+            self._around.look(first_rank, self._plan.alignment)
         if not all(rank.passed for rank in diffs):
             self._parted = steps.reference[0].number if steps.reference else -1, steps
         if self._asked.everything:
@@ -197,10 +200,10 @@ class RunComparison:
     def _first(
         self, steps: Both[list[Step]], numbers: Both[int] | None
     ) -> tuple[ComparisonPlan, list[StepDiffs], Before]:
-        """The first step shows what is called, whether both start equal, and which layers end elsewhere."""
+        """Compare the first step, which shows the called layers, equal starts, and layers with different boundaries."""
         self._measuring.start(steps.reference[0])  # workers import while this process aligns
-        seen = steps.map(lambda ranks: Seen.of(ranks[0]))
-        alignment = resolved(self._aligned(*self._infos, self._map, seen), seen)
+        evidence = steps.map(lambda ranks: Seen.of(ranks[0]))
+        alignment = resolved(self._aligned(*self._infos, self._map, evidence), evidence)
         before_now: list[StepDiffs] = []
 
         def measure(pairs: Sequence[Pair]) -> StepDiffs:
@@ -219,12 +222,13 @@ class RunComparison:
         return replace(plan, measure=None), diffs, before
 
     def before(self, step: int, candidate: RunInfo) -> Report | None:
-        """A report of what the runs declare differently before a step is there to compare; `None` if there is nothing
-        that holds whatever the layers turn out to be paired like, or the policy does not count it.
+        """Return a report of the declared differences before any step can be compared.
+
+        Returns `None` if no difference holds for every possible alignment, or if the policy does not count settings.
 
         Args:
             step: the candidate's first step.
-            candidate: what the candidate says of itself now.
+            candidate: the candidate's present description.
         """
         if not self._policy.settings_count:
             return None
@@ -233,8 +237,10 @@ class RunComparison:
         later = [number for number in numbers if number >= step] or numbers[-1:]
         settings = settings_at(reference.info.settings, reference.steps(later[0])[0].settings if later else {})
         infos = Both(replace(reference.info, settings=settings), candidate)
-        found = [one for one in at_the_start(infos, self.alignment) if one.stage in self._asked.stages]
-        first = diagnose.before_the_first(found, step)
+        declared = [
+            difference for difference in at_the_start(infos, self.alignment) if difference.stage in self._asked.stages
+        ]
+        first = diagnose.before_the_first(declared, step)
         if first is None:
             return None
         return Report(
@@ -245,7 +251,7 @@ class RunComparison:
             reference=reference.name,
             candidate=self.runs.candidate.name,
             environment=differences(*infos),
-            settings_differ=tuple(found),
+            settings_differ=tuple(declared),
         )
 
     def report(
@@ -255,12 +261,12 @@ class RunComparison:
         only: Both[Sequence[int]] = _NO_STEPS,
         settings: bool | None = None,
     ) -> Report:
-        """Put diffs of several steps together.
+        """Return the report of diffs of several steps.
 
         Args:
             only: steps that only one run has.
-            settings: whether hyper-parameters that differ between layers that ran are a diff, too, where no tensor is.
-                Default: as the policy says, where outputs are compared.
+            settings: True to count differing hyper-parameters of layers that ran as a diff even if no tensor differs.
+                Default: the policy's choice.
         """
         tally = Tally(self.alignment)
         tally.add(diffs)
@@ -273,45 +279,47 @@ class RunComparison:
         steps: Sequence[int],
         only: Both[Sequence[int]],
     ) -> Report:
-        """The report of all that was found, given the first diff among it."""
+        """Return the report of all findings, with the first diff among them."""
         report = self._reported(findings.diffs, findings.tally, first, steps, only, None)
         lost = tuple(line for side, run in zip(SIDES, self.runs) for line in lost_lines(run, f"the {side}"))
         report = replace(report, coverage=replace(report.coverage, lost=lost))
         if first is None and report.first_diff is not None and self._latest:
-            # No tensor parts by as much as is allowed; what they are off by may show it all the same.
+            # No tensor exceeds its limit; the errors may prove the cause all the same.
             declared = self._declared.at(self._latest[0].pair.step)
             evidence = diagnose.Evidence(self.runs, self.alignment, self._policy, declared=lambda _: declared)
             return replace(report, first_diff=diagnose.with_proof(report.first_diff, self._latest, evidence))
         return report
 
     def first(self, diffs: Sequence[Diff]) -> FirstDiff | None:
-        """The first diff that did not pass, in words; `None` if all passed."""
+        """Return the first diff that did not pass, with its description; `None` if all passed."""
         failed = first_failed(diffs)
         if failed is None:
             return None
         if self._first_diff is not None and self._first_diff.diff is failed:
             return self._first_diff
-        # What comes after the first diff follows from it, as a rule: no hypotheses are computed for that.
+        # Later diffs usually follow from the first diff: no hypotheses are computed for them.
         later = self._first_diff is not None and failed.pair.step > self._first_diff.step
         evidence = diagnose.Evidence(
             self.runs, self.alignment, self._policy, self._steps_of(failed), self._declared.at, self._agreed
         )
         step = [diff for diff in diffs if diff.pair.step == failed.pair.step]
-        found, place = diagnose.described(failed, step, evidence, compute=not later)
+        first, place = diagnose.described(failed, step, evidence, compute=not later)
         if self._around is not None:
-            return self._around.placed(found, failed)
+            return self._around.placed(first, failed)
         # Now, as long as its step can be read: a recorder within max_bytes takes steps away.
-        found = replace(found, picture=picture_of(failed.pair))
-        self._around = diagnose.Around(found, failed, place, step, evidence, self._began)
-        self._first_diff, self._place = found, place
-        return found
+        first = replace(first, picture=picture_of(failed.pair))
+        self._around = diagnose.Around(first, failed, place, step, evidence, self._began)
+        self._first_diff, self._place = first, place
+        return first
 
     def explain_later(self, diffs: Sequence[Diff]) -> FirstDiff | None:
-        """The first diff, of a step before, if this step is the one that proves its cause: it has in full what that one
-        had as sketches. From now on, it is the first diff.
+        """Return the earlier first diff with its cause, if this step proves the cause; otherwise `None`.
+
+        Full tensors of this step can prove a cause that the earlier step's sketches could not. The returned first diff
+        replaces the earlier one.
 
         Args:
-            diffs: of the step that was compared last.
+            diffs: diffs of the last compared step.
         """
         first, place = self._first_diff, self._place
         if first is None or first.diff is None or place is None or not diffs or diffs[0].pair.step <= first.step:
@@ -319,7 +327,7 @@ class RunComparison:
         figures = first.diff.figures
         if (first.cause is not None and first.cause.proven) or figures is None or figures.basis == "tensors":
             return None
-        # By then all may pass: of runs that have come apart more is allowed.
+        # All diffs of this step may pass: limits grow with the distance of the runs.
         steps = self._compared[first.rank or 0] if (first.rank or 0) < len(self._compared) else None
         evidence = diagnose.Evidence(self.runs, self.alignment, self._policy, steps, self._declared.at)
         cause = diagnose.cause_found_later(first, place, diffs, evidence)
@@ -329,13 +337,13 @@ class RunComparison:
         return self._first_diff
 
     def _steps_of(self, diff: Diff) -> Both[Step] | None:
-        """The step, of the rank, that a diff is in; `None` if that is not the last that was compared."""
+        """Return the step and rank that hold a diff; `None` unless it is the last step that had a diff."""
         if self._parted is None or self._parted[0] != diff.pair.step:
             return None
         ranks = zip(*self._parted[1])
-        found = [Both(*sides) for sides in ranks]
-        own = (sides for sides in found if any(record is diff.pair.reference for record in sides.reference.records))
-        return next(own, None)
+        pairs = [Both(*sides) for sides in ranks]
+        matches = (sides for sides in pairs if any(record is diff.pair.reference for record in sides.reference.records))
+        return next(matches, None)
 
     def _reported(
         self,
@@ -368,7 +376,7 @@ class RunComparison:
             reference=self.runs.reference.name,
             candidate=self.runs.candidate.name,
             environment=differences(*self._infos),
-            settings_differ=tuple(one for _, one in differ),
+            settings_differ=tuple(difference for _, difference in differ),
             aftermath=around.aftermath(first, tensor) if around is not None else Aftermath({}),
             independent=around.independent(first, tensor, differ, steps, self._asked.has) if around is not None else (),
             models=models_of(self._infos, self.alignment, self._stacks),

@@ -1,4 +1,4 @@
-"""How much of two runs a comparison covers: what has no partner, what was never called, what is only assumed."""
+"""Coverage of two runs by a comparison: unpaired layers, uncalled layers, and assumptions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _REL_L2, _AROUND_ZERO = FIGURE_NUMBERS[Figure.REL_L2], FIGURE_NUMBERS[Figure.ARO
 
 
 class Tally:
-    """What was compared so far, and what was not, step by step."""
+    """Counts of compared and uncompared records, updated step by step."""
 
     def __init__(self, alignment: Alignment) -> None:
         self._alone = Both(alignment.reference_only, alignment.candidate_only).map(
@@ -46,7 +46,7 @@ class Tally:
         )
         self._counts: Counter[str] = Counter()
         self._sites: Both[set[str]] = Both(set(), set())
-        #: Layers of which something was compared, by side.
+        #: Layers with at least one compared tensor, by side.
         self._compared: Both[set[str]] = Both(set(), set())
         self._differ = False
         self._unmeasured: set[str] = set()
@@ -68,11 +68,11 @@ class Tally:
             for place in np.flatnonzero(~rows["passed"]).tolist()
             if compared[place] or not _optional(sites.slots[place])
         ]
-        # Whatever comes after a diff may follow from it.
+        # Diffs after the first one may follow from it.
         if self._amplified is None and not self._differ:
             places = sites.places["forward"]
-            some = rows[places]
-            far = compared[places] & (some["figure"] == _REL_L2) & (some["value"] > AMPLIFIED)
+            forward_rows = rows[places]
+            far = compared[places] & (forward_rows["figure"] == _REL_L2) & (forward_rows["value"] > AMPLIFIED)
             if failed:
                 far &= places < failed[0]
             self._amplified = diffs.number if far.any() else None
@@ -88,9 +88,9 @@ class Tally:
         self._counts.update(sums, sketched=int(sketched.sum()), bounded=bounded)
 
     def _see(self, diffs: StepDiffs, compared: np.ndarray) -> None:
-        """Remember which layers something was compared of; most steps have the same."""
-        sites, seen = self._seen
-        if sites is diffs.sites and seen == compared.tobytes():
+        """Remember the layers that were compared; most steps have the same layers."""
+        sites, compared_bytes = self._seen
+        if sites is diffs.sites and compared_bytes == compared.tobytes():
             return
         self._seen = diffs.sites, compared.tobytes()
         layouts = layouts_of(diffs.pairs)
@@ -101,7 +101,7 @@ class Tally:
                 self._add_view(diffs.pairs[place])
 
     def _add_uncompared(self, diff: Diff) -> None:
-        """Count a diff of what one side lacks, or of what could not be measured."""
+        """Count a diff with a missing side, or with a pair that could not be measured."""
         pair, anchor, counts = diff.pair, diff.pair.anchor, self._counts
         self._add_view(pair)
         own_samples = diff.problem is not None and diff.problem.kind is Kind.OWN_SAMPLES
@@ -121,14 +121,14 @@ class Tally:
                     sites.add(record.site)
 
     def _add_view(self, pair: Pair) -> None:
-        """Remember that a layer's tensor is seen in another layout."""
+        """Remember a layer whose tensor is compared in another layout."""
         layer = pair.anchor.layer
         if pair.layout and pair.complete and pair.stage not in PARAMETER_STAGES and layer != LOOP:
             self._views.setdefault(layer, f"{layer} ({pair.layout.describe()})")
 
     @property
     def compared(self) -> int:
-        """How many pairs were compared."""
+        """Number of compared pairs."""
         return self._counts["compared"]
 
     def coverage(
@@ -208,7 +208,7 @@ def _paths(layers: Iterable[Layer], containers: bool) -> tuple[str, ...]:
 
 
 def _only_holds(layer: Layer) -> bool:
-    """Whether a layer has nothing of its own: sublayers only, or parameters of another layer (an RNN's cells)."""
+    """Return True if a layer owns nothing: it has sublayers only, or parameters of another layer (an RNN's cells)."""
     if layer.parameters:
         return all(p.tied_to for p in layer.parameters)
     return layer.children > 0
@@ -217,7 +217,7 @@ def _only_holds(layer: Layer) -> bool:
 def _uncovered(
     layers: Sequence[Layer], slices: Iterable[Sequence[Slice]], unpaired: Iterable[Layer]
 ) -> tuple[str, ...]:
-    """Parameters that answer to none, and the buffers of layers that do."""
+    """Return parameters without a partner, and statistics of layers without a partner."""
     homes = tie_targets(layers)
     sites = {(slice_.layer, slice_.slot) for slice_ in chain(*slices)}
     covered = {homes.get(site, site) for site in sites}
@@ -229,7 +229,7 @@ def _uncovered(
         for p in layer.parameters
         if p.slot not in ONE_SIDED and not p.tied_to and not stands_for_none(layer, p)
         if (layer.path, p.slot) not in covered
-        # Tables and masks that a model works out for itself are no gap; running statistics are.
+        # Tables and masks that a model computes are no gap; running statistics are.
         if p.role == "parameter" or (layer.path in alone and slot(p.slot) in STATISTICS)
     )
 

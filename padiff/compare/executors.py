@@ -1,6 +1,6 @@
-"""Executors that others own: pools of processes, dask's and ray's clients, as one thing that takes tasks.
+"""Adapters that turn others' executors (process pools, dask's and ray's clients) into one interface.
 
-Their workers read the two runs themselves, so what they are given are paths or addresses that they can see.
+Their workers read the two runs themselves, so tasks carry paths or addresses that the workers can see.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from padiff.dump.remote_path import RemotePath
 from padiff.errors import PadiffError, UsageError
 from padiff.records import SIDES, Both, Run
 
-# Tasks that an executor works on at a time where it does not say.
+# Assumed number of parallel tasks of an executor that does not report it.
 _USUAL = 8
 _FORMS = (
     "a concurrent.futures.Executor, a dask.distributed Client or a ray.util.multiprocessing.Pool "
@@ -26,24 +26,24 @@ _FORMS = (
 
 
 class NotVisibleError(UsageError):
-    """A worker of an executor can't see a run that it is to read."""
+    """Error of an executor's worker that can't see a run."""
 
 
 def executor_of(given: Any) -> Executor:
-    """The executor that ``compare_runs(executor=...)`` means.
+    """Return the executor for the argument of ``compare_runs(executor=...)``.
 
     Args:
         given: a `concurrent.futures.Executor`; a ``dask.distributed.Client``; a ``ray.util.multiprocessing.Pool``.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the argument is none of these.
     """
     if isinstance(given, Executor):
         return given
     if callable(getattr(given, "get_executor", None)):  # dask's, whose own `submit` gives other futures
-        found = given.get_executor()
-        if isinstance(found, Executor):
-            return found
+        inner = given.get_executor()
+        if isinstance(inner, Executor):
+            return inner
     module = type(given).__module__
     if module.startswith("multiprocessing"):
         raise UsageError(
@@ -78,7 +78,7 @@ class _PoolExecutor(Executor):
 
 
 def width_of(executor: Executor) -> int:
-    """How many tasks an executor works on at a time, as far as it says."""
+    """Return the number of tasks an executor works on at a time, or a default if unknown."""
     client = getattr(executor, "_client", None)
     if client is not None and callable(getattr(client, "nthreads", None)):  # dask's
         return max(1, int(sum(client.nthreads().values())))
@@ -87,12 +87,12 @@ def width_of(executor: Executor) -> int:
 
 
 def shown_to_workers(given: Sequence[object]) -> list[str]:
-    """The two runs as workers elsewhere can open them: addresses of stores, and paths from the root.
+    """Return the paths of the two runs for workers elsewhere: addresses of stores, and absolute paths.
 
     Raises:
-        UsageError: one is not a path: nobody but this process sees a run in memory.
+        UsageError: a run is not a path, so that only this process can read it.
     """
-    found = []
+    addresses = []
     for side, run in zip(SIDES, given):
         if not isinstance(run, (str, Path, RemotePath)):
             raise UsageError(
@@ -100,18 +100,18 @@ def shown_to_workers(given: Sequence[object]) -> list[str]:
                 f"got {type(run).__qualname__}, which is in this process alone. Record it into a folder, or leave the "
                 "executor away"
             )
-        found.append(str(run) if isinstance(run, RemotePath) or "://" in str(run) else os.path.abspath(run))
-    return found
+        addresses.append(str(run) if isinstance(run, RemotePath) or "://" in str(run) else os.path.abspath(run))
+    return addresses
 
 
 def opened(paths: Sequence[str], identities: Sequence[str] | None) -> Both[Run]:
-    """The two runs, as a worker sees them.
+    """Open the two runs in a worker.
 
     Args:
-        identities: which recordings they are; `None`: the worker runs beside the process that asks.
+        identities: expected identities of the recordings; `None` if the worker runs on the caller's machine.
 
     Raises:
-        NotVisibleError: the worker sees none there, or another one.
+        NotVisibleError: the worker finds no run at a path, or another recording.
     """
     if identities is None:
         return Both(*map(open_run, paths))

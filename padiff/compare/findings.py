@@ -1,4 +1,4 @@
-"""What a comparison has found so far: kept as it is while it is little, and folded when it is many steps."""
+"""Diffs of a comparison so far: stored as they are while few, in compact form for many steps."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from padiff.records import Both, Diff, FoldedDiffs, Run
 from padiff.records.on_demand import Joined
 from padiff.records.step_diffs import StepDiffs
 
-# Diffs that are kept as they are: some 2 kB each, with what a sketch of them holds.
+# Diffs stored as they are, before compaction begins: some 2 kB each, including their sketches.
 _UNFOLDED = 20_000
 
 
 class Findings:
-    """The diffs of the steps that were compared so far, in their order.
+    """Diffs of the steps that were compared so far, in step order.
 
     Args:
-        alignment: which layers answer to each other.
+        alignment: the paired layers.
         runs: reference and candidate, if their steps can be read again.
 
     Attributes:
-        tally: what was compared, and what was not.
+        tally: counts of the compared and of the uncompared pairs.
     """
 
     def __init__(self, alignment: Alignment, runs: Both[Run] | None = None) -> None:
@@ -42,14 +42,14 @@ class Findings:
             return
         if self._folded is None:
             self._folded = FoldedDiffs(self._runs)
-        for known, some in self._kept:
-            for rank, diffs in enumerate(some):
-                self._folded.add(diffs, known, rank)
+        for numbers_before, ranks_before in self._kept:
+            for rank, diffs in enumerate(ranks_before):
+                self._folded.add(diffs, numbers_before, rank)
         self._kept.clear()
 
     @property
     def diffs(self) -> Sequence[Diff]:
-        """All of them, in causal order."""
+        """All diffs, in causal order."""
         if self._folded is not None:
             return self._folded
         return Joined(diffs for _, ranks in self._kept for diffs in ranks)

@@ -9,29 +9,33 @@ from padiff.records.step_diffs import StepDiffs
 
 
 def first_failed(diffs: Sequence[Diff]) -> Diff | None:
-    """The first diff that did not pass, in causal order over all processes of a step; `None` if all passed."""
+    """Return the first diff that did not pass, in causal order over all processes of a step; `None` if all passed."""
     if isinstance(diffs, StepDiffs) and diffs.passed:
         return None
     first = next((diff for diff in diffs if not diff.passed), None)
     if first is None:
         return None
     ranks = ranks_of([diff for diff in diffs if diff.pair.step == first.pair.step])
-    firsts = [(*next((k, d) for k, d in enumerate(own) if not d.passed), own) for own in ranks if not _passed(own)]
-    # Processes wait for each other in the backward: what parts before it in any of them comes first.
+    firsts = [
+        (*next((k, d) for k, d in enumerate(rank_diffs) if not d.passed), rank_diffs)
+        for rank_diffs in ranks
+        if not _passed(rank_diffs)
+    ]
+    # Processes wait for each other in the backward: a diff before the backward in any process comes first.
     return min(firsts, key=lambda one: (STAGES.index(one[1].pair.stage), one[0]))[1] if len(firsts) > 1 else first
 
 
 def ranks_of(step: Sequence[Diff]) -> list[list[Diff]]:
-    """A step's diffs by process; those of one come one after the other."""
+    """Split a step's diffs by process; the diffs of one process follow each other."""
     ranks: list[list[Diff]] = [[]]
-    seen: set[tuple[bool, str]] = set()
-    for one in step:
-        site = one.pair.reference is None, one.pair.anchor.site
-        if site in seen:
+    sites: set[tuple[bool, str]] = set()
+    for diff in step:
+        site = diff.pair.reference is None, diff.pair.anchor.site
+        if site in sites:
             ranks.append([])
-            seen.clear()
-        seen.add(site)
-        ranks[-1].append(one)
+            sites.clear()
+        sites.add(site)
+        ranks[-1].append(diff)
     return ranks
 
 

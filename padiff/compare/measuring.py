@@ -1,4 +1,4 @@
-"""Who reads and measures the steps of a comparison: workers, or this process; small steps several at a time."""
+"""Reading and measuring of a comparison's steps, by workers or in this process; small steps several at a time."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ from padiff.records import Both, Pair, Run, Step
 from padiff.records.planned import PairColumns, PlannedPairs, fact_of_pairs
 from padiff.records.step_diffs import StepDiffs
 
-# Seconds between two looks at how much of a step is measured.
+# Seconds between two reports of progress within a step.
 _TICK = 0.2
-#: Steps that are measured at a time, as far as they have few pairs: as many as make numpy's calls weigh little.
+#: Steps with few pairs that are measured at a time: enough to make the overhead of numpy's calls small.
 STEPS_AT_A_TIME = 64
 # Of a step's pairs, the share that may be measured one by one where several steps are measured at a time.
 _ALONE_AT_MOST = 0.25
 
 
 class Measuring:
-    """Reads steps of two runs, and measures their pairs.
+    """Reader of the steps of two runs, which also measures their pairs.
 
-    Where steps are small, those after the one that is asked for are read and measured with it. What is wrong with one
-    of them shows when it is asked for.
+    Small steps are read and measured several at a time, together with the steps that follow. An error in one of the
+    later
+    steps is raised when that step is requested.
 
     Args:
         runs: reference and candidate.
-        stages: what is measured.
-        elementwise: as `padiff.compare.measure.pairs.measure_pair` takes it.
+        stages: stages to measure.
+        elementwise: tolerance in the form that `padiff.compare.measure.pairs.measure_pair` accepts.
         workers: processes that measure steps ahead.
-        progress: called now and then while a step is measured, with the share of it that is done.
+        progress: called now and then while a step is measured, with the measured share of the step.
     """
 
     def __init__(
@@ -55,15 +56,15 @@ class Measuring:
         self._ahead: dict[Both[int], StepDiffs] = {}
 
     def start(self, step: Step) -> None:
-        """Start the workers, if that pays for steps like this one."""
+        """Start the workers, if they save time for steps like this one."""
         if self._workers is not None:
             self._workers.start(step)
 
     def steps(self, numbers: Both[int]) -> Both[list[Step]]:
-        """A step of each run, as each process recorded it.
+        """Return a step of each run, as each process recorded it.
 
         Raises:
-            padiff.errors.RunFolderError: it can't be read.
+            padiff.errors.RunFolderError: the step can't be read.
         """
         read = self._read.pop(numbers, None)
         if read is None:
@@ -78,43 +79,43 @@ class Measuring:
         plans: PairPlans | None = None,
         later: Sequence[Both[int]] = (),
     ) -> StepDiffs:
-        """The diffs of a step's pairs, not judged yet.
+        """Return the diffs of a step's pairs, not judged yet.
 
         Args:
-            numbers: of the step, as each run has it; `None` of steps that are no run's.
-            alignment: by which they were paired.
-            plans: what steps were seen to be paired like.
-            later: the steps that are asked for next.
+            numbers: the step's number in each run; `None` for steps that belong to no run.
+            alignment: the alignment that paired the step.
+            plans: cache of pairings of earlier steps.
+            later: the steps that will be requested next.
 
         Raises:
             padiff.errors.RunFolderError: a tensor can't be read.
         """
         if self._workers is not None and numbers is not None:
-            found = self._workers.diffs(numbers, pairs, alignment, self._stages, self._elementwise)
-            if found is not None:
-                return found
+            diffs = self._workers.diffs(numbers, pairs, alignment, self._stages, self._elementwise)
+            if diffs is not None:
+                return diffs
         ahead = self._ahead.pop(numbers, None) if numbers is not None else None
         if ahead is not None and _columns(ahead.pairs) is _columns(pairs):
             return ahead
         if plans is not None and self._are_small(pairs):
-            found = self._with_later(pairs, alignment, plans, later)
-            if found is not None:
-                return found
+            diffs = self._with_later(pairs, alignment, plans, later)
+            if diffs is not None:
+                return diffs
         return self._alone(pairs)
 
     def again(self, pairs: Sequence[Pair], measured_before: StepDiffs) -> StepDiffs:
-        """The diffs of a step that was measured by another alignment: most of its pairs are the same."""
-        known = {_key(diff.pair): diff for diff in measured_before}
-        found = [(pair, known.get(_key(pair))) for pair in pairs]
+        """Return the diffs of a step that was measured with another alignment, and measure only pairs that changed."""
+        diffs_by_key = {_key(diff.pair): diff for diff in measured_before}
+        matches = [(pair, diffs_by_key.get(_key(pair))) for pair in pairs]
         return StepDiffs.of(
             [
                 replace(diff, pair=pair) if diff is not None else measure_pair(pair, self._elementwise)
-                for pair, diff in found
+                for pair, diff in matches
             ]
         )
 
     def _are_small(self, pairs: Sequence[Pair]) -> bool:
-        """Whether steps like this one are measured several at a time."""
+        """Return True if steps like this one are measured several at a time."""
         if self._elementwise is not None or (self._workers is not None and self._workers.at_work):
             return False
         if _columns(pairs) is None or not 0 < 2 * len(pairs) <= PAIRS_AT_A_TIME:
@@ -124,26 +125,28 @@ class Measuring:
     def _with_later(
         self, pairs: Sequence[Pair], alignment: Alignment, plans: PairPlans, later: Sequence[Both[int]]
     ) -> StepDiffs | None:
-        """The diffs of a step that is measured with those after it; `None` where it is to be measured by itself."""
-        some: dict[Both[int], Sequence[Pair]] = {}
+        """Return the diffs of a step that is measured together with later steps; `None` if the step must be
+        measured alone.
+        """
+        batch: dict[Both[int], Sequence[Pair]] = {}
         try:
             for numbers in later[: min(STEPS_AT_A_TIME, PAIRS_AT_A_TIME // len(pairs)) - 1]:
                 steps = self._read[numbers] = self.steps(numbers).map(united)
                 infos = self._runs.map(lambda run: run.info)
-                found = pairs_in_one(steps, infos, alignment, self._stages, plans)
-                if _columns(found) is not _columns(pairs):
+                later_pairs = pairs_in_one(steps, infos, alignment, self._stages, plans)
+                if _columns(later_pairs) is not _columns(pairs):
                     break
-                some[numbers] = found
+                batch[numbers] = later_pairs
         except (PadiffError, OSError):
-            pass  # it is read again when it is asked for, and says what is wrong
-        if not some:
+            pass  # the step is read again when it is requested, and raises its error then
+        if not batch:
             return None
         try:
-            own, *others = measured_alike([pairs, *some.values()])
+            current, *following = measured_alike([pairs, *batch.values()])
         except (PadiffError, OSError):
-            return None  # one by one, each says by itself what is wrong with it
-        self._ahead = dict(zip(some, others))
-        return own
+            return None  # measured one by one, each step raises its own error
+        self._ahead = dict(zip(batch, following))
+        return current
 
     def _alone(self, pairs: Sequence[Pair]) -> StepDiffs:
         looked = time.monotonic()
@@ -158,10 +161,10 @@ class Measuring:
 
 
 def _key(pair: Pair) -> Hashable:
-    """What is measured of a pair depends on nothing else."""
+    """Return a key of the inputs that determine the measurement of a pair."""
     return id(pair.reference), id(pair.candidate), pair.layout, pair.scales
 
 
 def _columns(pairs: Sequence[Pair]) -> PairColumns | None:
-    """What pairs have in common with those of steps alike; `None` where their sketches lie in no tables."""
+    """Return the columns that pairs share with equally structured steps; `None` if their sketches lie in no tables."""
     return pairs.columns if isinstance(pairs, PlannedPairs) and pairs.tabled else None

@@ -15,21 +15,21 @@ Stacks = Mapping[str, tuple[Frame, ...]]
 
 
 def stacks_of(step: Step) -> Stacks:
-    """Where each layer is called first, as far as the step's trace tells."""
-    found: dict[str, tuple[Frame, ...]] = {}
+    """Return the stack of each layer's first call, as far as the step's trace holds stacks."""
+    stacks: dict[str, tuple[Frame, ...]] = {}
     if step.trace.functions:
         with contextlib.suppress(RunFolderError):  # a damaged trace: what is judged needs none
             for call in step.trace.calls:
                 if call.stack and not call.function:
-                    found.setdefault(call.layer, call.stack)
-    return found
+                    stacks.setdefault(call.layer, call.stack)
+    return stacks
 
 
 def models_of(infos: Both[RunInfo], alignment: Alignment, stacks: Both[Stacks]) -> Models:
-    """Both trees, and a pair for each two layers that answer to each other.
+    """Return both layer trees, and a pair for each two aligned layers.
 
     Args:
-        stacks: where their layers are called.
+        stacks: call stacks of the layers.
     """
     partners = [
         Partners(pair.reference.path, pair.candidate.path, pair.reason, pair.confidence) for pair in alignment.pairs

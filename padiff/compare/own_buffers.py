@@ -1,4 +1,4 @@
-"""Buffers that begin equal in all processes, and that each then works out for itself: statistics of its samples."""
+"""Detect buffers that begin equal in all processes and then diverge: statistics of each process's samples."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from padiff.records import Layer, Record, Step
 
 
 class OwnBuffers(NamedTuple):
-    """Buffers that differ.
+    """Buffers that differ between processes.
 
     Attributes:
-        ranks: whose they are held against, and those that have others.
-        sites: where, ``layer/slot``.
+        ranks: the rank used as reference, then the ranks whose buffers differ from it.
+        sites: sites of the buffers, ``layer/slot``.
         error: the largest relative L2 difference.
     """
 
@@ -24,14 +24,14 @@ class OwnBuffers(NamedTuple):
 
 
 class BufferCheck:
-    """Looks at the steps of a run in their order.
+    """Check of a run's buffers, fed with the steps in order.
 
     Args:
-        known: what is looked at elsewhere.
+        known: layers and slots of buffers that another check covers.
     """
 
     def __init__(self, layers: Sequence[Layer], known: Collection[tuple[str, str]]) -> None:
-        #: Those that were equal so far. What counts steps or samples is no tensor of numbers with a fraction.
+        #: Buffers that were equal so far. Integer buffers count steps or samples and are left out.
         self._equal = {
             (layer.path, p.slot)
             for layer in layers
@@ -41,28 +41,30 @@ class BufferCheck:
         self._begun = False
 
     def look(self, steps: Sequence[Step]) -> OwnBuffers | None:
-        """What one step shows, of all its processes; once."""
-        held: dict[tuple[str, str], dict[int, Record]] = {}
+        """Return the buffers that differ between the processes in one step; at most one report per run."""
+        buffers: dict[tuple[str, str], dict[int, Record]] = {}
         for step in steps if self._equal else ():
             for record in step.records:
                 key = record.layer, record.slot
                 if record.stage == "weight" and key in self._equal:
-                    held.setdefault(key, {}).setdefault(step.rank, record)
+                    buffers.setdefault(key, {}).setdefault(step.rank, record)
         apart: dict[tuple[str, str], dict[int, float]] = {}
-        for key, records in held.items():
+        for key, records in buffers.items():
             (_, first), *others = records.items()
-            found = {rank: error(first, record) for rank, record in others if record.shape == first.shape}
-            # Of shards, or tables that grow, each process has its own.
-            whole = all(r.part is None or r.shape == r.part.shape for r in records.values())
-            if not whole or len(found) < len(others):
+            errors = {rank: error(first, record) for rank, record in others if record.shape == first.shape}
+            # Shards, and tables that grow, differ from process to process.
+            unsharded = all(r.part is None or r.shape == r.part.shape for r in records.values())
+            if not unsharded or len(errors) < len(others):
                 self._equal.discard(key)
-            elif any(found.values()):
-                apart[key] = {rank: far for rank, far in found.items() if far}
+            elif any(errors.values()):
+                apart[key] = {rank: far for rank, far in errors.items() if far}
         begun, self._begun = self._begun, True
         self._equal -= set(apart)
         if not begun or not apart:
             return None
-        self._equal.clear()  # said once; the others follow
-        ranks = sorted({rank for own in apart.values() for rank in own})
+        self._equal.clear()  # reported once; later differences follow from this one
+        ranks = sorted({rank for errors_by_rank in apart.values() for rank in errors_by_rank})
         sites = tuple(f"{layer}/{slot}" for layer, slot in apart)
-        return OwnBuffers((steps[0].rank, *ranks), sites, max(max(own.values()) for own in apart.values()))
+        return OwnBuffers(
+            (steps[0].rank, *ranks), sites, max(max(errors_by_rank.values()) for errors_by_rank in apart.values())
+        )

@@ -1,7 +1,7 @@
-"""What dropout keeps, held against what it keeps in other processes: each of them should draw its own.
+"""Detect ranks that draw identical dropout masks; each rank should draw its own.
 
-Full tensors tell by their zeros. Of a sketch the share of zeros is exact: two processes that drop other elements have
-the same number of zeros by chance only, and never in all layers for some steps.
+Full tensors show the mask by their zeros. Of a sketch the share of zeros is exact: two processes that drop different
+elements have the same number of zeros by chance only, and never in all layers for several steps.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ _SPREAD = 5.0
 
 
 def certain(looked: int, ranks: int, places: int = 1) -> float:
-    """How many bits have to speak against chance in one of many steps, so that a whole run is reported in one of
-    `2 ** _BITS`, about. Chances of later steps add up to less than that of the first: 1/4 + 1/9 + ... < 1.
+    """Return the evidence, in bits, that one of many steps needs to be reported.
+
+    With this limit about one clean run in `2 ** _BITS` is reported. The chances of later steps add up to less than the
+    chance of the first: 1/4 + 1/9 + ... < 1.
 
     Args:
-        looked: how many steps were looked at before.
-        ranks: any two of so many may agree.
-        places: at any of so many.
+        looked: steps checked before.
+        ranks: number of processes, any two of which may agree.
+        places: number of places where they may agree.
     """
     return _BITS + math.log2(max(1, ranks * (ranks - 1) // 2) * max(1, places)) + 2 * math.log2(looked + 1)
 
@@ -46,9 +48,9 @@ class SameMasks(NamedTuple):
     """Processes that drop the same elements.
 
     Attributes:
-        ranks: of them.
+        ranks: the processes.
         places: layers, or functions that layers call.
-        since: the first step that shows it.
+        since: the first step that shows the equal masks.
     """
 
     ranks: tuple[int, ...]
@@ -58,14 +60,14 @@ class SameMasks(NamedTuple):
 
 @dataclass(frozen=True)
 class _Dropout:
-    """A call of dropout.
+    """Call of dropout.
 
     Attributes:
         place: its layer, or the function that a layer calls.
-        rate: of what it drops, if that is known.
-        out: what it gave.
-        given: what went in, where that is known; else it is looked for among the outputs before it.
-        site: of its record; empty for a function.
+        rate: share of dropped elements, if known.
+        out: output of the call.
+        given: input of the call, if known; otherwise it is searched among the outputs before the call.
+        site: site of its record; empty for a function.
     """
 
     place: str
@@ -76,26 +78,27 @@ class _Dropout:
 
 
 class MaskCheck:
-    """Looks at the steps of a run in their order."""
+    """Check of a run's dropout masks, fed with the steps in order."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self._rates = {layer.path: layer.settings.get("p") for layer in layers if "Dropout" in layer.type}
-        # Whole channels, or other values than zero: the share of zeros says nothing.
+        # Other layers drop channels, or fill in values other than zero: their share of zeros is no evidence.
         self._elementwise = {
             layer.path for layer in layers if layer.type == "Dropout" and layer.settings.get("axis") is None
         }
         self._looked = 0
-        #: Of two processes whose sketches have agreed in the latest steps: how much that says, in bits, since which
-        #: step, and where.
+        #: For two processes whose sketches agreed in the latest steps: evidence in bits, first step, places.
         self._agree: dict[tuple[int, int], tuple[float, int, tuple[str, ...]]] = {}
 
     def look(self, steps: Sequence[Step]) -> list[SameMasks]:
-        """What one step shows, of all its processes."""
-        calls = {step.rank: {(one.place, k): one for k, one in _numbered(self._calls(step))} for step in steps}
-        shared = [key for key in next(iter(calls.values()), {}) if sum(key in own for own in calls.values()) > 1]
-        found = self._by_zeros(steps, calls, shared) + self._by_shares(steps[0].number, calls, shared)
+        """Return the groups of processes with identical masks in one step."""
+        calls = {step.rank: {(call.place, k): call for k, call in _numbered(self._calls(step))} for step in steps}
+        shared = [
+            key for key in next(iter(calls.values()), {}) if sum(key in rank_calls for rank_calls in calls.values()) > 1
+        ]
+        findings = self._by_zeros(steps, calls, shared) + self._by_shares(steps[0].number, calls, shared)
         self._looked += 1
-        return found
+        return findings
 
     def _calls(self, step: Step) -> Iterator[_Dropout]:
         for record in step.records:
@@ -104,10 +107,10 @@ class MaskCheck:
         for call in step.trace.calls if step.trace.functions else ():
             if call.function != "dropout" or call.layer in self._rates or not (call.inputs and call.outputs):
                 continue
-            given, out = (step.trace.tensors[side[0].tensor].source for side in (call.inputs, call.outputs))
-            if given is not None and out is not None and not given.sketched:
+            source, out = (step.trace.tensors[side[0].tensor].source for side in (call.inputs, call.outputs))
+            if source is not None and out is not None and not source.sketched:
                 rate = call.arguments.get("p", call.arguments.get("1"))
-                yield _Dropout(f"{call.layer}/dropout()", rate, out, given)
+                yield _Dropout(f"{call.layer}/dropout()", rate, out, source)
 
     def _by_zeros(
         self,
@@ -115,23 +118,28 @@ class MaskCheck:
         calls: Mapping[int, Mapping[tuple[str, int], _Dropout]],
         shared: Sequence[tuple[str, int]],
     ) -> list[SameMasks]:
-        """Processes that drop the same elements, as full tensors show it: all calls of the first step, and later the
-        first ones that tell enough, as processes of one seed agree in all.
+        """Return processes that drop the same elements, as full tensors show.
+
+        All calls of the first step are read; in later steps, only the first calls with enough evidence, because
+        processes with
+        the same seed agree in all calls.
         """
         agree: dict[tuple[int, int], dict[tuple[str, int], float]] = defaultdict(dict)
         apart: set[tuple[int, int]] = set()
         enough = certain(self._looked, len(steps), len(shared))
         by_rank = {step.rank: step for step in steps}
         for key in shared:
-            seen = _Seen(by_rank, calls, key)
-            first = {rank: _first_zeros(own[key]) for rank, own in calls.items() if key in own}
+            values = _Seen(by_rank, calls, key)
+            first = {rank: _first_zeros(rank_calls[key]) for rank, rank_calls in calls.items() if key in rank_calls}
             telling = {rank: zeros for rank, zeros in first.items() if zeros is not None and 0 < zeros.mean() < 1}
             for pair, hinted in _hinted(telling):
-                found = _bits_of(*map(seen.of, pair)) if hinted and not (self._looked and pair in apart) else _APART
-                if found == _APART or (found == _EQUAL and self._looked):
+                evidence = (
+                    _bits_of(*map(values.of, pair)) if hinted and not (self._looked and pair in apart) else _APART
+                )
+                if evidence == _APART or (evidence == _EQUAL and self._looked):
                     apart.add(pair)
-                elif found > 0:
-                    agree[pair][key] = found
+                elif evidence > 0:
+                    agree[pair][key] = evidence
             open_ = (pair not in apart and sum(agree[pair].values()) < enough for pair in combinations(telling, 2))
             if self._looked and len(telling) == len(steps) and not any(open_):
                 break
@@ -140,9 +148,9 @@ class MaskCheck:
             # One seed is one chance, however many places agree; of some that agree, each is one.
             together = pair not in apart and sum(found_at.values()) >= certain(self._looked, len(steps))
             alike[pair] = [place for (place, _), agreement in found_at.items() if together or agreement >= enough]
-            if self._looked and alike[pair]:  # and the places that were not looked at yet
-                left = [key for key in shared if key not in found_at and all(key in calls[rank] for rank in pair)]
-                more = [key[0] for key in left if _bits_of(*map(_Seen(by_rank, calls, key).of, pair)) > 0]
+            if self._looked and alike[pair]:  # add the places that were not checked yet
+                unchecked = [key for key in shared if key not in found_at and all(key in calls[rank] for rank in pair)]
+                more = [key[0] for key in unchecked if _bits_of(*map(_Seen(by_rank, calls, key).of, pair)) > 0]
                 alike[pair] = [key[0] for key in shared if key[0] in {*alike[pair], *more}]
         return [SameMasks(ranks, places, steps[0].number) for ranks, places in _together(alike)]
 
@@ -152,61 +160,64 @@ class MaskCheck:
         calls: Mapping[int, Mapping[tuple[str, int], _Dropout]],
         shared: Sequence[tuple[str, int]],
     ) -> list[SameMasks]:
-        """Processes that drop as many elements in all layers, step after step, as sketches show it."""
-        kept: dict[tuple[str, int], dict[int, Sketch]] = {}
+        """Return processes that drop equally many elements in all layers, step after step, as sketches show."""
+        sketches_by_place: dict[tuple[str, int], dict[int, Sketch]] = {}
         for key in shared:
-            own = {rank: _elementwise(one[key]) for rank, one in calls.items() if key in one}
-            sketches = {rank: sketch for rank, sketch in own.items() if sketch is not None}
+            by_rank = {rank: _elementwise(entry[key]) for rank, entry in calls.items() if key in entry}
+            sketches = {rank: sketch for rank, sketch in by_rank.items() if sketch is not None}
             if key[0] in self._elementwise and len(sketches) == len(calls):
-                kept[key] = sketches
-        if not kept:
+                sketches_by_place[key] = sketches
+        if not sketches_by_place:
             return []
         groups: dict[tuple[float, ...], list[int]] = defaultdict(list)
         for rank in calls:
-            groups[tuple(own[rank].zeros for own in kept.values())].append(rank)
+            groups[tuple(by_rank[rank].zeros for by_rank in sketches_by_place.values())].append(rank)
         agree = {}
-        places = tuple(dict.fromkeys(place for place, _ in kept))
+        places = tuple(dict.fromkeys(place for place, _ in sketches_by_place))
         for ranks in groups.values():
-            bits = sum(_chance(own[ranks[0]]) for own in kept.values()) if len(ranks) > 1 else 0.0
+            bits = sum(_chance(by_rank[ranks[0]]) for by_rank in sketches_by_place.values()) if len(ranks) > 1 else 0.0
             for pair in combinations(ranks, 2):
                 # What is equal is what partners in split layers hold alike.
-                one, other = pair
-                if any(not np.array_equal(own[one].projection, own[other].projection) for own in kept.values()):
+                entry, partner = pair
+                if any(
+                    not np.array_equal(by_rank[entry].projection, by_rank[partner].projection)
+                    for by_rank in sketches_by_place.values()
+                ):
                     before, since, _ = self._agree.get(pair, (0.0, number, ()))
                     agree[pair] = before + bits, since, places
         self._agree = agree
-        sure = {pair: one for pair, one in agree.items() if one[0] >= certain(self._looked, len(calls))}
-        found = []
-        for since in sorted({one[1] for one in sure.values()}):
-            own_places = {pair: list(one[2]) for pair, one in sure.items() if one[1] == since}
-            found += [SameMasks(ranks, names, since) for ranks, names in _together(own_places)]
-        return found
+        sure = {pair: entry for pair, entry in agree.items() if entry[0] >= certain(self._looked, len(calls))}
+        findings = []
+        for since in sorted({entry[1] for entry in sure.values()}):
+            own_places = {pair: list(entry[2]) for pair, entry in sure.items() if entry[1] == since}
+            findings += [SameMasks(ranks, names, since) for ranks, names in _together(own_places)]
+        return findings
 
 
 def _numbered(calls: Iterator[_Dropout]) -> Iterator[tuple[int, _Dropout]]:
     counts: dict[str, int] = defaultdict(int)
-    for one in calls:
-        yield counts[one.place], one
-        counts[one.place] += 1
+    for call in calls:
+        yield counts[call.place], call
+        counts[call.place] += 1
 
 
 def _together(alike: Mapping[tuple[int, int], Sequence[str]]) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
-    """Pairs of processes that agree at the same places, as groups."""
+    """Group pairs of processes that agree at the same places."""
     by_places: dict[tuple[str, ...], list[tuple[int, int]]] = defaultdict(list)
     for pair, places in alike.items():
         if places:
             by_places[tuple(dict.fromkeys(places))].append(pair)
     for places, pairs in by_places.items():
-        left = sorted(pairs)
-        while left:
-            ranks = set(left[0])
-            ranks |= {rank for pair in left if ranks & {*pair} for rank in pair}
-            left = [pair for pair in left if not ranks & {*pair}]
+        pending = sorted(pairs)
+        while pending:
+            ranks = set(pending[0])
+            ranks |= {rank for pair in pending if ranks & {*pair} for rank in pair}
+            pending = [pair for pair in pending if not ranks & {*pair}]
             yield tuple(sorted(ranks)), places
 
 
 def _first_zeros(call: _Dropout) -> np.ndarray | None:
-    """Where the first elements of what a dropout gave are zero; `None` where there are no values."""
+    """Return a mask of the zeros among the first elements of a dropout's output; `None` without values."""
     value = values_of(call.out)
     if value is None or not value.size:
         return None
@@ -215,11 +226,11 @@ def _first_zeros(call: _Dropout) -> np.ndarray | None:
 
 
 def _hinted(zeros: Mapping[int, np.ndarray]) -> Iterator[tuple[tuple[int, int], bool]]:
-    """Pairs of processes, and whether their first zeros are at the same places more often than chance has it."""
+    """Yield pairs of processes, and True if their first zeros coincide more often than by chance."""
     sizes = {rank: value.size for rank, value in zeros.items()}
     for size in sorted(set(sizes.values())):
         ranks = [rank for rank in zeros if sizes[rank] == size]
-        if size < _FIRST:  # all there is: no less to be looked at
+        if size < _FIRST:  # the whole tensor is small: skip the preselection
             yield from ((pair, True) for pair in combinations(ranks, 2))
             continue
         matrix = np.array([zeros[rank] for rank in ranks], np.float32)
@@ -230,7 +241,7 @@ def _hinted(zeros: Mapping[int, np.ndarray]) -> Iterator[tuple[tuple[int, int], 
 
 
 class _Values(NamedTuple):
-    """What a process's call of dropout gave, what went in where that is known, and the rate."""
+    """Output, input (if known) and rate of one process's dropout call."""
 
     out: np.ndarray | None
     given: np.ndarray | None
@@ -238,7 +249,7 @@ class _Values(NamedTuple):
 
 
 class _Seen:
-    """The values of one call of dropout, of each process; read once."""
+    """Values of one dropout call in each process, read once."""
 
     def __init__(
         self, steps: Mapping[int, Step], calls: Mapping[int, Mapping[tuple[str, int], _Dropout]], key: tuple[str, int]
@@ -250,14 +261,15 @@ class _Seen:
         if rank not in self._known:
             call = self._calls[rank][self._key]
             out = wide_values_of(call.out)
-            given = None if out is None else _went_in(self._steps[rank], call, out)
-            self._known[rank] = _Values(out, given, call.rate)
+            input_values = None if out is None else _went_in(self._steps[rank], call, out)
+            self._known[rank] = _Values(out, input_values, call.rate)
         return self._known[rank]
 
 
 def _bits_of(one: _Values, other: _Values) -> float:
-    """How much speaks against chance where two processes drop the same elements, of other values; `_APART` where they
-    drop others, `_EQUAL` where their values are no others, 0 where that is not known.
+    """Return the evidence, in bits, that two processes drop the same elements of different values.
+
+    Returns `_APART` if the masks differ, `_EQUAL` if the outputs themselves are equal, 0 if unknown.
     """
     a, b = one.out, other.out
     if a is None or b is None or a.shape != b.shape or not a.size:
@@ -265,10 +277,10 @@ def _bits_of(one: _Values, other: _Values) -> float:
     if np.array_equal(a, b):
         return _EQUAL
     if one.given is not None and other.given is not None:
-        there = _may_show(one.given, a) & _may_show(other.given, b)
-        if not np.array_equal(a[there] == 0, b[there] == 0):
+        informative = _may_show(one.given, a) & _may_show(other.given, b)
+        if not np.array_equal(a[informative] == 0, b[informative] == 0):
             return _APART
-        return bits(int(there.sum()), 0.0, float(np.mean(a[there] == 0)) if there.any() else 0.0)
+        return bits(int(informative.sum()), 0.0, float(np.mean(a[informative] == 0)) if informative.any() else 0.0)
     # What went in was not recorded, and may hold zeros: they must be about as many as dropout makes.
     if not all(_is_rate(float(np.mean(x == 0)), one.rate, x.size) for x in (a, b)):
         return 0.0
@@ -277,14 +289,14 @@ def _bits_of(one: _Values, other: _Values) -> float:
 
 
 def _is_rate(share: float, rate: object, count: int) -> bool:
-    """Whether so large a share of zeros is what dropout makes at its rate."""
+    """Return True if a share of zeros is consistent with dropout at the rate."""
     if not isinstance(rate, int | float) or not 0 < rate < 1:
         return False
     return abs(share - rate) <= _SPREAD * math.sqrt(rate * (1 - rate) / count)
 
 
 def _elementwise(call: _Dropout) -> Sketch | None:
-    """The sketch of what a dropout gave, where its zeros are those that were dropped."""
+    """Return the sketch of a dropout's output, if its zeros are the dropped elements."""
     sketch = call.out.sketch
     if sketch is None or not sketch.looked_at or sketch.nonfinite:
         return None
@@ -292,17 +304,19 @@ def _elementwise(call: _Dropout) -> Sketch | None:
 
 
 def _chance(sketch: Sketch) -> float:
-    """How unlikely it is, in bits, that two masks have as many zeros: two draws of a binomial, by their densities."""
+    """Return the improbability, in bits, of two masks with equally many zeros: two binomial draws, by their
+    densities.
+    """
     spread = math.pi * sketch.looked_at * sketch.zeros * (1 - sketch.zeros)
     return max(0.0, math.log2(2 * math.sqrt(spread))) if spread > 0 else 0.0
 
 
 def bits(count: int, apart: float, share: float) -> float:
-    """How unlikely it is, in bits, that so few of two masks' elements are apart by chance (Chernoff's bound).
+    """Return the improbability, in bits, that two independent masks differ in so few elements (Chernoff's bound).
 
     Args:
-        apart: the share of elements in which they are.
-        share: of elements that are dropped.
+        apart: share of the elements in which the masks differ.
+        share: share of dropped elements.
     """
     expected = 2 * share * (1 - share)
     if apart >= expected:
@@ -312,19 +326,21 @@ def bits(count: int, apart: float, share: float) -> float:
 
 
 def _may_show(given: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Where a zero that comes out was dropped: where none went in, also through a ReLU in between."""
+    """Return a mask of the elements where a zero output means a drop: the input is not zero, also behind a ReLU."""
     rectified = bool((given[out != 0] > 0).all())
     shown: np.ndarray = given > 0 if rectified else given != 0
     return shown
 
 
 def _went_in(step: Step, call: _Dropout, out: np.ndarray) -> np.ndarray | None:
-    """What a dropout was given: the last output before it of which its own is a multiple where it kept it."""
+    """Return the input of a dropout: the last earlier output of which its output is a multiple at all nonzero
+    elements.
+    """
     if call.given is not None:
-        given = wide_values_of(call.given)
-        return given if given is not None and given.shape == out.shape else None
-    there = out != 0
-    if not there.any():
+        input_values = wide_values_of(call.given)
+        return input_values if input_values is not None and input_values.shape == out.shape else None
+    nonzero = out != 0
+    if not nonzero.any():
         return None
     before: list[Record] = []
     for record in step.records:
@@ -334,8 +350,8 @@ def _went_in(step: Step, call: _Dropout, out: np.ndarray) -> np.ndarray | None:
             before.append(record)
     for record in reversed(before):
         value = wide_values_of(record.source)
-        if value is not None and (value[there] != 0).all():
-            ratio = out[there] / value[there]
+        if value is not None and (value[nonzero] != 0).all():
+            ratio = out[nonzero] / value[nonzero]
             if np.allclose(ratio, ratio[0], rtol=1e-4, atol=0):
                 return value
     return None

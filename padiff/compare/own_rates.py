@@ -1,4 +1,4 @@
-"""Learning rates of processes that train the same parameters: they have to be equal."""
+"""Detect processes that train the same parameters with different learning rates."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from padiff.records import LOOP, Record, Step
 
-# Of two processes' parameters, so large a share is held by both where they train the same ones, or shards of them.
+# Smallest share of common parameters at which two processes count as training the same model, or shards of it.
 _MOST = 0.5
 
 
 def own_rates(
     steps: Sequence[Step], weights: Mapping[tuple[str, str], Mapping[int, Record]]
 ) -> Iterator[tuple[int, list[int], str]]:
-    """Processes whose rates are not those of most that train the same: one of most, these, and the rates in words.
+    """Yield a rank of the majority, the ranks whose learning rates differ from the majority's, and the rates in words.
 
     Args:
-        weights: by layer and slot, what each process has of a parameter.
+        weights: by layer and slot, each process's record of a parameter.
     """
-    held: dict[int, set[tuple[str, str]]] = defaultdict(set)
+    parameters: dict[int, set[tuple[str, str]]] = defaultdict(set)
     for key, records in weights.items():
         for rank in records:
-            held[rank].add(key)
+            parameters[rank].add(key)
     rates = {step.rank: tuple(_rates(step).items()) for step in steps}
     partners: list[list[Step]] = []
     for step in steps:
-        own = held[step.rank]
+        keys = parameters[step.rank]
         for group in partners:
-            partner = held[group[0].rank]
-            if own and len(own & partner) >= _MOST * max(len(own), len(partner)):
+            partner = parameters[group[0].rank]
+            if keys and len(keys & partner) >= _MOST * max(len(keys), len(partner)):
                 group.append(step)
                 break
         else:
@@ -49,7 +49,7 @@ def own_rates(
 
 
 def rates_text(one: Step, other: Step) -> str:
-    """The first rate that another process has otherwise, in words; empty where there is none."""
+    """Return the first learning rate that differs between two processes, in words; empty if all are equal."""
     first, second = _rates(one), _rates(other)
     for site, rate in first.items():
         if second.get(site, rate) != rate:

@@ -1,6 +1,6 @@
-"""What processes that share out a batch must not have in common: samples (masks of dropout: `own_masks`).
+"""Detect processes that read the same samples of a batch that should be shared out (dropout masks: `own_masks`).
 
-And what they should have in common though each of them sees its own samples: the statistics of a batch norm.
+Also detect batch norms that use each process's own statistics, although each process has different samples.
 """
 
 from __future__ import annotations
@@ -14,48 +14,48 @@ from padiff.compare.own_masks import bits, certain
 from padiff.compare.rank_figures import error, values_of, wide_values_of
 from padiff.records import ROOT, Layer, Record, Step
 
-# A number with a fraction, as little as bfloat16 keeps of it.
+# Bits of information in one fractional number: the precision of bfloat16.
 _FRACTION = 8.0
-# Elements of an input that have to agree before all of them are looked at.
+# Number of elements compared before all elements of an input are compared.
 _FIRST = 4096
 # What a batch norm gives has the mean that its bias says, but for rounding of float32; of other samples' statistics it
 # is off by the square root of one in so many elements: above it up to 10 ** 8 of them.
 _MEAN = 1e-4
-#: What a batch norm keeps of the samples that it saw, as either framework calls it.
+#: Names of a batch norm's running statistics in either framework.
 STATISTICS = ("running_mean", "running_var", "_mean", "_variance")
 
 
 def samples_of(step: Step) -> dict[str, Record]:
-    """By site, what goes into the model."""
+    """Return the inputs of the model, by site."""
     return {record.site: record for record in step.records if record.layer == ROOT and record.stage == "input"}
 
 
 def same_samples(steps: Sequence[Step], looked: int) -> list[list[int]]:
-    """Processes that were given the same batch, as far as it tells: not only what is always the same.
+    """Return groups of processes that received the same batch, if the batch has enough information to exclude chance.
 
     Args:
         steps: one step, of all processes.
-        looked: how many steps were looked at before.
+        looked: number of steps checked before.
     """
     alike: dict[Hashable, list[Step]] = defaultdict(list)
     for step in steps:
-        own = samples_of(step)
-        if own:
-            alike[tuple((site, _begins(record)) for site, record in own.items())].append(step)
-    found: list[list[int]] = []
+        members = samples_of(step)
+        if members:
+            alike[tuple((site, _begins(record)) for site, record in members.items())].append(step)
+    groups: list[list[int]] = []
     for group in (group for group in alike.values() if len(group) > 1):
         evidence = sum(_evidence(record) for record in samples_of(group[0]).values())
         if evidence < certain(looked, len(steps)):
             continue
         together: list[list[Step]] = []
         for step in group:
-            same = next((own for own in together if _same(samples_of(own[0]), samples_of(step))), None)
+            same = next((members for members in together if _same(samples_of(members[0]), samples_of(step))), None)
             if same is None:
                 together.append([step])
             else:
                 same.append(step)
-        found += [[step.rank for step in own] for own in together if len(own) > 1]
-    return sorted(found)
+        groups += [[step.rank for step in members] for members in together if len(members) > 1]
+    return sorted(groups)
 
 
 def _same(one: Mapping[str, Record], other: Mapping[str, Record]) -> bool:
@@ -63,16 +63,16 @@ def _same(one: Mapping[str, Record], other: Mapping[str, Record]) -> bool:
 
 
 def _begins(record: Record) -> Hashable:
-    """What two records have in common that are equal, and few that are not; made of few elements."""
+    """Return a key of few elements that equal records share and different records rarely do."""
     sketch = record.sketch
-    if sketch is not None:  # what was added up on another machine may differ in its last digits; these don't
+    if sketch is not None:  # sums from another machine may differ in the last digits; these fields don't
         return sketch.size, sketch.minimum, sketch.maximum, sketch.zeros
     value = values_of(record.source)
     return None if value is None else (value.shape, value.reshape(-1)[:_FIRST].tobytes())
 
 
 def _evidence(record: Record) -> float:
-    """How much the values of a tensor tell, in bits, if it was drawn: what is constant tells nothing."""
+    """Return the information in a tensor's values, in bits, if they were drawn at random; 0 for constants."""
     sketch = record.sketch
     if sketch is not None and not sketch.minimum < sketch.maximum:
         return 0.0
@@ -91,17 +91,19 @@ def _evidence(record: Record) -> float:
 
 
 def is_batch_norm(layer: Layer) -> bool:
-    """Whether a layer normalises by a batch's statistics, each process by its own."""
+    """Return True if a layer normalises by the statistics of each process's own batch."""
     return "BatchNorm" in layer.type and "Sync" not in layer.type
 
 
 def own_statistics(layers: Sequence[Layer], one: Step, other: Step) -> Iterator[str]:
-    """Batch norms whose outputs have, in each of two processes, the statistics of that process's own samples."""
+    """Yield batch norms whose outputs have, in both processes, the statistics of that process's own samples."""
     norms = [layer.path for layer in layers if is_batch_norm(layer)]
     if norms:
-        kept = [_by_site(step) for step in (one, other)]
+        records = [_by_site(step) for step in (one, other)]
         for path in norms:
-            if all(_normalised(path, own) for own in kept) and _differ(f"{path}/forward/output.0", *kept):
+            if all(_normalised(path, side_records) for side_records in records) and _differ(
+                f"{path}/forward/output.0", *records
+            ):
                 yield path
 
 
@@ -118,7 +120,7 @@ def _differ(site: str, one: Mapping[str, Record], other: Mapping[str, Record]) -
 
 
 def _normalised(path: str, kept: Mapping[str, Record]) -> bool:
-    """Whether what a batch norm gave has its bias as the mean of each channel."""
+    """Return True if the mean of each channel of a batch norm's output equals its bias."""
     out = _value(kept.get(f"{path}/forward/output.0"))
     if out is None or out.ndim < 2 or out.size <= 2 * out.shape[1]:
         return False

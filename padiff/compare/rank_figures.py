@@ -1,4 +1,4 @@
-"""How far apart what two processes recorded is."""
+"""Distances between the records of two processes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from padiff.errors import PadiffError
 from padiff.records import Record, TensorSource
 
-# Of sketches, the numbers that were added up on two machines may differ in their last digits.
+# Sums in sketches from two machines may differ in their last digits.
 _SKETCHES_DIFFER = 1e-6
 # Gradients that are one multiple of another rank's: float32 rounds their ratio by some units in the last place.
 _ONE_FACTOR = 1e-5
 
 
 def values_of(source: TensorSource) -> np.ndarray | None:
-    """The values; `None` where a sketch is all that was kept, or they can't be read."""
+    """Return the values; `None` if only a sketch exists, or the values can't be read."""
     if source.sketched:
         return None
     try:
@@ -26,7 +26,7 @@ def values_of(source: TensorSource) -> np.ndarray | None:
 
 
 def wide_values_of(source: TensorSource) -> np.ndarray | None:
-    """The values in float64; `None` where there are none, or they are no numbers."""
+    """Return the values in float64; `None` if no values exist, or they are not numbers."""
     value = values_of(source)
     try:
         return None if value is None else value.astype(np.float64)
@@ -35,13 +35,13 @@ def wide_values_of(source: TensorSource) -> np.ndarray | None:
 
 
 def error(a: Record, b: Record) -> float:
-    """The relative L2 difference; 0 where they are equal to the bit (of sketches: but for their last digits)."""
+    """Return the relative L2 difference; 0 if the values are equal to the bit (sketches: up to their last digits)."""
     if a.source.identity == b.source.identity:
-        return 0.0  # one file that stands for both
+        return 0.0  # both records share one file
     if a.sketch is not None and b.sketch is not None:
-        left, right = a.sketch.projection.astype(np.float64), b.sketch.projection.astype(np.float64)
-        found = _relative(left, right) if left.shape == right.shape else np.inf
-        return found if found > _SKETCHES_DIFFER else 0.0
+        first, second = a.sketch.projection.astype(np.float64), b.sketch.projection.astype(np.float64)
+        distance = _relative(first, second) if first.shape == second.shape else np.inf
+        return distance if distance > _SKETCHES_DIFFER else 0.0
     if a.sketch is not None or b.sketch is not None:
         return 0.0  # not comparable
     x, y = a.value, b.value
@@ -53,7 +53,7 @@ def error(a: Record, b: Record) -> float:
 
 
 def constant(record: Record) -> bool:
-    """Whether all elements are equal."""
+    """Return True if all elements are equal."""
     if record.sketch is not None:
         return record.sketch.minimum == record.sketch.maximum
     value = record.value
@@ -61,7 +61,7 @@ def constant(record: Record) -> bool:
 
 
 def one_factor(pairs: Iterable[tuple[Record, Record]]) -> float | None:
-    """What all second records are of the first ones; `None` where they are not one multiple of them."""
+    """Return the factor between the first and the second records; `None` unless all pairs share one factor."""
     factors = []
     for a, b in pairs:
         x, y = (
@@ -81,18 +81,18 @@ def one_factor(pairs: Iterable[tuple[Record, Record]]) -> float | None:
 
 
 def classes(records: Sequence[tuple[int, Record]]) -> list[list[tuple[int, Record]]]:
-    """Processes and what they recorded of one tensor, those that hold the same together.
+    """Group processes by equal records of one tensor.
 
-    The first class is what the others are held against: the largest, of equally large ones that of the lowest rank.
+    The first class is the reference: the largest; among equally large classes the one with the lowest rank.
     """
-    found: list[list[tuple[int, Record]]] = []
-    for one in records:
-        same = next((own for own in found if error(own[0][1], one[1]) == 0), None)
+    groups: list[list[tuple[int, Record]]] = []
+    for entry in records:
+        same = next((own for own in groups if error(own[0][1], entry[1]) == 0), None)
         if same is None:
-            found.append([one])
+            groups.append([entry])
         else:
-            same.append(one)
-    return sorted(found, key=lambda own: (-len(own), own[0][0]))
+            same.append(entry)
+    return sorted(groups, key=lambda own: (-len(own), own[0][0]))
 
 
 def _relative(x: np.ndarray, y: np.ndarray) -> float:

@@ -1,4 +1,4 @@
-"""What can be wrong between the processes of one training, in words."""
+"""Kinds of faults between the processes of one training, and their sentences."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _NAMED = 3
 
 
 class RankFault(enum.Enum):
-    """What is wrong between two processes of one training.
+    """Kind of finding between two processes of one training.
 
     Attributes:
-        fault: whether the training is wrong; else it is worth knowing.
+        fault: True if the training is wrong; otherwise the finding is informative.
     """
 
     OTHER_START = "other weights from the first recorded step on"
@@ -49,14 +49,14 @@ _FAULTS = frozenset(
 
 @dataclass(frozen=True)
 class RankFinding:
-    """A difference between processes that should not be, or an equality.
+    """Unexpected difference or equality between processes.
 
     Attributes:
-        kind: what it is.
-        step: the first step that shows it.
-        ranks: the process that others are held against, and those that depart from it.
-        sites: where, ``layer/slot``, in the order of the records; empty for batches.
-        error: the largest relative L2 difference; 0 for what is equal.
+        kind: kind of the finding.
+        step: the first step that shows the finding.
+        ranks: the reference process, then the processes that differ from it.
+        sites: sites of the tensors, ``layer/slot``, in the order of the records; empty for batches.
+        error: the largest relative L2 difference; 0 for an equality.
         sentence: the finding in words.
     """
 
@@ -80,15 +80,15 @@ def sentence(
     factor: float | None = None,
     also: str = "",
 ) -> str:
-    """A finding in words.
+    """Return a finding in words.
 
     Args:
-        number: of the step.
-        ranks: the one that others are held against, and these.
-        sites: where.
-        of: how many sites were compared.
-        factor: what gradients are of the others'.
-        also: what is known beside.
+        number: number of the step.
+        ranks: the reference process, then the processes that differ from it.
+        sites: sites of the tensors.
+        of: number of compared sites.
+        factor: ratio of the gradients to the reference process's gradients.
+        also: further evidence, inserted into the sentence.
     """
     first, others = ranks[0], ranks_text(ranks[1:])
     named = first_few(sites, _NAMED)
@@ -144,7 +144,7 @@ def sentence(
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Processes, as the beginning of a sentence."""
+    """Return the names of processes, as the beginning of a sentence."""
     if len(ranks) == 1:
         return f"Rank {ranks[0]}"
     return f"Ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

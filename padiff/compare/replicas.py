@@ -1,8 +1,8 @@
-"""What the processes of one training hold in common is checked against itself; that needs no other run.
+"""Check the replicas of one training against each other; no second run is needed.
 
-Processes that share out a batch keep the whole model each, or the same shard of it. Their weights, reduced gradients
-and updates are equal to the bit; what each of them reads is not. Where most hold the same, the one that departs from
-them is named, whichever its number; of two that differ it is the higher one.
+Processes that share out a batch hold the whole model each, or the same shard of it. Their weights, reduced gradients
+and updates are equal to the bit; their inputs are not. The process that differs from the majority is reported,
+whichever its number; if only two processes differ, the higher rank is reported.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ __all__ = ["RankFault", "RankFinding", "ReplicaCheck", "check_replicas"]
 
 _STAGES = ("weight", "grad", "update")
 _Key = tuple[str, str]
-#: Of one stage: by layer and slot, what each rank recorded.
+#: Records of one stage: by layer and slot, each rank's record.
 _Held = Mapping[_Key, dict[int, Record]]
 
 
 @dataclass
 class _Departs:
-    """How one rank departs from those that it is held against, in one stage.
+    """Differences of one rank from its reference ranks, in one stage.
 
     Attributes:
-        apart: by layer and slot, the rank that it is held against, that one's record and its own.
-        of: how many tensors it has in common with others.
-        updated_apart: of weights: whether the updates of the step differ, too.
+        apart: by layer and slot, the reference rank, its record, and this rank's record.
+        of: number of tensors that the rank shares with other ranks.
+        updated_apart: for weights: True if the updates of the step differ, too.
     """
 
     apart: dict[_Key, tuple[int, Record, Record]] = field(default_factory=dict)
@@ -49,14 +49,14 @@ class _Departs:
 
     @property
     def error(self) -> float:
-        return max(error(one, other) for _, one, other in self.apart.values())
+        return max(error(expected, actual) for _, expected, actual in self.apart.values())
 
 
 class ReplicaCheck:
-    """Looks at the steps of a run in their order, each as all ranks saw it.
+    """Check of a run's replicas, fed with the steps in order, each with all ranks.
 
     Attributes:
-        findings: so far; of each kind and rank the first.
+        findings: the findings so far; the first one for each kind and rank.
     """
 
     def __init__(self, info: RunInfo) -> None:
@@ -79,7 +79,7 @@ class ReplicaCheck:
         self._parameters -= self._statistics
         self._buffers = BufferCheck(info.layers, self._statistics)
         self._masks, self._norms = MaskCheck(info.layers), NormCheck(info)
-        #: How many steps were looked at, and the number of the latest.
+        #: Number of checked steps, and the number of the latest step.
         self._looked, self._latest = 0, -1
         self.findings: list[RankFinding] = []
         #: By layer and rank, which of the layer's weights were equal at the start: they differ where a model is spread
@@ -88,46 +88,46 @@ class ReplicaCheck:
         self._known: set[tuple[RankFault, int]] = set()
 
     def look(self, steps: Sequence[Step]) -> None:
-        """Look at one step; reads its weights, gradients, updates, inputs, and some of its outputs."""
+        """Check one step; reads its weights, gradients, updates, inputs, and some of its outputs."""
         if len(steps) < 2:
             return
         ordered = sorted(steps, key=lambda step: step.rank)
-        held = self._of(ordered)
+        records = self._of(ordered)
         number = ordered[0].number
         if self._start is None:
-            self._start = self._begin(held["weight"])
+            self._start = self._begin(records["weight"])
             self._begun(number)
-        self._same_samples(ordered, held["weight"])
+        self._same_samples(ordered, records["weight"])
         for ranks, places, since in self._masks.look(ordered):
             self._find(RankFault.SAME_MASKS, since, ranks, places, 0.0, 0)
-        departs = {stage: self._departing(held[stage]) for stage in _STAGES}
-        found: dict[tuple[RankFault, int, tuple[str, ...], float | None], list[tuple[int, _Departs]]] = defaultdict(
+        departs = {stage: self._departing(records[stage]) for stage in _STAGES}
+        faults: dict[tuple[RankFault, int, tuple[str, ...], float | None], list[tuple[int, _Departs]]] = defaultdict(
             list
         )
         for step in ordered:
-            own = {stage: departs[stage][step.rank] for stage in _STAGES}
-            kind, stage, factor = self._kind(own, number)
+            rank_departs = {stage: departs[stage][step.rank] for stage in _STAGES}
+            kind, stage, factor = self._kind(rank_departs, number)
             if kind is not None:
-                sites = tuple(f"{layer}/{slot}" for layer, slot in own[stage].apart)
-                found[kind, own[stage].reference, sites, factor].append((step.rank, own[stage]))
+                sites = tuple(f"{layer}/{slot}" for layer, slot in rank_departs[stage].apart)
+                faults[kind, rank_departs[stage].reference, sites, factor].append((step.rank, rank_departs[stage]))
         by_rank = {step.rank: step for step in ordered}
         also_of = {
             (key, departing[0][0]): _also(key[0], by_rank, (key[1], departing[0][0]))
-            for key, departing in found.items()
+            for key, departing in faults.items()
         }
-        known = any(also for ((kind, *_), _), also in also_of.items() if kind is RankFault.NOT_REDUCED)
-        for key, departing in found.items():
+        has_cause = any(also for ((kind, *_), _), also in also_of.items() if kind is RankFault.NOT_REDUCED)
+        for key, departing in faults.items():
             kind, reference, sites, factor = key
             ranks = (reference, *(rank for rank, _ in departing))
             also = also_of[key, departing[0][0]]
-            if kind is RankFault.WRITTEN and any(one[1].updated_apart for one in departing):
+            if kind is RankFault.WRITTEN and any(entry[1].updated_apart for entry in departing):
                 also = "did before this step"
-            if kind is RankFault.NOT_REDUCED and known and not also:
+            if kind is RankFault.NOT_REDUCED and has_cause and not also:
                 continue  # what was wrong with another rank's batch, reduced into this one's gradient
-            worst, of = max(one.error for _, one in departing), departing[0][1].of
+            worst, of = max(entry.error for _, entry in departing), departing[0][1].of
             self._find(kind, number, ranks, sites, worst, of, factor, also)
         self._own_norms(ordered)
-        for reference, others, text in own_rates(ordered, held["weight"]):
+        for reference, others, text in own_rates(ordered, records["weight"]):
             self._find(RankFault.OWN_RATE, number, (reference, *others), (), 0.0, 0, also=text)
         self._own_statistics(ordered)
         apart = self._buffers.look(ordered)
@@ -136,59 +136,65 @@ class ReplicaCheck:
         self._looked, self._latest = self._looked + 1, number
 
     def _of(self, steps: Sequence[Step]) -> dict[str, dict[_Key, dict[int, Record]]]:
-        found: dict[str, dict[_Key, dict[int, Record]]] = {stage: {} for stage in _STAGES}
+        records_by_stage: dict[str, dict[_Key, dict[int, Record]]] = {stage: {} for stage in _STAGES}
         for step in steps:
             for record in step.records:
                 key = record.layer, record.slot
-                if record.stage in found and key in self._parameters:
-                    found[record.stage].setdefault(key, {}).setdefault(step.rank, record)
-        return found
+                if record.stage in records_by_stage and key in self._parameters:
+                    records_by_stage[record.stage].setdefault(key, {}).setdefault(step.rank, record)
+        return records_by_stage
 
     def _begin(self, weights: _Held) -> dict[str, dict[int, Hashable]]:
-        """By layer, what each rank's weights are: equal for those that hold the same; and finds those that differ."""
-        found: dict[str, dict[int, list[Hashable]]] = defaultdict(lambda: defaultdict(list))
+        """Return, by layer, a key of each rank's weights, equal for equal weights; and remember the weights that
+        differ.
+        """
+        keys: dict[str, dict[int, list[Hashable]]] = defaultdict(lambda: defaultdict(list))
         departs: dict[int, _Departs] = defaultdict(_Departs)
         for key, records in weights.items():
             for group in _groups(records):
-                for number, same in enumerate(own := classes(group)):
+                for number, same in enumerate(groups := classes(group)):
                     for rank, record in same:
-                        found[key[0]][rank].append((key[1], number))
+                        keys[key[0]][rank].append((key[1], number))
                         departs[rank].of += len(group) > 1
                         if number:
-                            departs[rank].apart[key] = (own[0][0][0], own[0][0][1], record)
-        self._others = {rank: one for rank, one in departs.items() if one.apart}
-        return {layer: {rank: tuple(own) for rank, own in ranks.items()} for layer, ranks in found.items()}
+                            departs[rank].apart[key] = (groups[0][0][0], groups[0][0][1], record)
+        self._others = {rank: departure for rank, departure in departs.items() if departure.apart}
+        return {layer: {rank: tuple(groups) for rank, groups in ranks.items()} for layer, ranks in keys.items()}
 
     def _begun(self, number: int) -> None:
-        """Weights that differ in the first step."""
+        """Report weights that differ in the first step."""
         alike: dict[tuple[int, tuple[str, ...]], list[int]] = defaultdict(list)
-        for rank, one in self._others.items():
-            alike[one.reference, tuple(f"{layer}/{slot}" for layer, slot in one.apart)].append(rank)
+        for rank, departure in self._others.items():
+            alike[departure.reference, tuple(f"{layer}/{slot}" for layer, slot in departure.apart)].append(rank)
         for (reference, sites), ranks in alike.items():
             worst, of = max(self._others[rank].error for rank in ranks), self._others[ranks[0]].of
             self._find(RankFault.OTHER_START, number, (reference, *sorted(ranks)), sites, worst, of)
 
     def _same_samples(self, steps: Sequence[Step], weights: _Held) -> None:
         for same in same_samples(steps, self._looked):
-            # Partners in split layers see the same samples: one of them stands for all.
+            # Ranks that split a layer see the same samples: compare one rank of each such group.
             apart: list[int] = []
             for rank in same:
-                if all(self._shares_out(weights, one, rank) for one in apart):
+                if all(self._shares_out(weights, member, rank) for member in apart):
                     apart.append(rank)
             if len(apart) > 1:
                 self._find(RankFault.SAME_BATCH, steps[0].number, tuple(apart), (), 0.0, 0)
 
     def _own_norms(self, steps: Sequence[Step]) -> None:
-        found = self._norms.look(steps)
-        # Gradients that ranks hold alike tell it by themselves, and by how much.
+        evidence = self._norms.look(steps)
+        # For ranks that share gradients, the gradients' own finding already reports the fault, and its factor.
         named = {rank for kind, rank in self._known if kind.fault}
-        if found is not None and not named & {*found.ranks}:
-            text = own_norms_text(found, ranks_text(found.ranks))
-            self._find(RankFault.OWN_NORM, found.since, found.ranks, (), 0.0, 0, text=text)
+        if evidence is not None and not named & {*evidence.ranks}:
+            text = own_norms_text(evidence, ranks_text(evidence.ranks))
+            self._find(RankFault.OWN_NORM, evidence.since, evidence.ranks, (), 0.0, 0, text=text)
 
     def _shares_out(self, weights: _Held, one: int, other: int) -> bool:
-        """Whether two processes see samples of their own: they hold the same model, or gather it for each call."""
-        both = {key: (own[one], own[other]) for key, own in weights.items() if one in own and other in own}
+        """Return True if two processes read different samples: they hold the same model, or gather it for each call."""
+        both = {
+            key: (records[one], records[other])
+            for key, records in weights.items()
+            if one in records and other in records
+        }
         parts = [(a.part, b.part) for a, b in both.values() if a.part is not None and b.part is not None]
         if any(a.share != b.share for a, b in parts if a.share >= 0 <= b.share):
             return True
@@ -198,8 +204,8 @@ class ReplicaCheck:
         return alike >= self._trainable and same
 
     def _departing(self, held: _Held) -> dict[int, _Departs]:
-        """How each rank departs from those that hold the same place of the same parameter."""
-        found: dict[int, _Departs] = defaultdict(_Departs)
+        """Return the differences of each rank from the ranks that hold the same part of the same parameter."""
+        departures: dict[int, _Departs] = defaultdict(_Departs)
         assert self._start is not None
         for key, records in held.items():
             start = self._start.get(key[0], {})
@@ -207,41 +213,41 @@ class ReplicaCheck:
                 began: dict[Hashable, list[tuple[int, Record]]] = defaultdict(list)
                 for rank, record in group:
                     began[start.get(rank)].append((rank, record))
-                for same in (own for own in began.values() if len(own) > 1):
+                for same in (members for members in began.values() if len(members) > 1):
                     first, *others = classes(same)
                     for rank, _ in same:
-                        found[rank].of += 1
-                    for rank, record in (one for other in others for one in other):
-                        found[rank].apart[key] = (first[0][0], first[0][1], record)
-        return found
+                        departures[rank].of += 1
+                    for rank, record in (entry for variant in others for entry in variant):
+                        departures[rank].apart[key] = (first[0][0], first[0][1], record)
+        return departures
 
     def _kind(self, own: Mapping[str, _Departs], number: int) -> tuple[RankFault | None, str, float | None]:
-        """What is wrong with a rank in a step, the stage that shows it, and the factor of gradients."""
+        """Return the fault of a rank in a step, the stage that shows the fault, and the factor of the gradients."""
         if own["grad"].apart:
             factor = one_factor((a, b) for _, a, b in own["grad"].apart.values())
             return (RankFault.NOT_REDUCED if factor is None else RankFault.OWN_FACTOR), "grad", factor
         own["weight"].updated_apart = bool(own["update"].apart)
-        # The step before was recorded, and equal: what differs before the update does not come from it.
+        # The step before was recorded, and equal: a difference before this update does not come from that step.
         written = own["weight"].apart and self._latest == number - 1
         if own["update"].apart and own["grad"].of and not written:
             return RankFault.OWN_UPDATE, "update", None
         return (RankFault.WRITTEN if own["weight"].apart else None), "weight", None
 
     def _own_statistics(self, steps: Sequence[Step]) -> None:
-        """Batch norms: their statistics differ, or their outputs show that each process counts its own samples."""
+        """Report batch norms whose statistics differ, or whose outputs show that each process uses its own samples."""
         if not self._statistics or any(kind is RankFault.OWN_STATISTICS for kind, _ in self._known):
             return
         first, *others = steps
-        kept = {(r.layer, r.slot): r for r in first.records if (r.layer, r.slot) in self._statistics}
+        statistics = {(r.layer, r.slot): r for r in first.records if (r.layer, r.slot) in self._statistics}
         layers: dict[str, float] = {}
         ranks = [first.rank]
         for step in others:
-            own = {
-                record.layer: error(kept[record.layer, record.slot], record)
+            errors = {
+                record.layer: error(statistics[record.layer, record.slot], record)
                 for record in step.records
-                if record.stage == "weight" and (record.layer, record.slot) in kept
+                if record.stage == "weight" and (record.layer, record.slot) in statistics
             }
-            apart = {layer: size for layer, size in own.items() if size > 0}
+            apart = {layer: size for layer, size in errors.items() if size > 0}
             apart |= {layer: 0.0 for layer in own_statistics(self._layers, first, step) if layer not in apart}
             ranks += [step.rank] if apart else []
             layers |= apart
@@ -261,9 +267,9 @@ class ReplicaCheck:
         also: str = "",
         text: str = "",
     ) -> None:
-        # What follows from an earlier finding is no news: weights drift apart once a gradient was not reduced.
-        faulty = {rank for known, rank in self._known if known.fault}
-        # A norm of its own is found for each rank by itself.
+        # Consequences of an earlier finding are left out: weights drift apart once a gradient was not reduced.
+        faulty = {rank for earlier, rank in self._known if earlier.fault}
+        # Clipping by shard norms is reported for every rank; it has no reference rank.
         others = ranks if kind is RankFault.OWN_NORM else ranks[1:]
         news = [rank for rank in others if rank not in faulty and (kind, rank) not in self._known]
         if not news:
@@ -278,8 +284,11 @@ def check_replicas(info: RunInfo, steps: Iterable[Sequence[Step]]) -> list[RankF
     """Check the processes of a run against each other.
 
     Args:
-        info: of the run.
-        steps: in their order, each as all ranks saw it.
+        info: description of the run.
+        steps: the steps in order, each with all ranks.
+
+    Returns:
+        The findings, the first one for each kind and rank.
 
     Raises:
         PadiffError: a tensor can't be read.
@@ -291,21 +300,22 @@ def check_replicas(info: RunInfo, steps: Iterable[Sequence[Step]]) -> list[RankF
 
 
 def _groups(records: Mapping[int, Record]) -> list[list[tuple[int, Record]]]:
-    """Ranks and what they recorded of a parameter, those that hold the same part of it together: all else differs, as
-    it has to. Terms of a sum are in none.
+    """Group ranks by equal parts of a parameter, with their records.
+
+    Different parts are never compared. Terms of a sum are in no group.
     """
     if all(record.part is None for record in records.values()):
         return [list(records.items())]
-    found: dict[object, list[tuple[int, Record]]] = defaultdict(list)
+    by_place: dict[object, list[tuple[int, Record]]] = defaultdict(list)
     for rank, record in records.items():
         place = _place(record)
         if place is not None:
-            found[place].append((rank, record))
-    return list(found.values())
+            by_place[place].append((rank, record))
+    return list(by_place.values())
 
 
 def _place(record: Record) -> object:
-    """Which elements a record has, equal for replicas; `None` for a term of a sum."""
+    """Return the extent of a record's elements, equal for replicas; `None` for a term of a sum."""
     part = record.part
     if part is None:
         return (0,) * len(record.shape), record.shape, record.shape
@@ -313,15 +323,18 @@ def _place(record: Record) -> object:
 
 
 def _also(kind: RankFault, steps: Mapping[int, Step], ranks: tuple[int, ...]) -> str:
-    """What else is known of ranks that depart: their learning rates, or that they should have seen the same samples."""
-    one, other = steps[ranks[0]], steps[ranks[1]]
+    """Return further evidence about ranks that differ: learning rates, or inputs that should be equal; empty if
+    none.
+    """
+    expected, actual = steps[ranks[0]], steps[ranks[1]]
     if kind is RankFault.OWN_UPDATE:
-        return rates_text(one, other)
+        return rates_text(expected, actual)
     shares = [
-        {r.part.share for r in step.records if r.part is not None and r.stage == "weight"} for step in (one, other)
+        {r.part.share for r in step.records if r.part is not None and r.stage == "weight"}
+        for step in (expected, actual)
     ]
     if kind is RankFault.NOT_REDUCED and shares[0] and shares[0] == shares[1]:
-        samples = samples_of(one), samples_of(other)
+        samples = samples_of(expected), samples_of(actual)
         if all(samples) and any(error(a, samples[1][site]) > 0 for site, a in samples[0].items() if site in samples[1]):
             return "; their batches differ, too, which have to be equal where layers are split"
     return ""

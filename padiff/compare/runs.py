@@ -1,4 +1,4 @@
-"""Comparing two runs: all of their common steps."""
+"""Comparison of all common steps of two runs."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def compare_runs(
 
     Args:
         reference: the run to trust: a run folder, one step of it, a dump folder, or a run in memory.
-        candidate: the run in question, likewise.
-        layer_map: layers that answer to each other: a mapping or pairs of paths (reference, candidate), or the
+        candidate: the run in question, in the same forms.
+        layer_map: layers to pair: a mapping or pairs of paths (reference, candidate), or the
             YAML file that ``padiff map`` wrote. Given pairs win, the rest is found around them.
-        policy: when a diff passes. Default: `NoisePolicy`; `Tolerance` is a fixed one.
+        policy: the rule that passes or fails a diff. Default: `NoisePolicy`; `Tolerance` has fixed limits.
         stages: only these stages are reported; a policy may look at the others for what it allows these.
         progress: called with ``(steps done, steps in all)``; while a large step is measured, with parts of a step too.
         each: called with the report of each common step.
@@ -55,7 +55,7 @@ def compare_runs(
             there is work for: a comparison of a second or two starts none.
         steps: only these of the common steps are compared.
         layers: path patterns (``encoder.*``); only what layers of either run that match one recorded is reported.
-        alone: whether each step is judged by itself, at the tolerance of a first step. Default: where the candidate is
+        alone: True to judge each step by itself, at the tolerance of a first step. Default: True if the candidate is
             a replay of the reference (`padiff.replay`).
         executor: whose workers read and measure steps, ahead of the one that is judged here: any
             `concurrent.futures.Executor`, a ``dask.distributed.Client``, a ``ray.util.multiprocessing.Pool``. Both runs
@@ -74,8 +74,8 @@ def compare_runs(
     """
     check_workers(workers)
     pool = None if executor is None else executor_of(executor)
-    given = Both(reference, candidate)
-    runs = given.map(lambda run: open_run(run) if isinstance(run, (str, Path, RemotePath)) else run)
+    sources = Both(reference, candidate)
+    runs = sources.map(lambda run: open_run(run) if isinstance(run, (str, Path, RemotePath)) else run)
     for side, run in zip(SIDES, runs):
         if not hasattr(run, "numbers"):
             raise UsageError(
@@ -84,12 +84,12 @@ def compare_runs(
             )
     numbers = runs.map(lambda run: run.numbers())
     common = _common(runs, numbers, steps)
-    # A run in memory is nothing that other processes could read.
-    paths = [str(run) for run in given if isinstance(run, (str, Path, RemotePath))]
+    # Other processes can't read a run in memory.
+    paths = [str(run) for run in sources if isinstance(run, (str, Path, RemotePath))]
     in_folders = len(paths) == 2
     identities = None
     if pool is not None:
-        paths, identities = shown_to_workers(list(given)), [run.info.identity for run in runs]
+        paths, identities = shown_to_workers(list(sources)), [run.info.identity for run in runs]
     findings, first = None, None
     done = 0
 
@@ -98,7 +98,7 @@ def compare_runs(
             progress(done + share if share else done, len(common))
 
     if pool is None and any(is_remote(path) for path in paths):
-        # What a store gives is read here, ahead of what is measured, and once: each process would fetch it, too.
+        # A store is read in this process, ahead of measuring, and once: each worker would fetch the same data again.
         workers = 1
     with Workers(paths, common, workers if in_folders else 1, pool, identities) as ahead:
         comparison = RunComparison(
@@ -115,18 +115,18 @@ def compare_runs(
         for place, number in enumerate(common):
             report_progress()
             ranks = comparison.rank_diffs(number, common[place + 1 : place + STEPS_AT_A_TIME])
-            found = StepDiffs.joined(ranks)
+            diffs = StepDiffs.joined(ranks)
             if findings is None:
                 again = in_folders and not (comparison.spread or processes_differ(runs.map(lambda run: run.info)))
                 findings = Findings(comparison.alignment, runs if again else None)
             findings.add(ranks, number)
             if first is None:
-                first = comparison.first(found)
+                first = comparison.first(diffs)
             else:
-                first = comparison.explain_later(found) or first
+                first = comparison.explain_later(diffs) or first
             if each is not None:
-                each(comparison.report(found, [number.reference]))
-            del ranks, found  # before the next step is read
+                each(comparison.report(diffs, [number.reference]))
+            del ranks, diffs  # before the next step is read
             done += 1
     report_progress()
     if findings is None or not findings.tally.compared:
@@ -142,39 +142,43 @@ def compare_runs(
 
 
 def _is_replay(runs: Both[Run]) -> bool:
-    """Whether the candidate did the reference's packed steps again, each from the reference's state."""
+    """Return True if the candidate is a replay of the reference's packed steps, each from the reference's state."""
     of = runs.candidate.info.recording.get("replay_of")
     return bool(of) and of == runs.reference.info.identity
 
 
 def _common(runs: Both[Run], numbers: Both[list[int]], chosen: Container[int] | None) -> list[Both[int]]:
-    """The steps that are compared, as each run numbers them."""
+    """Return the steps to compare, as pairs of numbers."""
     shared = set(numbers.candidate)
-    found = [number for number in numbers.reference if number in shared]
-    if found and chosen is not None:
-        there, found = found, [number for number in found if number in chosen]
-        if not found:
+    numbers_in_both = [number for number in numbers.reference if number in shared]
+    if numbers_in_both and chosen is not None:
+        available, numbers_in_both = numbers_in_both, [number for number in numbers_in_both if number in chosen]
+        if not numbers_in_both:
             raise NothingToCompareError(
-                f"none of the steps asked for ({chosen}) is one that both runs have: these are {_listed(there)}"
+                f"none of the steps asked for ({chosen}) is one that both runs have: these are {_listed(available)}"
             )
-    if not found and all(isinstance(run, SingleDump) for run in runs):
+    if not numbers_in_both and all(isinstance(run, SingleDump) for run in runs):
         # Two single dumps are compared whatever steps they were.
         return [numbers.map(lambda side: side[0])]
-    if not found:
+    if not numbers_in_both:
         raise NothingToCompareError(
             f"the runs have no common step: {runs.reference.name} has {_listed(numbers.reference)}, "
             f"{runs.candidate.name} has {_listed(numbers.candidate)}. "
             + (_recorded_alike(numbers) if all(numbers) else _why_none(runs))
         )
-    return [Both(number, number) for number in found]
+    return [Both(number, number) for number in numbers_in_both]
 
 
 def _why_none(runs: Both[Run]) -> str:
     for run in runs:
         lacking = incomplete_steps(run.path) if isinstance(run, FolderRun) and not run.numbers() else {}
         if lacking:
-            number, there = next(iter(lacking.items()))
-            wrote = f"only rank{'s' if len(there) > 1 else ''} {', '.join(map(str, there))}" if there else "none"
+            number, ranks_present = next(iter(lacking.items()))
+            wrote = (
+                f"only rank{'s' if len(ranks_present) > 1 else ''} {', '.join(map(str, ranks_present))}"
+                if ranks_present
+                else "none"
+            )
             return (
                 f"A step is whole when all ranks have written it: of the {run.info.world_size} ranks of {run.name} "
                 f"{wrote} wrote step {number}. Record on every rank into one folder; or, to keep one process alone, "
@@ -184,7 +188,7 @@ def _why_none(runs: Both[Run]) -> str:
 
 
 def _recorded_alike(numbers: Both[list[int]]) -> str:
-    """How to record two runs so that they have steps in common."""
+    """Return advice on recording two runs so that they have common steps."""
     gaps = {later - earlier for steps in numbers for earlier, later in pairwise(steps)}
     if len(gaps) != 1:
         return (

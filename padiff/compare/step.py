@@ -1,4 +1,4 @@
-"""Comparing one step of two runs: a pure function of the steps, of what holds for all of them, and of those before."""
+"""Comparison of one step of two runs: a pure function of the steps, the plan and the state left by earlier steps."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from padiff.records.step_diffs import StepDiffs
 
 @dataclass(frozen=True)
 class ComparisonPlan:
-    """What holds for all steps of a comparison.
+    """Constants of a comparison, the same for all steps.
 
     Attributes:
-        runs: other steps of them show whether a stage that a step lacks is recorded at all.
-        alignment: which layers answer to each other.
-        policy: when a diff passes.
-        stages: what is measured.
-        measure: measures pairs. Default: one after the other, in this process.
-        plans: what steps were seen to be paired like.
+        runs: the runs; their other steps show if a stage that is absent in one step is recorded at all.
+        alignment: the paired layers.
+        policy: the rule that passes or fails a diff.
+        stages: stages to measure.
+        measure: function that measures pairs. Default: one after the other, in this process.
+        plans: cache of pairings of earlier steps.
     """
 
     runs: Both[Run]
@@ -42,12 +42,12 @@ class ComparisonPlan:
 
 @dataclass(frozen=True)
 class Before:
-    """What the steps that were compared so far leave to the next one.
+    """State that the compared steps leave to the next one.
 
     Attributes:
-        drift: how far the runs were apart in the last one.
-        history: what each run was seen to record.
-        known: whether all weights that train are recorded in the last one.
+        drift: distance of the runs in the last step.
+        history: records seen in each run so far.
+        known: True if all trainable weights are recorded in the last step.
     """
 
     drift: Drift = NONE
@@ -56,33 +56,34 @@ class Before:
 
 
 def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Before) -> tuple[list[StepDiffs], Before]:
-    """The judged diffs of one step, and what it leaves to the next one.
+    """Return the judged diffs of one step, and the state for the next step.
 
     Args:
-        steps: the step of each run, as each rank saw it.
-        plan: what holds for all steps.
-        before: what the steps before leave.
+        steps: the step of each run, one entry per rank.
+        plan: constants of the comparison.
+        before: state left by the earlier steps.
 
     Returns:
-        The diffs of each rank in causal order; first, what is not compared of any.
+        The diffs of each rank in causal order, preceded by the records that no rank compares, if any; and the new
+        state.
     """
     infos = plan.runs.map(lambda run: run.info)
     history = before.history.zip(steps).map(lambda side: side[0].after(side[1]))
-    # A history stays what it is where a step records what the one before did.
+    # A history object stays identical if a step records the same as the step before.
     as_before = all(now is then for now, then in zip(history, before.history))
     ranks = rank_steps(steps, infos)
     pairs = step_pairs(ranks, plan.alignment, plan.stages, plan.plans)
     together = in_one(pairs)
     diffs = plan.measure(together) if plan.measure is not None else measured(together, plan.policy.elementwise)
-    found = []
-    for rank, own in zip(ranks, diffs.split(pairs)):
+    diffs_by_rank = []
+    for rank, rank_diffs in zip(ranks, diffs.split(pairs)):
         # Every rank of a step is judged by the step before it, none by another rank.
-        judged = plan.policy.judge(with_floors(own, steps), before.drift)
+        judged = plan.policy.judge(with_floors(rank_diffs, steps), before.drift)
         judged = excused(judged, infos.zip(history), rank, plan.alignment)
         judged, history = absent_stages(judged, rank, history, plan.runs)
-        found.append(judged)
+        diffs_by_rank.append(judged)
     alone = left_out(steps, infos, ranks, plan.stages)
-    found = [StepDiffs.of(alone), *found] if alone else found
-    known = before.known if as_before else all(weights_known(*side) for side in infos.zip(steps))
-    apart = drift(StepDiffs.joined(found), before.drift, known)
-    return found, replace(before, drift=apart, history=history, known=known)
+    diffs_by_rank = [StepDiffs.of(alone), *diffs_by_rank] if alone else diffs_by_rank
+    weights_recorded = before.known if as_before else all(weights_known(*side) for side in infos.zip(steps))
+    apart = drift(StepDiffs.joined(diffs_by_rank), before.drift, weights_recorded)
+    return diffs_by_rank, replace(before, drift=apart, history=history, known=weights_recorded)

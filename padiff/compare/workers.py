@@ -1,7 +1,7 @@
-"""Measuring on several cores or machines: workers that measure the next steps while one is judged.
+"""Measuring on several cores or machines: workers measure the next steps while one step is judged.
 
-Of our own they are processes: threads would wait for each other, in the interpreter, in numpy's matrix products, and
-for pages to be mapped. Of an executor that is given they are what its owner chose.
+Without an executor the workers are processes: threads would block each other in the interpreter, in numpy's matrix
+products, and in page faults. With an executor the workers are of the executor's kind.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _ALONE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THRE
 
 
 class _Part(NamedTuple):
-    """What was measured of some pairs of a step; arrays go from one process to another faster than objects.
+    """Measurements of some pairs of a step, as arrays, which cross process boundaries faster than objects.
 
     Attributes:
-        places: of the pairs, among those of the step.
-        rows, problems, odd: as `StepDiffs` has them, of these pairs.
+        places: indices of the pairs among the step's pairs.
+        rows, problems, odd: fields of `StepDiffs`, for these pairs.
     """
 
     places: np.ndarray
@@ -64,16 +64,16 @@ class _Part(NamedTuple):
     odd: dict[int, tuple[int, ...]]
 
 
-# How many pairs the step has, and what was measured of some.
+# Number of the step's pairs, and measurements of some of them.
 _Measured = tuple[int, _Part]
 _Job = tuple[Both[Run], Alignment, frozenset[str], tuple[float, float] | None, PairPlans]
 
 
 def check_workers(workers: int | None) -> None:
-    """Refuse what is no number of processes.
+    """Check a number of processes.
 
     Raises:
-        UsageError: no number of at least 1.
+        UsageError: the value is no whole number of at least 1.
     """
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
         raise UsageError(f"workers is how many processes measure, at least 1, got {workers!r}")
@@ -116,11 +116,11 @@ class Workers:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        # What has nothing to do any more ends by itself; one that is killed while it starts may say so on the screen.
+        # An idle process ends by itself; a process that is killed while it starts may print a traceback.
         self._close(kill=kind is not None or bool(self._ahead))
 
     def start(self, step: Step) -> None:
-        """Start the processes, if that pays for so many steps like this one; they are ready some time later."""
+        """Start the processes, if they save time for the remaining steps; the processes become ready later."""
         if self._started or (self._count == 1 and self._given is None):
             return
         self._started = True
@@ -135,7 +135,7 @@ class Workers:
             from loky import ProcessPoolExecutor, cpu_count  # takes time to import that short comparisons do not have
 
             count = self._count or min(cpu_count(), int(seconds / each))
-            # More than there are parts of steps have nothing to do, and more than some for each core only take memory.
+            # More processes than parts of steps would idle; too many for each core would only use memory.
             count = min(count, len(self._left) * _parts(step), _PER_CORE * cpu_count())
             if count > 1:
                 self._count = count
@@ -146,7 +146,7 @@ class Workers:
 
     @property
     def at_work(self) -> bool:
-        """Whether there are any."""
+        """Return True if workers are running."""
         return self._pool is not None
 
     def diffs(
@@ -157,15 +157,15 @@ class Workers:
         stages: Collection[str],
         elementwise: tuple[float, float] | None,
     ) -> StepDiffs | None:
-        """The diffs of one step's pairs, not judged yet; `None` if the processes have not measured it.
+        """Return the diffs of one step's pairs, not judged yet; `None` if the workers have not measured the step.
 
-        The steps after it are measured from now on, by the same alignment, stages and elementwise tolerance.
+        The call also submits the following steps, with the same alignment, stages and elementwise tolerance.
         """
         if self._pool is None:
             return None
         if self._job[0] is not alignment:
             self._again()
-            plain = replace(alignment, storage=None)  # there are no answers to be given any more
+            plain = replace(alignment, storage=None)  # no questions are open any more
             self._job = alignment, pickle.dumps((self._paths, self._identities, plain, frozenset(stages), elementwise))
         try:
             self._submit(numbers, fact_of_pairs(pairs, _seconds_of))
@@ -173,12 +173,12 @@ class Workers:
                 return None
             parts = [future.result() for future in self._ahead.popleft()[1]]
         except NotVisibleError:
-            raise  # no worker will do better
-        except BrokenExecutor as error:  # a process was killed: memory ran out, say
+            raise  # every worker has the same problem
+        except BrokenExecutor as error:  # a process was killed, for example out of memory
             self._say(numbers, error, "all that is left is measured in this process")
             self._close()
             return None
-        except _failures() as error:  # what is wrong with the step is reported when it is measured here
+        except _failures() as error:  # this process measures the step again and raises its error
             self._say(numbers, error, "such steps are measured in this process")
             return None
         if sum(len(part.places) for _, part in parts) != len(pairs) or any(total != len(pairs) for total, _ in parts):
@@ -194,16 +194,16 @@ class Workers:
         return StepDiffs(pairs, sites_of(pairs), rows, problems, odd)
 
     def _say(self, numbers: Both[int], error: BaseException, so: str) -> None:
-        """Warn, once, that an executor does not do what it was given for. (Our own processes need no word.)"""
+        """Warn, once, that an executor fails to measure. (Failures of padiff's own processes need no warning.)"""
         if self._given is not None and not self._said:
             self._said = True
-            # What comes after the first line is the other machine's traceback.
+            # Lines after the first are the other machine's traceback.
             about = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
             text = f"the executor did not measure step {numbers.reference} ({about}); {so}. The report is the same"
             warnings.warn(f"padiff: {text}", RuntimeWarning, stacklevel=2)
 
     def _submit(self, numbers: Both[int], seconds: float) -> None:
-        """Have the next steps measured, the one that is asked for among them if it is large."""
+        """Submit the next steps, including the requested step if it is large."""
         assert self._pool is not None and self._count is not None
         if self._left and self._left[0] == numbers:
             parts = min(self._count, int(seconds / _PART))
@@ -236,12 +236,17 @@ class Workers:
 
 
 def measure_part(job: bytes, numbers: Both[int], part: int, parts: int) -> _Measured:
-    """Measure every so-many-th pair of a step, the largest first; runs in a process of its own.
+    """Measure one part of a step's pairs; runs in a worker.
+
+    Pairs are dealt out by decreasing size, so that the parts take equally long.
 
     Args:
-        job: the pickled paths of the runs, which recordings they are, alignment, stages, elementwise tolerance.
-        numbers: the step, as each run numbers it.
-        part, parts: which part of its pairs, of how many.
+        job: the pickled paths of the runs, their identities, alignment, stages, elementwise tolerance.
+        numbers: the step's number in each run.
+        part, parts: index of the part, and number of parts.
+
+    Returns:
+        The number of the step's pairs, and the measurements of the part.
     """
     runs, alignment, stages, elementwise, plans = _opened(job)
     steps = runs.zip(numbers).map(lambda side: united(side[0].steps(side[1])))
@@ -262,32 +267,35 @@ def _opened(job: bytes) -> _Job:
         paths, identities, alignment, stages, elementwise = pickle.loads(job)
         _LATEST.opened = opened(paths, identities), alignment, stages, elementwise, PairPlans()
         _LATEST.job = job
-    found: _Job = _LATEST.opened
-    return found
+    job_objects: _Job = _LATEST.opened
+    return job_objects
 
 
 def _failures() -> tuple[type[BaseException], ...]:
-    """What asyncio calls a task that is cancelled, which is no `Exception`; only who has imported it raises that."""
+    """Return the exception types of a failed task, including asyncio's cancellation, which is no `Exception`.
+
+    Only a process that imported asyncio can raise the latter.
+    """
     asyncio = sys.modules.get("asyncio")
     return (Exception,) if asyncio is None else (Exception, asyncio.CancelledError)
 
 
 def _ready() -> None:
-    """The first task of a process: it has imported all that it needs by then."""
+    """Do nothing: a process that finishes this first task has imported all its modules."""
 
 
 def _parts(step: Step) -> int:
-    """Into how many parts a step like this one may be shared out."""
+    """Return the number of parts into which a step like this one may be divided."""
     return max(1, int(_seconds(step.records) / _PART))
 
 
 def _seconds_of(pairs: Sequence[Pair]) -> float:
-    """About how long it takes to measure pairs."""
+    """Estimate the seconds to measure pairs."""
     return _seconds([pair.anchor for pair in pairs])
 
 
 def _seconds(records: Iterable[Record]) -> float:
-    """About how long it takes to measure pairs of which these are one side, on one core."""
+    """Estimate the seconds to measure the pairs of these records on one core."""
     return sum(map(_seconds_of_record, records))
 
 

@@ -1,1 +1,1 @@
-"""Pairs: which record of a step answers to which, and in which layout."""
+"""Pairs of a step's records: partners in the other run, and the layout between them."""

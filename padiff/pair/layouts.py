@@ -1,7 +1,7 @@
-"""Which layout brings one tensor into another's shape.
+"""Layouts that bring one tensor into another's shape.
 
-Only layouts that the frameworks and well-known models really use are tried, and one is only taken where shapes leave
-no choice.
+Only layouts that the frameworks and well-known models really use are tried, and a layout is chosen only if the shapes
+leave no choice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _AXES: dict[int, tuple[Shape, ...]] = {
 
 
 def layout_between(reference: Shape, candidate: Shape) -> Layout:
-    """The one layout that brings a candidate's tensor into the reference's shape; `SAME` if none is needed or sure."""
+    """Return the only layout that brings a candidate's tensor into the reference's shape; `SAME` if none is
+    needed or certain.
+    """
     if reference == candidate:
         return SAME
     if len(reference) == len(candidate):
@@ -39,14 +41,14 @@ def layout_between(reference: Shape, candidate: Shape) -> Layout:
 
 
 def square_layout(shape: Shape, usual: Iterable[Layout]) -> Layout:
-    """The layout of a tensor whose two swapped axes are equally long: the one that the run's other tensors need."""
-    found = [
+    """Return the layout of a tensor whose swapped axes are equally long: the layout of the run's other tensors."""
+    candidates = [
         layout
         for layout in set(usual)
         for axes in layout.steps
         if len(layout.steps) == 1 and isinstance(axes, tuple) and _after(shape, axes) == shape
     ]
-    return found[0] if len(found) == 1 else SAME
+    return candidates[0] if len(candidates) == 1 else SAME
 
 
 def _same_for_all(reference: Shape, candidate: Shape) -> bool:
@@ -57,7 +59,7 @@ def _same_for_all(reference: Shape, candidate: Shape) -> bool:
 
 
 def _flattened(reference: Shape, candidate: Shape) -> Iterable[Layout]:
-    """Layouts between a picture and its places in one row: (N, C, H, W) against (N, H * W, C), or (N, C * H * W)."""
+    """Yield layouts between a picture and its flattened form: (N, C, H, W) against (N, H * W, C), or (N, C * H * W)."""
     if len(candidate) == 4 and len(reference) == 3:
         n, c, h, w = candidate
         if reference == (n, h * w, c):

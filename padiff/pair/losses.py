@@ -29,7 +29,7 @@ _LABELS = "labels"
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """A loss function's call: its records by role; that of what it gave is called ``0``."""
+    """Call of a loss function: its records by role; role ``0`` is the result."""
 
     function: str
     roles: Mapping[str, Record]
@@ -45,8 +45,8 @@ def pair_losses(records: Both[Sequence[Record]]) -> list[RecordPair]:
         matched = _matched(same) if len(same.reference) == len(same.candidate) else []
         for reference, candidate in matched:
             pairs += _pair_roles(reference, candidate)
-        for left, side, taken in zip(waiting, same, zip(*matched) if matched else ((), ())):
-            left += [call for call in side if all(call is not other for other in taken)]
+        for unmatched, side, matched_calls in zip(waiting, same, zip(*matched) if matched else ((), ())):
+            unmatched += [call for call in side if all(call is not call_matched for call_matched in matched_calls)]
     labels = waiting.map(lambda side: [call for call in side if _LABELS in call.roles])
     if len(labels.reference) == len(labels.candidate) == 1:
         # One takes logits, the other their logarithms of the softmax: the labels are the same quantity all the same.
@@ -57,40 +57,40 @@ def pair_losses(records: Both[Sequence[Record]]) -> list[RecordPair]:
 
 
 def identified_by_values(records: Iterable[Record]) -> bool:
-    """Whether a step's values tell which calls of its loss functions answer to the other side's: of several calls."""
+    """Return True if values are needed to pair a step's loss calls: one function is called several times."""
     functions = [call.function for call in _calls([record for record in records if is_of_loss(record)])]
     return len(set(functions)) < len(functions)
 
 
 def _calls(records: Sequence[Record]) -> list[_Call]:
-    found: dict[tuple[str, int], dict[str, Record]] = defaultdict(dict)
+    roles_by_call: dict[tuple[str, int], dict[str, Record]] = defaultdict(dict)
     for record in records:
-        found[record.slot.partition("()")[0], record.call][loss_role(record.slot)] = record
-    return [_Call(function, roles) for (function, _), roles in found.items()]
+        roles_by_call[record.slot.partition("()")[0], record.call][loss_role(record.slot)] = record
+    return [_Call(function, roles) for (function, _), roles in roles_by_call.items()]
 
 
 def _matched(calls: Both[list[_Call]]) -> list[tuple[_Call, _Call]]:
-    """Which call answers to which: in their order, unless what goes in says otherwise."""
+    """Return pairs of calls: in order, unless their inputs show another pairing."""
     in_order = list(zip(*calls))
     if len(in_order) == 1:
         return in_order
     if all(_alike(a, b) for a, b in in_order):
         return in_order
-    left, found = list(calls.candidate), []
+    candidates, matches = list(calls.candidate), []
     for call in calls.reference:
-        partner = next((other for other in left if _alike(call, other)), None)
+        partner = next((candidate for candidate in candidates if _alike(call, candidate)), None)
         if partner is not None:
-            left.remove(partner)
-            found.append((call, partner))
-    return found
+            candidates.remove(partner)
+            matches.append((call, partner))
+    return matches
 
 
 def _alike(a: _Call, b: _Call) -> bool:
-    """Whether what distinguishes two calls agrees, more or less."""
+    """Return True if the distinguishing inputs of two calls agree approximately."""
     for role in _TELLING:
-        one, other = a.roles.get(role), b.roles.get(role)
-        if one is not None and other is not None:
-            return _agree(one, other)
+        expected, actual = a.roles.get(role), b.roles.get(role)
+        if expected is not None and actual is not None:
+            return _agree(expected, actual)
     return False
 
 
@@ -101,12 +101,12 @@ def _agree(a: Record, b: Record) -> bool:
     try:
         if a.sketch is not None or b.sketch is not None:
             return a.sketch is not None and b.sketch is not None and _near(a.sketch.projection, b.sketch.projection)
-        one, other = a.value, layout.apply(b.value, a.shape).reshape(a.shape)
+        expected, actual = a.value, layout.apply(b.value, a.shape).reshape(a.shape)
     except (RunFolderError, SketchOnlyError):
         return False
-    if one.dtype.kind in "iub" and other.dtype.kind in "iub":
-        return bool(np.array_equal(one, other))
-    return _near(one.astype(np.float64), other.astype(np.float64))
+    if expected.dtype.kind in "iub" and actual.dtype.kind in "iub":
+        return bool(np.array_equal(expected, actual))
+    return _near(expected.astype(np.float64), actual.astype(np.float64))
 
 
 def _near(a: np.ndarray, b: np.ndarray) -> bool:
@@ -126,12 +126,14 @@ def _pair_roles(reference: _Call, candidate: _Call, only: str = "") -> list[Reco
 
 
 def _of_one_kind(a: Record | None, b: Record | None) -> bool:
-    """Whether both are numbers of classes, or neither is."""
+    """Return True if both records are integers (class numbers), or neither is."""
     return a is not None and b is not None and a.dtype.startswith(_INTEGERS) == b.dtype.startswith(_INTEGERS)
 
 
 def _layout(reference: tuple[int, ...], candidate: tuple[int, ...]) -> Layout | None:
-    """How a candidate's tensor is brought into the reference's shape; `None` where it is another quantity."""
+    """Return the layout from a candidate's shape to the reference's; `None` if the shapes are of different
+    quantities.
+    """
     if math.prod(reference) != math.prod(candidate):
         return None
     if reference == candidate:

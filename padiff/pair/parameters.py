@@ -1,4 +1,4 @@
-"""Pairing the records of parameters, by rows where one side holds several in one tensor."""
+"""Pairing of parameter records, by rows if one side fuses several parameters into one tensor."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _FUSED = "[query, key, value]"
 
 @dataclass(frozen=True, slots=True)
 class RecordPair(Both["Record | None"]):
-    """Two records that answer to each other, one of which may be missing, and the layout of the candidate's."""
+    """Two paired records, one of which may be missing, and the layout of the candidate's record."""
 
     layout: Layout = SAME
 
 
 def alone(records: Both[Iterable[Record]]) -> list[RecordPair]:
-    """Records without a partner."""
+    """Return pairs with one side for records without a partner."""
     return [RecordPair(a, None) for a in records.reference] + [RecordPair(None, b) for b in records.candidate]
 
 
 class _Made(TensorSource):
-    """A tensor source: what is made of others."""
+    """Tensor source computed from other sources."""
 
     __slots__ = ()
     whole: TensorSource
@@ -54,7 +54,7 @@ class _Made(TensorSource):
 
 @dataclass(frozen=True, slots=True)
 class _Rows(_Made):
-    """Some rows of another's parameter."""
+    """Tensor source of some rows of another source's parameter."""
 
     whole: TensorSource
     slice_: Slice
@@ -65,7 +65,7 @@ class _Rows(_Made):
 
 @dataclass(frozen=True, slots=True)
 class _Columns(_Made):
-    """Some features of another's output."""
+    """Tensor source of some features of another source's output."""
 
     whole: TensorSource
     axis: int
@@ -78,7 +78,7 @@ class _Columns(_Made):
 
 @dataclass(frozen=True, slots=True)
 class _Flat(_Made):
-    """Another's values in another shape."""
+    """Tensor source of another source's values in another shape."""
 
     whole: TensorSource
     shape: tuple[int, ...]
@@ -89,7 +89,7 @@ class _Flat(_Made):
 
 @dataclass(frozen=True, slots=True)
 class _Sum(TensorSource):
-    """Several added up."""
+    """Tensor source of the sum of several sources."""
 
     terms: tuple[TensorSource, ...]
 
@@ -110,7 +110,7 @@ class _Sum(TensorSource):
 
 
 class _Side:
-    """One side's records of parameters; one that is tied to another is found as that one."""
+    """Parameter records of one side; a tied parameter is found under its target."""
 
     def __init__(self, index: Index, layers: Iterable[Layer]) -> None:
         self._records: dict[tuple[str, str], dict[_When, Record]] = defaultdict(dict)
@@ -122,16 +122,16 @@ class _Side:
         self.used: set[int] = set()
 
     def records(self, slice_: Slice) -> dict[_When, Record]:
-        """Those of a parameter, by stage and call."""
-        own = slice_.layer, slice_.slot
-        return self._records.get(self._homes.get(own, own), _NONE)
+        """Return the records of a parameter, by stage and call."""
+        key = slice_.layer, slice_.slot
+        return self._records.get(self._homes.get(key, key), _NONE)
 
 
 _NONE: dict[_When, Record] = {}
 
 
 def pair_parameters(indexes: Both[Index], alignment: Alignment) -> list[RecordPair]:
-    """Take the records of parameters that answer to each other out of two indexes, paired."""
+    """Remove the records of paired parameters from two indexes, and return their pairs."""
     sides = indexes.zip(alignment.layers).map(lambda side: _Side(*side))
     pairs: list[RecordPair] = []
     for parameters in alignment.parameters:
@@ -148,20 +148,20 @@ def pair_parameters(indexes: Both[Index], alignment: Alignment) -> list[RecordPa
 
 
 def _pair_whole(parameters: ParameterPair, layout: Layout, sides: Both[_Side]) -> Iterator[RecordPair]:
-    """The pairs of two parameters that are whole."""
+    """Return the pairs of two whole parameters."""
     others = sides.candidate.records(parameters.candidate[0])
     used, others_used = sides.reference.used, sides.candidate.used
     for when, record in sides.reference.records(parameters.reference[0]).items():
-        other = others.get(when)
-        if other is None or (id(record) in used and id(other) in others_used):
+        partner = others.get(when)
+        if partner is None or (id(record) in used and id(partner) in others_used):
             continue  # tied on both sides: compared where they were first seen
         used.add(id(record))
-        others_used.add(id(other))
-        yield RecordPair(record, other, layout)
+        others_used.add(id(partner))
+        yield RecordPair(record, partner, layout)
 
 
 def whole_layout(parameters: ParameterPair) -> Layout | None:
-    """The layout between two parameters that are whole, of one shape, and not fused; `None` of any others."""
+    """Return the layout between two whole parameters of one shape that are not fused; `None` for others."""
     if not len(parameters.reference) == len(parameters.candidate) == 1:
         return None
     slices = Both(parameters.reference[0], parameters.candidate[0])
@@ -171,14 +171,17 @@ def whole_layout(parameters: ParameterPair) -> Layout | None:
 
 
 def _pair_rows(parameters: ParameterPair, sides: Both[_Side]) -> Iterator[RecordPair]:
-    """The pairs of parameters some of which hold several in one, or have other shapes than what they answer to."""
-    found = Both(
+    """Return the pairs of parameters that are fused, or differ in shape from their partners."""
+    records_by_side = Both(
         [sides.reference.records(slice_) for slice_ in parameters.reference],
         [sides.candidate.records(slice_) for slice_ in parameters.candidate],
     )
-    for when in found.reference[0]:
-        if all(when in own for side in found for own in side):
-            records = Both([own[when] for own in found.reference], [own[when] for own in found.candidate])
+    for when in records_by_side.reference[0]:
+        if all(when in by_time for side in records_by_side for by_time in side):
+            records = Both(
+                [by_time[when] for by_time in records_by_side.reference],
+                [by_time[when] for by_time in records_by_side.candidate],
+            )
             yield from _pair(parameters, sides, records, when[0])
 
 
@@ -204,7 +207,7 @@ def _pair(parameters: ParameterPair, sides: Both[_Side], records: Both[list[Reco
 
 
 def _fused(slices: Both[Slice], records: Both[Record]) -> RecordPair | None:
-    """Query, key and value that both sides have in one, where sketches are all there is: they can't be taken apart."""
+    """Return the pair of a query, key and value that both sides fuse and record as sketches, which can't be split."""
     labelled = all(slice_.label for slice_ in slices) and slices.reference.groups == slices.candidate.groups
     if not labelled or not all(record.source.sketched for record in records):
         return None
@@ -213,14 +216,14 @@ def _fused(slices: Both[Slice], records: Both[Record]) -> RecordPair | None:
 
 
 def is_fused(slot: str) -> bool:
-    """Whether a slot is that of query, key and value in one, which are otherwise compared one by one."""
+    """Return True if a slot holds query, key and value in one, which are otherwise compared one by one."""
     return slot.endswith(_FUSED)
 
 
 def _unsliced(slices: Both[Slice], records: Both[Record]) -> RecordPair | None:
-    """Two parameters of which no rows are left out, or in different shapes; `None` for rows."""
-    shape, other = slices.reference.size, slices.candidate.size
-    if without_ones(shape) != without_ones(other) and math.prod(shape) == math.prod(other):
+    """Return the pair of two parameters with all their rows, or in different shapes; `None` for rows."""
+    shape, candidate_size = slices.reference.size, slices.candidate.size
+    if without_ones(shape) != without_ones(candidate_size) and math.prod(shape) == math.prod(candidate_size):
         # A convolution over patches and the linear layer that it is, a picture and its places.
         sources = (_Flat(_Rows(record.source, slice_), shape) for record, slice_ in zip(records, slices))
         a, b = (replace(record, shape=shape, source=source) for record, source in zip(records, sources))
@@ -235,12 +238,12 @@ def _layout(slices: Both[Slice]) -> Layout:
 
 
 def _sliced(slices: Sequence[Slice], records: Sequence[Record], others: Sequence[Slice]) -> list[Record]:
-    """Records of rows, named by the layer on the other side that they answer to."""
-    found = []
+    """Return records of rows, named after their partner layer on the other side."""
+    result = []
     for slice_, record in zip(slices, records):
         slot = record.slot if slice_.whole else f"{record.slot}[{slice_.label or _short(others[0])}]"
-        found.append(replace(record, slot=slot, shape=slice_.size, source=_Rows(record.source, slice_)))
-    return found
+        result.append(replace(record, slot=slot, shape=slice_.size, source=_Rows(record.source, slice_)))
+    return result
 
 
 def _short(slice_: Slice) -> str:
@@ -256,21 +259,21 @@ def _added(records: Sequence[Record]) -> Record:
 
 
 def pair_split_outputs(split: SplitPair, parameters: Sequence[ParameterPair], indexes: Both[Index]) -> list[RecordPair]:
-    """Compare a fused layer's output, and its gradient, with those of the layers that are its parts."""
+    """Pair a fused layer's output, and its gradient, with the outputs of the layers that are its parts."""
     swapped = len(split.candidate) == 1
-    (whole,), parts = split.swapped() if swapped else split
+    (fused,), parts = split.swapped() if swapped else split
     index, others = indexes.swapped() if swapped else indexes
-    slices = _slices(whole, parts, parameters, swapped)
+    slices = _slices(fused, parts, parameters, swapped)
     if len(slices) < len(parts):
         return []
     pairs: list[RecordPair] = []
     for stage in ("forward", "backward"):
-        kept = []
-        for record in index.get((whole.path, stage), []):
+        unpaired = []
+        for record in index.get((fused.path, stage), []):
             outputs = [_same_call(others.get((layer.path, stage), []), record) for layer in parts]
             axis = _feature_axis(record, outputs, [slices[layer.path] for layer in parts])
             if axis is None:
-                kept.append(record)
+                unpaired.append(record)
                 continue
             for layer, output in zip(parts, outputs):
                 slice_ = slices[layer.path]
@@ -279,23 +282,23 @@ def pair_split_outputs(split: SplitPair, parameters: Sequence[ParameterPair], in
                 columns = replace(record, slot=slot, shape=shape, source=_Columns(record.source, axis, slice_))
                 pairs.append(RecordPair(output, columns) if swapped else RecordPair(columns, output))
                 others[layer.path, stage] = [r for r in others[layer.path, stage] if r is not output]
-        if (whole.path, stage) in index:
-            index[whole.path, stage] = kept
+        if (fused.path, stage) in index:
+            index[fused.path, stage] = unpaired
     return pairs
 
 
 def _slices(
     whole: Layer, parts: Sequence[Layer], parameters: Sequence[ParameterPair], swapped: bool
 ) -> Mapping[str, Slice]:
-    """For each of the parts, the rows of the whole's weight that are its own."""
-    found: dict[str, Slice] = {}
+    """Return the rows of the fused weight that belong to each part."""
+    by_path: dict[str, Slice] = {}
     paths = {layer.path for layer in parts}
     for pair in parameters:
         if len(pair.reference) == len(pair.candidate) == 1:
-            (slice_,), (other,) = pair.swapped() if swapped else pair
-            if slice_.layer == whole.path and not slice_.whole and other.layer in paths:
-                found.setdefault(other.layer, slice_)
-    return found
+            (slice_,), (part_slice,) = pair.swapped() if swapped else pair
+            if slice_.layer == whole.path and not slice_.whole and part_slice.layer in paths:
+                by_path.setdefault(part_slice.layer, slice_)
+    return by_path
 
 
 def _same_call(records: Sequence[Record], record: Record) -> Record | None:
@@ -303,7 +306,7 @@ def _same_call(records: Sequence[Record], record: Record) -> Record | None:
 
 
 def _feature_axis(record: Record, outputs: Sequence[Record | None], slices: Sequence[Slice]) -> int | None:
-    """The axis along which the parts' outputs lie beside each other in the whole's."""
+    """Return the axis along which the parts' outputs are concatenated in the fused output."""
     rows = sum(slice_.size[0] for slice_ in slices)
     for axis in dict.fromkeys((len(record.shape) - 1, 1)):
         if (

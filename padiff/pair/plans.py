@@ -1,4 +1,4 @@
-"""Pairing steps that are alike: which records answer to each other is worked out once for all of them."""
+"""Pairing of equally structured steps: the pairing is computed once for all of them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _MOST = 256
 
 
 class _Plan(NamedTuple):
-    """What two structures are paired like.
+    """Pairing of two step structures.
 
     Attributes:
-        structures, names: of either side; kept, so that nothing else takes their identity.
-        alignment: by which they are paired.
-        pairs: in causal order; `None` where values tell, or where records are made for pairs.
-        by_name: whether what the records are called was enough: then the pairs are those of any steps of these names.
+        structures, names: structure and names of either side; referenced here so that their ids stay unique.
+        alignment: the alignment that paired the steps.
+        pairs: pairs in causal order; `None` if the pairing depends on values, or needs computed records.
+        by_name: True if the records' names determine the pairing: then it holds for all steps with these names.
     """
 
     structures: Both[object]
@@ -42,44 +42,45 @@ class _Plan(NamedTuple):
 
 
 class PairPlans:
-    """Pairs steps as `padiff.pair.steps.pair_steps` does, and remembers what steps that are alike are paired like."""
+    """Pairing as by `padiff.pair.steps.pair_steps`, with a cache for equally structured steps."""
 
     def __init__(self) -> None:
         self._known: list[_Plan] = []
 
     def pairs(self, reference: Step, candidate: Step, alignment: Alignment) -> Sequence[Pair]:
-        """The pairs of two steps, in causal order."""
+        """Return the pairs of two steps, in causal order."""
         a, b = reference.records, candidate.records
         if not isinstance(a, Structured) or not isinstance(b, Structured):
             return pair_steps(reference, candidate, alignment)
         structures = Both(a.structure, b.structure)
         plan = next((plan for plan in self._known if plan.is_of(structures, alignment)), None)
-        made: Sequence[Pair] | None = None
+        computed: Sequence[Pair] | None = None
         if plan is None:
             names = Both(a.names, b.names)
             alike = [plan for plan in self._known if plan.names == names and plan.alignment is alignment]
             columns = _of_these(alike) if alike else _planned_by_name(reference, candidate, alignment)
             by_name = columns is not None
             if columns is None:
-                made = pair_steps(reference, candidate, alignment)
-                columns = _planned(made, Both(a, b))
+                computed = pair_steps(reference, candidate, alignment)
+                columns = _planned(computed, Both(a, b))
             plan = _Plan(structures, names, alignment, columns, by_name)
             self._known = [*self._known[1 - _MOST :], plan]
         if plan.pairs is None:
-            return pair_steps(reference, candidate, alignment) if made is None else made
+            return pair_steps(reference, candidate, alignment) if computed is None else computed
         scales = Both(reference.loss_scale, candidate.loss_scale)
-        return PlannedPairs(reference.number, Both(a, b), scales, plan.pairs, made or ())
+        return PlannedPairs(reference.number, Both(a, b), scales, plan.pairs, computed or ())
 
 
 def _of_these(plans: Sequence[_Plan]) -> PairColumns | None:
-    """The pairs of steps of the same names as those of some plans; `None` where these do not tell."""
-    known = next((plan.pairs for plan in plans if plan.by_name), None)
-    return None if known is None else replace(known, facts={})
+    """Return the cached pairs for steps with the same names; `None` if the names do not determine the pairs."""
+    named_pairs = next((plan.pairs for plan in plans if plan.by_name), None)
+    return None if named_pairs is None else replace(named_pairs, facts={})
 
 
 def _planned_by_name(reference: Step, candidate: Step, alignment: Alignment) -> PairColumns | None:
-    """What two steps are paired like, without their records, of which nothing is made; `None` where what they are
-    called does not tell: values do, or which records are one tensor, or which are sketches.
+    """Return the pairing of two steps by names alone, without creating records.
+
+    Returns `None` if names do not determine the pairing: it depends on values, on shared tensors, or on sketches.
     """
     steps = Both(reference, candidate).map(lambda step: replace(step, records=called(step.records)))
     if steps.reference.records is reference.records or steps.candidate.records is candidate.records:
@@ -95,27 +96,31 @@ def _planned_by_name(reference: Step, candidate: Step, alignment: Alignment) -> 
 
 
 def _planned_same(records: Sequence[Record], order: list[int]) -> PairColumns:
-    """Each record is paired with the one at its place, in this order."""
-    some, places = [records[place] for place in order], list[int | None](order)
-    scaled = [record.stage == "backward" for record in some]
+    """Return the pairing of each record with the record at the same index, in the given order."""
+    ordered, places = [records[place] for place in order], list[int | None](order)
+    scaled = [record.stage == "backward" for record in ordered]
     count = len(order)
-    return PairColumns(places, places, [SAME] * count, scaled, [False] * count, Sites(some, some))
+    return PairColumns(places, places, [SAME] * count, scaled, [False] * count, Sites(ordered, ordered))
 
 
 def _planned(pairs: Sequence[Pair], records: Both[Sequence[Record]]) -> PairColumns | None:
     if any(identified_by_values(side) for side in records):
         return None
     places = records.map(lambda side: {id(record): place for place, record in enumerate(side)})
-    found: Both[list[int | None]] = Both([], [])
+    places_by_side: Both[list[int | None]] = Both([], [])
     for pair in pairs:
-        one, other = (known.get(id(record)) for known, record in zip(places, pair.sides))
-        if (one is None) != (pair.reference is None) or (other is None) != (pair.candidate is None):
+        reference_place, candidate_place = (
+            place_by_id.get(id(record)) for place_by_id, record in zip(places, pair.sides)
+        )
+        if (reference_place is None) != (pair.reference is None) or (candidate_place is None) != (
+            pair.candidate is None
+        ):
             return None  # a part of a parameter, say
-        found.reference.append(one)
-        found.candidate.append(other)
+        places_by_side.reference.append(reference_place)
+        places_by_side.candidate.append(candidate_place)
     return PairColumns(
-        found.reference,
-        found.candidate,
+        places_by_side.reference,
+        places_by_side.candidate,
         [pair.layout for pair in pairs],
         [pair.scales is not UNSCALED for pair in pairs],
         [pair.optional for pair in pairs],

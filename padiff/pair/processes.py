@@ -1,4 +1,6 @@
-"""Runs of different numbers of processes: what does not depend on how the batch was shared out."""
+"""Comparison of runs with different numbers of processes, limited to quantities that do not depend on the split
+of the batch.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +18,22 @@ OWN_SAMPLES = Problem(Kind.OWN_SAMPLES, "each process saw samples of its own")
 
 
 def processes_differ(infos: Both[RunInfo]) -> bool:
-    """Whether two runs have different numbers of processes."""
+    """Return True if two runs have different numbers of processes."""
     return infos.reference.world_size != infos.candidate.world_size
 
 
 def only_common(steps: Both[Sequence[Step]], infos: Both[RunInfo]) -> bool:
-    """Whether of two runs' steps only that is compared which does not depend on how the batch was shared out."""
+    """Return True if only quantities that do not depend on the split of the batch are compared."""
     spread = steps.map(lambda side: side[0].spread if side else ())
     return all(steps) and (processes_differ(infos) or spread.reference != spread.candidate)
 
 
 def describe_processes(infos: Both[RunInfo], common: bool = False) -> str:
-    """What is compared of two runs with different numbers of processes, in words; empty for equal numbers.
+    """Return the compared quantities of two runs with different numbers of processes, in words; empty for equal
+    numbers.
 
     Args:
-        common: whether only what their processes have in common was compared, whatever their numbers.
+        common: True if only common quantities of the processes were compared, whatever the numbers of processes.
     """
     if not (processes_differ(infos) or common):
         return ""
@@ -44,10 +47,10 @@ def describe_processes(infos: Both[RunInfo], common: bool = False) -> str:
 
 
 def common_part(steps: Sequence[Step], info: RunInfo) -> Step:
-    """One step of all ranks: parameters, gradients and updates, of which each rank has a replica, and the mean of all
+    """Return one step for all ranks: parameters, gradients and updates that all ranks share, and the mean of all
     losses.
 
-    Buffers (running statistics) are those of a rank's own samples, and left out.
+    Buffers (running statistics) depend on each rank's samples, and are left out.
     """
     buffers = {(layer.path, p.slot) for layer in info.layers for p in layer.parameters if p.role == "buffer"}
     losses: dict[tuple[str, int], list[float]] = defaultdict(list)
@@ -56,24 +59,24 @@ def common_part(steps: Sequence[Step], info: RunInfo) -> Step:
             if is_loss(record):
                 losses[record.slot, record.call].append(float(record.value))
     shared = replicas(steps)
-    kept: list[Record] = []
+    records: list[Record] = []
     for record in steps[0].records:
         if is_loss(record):
             mean = np.asarray(np.mean(losses[record.slot, record.call]))
-            kept.append(replace(record, source=InMemory(mean)))
+            records.append(replace(record, source=InMemory(mean)))
         elif record.stage in PARAMETER_STAGES and (record.layer, record.slot) not in buffers:
             source = shared.get(record.site)
-            kept.append(record if source is None else replace(record, source=source))
-    return replace(steps[0], records=tuple(kept))
+            records.append(record if source is None else replace(record, source=source))
+    return replace(steps[0], records=tuple(records))
 
 
 def rest(steps: Sequence[Step], common: Step) -> list[Record]:
-    """What one side recorded besides the common part."""
-    known = {record.site for record in common.records}
+    """Return the records of one side outside of the common part."""
+    common_sites = {record.site for record in common.records}
     return [
         record
         for step in steps
         for record in step.records
-        if step is not steps[0] or record.site not in known
-        if not (is_loss(record) and record.site in known)
+        if step is not steps[0] or record.site not in common_sites
+        if not (is_loss(record) and record.site in common_sites)
     ]

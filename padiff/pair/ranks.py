@@ -1,4 +1,4 @@
-"""What of one step of two runs answers to each other, all ranks: a function of the steps and the alignment alone."""
+"""Pairing of one step of two runs, all ranks: a function of the steps and the alignment alone."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from padiff.records.structured import called
 
 
 def rank_steps(steps: Both[Sequence[Step]], infos: Both[RunInfo]) -> list[Both[Step]]:
-    """The two sides of one step, by rank; a rank that only one run has stands beside an empty step.
+    """Return the two sides of one step, by rank; a rank that only one run has is paired with an empty step.
 
-    Runs of different numbers of processes have one: of what does not depend on how the batch was shared out. So have
-    runs whose parameters are spread in different ways.
+    Runs with different numbers of processes, or with differently sharded parameters, have a single entry, with the
+    quantities that do not depend on the split of the batch.
 
     Args:
-        steps: of each run, as `padiff.pair.united.united` gives them.
+        steps: steps of each run, from `padiff.pair.united.united`.
     """
     if only_common(steps, infos):
         return [steps.zip(infos).map(lambda side: common_part(*side))]
@@ -31,10 +31,10 @@ def rank_steps(steps: Both[Sequence[Step]], infos: Both[RunInfo]) -> list[Both[S
 def step_pairs(
     ranks: Iterable[Both[Step]], alignment: Alignment, stages: Collection[str], plans: PairPlans | None = None
 ) -> list[Sequence[Pair]]:
-    """Pairs of one step, by rank.
+    """Return the pairs of one step, by rank.
 
     Args:
-        plans: what steps of these runs were seen to be paired like.
+        plans: cache of pairings of these runs' steps.
     """
     pairs_of = plans.pairs if plans is not None else pair_steps
     pairs: list[Sequence[Pair]] = [pairs_of(sides.reference, sides.candidate, alignment) for sides in ranks]
@@ -44,7 +44,7 @@ def step_pairs(
 
 
 def in_one(ranks: Sequence[Sequence[Pair]]) -> Sequence[Pair]:
-    """The pairs of all ranks, one rank after the other."""
+    """Return the pairs of all ranks, one rank after the other."""
     return ranks[0] if len(ranks) == 1 else [pair for rank in ranks for pair in rank]
 
 
@@ -55,12 +55,12 @@ def pairs_in_one(
     stages: Collection[str],
     plans: PairPlans | None = None,
 ) -> Sequence[Pair]:
-    """The pairs of two steps, as all ranks saw them, one rank after the other."""
+    """Return the pairs of two steps, given by all ranks, one rank after the other."""
     return in_one(step_pairs(rank_steps(steps, infos), alignment, stages, plans))
 
 
 def weights_known(info: RunInfo, steps: Iterable[Step]) -> bool:
-    """Whether all weights that train are recorded in a step."""
+    """Return True if a step records all trainable weights."""
     recorded = {
         (record.layer, record.slot) for step in steps for record in called(step.records) if record.stage == "weight"
     }
@@ -75,10 +75,12 @@ def weights_known(info: RunInfo, steps: Iterable[Step]) -> bool:
 def left_out(
     steps: Both[Sequence[Step]], infos: Both[RunInfo], ranks: Sequence[Both[Step]], stages: Collection[str]
 ) -> list[Diff]:
-    """What is not compared of runs of different numbers of processes: shown, and not judged."""
+    """Return the uncompared records of runs with different numbers of processes, as optional pairs, which are not
+    judged.
+    """
     if not only_common(steps, infos):
         return []
     number, alone = ranks[0].reference.number, steps.zip(ranks[0]).map(lambda side: rest(*side))
-    found = [Pair(number, record, None, optional=True) for record in alone.reference]
-    found += [Pair(number, None, record, optional=True) for record in alone.candidate]
-    return [Diff(pair, problem=OWN_SAMPLES) for pair in found if pair.stage in stages]
+    pairs = [Pair(number, record, None, optional=True) for record in alone.reference]
+    pairs += [Pair(number, None, record, optional=True) for record in alone.candidate]
+    return [Diff(pair, problem=OWN_SAMPLES) for pair in pairs if pair.stage in stages]

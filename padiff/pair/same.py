@@ -1,4 +1,4 @@
-"""Pairing the steps of two runs of one model, whose records are called the same: each with the one of its name."""
+"""Pairing of two runs of one model, whose records have the same names."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from padiff.records.sites import Key
 
 
 def order_of_same(steps: Both[Step], alignment: Alignment) -> list[int] | None:
-    """The places of the records of two steps that call theirs the same, in the causal order of their pairs, where
-    `padiff.pair.steps.pair_steps` would pair each with the one at its place, in one layout; `None` where it would not,
-    or that is not certain.
+    """Return the indices of two steps' records in the causal order of their pairs, if equal indices pair.
+
+    Returns `None` if `padiff.pair.steps.pair_steps` would pair otherwise or in another layout, or if that is uncertain.
     """
     records = steps.reference.records
     answers = _answers(alignment)
@@ -30,7 +30,10 @@ def order_of_same(steps: Both[Step], alignment: Alignment) -> list[int] | None:
 
 
 def _answers(alignment: Alignment) -> Callable[[Record], bool] | None:
-    """Whether a record's layer, or parameter, answers to the one of its name, by an alignment; `None`: some do not."""
+    """Return a predicate that is true for a record aligned with its namesake.
+
+    Returns `None` if some paired layers or parameters differ in name, kind or layout.
+    """
     if alignment.splits or alignment.cut_elsewhere or alignment.differ_inside:
         return None
     layers = alignment.pairs
@@ -41,10 +44,10 @@ def _answers(alignment: Alignment) -> Callable[[Record], bool] | None:
         layout = whole_layout(pair)
         if layout is None or layout:
             return None
-        own, other = ((part.layer, part.slot) for part in (pair.reference[0], pair.candidate[0]))
-        if own != other:
+        expected, actual = ((part.layer, part.slot) for part in (pair.reference[0], pair.candidate[0]))
+        if expected != actual:
             return None
-        parameters.add(own)
+        parameters.add(expected)
     # One that is tied to another is recorded as that one.
     homes = alignment.layers.map(tie_targets)
     if homes.reference != homes.candidate:

@@ -1,4 +1,4 @@
-"""Pairing the records of two steps, given which layers answer to each other."""
+"""Pairing of the records of two steps, given the paired layers."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ from padiff.records import (
 
 
 def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[Pair]:
-    """Pair two steps' records: every record of either side ends in at least one pair, in causal order.
+    """Pair two steps' records: every record of either side is in at least one pair, in causal order.
 
-    Parameters are paired as the alignment says, by rows where one side holds several in one. Within two layers that
-    answer to each other, other records of one stage and call are paired by slot, and what is then left by position
-    where the shapes agree (``output.logits`` and ``output.0``, ``input.x`` and ``input.input``); a tensor in another
-    layout gets the `Layout` that brings it into the reference's.
+    Parameters are paired by the alignment, by rows if one side fuses several into one tensor. Within two paired layers,
+    other records of one stage and call are paired by slot, and remaining records by position if the shapes agree
+    (``output.logits`` and ``output.0``, ``input.x`` and ``input.input``); a tensor in another layout gets the `Layout`
+    that
+    brings it into the reference's layout.
     """
     steps = Both(reference, candidate)
     indexes = steps.map(_index)
@@ -60,7 +61,7 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
         pairs += _match(of_loop)
     pairs += _pair_inputs(indexes)
     pairs += alone(indexes.map(lambda index: chain.from_iterable(index.values())))
-    buffers, made = _buffers(alignment), []
+    buffers, pairs_made = _buffers(alignment), []
     scales = steps.map(lambda step: step.loss_scale)
     for pair in _with_layouts(pairs):
         a, b = pair.reference, pair.candidate
@@ -68,9 +69,9 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
         optional = any(r is not None and ((r.layer, r.slot) in slots or r.layer in paths) for r, slots, paths in sides)
         # Gradients of activations are those of the scaled loss; gradients of parameters are recorded unscaled.
         scaled = "backward" in (a.stage if a is not None else "", b.stage if b is not None else "")
-        made.append(Pair(reference.number, a, b, pair.layout, scales if scaled else UNSCALED, optional))
+        pairs_made.append(Pair(reference.number, a, b, pair.layout, scales if scaled else UNSCALED, optional))
     order = causal_order(steps)
-    return sorted(made, key=lambda pair: order(pair.reference, pair.candidate))
+    return sorted(pairs_made, key=lambda pair: order(pair.reference, pair.candidate))
 
 
 def _index(step: Step) -> Index:
@@ -81,14 +82,16 @@ def _index(step: Step) -> Index:
 
 
 def _taken_out(indexes: Both[Index], paths: Both[str], stage: str) -> Both[list[Record]]:
-    """What the indexes have of two layers at a stage, which they have no longer."""
+    """Remove and return the indexes' records of two layers at a stage."""
     return Both(
         indexes.reference.pop((paths.reference, stage), []), indexes.candidate.pop((paths.candidate, stage), [])
     )
 
 
 def _pair_layer(layers: LayerPair, indexes: Both[Index], outputs: bool) -> list[RecordPair]:
-    """Pair what the two layers themselves recorded; without ``outputs`` they end at other places, and stand alone."""
+    """Pair the records of two layers; without ``outputs`` the layers end at different places, and outputs stay
+    unpaired.
+    """
     pairs: list[RecordPair] = []
     paths = layers.map(lambda layer: layer.path)
     for stage in STAGES:
@@ -98,8 +101,8 @@ def _pair_layer(layers: LayerPair, indexes: Both[Index], outputs: bool) -> list[
         if stage in PARAMETER_STAGES:
             # What the trees declare is paired by the alignment; a record of anything else, by its slot.
             slots = layers.map(lambda layer: {parameter.slot for parameter in layer.parameters})
-            declared, rest = _parted(records, slots, lambda record: record.slot)
-            pairs += _match(rest, equivalents.slot) + alone(declared)
+            declared, undeclared = _parted(records, slots, lambda record: record.slot)
+            pairs += _match(undeclared, equivalents.slot) + alone(declared)
         elif outputs:
             doubtful = _doubtful_calls(records)
             if doubtful:
@@ -114,7 +117,7 @@ def _pair_layer(layers: LayerPair, indexes: Both[Index], outputs: bool) -> list[
 def _parted(
     records: Both[list[Record]], names: Both[set[str]], name: Callable[[Record], str]
 ) -> tuple[Both[list[Record]], Both[list[Record]]]:
-    """The records that have one of these names, and the others."""
+    """Split records into those with one of the names, and the others."""
     sides = records.zip(names)
     return (
         sides.map(lambda side: [record for record in side[0] if name(record) in side[1]]),
@@ -123,9 +126,9 @@ def _parted(
 
 
 def _features(layers: LayerPair, a: Record | None, b: Record | None) -> Layout:
-    """The layout between a convolution, whose features are the second axis, and a linear layer: there, the last.
+    """Return the layout between a convolution (features on the second axis) and a linear layer (on the last axis).
 
-    Their shapes need not tell, where all extents are equal.
+    The shapes do not show the layout if all extents are equal.
     """
     if a is None or b is None or a.shape != b.shape or len(a.shape) < 3:
         return SAME
@@ -139,7 +142,9 @@ def _features(layers: LayerPair, a: Record | None, b: Record | None) -> Layout:
 
 
 def _same_tensors(pairs: list[RecordPair]) -> list[RecordPair]:
-    """The pairs, where a container gives out what a layer inside of it gave out, and its gradient, seen as that."""
+    """Return the pairs, with an inner layer's layout also on a container's output that is the same tensor, and
+    its gradient.
+    """
     layouts: dict[object, Layout] = {}
     sites: dict[tuple[str, str, int], Layout] = {}
     for pair in pairs:
@@ -148,31 +153,31 @@ def _same_tensors(pairs: list[RecordPair]) -> list[RecordPair]:
             layouts[a.source.identity, b.source.identity] = pair.layout
     if not layouts:
         return pairs
-    found: list[RecordPair] = []
+    result: list[RecordPair] = []
     for pair in pairs:
         a, b = pair.reference, pair.candidate
         if a is None or b is None or a.stage not in ("forward", "backward") or a.shape != b.shape or pair.layout:
-            found.append(pair)
+            result.append(pair)
             continue
         site = a.layer, a.slot, a.call
         if a.stage == "backward":
             layout = sites.get(site, SAME)
         elif layout := layouts.get((a.source.identity, b.source.identity), SAME):
             sites[site] = layout
-        found.append(RecordPair(a, b, layout) if layout else pair)
-    return found
+        result.append(RecordPair(a, b, layout) if layout else pair)
+    return result
 
 
 def _with_layouts(pairs: list[RecordPair]) -> list[RecordPair]:
-    """The pairs, each with the layout that brings the candidate's tensor into the reference's layout."""
-    found: list[RecordPair] = []
+    """Return the pairs, each with the layout that brings the candidate's tensor into the reference's layout."""
+    result: list[RecordPair] = []
     for pair in pairs:
         a, b = pair.reference, pair.candidate
         if a is not None and b is not None and a.stage not in PARAMETER_STAGES and not pair.layout:
             layout = layout_between(a.shape, b.shape)
             pair = RecordPair(a, b, layout) if layout else pair
-        found.append(pair)
-    pairs, found = _same_tensors(found), []
+        result.append(pair)
+    pairs, result = _same_tensors(result), []
     # Where two swapped axes happen to be equally long the shape is no help: the run's other tensors tell.
     usual: dict[int, set[Layout]] = defaultdict(set)
     for pair in pairs:
@@ -187,23 +192,25 @@ def _with_layouts(pairs: list[RecordPair]) -> list[RecordPair]:
             layouts = usual[len(a.shape)]
             if a.stage == "backward" and pair.layout == BROADCAST:
                 # A gradient of what is the same for all samples is their sum: no quantity of the other side.
-                found += alone(Both([a], [b]))
+                result += alone(Both([a], [b]))
                 continue
             if not pair.layout and a.shape == b.shape and len(layouts) == 1 and layouts != {SAME}:
                 pair = RecordPair(a, b, square_layout(a.shape, layouts))
-        found.append(pair)
-    return found
+        result.append(pair)
+    return result
 
 
 def _buffers(alignment: Alignment) -> Both[set[tuple[str, str]]]:
-    """Layer and slot of all buffers: what only one model keeps may be missing on the other."""
+    """Return layer and slot of all buffers; a buffer that only one model has may be missing on the other side."""
     return alignment.layers.map(
         lambda layers: {(layer.path, p.slot) for layer in layers for p in layer.parameters if p.role == "buffer"}
     )
 
 
 def _apart(alignment: Alignment) -> Both[set[str]]:
-    """Paths of the layers whose parameters are not compared: those at and below mapped layers that differ."""
+    """Return paths of the layers whose parameters are not compared: mapped layers that differ, and layers inside
+    them.
+    """
     above = Both({a for a, _ in alignment.differ_inside}, {b for _, b in alignment.differ_inside})
     return alignment.layers.zip(above).map(
         lambda side: {
@@ -213,7 +220,7 @@ def _apart(alignment: Alignment) -> Both[set[str]]:
 
 
 def _doubtful_calls(records: Both[list[Record]]) -> set[str]:
-    """Functional calls that a layer makes more often, or with other shapes, on one side: which answers to which?"""
+    """Return functional calls whose number or shapes differ between the sides, so that their pairing is uncertain."""
     if not any(is_functional(record.slot) for side in records for record in side):
         return set()
     shapes = records.map(_call_shapes)
@@ -222,7 +229,7 @@ def _doubtful_calls(records: Both[list[Record]]) -> set[str]:
 
 
 def _call_shapes(records: list[Record]) -> dict[str, list[tuple[int, ...]]]:
-    """Shapes of what each functional call gave, call by call."""
+    """Return the output shapes of each function, call by call."""
     shapes: dict[str, list[tuple[int, ...]]] = defaultdict(list)
     for record in sorted(records, key=lambda record: record.call):
         if is_functional(record.slot):
@@ -237,22 +244,22 @@ def _call_name(record: Record) -> str:
 def _match(records: Both[list[Record]], name: Callable[[str], str] = str) -> list[RecordPair]:
     waiting = {(name(record.slot), record.call): record for record in records.candidate}
     pairs: list[RecordPair] = []
-    left: list[Record] = []
+    unmatched: list[Record] = []
     for record in records.reference:
         partner = waiting.pop((name(record.slot), record.call), None)
         if partner is not None:
             pairs.append(RecordPair(record, partner))
         else:
-            left.append(record)
+            unmatched.append(record)
     waiting = {key: record for key, record in waiting.items() if not is_functional(record.slot)}
-    for record in left:
+    for record in unmatched:
         if is_functional(record.slot):
             pairs.append(RecordPair(record, None))  # of another name it is another computation
             continue
         # By position within the call, only where this leaves no choice: as many on either side.
-        same_call = [other for other in waiting.values() if other.call == record.call]
-        rivals = [other for other in left if other.call == record.call and not is_functional(other.slot)]
-        position = next(k for k, other in enumerate(rivals) if other is record)
+        same_call = [rival for rival in waiting.values() if rival.call == record.call]
+        rivals = [rival for rival in unmatched if rival.call == record.call and not is_functional(rival.slot)]
+        position = next(k for k, rival in enumerate(rivals) if rival is record)
         fits = len(same_call) == len(rivals) and sorted(same_call[position].shape) == sorted(record.shape)
         pairs.append(RecordPair(record, same_call[position] if fits else None))
     used = {id(pair.candidate) for pair in pairs}
@@ -260,7 +267,7 @@ def _match(records: Both[list[Record]], name: Callable[[str], str] = str) -> lis
 
 
 def _pair_inputs(indexes: Both[Index]) -> list[RecordPair]:
-    """Inputs of a step whose outermost layers answer to none: by position, where number and shapes agree."""
+    """Pair inputs of a step whose outermost layers are unpaired: by position, if number and shapes agree."""
     inputs = indexes.map(
         lambda index: [r for (_, stage), records in index.items() if stage == "input" for r in records]
     )
@@ -278,8 +285,11 @@ Order = Callable[["Record | None", "Record | None"], tuple[int, int, int, int, i
 
 
 def causal_order(steps: Both[Step]) -> Order:
-    """Key: what the optimizers did before; stage; then the reference's order, parameters by when their layer first ran
-    in forward.
+    """Return the sort key of pairs.
+
+    Pairs are ordered by turn (see `_turns`), by stage, and by the reference's order; parameters are ordered by the
+    first
+    forward of their layer.
     """
     ran: dict[str, int] = {}
     for record in steps.reference.records:
@@ -302,8 +312,9 @@ def causal_order(steps: Both[Step]) -> Order:
 
 
 def _turns(step: Step) -> dict[int, int]:
-    """By order of the record, how often the layers ran again after an optimizer had stepped: a critic trained several
-    times in one step, two optimizers in turn.
+    """Return by a record's order the number of times that layers ran again after an optimizer step.
+
+    Several turns occur if a critic is trained several times in one step, or two optimizers alternate.
     """
     turns: dict[int, int] = {}
     turn, stepped = 0, False

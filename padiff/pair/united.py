@@ -1,4 +1,4 @@
-"""Parameters that processes hold parts of, as whole ones: shards side by side, replicas one, terms added up."""
+"""Merge tensors that processes hold parts of into whole ones: shards are joined, replicas unified, terms added up."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _Key = tuple[str, str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one process recorded of a tensor.
+    """Part of a tensor, as one process recorded it.
 
     Attributes:
-        rank: of the process.
+        rank: rank of the process.
         record: its record.
-        part: which part of the tensor it is.
+        part: position of the part in the tensor.
     """
 
     rank: int
@@ -38,11 +38,11 @@ class Piece:
 
     @property
     def place(self) -> tuple[Hashable, ...]:
-        """Equal for those that hold the same elements."""
+        """Key of the elements that the piece holds, equal for replicas."""
         return self.part.offset, self.record.shape
 
     def within(self, whole: np.ndarray) -> np.ndarray:
-        """The elements of a whole tensor that the piece holds."""
+        """Elements of the whole tensor that the piece holds."""
         if self.part.is_range(self.record.shape):
             start = self.part.offset[0]
             return whole.reshape(-1)[start : start + self.record.shape[0]]
@@ -52,12 +52,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces(TensorSource):
-    """A tensor source: a tensor of which processes hold parts, put together when it is read.
+    """Tensor source of a tensor whose parts lie in several processes; the parts are joined on reading.
 
     Attributes:
-        shape: of the whole.
-        pieces: each place of the whole is held by at least one.
-        choice: which replica of each part is taken.
+        shape: shape of the whole tensor.
+        pieces: the parts; every place of the whole is held by at least one.
+        choice: index of the replica to read for each part.
     """
 
     shape: tuple[int, ...]
@@ -66,11 +66,11 @@ class Pieces(TensorSource):
 
     @property
     def replicas(self) -> int:
-        """How many replicas there are of a part, if any of them differs from the first one; else one."""
-        found = [_copies(group) for group in self._places()]
-        if not any(_differ(copies[0], other) for copies in found for other in copies[1:]):
+        """Number of replicas of a part if any replica differs from the first one; otherwise 1."""
+        replica_groups = [_copies(group) for group in self._places()]
+        if not any(_differ(copies[0], replica) for copies in replica_groups for replica in copies[1:]):
             return 1
-        return max(map(len, found))
+        return max(map(len, replica_groups))
 
     def _chosen(self) -> list[list[Piece]]:
         copies = [_copies(group) for group in self._places()]
@@ -101,10 +101,10 @@ class Pieces(TensorSource):
         values = [_added(group) for group in groups]
         if len(groups) == 1 and values[0].shape == self.shape:
             return values[0]
-        whole: np.ndarray = np.empty(self.shape, np.result_type(*(each.dtype for each in values)))
+        joined: np.ndarray = np.empty(self.shape, np.result_type(*(each.dtype for each in values)))
         for group, each in zip(groups, values):
-            group[0].within(whole)[...] = each
-        return whole
+            group[0].within(joined)[...] = each
+        return joined
 
     def _places(self) -> list[list[Piece]]:
         groups: dict[Hashable, list[Piece]] = defaultdict(list)
@@ -119,18 +119,18 @@ def _own(piece: Piece, transposed: bool) -> Own:
 
 
 def _sketch(piece: Piece, transposed: bool) -> Sketch:
-    """A piece's sketch; made now, where this process kept all of it and others did not."""
-    kept = piece.record.source.sketch
-    if kept is not None:
-        return kept
-    own = _own(piece, transposed)
-    taken = np.zeros(own.length, piece.record.source.read().dtype)
-    taken[own.places] = piece.record.source.read().reshape(-1)[own.elements]
-    made = sketch_of_sample(taken, piece.part.size, transposed)
-    there = taken[own.places].astype(np.float64)
-    there = there[np.isfinite(there)]
-    extremes = (float(there.min()), float(there.max())) if there.size else (0.0, 0.0)
-    return replace(made, minimum=extremes[0], maximum=extremes[1])
+    """Return a piece's sketch, computed now if this process recorded the full tensor and others did not."""
+    sketch = piece.record.source.sketch
+    if sketch is not None:
+        return sketch
+    sample = _own(piece, transposed)
+    sampled = np.zeros(sample.length, piece.record.source.read().dtype)
+    sampled[sample.places] = piece.record.source.read().reshape(-1)[sample.elements]
+    computed = sketch_of_sample(sampled, piece.part.size, transposed)
+    finite = sampled[sample.places].astype(np.float64)
+    finite = finite[np.isfinite(finite)]
+    extremes = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    return replace(computed, minimum=extremes[0], maximum=extremes[1])
 
 
 def _partial(pieces: Iterable[Piece]) -> bool:
@@ -138,7 +138,7 @@ def _partial(pieces: Iterable[Piece]) -> bool:
 
 
 def _copies(group: Sequence[Piece]) -> list[list[Piece]]:
-    """Pieces of one place, those whose sum is what stands there together."""
+    """Return the replicas of one place, each as the list of pieces whose sum is the value."""
     if not _partial(group):
         return [[piece] for piece in group]
     copies: dict[int, list[Piece]] = defaultdict(list)
@@ -148,13 +148,13 @@ def _copies(group: Sequence[Piece]) -> list[list[Piece]]:
 
 
 def _added(terms: Sequence[Piece]) -> np.ndarray:
-    """What stands at one place, as one of the replicas has it: terms added up."""
+    """Return the value of one place from one of the replicas, with terms added up."""
     arrays = [piece.record.source.read() for piece in terms]
     return arrays[0] if len(arrays) == 1 else np.asarray(np.sum(arrays, axis=0, dtype=arrays[0].dtype))
 
 
 def _one(terms: Sequence[Piece], transposed: bool) -> Sketch:
-    """`_added`, of sketches."""
+    """Return the sketch of one place from one of the replicas, with terms added up."""
     sketches = [_sketch(piece, transposed) for piece in terms]
     if len(sketches) == 1:
         return sketches[0]
@@ -162,7 +162,7 @@ def _one(terms: Sequence[Piece], transposed: bool) -> Sketch:
 
 
 def _differ(one: Sequence[Piece], other: Sequence[Piece]) -> bool:
-    """Whether two replicas differ, in a bit."""
+    """Return True if two replicas differ in any bit."""
     if _is_sketched((*one, *other)):
         transposed = _transposed((*one, *other))
         a, b = (_one(terms, transposed).projection for terms in (one, other))
@@ -172,7 +172,7 @@ def _differ(one: Sequence[Piece], other: Sequence[Piece]) -> bool:
 
 
 def _transposed(pieces: Iterable[Piece]) -> bool:
-    """Whether the sketches among these are of the transposed matrix."""
+    """Return True if the sketches among these sources are of the transposed matrix."""
     return next(s.transposed for piece in pieces if (s := piece.record.source.sketch) is not None)
 
 
@@ -181,7 +181,7 @@ def _is_sketched(pieces: Iterable[Piece]) -> bool:
 
 
 def replicas_of(source: TensorSource) -> int:
-    """How many replicas a tensor has that are to be looked at: one, where all processes hold the same."""
+    """Return the number of a tensor's replicas to examine: 1 if all processes hold equal values."""
     if isinstance(source, Pieces):
         return source.replicas
     inside = source.inside
@@ -189,15 +189,15 @@ def replicas_of(source: TensorSource) -> int:
 
 
 def as_held(source: TensorSource, choice: int) -> TensorSource:
-    """A tensor as one of its replicas has it; any other one itself."""
+    """Return a tensor source that reads one chosen replica; other sources are returned unchanged."""
     if isinstance(source, Pieces):
         return replace(source, choice=choice)
     inner = source.inside
-    return source.made_of([as_held(one, choice) for one in inner]) if inner else source
+    return source.made_of([as_held(source_inside, choice) for source_inside in inner]) if inner else source
 
 
 def spread(steps: Iterable[Step]) -> bool:
-    """Whether processes recorded parts of parameters."""
+    """Return True if processes recorded parts of parameters."""
     return any(fact_of(step.records, _has_parts) for step in steps)
 
 
@@ -206,17 +206,19 @@ def _has_parts(records: Sequence[Record]) -> bool:
 
 
 def shared_out(steps: Sequence[Step]) -> bool:
-    """Whether the optimizer is shared out: each gradient is consumed by one process alone, which sends the others what
-    it made of the parameter. Of a gradient that only some of the processes lack, this is not so.
+    """Return True if the optimizer is sharded: one process alone consumes each gradient and sends its update to the
+    others.
+
+    Returns False if only some of the processes lack a gradient.
     """
     if len(steps) < 2:
         return False
-    own = [{r.site for r in step.records if r.stage == "grad" and _is_parameter(r)} for step in steps]
-    return sum(map(bool, own)) > 1 and sum(map(len, own)) == len(set().union(*own))
+    gradient_sites = [{r.site for r in step.records if r.stage == "grad" and _is_parameter(r)} for step in steps]
+    return sum(map(bool, gradient_sites)) > 1 and sum(map(len, gradient_sites)) == len(set().union(*gradient_sites))
 
 
 def layout_of(steps: Sequence[Step]) -> Hashable:
-    """How parameters are spread over processes; equal for steps whose parameters lie alike."""
+    """Return a key of the distribution of parameters over processes, equal for steps with the same distribution."""
     alone = shared_out(steps)
     return tuple(
         sorted(
@@ -229,12 +231,10 @@ def layout_of(steps: Sequence[Step]) -> Hashable:
 
 
 def united(steps: Sequence[Step]) -> list[Step]:
-    """A step's processes, each parameter whole and with the first of them; the others have none.
+    """Return a step's processes, with each parameter whole in the first process and absent from the others.
 
-    So are those of an optimizer that is shared out, of which each process records its own.
-
-    What can't be put together, as parts are missing, has no record, and the first process's notes say so. Steps without
-    parts are as they were.
+    Records of a sharded optimizer, which each process records for its own parameters, are merged in the same way. A
+    parameter with missing parts has no record, and the first process's notes say so. Steps without parts are unchanged.
     """
     if not spread(steps) and not shared_out(steps):
         return list(steps)
@@ -247,41 +247,43 @@ def united(steps: Sequence[Step]) -> list[Step]:
                 key = record.layer, record.stage, record.slot, record.call
                 groups.setdefault(key, []).append(Piece(step.rank, record, part))
     lacking: dict[str, None] = {}
-    made: list[Record] = []
+    merged: list[Record] = []
     for key, pieces in groups.items():
-        whole = _whole(pieces)
-        if whole is None:
+        tensor = _whole(pieces)
+        if tensor is None:
             lacking[f"{key[0]}/{key[2]}"] = None
         else:
-            made.append(whole)
+            merged.append(tensor)
     others = [[record for record in step.records if not _is_parameter(record)] for step in ordered]
-    first, *rest = (replace(step, records=_like(own, step, "others")) for step, own in zip(ordered, others))
-    records = _like(_in_order(ordered[0].records, made), first, "united", ordered)
+    first, *later = (
+        replace(step, records=_like(process_records, step, "others")) for step, process_records in zip(ordered, others)
+    )
+    records = _like(_in_order(ordered[0].records, merged), first, "united", ordered)
     notes = first.notes
     if lacking:
         named = ", ".join(list(lacking)[:_NAMED]) + (", ..." if len(lacking) > _NAMED else "")
         notes = (*notes, f"parts of {len(lacking)} parameter(s) are not recorded ({named}): they can't be put together")
     layout = layout_of(ordered)
-    return [replace(step, spread=layout) for step in (replace(first, records=records, notes=notes), *rest)]
+    return [replace(step, spread=layout) for step in (replace(first, records=records, notes=notes), *later)]
 
 
 def _like(records: Iterable[Record], step: Step, what: str, of: Sequence[Step] = ()) -> Sequence[Record]:
-    """Records that are made of a step's, which are alike where the steps are that they are made of."""
-    structures = [getattr(one.records, "structure", None) for one in of or [step]]
+    """Return records made from a step's records, with a shared structure for steps of equal structure."""
+    structures = [getattr(source_step.records, "structure", None) for source_step in of or [step]]
     return tuple(records) if None in structures else Structured(records, (what, *structures))
 
 
 def replicas(steps: Sequence[Step]) -> dict[str, TensorSource]:
-    """By site, what all processes hold of the parameters that each of them has whole."""
-    found: dict[str, list[Piece]] = {}
+    """Return by site a source of all processes' replicas, for parameters that each process holds whole."""
+    by_site: dict[str, list[Piece]] = {}
     for step in steps:
         for record in step.records:
             if _is_parameter(record):
-                found.setdefault(record.site, []).append(Piece(step.rank, record, _replica(record)))
+                by_site.setdefault(record.site, []).append(Piece(step.rank, record, _replica(record)))
     return {
         site: Pieces(same[0].record.shape, tuple(same))
-        for site, same in found.items()
-        if len(same) > 1 and all(_alike(one.record, same[0].record) for one in same)
+        for site, same in by_site.items()
+        if len(same) > 1 and all(_alike(piece.record, same[0].record) for piece in same)
     }
 
 
@@ -298,7 +300,7 @@ def _is_parameter(record: Record) -> bool:
 
 
 def _whole(pieces: Sequence[Piece]) -> Record | None:
-    """The record of a whole tensor; `None` where the pieces do not make it up."""
+    """Return the record of a whole tensor; `None` if the pieces do not cover the tensor."""
     shape = pieces[0].part.shape
     if any(piece.part.shape != shape for piece in pieces):
         return None
@@ -310,34 +312,35 @@ def _whole(pieces: Sequence[Piece]) -> Record | None:
 
 
 def _overlap(pieces: Sequence[Piece], shape: tuple[int, ...]) -> bool:
-    """Whether pieces at different places hold an element in common, some of them leave some out, or reach outside."""
+    """Return True if pieces at different places overlap, leave elements out, or reach outside."""
     blocks = {piece.place: piece for piece in pieces if math.prod(piece.record.shape)}
-    found = list(blocks.values())
-    if any(piece.part.is_range(piece.record.shape) for piece in found):
-        ends = sorted((piece.part.offset[0], piece.part.offset[0] + piece.record.shape[0]) for piece in found)
+    extents = list(blocks.values())
+    if any(piece.part.is_range(piece.record.shape) for piece in extents):
+        ends = sorted((piece.part.offset[0], piece.part.offset[0] + piece.record.shape[0]) for piece in extents)
         return any(end > start for (_, end), (start, _) in pairwise(ends))
     # In their order along the axis that splits most, so that a piece is held against its neighbours alone.
-    splits = [len({piece.part.offset[axis] for piece in found}) for axis in range(len(shape))]
+    splits = [len({piece.part.offset[axis] for piece in extents}) for axis in range(len(shape))]
     axis = splits.index(max(splits)) if splits else 0
-    found.sort(key=lambda piece: piece.part.offset[axis : axis + 1])
-    for number, one in enumerate(found):
-        for other in found[number + 1 :]:
-            sides = zip(one.part.offset, one.record.shape, other.part.offset, other.record.shape)
+    extents.sort(key=lambda piece: piece.part.offset[axis : axis + 1])
+    for number, extent in enumerate(extents):
+        for later_extent in extents[number + 1 :]:
+            sides = zip(extent.part.offset, extent.record.shape, later_extent.part.offset, later_extent.record.shape)
             if all(a < b + n and b < a + m for a, m, b, n in sides):
                 return True
-            if splits and other.part.offset[axis] >= one.part.offset[axis] + one.record.shape[axis]:
+            if splits and later_extent.part.offset[axis] >= extent.part.offset[axis] + extent.record.shape[axis]:
                 break
     return False
 
 
 def _in_order(records: Sequence[Record], made: Sequence[Record]) -> tuple[Record, ...]:
-    """The first process's records, with whole tensors where parts stood; what it holds nothing of comes at the end of
-    its stage.
+    """Return the first process's records, with whole tensors in place of parts.
+
+    Tensors that the first process does not hold come at the end of their stage.
     """
-    whole = {record.site: record for record in made}
-    found = [whole.pop(record.site, None) if _is_parameter(record) else record for record in records]
-    kept = [record for record in found if record is not None]
-    for record in whole.values():
-        place = max((k for k, other in enumerate(kept) if other.stage == record.stage), default=len(kept) - 1)
-        kept.insert(place + 1, record)
-    return tuple(replace(record, order=order) for order, record in enumerate(kept))
+    tensors_by_site = {record.site: record for record in made}
+    ordered = [tensors_by_site.pop(record.site, None) if _is_parameter(record) else record for record in records]
+    result = [record for record in ordered if record is not None]
+    for record in tensors_by_site.values():
+        place = max((k for k, earlier in enumerate(result) if earlier.stage == record.stage), default=len(result) - 1)
+        result.insert(place + 1, record)
+    return tuple(replace(record, order=order) for order, record in enumerate(result))

@@ -1,4 +1,4 @@
-"""What two runs declare differently: optimizers, clipping, loss, train or eval, the settings of layers."""
+"""Declared differences of two runs: optimizers, clipping, loss, train or eval mode, settings of layers."""
 
 from padiff.compare.declared.differences import Declared, at_the_start
 

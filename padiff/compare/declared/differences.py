@@ -1,4 +1,4 @@
-"""All that two runs declare differently, step by step."""
+"""Collection of all declared differences of two runs, step by step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from padiff.records.step_diffs import StepDiffs
 
 
 class Declared:
-    """What two runs declare differently, as far as they were compared."""
+    """Declared differences of two runs in the compared steps."""
 
     def __init__(self) -> None:
         self._key: Any = None
@@ -49,40 +49,42 @@ class Declared:
 
     @property
     def all(self) -> tuple[Difference, ...]:
-        """All that was found, with the first step that shows it, in causal order."""
+        """All differences, each with the first step that shows it, in causal order."""
         return tuple(sorted(self._first.values(), key=lambda difference: difference.order))
 
     def at(self, step: int) -> tuple[Difference, ...]:
-        """What differs in a step that was looked at."""
-        found = self._of_step.get(step, ())
-        return without_made_up(found, self._made_up) if self._made_up else found
+        """Return the differences in a compared step."""
+        differences = self._of_step.get(step, ())
+        return without_made_up(differences, self._made_up) if self._made_up else differences
 
     def in_steps(self, steps: Iterable[int], concerns: Callable[[Difference], bool]) -> list[tuple[int, Difference]]:
-        """What the runs declare differently in these steps, as far as it concerns, with the first that shows it."""
-        found: dict[Any, tuple[int, Difference]] = {}
+        """Return the differences in these steps that pass the filter, each with the first step that shows it."""
+        first_by_key: dict[Any, tuple[int, Difference]] = {}
         looked: set[int] = set()
         for number in steps:
-            some = self.at(number)
-            if id(some) not in looked:  # most steps have one in common
-                looked.add(id(some))
-                for one in some:
-                    found.setdefault(one.key, (number, one))
-        return [(number, one) for number, one in found.values() if concerns(one)]
+            differences = self.at(number)
+            if id(differences) not in looked:  # most steps share one tuple
+                looked.add(id(differences))
+                for difference in differences:
+                    first_by_key.setdefault(difference.key, (number, difference))
+        return [(number, difference) for number, difference in first_by_key.values() if concerns(difference)]
 
     def hold_against(self, ranks: Sequence[StepDiffs]) -> None:
-        """Hold what was found against the tensors of a step, of each rank."""
+        """Check against the tensors of a step, of each rank, if differences in weight decay are compensated by hand."""
         rate, number = rate_of(ranks), next((diffs.number for diffs in ranks if diffs), None)
         if rate is not None and number is not None:
             self._rates[number] = rate
-        left = [one for one in self._lasting if one.changes and one.key not in self._made_up]
-        diffs = [diff for rank in ranks for diff in rank] if left else []
-        for one in left:
-            if number is not None and made_up(one, diffs, self._rates):
-                self._made_up[one.key] = number
+        unresolved = [
+            difference for difference in self._lasting if difference.changes and difference.key not in self._made_up
+        ]
+        diffs = [diff for rank in ranks for diff in rank] if unresolved else []
+        for difference in unresolved:
+            if number is not None and made_up(difference, diffs, self._rates):
+                self._made_up[difference.key] = number
 
     def rates_agree(self, steps: Both[Step]) -> bool:
-        """Whether all parameters are stepped with the same rate in a step that was looked at, whatever group they are
-        in.
+        """Return True if all parameters have the same learning rate in both runs in a compared step, whatever
+        their group.
         """
         return rates_agree(self._groups, self._optimizers, steps)
 
@@ -93,13 +95,13 @@ class Declared:
         alignment: Alignment,
         called: Both[Collection[str]],
     ) -> None:
-        """Look at a step.
+        """Add the declared differences of a step.
 
         Args:
             called: paths of the layers that each run was seen to call.
         """
         number, frameworks = steps.reference.number, infos.map(lambda info: info.framework)
-        # Most steps declare what the one before did.
+        # Most steps have the same settings as the step before.
         key = id(alignment), *((dict(info.settings), dict(step.settings)) for info, step in zip(infos, steps))
         key = *key, *map(len, called)
         if key != self._key:
@@ -112,13 +114,17 @@ class Declared:
             *trained_differences(self._doubtful, steps),
             *micro_batch_differences(steps),
         ]
-        # One tuple for all steps that are alike: there may be many.
+        # Equal steps share one tuple, because there may be many.
         self._of_step[number] = (*self._lasting, *self._dated(of_step, number)) if of_step else self._lasting
 
     def _explained(self, rate: Difference) -> Difference:
-        """Rates that differ, with what the trainers are set to that makes them."""
-        made_by = [one for one in self._lasting if one.kind == "trainer" and one.stage == rate.stage]
-        texts = [f"{one.text_alone}: {one.note}" for one in made_by]
+        """Return a difference in learning rates, extended by the trainer settings that cause it."""
+        made_by = [
+            difference
+            for difference in self._lasting
+            if difference.kind == "trainer" and difference.stage == rate.stage
+        ]
+        texts = [f"{difference.text_alone}: {difference.note}" for difference in made_by]
         return replace(rate, note="; ".join([rate.note, *texts] if rate.note else texts)) if texts else rate
 
     def _dated(self, found: Iterable[Difference], number: int) -> tuple[Difference, ...]:
@@ -156,11 +162,14 @@ class Declared:
 
 
 def at_the_start(infos: Both[RunInfo], alignment: Alignment) -> tuple[Difference, ...]:
-    """What two runs declare differently before any step: as far as it holds for all that they train, and so whatever
-    the layers turn out to be paired like.
+    """Return the declared differences known before any step, which hold for all trained parameters under every
+    alignment.
     """
     frameworks, settings = infos.map(lambda info: info.framework), infos.map(lambda info: info.settings)
     optimizers = settings.map(Optimizers.of)
     groups = group_pairs(optimizers, site_pairs(alignment, infos))
-    found = [*clip_differences(settings, optimizers, frameworks.candidate), *optimizer_differences(groups, frameworks)]
-    return tuple(one for one in found if one.changes and not one.parameters.reference)
+    declared = [
+        *clip_differences(settings, optimizers, frameworks.candidate),
+        *optimizer_differences(groups, frameworks),
+    ]
+    return tuple(difference for difference in declared if difference.changes and not difference.parameters.reference)

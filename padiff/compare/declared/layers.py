@@ -1,4 +1,4 @@
-"""Hyper-parameters that differ between layers that answer to each other, and layers that train in one run only."""
+"""Hyper-parameters that differ between paired layers, and layers that train in one run only."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _MOMENTUM = "counted as torch does: paddle's own `momentum` is 1 minus it"
 
 
 def layer_notes(alignment: Alignment) -> tuple[str, ...]:
-    """Hyper-parameters that differ between layers that answer to each other, in words."""
-    found = ((pair, [_text(name, pair) for name in differing(pair)]) for pair in alignment.pairs)
-    return tuple(f"{pair.reference.path} / {pair.candidate.path}: {', '.join(texts)}" for pair, texts in found if texts)
+    """Return the hyper-parameters that differ between paired layers, in words."""
+    notes = ((pair, [_text(name, pair) for name in differing(pair)]) for pair in alignment.pairs)
+    return tuple(f"{pair.reference.path} / {pair.candidate.path}: {', '.join(texts)}" for pair, texts in notes if texts)
 
 
 def _text(name: str, pair: LayerPair) -> str:
@@ -42,7 +42,7 @@ def _text(name: str, pair: LayerPair) -> str:
 
 
 def differing(pair: LayerPair) -> list[str]:
-    """Names of the settings that differ between two layers."""
+    """Return the names of the settings that differ between two layers."""
     reference, candidate = pair.map(lambda layer: layer.settings)
     return [
         name
@@ -74,10 +74,10 @@ _OF_TRAINING = frozenset({"p", "dropout"})
 def layer_differences(
     alignment: Alignment, settings: Both[Mapping[str, Any]], called: Both[Collection[str]], framework: str
 ) -> Iterator[Difference]:
-    """Settings of layers that differ; they count where both layers ran.
+    """Return the settings of layers that differ; a difference counts if both layers ran.
 
     Args:
-        framework: the candidate's.
+        framework: the candidate's framework.
     """
     modes = settings.map(modes_of)
     for pair in alignment.pairs:
@@ -105,7 +105,7 @@ def layer_differences(
 def mode_differences(
     alignment: Alignment, settings: Both[Mapping[str, Any]], called: Both[Collection[str]]
 ) -> Iterator[Difference]:
-    """Layers that train in one run and evaluate in the other, where that is another computation."""
+    """Return the layers that train in one run and evaluate in the other, if the mode changes the computation."""
     modes = settings.map(modes_of)
     if modes.reference is None or modes.candidate is None:
         return
@@ -135,14 +135,14 @@ def _sides(pair: LayerPair) -> str:
 
 
 def _mode_fix(path: str, training: bool) -> str:
-    whole = "" if path.startswith("(") else f".{path}"
-    if not re.fullmatch(r"(\.[A-Za-z0-9]\w*)*", whole, re.ASCII):
+    suffix = "" if path.startswith("(") else f".{path}"
+    if not re.fullmatch(r"(\.[A-Za-z0-9]\w*)*", suffix, re.ASCII):
         return ""  # a run's own words are no code
-    return f"model{whole}.{'train' if training else 'eval'}()"
+    return f"model{suffix}.{'train' if training else 'eval'}()"
 
 
 def modes_of(settings: Mapping[str, Any]) -> tuple[bool, frozenset[str]] | None:
-    """Whether a model trains, and the paths of the layers that do not as it does; `None`: not known."""
+    """Return True if the model trains, and the paths of the layers in the opposite mode; `None` if unknown."""
     if not isinstance(settings.get("training"), bool):
         return None
     others = settings.get("training.others")
@@ -150,14 +150,14 @@ def modes_of(settings: Mapping[str, Any]) -> tuple[bool, frozenset[str]] | None:
 
 
 def trains(layer: Layer, training: bool, others: Collection[str]) -> bool:
-    """Whether a layer trains, given what `modes_of` says."""
+    """Return True if a layer trains, given the result of `modes_of`."""
     on = training is not (layer.path in others)
     # It normalises by what it has learnt, in whatever mode.
     return on and not (_is_batch_norm(layer) and layer.settings.get("use_global_stats") is True)
 
 
 def _has_modes(layer: Layer) -> bool:
-    """Whether a layer computes otherwise when it trains."""
+    """Return True if a layer computes differently in training."""
     kind = equivalents.kind(layer)
     if _is_batch_norm(layer):
         return True

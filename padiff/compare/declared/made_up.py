@@ -1,4 +1,4 @@
-"""Weight decay that one run declares and the other does by hand: the weights show that it comes to the same."""
+"""Detect weight decay that one run declares and the other applies by hand: the weights agree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from padiff.records import LOOP, Diff, Difference
 from padiff.records.sites import Sites
 from padiff.records.step_diffs import StepDiffs
 
-#: Rules of which a step without decay leaves the weights ``rate * decay`` of themselves larger.
+#: Rules whose weights are larger by the share ``rate * decay`` after a step without decay.
 _LINEAR = frozenset({"AdamW", "SGD"})
 #: What is left of the effect where it is made up for, at most, and how far beyond rounding it has to be to be reported.
 #: Chosen: a decay that is missing leaves all of it, one of half the size a half.
@@ -20,11 +20,11 @@ _LEFT, _BEYOND = 0.1, 10.0
 
 
 def made_up(difference: Difference, diffs: Sequence[Diff], rates: Mapping[int, float]) -> bool:
-    """Whether the weights of a later step show that a declared weight decay is made up for.
+    """Return True if the weights of a later step show that the other run compensates a declared weight decay.
 
     Args:
-        diffs: the diffs of a step after the first one that the difference holds in.
-        rates: the learning rate of each step so far, the smallest of its groups'.
+        diffs: diffs of a step after the first step with the difference.
+        rates: learning rate of each step so far, the smallest of the groups' rates.
     """
     by = difference.values
     if difference.name != "weight_decay" or difference.about not in _LINEAR:
@@ -36,7 +36,7 @@ def made_up(difference: Difference, diffs: Sequence[Diff], rates: Mapping[int, f
         return False
     share = stepped * abs(by.reference - by.candidate)
     concerned = frozenset(difference.parameters.reference)
-    left = []
+    remaining_shares = []
     for diff in diffs:
         anchor, figures = diff.pair.anchor, diff.figures
         if diff.pair.stage != "weight" or anchor.layer == LOOP or figures is None or not diff.compared:
@@ -44,19 +44,20 @@ def made_up(difference: Difference, diffs: Sequence[Diff], rates: Mapping[int, f
         if concerned and f"{anchor.layer}/{anchor.slot.partition('[')[0]}" not in concerned:
             continue
         if figures.reference_l2 > 0 and share > _BEYOND * ROUNDING.get(coarse(anchor.dtype), 1.0):
-            left.append(figures.rel_l2 / share)
-    # Of most: a bias that noise drives is elsewhere for reasons of its own.
-    return bool(left) and median(left) <= _LEFT
+            remaining_shares.append(figures.rel_l2 / share)
+    # The median, because a bias driven by noise differs for other reasons.
+    return bool(remaining_shares) and median(remaining_shares) <= _LEFT
 
 
 def _stepped(rates: Mapping[int, float], first: int, last: int) -> float:
-    """The learning rates of all steps from one to before another, added up; of those between two recorded ones the
-    smaller rate counts.
+    """Return the sum of the learning rates of the steps from ``first`` up to, but without, ``last``.
+
+    Between two recorded steps the smaller of their rates counts.
     """
     numbers = sorted(number for number in rates if first <= number <= last)
     return sum(
-        rates[one] if other - one == 1 else (other - one) * min(rates[one], rates[other])
-        for one, other in pairwise(numbers)
+        rates[earlier] if later - earlier == 1 else (later - earlier) * min(rates[earlier], rates[later])
+        for earlier, later in pairwise(numbers)
     )
 
 
@@ -65,16 +66,22 @@ def _rate_places(sites: Sites) -> list[int]:
 
 
 def rate_of(ranks: Sequence[StepDiffs]) -> float | None:
-    """The smallest learning rate of a step; `None` where it records none."""
-    found = [diffs[place] for diffs in ranks for place in diffs.sites.fact(_rate_places)]
-    return min((diff.figures.values.reference for diff in found if diff.figures), default=None)
+    """Return the smallest learning rate of a step; `None` if the step records none."""
+    rate_diffs = [diffs[place] for diffs in ranks for place in diffs.sites.fact(_rate_places)]
+    return min((diff.figures.values.reference for diff in rate_diffs if diff.figures), default=None)
 
 
 def without_made_up(found: Sequence[Difference], known: Mapping[object, int]) -> tuple[Difference, ...]:
-    """The differences; those that are made up for, by their keys and the step that shows it, change nothing."""
+    """Return the differences; those with a key in ``known`` (mapped to the step that proves it) are marked as
+    harmless.
+    """
     return tuple(
-        replace(one, changes=False, note=f"the weights of step {known[one.key]} show that it is made up for by hand")
-        if one.key in known
-        else one
-        for one in found
+        replace(
+            difference,
+            changes=False,
+            note=f"the weights of step {known[difference.key]} show that it is made up for by hand",
+        )
+        if difference.key in known
+        else difference
+        for difference in found
     )

@@ -1,7 +1,8 @@
-"""What the optimizers of two runs are set to, parameter by parameter.
+"""Settings of the optimizers of two runs, compared parameter by parameter.
 
-Groups are not compared: other groups of the same values are no difference. Nor is what can be written in two ways: Adam
-and AdamW without decay are one rule, and so are SGD without momentum and SGD with a momentum of 0.
+Groups themselves are not compared: different groups with the same values are no difference. Two spellings of one rule
+are no difference either: Adam and AdamW without decay are one rule, and so are SGD without momentum and SGD with a
+momentum of 0.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _SAME, _SAME_RATE = 1e-6, 1e-5
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Parameters that an optimizer treats alike, and how."""
+    """Group of an optimizer's parameters with common settings."""
 
     rule: str
     values: Mapping[str, Any]
@@ -43,7 +44,7 @@ class Group:
 
     @property
     def known(self) -> bool:
-        """Whether the rule is one of the framework's own, and so means the same in both."""
+        """True if the rule is one of the framework's own, with the same meaning in both frameworks."""
         return "." not in self.rule
 
     def number(self, name: str, default: float = 0.0) -> float:
@@ -53,13 +54,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Optimizers:
-    """What one run's optimizers are set to.
+    """Settings of one run's optimizers.
 
     Attributes:
-        groups: all of them.
+        groups: all parameter groups.
         by_site: the group of each parameter, by ``layer/slot``.
-        count: how many optimizers there are.
-        whole: whether it is known of every parameter that they train which one it is.
+        count: number of optimizers.
+        whole: True if all trained parameters are identified.
     """
 
     groups: tuple[Group, ...] = ()
@@ -69,24 +70,26 @@ class Optimizers:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Optimizers:
-        """As a run's settings say it; what is not as it should be there is passed over."""
+        """Build from a run's settings; malformed entries are ignored."""
         rules: dict[int, str] = {}
         values: dict[tuple[int, int], dict[str, Any]] = {}
         for name, value in settings.items():
-            found = _NAME.fullmatch(name)
-            if found is None:
+            match = _NAME.fullmatch(name)
+            if match is None:
                 continue
-            number, group, rest = int(found[1]), found[2], found[3]
+            number, group, setting = int(match[1]), match[2], match[3]
             if group is not None:
-                values.setdefault((number, int(group)), {})[rest] = value
-            elif rest == "rule":
+                values.setdefault((number, int(group)), {})[setting] = value
+            elif setting == "rule":
                 rules[number] = str(value)
         groups = [
-            Group(rules[number], own, _sites(own)) for (number, _), own in sorted(values.items()) if number in rules
+            Group(rules[number], group_values, _sites(group_values))
+            for (number, _), group_values in sorted(values.items())
+            if number in rules
         ]
-        whole = bool(groups) and not any(group.values.get("others") for group in groups)
+        is_complete = bool(groups) and not any(group.values.get("others") for group in groups)
         by_site = {site: group for group in groups for site in group.parameters}
-        return cls(tuple(groups), by_site, len(rules), whole)
+        return cls(tuple(groups), by_site, len(rules), is_complete)
 
 
 def _sites(values: Mapping[str, Any]) -> tuple[str, ...]:
@@ -96,50 +99,51 @@ def _sites(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class GroupPair(Both[Group]):
-    """Two groups with parameters that answer to each other, and those."""
+    """Two groups with parameters that are paired, and the sites of these parameters."""
 
     sites: Both[list[str]] = field(default_factory=lambda: Both([], []))
 
 
 def site_pairs(alignment: Alignment, infos: Both[RunInfo]) -> list[Both[str]]:
-    """Parameters that answer to each other, by the first name that either has in its run."""
+    """Return the paired parameters, each by the first name in its run."""
     homes = infos.map(tied_homes)
-    found = {}
+    by_names = {}
     for pair in alignment.parameters:
-        for one in pair.reference:
-            for other in pair.candidate:
-                sites = Both(f"{one.layer}/{one.slot}", f"{other.layer}/{other.slot}")
+        for expected in pair.reference:
+            for actual in pair.candidate:
+                sites = Both(f"{expected.layer}/{expected.slot}", f"{actual.layer}/{actual.slot}")
                 named = homes.zip(sites).map(lambda side: side[0].get(side[1], side[1]))
-                found[named.reference, named.candidate] = named
-    return list(found.values())
+                by_names[named.reference, named.candidate] = named
+    return list(by_names.values())
 
 
 def tied_homes(info: RunInfo) -> dict[str, str]:
-    """Where parameters that have several names are found first."""
+    """Return the first name of each parameter that has several names."""
     return {f"{layer.path}/{p.slot}": p.tied_to for layer in info.layers for p in layer.parameters if p.tied_to}
 
 
 def group_pairs(optimizers: Both[Optimizers], sites: list[Both[str]]) -> list[GroupPair]:
-    """The groups that have parameters in common, with these."""
-    found: dict[tuple[int, int], GroupPair] = {}
+    """Return the pairs of groups that have paired parameters, with the sites of these parameters."""
+    by_groups: dict[tuple[int, int], GroupPair] = {}
     for pair in sites:
         groups = optimizers.zip(pair).map(lambda side: side[0].by_site.get(side[1]))
         if groups.reference is None or groups.candidate is None:
             continue
         key = id(groups.reference), id(groups.candidate)
-        if key not in found:
-            found[key] = GroupPair(groups.reference, groups.candidate)
-        found[key].sites.reference.append(pair.reference)
-        found[key].sites.candidate.append(pair.candidate)
-    return list(found.values())
+        if key not in by_groups:
+            by_groups[key] = GroupPair(groups.reference, groups.candidate)
+        by_groups[key].sites.reference.append(pair.reference)
+        by_groups[key].sites.candidate.append(pair.candidate)
+    return list(by_groups.values())
 
 
 @dataclass(frozen=True)
 class _Found:
-    """What is different between two groups.
+    """Difference between two groups.
 
     Attributes:
-        names: which of the reference's values mend it, of which rule.
+        names: names of the reference's values that fix the difference.
+        rule: rule whose values these are.
     """
 
     name: str
@@ -152,58 +156,60 @@ class _Found:
 
 
 def optimizer_differences(pairs: list[GroupPair], frameworks: Both[str]) -> Iterator[Difference]:
-    """How the groups of two runs differ, together where they differ alike."""
+    """Return the differences between the groups of two runs; equal differences are merged."""
     yield from _together([(pair, _between(pair, frameworks)) for pair in pairs], frameworks.candidate)
 
 
 def rate_differences(
     pairs: list[GroupPair], optimizers: Both[Optimizers], steps: Both[Step], frameworks: Both[str]
 ) -> Iterator[Difference]:
-    """Where parameters are stepped with other learning rates, which are records of the step."""
+    """Return the parameters with different learning rates, as the step's records show."""
     # Of several optimizers it is not known whose rate a record is.
     if max(optimizers.map(lambda side: side.count)) != 1 or not pairs:
         return
     rates = steps.map(_rates)
-    found = []
+    differences = []
     for pair in pairs:
-        one, other = pair.zip(rates).map(lambda side: _rate(*side))
-        if one is None or other is None:
+        expected, actual = pair.zip(rates).map(lambda side: _rate(*side))
+        if expected is None or actual is None:
             continue
-        own = Both(one, other)
+        values = Both(expected, actual)
         first = max(group.number("lr") for group in pair)
         # At the end of a schedule both are nothing.
-        if abs(own.reference - own.candidate) > _SAME_RATE * max(abs(own.reference), abs(own.candidate), 1e-3 * first):
-            lasting = all(math.isclose(group.number("lr"), rate, rel_tol=_SAME) for group, rate in zip(pair, own))
+        if abs(values.reference - values.candidate) > _SAME_RATE * max(
+            abs(values.reference), abs(values.candidate), 1e-3 * first
+        ):
+            lasting = all(math.isclose(group.number("lr"), rate, rel_tol=_SAME) for group, rate in zip(pair, values))
             names = ("lr",) if lasting else ()
-            found.append((pair, [_Found("lr", own, names, pair.candidate.rule, kind="learning_rate")]))
-    yield from _together(found, frameworks.candidate, len(pairs))
+            differences.append((pair, [_Found("lr", values, names, pair.candidate.rule, kind="learning_rate")]))
+    yield from _together(differences, frameworks.candidate, len(pairs))
 
 
 def rates_agree(pairs: list[GroupPair], optimizers: Both[Optimizers], steps: Both[Step]) -> bool:
-    """Whether it is known of all that both runs train that it is stepped with the same rate."""
+    """Return True if all parameters trained by both runs are known to have the same learning rate."""
     groups = unzipped(pairs).map(lambda side: {id(group) for group in side})
     paired = all(len(of_pairs) == len(side.groups) for of_pairs, side in zip(groups, optimizers))
     if not paired or not pairs or max(optimizers.map(lambda side: side.count)) != 1:
         return False
     rates = steps.map(_rates)
-    found = [pair.zip(rates).map(lambda side: _rate(*side)) for pair in pairs]
-    return all(None not in (*both,) and math.isclose(*both, rel_tol=_SAME_RATE) for both in found)
+    rate_pairs = [pair.zip(rates).map(lambda side: _rate(*side)) for pair in pairs]
+    return all(None not in (*both,) and math.isclose(*both, rel_tol=_SAME_RATE) for both in rate_pairs)
 
 
 def _rates(step: Step) -> dict[int, float]:
-    """The learning rates that a step records, by their numbers."""
+    """Return the learning rates that a step records, by their numbers."""
     return {number: float(step.records[place].value) for number, place in fact_of(step.records, _rate_places)}
 
 
 def _rate_places(records: Sequence[Record]) -> list[tuple[int, int]]:
-    """The number of each learning rate, and the place of its record."""
-    found = []
+    """Return the number of each learning rate, and the index of its record."""
+    numbered = []
     for place, record in enumerate(records):
         if record.layer == LOOP and record.stage == "update":
             name, _, number = record.slot.partition(".")
             if name == "learning_rate":
-                found.append((int(number or 0), place))
-    return found
+                numbered.append((int(number or 0), place))
+    return numbered
 
 
 def _rate(group: Group, rates: Mapping[int, float]) -> float | None:
@@ -214,37 +220,37 @@ def _rate(group: Group, rates: Mapping[int, float]) -> float | None:
 def _together(
     found: list[tuple[GroupPair, list[_Found]]], framework: str, count: int | None = None
 ) -> Iterator[Difference]:
-    """The differences of groups; one for all that differ alike."""
+    """Merge equal differences of several groups."""
     merged: dict[tuple[Any, ...], tuple[_Found, GroupPair, Both[list[str]], int]] = {}
     for pair, differences in found:
-        for one in differences:
-            key = one.name, *map(str, one.values), one.rule
-            first, origin, sites, number = merged.get(key, (one, pair, Both([], []), 0))
+        for difference in differences:
+            key = difference.name, *map(str, difference.values), difference.rule
+            first, origin, sites, number = merged.get(key, (difference, pair, Both([], []), 0))
             sites.reference.extend(pair.sites.reference)
             sites.candidate.extend(pair.sites.candidate)
             merged[key] = first, origin, sites, number + 1
     count = len(found) if count is None else count
-    for one, pair, sites, number in merged.values():
+    for difference, pair, sites, number in merged.values():
         # All of what is compared: then it need not be named.
-        some = Both((), ()) if number == count else sites.map(tuple)
+        parameters = Both((), ()) if number == count else sites.map(tuple)
         yield Difference(
-            one.name,
-            one.values,
+            difference.name,
+            difference.values,
             "update",
-            one.kind,
-            about="" if one.name in ("rule", "lr") else pair.reference.rule,
-            changes=one.changes,
+            difference.kind,
+            about="" if difference.name in ("rule", "lr") else pair.reference.rule,
+            changes=difference.changes,
             fix=optimizer_fix(
                 framework,
-                one.rule,
-                one.names,
+                difference.rule,
+                difference.names,
                 {**_USUAL, **dict.fromkeys(_FORMS, 0.0), **pair.reference.values},
-                some.candidate,
+                parameters.candidate,
             )
-            if one.names or one.name == "rule"
+            if difference.names or difference.name == "rule"
             else "",
-            parameters=some,
-            note=one.note,
+            parameters=parameters,
+            note=difference.note,
         )
 
 
@@ -256,7 +262,7 @@ def _between(pair: GroupPair, frameworks: Both[str]) -> list[_Found]:
         return [_Found("rule", pair.map(lambda group: group.rule), tuple(_said(reference)), reference.rule)]
     if not reference.known and frameworks.reference != frameworks.candidate:
         return []
-    found = _decay(pair)
+    differences = _decay(pair)
     elsewhere = reference.rule in _EPS_ELSEWHERE and frameworks.reference != frameworks.candidate
     values = pair.map(_meant)
     for name in {**values.reference, **values.candidate}:
@@ -265,11 +271,11 @@ def _between(pair: GroupPair, frameworks: Both[str]) -> list[_Found]:
         both = values.map(lambda side, name=name: side[name])  # type: ignore[misc]
         if same(*both):
             continue
-        found.append(_Found(name, both, (name,), candidate.rule, changes=not (elsewhere and name == "eps")))
+        differences.append(_Found(name, both, (name,), candidate.rule, changes=not (elsewhere and name == "eps")))
     if elsewhere:
         places = frameworks.map(lambda framework: _place_of_eps(framework, reference.rule))
-        found.append(_Found("place of epsilon", places, (), candidate.rule, changes=False, note=_ELSEWHERE))
-    return found
+        differences.append(_Found("place of epsilon", places, (), candidate.rule, changes=False, note=_ELSEWHERE))
+    return differences
 
 
 _ELSEWHERE = "the frameworks add epsilon in different places of this rule"
@@ -285,7 +291,7 @@ def _family(rule: str) -> str:
 
 
 def _said(group: Group) -> Iterator[str]:
-    """Names of a group's values that are other than usual."""
+    """Return the names of a group's values that differ from the usual values."""
     for name, value in group.values.items():
         if name in _APART or (name.startswith("decay.") and not value):
             continue
@@ -294,12 +300,12 @@ def _said(group: Group) -> Iterator[str]:
 
 
 def _meant(group: Group) -> dict[str, Any]:
-    """A group's values, without those that mean nothing beside the others."""
-    found = {**_USUAL, **{n: v for n, v in group.values.items() if n not in _APART and not n.startswith("decay.")}}
-    if same(found["momentum"], 0.0):
+    """Return a group's values, without values that have no effect beside the others."""
+    values = {**_USUAL, **{n: v for n, v in group.values.items() if n not in _APART and not n.startswith("decay.")}}
+    if same(values["momentum"], 0.0):
         for name in ("dampening", "nesterov"):
-            found[name] = _USUAL[name]
-    return found
+            values[name] = _USUAL[name]
+    return values
 
 
 def _decay(pair: GroupPair) -> list[_Found]:
@@ -326,7 +332,7 @@ def _decay_text(values: Mapping[str, float], used: list[str]) -> str:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values mean one number, word or switch."""
+    """Return True if two values mean the same number, word or switch."""
     if isinstance(one, (int, float)) and isinstance(other, (int, float)):
         return math.isclose(one, other, rel_tol=_SAME)
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):

@@ -1,4 +1,6 @@
-"""In which precision two runs compute, read from what layers give: trainers turn autocast on where nobody sees."""
+"""Precision of two runs, read from the dtypes of layers' outputs: trainers switch autocast on out of the user's
+sight.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ _NOTE = "the coarser one rounds each output, and so much is allowed of all stage
 
 
 def precision_differences(alignment: Alignment, steps: Both[Step]) -> Iterator[Difference]:
-    """Floating dtypes of outputs that differ between layers that answer to each other. It counts for nothing by itself:
-    both may be meant, and tensors are judged by the coarser dtype.
+    """Return the floating dtypes of outputs that differ between paired layers.
+
+    The difference alone does not count: both may be intended, and tensors are judged by the coarser dtype.
     """
     dtypes = steps.map(_dtypes)
     pairs = [
@@ -23,8 +26,8 @@ def precision_differences(alignment: Alignment, steps: Both[Step]) -> Iterator[D
         for pair in alignment.pairs
         if pair.reference.path in dtypes.reference and pair.candidate.path in dtypes.candidate
     ]
-    found = Counter(tuple(pair) for pair in pairs if pair.reference != pair.candidate)
-    for (reference, candidate), count in found.most_common():
+    dtype_counts = Counter(tuple(pair) for pair in pairs if pair.reference != pair.candidate)
+    for (reference, candidate), count in dtype_counts.most_common():
         yield Difference(
             "dtype",
             Both(reference, candidate),
@@ -37,9 +40,9 @@ def precision_differences(alignment: Alignment, steps: Both[Step]) -> Iterator[D
 
 
 def _dtypes(step: Step) -> dict[str, str]:
-    """The dtype of each layer's first output, where it is one of fractions."""
-    found: dict[str, str] = {}
+    """Return the dtype of each layer's first output, if it is a floating dtype."""
+    by_layer: dict[str, str] = {}
     for record in called(step.records):
         if record.stage == "forward" and record.layer != LOOP and not is_functional(record.slot):
-            found.setdefault(record.layer, coarse(record.dtype))
-    return {path: dtype for path, dtype in found.items() if dtype in ROUNDING}
+            by_layer.setdefault(record.layer, coarse(record.dtype))
+    return {path: dtype for path, dtype in by_layer.items() if dtype in ROUNDING}

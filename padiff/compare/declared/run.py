@@ -1,4 +1,4 @@
-"""What else two runs declare: clipping, the loss, which parameters train and which are one."""
+"""Further declared differences of two runs: clipping, the loss, trained parameters and tied parameters."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ _OF_LOSS = frozenset({"delta", "beta", "weight", "pos_weight"})
 def clip_differences(
     settings: Both[Mapping[str, Any]], optimizers: Both[Optimizers], framework: str
 ) -> Iterator[Difference]:
-    """How gradients are clipped differently. That one side does not clip counts for nothing alone: it may clip in code
-    of its own, which nobody sees; where it acts, the gradients show it.
+    """Return the differences in gradient clipping.
+
+    A side without clipping alone is no difference: it may clip in user code; the gradients show any effect.
     """
     reference, candidate = settings.zip(optimizers).map(lambda side: _clip(*side))
     if reference is None or candidate is None:
         return
     clips = Both(reference, candidate)
     kinds = clips.map(lambda side: side["kind"])
-    own = [kind for kind in kinds if "." in kind]
+    own_kinds = [kind for kind in kinds if "." in kind]
     if kinds.reference != kinds.candidate:
-        if not own:
+        if not own_kinds:
             yield _clipping("clip", clips.map(_clip_text), clips.reference, optimizers, framework, "none" not in kinds)
         return
     for name in ("limit", "norm_type", "lowest", "by_group"):
@@ -48,7 +49,7 @@ def clip_differences(
         if None in (values.reference, values.candidate) and name in ("limit", "norm_type"):
             continue
         if not same(*values):
-            yield _clipping(f"clip {name}", values, clips.reference, optimizers, framework, not own)
+            yield _clipping(f"clip {name}", values, clips.reference, optimizers, framework, not own_kinds)
 
 
 def _clipping(
@@ -77,22 +78,22 @@ def _clip_text(clip: Mapping[str, Any]) -> str:
 
 
 def _clip(settings: Mapping[str, Any], optimizers: Optimizers) -> Mapping[str, Any] | None:
-    """How a run clips; `None` where it is not known."""
+    """Return a run's clipping; `None` if unknown."""
     called = _clip_of(settings, "clip.")
-    given = [_clip_of(settings, f"optimizer.{number}.clip.") for number in range(optimizers.count)]
-    set_ = [_NO_CLIP if _is_none(clip) else clip for clip in given if "kind" in clip]
+    clips = [_clip_of(settings, f"optimizer.{number}.clip.") for number in range(optimizers.count)]
+    set_ = [_NO_CLIP if _is_none(clip) else clip for clip in clips if "kind" in clip]
     acting = [clip for clip in set_ if clip["kind"] != "none"]
     if "kind" in called and not _is_none(called):
         return None if acting else called
     if acting:
-        return acting[0] if len(set_) == len(given) and all(clip == acting[0] for clip in set_) else None
+        return acting[0] if len(set_) == len(clips) and all(clip == acting[0] for clip in set_) else None
     # Where calls were watched, and nothing else could clip.
     return _NO_CLIP if "kind" in called else None
 
 
 def _clip_of(settings: Mapping[str, Any], family: str) -> dict[str, Any]:
-    found = _of(settings, family)
-    return found if isinstance(found.get("kind"), str) else {}
+    clip_settings = _of(settings, family)
+    return clip_settings if isinstance(clip_settings.get("kind"), str) else {}
 
 
 def _is_none(clip: Mapping[str, Any]) -> bool:
@@ -106,8 +107,9 @@ def _of(settings: Mapping[str, Any], family: str) -> dict[str, Any]:
 
 
 def loss_differences(settings: Both[Mapping[str, Any]], framework: str) -> Iterator[Difference]:
-    """How the losses are set differently. Two functions may well be one loss, and so may two reductions, by a factor
-    that is the loop's: tensors show that.
+    """Return the differences in the settings of losses.
+
+    Two functions may be one loss, and so may two reductions, up to a factor in the loop: the tensors show the effect.
     """
     losses = settings.map(lambda side: _of(side, "loss."))
     for name, value in losses.reference.items():
@@ -131,21 +133,24 @@ def loss_differences(settings: Both[Mapping[str, Any]], framework: str) -> Itera
 
 
 def loop_differences(settings: Both[Mapping[str, Any]]) -> Iterator[Difference]:
-    """How many batches make a step, as hosts say. Batches that are larger by as much come to the same: tensors show."""
+    """Return the differences in the number of batches per step, as hosts report.
+
+    Batches that are larger by the same factor are equivalent: the tensors show the effect.
+    """
     batches = settings.map(lambda side: side.get("accumulation"))
     if None not in (batches.reference, batches.candidate) and not same(*batches):
         note = "gradients of so many batches make a step"
         yield Difference("accumulation", batches, "input", "accumulation", changes=False, note=note)
-    left = settings.map(lambda side: side.get("gradients.left_over", "none"))
-    if left.reference != left.candidate:
-        yield Difference("gradients left over", left, "grad", "left_over", changes=False, note=_LEFT_OVER)
+    left_over = settings.map(lambda side: side.get("gradients.left_over", "none"))
+    if left_over.reference != left_over.candidate:
+        yield Difference("gradients left over", left_over, "grad", "left_over", changes=False, note=_LEFT_OVER)
     yield from trainer_differences(settings)
 
 
 def micro_batch_differences(steps: Both[Step]) -> Iterator[Difference]:
-    """Whether a step is of more micro-batches in one run, of the same size: so it is of other samples.
+    """Return a difference if one run has more micro-batches per step, of the same size, and so other samples.
 
-    What the model is called for besides counts for nothing: each micro-batch has to have its loss.
+    Calls of the model without a loss do not count: each micro-batch must have its loss.
     """
     counts = steps.map(lambda step: step.micro_batches)
     if counts.reference == counts.candidate:
@@ -154,16 +159,16 @@ def micro_batch_differences(steps: Both[Step]) -> Iterator[Difference]:
     shapes = steps.map(lambda step: [r.shape for r in called(step.records) if r.stage == "input" and not r.call])
     if losses != counts or shapes.reference != shapes.candidate or not shapes.reference:
         return
-    left = next((str(x) for x in steps.map(lambda step: step.settings.get("gradients.left_over")) if x), "")
-    note = f"gradients {left} are left over" if left else "all of them have one size"
+    left_over = next((str(x) for x in steps.map(lambda step: step.settings.get("gradients.left_over")) if x), "")
+    note = f"gradients {left_over} are left over" if left_over else "all of them have one size"
     yield Difference("micro-batches", counts, "input", "micro_batches", note=note)
 
 
 def _losses(step: Step) -> int:
-    """How many losses a step has: those that are logged, else what loss functions gave."""
+    """Return the number of a step's losses: the logged losses, otherwise the results of loss functions."""
     logged = sum(is_loss(record) for record in called(step.records))
-    given = (r for r in called(step.records) if is_of_loss(r) and r.stage == "loss" and loss_role(r.slot) == "0")
-    return logged or sum(1 for _ in given)
+    results = (r for r in called(step.records) if is_of_loss(r) and r.stage == "loss" and loss_role(r.slot) == "0")
+    return logged or sum(1 for _ in results)
 
 
 #: Parameters that one run may train and the other not, each with which of them does.
@@ -171,17 +176,17 @@ Doubtful = list[tuple[Both[str], Both[bool]]]
 
 
 def doubtful_sites(sites: list[Both[str]], infos: Both[RunInfo], optimizers: Both[Optimizers]) -> Doubtful:
-    """Parameters that one run trains and the other does not, as they are declared."""
+    """Return the parameters that only one run trains, by the runs' declarations."""
     frozen = infos.map(_frozen)
     # Of several processes each may have some of the parameters.
-    known = optimizers.zip(infos).map(lambda side: side[0] if side[1].world_size == 1 else Optimizers())
-    sides = frozen.zip(known)
+    declared = optimizers.zip(infos).map(lambda side: side[0] if side[1].world_size == 1 else Optimizers())
+    sides = frozen.zip(declared)
     trained = [pair.zip(sides).map(lambda side: _is_trained(side[0], *side[1])) for pair in sites]
     return [(pair, either) for pair, either in zip(sites, trained) if either.reference != either.candidate]
 
 
 def trained_differences(doubtful: Doubtful, steps: Both[Step]) -> Iterator[Difference]:
-    """Parameters that one run trains and the other does not; where the step shows gradients of the one only."""
+    """Return the parameters that only one run trains, if the step shows gradients in that run only."""
     if not doubtful:
         return
     moved = steps.map(_moved)
@@ -189,12 +194,12 @@ def trained_differences(doubtful: Doubtful, steps: Both[Step]) -> Iterator[Diffe
     for pair, trained in doubtful:
         shown = moved.zip(pair).map(lambda side: side[1] in side[0])
         if shown == trained:
-            some = groups.setdefault(trained.reference, Both([], []))
-            some.reference.append(pair.reference)
-            some.candidate.append(pair.candidate)
-    for trained_here, some in groups.items():
+            members = groups.setdefault(trained.reference, Both([], []))
+            members.reference.append(pair.reference)
+            members.candidate.append(pair.candidate)
+    for trained_here, members in groups.items():
         words = Both("trained", "frozen, or in no optimizer").swapped(not trained_here)
-        yield Difference("training", words, "grad", "trainable", parameters=some.map(tuple))
+        yield Difference("training", words, "grad", "trainable", parameters=members.map(tuple))
 
 
 def _is_trained(site: str, frozen: Collection[str], optimizers: Optimizers) -> bool:
@@ -212,31 +217,31 @@ def _moved(step: Step) -> set[str]:
 
 
 def tied_differences(alignment: Alignment, infos: Both[RunInfo]) -> Iterator[Difference]:
-    """Parameters that are one tensor in one run and two in the other."""
+    """Return the parameters that are one tensor in one run and two in the other."""
     homes = infos.map(tied_homes)
     if not any(homes):
         return
     layers = alignment.pairs
-    there = {pair.reference.path: pair.candidate for pair in layers}
+    partners_by_path = {pair.reference.path: pair.candidate for pair in layers}
     back = {pair.candidate.path: pair.reference for pair in layers}
-    seen = set()
-    for own, others, partners, swap in (
-        (homes.reference, homes.candidate, there, False),
+    reported = set()
+    for ties, others, partners, swap in (
+        (homes.reference, homes.candidate, partners_by_path, False),
         (homes.candidate, homes.reference, back, True),
     ):
-        for site, home in own.items():
-            answers = [_answer(one, partners) for one in (site, home)]
-            if None in answers or len({others.get(str(one), one) for one in answers}) == 1:
+        for site, home in ties.items():
+            answers = [_answer(name, partners) for name in (site, home)]
+            if None in answers or len({others.get(str(name), name) for name in answers}) == 1:
                 continue
             sites = Both((site, home), tuple(map(str, answers))).swapped(swap)
-            if frozenset(sites.reference) in seen:
+            if frozenset(sites.reference) in reported:
                 continue
-            seen.add(frozenset(sites.reference))
+            reported.add(frozenset(sites.reference))
             yield Difference("shared", Both("shared", "apart").swapped(swap), "grad", "tied", parameters=sites)
 
 
 def _answer(site: str, partners: Mapping[str, Any]) -> str | None:
-    """The other run's name of a parameter, where its layer has a partner with one of the same name."""
+    """Return the other run's name of a parameter, if its layer has a partner with such a parameter."""
     path, _, slot = site.rpartition("/")
     layer = partners.get(path)
     if layer is None:

@@ -1,4 +1,4 @@
-"""What arguments of trainers mean for a result: each setting ``trainer.<name>`` with the sentence that says it."""
+"""Trainer arguments that change a result: each setting ``trainer.<name>``, with a sentence about its effect."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _DIVIDE_ONCE = "trainer.accelerator.gradient_accumulation_steps = 1"
 
 @dataclass(frozen=True)
 class TrainerSetting:
-    """An argument of a trainer that changes the result.
+    """Argument of a trainer that changes the result.
 
     Attributes:
-        name: behind ``trainer.`` among the settings.
-        words: what reports call it.
-        stage: where in a step it shows first.
-        note: what it means.
+        name: name of the setting, without ``trainer.``.
+        words: name in reports.
+        stage: first stage of a step that shows the effect.
+        note: effect of the setting, in words.
     """
 
     name: str
@@ -68,7 +68,7 @@ TRAINER = (
 
 
 def trainer_differences(settings: Both[Mapping[str, Any]]) -> Iterator[Difference]:
-    """How the trainers of two runs are set differently. None counts for itself: where it acts, tensors show it."""
+    """Return the differences in trainer settings. None counts alone: the tensors show any effect."""
     for setting in TRAINER:
         values = settings.map(lambda side, name=setting.name: side.get(f"trainer.{name}"))  # type: ignore[misc]
         if None in (values.reference, values.candidate) or same(*values):

@@ -1,1 +1,1 @@
-"""When a diff passes: the policies, and what they know of rounding."""
+"""Policies that pass or fail diffs, and their model of rounding."""

@@ -1,4 +1,6 @@
-"""A stage that one side lacks in a step, though it records it in others: an optimizer that did not step, say."""
+"""Detect a stage that one side lacks in a step but records in other steps, for example an optimizer that did not
+step.
+"""
 
 from __future__ import annotations
 
@@ -15,35 +17,35 @@ from padiff.records.structured import fact_of
 
 # A loss may be logged now and then only; inputs and weights are there wherever the model was called.
 _STAGES = ("forward", "backward", "grad", "update")
-# How many other steps of a run are looked at to see whether it records a stage at all.
+# Number of other steps of a run that are searched for records of a stage.
 _OTHERS = 8
 
 
 def absent_stages(
     diffs: StepDiffs, steps: Both[Step], history: Both[History], runs: Both[Run]
 ) -> tuple[StepDiffs, Both[History]]:
-    """Make diffs of what one side lacks in a step because a whole stage of it did not happen there.
+    """Fail diffs with a missing side if a whole stage of that side is absent from the step.
 
-    A stage that a side never records is a gap, not a diff. Other steps show which it is: those that were compared
-    before, and, where these do not show it, a few of the nearest others.
+    A stage that a side never records is a gap, not a diff. The history of compared steps shows recorded stages; if the
+    history does not settle a stage, a few of the nearest other steps are read.
 
     Args:
-        diffs: of one rank of a step, judged as if a whole stage that is missing were a gap.
+        diffs: diffs of one rank of a step, judged as if a missing stage were a gap.
         steps: the rank's records.
-        history: what each run was seen to record.
+        history: records seen in each run so far.
 
     Returns:
-        The diffs, with those of an absent stage failed; and the history, with what other steps showed.
+        The diffs, with those of an absent stage failed; and the history, extended by the other steps.
     """
-    there = steps.map(_stages_of)
-    lacking = Both(there.candidate - there.reference, there.reference - there.candidate)
-    found = []
-    for stages, known, run, step in zip(lacking, history, runs, steps):
-        for stage in stages.intersection(_STAGES) - known.stages - known.never:
-            known = _looked_elsewhere(known, stage, run, step.number)
-        found.append(known)
-    history = Both(*found)
-    absent = Both(*(stages.intersection(_STAGES) & known.stages for stages, known in zip(lacking, history)))
+    recorded = steps.map(_stages_of)
+    lacking = Both(recorded.candidate - recorded.reference, recorded.reference - recorded.candidate)
+    histories = []
+    for stages, record, run, step in zip(lacking, history, runs, steps):
+        for stage in stages.intersection(_STAGES) - record.stages - record.never:
+            record = _looked_elsewhere(record, stage, run, step.number)
+        histories.append(record)
+    history = Both(*histories)
+    absent = Both(*(stages.intersection(_STAGES) & record.stages for stages, record in zip(lacking, history)))
     if any(absent):
         alone = np.flatnonzero(~diffs.sites.complete).tolist()
         failed = [place for place in alone if _is_of(diffs[place], absent) and not is_nothing(diffs[place])]
@@ -60,10 +62,10 @@ def _stages(records: Sequence[Record]) -> frozenset[str]:
 
 
 def _looked_elsewhere(history: History, stage: str, run: Run, number: int) -> History:
-    """The history after a look at the steps around one, for a stage that none before had."""
+    """Search the nearest other steps for a stage that no step so far had, and return the new history."""
     others = sorted((n for n in run.numbers() if n != number), key=lambda n: abs(n - number))
-    for other in others[:_OTHERS]:
-        stages = history.stages.union(*map(_stages_of, run.steps(other)))
+    for neighbour in others[:_OTHERS]:
+        stages = history.stages.union(*map(_stages_of, run.steps(neighbour)))
         history = replace(history, stages=stages)
         if stage in stages:
             return history
@@ -71,17 +73,17 @@ def _looked_elsewhere(history: History, stage: str, run: Run, number: int) -> Hi
 
 
 def whole_stage_missing(diff: Diff, step: Sequence[Diff]) -> bool:
-    """Whether a diff's missing side has nothing at all at this stage of its step."""
+    """Return True if a diff's missing side has no record at this stage of the step."""
     candidate = diff.pair.candidate is None
     return not any(
-        (other.pair.candidate if candidate else other.pair.reference) is not None
-        for other in step
-        if other.pair.stage == diff.pair.stage and other.pair.anchor.layer != LOOP
+        (neighbour.pair.candidate if candidate else neighbour.pair.reference) is not None
+        for neighbour in step
+        if neighbour.pair.stage == diff.pair.stage and neighbour.pair.anchor.layer != LOOP
     )
 
 
 def optimizer_steps(step: Sequence[Diff]) -> Both[int]:
-    """How often the optimizers of the reference and of the candidate changed some parameter in a step."""
+    """Return the number of optimizer steps of the reference and of the candidate within one step."""
     calls: Both[set[int]] = Both({0}, {0})
     for diff in step:
         if diff.pair.stage == "update":

@@ -1,4 +1,4 @@
-"""What the measured diffs of steps say of each step, before one of them is judged: for several steps at once."""
+"""Facts about steps from their measured diffs, computed for several steps at once, before judging."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from padiff.sketches.sketch import ELEMENTS
 
 
 class Apart(NamedTuple):
-    """How far apart both sides are as a step starts.
+    """Distance of the two sides at the start of a step.
 
     Attributes:
         weights: relative L2 error of all weights together.
-        sampled: whether samples are all that is known of some of them.
+        sampled: True if only samples of some weights are known.
         inputs: largest relative L2 error of an input.
     """
 
@@ -30,20 +30,20 @@ class Apart(NamedTuple):
     inputs: float
 
     def error(self, unseen: float = 0.0) -> float:
-        """Relative L2 error that the step starts with.
+        """Return the relative L2 error at the start of the step.
 
         Args:
-            unseen: what to add where samples are all that is known of a weight.
+            unseen: error to add if only samples of a weight are known.
         """
         return min(self.weights + (unseen if self.sampled else 0.0) + self.inputs, MOST)
 
 
 @np.errstate(all="ignore")
 def apart_at_start(block: Block, besides: np.ndarray | None = None) -> list[Apart]:
-    """That of each step.
+    """Return the distance at the start of each step.
 
     Args:
-        besides: which diffs are left out. Default: none.
+        besides: mask of diffs to leave out. Default: none.
     """
     rows, starting = block.rows, block.sites.fact(SiteFacts).starting
     used = block.known & (starting if besides is None else starting & ~besides)
@@ -60,25 +60,26 @@ def apart_at_start(block: Block, besides: np.ndarray | None = None) -> list[Apar
 
 
 def is_sampled(block: Block) -> np.ndarray:
-    """Of which tensors only some elements were looked at."""
+    """Return a mask of the tensors that were measured by samples of their elements only."""
     rows = block.rows
     return np.asarray(block.measured & (rows["basis"] != TENSORS) & (rows["size"] > ELEMENTS))
 
 
 class BlockFacts:
-    """What is known of each step from its measured diffs. The first axis of arrays, and of lists, is the step.
+    """Facts about each step from its measured diffs. The first axis of arrays, and of lists, is the step.
 
     Attributes:
         bulk: errors without a few elements.
         grad_scales: largest root mean square of the reference's gradients of each diff's layer.
-        noise: which are of parameters whose gradients are rounding.
+        noise: mask of the diffs of parameters whose gradients are rounding noise.
         update_scale: largest root mean square of an update.
         weights: squared norm of all weights.
-        start, later: how far apart each starts; for what is later than its outputs, without what noise drives.
-        kinked: whether it may have kinks.
-        came_back: largest relative error of what came back to each diff's layer.
+        start, later: distance at the start of the step; `later` leaves out noise-driven weights, for stages after
+            forward.
+        kinked: True if the step may have kinks.
+        came_back: largest relative error of the gradients that reached each diff's layer.
         went_in: largest relative error of an output.
-        made_of: which gradients are made of what is known: of what came back to the layer, and went through the model.
+        made_of: mask of gradients whose inputs are all known: the layer's output gradients and the model's outputs.
     """
 
     def __init__(self, block: Block) -> None:
@@ -89,7 +90,7 @@ class BlockFacts:
         squares = block.known_of_stage("weight", block.rows["reference_l2"] ** 2, 0.0)
         self.weights: list[float] = squares.sum(axis=-1).tolist()
         self.start = block.fact(apart_at_start)
-        # What noise drives (a bias before a normalisation) shows in outputs, and cancels out before the loss.
+        # Noise in a bias before a normalisation shows in outputs, and cancels out before the loss.
         self.later = apart_at_start(block, self.noise) if self.noise.any() else self.start
         self.kinked: list[bool] = may_have_kinks(block).tolist()
         self.came_back = largest_errors(block, "backward")
@@ -100,12 +101,12 @@ class BlockFacts:
 
 
 def _of_parameters(block: Block, which: np.ndarray) -> np.ndarray:
-    """Which diffs are of the parameters of some of the gradients."""
+    """Return a mask of the diffs whose parameter is among the parameters of the masked gradients."""
     sites = block.sites
     which = block.of_stage("grad", which & block.known & ~block.troubled)
     if not which.any():
         return np.zeros(block.rows.shape, np.bool_)
-    found = np.zeros((len(which), sites.key_count), np.bool_)
+    has_key = np.zeros((len(which), sites.key_count), np.bool_)
     steps, grads = which.nonzero()
-    found[steps, sites.key_numbers[sites.places["grad"][grads]]] = True
-    return np.take(found, sites.key_numbers, axis=1)
+    has_key[steps, sites.key_numbers[sites.places["grad"][grads]]] = True
+    return np.take(has_key, sites.key_numbers, axis=1)

@@ -1,4 +1,4 @@
-"""How far two runs have drifted apart by a step: what the next step that is compared may start from."""
+"""Drift of two runs up to a step: the error that the next compared step may start from."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from padiff.records.rows import FIGURE_NUMBERS, FIGURES
 from padiff.records.sites import Key, Sites
 from padiff.records.step_diffs import StepDiffs
 
-# From so many steps on updates may be unrelated.
+# Number of steps after which updates may be unrelated.
 _LONG = math.ceil(UNRELATED / UNSEEN_KINKS)
 #: Figures that are relative L2 errors.
 RELATIVE = frozenset({Figure.REL_L2, Figure.BULK, Figure.WITHOUT_NOISE, Figure.AROUND_ZERO})
@@ -37,12 +37,12 @@ _REL_L2 = FIGURE_NUMBERS[Figure.REL_L2]
 
 
 class Update(NamedTuple):
-    """What an optimizer did to a parameter in a step, both sides.
+    """Change of a parameter by an optimizer in a step, both sides.
 
     Attributes:
         error: ``||c - r||``.
         size: the larger norm of the two sides.
-        passed: whether that was allowed.
+        passed: True if the error was allowed.
     """
 
     error: float = 0.0
@@ -55,24 +55,24 @@ NO_UPDATE = Update()
 
 @dataclass(frozen=True)
 class Drift:
-    """How far two runs are apart in a step that was compared.
+    """Distance of two runs in a compared step.
 
     Attributes:
-        step: its number.
-        stages: largest relative L2 error of each stage, over what passed and is more than noise of its own.
+        step: number of the step.
+        stages: largest relative L2 error of each stage, over diffs that passed and are more than their own noise.
         weights: ``||c - r||`` of each weight.
-        updates: how far each update is off; of several in one step, all together.
-        gain: how many times larger outputs were off than what the step started from; the largest so far. From equal
-            weights it is what the layers make of the rounding of single numbers.
-        known: whether all weights that train are recorded: else what a step starts from is not known.
-        unseen: relative error of all weights together that may be where no sample of them looks.
-        unseen_each: by how much a step may have added to it.
+        updates: error of each update; several updates in one step are added up.
+        gain: largest ratio so far of the outputs' error to the error at the start of the step. For equal weights, the
+            amplification of the rounding of single numbers by the layers.
+        known: True if all trainable weights are recorded; otherwise the error at the start of a step is unknown.
+        unseen: relative error of all weights together that may lie outside their samples.
+        unseen_each: largest contribution of one step to `unseen`.
         typical: median relative L2 error of the outputs, and of the updates, that passed.
         rounding: relative error of rounding one number of the coarsest outputs.
-        element: root of the share that one element is of the smallest output before the last.
-        ratio: the largest ratio, less 1, that gradients or updates of a step had in common so far.
-        began: norms of the reference's weights in the first step that was compared.
-        equal: whether both sides began the step that comes equal, whatever its number is: it is judged as step 0.
+        element: root of the share of one element in the smallest output before the last.
+        ratio: largest common ratio, less 1, of gradients or updates of a step so far.
+        began: norms of the reference's weights in the first compared step.
+        equal: True if both sides begin the next step equal, whatever its number: the step is judged as step 0.
     """
 
     step: int = -1
@@ -91,52 +91,56 @@ class Drift:
     equal: bool = False
 
     def steps_before(self, step: int) -> int:
-        """How many steps, compared or not, may have moved the runs apart before this one."""
+        """Return the number of steps, compared or not, that may have moved the runs apart before this step."""
         return 0 if self.equal else step
 
     def weight_error(self, key: Key, step: int, size: float, elements: int) -> tuple[float, bool]:
-        """How far off (L2) a weight may be in a later step, given how far off it and its update were in this one.
+        """Return the allowed L2 error of a weight in a later step, given its error and its update's error in this step.
 
-        Of steps in between, which were not compared, only this one says anything: how far off it is by then must not
-        excuse itself.
+        Only this step limits the uncompared steps in between: the weight's error in the later step must not excuse
+        itself.
 
         Args:
             size: norm of the reference's update in the later step.
-            elements: how many elements the weight has.
+            elements: number of elements of the weight.
 
         Returns:
-            The error, and whether that is all there is to it, as it is where both are known of this step.
+            The error; and True if the error is the complete limit, because weight and update are both known in this
+            step.
         """
-        own, steps = self.weights.get(key), step - self.step
-        if own is None or steps < 1:
+        weight_error, steps = self.weights.get(key), step - self.step
+        if weight_error is None or steps < 1:
             return 0.0, False
         error, before, _ = self.updates.get(key, NO_UPDATE)
         if before > 0:
             share, largest = error / before, max(before, size)
             # In each step a few elements may be wholly different.
-            own += (steps - 1) * UNRELATED * largest * math.sqrt(min(few(elements) / max(elements, 1), 1.0))
-            own += sum(min(GROWTH * share + UNSEEN_KINKS * k, UNRELATED) * largest for k in range(1, min(steps, _LONG)))
-            own += max(steps - _LONG, 0) * UNRELATED * largest
-        return own + error, key in self.updates
+            weight_error += (steps - 1) * UNRELATED * largest * math.sqrt(min(few(elements) / max(elements, 1), 1.0))
+            weight_error += sum(
+                min(GROWTH * share + UNSEEN_KINKS * k, UNRELATED) * largest for k in range(1, min(steps, _LONG))
+            )
+            weight_error += max(steps - _LONG, 0) * UNRELATED * largest
+        return weight_error + error, key in self.updates
 
     def remembered(self, key: Key, step: int, weight: float | None) -> float:
-        """How far off (L2) an update may be in a later step for what its optimizer remembers of the steps before.
+        """Return the allowed L2 error of an update in a later step, due to the optimizer's memory of earlier steps.
 
-        Momentum hands on what the last updates were off by. What those of steps that were not compared were off by
-        shows in the weight, which they changed.
+        Momentum carries on the errors of the last updates. Errors of updates in uncompared steps show in the weight
+        that
+        these updates changed.
 
         Args:
-            weight: how far off (L2) the weight is in the later step; `None`: not known.
+            weight: L2 error of the weight in the later step; `None` if unknown.
         """
         update = self.updates.get(key, NO_UPDATE)
-        # What was not allowed then excuses nothing now.
+        # An error that was not allowed then is no excuse now.
         error = update.error if update.passed else 0.0
         if weight is not None and step - self.step > 1 and key in self.weights:
             error += max(weight - self.weights[key], 0.0)
         return error
 
     def typical_gap(self, step: int) -> float:
-        """How far off most weights may be in a later step, in updates, beyond what this step explains."""
+        """Return the typical error of weights in a later step, in updates, beyond the error explained by this step."""
         share, outputs = self.typical.get("update", 0.0), max(self.typical.get("forward", 0.0), self.rounding)
         total = 0.0
         for k in range(1, min(step - self.step, _LONG)):
@@ -146,19 +150,19 @@ class Drift:
         return total + max(step - self.step - _LONG, 0) * UNRELATED
 
     def unseen_in(self, step: int) -> float:
-        """`unseen`, in a later step."""
+        """Return `unseen` for a later step."""
         return self.unseen + self.unseen_each * max(step - self.step, 0)
 
 
-#: Of a comparison's first step.
+#: Drift before the first step of a comparison.
 NONE = Drift()
-#: Of a step that both sides began equal.
+#: Drift before a step that both sides begin equal.
 EQUAL = Drift(equal=True)
 
 
 @np.errstate(all="ignore")
 def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Drift:
-    """How far the runs are apart in a step, given its judged diffs and the step that was compared before it.
+    """Return the drift at a step, given its judged diffs and the drift at the step compared before.
 
     Args:
         known: see `Drift`.
@@ -201,22 +205,22 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
     gain = before.gain
     if start > 0 and (known or before.step < 0):
         gain = max(gain, outputs / start)
-    found = {stage: offs(diffs, stage) for stage in ("forward", "grad", "update")}
-    typical = {stage: found[stage].typical_error for stage in ("forward", "update")}
-    inner = found["forward"].size[sites.fact(_inner)[found["forward"].places]]
+    errors_by_stage = {stage: offs(diffs, stage) for stage in ("forward", "grad", "update")}
+    typical = {stage: errors_by_stage[stage].typical_error for stage in ("forward", "update")}
+    inner = errors_by_stage["forward"].size[sites.fact(_inner)[errors_by_stage["forward"].places]]
     element = math.sqrt(1 / inner.min()) if len(inner) else before.element
-    ratio = max(before.ratio, *(abs(found[stage].typical_ratio) for stage in ("grad", "update")))
+    ratio = max(before.ratio, *(abs(errors_by_stage[stage].typical_ratio) for stage in ("grad", "update")))
     return Drift(step, stages, weights, updates, gain, known, unseen, each, typical, rounding, element, ratio, began)
 
 
 class _Moved:
-    """How far weights were moved in each of several steps.
+    """Movement of the weights in each of several steps.
 
     Attributes:
-        used: which diffs are known, and finite.
+        used: mask of the diffs that are known and finite.
         scale: squared norm of all weights.
         sizes: the larger norm of the two sides of each diff.
-        unseen: squared norm of what rounding may have made of updates where no sample looks.
+        unseen: squared norm of the rounding that updates may contain outside their samples.
     """
 
     def __init__(self, block: Block) -> None:
@@ -233,28 +237,28 @@ class _Moved:
 
 
 def _updates(keys: list[Key], rows: np.ndarray, sizes: np.ndarray) -> dict[Key, Update]:
-    """What optimizers did to parameters; several times to one of them in one step, all together."""
-    some = map(Update, rows["l2"].tolist(), sizes.tolist(), rows["passed"].tolist())
-    found: dict[Key, Update] = {}
-    for key, update in zip(keys, some):
-        first = found.get(key)
+    """Return the change of each parameter; several updates of one parameter in a step are added up."""
+    values = map(Update, rows["l2"].tolist(), sizes.tolist(), rows["passed"].tolist())
+    by_key: dict[Key, Update] = {}
+    for key, update in zip(keys, values):
+        first = by_key.get(key)
         if first is not None:
             update = Update(first.error + update.error, first.size + update.size, first.passed and update.passed)
-        found[key] = update
-    return found
+        by_key[key] = update
+    return by_key
 
 
 def _inner(sites: Sites) -> np.ndarray:
-    """Which outputs have another shape than the last one."""
+    """Return a mask of the outputs whose shape differs from the last output's shape."""
     forward = sites.places["forward"].tolist()
     last = sites.shapes[forward[-1]] if forward else ()
     return np.array([shape != last for shape in sites.shapes], np.bool_)
 
 
 def with_caveat(first: FirstDiff, coverage: Coverage) -> FirstDiff:
-    """The first diff, with a word that it may be nothing but drift where the runs were far apart before.
+    """Return the first diff, with a caveat if the runs had drifted far apart before.
 
-    Weights are explained by the step before, however far apart the runs are, and inputs come from outside.
+    Weights need no caveat, because the step before explains them, nor do inputs, which come from outside.
     """
     since = coverage.amplified
     if since is None or since >= first.step or first.stage in ("input", "weight"):

@@ -1,4 +1,4 @@
-"""Diffs that pass because all of the error is in some elements, and those may be off by as much."""
+"""Pass diffs whose error lies in a few elements that may be off by that much."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from padiff.records import Diff, Figure, Rule
 def without_noise(
     diff: Diff, gradient: Diff | None, limit: float, rounding: float, another: bool, most: Callable[[int], float]
 ) -> Diff:
-    """A diff that passes if it is all in elements whose gradients are rounding, or are themselves another.
+    """Return the diff, passed if its error lies in elements whose gradients are rounding noise, or differ by much.
 
-    A bias of query, key and value in one: the attention does not depend on the key's. And where rounding turns the
-    sign of an element's gradient over, an adaptive optimizer makes a full-size update of either.
+    Example: one bias of query, key and value; the attention does not depend on the key's part. Where rounding flips the
+    sign of an element's gradient, an adaptive optimizer makes a full-size update of either sign.
 
     Args:
-        diff: of a parameter's weight or update.
-        gradient: the diff of its gradient.
-        limit: what the error of the other elements may be (L2).
-        rounding: the size up to which an element's gradient is rounding.
-        another: whether an element counts, too, whose gradient differs by much.
-        most: what the error of so many such elements may be (L2).
+        diff: diff of a parameter's weight or update.
+        gradient: diff of the parameter's gradient.
+        limit: allowed L2 error of all elements that are not noise.
+        rounding: size up to which an element's gradient is rounding noise.
+        another: True to also leave out elements whose gradients differ by much.
+        most: function from the number of such elements to their allowed L2 error.
     """
     figures = diff.figures
     if gradient is None or gradient.figures is None or figures is None or gradient.figures.size != figures.size:
         return diff
     gradients, sides = elements(gradient.pair), elements(diff.pair)
     if gradients is None or sides is None:
-        return diff  # which elements are noise, a sketch does not show
+        return diff  # a sketch does not show single elements
     largest = np.maximum(*gradients.map(np.abs))
     noise = (largest <= rounding) & (len(diff.pair.anchor.shape) == 1)
     if another:
@@ -40,23 +40,24 @@ def without_noise(
     noise &= largest > 0  # a gradient of zero on both sides is no rounding
     error = sides.candidate - sides.reference
     count = int(noise.sum())
-    rest = float(np.linalg.norm(error[~noise]))
-    if not count or rest > limit or float(np.linalg.norm(error[noise])) > most(count):
+    remainder = float(np.linalg.norm(error[~noise]))
+    if not count or remainder > limit or float(np.linalg.norm(error[noise])) > most(count):
         return diff
     size = figures.reference_l2 or 1.0
-    return diff.judged(True, Figure.WITHOUT_NOISE, rest / size, limit / size, Rule.ELEMENTS)
+    return diff.judged(True, Figure.WITHOUT_NOISE, remainder / size, limit / size, Rule.ELEMENTS)
 
 
 def without_last_places(diff: Diff, weight: Diff | None, limit: float) -> Diff:
-    """A diff of updates that passes if it is all in the last place of the weights: nothing smaller can be added.
+    """Return the diff of an update, passed if its error lies in the last place of the weights.
 
-    Early in a warm-up an update is a few units of it, and whether decay and step are rounded together or one after
-    the other moves it by one.
+    Nothing smaller than a last place can be added to a weight. Early in a warm-up an update is a few last places, and
+    its
+    value depends on rounding decay and step together or one after the other.
 
     Args:
-        diff: of an update.
-        weight: the diff of the weight that it changes.
-        limit: what the error beyond the last places may be (L2).
+        diff: diff of an update.
+        weight: diff of the weight that the update changes.
+        limit: allowed L2 error beyond the last places.
     """
     figures = diff.figures
     if weight is None or weight.figures is None or figures is None or weight.figures.size != figures.size:
@@ -71,10 +72,10 @@ def without_last_places(diff: Diff, weight: Diff | None, limit: float) -> Diff:
         passed = figures.l2 <= most * (1 + limits.SURE * figures.spread)
         return diff.judged(True, Figure.REL_L2, figures.rel_l2, most / size, Rule.LAST_PLACE) if passed else diff
     error = np.abs(sides.candidate - sides.reference)
-    # What moves into the next power of two has its units.
+    # A weight that crosses a power of two has the larger unit.
     places = np.spacing(np.maximum(*weights.map(np.abs)).astype(dtype)).astype(np.float64)
     beyond = error > limits.LAST_PLACES * places * (1 + unit)
-    rest = float(np.linalg.norm(error[beyond]))
-    if rest > limit:
+    remainder = float(np.linalg.norm(error[beyond]))
+    if remainder > limit:
         return diff
-    return diff.judged(True, Figure.BEYOND_LAST_PLACE, rest / size, limit / size, Rule.LAST_PLACE)
+    return diff.judged(True, Figure.BEYOND_LAST_PLACE, remainder / size, limit / size, Rule.LAST_PLACE)

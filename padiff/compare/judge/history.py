@@ -1,4 +1,4 @@
-"""What a run was seen to record in the steps that were compared."""
+"""History of a run's records over the compared steps."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from padiff.records.structured import Structured, fact_of
 
 @dataclass(frozen=True)
 class History:
-    """What one run was seen to record.
+    """Records seen in one run so far.
 
     Attributes:
         called: layers whose forward ran, by path.
-        stages: stages that layers have records of.
-        never: stages that a step lacked, and that other steps lack, too.
-        parameters: those that have a record.
-        notes: what the first step that notes anything says was not recorded.
-        names: what the records of the latest step are called, of each rank; empty where that is not known.
+        stages: stages with records of layers.
+        never: stages that were searched for in other steps and not found.
+        parameters: parameters with a record.
+        notes: notes on unrecorded tensors, from the first step that has notes.
+        names: names of the latest step's records, of each rank; empty if unknown.
     """
 
     called: frozenset[str] = frozenset()
@@ -31,7 +31,7 @@ class History:
     names: tuple[object, ...] = field(default=(), compare=False, repr=False)
 
     def after(self, steps: Sequence[Step]) -> History:
-        """The history after one more step, as each rank saw it."""
+        """Return the history after one more step, given by all ranks."""
         names = tuple(step.records.names for step in steps if isinstance(step.records, Structured))
         if names and names == self.names and len(names) == len(steps):
             notes = self.notes or next((step.notes for step in steps if step.notes), ())
@@ -39,22 +39,22 @@ class History:
         called, stages, parameters, notes = set(self.called), set(self.stages), set(self.parameters), self.notes
         for step in steps:
             notes = notes or step.notes
-            seen = fact_of(step.records, _Seen)
-            stages |= seen.stages
-            called |= seen.called
-            parameters |= seen.parameters
-        known = names if len(names) == len(steps) else ()
-        return History(frozenset(called), frozenset(stages), self.never, frozenset(parameters), notes, known)
+            summary = fact_of(step.records, _Seen)
+            stages |= summary.stages
+            called |= summary.called
+            parameters |= summary.parameters
+        step_names = names if len(names) == len(steps) else ()
+        return History(frozenset(called), frozenset(stages), self.never, frozenset(parameters), notes, step_names)
 
 
 class _Seen:
-    """What the records of a step show."""
+    """Layers, stages and parameters in a step's records."""
 
     def __init__(self, records: Sequence[Record]) -> None:
-        seen = {(record.stage, record.layer, record.slot) for record in records if record.layer != LOOP}
-        self.stages = {stage for stage, _, _ in seen}
-        self.called = {layer for stage, layer, _ in seen if stage == "forward"}
-        self.parameters: set[Key] = {(layer, slot) for stage, layer, slot in seen if stage in PARAMETER_STAGES}
+        sites = {(record.stage, record.layer, record.slot) for record in records if record.layer != LOOP}
+        self.stages = {stage for stage, _, _ in sites}
+        self.called = {layer for stage, layer, _ in sites if stage == "forward"}
+        self.parameters: set[Key] = {(layer, slot) for stage, layer, slot in sites if stage in PARAMETER_STAGES}
 
 
 NOTHING_YET = Both(History(), History())

@@ -1,4 +1,4 @@
-"""Whether a net has kinks: where rounding may move a value across one, a whole element of a gradient is another."""
+"""Detect nets with kinks, where rounding may move a value across a kink and change a gradient's whole element."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from padiff.records.rows import TENSORS
 
 
 def may_have_kinks(block: Block) -> np.ndarray:
-    """Whether each step's layers, or functions, have kinks; or an activation gradient's error looks as if they had.
+    """Return for each step True if its layers or functions have kinks, or an activation gradient's error suggests
+    kinks.
 
-    What a model calls without a layer need not be recorded.
+    Functions that a model calls outside of layers may be unrecorded; therefore the errors are checked, too.
     """
     if block.sites.fact(SiteFacts).kinked:
         return np.ones(len(block.rows), np.bool_)
@@ -22,16 +23,16 @@ def may_have_kinks(block: Block) -> np.ndarray:
 
 
 def look_like_few(rows: np.ndarray) -> np.ndarray:
-    """Which errors are in few elements, as far as their norms tell: most of the others agree much better."""
+    """Return a mask of the errors that lie in few elements, judging by their norms."""
     l2, size = rows["l2"], rows["size"]
-    known = (l2 != 0) & (size > 0) & np.isfinite(l2)
+    is_known = (l2 != 0) & (size > 0) & np.isfinite(l2)
     few = rows["bulk_l2"] <= FEW_LOOK * l2  # false for NaN
-    whole = rows["basis"] == TENSORS
-    if not whole.any():
-        return np.asarray(known & few)
+    is_full = rows["basis"] == TENSORS
+    if not is_full.any():
+        return np.asarray(is_known & few)
     # Of values of one size the mean is nearly the root of the mean square; of few among zeros it is far less.
     root, reference = np.sqrt(size), rows["reference_l2"]
     with np.errstate(all="ignore"):
         spread = rows["mean_abs"] * root / l2
-        own = rows["mean_reference"] * root / np.where(reference != 0, reference, 1.0)
-    return np.asarray(known & (few | (whole & (spread <= SPARSE * own))))
+        own_spread = rows["mean_reference"] * root / np.where(reference != 0, reference, 1.0)
+    return np.asarray(is_known & (few | (is_full & (spread <= SPARSE * own_spread))))

@@ -1,4 +1,4 @@
-"""A limit, and the rule that sets it."""
+"""Limit of an error, and the rule that sets the limit."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from padiff.records import Rule
 
 
 class Limit(NamedTuple):
-    """How large an error may be, and which rule allows it."""
+    """Largest allowed error, and the rule that allows it."""
 
     value: float
     rule: Rule
 
     def times(self, scale: float) -> Limit:
-        """The same share, of so much."""
+        """Return the limit multiplied by a scale."""
         return Limit(self.value * scale, self.rule)
 
 
 def value_of(limit: Limit) -> float:
-    """By what limits are ordered."""
+    """Return the limit's value, as a sort key."""
     return limit.value

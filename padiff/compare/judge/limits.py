@@ -191,26 +191,26 @@ SURE = 3.0
 
 
 def allowed(dtype: str, stage: str) -> float:
-    """Relative L2 error that rounding explains in a step that starts from equal weights."""
+    """Return the relative L2 error that rounding explains in a step that starts from equal weights."""
     return _ALLOWED.get(dtype, _ALLOWED["float32"])[_STAGE[stage]]
 
 
 def is_half(dtype: str) -> bool:
-    """Whether a dtype has half of float32's bits."""
+    """Return True if a dtype has half of float32's bits."""
     return dtype in ("float16", "bfloat16")
 
 
 def ratio_floor(dtype: str) -> float:
-    """By how much of themselves the tensors of a stage may all be larger on one side."""
+    """Return the largest common ratio, less 1, of a stage's tensors that rounding explains."""
     return max(LEAST_RATIO, ROUNDINGS * ROUNDING.get(dtype, ROUNDING["float32"]))
 
 
 def coarse(dtype: str) -> str:
-    """The real dtype that a dtype's numbers are."""
+    """Return the real dtype of a dtype's numbers: that of the halves of a complex number, or the dtype itself."""
     return _HALVES.get(dtype, dtype)
 
 
 @lru_cache(maxsize=4096)
 def is_running(slot: str) -> bool:
-    """Whether a slot is that of a running statistic."""
+    """Return True if a slot is a running statistic."""
     return equivalents.slot(slot) in RUNNING

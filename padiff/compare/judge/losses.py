@@ -1,7 +1,8 @@
-"""What went into a loss function and came out of it, and what clipping measured: evidence, not a verdict by itself.
+"""Excuse differences in the arguments and results of loss functions, and in norms before clipping.
 
 Two people write one loss in different ways: one ignores labels of -100 and one multiplies by a mask, one smooths labels
-before and one has the function do it, one takes the sum and divides. Where losses and gradients agree, that is no diff.
+before and one has the function do so, one takes the sum and divides. If losses and gradients agree, such a difference
+is no diff.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ _LABELS = frozenset({"input.labels", "input.label"})
 
 
 def confirmed(diffs: StepDiffs) -> StepDiffs:
-    """The judged diffs of a step: what a loss function was called with, or gave, passes where nothing comes of it.
+    """Return a step's judged diffs, with harmless differences in arguments and results of loss functions passed.
 
-    So do labels that the model is given, where its loss functions are called with the same: language models of one
-    library shift them by themselves, of another are given them shifted.
+    Labels that the model receives also pass, if its loss functions receive equal labels: language models of one library
+    shift labels themselves, those of another library expect shifted labels.
     """
     if diffs.passed:
         return diffs
@@ -60,40 +61,42 @@ def confirmed(diffs: StepDiffs) -> StepDiffs:
 
 def _with_prepared(diffs: StepDiffs) -> StepDiffs:
     exact = diffs.sites.fact(SiteFacts).exact
-    given = [place for place in np.flatnonzero(exact & ~diffs.rows["passed"]).tolist() if _is_given(diffs[place])]
-    if not given:
+    label_places = [
+        place for place in np.flatnonzero(exact & ~diffs.rows["passed"]).tolist() if _is_given(diffs[place])
+    ]
+    if not label_places:
         return diffs
     sides = zip(*(diff.pair.sides for diff in diffs if is_of_loss(diff.pair.anchor)))
     used = [labels_by_call([record for record in side if record is not None]) for side in sides]
     if len(used) != 2:
         return diffs
     alike = {call for call in used[0].keys() & used[1].keys() if same_labels(used[0][call], used[1][call])}
-    found = list(diffs)
-    for place in given:
-        if found[place].pair.anchor.call in alike:
-            found[place] = _excused(found[place], Rule.PREPARED)
-    return diffs.replaced(found)
+    result = list(diffs)
+    for place in label_places:
+        if result[place].pair.anchor.call in alike:
+            result[place] = _excused(result[place], Rule.PREPARED)
+    return diffs.replaced(result)
 
 
 def _is_given(diff: Diff) -> bool:
-    """Whether a diff of whole numbers is of labels that the model is given."""
+    """Return True if the diff is of integer labels that the model receives."""
     anchor = diff.pair.anchor
     return anchor.stage == "input" and anchor.slot in _LABELS and diff.compared
 
 
 def _hidden(diff: Diff, grads: Sequence[Diff]) -> bool:
-    """Whether a norm before clipping differs, and clipping on both sides leaves no sign of that in the gradients."""
+    """Return True if a norm before clipping differs, and clipping on both sides hides this in the gradients."""
     figures = diff.figures
-    if figures is None or not all(other.passed and other.figures for other in grads):
+    if figures is None or not all(diff_of_grad.passed and diff_of_grad.figures for diff_of_grad in grads):
         return False
-    sides = [other.figures for other in grads if other.figures is not None]
-    left = Both(math.hypot(*(f.reference_l2 for f in sides)), math.hypot(*(f.candidate_l2 for f in sides)))
+    sides = [diff_of_grad.figures for diff_of_grad in grads if diff_of_grad.figures is not None]
+    norms_after = Both(math.hypot(*(f.reference_l2 for f in sides)), math.hypot(*(f.candidate_l2 for f in sides)))
     before = Both(figures.reference_l2, figures.candidate_l2)
-    return all(norm > limits.CLIPPED * after > 0 for norm, after in zip(before, left))
+    return all(norm > limits.CLIPPED * after > 0 for norm, after in zip(before, norms_after))
 
 
 def _first_gradients(diffs: Iterable[Diff]) -> list[Diff]:
-    """Of each call, the gradient that backward came to first: nothing but the loss made it."""
+    """Return for each call the gradient that backward computes first: it depends on the loss alone."""
     first: dict[int, Diff] = {}
     for diff in diffs:
         if diff.pair.stage == "backward":
@@ -102,7 +105,7 @@ def _first_gradients(diffs: Iterable[Diff]) -> list[Diff]:
 
 
 def _other_labels(diff: Diff) -> float:
-    """The share of labels that differ; numbers below zero are no classes, and mean alike that a label is ignored."""
+    """Return the share of labels that differ; all negative numbers count as one ignored label."""
     try:
         sides: Both[np.ndarray] | None = elements(diff.pair)
     except (RunFolderError, SketchOnlyError):
@@ -114,7 +117,7 @@ def _other_labels(diff: Diff) -> float:
 
 
 def _tells(share: float, given: Sequence[Diff], noise: float) -> bool:
-    """Whether a gradient is off by as much as so many other labels make it, though less than is allowed."""
+    """Return True if a gradient is off by as much as a share of different labels explains, though within its limit."""
     least = max(limits.OF_LABELS * math.sqrt(share), noise)
     gradients = [diff.figures for diff in given if diff.pair.stage == "backward"]
     return share > 0 and any(figures is not None and figures.rel_l2 >= least for figures in gradients)

@@ -1,4 +1,4 @@
-"""When a diff passes: what a policy is, and the fixed one."""
+"""Protocol of policies, and the policy with a fixed tolerance."""
 
 from __future__ import annotations
 
@@ -21,31 +21,32 @@ COMPARE_MODES = ("mean", "strict")
 
 
 class Policy(Protocol):
-    """Judges the measured diffs of one step."""
+    """Rule that passes or fails the measured diffs of one step."""
 
     @property
     def elementwise(self) -> tuple[float, float] | None:
-        """``(atol, rtol)`` that `measure` has to count elements by, if any."""
+        """``(atol, rtol)`` for which `measure` must count mismatched elements, or `None`."""
 
     @property
     def in_context(self) -> bool:
-        """Whether it judges a stage by others: all that is recorded is then measured, whatever is asked for."""
+        """True if the policy judges a stage by other stages: all records are measured then, also unreported ones."""
 
     @property
     def settings_count(self) -> bool:
-        """Whether a hyper-parameter that differs between layers that ran is a diff even where every tensor passes."""
+        """True if a hyper-parameter that differs between layers that ran is a diff even if every tensor passes."""
 
     def judge(self, diffs: Sequence[Diff], before: Drift = NONE) -> StepDiffs:
-        """The same diffs in the same order, judged.
+        """Return the same diffs in the same order, judged.
 
-        They have to be those of one rank's step in causal order, as `padiff.pair.steps.pair_steps` gives them: what is
-        allowed to one depends on what those before it were off.
+        The diffs must be those of one rank's step in causal order, as `padiff.pair.steps.pair_steps` returns them: the
+        limit of
+        a diff depends on the errors of earlier diffs.
 
-        ``before`` says how far the runs had drifted apart in the step that was compared before this one.
+        ``before`` is the drift of the runs at the step that was compared before this one.
         """
 
     def describe(self) -> str:
-        """The policy in words."""
+        """Return the policy in words."""
 
 
 @dataclass(frozen=True)
@@ -85,17 +86,17 @@ class Tolerance:
 
     @property
     def settings_count(self) -> bool:
-        return False  # who gives a tolerance says what counts as equal
+        return False  # with a tolerance the user defines equality
 
     def judge(self, diffs: Sequence[Diff], before: Drift = NONE) -> StepDiffs:
         step = StepDiffs.of(diffs)
         rounding = step.measured_fact(rounding_gradients).tolist()
         alone = [self._judge(diff) for diff in step]
-        found = [noted(diff) if noise and not diff.passed else diff for diff, noise in zip(alone, rounding)]
-        return judged_together(step.replaced(found))
+        judged = [noted(diff) if noise and not diff.passed else diff for diff, noise in zip(alone, rounding)]
+        return judged_together(step.replaced(judged))
 
     def passes(self, figures: Figures) -> bool:
-        """Whether two tensors, measured with `elementwise`, are within the tolerance."""
+        """Return True if two tensors, measured with `elementwise`, are within the tolerance."""
         if self.mode == "mean":
             return figures.mean_abs <= self.atol + self.rtol * figures.mean_reference
         return figures.mismatched == 0
@@ -119,19 +120,20 @@ class Tolerance:
 
 
 def judged_together(diffs: StepDiffs) -> StepDiffs:
-    """What can be said of a step's diffs, judged one by one, only with a look at the others."""
+    """Return a step's individually judged diffs, corrected by rules that need the other diffs."""
     return _missing_fail(_overflows_pass(confirmed(diffs)))
 
 
 def _overflows_pass(diffs: StepDiffs) -> StepDiffs:
-    """Where a gradient has overflowed on both sides, what becomes of it in the layers before is no diff.
+    """Pass diffs of gradients behind a gradient that has overflowed on both sides.
 
-    A scaler skips such a step. A ReLU's backward keeps NaN back in one framework, as it chooses, and lets it pass in
-    the other, where it multiplies.
+    A scaler skips such a step. After an overflow the frameworks differ legitimately: a ReLU's backward blocks NaN in
+    one
+    framework, and multiplies by NaN in the other.
     """
     if not diffs.rows["overflowed"].any():
         return diffs
-    found, overflowed = [], False
+    result, overflowed = [], False
     for diff in diffs:
         figures = diff.figures
         if diff.pair.stage in ("backward", "grad", "update") and figures is not None:
@@ -139,15 +141,16 @@ def _overflows_pass(diffs: StepDiffs) -> StepDiffs:
                 problem = Problem(Kind.NONFINITE, f"{diff.problem}; gradients had overflowed on both")
                 diff = replace(diff, passed=True, problem=problem)
             overflowed = overflowed or figures.overflowed > 0
-        found.append(diff)
-    return diffs.replaced(found)
+        result.append(diff)
+    return diffs.replaced(result)
 
 
 def _missing_fail(diffs: StepDiffs) -> StepDiffs:
-    """A parameter, gradient or update that only one of two paired layers has is a diff, not a gap.
+    """Fail a parameter, gradient or update that only one of two paired layers has.
 
-    Whether the layers are paired shows in the pair's neighbours; a stage that one side did not record at all
-    (a dump of weights only) is a gap.
+    The pair's neighbours show that the layers are paired; a stage that one side did not record at all (a dump of
+    weights
+    only) is a gap.
     """
     sites = diffs.sites
     if sites.complete.all():

@@ -1,4 +1,4 @@
-"""Learning rates: where each parameter's own agree, the groups only stand in another order."""
+"""Pass learning rates that differ only by the order of the parameter groups."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from padiff.records.step_diffs import StepDiffs
 
 
 def with_rates(ranks: list[StepDiffs], agree: Callable[[], bool]) -> list[StepDiffs]:
-    """The diffs of each rank, where learning rates that differ by their groups pass if each parameter has its own.
+    """Return the diffs of each rank, with learning rates of groups passed if each parameter's own rates agree.
 
     Args:
-        agree: whether each parameter's rates do; asked only where a learning rate did not pass.
+        agree: function that returns True if each parameter's rates agree; called only if a learning rate did not pass.
     """
     rates = [_rates(diffs) for diffs in ranks]
     failed = any((~diffs.rows["passed"][places]).any() for diffs, places in zip(ranks, rates))

@@ -1,4 +1,4 @@
-"""How far the tensors of a stage are off along themselves, and what is typical of them."""
+"""Scale errors of a stage's tensors along the reference, and their typical values."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _IS_WITNESS = np.array([rule not in _NO_WITNESS for rule in RULES])
 
 
 class Offs(NamedTuple):
-    """How far tensors are off along themselves; an element for each.
+    """Scale errors of tensors; one element for each tensor.
 
     Attributes:
-        places: where their diffs stand among those of the step.
-        ratio: the candidate is ``1 + ratio`` times the reference, and something else.
+        places: indices of their diffs among the step's diffs.
+        ratio: the candidate is ``1 + ratio`` times the reference, plus a remainder.
         error: relative L2 error.
         size: number of elements.
         spread: relative standard deviation of `error`.
@@ -39,26 +39,26 @@ class Offs(NamedTuple):
 
     @property
     def mostly_ratio(self) -> np.ndarray:
-        """Whether all but little of the error is the ratio."""
+        """Return a mask of the tensors whose error is almost entirely the ratio."""
         return np.asarray(np.abs(self.ratio) >= (limits.MOSTLY - limits.SURE * self.spread) * self.error)
 
     @property
     def typical_ratio(self) -> float:
-        """The median of the ratios."""
+        """Median of the ratios."""
         return statistics.median(self.ratio.tolist()) if len(self.places) else 0.0
 
     @property
     def typical_error(self) -> float:
-        """The median of the relative errors."""
+        """Median of the relative errors."""
         return statistics.median(self.error.tolist()) if len(self.places) else 0.0
 
     def where(self, which: np.ndarray) -> Offs:
-        """Some of them."""
+        """Return the masked tensors."""
         return Offs(*(column[which] for column in self))
 
 
 def ratios_of(rows: np.ndarray) -> np.ndarray:
-    """By how much of itself each candidate is larger than the reference, as far as they have one direction."""
+    """Return the relative excess of each candidate along its reference."""
     with np.errstate(all="ignore"):
         square = rows["reference_l2"] ** 2
         ratio = (rows["candidate_l2"] ** 2 - square - rows["l2"] ** 2) / (2 * square)
@@ -70,33 +70,37 @@ def _ratios(block: Block) -> np.ndarray:
 
 
 def _may_witness(block: Block) -> np.ndarray:
-    """Which have an error that is finite, of a reference that is neither zero nor infinite."""
+    """Return a mask of the diffs with a finite error and a finite reference other than zero."""
     rows, reference = block.rows, block.rows["reference_l2"]
-    known = block.known & (rows["basis"] != MOMENTS) & block.sites.fact(SiteFacts).own & ~block.troubled
+    is_known = block.known & (rows["basis"] != MOMENTS) & block.sites.fact(SiteFacts).own & ~block.troubled
     return np.asarray(
-        known & (rows["size"] >= limits.WITNESS) & np.isfinite(block.relative) & (reference > 0) & (reference < np.inf)
+        is_known
+        & (rows["size"] >= limits.WITNESS)
+        & np.isfinite(block.relative)
+        & (reference > 0)
+        & (reference < np.inf)
     )
 
 
 class AllOffs:
-    """How far the tensors of a step are off along themselves, where that is known.
+    """Scale errors of a step's tensors, as far as known.
 
     Args:
-        diffs: of the step, judged.
+        diffs: judged diffs of the step.
     """
 
     def __init__(self, diffs: StepDiffs) -> None:
-        # Not the diffs: they keep this.
+        # No reference to the diffs, which cache this object.
         self._places, self._rows, self._errors = diffs.sites.places, diffs.rows, diffs.relative
         self._known = diffs.measured_fact(_may_witness) & _IS_WITNESS[diffs.rows["rule"]]
         self._ratios = diffs.measured_fact(_ratios)
         self._of_stage: dict[str, Offs] = {}
 
     def of(self, stage: str, noise: np.ndarray | None = None) -> Offs:
-        """Those of a stage.
+        """Return the scale errors of a stage.
 
         Args:
-            noise: which are of parameters whose gradients are rounding.
+            noise: mask of the diffs of parameters whose gradients are rounding noise; these are left out.
         """
         if noise is None or not noise.any():
             if stage not in self._of_stage:
@@ -112,14 +116,14 @@ class AllOffs:
 
 
 def offs(diffs: StepDiffs, stage: str, noise: np.ndarray | None = None) -> Offs:
-    """How far each tensor of a stage is off along itself, where that is known.
+    """Return the scale error of each tensor of a stage, as far as known.
 
     Args:
-        noise: which are of parameters whose gradients are rounding.
+        noise: mask of the diffs of parameters whose gradients are rounding noise; these are left out.
     """
     return diffs.fact(AllOffs).of(stage, noise)
 
 
 def key_of(diff: Diff) -> Key:
-    """The parameter that a diff is of."""
+    """Return the key of a diff's parameter: layer and slot."""
     return diff.pair.anchor.layer, diff.pair.anchor.slot

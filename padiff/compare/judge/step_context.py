@@ -1,4 +1,4 @@
-"""What has to be known of a whole step, and of the one before it, before one of its diffs can be judged."""
+"""Facts about a whole step, and the step before it, that the judgement of each diff needs."""
 
 from __future__ import annotations
 
@@ -19,60 +19,65 @@ from padiff.records.step_diffs import StepDiffs
 
 
 class StepContext:
-    """What is known of a step from its measured diffs. Arrays have an element for each.
+    """Facts about a step from its measured diffs. Arrays have an element for each diff.
 
     Args:
-        factor: all limits are multiplied by it.
-        before: the step before.
+        factor: multiplier of all limits.
+        before: drift at the step before.
 
     Attributes:
-        diffs, factor, before, facts: likewise; and of the diffs' sites.
+        diffs, factor, before: the arguments.
+        facts: facts about the diffs' sites.
         bulk: errors without a few elements.
-        updates, grads: the place of each parameter's update, and gradient, as far as they have figures.
-        noise: which are of parameters whose gradients are rounding.
-        made_of: which gradients are made of what is known: of what came back to the layer, and went through the model.
-        grad_errors: relative errors of gradients, as far as they are allowed.
+        updates, grads: index of each parameter's update, and gradient, as far as they have figures.
+        noise: mask of the diffs of parameters whose gradients are rounding noise.
+        made_of: mask of gradients whose inputs are all known: the layer's output gradients and the model's outputs.
+        grad_errors: relative errors of gradients, up to their limits.
         update_scale: largest root mean square of an update.
-        inherited: relative error that the step starts with, for outputs and for what is later.
-        gain: how many times larger outputs may be off than what the step starts from.
-        apart: how far apart the step starts, in units in the last place, for floors that were measured; `None`: further
-            than they were measured for.
+        inherited: relative error at the start of the step, for outputs and for later stages.
+        gain: allowed ratio of the outputs' error to the error at the start of the step.
+        apart: distance at the start of the step, in units in the last place, for measured floors; `None` if the
+            distance is
+            larger than floors were measured for.
     """
 
     def __init__(self, diffs: StepDiffs, factor: float, before: Drift) -> None:
         self.diffs, self.factor, self.before = diffs, factor, before
         sites, rows = diffs.sites, diffs.rows
-        self.facts, known = sites.fact(SiteFacts), diffs.block.fact(BlockFacts)
+        self.facts, block_facts = sites.fact(SiteFacts), diffs.block.fact(BlockFacts)
         number = diffs.in_block
         self._dtypes, self._places = self.facts.coarsest, sites.places
-        self._errors, self.bulk = diffs.relative, known.bulk[number]
+        self._errors, self.bulk = diffs.relative, block_facts.bulk[number]
         grads = diffs.known_places("grad")
         grads = grads[~diffs.troubled[grads]] if diffs.problems else grads
         self.updates = self._by_key(self._places["update"][diffs.measured[self._places["update"]]])
         self.grads = self._by_key(grads)
-        self.grad_scales, self.noise = known.grad_scales[number], known.noise[number]
-        self.update_scale = known.update_scale[number]
+        self.grad_scales, self.noise = block_facts.grad_scales[number], block_facts.noise[number]
+        self.update_scale = block_facts.update_scale[number]
         self.deviations = deviations_of(diffs)
-        self._weights = known.weights[number]
+        self._weights = block_facts.weights[number]
         self.gain = limits.MORE_GAIN * before.gain
         unseen = before.unseen_in(diffs.number) if diffs.number is not None else 0.0
         unseen *= min(1.0, self.gain / limits.GAIN["forward"])
-        self.inherited = {"forward": known.start[number].error(unseen), "later": known.later[number].error(unseen)}
+        self.inherited = {
+            "forward": block_facts.start[number].error(unseen),
+            "later": block_facts.later[number].error(unseen),
+        }
         if before.step >= 0 and not before.known:
             self.inherited = dict.fromkeys(self.inherited, limits.MOST)
         self.apart = self._units_apart()
         self._forward_error = self._largest_forward()
-        self._kinked = known.kinked[number]
+        self._kinked = block_facts.kinked[number]
         self._kinks = self._largest_kink()
         self.outputs = outputs_of(diffs)
-        self._came_back, self._went_in = known.came_back[number], float(known.went_in[number])
-        self.made_of = known.made_of[number]
+        self._came_back, self._went_in = block_facts.came_back[number], float(block_facts.went_in[number])
+        self.made_of = block_facts.made_of[number]
         values, _ = self.grad_limits()
         allowed = grads[rows["l2"][grads] <= values[np.searchsorted(self._places["grad"], grads)]]
         self.grad_errors = {sites.keys[place]: float(self._errors[place]) for place in allowed.tolist()}
 
     def _by_key(self, places: np.ndarray) -> dict[Key, int]:
-        """The last place of each parameter."""
+        """Return the last index of each parameter."""
         keys = self.diffs.sites.keys
         return {keys[place]: place for place in places.tolist()}
 
@@ -82,7 +87,7 @@ class StepContext:
         return apart if apart <= limits.MOST_UNITS else None
 
     def _largest_forward(self) -> float:
-        """Largest relative L2 error of an output, as far as it is allowed."""
+        """Return the largest relative L2 error of an output, within its limit."""
         errors = self._errors[self.diffs.known_places("forward")]
         limit = limits.DEEP * (
             self.allowed("forward") + max(limits.GAIN["forward"], self.gain) * self.inherited["later"]
@@ -90,28 +95,32 @@ class StepContext:
         return float(errors[errors <= limit].max(initial=0.0))
 
     def _largest_kink(self) -> float:
-        """Largest relative L2 error of an activation gradient that is off in a few elements only."""
+        """Return the largest relative L2 error of an activation gradient whose error lies in a few elements."""
         places = self.diffs.known_places("backward")
-        bulk, l2, own = self.bulk[places], self.diffs.rows["l2"][places], self.diffs.rows["reference_l2"][places]
-        most = self.relative("backward").value * own
-        few = (bulk <= most) & (most < l2) & (l2 <= limits.FEW_AT_MOST * own)
+        bulk, l2, reference_norms = (
+            self.bulk[places],
+            self.diffs.rows["l2"][places],
+            self.diffs.rows["reference_l2"][places],
+        )
+        most = self.relative("backward").value * reference_norms
+        few = (bulk <= most) & (most < l2) & (l2 <= limits.FEW_AT_MOST * reference_norms)
         return float(self._errors[places[few]].max(initial=0.0))
 
     def start(self) -> Start:
-        """What has to be known of the step to tell what is systematic."""
+        """Return the facts that the search for systematic errors needs."""
         return Start(self.factor, self.noise, self.inherited["forward"], self.before)
 
     def allowed(self, stage: str) -> float:
-        """Relative L2 error that rounding explains."""
+        """Return the relative L2 error that rounding explains."""
         return limits.allowed(self._dtypes[stage], stage)
 
     def relative(self, stage: str, stepped: float = 0.0) -> Limit:
-        """What a stage may be off by, relative to its size.
+        """Return the limit of a stage's relative error.
 
         Args:
-            stepped: squared errors of the updates before it, within the step.
+            stepped: sum of the squared errors of earlier updates within the step.
         """
-        own = self.allowed(stage)
+        rounding = self.allowed(stage)
         inherited = self.inherited["forward" if stage == "forward" else "later"]
         if stepped and stage != "update":
             inherited = min(inherited + math.sqrt(stepped / (self._weights or math.inf)), limits.MOST)
@@ -119,17 +128,17 @@ class StepContext:
         kinks = limits.KINKS.get(stage, 0.0) * math.sqrt(self._forward_error) if self._kinked else 0.0
         more = gain * inherited + kinks
         # Weights a hundredth apart are as far as drift goes. In half precision they come near it in a few steps.
-        seen = max(self.gain, limits.GAIN["forward"]) if limits.is_half(self._dtypes[stage]) else self.gain
-        further = max(1.0, limits.MOST * seen / limits.AT_MOST["forward"])
+        amplification = max(self.gain, limits.GAIN["forward"]) if limits.is_half(self._dtypes[stage]) else self.gain
+        further = max(1.0, limits.MOST * amplification / limits.AT_MOST["forward"])
         if stage not in ("forward", "loss"):
             further = max(further, limits.FURTHER * self._forward_error / limits.AT_MOST["forward"])
-        at_most = min(limits.AT_MOST.get(stage, own) * further, limits.APART.get(stage, own))
+        at_most = min(limits.AT_MOST.get(stage, rounding) * further, limits.APART.get(stage, rounding))
         # Of weights that are further apart than drift goes, nothing says how far.
-        larger = at_most if inherited >= limits.MOST else min(own + more, at_most)
-        return Limit(self.factor * max(own, larger), Rule.INHERITED if larger > own else Rule.ROUNDING)
+        larger = at_most if inherited >= limits.MOST else min(rounding + more, at_most)
+        return Limit(self.factor * max(rounding, larger), Rule.INHERITED if larger > rounding else Rule.ROUNDING)
 
     def grad_limits(self, stepped: float = 0.0) -> tuple[np.ndarray, list[Rule]]:
-        """What each gradient may be off by (L2), and which rule allows it; in the order of their places."""
+        """Return the L2 limit of each gradient, and the rule of each limit, in the order of their indices."""
         places, rows = self._places["grad"], self.diffs.rows
         reference = rows["reference_l2"][places]
         scale = self.grad_scales[places] * np.sqrt(rows["size"][places])
@@ -138,10 +147,10 @@ class StepContext:
         if self._kinks:
             limit = Limit(limit.value + 2 * self.factor * self._kinks, Rule.HANDED_BACK)
         made_of = limits.MADE_OF * (self._came_back[places] + self._went_in)
-        known = self.made_of[places]
-        values = np.where(known, self.factor * (self.allowed("grad") + made_of), limit.value)
+        is_made_of = self.made_of[places]
+        values = np.where(is_made_of, self.factor * (self.allowed("grad") + made_of), limit.value)
         rules = [
-            Rule.LAYER if of_layer else Rule.MADE_OF if made else limit.rule
-            for of_layer, made in zip((scale > reference).tolist(), known.tolist())
+            Rule.LAYER if of_layer else Rule.MADE_OF if by_inputs else limit.rule
+            for of_layer, by_inputs in zip((scale > reference).tolist(), is_made_of.tolist())
         ]
         return values * np.fmax(reference, scale), rules

@@ -1,4 +1,4 @@
-"""What has to be known of a whole step before one of its diffs can be judged."""
+"""Figures over a whole step that the judgement of each diff needs."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ from padiff.records.step_diffs import StepDiffs
 
 
 def bulk_of(block: Block) -> np.ndarray:
-    """Errors (L2) of gradients and updates without a few of their elements; of a small tensor, without the largest. NaN
-    where that is not known.
+    """Return L2 errors of gradients and updates without a few of their elements; of a small tensor, without the
+    largest.
+
+    NaN where the error is unknown.
     """
     rows = block.rows
     bulk = rows["bulk_l2"].copy()
-    whole = (rows["basis"] == TENSORS) & np.isnan(bulk) & (rows["size"] >= limits.WITNESS)
-    if whole.any():
+    is_full = (rows["basis"] == TENSORS) & np.isnan(bulk) & (rows["size"] >= limits.WITNESS)
+    if is_full.any():
         for stage in ("backward", "update"):
-            some = np.zeros(whole.shape, np.bool_)
-            some[:, block.sites.places[stage]] = True
-            some &= whole
-            bulk[some] = np.sqrt(np.fmax(rows["l2"][some] ** 2 - rows["max_abs"][some] ** 2, 0.0))
+            in_stage = np.zeros(is_full.shape, np.bool_)
+            in_stage[:, block.sites.places[stage]] = True
+            in_stage &= is_full
+            bulk[in_stage] = np.sqrt(np.fmax(rows["l2"][in_stage] ** 2 - rows["max_abs"][in_stage] ** 2, 0.0))
     return bulk
 
 
 def largest_errors(block: Block, stage: str) -> np.ndarray:
-    """Largest relative L2 error of what each diff's layer gave out, or of what came back to it; NaN: none is known.
+    """Return the largest relative L2 error of the outputs, or output gradients, of each diff's layer; NaN if unknown.
 
     Args:
         stage: forward or backward.
@@ -44,12 +46,13 @@ def largest_errors(block: Block, stage: str) -> np.ndarray:
 
 
 class Outputs(NamedTuple):
-    """What a step's last outputs say of its loss.
+    """Errors of a step's last outputs, which bound the error of the loss.
 
     Attributes:
-        error: their largest relative L2 error, over all calls.
-        first_order: how far off the loss may be for it, all calls: the norm of their error times that of the gradient
-            that comes back to them.
+        error: largest relative L2 error, over all calls.
+        first_order: first-order bound of the loss's error, over all calls: the norm of the outputs' error times the
+            norm
+            of their gradient.
     """
 
     error: float
@@ -57,8 +60,9 @@ class Outputs(NamedTuple):
 
 
 def _last_outputs(sites: Sites) -> list[tuple[int, int]]:
-    """The places of the last layer's outputs, and of the gradients of each; -1 where that was not recorded. The last
-    output of all comes last.
+    """Return the indices of the last layer's outputs, and of each one's gradient (-1 if not recorded).
+
+    The last output of all comes last.
     """
     forward = [place for place in sites.places["forward"].tolist() if sites.layers[place] != LOOP]
     if not forward:
@@ -69,19 +73,19 @@ def _last_outputs(sites: Sites) -> list[tuple[int, int]]:
         for place in sites.places["backward"].tolist()
         if sites.layers[place] == last
     }
-    own = [place for place in forward if sites.layers[place] == last]
-    return [(place, back.get((sites.slots[place], sites.calls[place]), -1)) for place in own]
+    outputs = [place for place in forward if sites.layers[place] == last]
+    return [(place, back.get((sites.slots[place], sites.calls[place]), -1)) for place in outputs]
 
 
 def outputs_of(diffs: StepDiffs) -> Outputs | None:
-    """Those of a step, from its measured diffs; `None` where they, or gradients of all of them, were not recorded."""
-    found, known = diffs.sites.fact(_last_outputs), diffs.known
-    if not found:
+    """Return the errors of a step's last outputs; `None` if one of them, or of their gradients, was not recorded."""
+    last_outputs, is_known = diffs.sites.fact(_last_outputs), diffs.known
+    if not last_outputs:
         return None
     rows, errors = diffs.rows, diffs.relative
     error = first_order = 0.0
-    for place, back in found:
-        if back < 0 or not known[place] or not known[back]:
+    for place, back in last_outputs:
+        if back < 0 or not is_known[place] or not is_known[back]:
             return None
         gradient = float(rows["reference_l2"][back])
         if not math.isfinite(errors[place] * gradient):
@@ -92,7 +96,7 @@ def outputs_of(diffs: StepDiffs) -> Outputs | None:
 
 
 def hiding_noise(block: Block) -> np.ndarray:
-    """Where the key's bias, whose gradient is rounding, lies in one sketch with those of query and value."""
+    """Return a mask of the sketches of fused query, key and value biases; the key's part has rounding gradients."""
     sketched = block.measured & (block.rows["basis"] != TENSORS)
     return np.asarray(sketched & block.sites.fact(SiteFacts).fused)
 
@@ -102,13 +106,13 @@ def _running_variances(sites: Sites) -> list[int]:
 
 
 def deviations_of(diffs: StepDiffs) -> dict[str, float]:
-    """L2 norm of the running standard deviations of a layer's channels."""
+    """Return the L2 norm of the running standard deviations of each layer's channels."""
     places = diffs.sites.fact(_running_variances)
     if not places:
         return {}
-    rows, known = diffs.rows, diffs.known
+    rows, is_known = diffs.rows, diffs.known
     return {
         diffs.sites.layers[place]: math.sqrt(rows["mean_reference"][place] * rows["size"][place])
         for place in places
-        if known[place]
+        if is_known[place]
     }

@@ -1,4 +1,4 @@
-"""What each tensor of a step may be off by, given the whole step, the one before it, and the diffs before its own."""
+"""Limits of each tensor of a step, given the whole step, the step before, and the earlier diffs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _JUDGED = ("passed", "figure", "value", "limit", "rule")
 
 
 class StepLimits:
-    """Judges the diffs of a step, one after the other: what is allowed to one depends on what those before it were off.
+    """Judge of a step's diffs, one after the other: the limit of a diff depends on the errors of earlier diffs.
 
-    A diff is known by its place among them.
+    Methods identify a diff by its index among the step's diffs.
     """
 
     def __init__(self, diffs: StepDiffs, factor: float, before: Drift) -> None:
@@ -71,7 +71,7 @@ class StepLimits:
         self._last: tuple[tuple[int, ...], float] = ((), 0.0)
 
     def judged(self) -> StepDiffs:
-        """All of them, judged."""
+        """Return all diffs, judged."""
         rows, exact, troubled = self._rows, self._facts.exact, self._diffs.troubled
         as_they_are = (troubled | ~self._diffs.measured).tolist()
         for place, (leave, equal) in enumerate(zip(as_they_are, exact.tolist())):
@@ -127,7 +127,7 @@ class StepLimits:
             self._gone.add(self._layers[place])
 
     def _hold(self, place: int, stage: str, limit: Limit) -> Figure:
-        """Hold a diff against its limit; of a gradient or an update, a few elements may be left out."""
+        """Compare a diff with its limit; for a gradient or an update, a few elements may be left out."""
         value, scale = self._l2[place], self._reference[place]
         # An estimate is reported only where chance does not explain it.
         most, figure = limit.value * (1 + limits.SURE * self._spread[place]), Figure.REL_L2
@@ -145,11 +145,12 @@ class StepLimits:
         return figure
 
     def _by_floor(self, place: int, stage: str, modelled: Limit) -> Limit:
-        """The limit by the measured floor, as far as that says how far off a diff may be.
+        """Return the limit by the measured floor, where the floor applies; otherwise the modelled limit.
 
-        It does not where the step starts further apart than it was moved; nor of a gradient that is rounding noise,
-        which has a size of its own on each side, and in float64, too; nor once a value went over a kink, as all that is
-        made of its gradient is further off than in runs in which none did.
+        The floor does not apply if the step starts further apart than the measurement moved the step; nor to a gradient
+        that is
+        rounding noise, whose size differs on each side and in float64; nor after a value has crossed a kink, because
+        everything computed from its gradient has a larger error than in runs without a crossing.
         """
         if stage in ("grad", "update") and self._noise[place]:
             without_third(self._rows, place)
@@ -163,22 +164,22 @@ class StepLimits:
         return self._measured(place, stage, modelled)
 
     def _measured(self, place: int, stage: str, modelled: Limit) -> Limit:
-        """The limit by the measured floor; the modelled one where that allows less, and no less than noise needs."""
+        """Return the limit by the measured floor; the modelled limit if smaller, but at least the limit for noise."""
         floor = self._factor * (self.context.apart or 1.0) * self._floor[place]
         most = self._factor * limits.AT_MOST[stage] * self._reference[place]
         least = Limit(min(limits.FLOORS_AT_LEAST * floor, most), Rule.MEASURED)
         return min(Limit(limits.FLOORS * floor, Rule.MEASURED), max(modelled, least, key=value_of), key=value_of)
 
     def _relative(self, stage: str) -> Limit:
-        """What a stage may be off by, relative to its size; it goes with the updates that were judged so far alone."""
+        """Return the limit of a stage's relative error, cached for the updates judged so far."""
         stepped = self._stepped if stage != "update" else 0.0
-        known = self._relatives.get(stage)
-        if known is None or known[0] != stepped:
-            known = self._relatives[stage] = stepped, self.context.relative(stage, stepped)
-        return known[1]
+        entry = self._relatives.get(stage)
+        if entry is None or entry[0] != stepped:
+            entry = self._relatives[stage] = stepped, self.context.relative(stage, stepped)
+        return entry[1]
 
     def _limit(self, place: int, stage: str, of_loop: bool) -> tuple[Limit, bool]:
-        """What the error's L2 norm may be, and whether all that can explain it is known: then growth is no excuse."""
+        """Return the limit of the error's L2 norm, and True if all its causes are known: then growth is no excuse."""
         reference = self._reference[place]
         if of_loop:
             return self._limit_of_loop(place, stage, reference), False
@@ -211,19 +212,21 @@ class StepLimits:
         return self._loss_limit(place, limit) if self._facts.losses[place] else limit
 
     def _is_gone(self, place: int) -> bool:
-        """Whether next to nothing is left of what a parameter began with."""
+        """Return True if next to nothing is left of a parameter's initial value."""
         began = self._before.began.get(self._keys[place], 0.0)
         return self._reference[place] < limits.GONE * began
 
     def _multiplied(self, layer: str) -> Limit:
-        """What the code of a layer may make of its own parameters, and of those of the layers around it: a scale that a
-        step brought back to almost zero is rounding by then, and so is all that is multiplied by it.
+        """Return the limit for values that a layer's code multiplies by a vanished parameter of the layer or its
+        containers.
+
+        A scale that a step brought back to almost zero is rounding noise, and so are all products with the scale.
         """
         inside = any(layer == path or (path != ROOT and is_below(layer, path)) for path in self._gone)
         return Limit(self._factor * limits.MULTIPLIED * inside, Rule.INHERITED)
 
     def _output_limit(self) -> Limit:
-        """What an output may be off by, given those before it."""
+        """Return the limit of an output's relative error, given the outputs before it."""
         relative = self._relative("forward")
         if limits.GROWTH * self._handed_on <= relative.value:
             return relative
@@ -247,12 +250,12 @@ class StepLimits:
         return min(limit, Limit(self._factor * (own + made_of), Rule.OUTPUTS), key=value_of)
 
     def _grad_limit(self, place: int) -> Limit:
-        known = self._grad_limits.get(self._stepped)
-        if known is None:
+        limits_by_place = self._grad_limits.get(self._stepped)
+        if limits_by_place is None:
             values, rules = self.context.grad_limits(self._stepped)
             places = self._diffs.sites.places["grad"].tolist()
-            known = self._grad_limits[self._stepped] = dict(zip(places, map(Limit, values.tolist(), rules)))
-        return known[place]
+            limits_by_place = self._grad_limits[self._stepped] = dict(zip(places, map(Limit, values.tolist(), rules)))
+        return limits_by_place[place]
 
     def _noise_limit(self, place: int) -> float:
         # Of any direction, but not larger than the reference's updates are.
@@ -275,10 +278,11 @@ class StepLimits:
         return Limit(value + self._rounded_weight(weight, value), limit.rule)
 
     def _rounded_weight(self, weight: int | None, error: float) -> float:
-        """What rounding the weight to half precision makes of an update's error.
+        """Return the error of an update due to rounding the weight to half precision.
 
-        An update shows only in whole units of the weight's last place: where the sides differ by ``d``, one of
-        ``unit / d`` elements goes to the next unit on one side.
+        An update shows only in whole units of the weight's last place: if the sides differ by ``d``, one of ``unit /
+        d``
+        elements goes to the next unit on one side.
         """
         if weight is None or not limits.is_half(self._diffs.sites.anchor_dtypes[weight]):
             return 0.0
@@ -287,7 +291,7 @@ class StepLimits:
         return self._factor * (math.sqrt(error * unit) + unit * single)
 
     def _hand_on(self, place: int, stage: str, figure: Figure) -> None:
-        """Remember how far off a passed output, or a gradient of one, is: the next one is made of it."""
+        """Remember the error of a passed output, or of its gradient: the next one is computed from it."""
         if stage == "forward" and figure is Figure.REL_L2:
             self._handed_on = max(self._handed_on, self._relative_l2[place])
             self._last = self._shapes[place], self._l2[place]
@@ -296,21 +300,21 @@ class StepLimits:
             self._handed_back = max(self._handed_back, error if math.isfinite(error) else 0.0)
 
     def _in_few(self, place: int, stage: str, limit: float) -> bool:
-        """Whether a diff that failed passes all the same: all that is wrong is in elements that rounding moves."""
+        """Return True if a failed diff passes after all: its error lies in elements that rounding moves."""
         figure, rule = FIGURES[self._figures[place]], RULES[self._rules[place]]
         assert figure is not None and rule is not None
         diff = self._diffs[place].judged(False, figure, self._values[place], self._limits[place], rule)
-        found = self._without_noise(diff, place, stage, limit)
-        if not found.passed and stage == "update":
+        result = self._without_noise(diff, place, stage, limit)
+        if not result.passed and stage == "update":
             weight = self._explained.get(self._keys[place])
-            found = without_last_places(found, self._diffs[weight] if weight is not None else None, limit)
-        judged = found.judgement
-        if found.passed and judged is not None:
+            result = without_last_places(result, self._diffs[weight] if weight is not None else None, limit)
+        judged = result.judgement
+        if result.passed and judged is not None:
             self._set(place, True, judged.figure, judged.value, judged.limit, judged.rule)
-        return found.passed
+        return result.passed
 
     def _without_noise(self, diff: Diff, place: int, stage: str, limit: float) -> Diff:
-        """A diff that passes if it is all in elements whose gradients are rounding."""
+        """Return the diff, passed if its error lies in elements whose gradients are rounding noise."""
         key, context = self._keys[place], self.context
         steps = self._before.steps_before(self._step) if stage == "weight" else 1
         if not steps:
@@ -322,17 +326,17 @@ class StepLimits:
 
         gradient = context.grads.get(key)
         another = stage == "update" and key in context.grad_errors
-        given = self._diffs[gradient] if gradient is not None else None
-        return without_noise(diff, given, limit, rounding, another, most)
+        gradient_diff = self._diffs[gradient] if gradient is not None else None
+        return without_noise(diff, gradient_diff, limit, rounding, another, most)
 
     def _weight_limit(self, place: int) -> tuple[Limit, bool]:
-        """The limit, and whether the step before explains all of it."""
+        """Return the limit of a weight, and True if the step before explains all of the limit."""
         key, reference = self._keys[place], self._reference[place]
         number = self._before.steps_before(self._step)
-        own = self._relative("weight").times(reference)
+        rounding_limit = self._relative("weight").times(reference)
         if not number:
-            return own, False
-        limit = own.value
+            return rounding_limit, False
+        limit = rounding_limit.value
         update = self.context.updates.get(key)
         size = self._reference[update] if update is not None else 0.0
         drifted, explained = self._before.weight_error(key, number, size, self._size[place])
@@ -340,7 +344,7 @@ class StepLimits:
         each = self._noise_limit(update) if update is not None and self._noise[place] else 0.0
         if explained and gap == 1:
             # What both sides do to it besides (a norm that is kept, weights that are clamped) may double it.
-            return Limit(limit + 2 * self._factor * drifted, Rule.UPDATES if drifted else own.rule), True
+            return Limit(limit + 2 * self._factor * drifted, Rule.UPDATES if drifted else rounding_limit.rule), True
         if explained:
             return Limit(limit + self._factor * (drifted + (gap - 1) * each), Rule.UPDATES), True
         ramp = (
@@ -366,5 +370,5 @@ class StepLimits:
         return Limit(limit, Rule.STATISTICS if slot in limits.RUNNING else Rule.DRIFT), False
 
     def _larger(self, place: int) -> float:
-        """The larger norm of the two sides."""
+        """Return the larger norm of the two sides."""
         return max(self._reference[place], float(self._rows["candidate_l2"][place]))

@@ -1,7 +1,7 @@
-"""What rounding never is: one ratio through many tensors, weights that all shrink alike, a whole stage that is off.
+"""Detect systematic errors: one ratio in many tensors, weights that all shrink equally, a whole stage that is off.
 
-Each tensor by itself is within its limit, or may be; together they are no chance. Nothing is read for it: that the
-candidate is ``1 + a`` times the reference and something else shows in the three norms that were measured,
+Each tensor may be within its own limit; all together exclude chance. No tensor is read for this: the candidate is
+``1 + a`` times the reference plus a remainder, and the three measured norms give
 ``a = (||c||^2 - ||r||^2 - ||c - r||^2) / (2 ||r||^2)``.
 """
 
@@ -24,8 +24,8 @@ _NOWHERE = np.zeros(0, np.intp)
 
 
 def agreeing(found: Offs, floor: float) -> tuple[np.ndarray, float]:
-    """The places of the tensors that one ratio beyond ``floor`` goes through, if it goes through most of a stage; and
-    that ratio.
+    """Return the indices of the tensors that share a ratio above ``floor``, if most of the stage does; and the
+    ratio.
     """
     ratio = found.typical_ratio
     if len(found.places) < 2 or abs(ratio) <= floor:
@@ -35,12 +35,12 @@ def agreeing(found: Offs, floor: float) -> tuple[np.ndarray, float]:
 
 
 class Decay(NamedTuple):
-    """One share by which weights are larger on one side.
+    """Common relative growth of weights on one side.
 
     Attributes:
-        places: of those that it goes through.
-        ratio: the share.
-        limit: what it may be by chance.
+        places: indices of the weights.
+        ratio: the relative growth.
+        limit: growth that chance explains.
     """
 
     places: np.ndarray
@@ -49,10 +49,12 @@ class Decay(NamedTuple):
 
 
 def common_growth(found: Offs, floor: float) -> Decay | None:
-    """Whether weights are larger, on one side, by one share that chance does not explain.
+    """Return a common growth of the weights that chance does not explain, or `None`.
 
-    Each weight's share is known to its error over the root of its number of elements; the best common one is their
-    mean, weighted by that. Weight decay, or its lack, is such a share; rounding, and other gradients, are not.
+    The standard error of each weight's growth is its error over the root of its number of elements; the best common
+    growth
+    is the mean weighted by these. A different weight decay causes such a growth; rounding and different gradients do
+    not.
     """
     # A mean is no larger than the largest.
     if not len(found.places) or np.abs(found.ratio).max() <= floor:
@@ -63,7 +65,7 @@ def common_growth(found: Offs, floor: float) -> Decay | None:
     sigma = found.error / np.sqrt(found.size) + limits.NORMS
     total = float((sigma**-2).sum())
     ratio = float((found.ratio / sigma**2).sum()) / total
-    # Where they scatter more than their own errors say, the mean is less sure, too.
+    # If the values scatter more than their own errors say, the mean is less sure, too.
     squares = float((((found.ratio - ratio) / sigma) ** 2).sum())
     scatter = max(1.0, math.sqrt(squares / (len(found.places) - 1)))
     limit = max(floor, limits.DECAY_SURE * scatter / math.sqrt(total))
@@ -74,7 +76,7 @@ def common_growth(found: Offs, floor: float) -> Decay | None:
 
 
 def failed(diffs: StepDiffs, places: np.ndarray, limit: float) -> StepDiffs:
-    """The diffs, with those at some places failed for what they have in common."""
+    """Return the diffs, with those at the given indices failed for their common ratio."""
     if not len(places):
         return diffs
     places = places[(diffs.rows["passed"] & diffs.measured)[places]]
@@ -85,13 +87,13 @@ def failed(diffs: StepDiffs, places: np.ndarray, limit: float) -> StepDiffs:
 
 
 class Start(NamedTuple):
-    """What has to be known of a step to tell what is systematic.
+    """Facts about a step that the search for systematic errors needs.
 
     Attributes:
-        factor: of all limits.
-        noise: which diffs are of parameters whose gradients are rounding.
-        inherited: relative error that the step starts with.
-        before: the step before.
+        factor: multiplier of all limits.
+        noise: mask of the diffs of parameters whose gradients are rounding noise.
+        inherited: relative error at the start of the step.
+        before: drift at the step before.
     """
 
     factor: float
@@ -101,33 +103,33 @@ class Start(NamedTuple):
 
 
 def without_systematic(diffs: StepDiffs, start: Start) -> StepDiffs:
-    """The judged diffs of a step; where many agree in what no rounding makes, these fail."""
+    """Return a step's judged diffs, with diffs that share a systematic error failed."""
     if not (diffs.rows["passed"] & diffs.measured & (diffs.rows["l2"] != 0)).any():
         return diffs
     dtypes = diffs.sites.fact(SiteFacts).coarsest
-    found = _apart_alike(_grown_alike(diffs, start), start)
+    result = _apart_alike(_grown_alike(diffs, start), start)
     if start.inherited < limits.MOST:
-        found = _outputs(found, start, dtypes["forward"])
-    larger, explained = 0.0, limits.OF_OUTPUTS * _last_error(found)
+        result = _outputs(result, start, dtypes["forward"])
+    larger, explained = 0.0, limits.OF_OUTPUTS * _last_error(result)
     for stage in ("backward", "grad", "update"):
-        own = offs(found, stage, start.noise)
+        stage_offs = offs(result, stage, start.noise)
         # What the stage before was off by, and what momentum remembers, are not new here.
-        known = max(explained, 2 * larger, 2 * start.before.ratio if stage == "update" else 0.0)
-        floor = start.factor * (limits.ratio_floor(dtypes[stage]) + known)
-        alike, ratio = agreeing(own, floor)
-        found = failed(found, alike, floor)
+        inherited_ratio = max(explained, 2 * larger, 2 * start.before.ratio if stage == "update" else 0.0)
+        floor = start.factor * (limits.ratio_floor(dtypes[stage]) + inherited_ratio)
+        alike, ratio = agreeing(stage_offs, floor)
+        result = failed(result, alike, floor)
         larger = max(larger, abs(ratio))
-        if len(own.places):
+        if len(stage_offs.places):
             # A norm that gradients are clipped by is off as they are, and hands that on to all of them alike.
-            explained = limits.OF_NORM * own.typical_error if start.inherited else 0.0
-    return found
+            explained = limits.OF_NORM * stage_offs.typical_error if start.inherited else 0.0
+    return result
 
 
 def _apart_alike(diffs: StepDiffs, start: Start) -> StepDiffs:
-    """Weights that most came further apart, over steps that were not compared, than updates of such a run do.
+    """Fail weights that, over uncompared steps, mostly moved further apart than updates of such a run can explain.
 
-    By itself each may: in some step a value crosses a kink, or a few elements of an adaptive optimizer's update turn
-    over. That most of them do so at once, it takes another update.
+    A single weight may do so: in some step a value crosses a kink, or a few elements of an adaptive optimizer's update
+    flip. If most weights do so at once, the updates differ.
     """
     before, step, rows, keys = start.before, diffs.number or 0, diffs.rows, diffs.sites.keys
     if before.step < 0 or step - before.step < 2:
@@ -136,41 +138,45 @@ def _apart_alike(diffs: StepDiffs, start: Start) -> StepDiffs:
     places = places[diffs.known[places]]
     sizes = dict(zip([keys[place] for place in places.tolist()], rows["reference_l2"][places].tolist()))
     shares: dict[int, tuple[float, float, float]] = {}
-    own = offs(diffs, "weight", start.noise)
-    errors = rows["l2"][own.places] / (1 + limits.SURE * own.spread)
-    for place, error in zip(own.places.tolist(), errors.tolist()):
+    weight_offs = offs(diffs, "weight", start.noise)
+    errors = rows["l2"][weight_offs.places] / (1 + limits.SURE * weight_offs.spread)
+    for place, error in zip(weight_offs.places.tolist(), errors.tolist()):
         key = keys[place]
         update = before.updates.get(key)
         if update is None or key not in before.weights:
             continue
-        known, size = before.weights[key] + update.error, max(update.size, sizes.get(key, 0.0))
+        explained, size = before.weights[key] + update.error, max(update.size, sizes.get(key, 0.0))
         if size > 0:
-            shares[place] = max(error - known, 0.0) / size, known, size
+            shares[place] = max(error - explained, 0.0) / size, explained, size
     if len(shares) < limits.FEWEST:
         return diffs
     most = start.factor * before.typical_gap(step)
     if statistics.median(share for share, _, _ in shares.values()) <= most:
         return diffs
     apart = {}
-    for place, (share, known, size) in shares.items():
+    for place, (share, explained, size) in shares.items():
         if rows["passed"][place] and share > most:
             reference = float(rows["reference_l2"][place])
-            value, limit = float(rows["l2"][place]) / reference, (known + most * size) / reference
+            value, limit = float(rows["l2"][place]) / reference, (explained + most * size) / reference
             apart[place] = Figure.REL_L2, value, limit, Rule.SYSTEMATIC
     return diffs.failed(apart)
 
 
 def _outputs(diffs: StepDiffs, start: Start, dtype: str) -> StepDiffs:
-    """Outputs that are the reference's, times a constant, in a step that starts from equal weights."""
+    """Fail outputs that are a constant multiple of the reference's outputs, in a step that starts from equal
+    weights.
+    """
     floor = start.factor * (limits.ratio_floor(dtype) + limits.GAIN["forward"] * start.inherited)
-    own = offs(diffs, "forward")
+    output_offs = offs(diffs, "forward")
     # A tensor that may be off by all of itself is rounding.
-    rounding = diffs.rows["limit"][own.places] >= 1
-    return failed(diffs, own.places[own.mostly_ratio & (np.abs(own.ratio) > floor) & ~rounding], floor)
+    rounding = diffs.rows["limit"][output_offs.places] >= 1
+    return failed(
+        diffs, output_offs.places[output_offs.mostly_ratio & (np.abs(output_offs.ratio) > floor) & ~rounding], floor
+    )
 
 
 def _last_error(diffs: StepDiffs) -> float:
-    """Relative error of the step's last output: what the loss, and its gradient, are made of."""
+    """Return the relative error of the step's last output, the input of the loss and of the loss's gradient."""
     places = diffs.sites.places["forward"]
     places = places[diffs.known[places]]
     error = float(diffs.relative[places[-1]]) if len(places) else 0.0
@@ -178,23 +184,27 @@ def _last_error(diffs: StepDiffs) -> float:
 
 
 def _grown_alike(diffs: StepDiffs, start: Start) -> StepDiffs:
-    """Weights that became larger, or smaller, by one share on one side: matrices, and apart from them vectors."""
+    """Fail weights that grew, or shrank, by one common share on one side; matrices and vectors are checked
+    separately.
+    """
     if not diffs.number:
         return diffs
-    own = offs(diffs, "weight", start.noise)
-    are_vectors = diffs.sites.fact(SiteFacts).vectors[own.places]
-    found = diffs
+    weight_offs = offs(diffs, "weight", start.noise)
+    are_vectors = diffs.sites.fact(SiteFacts).vectors[weight_offs.places]
+    result = diffs
     for which in (~are_vectors, are_vectors):
-        some = own.where(which)
-        decay = common_growth(some, start.factor * _growth_floor(diffs, some, start))
+        subset = weight_offs.where(which)
+        decay = common_growth(subset, start.factor * _growth_floor(diffs, subset, start))
         if decay is not None:
-            found = failed(found, decay.places, decay.limit)
-    return found
+            result = failed(result, decay.places, decay.limit)
+    return result
 
 
 def _growth_floor(diffs: StepDiffs, weights: Offs, start: Start) -> float:
-    """What of a common growth rounding explains: of the factor that decay multiplies by, in each step; and what updates
-    that are all larger by the same do to weights that grow."""
+    """Return the common growth that rounding explains.
+
+    Causes are the rounding of the decay factor in each step, and updates with a common ratio on growing weights.
+    """
     before = start.before
     explained = 2 * (diffs.number or 0) * float(diffs.sites.fact(SiteFacts).rounding[weights.places].max(initial=0.0))
     if not before.ratio:

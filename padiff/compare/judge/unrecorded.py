@@ -22,13 +22,13 @@ Side = tuple[RunInfo, History]
 
 
 def with_unrecorded(coverage: Coverage, sides: Both[Side], layers: Both[Collection[str]] | None) -> Coverage:
-    """The coverage with the parameters that neither or one of the runs has a record of.
+    """Return the coverage, extended by the parameters without a record in one or both runs.
 
-    What lists, or the level of detail, leave out was left out on purpose and is not counted. A dump does not say what
-    was asked for: there, parameters count where other weights are recorded and a step notes that something is missing.
+    Parameters that lists or the level of detail exclude are not counted. A dump does not store these options: there,
+    parameters count if other weights are recorded and a step notes missing records.
 
     Args:
-        layers: paths of each run's layers that are reported on; `None` for all of them.
+        layers: paths of each run's layers to report; `None` for all layers.
     """
     notes = [f"{name}: {note}" for name, (_, history) in zip(SIDES, sides) for note in history.notes]
     reference, candidate = (
@@ -39,7 +39,7 @@ def with_unrecorded(coverage: Coverage, sides: Both[Side], layers: Both[Collecti
 
 
 def excused(diffs: StepDiffs, sides: Both[Side], steps: Both[Step], alignment: Alignment) -> StepDiffs:
-    """The judged diffs of a step: what one side could not record of a parameter is a gap, not a diff."""
+    """Return a step's judged diffs; a parameter that one side could not record is a gap, not a diff."""
     failed = np.flatnonzero(~diffs.rows["passed"] & ~diffs.sites.complete).tolist()
     if not failed:
         return diffs
@@ -65,17 +65,17 @@ def excused(diffs: StepDiffs, sides: Both[Side], steps: Both[Step], alignment: A
 
 
 def _knows(info: RunInfo, history: History) -> bool:
-    """Whether it is known what was asked for."""
+    """Return True if the recording's options are known."""
     return bool(info.recording) or ("weight" in history.stages and bool(history.notes))
 
 
 def _unrecorded(info: RunInfo, history: History) -> list[Key]:
-    """The trainable parameters that no step has a record of."""
+    """Return the trainable parameters without a record in any step."""
     return [key for key in _expected(info) if key not in history.parameters] if _knows(info, history) else []
 
 
 def _missing(info: RunInfo, history: History, step: Step) -> frozenset[Key]:
-    """The parameters that a step has no record of."""
+    """Return the parameters without a record in a step."""
     if not _knows(info, history):
         return frozenset()
     recorded = {(r.layer, r.slot) for r in called(step.records) if r.stage in PARAMETER_STAGES}
@@ -94,7 +94,7 @@ def _expected(info: RunInfo) -> Iterable[Key]:
 
 
 def _detail(info: RunInfo) -> Detail:
-    """How much the run kept of each tensor."""
+    """Return the level of detail of the run's tensors."""
     detail = info.recording.get("detail", {})
     try:
         return Detail.of(detail if isinstance(detail, dict) else {})  # none: a run that keeps everything says nothing

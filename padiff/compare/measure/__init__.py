@@ -1,1 +1,1 @@
-"""How far two tensors are apart: the arithmetic."""
+"""Arithmetic of the distance between two tensors."""

@@ -1,4 +1,4 @@
-"""How far apart two tensors are: the arithmetic, stated once, in float64."""
+"""Figures of two arrays, in float64: the only definition of the arithmetic."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from padiff.compare.measure.operands import Arrays
 from padiff.compare.measure.sums import CHUNK, Sums, wide
 from padiff.records import UNSCALED, Both, Figures
 
-# From how many elements on a few may be left out, and how few of them.
+# Smallest size at which a few elements may be left out, and one in how many elements may be left out.
 _MANY, _FEW = 1000, 20_000
-# Groups of elements whose largest are looked at to find the largest of all.
+# Number of groups whose maxima are compared to find the largest elements.
 _GROUPS = 1024
 _TINY = 5e-324
-# One sample in so many may be left out.
+# One in this many samples may be left out.
 _SAMPLES = 8
 # Relative L2 error from which on a few elements are looked at, which costs as much again: less is within every limit of
 # float32, and of float64 all but nothing is.
@@ -27,10 +27,11 @@ _BULK_ELSE = 1e-3
 
 
 def measured(arrays: Arrays, stage: str, dtype: str, elementwise: tuple[float, float] | None) -> Figures:
-    """Figures of two arrays, as `figures_of` gives them, and of the bulk of their elements where a limit may need it.
+    """Return the figures of two arrays, as `figures_of`, plus the error of the bulk of their elements where limits
+    need it.
 
     Args:
-        stage, dtype: of the records.
+        stage, dtype: stage and dtype of the records.
     """
     figures = figures_of(arrays, elementwise)
     little = _BULK_FROM.get(dtype, _BULK_ELSE) * figures.reference_l2
@@ -40,18 +41,19 @@ def measured(arrays: Arrays, stage: str, dtype: str, elementwise: tuple[float, f
 
 
 def _bulk_l2(arrays: Arrays, by_sample: bool) -> float:
-    """``||c - r||`` without its largest elements (four, and one in `_FEW` of them), or without its worst samples.
+    """Return ``||c - r||`` without the largest elements (four, and one in `_FEW`), or without the worst samples.
 
     Where rounding moves a value across the kink of a ReLU, or to the other of two nearly equal maxima of a pool, single
-    elements of the gradient are wholly different though both sides are right; and where an element of a gradient is
-    rounding noise, an adaptive optimizer makes a full-size update of its sign.
+    elements of the gradient differ completely though both sides are right; and where an element of a gradient is
+    rounding
+    noise, an adaptive optimizer makes a full-size update of its sign.
     """
     reference, candidate = arrays.reference, arrays.candidate
     left_out = few(reference.size)
     by_sample = by_sample and reference.shape[0] >= _SAMPLES
     samples = np.zeros(reference.shape[0] if by_sample else 1)
     each = reference.size // len(samples)
-    largest, rest = np.zeros(left_out), 0.0
+    largest, bulk = np.zeros(left_out), 0.0
     with np.errstate(all="ignore"):
         for start, r, c in _chunks(reference, candidate, each if by_sample else 1):
             r, c, _ = wide(r, c, arrays.scales)
@@ -71,18 +73,18 @@ def _bulk_l2(arrays: Arrays, by_sample: bool) -> float:
                 largest = np.concatenate([largest, squares[large]])
                 squares[large] = 0.0
                 largest.partition(large.size)
-                rest += float(np.add.reduce(largest[: large.size]))
+                bulk += float(np.add.reduce(largest[: large.size]))
                 largest = largest[large.size :]
-            rest += float(np.add.reduce(squares))
+            bulk += float(np.add.reduce(squares))
     if by_sample:
         # A normalisation's backward spreads one such element over its whole sample.
         samples.sort()
-        rest = min(rest, float(samples[: -(len(samples) // _SAMPLES)].sum()))
-    return math.sqrt(rest)
+        bulk = min(bulk, float(samples[: -(len(samples) // _SAMPLES)].sum()))
+    return math.sqrt(bulk)
 
 
 def few(elements: int) -> int:
-    """How many elements of a tensor may be wholly different though both sides are right."""
+    """Return the number of a tensor's elements that may differ completely though both sides are right."""
     return 4 + elements // _FEW
 
 
@@ -131,14 +133,14 @@ def figures_of(arrays: Arrays, elementwise: tuple[float, float] | None = None) -
 
 
 def _index(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The index of the element at a place, row by row."""
+    """Return the multi-dimensional index of the element at a flat, row-major position."""
     if len(shape) == 1:
         return (place,)
     # numpy.unravel_index takes longer than all the rest of a small tensor's figures.
     index = []
     for extent in reversed(shape):
-        place, own = divmod(place, extent)
-        index.append(own)
+        place, offset = divmod(place, extent)
+        index.append(offset)
     return tuple(reversed(index))
 
 

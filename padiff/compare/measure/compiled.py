@@ -19,15 +19,15 @@ Kernel: TypeAlias = Callable[
 # kept takes 0.3 s of processor time, and numpy takes 1.3 ns longer an element. So nobody waits for it twice as long as
 # is needed, however much there is still to come.
 _PAYS = 250_000_000
-#: Elements from which on a tensor is the kernel's. Smaller ones take as long either way; they are numpy's always, so
-#: that nothing of theirs depends on what is installed.
+#: Smallest number of elements for the kernel. Smaller tensors take equally long either way; numpy always measures them,
+#: so that their figures do not depend on installed packages.
 LEAST = 1 << 15
 
 _TAKEN = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 class _Compiled:
-    """What this process has loaded."""
+    """Kernel loaded by this process, and the number of elements measured so far."""
 
     def __init__(self) -> None:
         self.seen = 0
@@ -47,12 +47,14 @@ _compiled = _Compiled()
 
 
 def load() -> Kernel | None:
-    """Load the kernel now, however little there is to measure; `None` where numba is not installed or does not work."""
+    """Load the kernel now, regardless of the amount of work, and return it; `None` if numba is missing or fails."""
     return _compiled.load()
 
 
 def kernel_for(reference: np.ndarray, candidate: np.ndarray) -> Kernel | None:
-    """The kernel, for two arrays that it takes and once that pays; `None`: they are numpy's."""
+    """Return the kernel for two arrays, or `None` if numpy must measure them: kernel unavailable, not worth
+    loading, or unsuited.
+    """
     if reference.size < LEAST or reference.dtype != candidate.dtype or reference.dtype not in _TAKEN:
         return None
     if not (reference.flags.aligned and candidate.flags.aligned):
@@ -73,8 +75,8 @@ def _loaded() -> Kernel | None:
         ) -> tuple[float, float, float, float, float, float, int, float]:
             return one_pass(_read_only(reference), _read_only(candidate), max_abs, max_rel)  # type: ignore[no-any-return]
 
-        some = np.ones(1, np.float32)
-        return kernel if kernel(some, some, 0.0, 0.0)[1] == 1.0 else None
+        probe = np.ones(1, np.float32)
+        return kernel if kernel(probe, probe, 0.0, 0.0)[1] == 1.0 else None
     except Exception:  # not installed, not for this numpy, no folder to keep what is compiled: numpy does it all
         return None
 

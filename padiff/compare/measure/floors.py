@@ -1,4 +1,4 @@
-"""Which floor each diff of a step has: how far off rounding alone makes it, as it was measured on one side or both."""
+"""Floors of a step's diffs: the errors that rounding alone causes, as measured on one side or both."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from padiff.records.step_diffs import StepDiffs
 
 
 def with_floors(diffs: StepDiffs, steps: Both[Sequence[Step]]) -> StepDiffs:
-    """The measured diffs of a step, each with its floor where one was measured.
+    """Return the measured diffs of a step, each with its floor if one was measured.
 
-    Floors that were measured in a finer dtype than the step has on either side say nothing.
+    Floors measured in a finer dtype than the step's dtype on either side are ignored.
     """
     if not any(step.floors is not None for side in steps for step in side):
         return diffs
-    found = steps.map(lambda side: side[0].floors if len(side) == 1 else None)
+    all_floors = steps.map(lambda side: side[0].floors if len(side) == 1 else None)
     dtype = _coarsest(record for side in steps for step in side for record in step.records)
-    floors = found.map(lambda each: each if each is not None and _as_coarse(each.dtype, dtype) else None)
-    # An update is known only to what rounding the weight that it was added to leaves of it.
+    floors = all_floors.map(lambda each: each if each is not None and _as_coarse(each.dtype, dtype) else None)
+    # Rounding of the weight limits the precision of the update that was added to it.
     rounded = {
         _parameter(d): _rounding(d) * d.figures.reference_l2 for d in diffs if d.figures and d.pair.stage == "weight"
     }
-    return diffs.replaced([_with_third(_with_floor(diff, floors, rounded), found) for diff in diffs])
+    return diffs.replaced([_with_third(_with_floor(diff, floors, rounded), all_floors) for diff in diffs])
 
 
 def _parameter(diff: Diff) -> tuple[str, str]:
@@ -35,7 +35,7 @@ def _parameter(diff: Diff) -> tuple[str, str]:
 
 
 def _rounding(diff: Diff) -> float:
-    """Relative error of rounding one of the pair's numbers; of the coarser side."""
+    """Return the relative error of rounding one of the pair's numbers, on the coarser side."""
     return max(ROUNDING.get(coarse(record.dtype), 0.0) for record in diff.pair.sides if record is not None)
 
 
@@ -46,10 +46,10 @@ def _with_floor(diff: Diff, floors: Both[Floors | None], rounded: Mapping[tuple[
     if pair.stage == "update" and pair.anchor.layer == LOOP:
         return diff  # a learning rate
     sides = [_relative(record, each) for record, each in zip(pair.sides, floors) if record is not None and each]
-    known = [side for side in sides if side is not None]
-    if not known:
+    measured_floors = [side for side in sides if side is not None]
+    if not measured_floors:
         return diff
-    floor = max(*known, LEAST_FLOOR * 2 * _rounding(diff)) * figures.reference_l2
+    floor = max(*measured_floors, LEAST_FLOOR * 2 * _rounding(diff)) * figures.reference_l2
     if pair.stage == "grad":
         floor = max(floor, GRAD_FLOOR * figures.reference_l2)
     if pair.stage == "update":
@@ -58,7 +58,9 @@ def _with_floor(diff: Diff, floors: Both[Floors | None], rounded: Mapping[tuple[
 
 
 def _with_third(diff: Diff, floors: Both[Floors | None]) -> Diff:
-    """The diff with how far both sides are from the step in float64, by the candidate's code where it was done."""
+    """Return the diff with both sides' distances from the step in float64, preferably as the candidate's code
+    computed it.
+    """
     pair, figures = diff.pair, diff.figures
     if figures is None or figures.basis != "tensors" or not pair.complete or pair.stage not in MEASURED_STAGES:
         return diff
@@ -68,12 +70,12 @@ def _with_third(diff: Diff, floors: Both[Floors | None]) -> Diff:
             continue
         exact = replace(record, source=source, dtype="float64")
         scale = getattr(pair.scales, code)
-        own = _apart(Pair(pair.step, exact, record, SAME, Both(scale, scale)))
+        code_error = _apart(Pair(pair.step, exact, record, SAME, Both(scale, scale)))
         sides = Both(exact, pair.candidate) if code == SIDES.reference else Both(pair.reference, exact)
-        other = _apart(replace(pair, reference=sides.reference, candidate=sides.candidate))
-        if own is None or other is None:
+        opposite_error = _apart(replace(pair, reference=sides.reference, candidate=sides.candidate))
+        if code_error is None or opposite_error is None:
             continue
-        errors = Both(own, other) if code == SIDES.reference else Both(other, own)
+        errors = Both(code_error, opposite_error) if code == SIDES.reference else Both(opposite_error, code_error)
         return replace(diff, figures=replace(figures, third=Third(errors, code)))
     return diff
 
@@ -84,16 +86,16 @@ def _apart(pair: Pair) -> float | None:
 
 
 def _relative(record: Record, floors: Floors) -> float | None:
-    """A tensor's floor as a share of it; `None` where it has none: of a part of a tensor nothing was measured."""
+    """Return a tensor's floor as a share of the tensor's norm; `None` if unknown or measured for a different size."""
     floor = floors.sites.get(record.site)
     return floor.relative if floor is not None and floor.size == math.prod(record.shape) else None
 
 
 def _as_coarse(measured: str, dtype: str) -> bool:
-    known = measured in ROUNDING and dtype in ROUNDING
-    return known and COARSENESS.index(measured) >= COARSENESS.index(dtype)
+    are_ranked = measured in ROUNDING and dtype in ROUNDING
+    return are_ranked and COARSENESS.index(measured) >= COARSENESS.index(dtype)
 
 
 def _coarsest(records: Iterable[Record]) -> str:
-    seen = {coarse(record.dtype) for record in records}
-    return next((dtype for dtype in reversed(COARSENESS) if dtype in seen), COARSENESS[0])
+    dtypes = {coarse(record.dtype) for record in records}
+    return next((dtype for dtype in reversed(COARSENESS) if dtype in dtypes), COARSENESS[0])

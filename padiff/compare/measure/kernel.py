@@ -38,7 +38,7 @@ def _block(reference, candidate, max_abs, max_rel):  # type: ignore[no-untyped-d
 
 @njit(cache=True, nogil=True, fastmath=_ANY_ORDER)
 def _above(reference, candidate, max_abs, max_rel):  # type: ignore[no-untyped-def]
-    """Whether some elements of a part are off by more than any before."""
+    """Return True if some elements of a part have a larger error than all before."""
     above = False
     for k in range(reference.size):
         r, c = np.float64(reference[k]), np.float64(candidate[k])
@@ -65,13 +65,13 @@ def one_pass(reference, candidate, max_abs, max_rel):  # type: ignore[no-untyped
     for begin in range(0, reference.size, _BLOCK):
         end = min(begin + _BLOCK, reference.size)
         rs, cs = reference[begin:end], candidate[begin:end]
-        found = _block(rs, cs, max_abs, max_rel)
-        squares += found[0]
-        reference_squares += found[1]
-        candidate_squares += found[2]
-        sum_abs += found[3]
-        sum_reference += found[4]
-        if not found[5]:
+        block_sums = _block(rs, cs, max_abs, max_rel)
+        squares += block_sums[0]
+        reference_squares += block_sums[1]
+        candidate_squares += block_sums[2]
+        sum_abs += block_sums[3]
+        sum_reference += block_sums[4]
+        if not block_sums[5]:
             continue
         for part in range(begin, end, _PART):
             stop = min(part + _PART, end)

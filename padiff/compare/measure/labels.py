@@ -1,4 +1,4 @@
-"""The labels that loss functions of a step are called with, micro-batch by micro-batch, whatever their shape is."""
+"""Labels of a step's loss functions, by micro-batch, whatever the labels' shape."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from padiff.records import Record, is_of_loss, loss_role
 def labels_by_call(records: Sequence[Record]) -> dict[int, Record]:
     """Whole labels by the number of the call; where several functions are called, which is whose is not known."""
     used = [record for record in records if is_of_loss(record) and loss_role(record.slot) == "labels"]
-    found = [record for record in used if record.dtype.startswith(("int", "uint"))]
-    times = Counter(record.call for record in found)
-    return {record.call: record for record in found if times[record.call] == 1}
+    labels = [record for record in used if record.dtype.startswith(("int", "uint"))]
+    times = Counter(record.call for record in labels)
+    return {record.call: record for record in labels if times[record.call] == 1}
 
 
 def same_labels(reference: Record, candidate: Record) -> bool:
-    """Whether two losses are of the same labels. Numbers below zero are no classes, and mean alike: ignored."""
+    """Return True if two losses have the same labels. All negative numbers are equal: they mark ignored labels."""
     try:
-        one, other = reference.value.ravel(), candidate.value.ravel()
+        expected, actual = reference.value.ravel(), candidate.value.ravel()
     except (RunFolderError, SketchOnlyError):
         return False
-    if one.shape != other.shape or not one.size:
+    if expected.shape != actual.shape or not expected.size:
         return False
-    return bool(((one == other) | ((one < 0) & (other < 0))).all())
+    return bool(((expected == actual) | ((expected < 0) & (actual < 0))).all())

@@ -1,4 +1,4 @@
-"""Computing a recorded loss again, in float64, from what went into the loss function and what that was set to."""
+"""Recomputation of a recorded loss in float64, from the loss function's recorded inputs and settings."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RecordedLoss:
-    """A loss function's call as it was recorded.
+    """Recorded call of a loss function.
 
     Attributes:
         function: its common name.
         call: 0 for the function's first call in its step, 1 for its second, ...
-        records: its records by role; ``0`` is what it gave.
+        records: its records by role; role ``0`` is the result.
     """
 
     function: str
@@ -33,48 +33,48 @@ class RecordedLoss:
     records: Mapping[str, Record]
 
     def inputs(self) -> dict[str, np.ndarray]:
-        """What went in.
+        """Inputs of the loss function.
 
         Raises:
-            SketchOnlyError: of some tensor a sketch is all that was kept.
+            SketchOnlyError: only a sketch of some tensor was recorded.
             RunFolderError: a tensor can no longer be read.
         """
         return {role: record.value for role, record in self.records.items() if role != "0"}
 
 
 def recorded_losses(records: Iterable[Record]) -> list[RecordedLoss]:
-    """The loss functions' calls among the records of a step, in their order."""
-    found: dict[tuple[str, int], dict[str, Record]] = defaultdict(dict)
+    """Return the calls of loss functions among a step's records, in order."""
+    records_by_call: dict[tuple[str, int], dict[str, Record]] = defaultdict(dict)
     for record in records:
         if is_of_loss(record) and record.stage == "loss":
-            found[record.slot.partition("()")[0], record.call][loss_role(record.slot)] = record
-    return [RecordedLoss(function, call, roles) for (function, call), roles in found.items()]
+            records_by_call[record.slot.partition("()")[0], record.call][loss_role(record.slot)] = record
+    return [RecordedLoss(function, call, roles) for (function, call), roles in records_by_call.items()]
 
 
 def loss_settings(settings: Settings, function: str) -> list[dict[str, Any]]:
-    """What a loss function was set to, by names without prefix, from a run's or a step's ``settings``.
+    """Return the settings of a loss function, by names without prefix, from a run's or a step's ``settings``.
 
-    Several, in the order in which they were first called, where the step calls it set in several ways.
+    The list has several entries, in the order of first calls, if the step calls the function with different settings.
     """
     several: dict[str, dict[str, Any]] = defaultdict(dict)
     for name, value in settings.items():
-        what, _, rest = name.partition(".")
+        what, _, path = name.partition(".")
         if what == "loss":
-            number, _, own = rest.partition(".")
-            several[number if own else ""][own or number] = value
-    return [found for found in several.values() if found.get("function") == function]
+            number, _, key = path.partition(".")
+            several[number if key else ""][key or number] = value
+    return [entry for entry in several.values() if entry.get("function") == function]
 
 
 def loss_of(function: str, inputs: Inputs, settings: Settings, framework: str) -> np.ndarray | None:
-    """What a loss function gives, in float64; `None` where it is not known here how that is computed.
+    """Return the result of a loss function in float64; `None` if this module can't compute the function.
 
-    Without a reduction the losses are in the order in which the function gives them, but flat.
+    Without a reduction the losses are in the order of the function's result, but flat.
 
     Args:
         function: its common name.
-        inputs: what goes in.
-        settings: what it is set to; what is missing is as both frameworks have it by default.
-        framework: whose function it is: some count otherwise (`padiff.frameworks.known.Known`).
+        inputs: the function's inputs.
+        settings: the function's settings; a missing setting has the default of both frameworks.
+        framework: framework of the function: some frameworks reduce differently (`padiff.frameworks.known.Known`).
     """
     compute = _LOSSES.get(function)
     if compute is None:
@@ -92,7 +92,7 @@ def _counts_ignored(framework: str) -> bool:
 
 
 def _reduced(losses: np.ndarray, settings: Settings, among: float | None = None) -> np.ndarray:
-    """Losses, reduced as is asked for; their mean is the sum divided by ``among``. Default: by how many there are."""
+    """Return the reduced losses; the mean is the sum divided by ``among``. Default: the number of losses."""
     reduction = settings.get("reduction", "mean")
     if reduction == "none":
         return losses.ravel()
@@ -112,9 +112,9 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def _rows(scores: np.ndarray, labels: np.ndarray, settings: Settings, soft: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Scores with a row for each label, classes last; and the labels, flat, or in rows of classes where they are soft.
+    """Return scores with a row for each label, classes last; and the labels, flat, or in rows of classes if soft.
 
-    What was recorded may be another view of the same elements than the function was called with.
+    The recorded tensors may be another view of the elements than the function's arguments.
     """
     axis = int(settings.get("axis", -1))
     if soft:
@@ -149,7 +149,7 @@ def _of_classes(
     settings: Settings,
     framework: str,
 ) -> np.ndarray:
-    """The cross-entropy of rows of logarithms of probabilities."""
+    """Return the cross-entropy of rows of log-probabilities."""
     ignored = int(settings.get("ignore_index", -100))
     count = logs.shape[-1]
     if _counts_ignored(framework) and (soft or smoothing):
@@ -158,14 +158,14 @@ def _of_classes(
     if soft:
         targets = labels * (1 - smoothing) + smoothing / count
         return _reduced(-(each * targets * logs).sum(-1), settings)
-    there = labels != ignored
-    places = np.where(there, labels, 0)
-    own = each[places] * there
-    losses = -(1 - smoothing) * own * np.take_along_axis(logs, places[:, None], -1)[:, 0]
-    losses -= smoothing / count * there * (each * logs).sum(-1)
+    is_counted = labels != ignored
+    places = np.where(is_counted, labels, 0)
+    row_weights = each[places] * is_counted
+    losses = -(1 - smoothing) * row_weights * np.take_along_axis(logs, places[:, None], -1)[:, 0]
+    losses -= smoothing / count * is_counted * (each * logs).sum(-1)
     if _counts_ignored(framework) and ignored < 0 and weight is None:
         return _reduced(losses, settings)
-    among = float(own.sum())
+    among = float(row_weights.sum())
     return _reduced(losses, settings, among or (1.0 if _counts_ignored(framework) else math.nan))
 
 
@@ -178,28 +178,28 @@ def _of_soft_rows(
     ignored: int,
     settings: Settings,
 ) -> np.ndarray:
-    """As paddle counts: a row is weighed as a whole, and with an index to be ignored each class of a row counts."""
+    """Compute as paddle: a row is weighed as a whole, and with an index to be ignored each class of a row counts."""
     count = logs.shape[-1]
     targets = (labels if soft else np.eye(count)[labels]) * (1 - smoothing) + smoothing / count
     losses, among = -(targets * logs).sum(-1), float(len(logs))
     if weight is not None:
-        own = targets @ weight.ravel()
-        losses, among = losses * own, float(own.sum())
+        row_weights = targets @ weight.ravel()
+        losses, among = losses * row_weights, float(row_weights.sum())
     if ignored >= 0:
         mask = targets != ignored
-        among = float(mask.sum() if weight is None else (mask * own[:, None]).sum())
+        among = float(mask.sum() if weight is None else (mask * row_weights[:, None]).sum())
     return _reduced(losses, settings, among or 1.0)
 
 
 def _nll(inputs: Inputs, settings: Settings, framework: str) -> np.ndarray:
     axis = 1 if inputs["labels"].ndim > 1 else -1
     logs, labels = _rows(inputs["log_probabilities"], inputs["labels"], {"axis": axis}, soft=False)
-    there = labels != int(settings.get("ignore_index", -100))
-    places = np.where(there, labels, 0)
+    is_counted = labels != int(settings.get("ignore_index", -100))
+    places = np.where(is_counted, labels, 0)
     weight = inputs.get("weight")
-    own = (np.ones(logs.shape[-1]) if weight is None else weight.ravel())[places] * there
-    losses = -own * np.take_along_axis(logs, places[:, None], -1)[:, 0]
-    return _reduced(losses, settings, float(own.sum()) or math.nan)
+    row_weights = (np.ones(logs.shape[-1]) if weight is None else weight.ravel())[places] * is_counted
+    losses = -row_weights * np.take_along_axis(logs, places[:, None], -1)[:, 0]
+    return _reduced(losses, settings, float(row_weights.sum()) or math.nan)
 
 
 # -- yes or no ---------------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def _nll(inputs: Inputs, settings: Settings, framework: str) -> np.ndarray:
 
 def _binary(inputs: Inputs, settings: Settings, framework: str) -> np.ndarray:
     p, y = inputs["probabilities"], inputs["labels"]
-    yes, no = (np.maximum(np.log(one), -100.0) for one in (p, 1 - p))  # both frameworks bound it so
+    yes, no = (np.maximum(np.log(probability), -100.0) for probability in (p, 1 - p))  # both frameworks bound it so
     return _reduced(-(y * yes + (1 - y) * no) * inputs.get("weight", np.ones(())), settings)
 
 

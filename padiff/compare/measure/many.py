@@ -1,4 +1,4 @@
-"""Measuring all pairs of a step: those that are alike together, the others one by one."""
+"""Measurement of all pairs of a step: equally structured pairs together, the others one by one."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def measured(
     elementwise: tuple[float, float] | None = None,
     done: Callable[[int], None] | None = None,
 ) -> StepDiffs:
-    """The diffs of a step's pairs, not judged yet.
+    """Return the diffs of a step's pairs, not judged yet.
 
     Args:
-        elementwise: as `padiff.compare.measure.pairs.measure_pair` takes it.
-        done: called now and then, with how many pairs are measured.
+        elementwise: tolerance in the form that `padiff.compare.measure.pairs.measure_pair` accepts.
+        done: called now and then with the number of measured pairs.
 
     Raises:
         padiff.errors.RunFolderError: a tensor can't be read.
@@ -38,22 +38,22 @@ def measured_alike(
     elementwise: tuple[float, float] | None = None,
     done: Callable[[int], None] | None = None,
 ) -> list[StepDiffs]:
-    """The same of several steps, all of whose pairs are `PlannedPairs` of the same columns."""
+    """Return the unjudged diffs of several steps, all of whose pairs are `PlannedPairs` with the same columns."""
     sites, count = sites_of(steps[0]), len(steps[0])
     rows = empty_rows(len(steps) * count).reshape(len(steps), count)
     together = np.zeros(rows.shape, np.bool_) if elementwise is not None else measure_together(steps, rows)
     problems: list[dict[int, Problem]] = []
     odd = []
-    for pairs, own, known in zip(steps, rows, together):
-        places = np.flatnonzero(~known).tolist()
-        left = measure_in_rows(pairs, places, own) if elementwise is None else places
+    for pairs, step_rows, done_mask in zip(steps, rows, together):
+        places = np.flatnonzero(~done_mask).tolist()
+        remaining = measure_in_rows(pairs, places, step_rows) if elementwise is None else places
         alone: dict[int, Diff] = {}
-        for number, place in enumerate(left, count - len(left)):
+        for number, place in enumerate(remaining, count - len(remaining)):
             if done is not None and number:
                 done(number)
             alone[place] = measure_pair(pairs[place], elementwise)
         for place, diff in alone.items():
-            own[place] = row_of(diff)
+            step_rows[place] = row_of(diff)
         problems.append({place: diff.problem for place, diff in alone.items() if diff.problem is not None})
         odd.append(odd_indexes(alone))
     block = Block(sites, rows, problems)

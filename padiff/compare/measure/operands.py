@@ -1,4 +1,4 @@
-"""Bringing two records to one layout and one kind, arrays or sketches: the operands of what is measured."""
+"""Operands of a measurement: two records in one layout and of one kind, arrays or sketches."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from padiff.sketches.sketch import BUCKETS, Sketch, sketch_of
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """Two arrays of one shape, and what they are divided by."""
+    """Two arrays of one shape, and the divisors of their values."""
 
     reference: np.ndarray
     candidate: np.ndarray
     scales: Both[float]
 
     def values(self) -> Both[np.ndarray]:
-        """Both in float64 (complex numbers in complex128), divided by their scales."""
+        """Return both arrays in float64 (complex numbers in complex128), divided by their scales."""
         return Both(_wide(self.reference, self.scales.reference), _wide(self.candidate, self.scales.candidate))
 
 
 @dataclass(frozen=True, slots=True)
 class Sketches:
-    """Two sketches, and what they are divided by.
+    """Two sketches, and the divisors of their values.
 
     Attributes:
-        aligned: whether they look at the same elements in the same order; else only their norms and means tell.
+        aligned: True if both sample the same elements in the same order; otherwise only norms and means are comparable.
     """
 
     reference: Sketch
@@ -40,7 +40,7 @@ class Sketches:
     aligned: bool
 
     def values(self) -> Both[np.ndarray] | None:
-        """Both projections, which keep ratios and angles; `None` where they can't be compared."""
+        """Return both projections, which preserve ratios and angles; `None` if they can't be compared."""
         if not self.aligned:
             return None
         return Both(
@@ -49,19 +49,19 @@ class Sketches:
 
 
 def operands(pair: Pair, rooms: Both[Room] | None = None) -> Arrays | Sketches | Problem:
-    """What of a complete pair can be measured, or why nothing can.
+    """Return the operands of a complete pair, or the reason why nothing can be measured.
 
     Args:
-        rooms: memory that both may be read into. Default: they stay.
+        rooms: reusable memory for both tensors. Default: new memory, which stays valid.
     """
     assert pair.reference is not None and pair.candidate is not None
-    one, other = pair.reference.source, pair.candidate.source
-    if one.sketched or other.sketched:
+    expected, actual = pair.reference.source, pair.candidate.source
+    if expected.sketched or actual.sketched:
         return _sketches(pair)
     if rooms is None:
-        reference, candidate = one.read(), other.read()
+        reference, candidate = expected.read(), actual.read()
     else:
-        reference, candidate = one.read_into(rooms.reference), other.read_into(rooms.candidate)
+        reference, candidate = expected.read_into(rooms.reference), actual.read_into(rooms.candidate)
     candidate = pair.layout.apply(candidate, reference.shape)
     if pair.layout == BROADCAST:
         reference, candidate = np.broadcast_arrays(reference, candidate)
@@ -73,14 +73,14 @@ def operands(pair: Pair, rooms: Both[Room] | None = None) -> Arrays | Sketches |
 
 
 def elements(pair: Pair) -> Both[np.ndarray] | None:
-    """Both sides' elements in one order, divided by their scales; `None` where sketches do not have them.
+    """Return both sides' elements in one order, divided by their scales; `None` if sketches do not contain them.
 
-    Of a small tensor a sketch has each, give or take the sign, which is the same on both sides.
+    The sketch of a small tensor contains each element, up to a sign that is the same on both sides.
     """
-    found = operands(pair)
-    if isinstance(found, Sketches):
-        return found.values() if math.prod(pair.anchor.shape) <= BUCKETS else None
-    return found.values().map(np.ravel) if isinstance(found, Arrays) else None
+    pair_operands = operands(pair)
+    if isinstance(pair_operands, Sketches):
+        return pair_operands.values() if math.prod(pair.anchor.shape) <= BUCKETS else None
+    return pair_operands.values().map(np.ravel) if isinstance(pair_operands, Arrays) else None
 
 
 def _wide(array: np.ndarray, scale: float) -> np.ndarray:
@@ -89,7 +89,7 @@ def _wide(array: np.ndarray, scale: float) -> np.ndarray:
 
 
 def _same_elements(reference: tuple[int, ...], candidate: tuple[int, ...], stage: str) -> bool:
-    """Whether two shapes hold the same elements in the same order."""
+    """Return True if two shapes hold the same elements in the same order."""
     # A scalar loss is () in one framework and (1,) in the other.
     if math.prod(reference) == math.prod(candidate) == 1:
         return True
@@ -109,18 +109,18 @@ def _sketches(pair: Pair) -> Sketches | Problem:
     shape = pair.layout.shape(candidate.shape, reference.shape)
     if reference.shape != shape and not _same_elements(reference.shape, shape, pair.stage):
         return _other_shapes(reference.shape, shape)
-    one, other = reference.sketch, candidate.sketch
+    expected, actual = reference.sketch, candidate.sketch
     try:
         # A side that was kept in full is brought into the other's layout.
-        if one is not None and other is None:
+        if expected is not None and actual is None:
             values = pair.layout.apply(candidate.value, reference.shape)
-            return Sketches(one, sketch_of(values, one.transposed), pair.scales, True)
-        if one is None and other is not None:
+            return Sketches(expected, sketch_of(values, expected.transposed), pair.scales, True)
+        if expected is None and actual is not None:
             values = pair.layout.undo(reference.value, candidate.shape)
-            return Sketches(sketch_of(values, other.transposed), other, pair.scales, True)
+            return Sketches(sketch_of(values, actual.transposed), actual, pair.scales, True)
     except SketchOnlyError:
         pass
-    if one is None or other is None:
+    if expected is None or actual is None:
         return Problem(Kind.UNMEASURABLE, "a part of what was kept as a sketch only")
-    transposed = one.transposed != other.transposed
-    return Sketches(one, other, pair.scales, pair.layout.in_order and transposed == pair.layout.transposes)
+    transposed = expected.transposed != actual.transposed
+    return Sketches(expected, actual, pair.scales, pair.layout.in_order and transposed == pair.layout.transposes)

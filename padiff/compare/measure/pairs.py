@@ -1,4 +1,4 @@
-"""Measuring a pair: how far its two tensors are apart."""
+"""Measurement of one pair: the distance of its two tensors."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _FARTHER = 1.01
 
 
 def measure_pair(pair: Pair, elementwise: tuple[float, float] | None = None) -> Diff:
-    """Measure a pair by its tensors or, where a sketch is all that one side kept, by sketches.
+    """Measure a pair by its tensors or, if one side recorded only a sketch, by sketches.
 
     Args:
-        pair: the two records; with a missing side the other's norm is still measured.
+        pair: the two records; if a side is missing, the other side's norm is still measured.
         elementwise: ``(atol, rtol)``: count elements with ``|c - r| > atol + rtol * |r|`` (numpy.isclose's formula).
 
     Returns:
-        The diff, not judged yet: ``passed`` is false only where ``problem`` says why. Parts of a sketch can't be
+        The diff, not judged yet: ``passed`` is false only if ``problem`` states a reason. Parts of a sketch can't be
         measured: such a pair passes, and has no figures.
     """
     if pair.reference is not None and pair.candidate is not None:
@@ -38,11 +38,11 @@ def measure_pair(pair: Pair, elementwise: tuple[float, float] | None = None) -> 
 
 def _farthest(pair: Pair, replicas: Both[int], elementwise: tuple[float, float] | None) -> Diff:
     """A pair of which processes hold replicas that differ: as those are that are farthest from the other side."""
-    found = []
+    candidates = []
     for choices in product(*map(range, replicas)):
         a, b = (replace(r, source=as_held(r.source, k)) for r, k in zip(pair.sides, choices) if r is not None)
-        found.append(_measured(replace(pair, reference=a, candidate=b), elementwise))
-    worst, *others = found
+        candidates.append(_measured(replace(pair, reference=a, candidate=b), elementwise))
+    worst, *others = candidates
     for diff in others:
         if _apart(diff) > _FARTHER * _apart(worst):
             worst = diff
@@ -59,13 +59,13 @@ def _measured(pair: Pair, elementwise: tuple[float, float] | None) -> Diff:
     if pair.reference is None or pair.candidate is None:
         side = "reference" if pair.reference is None else "candidate"
         return Diff(pair, figures=_lone(pair), problem=Problem(Kind.MISSING, f"missing on the {side}"))
-    found = operands(pair, rooms())
-    if isinstance(found, Problem):
-        return Diff(pair, passed=found.kind is not Kind.SHAPES, problem=found)
-    if isinstance(found, Arrays):
-        figures = measured(found, pair.stage, pair.reference.dtype, elementwise)
+    pair_operands = operands(pair, rooms())
+    if isinstance(pair_operands, Problem):
+        return Diff(pair, passed=pair_operands.kind is not Kind.SHAPES, problem=pair_operands)
+    if isinstance(pair_operands, Arrays):
+        figures = measured(pair_operands, pair.stage, pair.reference.dtype, elementwise)
     else:
-        figures = estimated(found, elementwise)
+        figures = estimated(pair_operands, elementwise)
     problem = None
     if figures.nonfinite:
         text = f"{figures.nonfinite} of {figures.size} values are NaN or infinite on one side only"
@@ -76,18 +76,23 @@ def _measured(pair: Pair, elementwise: tuple[float, float] | None) -> Diff:
 def _lone(pair: Pair) -> Figures | None:
     """The norm of a pair's one side; `None` of a part of a sketch."""
     source, scales = pair.anchor.source, pair.scales
-    known = pair.reference is not None
+    is_reference = pair.reference is not None
     if source.sketched:
         sketch = source.sketch
         if sketch is None:
             return None
-        norm = sketch.l2 / (scales.reference if known else scales.candidate)
+        norm = sketch.l2 / (scales.reference if is_reference else scales.candidate)
         size, value, basis = sketch.size, 0.0, "sketches"
     else:
         array = source.read()
-        own = figures_of(Arrays(array, np.broadcast_to(np.zeros((), array.dtype), array.shape), scales))
-        size, norm, value, basis = own.size, own.reference_l2, own.values.reference, "tensors"
+        norm_figures = figures_of(Arrays(array, np.broadcast_to(np.zeros((), array.dtype), array.shape), scales))
+        size, norm, value, basis = (
+            norm_figures.size,
+            norm_figures.reference_l2,
+            norm_figures.values.reference,
+            "tensors",
+        )
     norms, values = Both(norm, 0.0), Both(value, 0.0)
-    if not known:
+    if not is_reference:
         norms, values = norms.swapped(), values.swapped()
     return Figures(size=size, reference_l2=norms.reference, candidate_l2=norms.candidate, values=values, basis=basis)

@@ -1,4 +1,4 @@
-"""A picture of two tensors that differ: distributions, worst elements, and where in the tensor the error is."""
+"""Picture of two tensors that differ: distributions, worst elements, and the error's place in the tensor."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _MOST = 1 << 24
 
 
 def picture_of(pair: Pair) -> Picture | None:
-    """The picture of a pair; `None` where the tensors are not there in full, or too large, or can't be compared."""
+    """Return the picture of a pair; `None` if a tensor is not fully recorded, too large, or not comparable."""
     if not pair.complete or math.prod(pair.anchor.shape) > _MOST:
         return None
     try:
-        found = operands(pair)
+        pair_operands = operands(pair)
     except PadiffError:
         # Of a sketch, or of a step that a recorder took away meanwhile: the diff stands without a picture.
         return None
-    if isinstance(found, Problem) or not isinstance(found, Arrays) or not found.reference.size:
+    if isinstance(pair_operands, Problem) or not isinstance(pair_operands, Arrays) or not pair_operands.reference.size:
         return None
-    values = found.values()
+    values = pair_operands.values()
     if values.reference.dtype.kind == "c" or values.candidate.dtype.kind == "c":
         return None  # complex numbers have no order, and so no histogram
     with np.errstate(all="ignore"):
@@ -54,9 +54,9 @@ def picture_of(pair: Pair) -> Picture | None:
 
 def _histograms(values: Both[np.ndarray]) -> tuple[tuple[float, ...], Both[tuple[int, ...]]]:
     finite = values.map(lambda side: side[np.isfinite(side)])
-    some = [side for side in finite if side.size]
-    low = min((float(side.min()) for side in some), default=0.0)
-    high = max((float(side.max()) for side in some), default=0.0)
+    nonempty = [side for side in finite if side.size]
+    low = min((float(side.min()) for side in nonempty), default=0.0)
+    high = max((float(side.max()) for side in nonempty), default=0.0)
     # numpy's own widening of an empty range rounds away for large values, and so does a range below their precision.
     least = max(abs(low), abs(high)) * 1e-9 or 1.0
     if high - low < least:
@@ -72,29 +72,30 @@ def _worst(values: Both[np.ndarray], error: np.ndarray) -> tuple[Element, ...]:
     count = min(_WORST, flat.size)
     places = np.argpartition(flat, flat.size - count)[flat.size - count :]
     places = places[np.argsort(-flat[places], kind="stable")]
-    found = []
+    elements = []
     for place in places.tolist():
         if flat[place] > 0:
             index = tuple(int(i) for i in np.unravel_index(place, error.shape))
-            found.append(Element(index, values.map(lambda side, index=index: float(side[index]))))  # type: ignore[misc]
-    return tuple(found)
+            elements.append(Element(index, values.map(lambda side, index=index: float(side[index]))))  # type: ignore[misc]
+    return tuple(elements)
 
 
 def _grid(error: np.ndarray, parameter: bool) -> tuple[np.ndarray, str, str]:
-    """The error folded by its maximum to a small grid, and what its rows and columns are.
+    """Return the error, reduced by maximum to a small grid, and the meaning of the grid's rows and columns.
 
-    Rows of a parameter are its first axis, rows of an activation of three axes and more its second: its channels, or
-    its places in a sequence. Samples are folded then.
+    Rows of a parameter are its first axis; rows of an activation with three or more axes are its second axis: channels,
+    or
+    places in a sequence, reduced over samples.
     """
     axes = error.ndim
     if axes <= 1:
         flat = error.reshape(1, -1)
         return _folded(flat), "", f"{flat.shape[1]:,} elements"
     if parameter or axes == 2:
-        flat, row, rest = error.reshape(error.shape[0], -1), 0, error.shape[1:]
+        flat, row, extents = error.reshape(error.shape[0], -1), 0, error.shape[1:]
     else:
-        flat, row, rest = error.max(axis=0).reshape(error.shape[1], -1), 1, error.shape[2:]
-    columns = " x ".join(str(n) for n in rest)
+        flat, row, extents = error.max(axis=0).reshape(error.shape[1], -1), 1, error.shape[2:]
+    columns = " x ".join(str(n) for n in extents)
     names = {(0, False): "samples", (1, False): "channels"}
     what = names.get((row, parameter), "rows")
     return _folded(flat), f"{flat.shape[0]:,} {what} (axis {row})", f"{columns} elements of each"

@@ -1,4 +1,4 @@
-"""Memory that tensors are read into while they are measured, used again from pair to pair.
+"""Reusable read buffers for the tensors of a pair, one per side and thread.
 
 New memory for each tensor would be cleared by the kernel, page by page, before it is filled. Measured: two files of 256
 MB that are in the page cache take 0.24 s to compare with memory that is there, and 0.41 s with new memory.
@@ -26,7 +26,7 @@ _PAGE, _ALIGNED, _BEHIND = 4096, 16, 272
 
 
 class _Room:
-    """Memory for one tensor, which lasts until the next one is asked for."""
+    """Buffer for one tensor, valid until the next tensor is requested."""
 
     def __init__(self) -> None:
         self._memory, self._size, self._address = np.empty(0, np.uint8), 0, 0
@@ -43,7 +43,7 @@ class _Room:
 
 
 class _Rooms(threading.local):
-    """One for each side, of each thread."""
+    """Buffers of each thread, one per side."""
 
     def __init__(self) -> None:
         self.both = Both(_Room(), _Room())
@@ -53,5 +53,5 @@ _rooms = _Rooms()
 
 
 def rooms() -> Both[_Room]:
-    """This thread's rooms, for what is measured and let go before the next pair is."""
+    """Return this thread's buffers, for tensors that are released before the next pair is measured."""
     return _rooms.both

@@ -33,16 +33,19 @@ _WHOLE = (PackedTensor, TensorFile, InMemory)
 def measure_in_rows(pairs: Sequence[Pair], places: Sequence[int], rows: np.ndarray) -> list[int]:
     """Measure pairs of small float32 tensors.
 
-    Left out is what is not ordinary (another layout or dtype, loss scales, values that are not finite, or whose squares
-    leave float32's range), and to be measured one by one; a tensor that can't be read is reported there.
+    Pairs are left out, to be measured one by one, if they have another layout or dtype, loss scales, values that are
+    not
+    finite, or values whose squares leave float32's range. A tensor that can't be read is left out, too; measuring it
+    alone
+    raises its error.
 
     Args:
-        pairs: of a step.
-        places: those that are asked for.
-        rows: of `padiff.records.rows.ROW`, one for each pair, which are filled.
+        pairs: pairs of a step.
+        places: indices of the pairs to measure.
+        rows: output array of `padiff.records.rows.ROW`, one row for each pair.
 
     Returns:
-        The places of those that are left.
+        The indices of the pairs that were left out.
     """
     done = set(_in_tables(pairs, np.array(places, np.intp), rows)) if isinstance(pairs, PlannedPairs) else set[int]()
     groups: dict[int, list[tuple[int, Pair]]] = defaultdict(list)
@@ -58,47 +61,49 @@ def measure_in_rows(pairs: Sequence[Pair], places: Sequence[int], rows: np.ndarr
             continue  # a table of one row is no faster
         count = _BLOCK // size
         for begin in range(0, len(group), count):
-            some, tables = _read(group[begin : begin + count], size)
-            if some:
-                axes = np.array([bool(pair.anchor.shape) for _, pair in some])
-                done.update(_measure(np.array([place for place, _ in some]), axes, tables, size, rows))
+            readable, tables = _read(group[begin : begin + count], size)
+            if readable:
+                axes = np.array([bool(pair.anchor.shape) for _, pair in readable])
+                done.update(_measure(np.array([place for place, _ in readable]), axes, tables, size, rows))
     return [place for place in places if place not in done] if done else list(places)
 
 
 def _in_tables(pairs: PlannedPairs, places: np.ndarray, rows: np.ndarray) -> list[int]:
-    """Measure those whose tensors lie beside each other in their steps' files, without an object for each; which."""
+    """Measure pairs whose tensors lie side by side in their steps' files, without an object for each, and return
+    their indices.
+    """
     done: list[int] = []
     a, b = (side.tensors for side in pairs.records)
     if a is None or b is None:
         return done
-    sizes, (one, other) = pairs.fact(_sizes)[places], pairs.fact(records_of)
+    sizes, (rows_a, rows_b) = pairs.fact(_sizes)[places], pairs.fact(records_of)
     fitting = np.flatnonzero(sizes)
     of_fitting = places[fitting]
-    sizes[fitting[~(a.there[one[of_fitting]] & b.there[other[of_fitting]])]] = 0
+    sizes[fitting[~(a.there[rows_a[of_fitting]] & b.there[rows_b[of_fitting]])]] = 0
     if not pairs.unscaled:
         sizes[np.array(pairs.columns.scaled, np.bool_)[places]] = 0
     for size in np.unique(sizes[sizes > 0]).tolist():
         group, count = places[sizes == size], _BLOCK // size
         for begin in range(0, len(group), count):
-            some = group[begin : begin + count]
-            tables = a.table(one[some], _FLOAT32, size), b.table(other[some], _FLOAT32, size)
+            chunk = group[begin : begin + count]
+            tables = a.table(rows_a[chunk], _FLOAT32, size), b.table(rows_b[chunk], _FLOAT32, size)
             if tables[0] is not None and tables[1] is not None:
-                axes = np.array([bool(pairs.sites.shapes[place]) for place in some.tolist()])
-                done += _measure(some, axes, Both(tables[0], tables[1]), size, rows)
+                axes = np.array([bool(pairs.sites.shapes[place]) for place in chunk.tolist()])
+                done += _measure(chunk, axes, Both(tables[0], tables[1]), size, rows)
     return done
 
 
 def _sizes(pairs: PlannedPairs) -> np.ndarray:
-    """How many elements the tensors of planned pairs have that may be `_in_tables`; 0 of all others."""
+    """Return the element counts of the pairs that `_in_tables` may measure; 0 for all other pairs."""
     sizes = np.zeros(len(pairs), np.intp)
     a, b = (side.sketches for side in pairs.records)
-    one, other = pairs.fact(records_of)
+    rows_a, rows_b = pairs.fact(records_of)
     if a is None or b is None:
         return sizes
     dtypes, layouts = pairs.sites.dtypes, pairs.columns.layouts
-    for place in np.flatnonzero((one >= 0) & (other >= 0)).tolist():
-        shape = a.shapes[one[place]]
-        plain = shape == b.shapes[other[place]] and not layouts[place]
+    for place in np.flatnonzero((rows_a >= 0) & (rows_b >= 0)).tolist():
+        shape = a.shapes[rows_a[place]]
+        plain = shape == b.shapes[rows_b[place]] and not layouts[place]
         if plain and dtypes.reference[place] == dtypes.candidate[place] == "float32":
             size = math.prod(shape)
             sizes[place] = size if size <= LARGEST_ROW else 0
@@ -106,22 +111,26 @@ def _sizes(pairs: PlannedPairs) -> np.ndarray:
 
 
 def _read(group: Sequence[tuple[int, Pair]], size: int) -> tuple[Sequence[tuple[int, Pair]], Both[np.ndarray]]:
-    """Those of a group that can be read, and the tensors of either side, each a row."""
+    """Return the readable pairs of a group, and the tensors of either side as rows."""
     sources = Both([_source(pair.reference) for _, pair in group], [_source(pair.candidate) for _, pair in group])
     tables = sources.map(_table)
     if tables.reference is not None and tables.candidate is not None:
         return group, Both(tables.reference, tables.candidate)
-    some, read = [], Both(list[np.ndarray](), list[np.ndarray]())
+    readable, read = [], Both(list[np.ndarray](), list[np.ndarray]())
     for entry, *pair in zip(group, *sources):
         try:
-            one, other = (source.read() for source in pair)
+            expected, actual = (source.read() for source in pair)
         except (PadiffError, OSError):
             continue
-        if one.dtype == other.dtype == np.float32 and one.size == other.size == size and one.shape == other.shape:
-            some.append(entry)
-            read.reference.append(one.reshape(-1))
-            read.candidate.append(other.reshape(-1))
-    return some, read.map(lambda side: np.concatenate(side).reshape(-1, size) if side else np.empty((0, size)))
+        if (
+            expected.dtype == actual.dtype == np.float32
+            and expected.size == actual.size == size
+            and expected.shape == actual.shape
+        ):
+            readable.append(entry)
+            read.reference.append(expected.reshape(-1))
+            read.candidate.append(actual.reshape(-1))
+    return readable, read.map(lambda side: np.concatenate(side).reshape(-1, size) if side else np.empty((0, size)))
 
 
 def _source(record: Record | None) -> TensorSource:
@@ -135,27 +144,27 @@ def _table(sources: Sequence[TensorSource]) -> np.ndarray | None:
 
 
 def _is_ordinary(pair: Pair) -> bool:
-    one, other = pair.reference, pair.candidate
+    expected, actual = pair.reference, pair.candidate
     return (
-        one is not None
-        and other is not None
-        and type(one.source) in _WHOLE
-        and type(other.source) in _WHOLE
-        and one.dtype == other.dtype == "float32"
-        and one.shape == other.shape
+        expected is not None
+        and actual is not None
+        and type(expected.source) in _WHOLE
+        and type(actual.source) in _WHOLE
+        and expected.dtype == actual.dtype == "float32"
+        and expected.shape == actual.shape
         and not pair.layout
         and (pair.scales is UNSCALED or pair.scales == UNSCALED)
-        and 0 < math.prod(one.shape) <= LARGEST_ROW
+        and 0 < math.prod(expected.shape) <= LARGEST_ROW
     )
 
 
 @np.errstate(all="ignore")
 def _measure(places: np.ndarray, axes: np.ndarray, tables: Both[np.ndarray], size: int, rows: np.ndarray) -> list[int]:
-    """Fill the rows of a group, and say which.
+    """Fill the rows of a group, and return the indices of the measured pairs.
 
     Args:
-        places: the group's.
-        axes: whether its tensors have any.
+        places: indices of the group.
+        axes: mask of the tensors with at least one axis.
     """
     reference, candidate = tables
     equal = (reference.view(np.uint32) == candidate.view(np.uint32)).all(axis=1)
@@ -170,7 +179,7 @@ def _measure(places: np.ndarray, axes: np.ndarray, tables: Both[np.ndarray], siz
     *columns, worst = table
     max_abs, max_rel, sum_abs, sum_reference, l2, reference_l2, candidate_l2 = columns
     at = (np.arange(len(places)), worst)
-    found = {
+    figure_columns = {
         "max_abs": max_abs,
         "max_rel": max_rel,
         "mean_abs": sum_abs / size,
@@ -183,7 +192,7 @@ def _measure(places: np.ndarray, axes: np.ndarray, tables: Both[np.ndarray], siz
         "index": np.where(axes, worst, NO_INDEX),
     }
     places = places[ordinary]
-    for name, column in found.items():
+    for name, column in figure_columns.items():
         rows[name][places] = column[ordinary]
     rows["size"][places], rows["basis"][places], rows["spread"][places] = size, TENSORS, 0.0
     chosen: list[int] = places.tolist()
@@ -206,8 +215,8 @@ def _unlike(reference: np.ndarray, candidate: np.ndarray, size: int) -> tuple[li
     ratios = np.fmax.reduce(error / sizes, axis=1)
     infinite = ~np.isfinite(ratios)
     if infinite.any():
-        some = error[infinite] * (sizes[infinite] != 0)
-        ratios[infinite] = np.fmax.reduce(some / sizes[infinite], axis=1)
+        infinite_error = error[infinite] * (sizes[infinite] != 0)
+        ratios[infinite] = np.fmax.reduce(infinite_error / sizes[infinite], axis=1)
     max_rel = np.where(np.isnan(ratios), 0.0, ratios.astype(np.float64))
     return [max_abs, max_rel, sum_abs, sum_reference, *squares, worst], ordinary
 
@@ -222,6 +231,6 @@ def _equal(reference: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
 
 
 def _products(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Sum of the products of each row, in float32."""
-    other = others[:, None] if others.ndim == 1 else others[:, :, None]
-    return np.asarray(np.matmul(rows[:, None, :], other)[:, 0, 0].astype(np.float64))
+    """Return the sum of the products of each row, in float32."""
+    columns = others[:, None] if others.ndim == 1 else others[:, :, None]
+    return np.asarray(np.matmul(rows[:, None, :], columns)[:, 0, 0].astype(np.float64))

@@ -1,4 +1,4 @@
-"""How far apart two sketched tensors are: estimates, and how sure they are."""
+"""Distance of two sketched tensors: estimates and their uncertainty."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Sums:
     """Running sums over the chunks of a tensor.
 
     Args:
-        size: of the whole tensor.
+        size: number of elements of the whole tensor.
     """
 
     def __init__(self, size: int) -> None:
@@ -43,9 +43,9 @@ class Sums:
         self._equal_so_far = True
 
     def add_compiled(self, kernel: compiled.Kernel, reference: np.ndarray, candidate: np.ndarray, start: int) -> bool:
-        """Add flat arrays of one dtype that the kernel takes; false where some of their values are not finite."""
-        found = kernel(reference, candidate, self.max_abs, self.max_rel)
-        squares, reference_squares, candidate_squares, sum_abs, sum_reference, max_abs, worst, max_rel = found
+        """Add flat arrays with the kernel; return False if some values are not finite."""
+        kernel_sums = kernel(reference, candidate, self.max_abs, self.max_rel)
+        squares, reference_squares, candidate_squares, sum_abs, sum_reference, max_abs, worst, max_rel = kernel_sums
         if not math.isfinite(reference_squares + candidate_squares):
             return False
         self.finite += reference.size
@@ -163,7 +163,7 @@ class Sums:
 
 
 class _Buffers(threading.local):
-    """Room for three chunks, for each thread."""
+    """Buffers for three chunks, for each thread."""
 
     def __init__(self) -> None:
         self.arrays = np.empty((3, CHUNK))
@@ -178,22 +178,22 @@ def wide(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Two chunks in float64, divided by their scales, and room for a third; they last until the next call."""
     room = _buffers.arrays
-    found: list[np.ndarray] = []
-    for array, scale, own in zip((reference, candidate), scales, room):
+    widened: list[np.ndarray] = []
+    for array, scale, buffer in zip((reference, candidate), scales, room):
         out: np.ndarray
         if array.dtype.kind == "c":
             out = array.astype(np.complex128)
         else:
-            out = own[: array.size]
+            out = buffer[: array.size]
             out[...] = array
         if scale != 1.0:
             out /= scale
-        found.append(out)
-    return found[0], found[1], room[2]
+        widened.append(out)
+    return widened[0], widened[1], room[2]
 
 
 def _dot(values: np.ndarray) -> float:
-    """Sum of squares."""
+    """Return the sum of squares."""
     if values.size < CHUNK:
         # Not numpy.dot, which starts threads of its own for long vectors, beside ours.
         return float(np.einsum("i,i->", values, values))
@@ -202,28 +202,28 @@ def _dot(values: np.ndarray) -> float:
 
 
 def _sum(values: np.ndarray) -> float:
-    """Sum; numpy's own takes twice as long for a whole chunk."""
+    """Return the sum; numpy's own sum takes twice as long for a whole chunk."""
     if values.size < CHUNK:
         return float(np.add.reduce(values))
     return float(np.add.reduce(np.matmul(values.reshape(-1, 1, _PIECE), _ONES), axis=None))
 
 
 def _dot32(values: np.ndarray) -> float:
-    """Sum of squares of float32, in float32 over short pieces."""
+    """Return the sum of squares of float32 values, in float32 over short pieces."""
     return _products32(values, values)
 
 
 def _sum32(values: np.ndarray) -> float:
-    """Sum of float32 likewise; twice as fast as numpy's own."""
+    """Return the sum of float32 values over short pieces; twice as fast as numpy's own."""
     return _products32(values, _ONES32[: values.size])
 
 
 def _products32(a: np.ndarray, b: np.ndarray) -> float:
     """Sum of the products of two vectors of float32; pieces are so short that numpy starts no threads beside ours."""
-    whole = a.size // _PIECE32 * _PIECE32
-    total = float(np.dot(a[whole:], b[whole:]))
-    if whole:
-        pieces, others = a[:whole].reshape(-1, 1, _PIECE32), b[:whole].reshape(-1, _PIECE32, 1)
+    full_length = a.size // _PIECE32 * _PIECE32
+    total = float(np.dot(a[full_length:], b[full_length:]))
+    if full_length:
+        pieces, others = a[:full_length].reshape(-1, 1, _PIECE32), b[:full_length].reshape(-1, _PIECE32, 1)
         total += float(np.add.reduce(np.matmul(pieces, others), axis=None, dtype=np.float64))
     return total
 
@@ -247,5 +247,5 @@ def _largest_ratio(error: np.ndarray, size: np.ndarray, spare: np.ndarray, least
 
 
 def _same_bits(reference: np.ndarray, candidate: np.ndarray) -> bool:
-    whole = f"u{min(reference.dtype.itemsize, 8)}"
-    return bool(np.logical_and.reduce(reference.view(whole) == candidate.view(whole)))
+    integer_type = f"u{min(reference.dtype.itemsize, 8)}"
+    return bool(np.logical_and.reduce(reference.view(integer_type) == candidate.view(integer_type)))

@@ -28,13 +28,13 @@ PAIRS_AT_A_TIME = 2048
 
 
 class _Group(NamedTuple):
-    """Pairs of sketches that are measured alike.
+    """Pairs of sketches that are measured in the same way.
 
     Attributes:
-        length: how many elements their tensors have, where each is a number of the projection; 0: more, in each others.
-        places: theirs, among the step's pairs.
-        sizes: how many elements each has.
-        elsewhere: whether the two samples of one lie at other places.
+        length: number of elements of each tensor, if the projection contains each element; 0 for larger tensors.
+        places: indices among the step's pairs.
+        sizes: number of elements of each tensor.
+        elsewhere: mask of the pairs whose two samples lie at different places.
     """
 
     length: int
@@ -43,29 +43,31 @@ class _Group(NamedTuple):
     elsewhere: np.ndarray
 
     def times(self, count: int) -> _Group:
-        """The same of so many steps, one after the other."""
+        """Return the group repeated for several steps, one after the other."""
         return self if count == 1 else _Group(self.length, *(np.tile(column, count) for column in self[1:]))
 
     def pieces(self) -> Iterator[_Group]:
-        """The same in groups of `PAIRS_AT_A_TIME`."""
+        """Yield the group in pieces of `PAIRS_AT_A_TIME` pairs."""
         for start in range(0, len(self.places), PAIRS_AT_A_TIME):
             yield _Group(self.length, *(column[start : start + PAIRS_AT_A_TIME] for column in self[1:]))
 
 
 def measure_together(steps: Sequence[Sequence[Pair]], rows: np.ndarray) -> np.ndarray:
-    """Measure the pairs of sketches of a step, or of several whose pairs are `PlannedPairs` of the same columns.
+    """Measure the pairs of sketches of a step, or of several steps whose pairs are `PlannedPairs` with the same
+    columns.
 
-    Left out is what is not ordinary (one side in full, another layout, values that are not finite), and to be measured
-    one by one.
+    Pairs are left out, to be measured one by one, if one side is a full tensor, the layout is unusual, or values are
+    not
+    finite.
 
     Args:
-        rows: of `padiff.records.rows.ROW`, for each step one for each pair, which are filled.
+        rows: output array of `padiff.records.rows.ROW`, with one axis for steps and one for pairs.
 
     Returns:
-        Which were measured, likewise.
+        A mask of the measured pairs, of the shape of `rows`.
     """
     done = np.zeros(rows.shape, np.bool_)
-    for group in (piece for whole in fact_of_pairs(steps[0], _groups) for piece in whole.pieces()):
+    for group in (piece for full_group in fact_of_pairs(steps[0], _groups) for piece in full_group.pieces()):
         sketches, scales = _sketches(steps, group), _scales(steps, group)
         shape = len(steps), len(group.places)
         with np.errstate(all="ignore"):
@@ -78,8 +80,8 @@ def measure_together(steps: Sequence[Sequence[Pair]], rows: np.ndarray) -> np.nd
             for name, column in columns.items():
                 rows[name][:, group.places] = column.reshape(shape)
         else:
-            which, those = ordinary.nonzero()
-            places = which, group.places[those]
+            which, finite_places = ordinary.nonzero()
+            places = which, group.places[finite_places]
             done[places] = True
             for name, column in columns.items():
                 rows[name][places] = column.reshape(shape)[ordinary]
@@ -87,42 +89,46 @@ def measure_together(steps: Sequence[Sequence[Pair]], rows: np.ndarray) -> np.nd
 
 
 def count_together(pairs: Sequence[Pair]) -> int:
-    """How many of a step's pairs may be measured together."""
+    """Return the number of a step's pairs that may be measured together."""
     return sum(len(group.places) for group in fact_of_pairs(pairs, _groups))
 
 
 def _groups(pairs: Sequence[Pair]) -> list[_Group]:
-    """The pairs of sketches of a step that can be measured together."""
+    """Return the groups of a step's sketch pairs that can be measured together."""
     if isinstance(pairs, PlannedPairs) and pairs.tabled:
         places, sizes, elsewhere = _in_tables(pairs)
     else:
-        found = [(place, size, layout) for place, pair in enumerate(pairs) for size, layout in _measurable(pair)]
-        places, sizes, elsewhere = map(np.array, zip(*found)) if found else (np.zeros(0, np.intp),) * 3
+        measurable = [(place, size, layout) for place, pair in enumerate(pairs) for size, layout in _measurable(pair)]
+        places, sizes, elsewhere = map(np.array, zip(*measurable)) if measurable else (np.zeros(0, np.intp),) * 3
     elsewhere = elsewhere & (sizes > ELEMENTS)
     lengths = np.where(sizes <= BUCKETS, sizes, 0)
     groups = ((length, lengths == length) for length in np.unique(lengths).tolist())
-    return [_Group(length, places[own], sizes[own], elsewhere[own]) for length, own in groups]
+    return [_Group(length, places[in_group], sizes[in_group], elsewhere[in_group]) for length, in_group in groups]
 
 
 def _in_tables(pairs: PlannedPairs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Where pairs are `_measurable` whose sketches lie in tables, their sizes, and which are in another layout."""
+    """Return indices, sizes and a mask of transposed layouts of the `_measurable` pairs whose sketches lie in
+    tables.
+    """
     a, b = (side.sketches for side in pairs.records)
     assert a is not None and b is not None
     rows = pairs.fact(sketch_rows)
     where = np.flatnonzero((rows.reference >= 0) & (rows.candidate >= 0))
-    one, other = pairs.fact(records_of).map(lambda side: side[where])
-    kept = (a.sizes[one] == b.sizes[other]) & (a.sizes[one] > 0)
-    where, one, other = where[kept], one[kept], other[kept]
-    sizes, alike = a.sizes[one], (a.transposed[one] == b.transposed[other]).tolist()
+    rows_a, rows_b = pairs.fact(records_of).map(lambda side: side[where])
+    same_size = (a.sizes[rows_a] == b.sizes[rows_b]) & (a.sizes[rows_a] > 0)
+    where, rows_a, rows_b = where[same_size], rows_a[same_size], rows_b[same_size]
+    sizes, alike = a.sizes[rows_a], (a.transposed[rows_a] == b.transposed[rows_b]).tolist()
     layouts = pairs.columns.layouts
-    shapes = [(a.shapes[k], b.shapes[n]) for k, n in zip(one.tolist(), other.tolist())]
-    own = np.array([_is_measurable(layouts[k], *how) for k, *how in zip(where.tolist(), alike, shapes)], np.bool_)
-    where = where[own]
-    return where, sizes[own], np.array([bool(layouts[place]) for place in where.tolist()], np.bool_)
+    shapes = [(a.shapes[k], b.shapes[n]) for k, n in zip(rows_a.tolist(), rows_b.tolist())]
+    is_measurable = np.array(
+        [_is_measurable(layouts[k], *how) for k, *how in zip(where.tolist(), alike, shapes)], np.bool_
+    )
+    where = where[is_measurable]
+    return where, sizes[is_measurable], np.array([bool(layouts[place]) for place in where.tolist()], np.bool_)
 
 
 def _sketches(steps: Sequence[Sequence[Pair]], group: _Group) -> Both[np.ndarray]:
-    """The sketches of a group, one step after the other."""
+    """Return the sketches of a group, one step after the other."""
     first = steps[0]
     if not isinstance(first, PlannedPairs) or not first.tabled:
         return _gathered(first, group)
@@ -133,16 +139,16 @@ def _sketches(steps: Sequence[Sequence[Pair]], group: _Group) -> Both[np.ndarray
 
 
 def _gathered(pairs: Sequence[Pair], group: _Group) -> Both[np.ndarray]:
-    """The sketches of a group, one by one."""
-    some = [pairs[place] for place in group.places.tolist()]
+    """Return the sketches of a group, gathered one by one."""
+    group_pairs = [pairs[place] for place in group.places.tolist()]
     return Both(
-        np.concatenate([pair.reference.source.row for pair in some]).reshape(len(some), -1),  # type: ignore[union-attr]
-        np.concatenate([pair.candidate.source.row for pair in some]).reshape(len(some), -1),  # type: ignore[union-attr]
+        np.concatenate([pair.reference.source.row for pair in group_pairs]).reshape(len(group_pairs), -1),  # type: ignore[union-attr]
+        np.concatenate([pair.candidate.source.row for pair in group_pairs]).reshape(len(group_pairs), -1),  # type: ignore[union-attr]
     )
 
 
 def _scales(steps: Sequence[Sequence[Pair]], group: _Group) -> Both[np.ndarray] | None:
-    """What each side's values are divided by, as columns; `None`: by nothing."""
+    """Return the divisors of each side's values, as columns; `None` if all are 1."""
     if all(isinstance(pairs, PlannedPairs) and pairs.unscaled for pairs in steps):
         return None
     scales = [pairs[place].scales for pairs in steps for place in group.places.tolist()]
@@ -150,32 +156,34 @@ def _scales(steps: Sequence[Sequence[Pair]], group: _Group) -> Both[np.ndarray] 
 
 
 def _measurable(pair: Pair) -> list[tuple[int, bool]]:
-    """The size of a pair of sketches, and whether it is in another layout; nothing of what is measured by itself."""
-    one, other = pair.reference, pair.candidate
-    if one is None or other is None:
+    """Return the size of a pair of sketches, and True if its layout is transposed; empty if the pair must be
+    measured alone.
+    """
+    expected, actual = pair.reference, pair.candidate
+    if expected is None or actual is None:
         return []
-    a, b = one.source, other.source
+    a, b = expected.source, actual.source
     if not isinstance(a, Sketched) or not isinstance(b, Sketched) or a.size != b.size or not a.size:
         return []
-    alike = _is_measurable(pair.layout, a.transposed == b.transposed, (one.shape, other.shape))
+    alike = _is_measurable(pair.layout, a.transposed == b.transposed, (expected.shape, actual.shape))
     return [(a.size, bool(pair.layout))] if alike else []
 
 
 def _is_measurable(layout: Layout, turned_alike: bool, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
-    one, other = shapes
+    expected, actual = shapes
     if not layout:
-        return turned_alike and one == other
-    return layout == TRANSPOSED and not turned_alike and one == other[::-1]
+        return turned_alike and expected == actual
+    return layout == TRANSPOSED and not turned_alike and expected == actual[::-1]
 
 
 def _finite(sketches: Both[np.ndarray]) -> np.ndarray:
-    """Of which pairs all numbers are finite, and all of the tensors were."""
+    """Return a mask of the pairs whose sketches and tensors are all finite."""
     alike = [np.isfinite(side).all(axis=1) & (side[:, _NONFINITE] == 0) for side in sketches]
     return np.asarray(alike[0] & alike[1])
 
 
 def _exact(group: _Group, sketches: Both[np.ndarray], scales: Both[np.ndarray] | None) -> dict[str, np.ndarray]:
-    """Of tensors of so many elements, each of which is a number of the projection, give or take its sign."""
+    """Return the figures of small tensors, whose projection contains each element up to its sign."""
     reference, candidate = _scaled(sketches.map(lambda side: side[:, _ABOUT : _ABOUT + group.length]), scales)
     error, size = np.abs(candidate - reference), np.abs(reference)
     squares = [np.einsum("ij,ij->i", values, values) for values in (error, reference, candidate)]
@@ -200,7 +208,7 @@ def _exact(group: _Group, sketches: Both[np.ndarray], scales: Both[np.ndarray] |
 
 
 def _estimates(group: _Group, sketches: Both[np.ndarray], scales: Both[np.ndarray] | None) -> dict[str, np.ndarray]:
-    """Of larger tensors, from their projections."""
+    """Return estimated figures of larger tensors, from their projections."""
     size = group.sizes
     shares = np.sqrt(size / np.minimum(size, ELEMENTS))[:, None]
     projected = _scaled(sketches.map(lambda side: side[:, _ABOUT:]), scales)
@@ -208,9 +216,9 @@ def _estimates(group: _Group, sketches: Both[np.ndarray], scales: Both[np.ndarra
     # As products of a row and a column: one product of matrices may add up in another order.
     l2 = np.sqrt(np.matmul(errors[:, None, :], errors[:, :, None])[:, 0, 0])
     about = _scaled(sketches.map(lambda side: side[:, :_ABOUT]), scales)
-    norm, other = (np.sqrt(side[:, _MEAN_SQUARE] * size) for side in sketches)
+    norm, candidate_norm = (np.sqrt(side[:, _MEAN_SQUARE] * size) for side in sketches)
     if scales is not None:
-        norm, other = norm / scales.reference[:, 0], other / scales.candidate[:, 0]
+        norm, candidate_norm = norm / scales.reference[:, 0], candidate_norm / scales.candidate[:, 0]
     root_mean_square = l2 / np.sqrt(size)
     extremes = np.abs(about.candidate[:, _EXTREMES] - about.reference[:, _EXTREMES]).max(axis=1)
     # A sample elsewhere has other extremes.
@@ -224,7 +232,7 @@ def _estimates(group: _Group, sketches: Both[np.ndarray], scales: Both[np.ndarra
         "mean_reference": about.reference[:, _MEAN_ABS],
         "l2": l2,
         "reference_l2": norm,
-        "candidate_l2": other,
+        "candidate_l2": candidate_norm,
         "bulk_l2": bulk_of_squares(np.square(errors)),
         "spread": np.full(len(size), SPREAD),
         "reference_value": nothing,
