@@ -11,7 +11,9 @@ from typing import Any
 from padiff.dump.local import absolute, run_folder
 from padiff.errors import PadiffError, UsageError
 from padiff.records import printable
+from padiff.system.guard import Failure
 from padiff.system.start_folder import begin_here
+from padiff.system.switches import say
 from padiff_cli.parser import Parser
 from padiff_cli.run import startup
 from padiff_cli.run.launch import Launch, become, find_command, name_of, worker_folders
@@ -70,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
         if program is not None:
             Recording(name, place, options)
             become(program, behind)
-        watch = ProcessWatch(launch, is_main=True)
+        watch = _watch(launch)
     except (PadiffError, OSError) as error:
         print(f"padiff: {printable(str(error), lines=True)}", file=sys.stderr)
         return MISUSE
@@ -80,28 +82,46 @@ def main(arguments: Sequence[str]) -> int:
         launch.end()
 
 
-def _record(watch: ProcessWatch, run: Any, script: str, args: Sequence[str]) -> int:
+def _watch(launch: Launch) -> ProcessWatch | None:
+    """Watch for the training of this process; None after an error of padiff's own, which does not keep the script from
+    running.
+
+    Raises:
+        UsageError: an option is wrong.
+    """
+    try:
+        return ProcessWatch(launch, is_main=True)
+    except PadiffError:
+        raise
+    except Exception as error:
+        text = Failure.from_error(error).text
+        say(f"{launch.script} is not recorded: an error of padiff's own, {text}", alarming=True)
+        return None
+
+
+def _record(watch: ProcessWatch | None, run: Any, script: str, args: Sequence[str]) -> int:
     well = False  # a failure is to be read, and nothing after it
+    end = watch.end if watch is not None else lambda failed: None
     try:
         run(script, args)
         well = True
-        watch.end(failed=False)
+        end(failed=False)
     except SystemExit as left:
         # The way scripts end that say how it went.
         well = left.code in (None, 0)
         if well:
-            watch.end(failed=False)
+            end(failed=False)
         raise
     except KeyboardInterrupt:
         hide_launcher()
         raise
     except Exception as error:
-        watch.end(failed=True)
+        end(failed=True)
         show_as_python_does(error)
         return FAILED
     finally:
-        watch.end(failed=True)  # nothing, where it has ended
-        if well:
+        end(failed=True)  # nothing, where it has ended
+        if well and watch is not None:
             watch.recording.say_of_nothing(watch.loop.learned and not watch.loop.stepped)
     return 0
 
