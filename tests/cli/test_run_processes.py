@@ -313,7 +313,8 @@ def test_a_rank_that_is_killed_leaves_whole_steps():
     whole, left = padiff.open_run("R-worker-0"), padiff.open_run("R-worker-1")
     assert whole.finished() and whole.numbers() == [0, 1, 2]
     assert not left.finished() and left.numbers() in ([], [0], [0, 1])
-    assert padiff.compare_runs("R-worker-1", "R-worker-1", steps=left.numbers()).passed
+    for number in left.numbers():  # the writer's thread may not have come to any
+        assert all(record.value.size for record in left.steps(number)[0].records)
 
 
 def test_a_folder_that_holds_a_run_is_refused_once_by_the_parent():
