@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from padiff.errors import RunsDifferError
+from padiff.system.guard import reraise_from_signal_handler
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -24,6 +25,7 @@ def guarded(method: _Method) -> _Method:
         except RunsDifferError:
             raise
         except Exception as error:
+            reraise_from_signal_handler(error)
             watcher.give_up(error)
             return None
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from padiff.system.guard import reraise_from_signal_handler
+
 
 class Watch(Protocol):
     """Sees whether something is what it was when that was noted."""
@@ -59,14 +61,16 @@ class Compared:
     def note(self, unchanged: bool = False) -> bool:
         try:
             self._noted = self._now()
-        except Exception:  # whatever kind of tensor or layer that is
+        except Exception as error:  # whatever kind of tensor or layer that is
+            reraise_from_signal_handler(error)
             self._noted = None
         return self._noted is not None
 
     def same(self) -> bool:
         try:
             return self._noted is not None and bool(self._noted == self._now())
-        except Exception:  # likewise
+        except Exception as error:  # likewise
+            reraise_from_signal_handler(error)
             return False
 
 

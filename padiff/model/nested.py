@@ -9,6 +9,8 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
+from padiff.system.guard import reraise_from_signal_handler
+
 # Deeper than any reasonable output; a structure that contains itself ends here instead of in a RecursionError.
 _DEEPEST = 16
 
@@ -47,8 +49,8 @@ def _children(value: Any) -> Iterable[tuple[Any, Any]]:
             return [(entry.name, getattr(value, entry.name, None)) for entry in dataclasses.fields(value)]
     except MemoryError:
         raise
-    except Exception:  # the user's code: the object cannot be inspected
-        pass
+    except Exception as error:  # the user's code: the object cannot be inspected
+        reraise_from_signal_handler(error)
     return ()
 
 

@@ -9,6 +9,7 @@ from padiff.frameworks.base import Framework
 from padiff.model import equivalents
 from padiff.model.selection import Node, find_paths
 from padiff.records import LOOP, ROOT, Layer, Parameter
+from padiff.system.guard import reraise_from_signal_handler
 
 
 def walk(model: Any, framework: Framework) -> list[Node]:
@@ -55,7 +56,8 @@ def shape_of(framework: Framework, tensor: Any) -> tuple[int, ...]:
     """
     try:
         return tuple(length if isinstance(length, int) else 0 for length in framework.tensors.shape(tensor))
-    except Exception:  # a tensor without a shape
+    except Exception as error:  # a tensor without a shape
+        reraise_from_signal_handler(error)
         return (0,)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -18,7 +17,7 @@ from padiff.recorder.plan import Draft
 from padiff.recorder.record_buffer import RecordBuffer
 from padiff.recorder.seen_tensors import SeenTensor, SeenTensors
 from padiff.recorder.taken import Sampled, Taken
-from padiff.system.guard import Guard
+from padiff.system.guard import Guard, Tolerated
 
 
 class Activations:
@@ -62,7 +61,7 @@ class Activations:
         taken = self._records.copier.take(tensor, level)
         self._records.write(call.node, "input", slot, taken, call.number, call.training)
         if not isinstance(taken, Left):
-            with suppress(Exception):  # what is not known again is copied again
+            with Tolerated():  # what is not known again is copied again
                 self.tensors.of(tensor).traced = taken
 
     def see(self, call: Call, slot: str, tensor: Any) -> SeenTensor | None:

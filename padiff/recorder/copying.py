@@ -24,6 +24,7 @@ from padiff.sketches.parts import own_of
 from padiff.sketches.rows import Layout
 from padiff.sketches.samples import Empty, Samples
 from padiff.sketches.sketch import ELEMENTS
+from padiff.system.guard import reraise_from_signal_handler
 
 #: Elements up to which a tensor is small: a sketch looks at each, so that to keep them copies no more. Measured, of 107
 #: faults in small nets: 97 are proven where the first step has such tensors whole, 45 where it has sketches.
@@ -126,7 +127,8 @@ class Copier:
             return level
         try:
             small = self._room > 0 and math.prod(self._tensors.shape(tensor)) <= SMALL_ELEMENTS
-        except Exception:  # of a kind that has no shape; `take` says what to make of it
+        except Exception as error:  # of a kind that has no shape; `take` says what to make of it
+            reraise_from_signal_handler(error)
             small = False
         return FULL if small else SKETCH
 
@@ -134,7 +136,8 @@ class Copier:
         """Whether there is room for all of a tensor."""
         try:
             return math.prod(self._tensors.shape(tensor)) * int(tensor.element_size()) <= self.within
-        except Exception:  # of a kind that has no shape; copying it says what to make of it
+        except Exception as error:  # of a kind that has no shape; copying it says what to make of it
+            reraise_from_signal_handler(error)
             return True
 
     def take(self, tensor: Any, level: str, transposed: bool = False) -> Taken | Left:
@@ -220,7 +223,8 @@ class Copier:
             return True
         except MemoryError:
             raise
-        except Exception:  # copied without a number it is said what that means
+        except Exception as error:  # copied without a number it is said what that means
+            reraise_from_signal_handler(error)
             return False
         finally:
             COPYING.now = False
@@ -279,7 +283,8 @@ class Copier:
             return self.samples.add_all(layout, cuts, addresses)
         except MemoryError:
             raise
-        except Exception:  # one by one it is said which
+        except Exception as error:  # one by one it is said which
+            reraise_from_signal_handler(error)
             return None
         finally:
             COPYING.now = False
@@ -292,7 +297,8 @@ class Copier:
         try:
             with self._tensors.without_grad():
                 return [self.samples.add_elsewhere(sample) for sample in self._tensors.join(pieces())]
-        except Exception:  # one by one it is said which
+        except Exception as error:  # one by one it is said which
+            reraise_from_signal_handler(error)
             return None
         finally:
             COPYING.now = False

@@ -11,6 +11,7 @@ from padiff.model.nested import flatten
 from padiff.model.selection import Node
 from padiff.recorder.calls import Calls
 from padiff.recorder.hooks import Hooks
+from padiff.system.guard import reraise_from_signal_handler
 
 
 class TrainingHistory:
@@ -64,7 +65,8 @@ class EvaluationFilter:
         tensors = self._framework.tensors
         try:
             return tuple(tuple(tensors.shape(each)) for _, each in flatten((args, kwargs), "", tensors.is_tensor))
-        except Exception:  # of a kind that has no shape
+        except Exception as error:  # of a kind that has no shape
+            reraise_from_signal_handler(error)
             return ()
 
     def note_gradient(self) -> None:

@@ -21,6 +21,7 @@ from padiff.recorder.seen_tensors import SeenTensor
 from padiff.recorder.taken import Sampled
 from padiff.recorder.tracer import Tracer
 from padiff.sketches.cuts import move
+from padiff.system.guard import reraise_from_signal_handler
 
 
 def _references() -> int:
@@ -154,7 +155,8 @@ class Following:
                     return False
             except MemoryError:
                 raise
-            except Exception:  # without a plan it is said what that means
+            except Exception as error:  # without a plan it is said what that means
+                reraise_from_signal_handler(error)
                 return False
         self.running.append(event.call)  # type: ignore[arg-type]
         self._at += 1
@@ -175,7 +177,8 @@ class Following:
                     return False
             except MemoryError:
                 raise
-            except Exception:  # likewise
+            except Exception as error:  # likewise
+                reraise_from_signal_handler(error)
                 return False
         self._at += 1
         return True

@@ -14,6 +14,7 @@ from padiff.frameworks.watching import Watch
 from padiff.model.selection import Node, find_paths, select, with_mode
 from padiff.model.tree import describe, owning, walk
 from padiff.records import Layer
+from padiff.system.guard import reraise_from_signal_handler
 from padiff.system.naming import first_few
 
 # How many paths a message names.
@@ -191,7 +192,8 @@ def _owned(nodes: Sequence[Node], framework: Framework) -> list[tuple[int, str, 
 def _shape(framework: Framework, tensor: Any) -> object:
     try:
         return framework.tensors.shape(tensor)
-    except Exception:  # nested, say: it has none
+    except Exception as error:  # nested, say: it has none
+        reraise_from_signal_handler(error)
         return None
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from padiff.frameworks.values import UncopiedError
+from padiff.system.guard import reraise_from_signal_handler
 
 # Letters of an error's text, layers that are named, reasons that are given: a step may have thousands of such tensors.
 _LETTERS, _NAMED, _REASONS = 120, 3, 5
@@ -31,6 +32,7 @@ class Left:
 
         To be called while the error is handled.
         """
+        reraise_from_signal_handler(error)
         if isinstance(error, MemoryError):
             raise error
         if isinstance(error, UncopiedError):

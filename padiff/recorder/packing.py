@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from padiff.recorder.schedule import Schedule
 from padiff.records import InMemory, TensorSource, bytes_text
 from padiff.records.optimizer_state import OptimizerState
 from padiff.records.pack import Drawn, Mask, Pack
-from padiff.system.guard import Guard
+from padiff.system.guard import Guard, Tolerated, reraise_from_signal_handler
 from padiff.system.switches import say
 
 _PARTS_ARE_CALLED = (
@@ -211,6 +211,7 @@ class Packing:
         except MemoryError:
             raise
         except Exception as error:
+            reraise_from_signal_handler(error)
             text = str(error) if isinstance(error, (PadiffError, UncopiedError)) else f"{type(error).__name__}: {error}"
             self._notes[f"{what} not kept: {text}"] = None
 
@@ -258,7 +259,7 @@ def bytes_owned(framework: Framework, nodes: Sequence[Node]) -> int:
     with framework.hooks.aside():
         tensors = {id(t): t for node in nodes for _, t, _ in framework.layers.parameters(node.layer)}
         for tensor in tensors.values():
-            with suppress(Exception):  # of a kind that has no size
+            with Tolerated():  # of a kind that has no size
                 total += math.prod(framework.tensors.shape(tensor)) * int(tensor.element_size())
     return total
 

@@ -16,6 +16,7 @@ from padiff.recorder.owned import LastOwned, Owned
 from padiff.recorder.record_buffer import RecordBuffer
 from padiff.recorder.several import WIDE, Owner
 from padiff.recorder.taken import Sampled, Taken, Whole
+from padiff.system.guard import reraise_from_signal_handler
 
 # How many parameters are looked at to see whether something stepped, or holds gradients.
 _LOOKED_AT = 8
@@ -139,7 +140,8 @@ class Parameters:
                 gradient, _ = self._framework.spread.local(tensor.grad)
                 if bool((gradient.reshape([-1])[:_ELEMENTS] != 0).any()):
                     return True
-            except Exception:  # of a kind that has no values to look at
+            except Exception as error:  # of a kind that has no values to look at
+                reraise_from_signal_handler(error)
                 continue
         return False
 

@@ -7,7 +7,6 @@ capture.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from padiff.frameworks.base import Framework
 from padiff.frameworks.optimizing import OptimizerSettings
 from padiff.recorder.layers import Layers
 from padiff.records.settings import plain_setting, settings_delta
+from padiff.system.guard import Tolerated
 
 # What is seen of calls is known until calls show something else: not every step is looked at as closely.
 _OF_CALLS = ("loss.", "clip.")
@@ -57,7 +57,7 @@ class DeclaredSettings:
         """An optimizer is about to step: see what it is set to, if that may be other than before."""
         key = id(optimizer)
         # Never the training's trouble: of an optimizer that can't be asked nothing is known.
-        with contextlib.suppress(Exception):
+        with Tolerated():
             stamp = self._framework.optimizers.settings_stamp(optimizer)
             if key in self._stamps and self._stamps[key] == stamp:
                 return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from padiff.frameworks.base import Framework
@@ -13,6 +12,7 @@ from padiff.recorder.gathered import Gathered, Lies, Pieces, gathered_of
 from padiff.recorder.known import Known
 from padiff.records.alike import Site
 from padiff.records.parts import Part
+from padiff.system.guard import Tolerated
 
 #: Bytes of an element from which on updates are kept in the dtype of the parameter.
 WIDE = 4
@@ -130,7 +130,7 @@ class Several:
         )
 
     def _memory(self, tensor: Any) -> Any:
-        with suppress(Exception):
+        with Tolerated():
             return self._tensors.memory(tensor)
         return None
 
@@ -138,7 +138,7 @@ class Several:
         if self._owners[place].part is not None:
             return None  # where the whole's sample lies in a part, its shape does not tell
         tensors, tensor, transposed = self._tensors, self._given[place], self.transposed[place]
-        with suppress(Exception):
+        with Tolerated():
             cut = tensors.cut(tensor, transposed)
             if cut is not None or not tensors.JOINS or tensors.device(tensor) == "cpu":
                 return cut

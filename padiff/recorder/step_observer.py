@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from padiff.frameworks.hooking import TRANSFORMED
@@ -28,7 +27,7 @@ from padiff.recorder.seen_tensors import SeenTensors
 from padiff.recorder.tracer import Tracer
 from padiff.recorder.wanted import Wanted
 from padiff.recorder.watched import Watched
-from padiff.system.guard import Guard
+from padiff.system.guard import Guard, Tolerated
 from padiff.system.switches import Switches
 
 
@@ -371,7 +370,7 @@ class StepObserver:
         if self._backward:
             return
         self._backward = True
-        with suppress(Exception):  # never the training's trouble
+        with Tolerated():  # never the training's trouble
             if self.parameters.gradients_left():
                 self.settings.setdefault("gradients.left_over", "of the step before")
 

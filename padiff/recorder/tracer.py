@@ -23,6 +23,7 @@ from padiff.records import LOOP, Alike, Operand, Record, Trace, TracedCall, Trac
 from padiff.records.alike import TracedSite
 from padiff.sketches.sketch import ELEMENTS
 from padiff.system.frames import Frame, code_frames
+from padiff.system.guard import reraise_from_signal_handler
 
 # Slots, each with the number of its tensor behind it.
 _Operands = tuple[Any, ...]
@@ -320,6 +321,7 @@ def _traced(taken: Taken | None, unknown: TracedSite | None) -> TracedTensor:
 
 
 def _let_go(error: Exception) -> None:
-    """What can't be looked at is left out; but where memory is short, the training is to know."""
+    """Leave out what cannot be looked at; raise the error where memory is short, or where it is the user's."""
+    reraise_from_signal_handler(error)
     if isinstance(error, MemoryError):
         raise error

@@ -76,8 +76,9 @@ class Guard:
         Raises:
             Exception: the error, where errors are raised, or where a signal handler of the user's raised it.
         """
-        if self._raises or _is_from_signal_handler(error):
+        if self._raises:
             raise
+        reraise_from_signal_handler(error)
         self.tripped = True
         if self._failed is not None:
             self._failed(Failure.from_error(error))
@@ -140,10 +141,27 @@ def _module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def _is_from_signal_handler(error: BaseException) -> bool:
-    """Return True for an error that a signal handler raised, which may interrupt any line of padiff's."""
+def reraise_from_signal_handler(error: BaseException) -> None:
+    """Raise an error that a signal handler raised, which may interrupt any line of padiff's: the error is the user's.
+
+    Call this in an ``except Exception`` clause.
+    """
     codes = {frame.f_code for frame, _ in _frames(error.__traceback__)}
-    return any(_code(signal.getsignal(number)) in codes for number in signal.valid_signals())
+    if any(_code(signal.getsignal(number)) in codes for number in signal.valid_signals()):
+        raise error
+
+
+class Tolerated:
+    """Suppress the errors of a block, other than those that a signal handler raised."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        reraise_from_signal_handler(error)
+        return True
 
 
 def _code(handler: Any) -> CodeType | None:

@@ -296,6 +296,27 @@ def test_the_exception_of_a_users_signal_handler_reaches_the_user(kit, monkeypat
         signal.signal(signal.SIGALRM, old)
 
 
+def test_the_exception_of_a_users_signal_handler_is_not_taken_for_a_tensor_that_cannot_be_copied(kit, monkeypatch):
+    import signal
+
+    from padiff.frameworks import framework_of
+
+    class TimeUpError(Exception):
+        pass
+
+    def handler(number, frame):
+        raise TimeUpError
+
+    loop = LOOPS[kit.name]()
+    monkeypatch.setattr(framework_of(loop.net).tensors, "copy", lambda *_: signal.raise_signal(signal.SIGALRM))
+    old = signal.signal(signal.SIGALRM, handler)
+    try:
+        with pytest.raises(TimeUpError), padiff.record(loop.net, detail="full"):
+            loop.step(0)
+    finally:
+        signal.signal(signal.SIGALRM, old)
+
+
 def test_the_sweep_sees_an_error_that_is_not_stopped(tmp_path, monkeypatch):
     from padiff.system.guard import Guard
 

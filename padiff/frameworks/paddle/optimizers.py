@@ -21,7 +21,7 @@ from padiff.frameworks.optimizing import OnConsumed, OptimizerSettings
 from padiff.frameworks.overrides import Override
 from padiff.frameworks.paddle import optimizer_settings, optimizer_state
 from padiff.records.optimizer_state import OptimizerState
-from padiff.system.guard import RAISING, Guard
+from padiff.system.guard import RAISING, Guard, reraise_from_signal_handler
 
 # Where wrappers hold what they wrap.
 _INSIDE = ("_inner_opt", "_optim", "_optimizer")
@@ -159,7 +159,8 @@ def _global_norm(gradients: Sequence[Any]) -> Any | None:
             whole = [g.astype("float32") if g.element_size() < 4 else g for g in gradients]
             squares = [gradient.square().sum() for gradient in whole]
             return paddle.add_n(squares).sqrt() if squares else None
-    except Exception:  # sparse ones, or those that are spread over processes
+    except Exception as error:  # sparse ones, or those that are spread over processes
+        reraise_from_signal_handler(error)
         return None
 
 

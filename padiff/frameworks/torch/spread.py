@@ -21,6 +21,7 @@ from padiff.frameworks.spreading import Held
 from padiff.frameworks.torch.tensors import dtype
 from padiff.frameworks.values import UncopiedError
 from padiff.records.parts import PARTIAL, REPLICA, SHARD, Part
+from padiff.system.guard import reraise_from_signal_handler
 
 #: By layer, what gives the parameters that stand elsewhere. Weak: nothing is kept alive by having been looked at.
 _FOUND: WeakKeyDictionary[Any, list[Callable[[], Held | None]]] = WeakKeyDictionary()
@@ -120,7 +121,8 @@ def held(layer: Any) -> Sequence[Held]:
         return ()
     try:
         return [one for give in _FOUND.get(layer, ()) if (one := give()) is not None]
-    except Exception:  # never the training's trouble: they are left out, and that is said
+    except Exception as error:  # never the training's trouble: they are left out, and that is said
+        reraise_from_signal_handler(error)
         return ()
 
 

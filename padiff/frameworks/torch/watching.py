@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from padiff.frameworks.torch.calls import original
+from padiff.system.guard import reraise_from_signal_handler
 
 # None of torch's documented names.
 TensorGuards: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
@@ -53,7 +54,8 @@ class Kinds:
             guard = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
             if guard.check(*tensors):
                 self._guards = [guard, *self._guards[: _MOST - 1]]
-        except Exception:  # of a version that asks otherwise
+        except Exception as error:  # of a version that asks otherwise
+            reraise_from_signal_handler(error)
             return
 
 
@@ -80,7 +82,8 @@ class TensorsWatch:
             self._kinds.learn(self._tensors)
             self._trains = list(map(_TRAINS, self._tensors))
             self._memory = self._now()
-        except Exception:  # lazy, or of a kind that has no memory
+        except Exception as error:  # lazy, or of a kind that has no memory
+            reraise_from_signal_handler(error)
             return False
         return True
 
@@ -90,7 +93,8 @@ class TensorsWatch:
                 return False
             # Where nothing is to be trained, kinds need not tell which tensors are.
             return torch.is_grad_enabled() or list(map(_TRAINS, self._tensors)) == self._trains
-        except Exception:  # of a kind that has no memory by now
+        except Exception as error:  # of a kind that has no memory by now
+            reraise_from_signal_handler(error)
             return False
 
     def _now(self) -> Any:
