@@ -190,13 +190,13 @@ def breadth_first(first: Any, before: Callable[[Any], Iterable[Any]], most: int)
         before: returns the direct predecessors of a node; `None` among them is skipped.
         most: the maximum number of nodes.
     """
-    waiting, seen = deque([(first, 0)] if first is not None else []), [first]
+    waiting, visited = deque([(first, 0)] if first is not None else []), [first]
     while waiting:
         node, distance = waiting.popleft()
         yield node, distance
         for each in before(node):
-            if each is not None and len(seen) < most and all(each is not node for node in seen):
-                seen.append(each)
+            if each is not None and len(visited) < most and all(each is not node for node in visited):
+                visited.append(each)
                 waiting.append((each, distance + 1))
 
 
