@@ -195,7 +195,7 @@ def breadth_first(first: Any, before: Callable[[Any], Iterable[Any]], most: int)
         node, distance = waiting.popleft()
         yield node, distance
         for each in before(node):
-            if each is not None and len(visited) < most and all(each is not node for node in visited):
+            if each is not None and len(visited) < most and all(each is not item for item in visited):
                 visited.append(each)
                 waiting.append((each, distance + 1))
 

@@ -148,7 +148,7 @@ def _carried(optimizer: Any, parameter: Any) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     factor: Any = carried_factor(parameter)
     if isinstance(optimizer._param_groups[0], dict):
-        factor = 1.0  # the factor of the group, which `settings` has multiplied into the learning rate already
+        factor = 1.0  # the learning rate already includes the factor of the group
     ratio = getattr(optimizer, "_lr_ratio", None)
     if ratio is not None:
         factor = factor * ratio(parameter)

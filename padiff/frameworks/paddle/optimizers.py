@@ -97,25 +97,25 @@ def hook(
     guard: Guard = RAISING,
 ) -> list[Handle]:
     inner = _innermost(optimizer)
-    has_gradients = False
+    seen = False
 
     def consume(parameters_and_grads: Any) -> None:
         if not _skips(inner):
             consumed([p for p, _ in parameters_and_grads], [g for _, g in parameters_and_grads])
 
     def passed_on(original: Callable[..., Any], parameters_and_grads: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal has_gradients
-        has_gradients = True
+        nonlocal seen
+        seen = True
         guard.run(consume, parameters_and_grads)
         return original(parameters_and_grads, *args, **kwargs)
 
     def after_step() -> None:
-        nonlocal has_gradients
-        if not has_gradients and not _skips(inner):
+        nonlocal seen
+        if not seen and not _skips(inner):
             # An optimizer with its own `step` (LBFGS): use the gradients of the last call of its closure.
             parameters = optimized(optimizer)
             consumed(parameters, [p.grad for p in parameters])
-        has_gradients = False
+        seen = False
         stepped()
 
     handles: list[Handle] = [
