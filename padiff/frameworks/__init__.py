@@ -91,7 +91,7 @@ def framework_called(name: str | None) -> Framework:
 
 
 def framework_like(value: Any) -> tuple[Framework, Any]:
-    """Return the framework of a model or tensor, and a tensor: the given one, or the model's first parameter.
+    """Return the framework of a model or tensor, and a tensor: the value itself, or the model's first parameter.
 
     The tensor is `None` if the model has no parameters.
 

@@ -104,8 +104,9 @@ class DropoutFunctions(Protocol):
         """Draw the random numbers that the call would draw, and discard them."""
 
     def handed_on(self, name: str, heard: Heard) -> Callable[[], Any] | None:
-        """Return a function that makes the call, if the framework first passes the call to an override that repeats it;
-        else `None`.
+        """Return a function that makes the call through the framework's function overrides, or `None` if none apply.
+
+        An override (such as a torch function mode) gets the call first, and then makes the call again.
         """
 
     def keeping(self, name: str, heard: Heard, kept: np.ndarray) -> Any:

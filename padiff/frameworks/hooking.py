@@ -113,7 +113,7 @@ class Hook:
         self._key, self._call, self._layer, self._guard = key, call, id(layer), guard
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (nullcontext(), "__exit__")  # takes any arguments, gives None
+        return getattr, (nullcontext(), "__exit__")  # accepts any arguments, returns None
 
 
 class HookEntry:

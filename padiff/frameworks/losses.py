@@ -92,7 +92,7 @@ class ClipCall:
         kind: ``global_norm``, ``norm`` (of another order) or ``value``.
         limit: the largest norm or absolute value after clipping.
         norm_type: the order of the norm; `None` if it is unknown or the call clips by value.
-        total_norm: the norm before clipping, as the call returned it; `None` if the call returned none.
+        total_norm: the norm before clipping, from the result or the arguments of the call; `None` if neither has it.
     """
 
     kind: str

@@ -122,7 +122,7 @@ SPELLINGS = {"torch": _TORCH, "paddle": _PADDLE}
 
 
 def number_text(value: Any) -> str:
-    """Return a value as a literal of code; numbers that were float32 get 7 digits."""
+    """Return a value as a literal of code, rounded to 7 digits if float32 can't tell the difference."""
     if not isinstance(value, float) or not math.isfinite(value):
         return literal(value)
     short = float(f"{value:.7g}")

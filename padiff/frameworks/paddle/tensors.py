@@ -212,7 +212,7 @@ def fetch(tensors: Sequence[Any]) -> Callable[[], list[np.ndarray]]:
     for index, tensor in enumerate(tensors):
         groups.setdefault(dtype(tensor), []).append(index)
     with paddle.no_grad():
-        # To pinned memory; paddle orders the copy after what is queued on the device.
+        # To pinned memory; paddle runs the copy after the operations that are queued on the device.
         moved = [(members, paddle.concat([tensors[k] for k in members]).pin_memory()) for members in groups.values()]
     lengths = [tensor.size for tensor in tensors]
 

@@ -91,6 +91,8 @@ class _Hooks(dict[int, OnGradient]):
     def put(self, tensor: Any) -> bool:
         """Register this hook on a tensor as `register_hook` does, in half the time; return True on success.
 
+        A tensor that requires no gradient gets no hook, and counts as a success.
+
         The handles of `register_hook` are slow, because each one increments a counter in their class, which
         invalidates Python's attribute caches.
         """
