@@ -123,7 +123,7 @@ class LossObserver(Protocol):
         """Note that a backward begins."""
 
     def backward(self, tensor: Any) -> None:
-        """Note that a backward has ended, which began at a tensor."""
+        """Note that the backward from this tensor has ended."""
 
 
 @dataclass(frozen=True, slots=True)

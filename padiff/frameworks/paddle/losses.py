@@ -72,7 +72,7 @@ def _cross_entropy(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _smooth_l1(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the function and its threshold: paddle's smooth L1 loss is the Huber loss by default."""
+    """Return the function's common name and threshold: paddle's smooth L1 loss is the Huber loss by default."""
     delta = float(arguments["delta"])
     if arguments.get("is_huber", True):
         return {"function": "huber_loss", "delta": delta}

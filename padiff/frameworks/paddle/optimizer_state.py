@@ -190,7 +190,7 @@ def set_state(optimizer: Any, names: Mapping[int, str], new: OptimizerState) -> 
 
 
 class _Undo:
-    """A function that restores the optimizer's state from the time when this object was created."""
+    """A snapshot of the optimizer's state; calling the object restores it."""
 
     def __init__(self, optimizer: Any, held: Sequence[tuple[str, _Held]]) -> None:
         self._optimizer = optimizer
