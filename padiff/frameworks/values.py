@@ -35,7 +35,7 @@ class Tensors(Protocol):
     def shape(self, tensor: Any) -> tuple[int, ...]: ...
 
     def device(self, tensor: Any) -> str:
-        """Return the kind of device: ``cpu`` or ``gpu`` in paddle, the device type (``cpu``, ``cuda``, ...) in torch."""
+        """Return the kind of device: ``cpu`` or ``gpu`` in paddle, the device type (such as ``cuda``) in torch."""
 
     def copy(self, tensor: Any, empty: Empty = np.empty) -> np.ndarray:
         """Return a copy of the tensor's values that shares no memory; bfloat16 stays bfloat16.
