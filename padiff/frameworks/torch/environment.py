@@ -67,7 +67,7 @@ def distributed() -> tuple[int, int]:
 
 
 def _tf32(newer: Any, older_name: str, older: Any = None) -> bool:
-    """Return True if TF32 is on. Newer versions have a precision instead, and warn if a program also uses the switch."""
+    """Return True if TF32 is on. Newer versions have a precision instead, and warn if a program uses the switch too."""
     if hasattr(newer, "fp32_precision"):
         return bool(newer.fp32_precision == "tf32")
     return bool(getattr(older if older is not None else newer, older_name))
