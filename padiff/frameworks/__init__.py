@@ -1,4 +1,4 @@
-"""Finding the framework of a model, without importing one that the user has not."""
+"""Functions that find the framework of a model or tensor, without importing a framework that the user has not."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ def _imported() -> Iterator[Framework]:
 def _is_imported(name: str) -> bool:
     """Return True if a module of the framework's name is the framework.
 
-    Others answer to its name: after `paddle.enable_compat`, ``import torch`` gives paddle, as a proxy. If the framework
-    was imported before, it is not under its name then. It is found if padiff has used it, or where paddle keeps it.
+    Another module may have the name: after `paddle.enable_compat`, ``import torch`` gives a proxy of paddle. A real
+    torch that was imported before is then absent from ``sys.modules``. This function still returns True if padiff has
+    used the real torch, or if paddle keeps it.
     """
     layer = getattr(getattr(sys.modules.get(name), "nn", None), known(name).layer.capitalize(), None)
     if str(getattr(layer, "__module__", "")).partition(".")[0] == name:
@@ -32,7 +33,7 @@ def _is_imported(name: str) -> bool:
 
 
 def _behind_proxies() -> Mapping[str, Any]:
-    """Modules that paddle's proxies stand for, by name, where the real ones were imported before."""
+    """Return the real modules that paddle's proxies hide, by name; empty if none was imported before."""
     modules: Mapping[str, Any] = getattr(sys.modules.get("paddle.compat.proxy"), "TORCH_MODULES_CACHE", {})
     return modules
 
@@ -48,12 +49,12 @@ def _framework(name: str) -> Framework:
 
 
 def framework_of_tensor(value: Any) -> Framework | None:
-    """The framework that a tensor belongs to, `None` for anything else."""
+    """Return the framework of a tensor, or `None` if the value is no tensor."""
     return next((framework for framework in _imported() if framework.tensors.is_tensor(value)), None)
 
 
 def framework_of(model: Any) -> Framework:
-    """The framework that a model belongs to.
+    """Return the framework of a model.
 
     Raises:
         UsageError: the value is neither a torch Module nor a paddle Layer.
@@ -69,7 +70,7 @@ def framework_of(model: Any) -> Framework:
 
 
 def framework_called(name: str | None) -> Framework:
-    """The framework of a name; without one, the only one that this process has imported.
+    """Return the framework of this name; without a name, the only framework that this process has imported.
 
     Raises:
         UsageError: there is no such framework, or not exactly one is imported.
@@ -78,10 +79,10 @@ def framework_called(name: str | None) -> Framework:
         if name not in FRAMEWORKS:
             raise UsageError(f"framework is one of {', '.join(map(repr, FRAMEWORKS))}, got {name!r}")
         try:
-            found = _framework(name)
+            framework = _framework(name)
         except ImportError as error:
             raise UsageError(f"framework={name!r}: {name} can't be imported here ({error})") from error
-        return found
+        return framework
     imported = list(_imported())
     if len(imported) == 1:
         return imported[0]
@@ -90,10 +91,12 @@ def framework_called(name: str | None) -> Framework:
 
 
 def framework_like(value: Any) -> tuple[Framework, Any]:
-    """The framework of a model or a tensor, and the tensor, or the first one of the model.
+    """Return the framework of a model or tensor, and a tensor: the value itself, or the model's first parameter.
+
+    The tensor is `None` if the model has no parameters.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the value is neither a model nor a tensor.
     """
     framework = framework_of_tensor(value)
     if framework is not None:

@@ -1,8 +1,9 @@
-"""Names of functional calls under which the two frameworks' records can be paired."""
+"""Common names of functions and operators, under which the records of the two frameworks can be paired."""
 
 from __future__ import annotations
 
-# What a framework calls it -> the common name. Names that both share are not listed; in-place forms lose their `_`.
+# A framework's name of a function -> the common name. Names that both frameworks share are not listed; in-place forms
+# lose their `_`.
 _COMMON = {
     "add": "add",
     "__add__": "add",
@@ -56,24 +57,24 @@ _LOSSES = (
     "binary_cross_entropy_with_logits", "kl_div",
 )  # fmt: skip
 
-#: Calls that compute something. Those that only look at the same values differently (reshape, transpose, indexing) are
-#: written differently by everybody, and are not recorded.
+#: Functions that compute new values. Functions that only view the same values differently (reshape, transpose,
+#: indexing) are not recorded, because equal models use them differently.
 COMPUTING = frozenset((*_ARITHMETIC, *_LAYERS, *_ACTIVATIONS, *_LOSSES))
 
 _TRANSPOSED = {f"conv{n}d_transpose": f"conv_transpose{n}d" for n in (1, 2, 3)}
 
 
 def common_name(name: str) -> str | None:
-    """The common name of a functional call; `None` for a call that computes nothing, or that is not known."""
+    """Return the common name of a function; `None` if the function computes no new values or is unknown."""
     bare = name if name.startswith("__") else name.rstrip("_")
     bare = bare.removeprefix("linalg_").removeprefix("special_")  # torch's own names of torch.linalg.norm and others
     bare = _COMMON.get(bare, bare)
     return _TRANSPOSED.get(bare, bare) if bare in COMPUTING else None
 
 
-# -- what a trace has ----------------------------------------------------------------------------------------------
+# -- functions in traces -------------------------------------------------------------------------------------------
 
-#: Besides those that compute: calls that only look at the same values in another way, or hand them on.
+#: Functions in a trace that compute no new values: they view, copy or select the values of a tensor.
 LOOKING = frozenset((
     "reshape", "view", "view_as", "reshape_as", "flatten", "unflatten", "squeeze", "unsqueeze", "expand", "expand_as",
     "broadcast_to", "transpose", "permute", "movedim", "contiguous", "cast", "to", "clone", "detach", "getitem",
@@ -97,7 +98,7 @@ _FURTHER = (
 )  # fmt: skip
 _HEARD = COMPUTING.union(LOOKING, _MAKING, _DECIDING, _FURTHER)
 
-# What a framework calls it -> the common name, besides those above.
+# A framework's name of a function -> the common name, in traces only; `_COMMON` applies before.
 _ALSO = {
     "__rmatmul__": "rmatmul",
     "__imul__": "mul",
@@ -166,7 +167,7 @@ _ALSO = {
     "inner": "matmul",
 }
 
-# What those of torch's functions that are written in C call their parameters.
+# Parameter names of the functions of torch that are written in C, by common name of the function.
 _PARAMETERS = {
     **dict.fromkeys(("softmax", "log_softmax", "cumsum", "cumprod", "glu"), ("input", "dim")),
     **dict.fromkeys(("mean", "sum", "prod", "var", "std", "logsumexp", "max", "min", "argmax", "argmin", "squeeze",
@@ -194,7 +195,7 @@ _PARAMETERS = {
 
 
 def heard_name(name: str) -> str | None:
-    """The common name of a function or operator that a trace has; `None` for one that it has not."""
+    """Return the common name of a function or operator; `None` if traces leave the function out."""
     bare = name if name.startswith("__") else name.rstrip("_")
     bare = bare.removeprefix("linalg_").removeprefix("special_")
     bare = _COMMON.get(bare) or _ALSO.get(bare) or _TRANSPOSED.get(bare, bare)
@@ -202,5 +203,9 @@ def heard_name(name: str) -> str | None:
 
 
 def parameters_of(name: str) -> tuple[str, ...]:
-    """What a function calls its parameters that may be given by position, by its common name; empty: not known."""
+    """Return the names of a function's positional parameters, in order; empty if they are unknown.
+
+    Args:
+        name: the function's common name.
+    """
     return _PARAMETERS.get(name, ())

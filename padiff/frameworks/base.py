@@ -1,9 +1,10 @@
-"""What a room may ask of a framework, split by what it is about; each part is one module of a framework's folder.
+"""Protocols of a framework's operations; each protocol is implemented by one module in `torch/` and one in `paddle/`.
 
-Tensors, hooks and optimizers are in `values`, `hooking` and `optimizing`, the rest is here.
+`values`, `hooking`, `optimizing` and `spreading` hold the protocols of tensors, hooks, optimizers and sharded
+parameters; this module holds the other protocols.
 
-Those folders are the only places that import torch or paddle. Which framework serves a model is found through
-``sys.modules``: a model's own is always imported already.
+Only the folders `torch/` and `paddle/` import a framework. padiff finds the framework of a model through
+``sys.modules``, because the model's own framework is always imported already.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from padiff.frameworks.watching import Watch
 
 @contextmanager
 def evaluating_in(layers: Iterable[Any], context: AbstractContextManager[Any]) -> Iterator[None]:
-    """In eval mode, and in a context of the framework's; modes are as before afterwards."""
+    """Set layers to eval mode inside a context of the framework; restore their modes on exit."""
     modes = [(layer, layer.training) for layer in layers]
     try:
         # Not eval(): people override it.
@@ -44,115 +45,122 @@ class Layers(Protocol):
     def is_model(self, value: Any) -> bool: ...
 
     def unwrap(self, model: Any) -> Any:
-        """The user's model inside a data-parallel wrapper."""
+        """Return the user's model inside a data-parallel wrapper."""
 
     def children(self, layer: Any) -> Iterator[tuple[str, Any]]:
-        """Direct sublayers with their names, in order of definition, repeats included."""
+        """Yield the direct sublayers with their names, in order of definition, repeats included."""
 
     def parameters(self, layer: Any) -> Iterator[tuple[str, Any, str]]:
-        """``(slot, tensor, role)`` of what the layer owns itself; role is ``parameter`` or ``buffer``."""
+        """Yield ``(slot, tensor, role)`` of the layer's own tensors; role is ``parameter`` or ``buffer``."""
 
     def computed(self, layer: Any) -> Collection[str]:
-        """Slots of the buffers that no checkpoint holds: the layer computes them when it is made."""
+        """Return the slots of buffers that are in no checkpoint, because the layer computes them when it is created."""
 
     def watch(self, layers: Sequence[Any]) -> Watch:
-        """What sees whether these layers hold the layers that they held (`children`), and own the tensors that they
-        owned, of the same names and shapes (`parameters`); as long as the tensors live. Cheap.
+        """Return a watch that detects changes of these layers' sublayers (`children`) and own tensors (`parameters`).
+
+        The watch compares the identity of layers and tensors, and the tensors' names and shapes. It is valid as long as
+        the tensors live. Checking is cheap.
         """
 
     def is_builtin(self, layer: Any) -> bool:
-        """Whether what the layer computes is the framework's own code, or compiled: none of the user's."""
+        """Return True if the layer's code is the framework's own or compiled, so that none of it is the user's."""
 
     def sharded(self, layer: Any) -> bool:
-        """Whether the layer's parameters are spread over processes (FSDP): this one holds a part of each, and while the
-        layer is called, whole ones take their places.
+        """Return True if the layer's parameters are sharded over processes (FSDP).
+
+        This process then holds a part of each parameter, and whole parameters replace the parts during a call of the
+        layer.
         """
 
     def compiled(self, layer: Any) -> bool:
-        """Whether what a call of the layer computes was compiled, as far as the layer shows it."""
+        """Return True if the layer shows that its forward was compiled."""
 
     def kind(self, layer: Any) -> str:
-        """The framework's own class that the layer is or derives from, lower case."""
+        """Return the name of the framework's own class that the layer is or derives from, in lower case."""
 
     def layout(self, layer: Any, slot: str) -> str:
-        """``in_out`` / ``out_in`` for the matrix of a linear layer, else empty."""
+        """Return ``in_out`` or ``out_in`` for the matrix of a linear layer, else an empty text."""
 
     def settings(self, layer: Any) -> dict[str, Any]:
-        """The layer's hyper-parameters that are plain values, under common names."""
+        """Return the layer's hyper-parameters that are plain values, under common names."""
 
     def evaluating(self, layers: Iterable[Any]) -> AbstractContextManager[None]:
-        """In eval mode, without a graph, each layer calling those inside; modes are as before afterwards."""
+        """Return a context with these layers in eval mode and without a graph; modes are restored on exit.
+
+        Each layer calls its sublayers one by one inside the context: no fused kernel skips them.
+        """
 
     def clear_gradients(self, model: Any) -> None:
-        """Let go of the gradients of a model's parameters."""
+        """Release the gradients of a model's parameters."""
 
 
 class Randomness(Protocol):
-    """The framework's own random numbers."""
+    """The random generators of the framework."""
 
     def kept(self) -> AbstractContextManager[None]:
-        """Whatever draws inside, the random state is as before afterwards."""
+        """Return a context that restores the random state on exit."""
 
     def state(self) -> Mapping[str, Any]:
-        """The states of all generators in use, by name. No device is started for it."""
+        """Return the states of all generators in use, by name, without initializing any device."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Put generators back into states; those that are not there here are passed over."""
+        """Set the generators to these states; skip generators that this machine does not have."""
 
     def stamp(self) -> Hashable:
-        """Another value once something was drawn."""
+        """Return a value that changes when a random number is drawn."""
 
     def as_arrays(self, state: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """States as arrays, for a file; empty where the framework does not give them."""
+        """Return the states as arrays, for a file; empty if the framework does not reveal the states."""
 
     def of_arrays(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
-        """Undo `as_arrays`; what is no state of a generator here is left out."""
+        """Convert arrays of `as_arrays` back to states; skip arrays that fit no generator of this machine."""
 
 
 class Masks(Protocol):
-    """What dropout keeps."""
+    """Dropout masks: recording them and feeding them."""
 
     def unfed(self, layer: Any) -> bool:
-        """Whether a layer draws random numbers in training that can be neither seen nor fed, as far as its settings
-        tell.
+        """Return True if the layer's settings show that it draws random numbers in training that padiff can neither
+        record nor feed.
         """
 
     def see(self, observer: MaskObserver) -> Handle:
-        """Tell an observer what each call of a dropout function keeps."""
+        """Pass the mask of each dropout call to an observer, until the handle is removed."""
 
     def feed(self, source: MaskSource) -> Handle:
-        """Have dropout functions keep what a source says."""
+        """Make dropout functions use the masks of a source, until the handle is removed."""
 
 
 class Data(Protocol):
-    """What loops are fed with."""
+    """Tensors and datasets that a training loop reads."""
 
     def tensor(self, array: np.ndarray, near: Any = None) -> Any:
-        """A new tensor with an array's values and dtype, on the device of another tensor; else on the default one."""
+        """Return a new tensor with an array's values and dtype, on the device of ``near`` or on the default device."""
 
     def dataset(self, items: Sequence[Any]) -> Any:
-        """The framework's kind of dataset, with these items; an item is worked out when it is asked for."""
+        """Return a dataset of the framework with these items; each item is computed when it is read."""
 
 
 class Environment(Protocol):
-    """What around a training can change its numbers. Reading changes nothing."""
+    """Versions, devices and switches that can change a training's numbers. Reading them changes nothing."""
 
     def read(self, kinds: Collection[str]) -> dict[str, Any]:
-        """Versions, devices, threads and switches, under the names of `padiff.recorder.environment`.
+        """Return versions, devices, threads and switches, under the names of `padiff.recorder.environment`.
 
         ``kinds`` are the devices that the model is on; others are not touched.
         """
 
     def autocast(self) -> dict[str, Any]:
-        """``autocast.dtype`` (``off`` outside of any) as it stands now, and the level where there are levels."""
+        """Return the current ``autocast.dtype`` (``off`` outside of autocast), and the level if there are levels."""
 
     def distributed(self) -> tuple[int, int]:
-        """``(rank, world size)``; ``(0, 1)`` where nothing is distributed."""
+        """Return ``(rank, world size)``; ``(0, 1)`` if training is not distributed."""
 
 
 @dataclass(frozen=True)
 class Framework:
-    """A deep-learning framework, as far as recording needs it."""
+    """A deep-learning framework: its name, its version and the implementations of the protocols."""
 
     name: str
     version: str

@@ -1,4 +1,4 @@
-"""The names that may become code: layers, optimizers, losses and arguments of the frameworks; no run adds to them."""
+"""Names that may appear in generated code: layers, optimizers, losses and arguments. No run can add a name."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def is_loss(function: str, settings: object = ()) -> bool:
 
 
 def _vocabulary(framework: str, spelling: Spelling) -> Vocabulary:
-    """Return what a line that fixes a setting may have, in one framework."""
+    """Return the names that a line which fixes a setting may contain, for one framework."""
     functional = f"{spelling.layers}.functional"
     losses = {*ROLES, *(name for name, _ in spelling.losses.values())}
     arguments = {
@@ -124,12 +124,12 @@ _CLIPS = {
         "paddle.regularizer.L1Decay",
     ),
 }  # fmt: skip
-#: What lines that fix a setting may have, by framework.
+#: Names that lines which fix a setting may contain, by framework.
 FIXES = {framework: _vocabulary(framework, spelling) for framework, spelling in SPELLINGS.items()}
 
 
 def checked_fix(framework: str, line: str) -> str:
-    """Return a line of code that fixes a setting; empty where anything in it is foreign."""
+    """Return the line of code that fixes a setting, or an empty text if a name in it is outside the catalog."""
     vocabulary = FIXES.get(framework)
     if vocabulary is None:
         return ""

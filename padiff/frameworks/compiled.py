@@ -1,4 +1,4 @@
-"""Warning of layers whose inside can't be recorded, because it is compiled."""
+"""Warning about compiled layers, whose sublayers can't be recorded."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from padiff.system.warn import warn
 
 
 def warn_of_compiled(paths: Iterable[str], by: str, instead: str) -> None:
-    """Warn of compiled layers; of those inside of one another only the outermost.
+    """Warn about compiled layers; name only the outermost of nested ones.
 
     Args:
-        paths: dotted paths from the model, outermost first; the model's own is empty.
-        by: what compiled them.
-        instead: how to train without.
+        paths: dotted paths from the model, outermost first; the path of the model itself is empty.
+        by: the name of the compiler.
+        instead: how to train without the compiler.
     """
     outer: list[str] = []
     for path in paths:

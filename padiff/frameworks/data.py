@@ -1,4 +1,4 @@
-"""What the datasets of both frameworks share; see `padiff.frameworks.base.Data`."""
+"""The base class of both frameworks' datasets; see `padiff.frameworks.base.Data`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Items:
-    """A dataset's two methods over a sequence. The framework's class of datasets is the other base."""
+    """The two methods of a dataset, over a sequence. Subclasses also derive from the framework's dataset class."""
 
     def __init__(self, items: Sequence[Any]) -> None:
         self._items = items

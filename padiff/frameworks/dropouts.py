@@ -1,10 +1,10 @@
-"""The calls of dropout functions: which elements they keep, and keeping those that somebody else kept.
+"""Recording and feeding of dropout masks.
 
-All dropout of the frameworks goes through a few functions of Python's, whoever calls them: a dropout layer, a model's
-own code, an attention's. They are listened to (`padiff.frameworks.listening`).
+All dropout of a framework passes through a few Python functions, called by dropout layers, attention or the model's own
+code. padiff intercepts these functions (`padiff.frameworks.listening`).
 
-What a call kept is found by calling the same again on ones, from the same state of the random generators: its output
-alone does not tell, where its input is zero. The generators are put back to where the call left them.
+padiff reads the mask of a call by repeating the call on ones, from the same state of the random generators: the output
+alone does not show the mask where the input is zero. Then padiff sets the generators to their state after the call.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from padiff.system.guard import RAISING, Guard
 
 @dataclass(frozen=True, slots=True)
 class DropoutCall:
-    """A call of a function that drops something.
+    """A call of a function that applies dropout.
 
     Attributes:
-        function: its common name.
-        rate: the share that it drops, above 0.
-        shape: of what it drops from; for an attention, of its weights.
-        between: how many times it does, one after the other, between the layers of a recurrent network; 0: it is no
-            such network, and drops once.
+        function: the function's common name.
+        rate: the dropout rate, above 0.
+        shape: the shape of the tensor that dropout applies to; for attention, the shape of its weights.
+        between: the number of dropouts between the layers of a recurrent network, one after the other; 0 for any other
+            function, which applies dropout once.
     """
 
     function: str
@@ -42,84 +42,85 @@ class DropoutCall:
 
 
 class MaskObserver(Protocol):
-    """Hears of the masks that are drawn.
+    """An observer of dropout masks.
 
     Attributes:
-        guard: stops errors of the observer and of what calls it.
+        guard: stops errors of the observer and of the code that calls the observer.
     """
 
     guard: Guard
 
     def wants(self) -> bool:
-        """Whether to look at a call that is made now."""
+        """Return True to observe a call that begins now."""
 
     def begins(self) -> None:
-        """A call begins that is looked at."""
+        """Note that an observed call begins."""
 
     def aside(self) -> AbstractContextManager[None]:
-        """What is called inside is not the training's."""
+        """Return a context for calls that are padiff's, not the training's."""
 
     def ended(self, call: DropoutCall | None, kept: np.ndarray | None) -> None:
-        """It has ended.
+        """Note that an observed call has ended.
 
         Args:
-            call: what it dropped; `None`: nothing, or by no chance.
-            kept: the elements that it kept; `None`: that can't be seen.
+            call: the call; `None` if it drew no mask.
+            kept: the mask, nonzero where an element was kept; `None` if the mask can't be read.
         """
 
 
 class MaskSource(Protocol):
-    """Says what dropout is to keep.
+    """A source of masks that dropout functions use instead of drawing.
 
     Attributes:
-        draws: whether a call that is given what to keep draws all the same, so that what is drawn after it is what it
-            would be.
+        draws: True if a call with a fed mask also draws and discards random numbers, so that later draws stay the same.
     """
 
     draws: bool
 
     def wants(self) -> bool:
-        """Whether to look at a call that is made now."""
+        """Return True to feed a call that begins now."""
 
     def mask(self, call: DropoutCall) -> np.ndarray | None:
-        """What it is to keep; `None`: what it draws itself."""
+        """Return the mask for a call; `None` lets the call draw its own mask."""
 
 
 class DropoutFunctions(Protocol):
     """A framework's dropout functions."""
 
     def functions(self) -> Iterable[tuple[Any, str, str]]:
-        """Each as the module that has it, its name there, and its common name."""
+        """Yield the module, the name in the module and the common name of each dropout function."""
 
     def about(self, name: str, heard: Heard) -> DropoutCall | None:
-        """What a call drops; `None` where it drops nothing, or draws nothing (a rate of 0 or 1)."""
+        """Describe a call; return `None` if the call draws no mask (eval mode, a rate of 0 or 1)."""
 
     def kept(self, name: str, heard: Heard, output: Any, state: Any) -> np.ndarray | None:
-        """What a call kept that began with the generators in a state. They are put back there for it, and left.
+        """Return the mask of a call that began in this state of the generators; `None` if it can't be read.
 
-        Of a recurrent network, what it kept after each layer, below each other.
+        The method sets the generators to the state, and does not restore them. For a recurrent network, the masks after
+        each layer are stacked along the first axis.
         """
 
     def draw(self, name: str, heard: Heard) -> None:
-        """Draw what the call would, and forget it."""
+        """Draw the random numbers that the call would draw, and discard them."""
 
     def handed_on(self, name: str, heard: Heard) -> Callable[[], Any] | None:
-        """Return what makes the call where the framework hands it to somebody else first, who then makes it again; else
-        None.
+        """Return a function that makes the call through the framework's function overrides, or `None` if none apply.
+
+        An override (such as a torch function mode) gets the call first, and then makes the call again.
         """
 
     def keeping(self, name: str, heard: Heard, kept: np.ndarray) -> Any:
-        """What the call gives where it keeps these elements."""
+        """Return the output of the call with this mask."""
 
     def state(self) -> Any:
-        """The random generators' state."""
+        """Return the state of the random generators."""
 
     def restore(self, state: Any) -> None:
-        """Put the generators back."""
+        """Set the random generators to a state."""
 
 
 class _Calls(ABC):
-    """Listens to dropout functions until `remove`; of calls inside of one another, the outermost counts."""
+    """A listener of dropout functions until `remove`; of nested calls, only the outermost counts."""
 
     def __init__(self, framework: DropoutFunctions, guard: Guard = RAISING) -> None:
         self._framework, self.guard = framework, guard
@@ -143,14 +144,14 @@ class _Calls(ABC):
 
     @abstractmethod
     def enter(self, call: Heard) -> bool:
-        """Whether `leave` is to be called."""
+        """Return True to have `leave` called."""
 
     def leave(self, call: Heard, name: str, output: Any, failed: bool) -> None:  # noqa: B027
-        """A call that was entered has ended."""
+        """Note that an entered call has ended."""
 
 
 class MasksSeen(_Calls):
-    """Tells an observer what dropout kept. The training's numbers, and its generators, are what they are without."""
+    """Passes dropout masks to an observer, without changing the training's numbers or random generators."""
 
     def __init__(self, framework: DropoutFunctions, observer: MaskObserver) -> None:
         self._observer: MaskObserver | None = observer
@@ -179,20 +180,20 @@ class MasksSeen(_Calls):
     def _tell(self, call: Heard, name: str, output: Any, before: Any) -> None:
         assert self._observer is not None
         after = self._framework.state()
-        kept = about = None
+        mask = about = None
         try:
             with self._observer.aside(), suppress(*UNKNOWN_CALL):
                 about = self._framework.about(name, call)
                 if about is not None:
-                    kept = self._framework.kept(name, call, output, before)
+                    mask = self._framework.kept(name, call, output, before)
         finally:
             self._framework.restore(after)
-        for part in kept if about is not None and about.between and kept is not None else [kept]:
+        for part in mask if about is not None and about.between and mask is not None else [mask]:
             self._observer.ended(about, part)
 
 
 class MasksFed(_Calls):
-    """Has dropout keep what a source says."""
+    """Makes dropout functions use the masks of a source."""
 
     def __init__(self, framework: DropoutFunctions, source: MaskSource) -> None:
         self._source: MaskSource | None = source
@@ -206,15 +207,15 @@ class MasksFed(_Calls):
         return False
 
     def instead(self, call: Heard, name: str) -> Callable[[], Any] | None:
-        """Return a function that drops what the source says, or None to drop by chance."""
+        """Return a function that applies the source's mask, or None to let the call draw its own mask."""
         if self._source is None or not self._listens() or not self._source.wants():
             return None
         handed_on = self._framework.handed_on(name, call)
         if handed_on is not None:
             return handed_on
         about = self._framework.about(name, call)
-        kept = self._kept(about) if about is not None else None
-        return None if kept is None else partial(self._drop, call, name, kept)
+        mask = self._kept(about) if about is not None else None
+        return None if mask is None else partial(self._drop, call, name, mask)
 
     def _drop(self, call: Heard, name: str, kept: np.ndarray) -> Any:
         assert self._source is not None

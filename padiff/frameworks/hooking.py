@@ -1,4 +1,4 @@
-"""Seeing a training's calls and gradients, and what is put on objects for it."""
+"""Hooks on a training's calls and gradients."""
 
 from __future__ import annotations
 
@@ -12,59 +12,60 @@ from typing import Any, Protocol, SupportsIndex
 from padiff.frameworks.losses import LossObserver
 from padiff.system.guard import RAISING, Guard
 
-#: Why nothing is recorded inside of a function transform (`Hooking.transforming`).
+#: The reason for recording nothing inside of a function transform (`Hooking.transforming`).
 TRANSFORMED = "inside of torch.func (vmap, grad, jvp, ...) tensors stand for others and have no values"
 
 
 class Handle(Protocol):
-    """Something that can be taken off again."""
+    """A registration that can be removed."""
 
     def remove(self) -> None: ...
 
 
-#: ``before(key, layer, args, kwargs)`` of a layer's call; the key is what the layer was hooked with.
+#: ``before(key, layer, args, kwargs)``: called before a layer's call; the key is the one that `Hooking.on_calls` got.
 BeforeCall = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], None]
 
 
-#: ``after(key, layer, output, failed)`` of a layer's call.
+#: ``after(key, layer, output, failed)``: called after a layer's call.
 AfterCall = Callable[[Any, Any, Any, bool], None]
 
 
-#: ``called(name, output)`` of a functional call or a tensor's method, by its common name.
+#: ``called(name, output)``: called after a function or tensor method, with its common name.
 OnCall = Callable[[str, Any], None]
 
 
-#: ``replaced(args, output)``: what to put in the place of a layer's output.
+#: ``replaced(args, output)``: returns the tensor that replaces a layer's output.
 Replaced = Callable[[tuple[Any, ...], Any], Any]
 
 
-#: ``gradient(tensor)``: called with the gradient of a tensor; what it returns, if anything, takes its place.
+#: ``gradient(tensor)``: called with the gradient of a tensor; a value that it returns replaces the gradient.
 OnGradient = Callable[[Any], Any]
 
 
 class GradientHook(Protocol):
-    """A hook on the gradient of one tensor after the other, without making a new object for each.
+    """A reusable hook on a gradient: the same object serves one tensor after the other.
 
-    It may be put on the next one when no graph has it any more: when nobody holds it but who made it.
+    The hook may go to the next tensor when no graph refers to the hook any more, so when only its creator holds it.
 
     Attributes:
-        callback: what it calls.
+        callback: the function that the hook calls.
     """
 
     @property
     def callback(self) -> Any: ...
 
     def put(self, tensor: Any) -> bool:
-        """Put it on, as `Hooking.on_gradient` does. Whether that could be done: not where there are others on the
-        tensor, or somebody has added others to this one.
+        """Set this hook on a tensor, as `Hooking.on_gradient` does; return True on success.
+
+        The method fails if the tensor has other hooks, or if another hook was added to this one.
         """
 
 
 class FunctionListener(Protocol):
-    """Hears of the functions and operators that a model's code calls.
+    """A listener that is called around the functions and operators of a model's code.
 
     Attributes:
-        guard: stops errors of the listener and of what calls it.
+        guard: stops errors of the listener and of the code that calls the listener.
     """
 
     guard: Guard
@@ -72,35 +73,38 @@ class FunctionListener(Protocol):
     def function_begins(
         self, name: str, parameters: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """A call begins.
+        """Note that a call begins.
 
         Args:
             name: the function's common name.
-            parameters: what it calls its parameters that may be given by position, as far as that is known.
+            parameters: the names of its positional parameters, as far as they are known.
 
         Returns:
-            What `function_ended` is to be called with; `None` not to hear of its end.
+            A value to call `function_ended` with; `None` to skip that call.
         """
 
     def function_ended(self, begun: Any, output: Any) -> None:
-        """It has ended, and given this. Of one that ends in an exception nothing more is heard."""
+        """Note that a call has returned its output. This method is not called after an exception."""
 
 
 class Hearing(Handle, Protocol):
-    """What hears functions for a listener, until it is removed."""
+    """An interceptor of function calls for a listener, until it is removed. It is off at first."""
 
     def listen(self, on: bool) -> None:
-        """Hear those that are called from now on, or none. Hears none before it is asked to."""
+        """Start or stop passing function calls to the listener."""
 
     def listen_outside(self, on: bool) -> None:
-        """The same outside of the model, where the loop computes its loss; it ends before anything else is called."""
+        """Start or stop passing calls outside of the model, where the loop computes its loss.
+
+        The caller stops this before any other code is called.
+        """
 
 
 class Hook:
-    """A function on a layer's calls. A layer that shares its hooks with the hooked one (a shallow copy) is not meant.
+    """A function on the calls of one layer; a shallow copy that shares the layer's hooks is ignored.
 
-    Copies and pickles of a layer have no hook (`HookEntry`). Where somebody carries one over to another layer by hand,
-    a copy of it is a function of the standard library that does nothing.
+    Copies and pickles of a layer have no hook (`HookEntry`). If a program copies the hook itself, the copy is a
+    function of the standard library that does nothing.
     """
 
     __slots__ = ("_call", "_guard", "_key", "_layer")
@@ -109,23 +113,23 @@ class Hook:
         self._key, self._call, self._layer, self._guard = key, call, id(layer), guard
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (nullcontext(), "__exit__")  # takes any arguments, gives None
+        return getattr, (nullcontext(), "__exit__")  # accepts any arguments, returns None
 
 
 class HookEntry:
-    """A hook among those of an object, in the ordered dictionary where the framework looks them up.
+    """A hook in an object's ordered dictionary of hooks, hidden from copies and pickles.
 
-    Copies and pickles of the dictionary are without the hook: a model that is copied or saved while it is recorded is
-    a model like any other, to the byte. The key is the same from step to step, and no number of the framework's is
-    used up: compilers look at keys, and pickles have those of the user's hooks.
+    A model that is copied or saved while it is recorded equals, to the byte, a model without padiff. The key is the
+    same in every step and uses up no number of the framework, because compilers check keys, and pickles contain the
+    keys of the user's hooks.
 
     Args:
-        hooks: the dictionary.
+        hooks: the dictionary in which the framework looks up hooks.
         hook: the function to call.
-        flags: dictionaries that say more of the hook by its key.
-        listed: whether ``hooks.values()`` has the hook; `False` where those who ask for values copy or script them.
-        first: the first key to try. Hooks of all layers need another one than those of a layer: torch looks the flags
-            of both up in the layer.
+        flags: dictionaries that hold options of the hook by its key.
+        listed: True if ``hooks.values()`` includes the hook; `False` where readers of the values copy or script them.
+        first: the first key to try. Global hooks need another key than a layer's hooks, because torch looks up the
+            flags of both in the layer.
     """
 
     def __init__(
@@ -137,7 +141,7 @@ class HookEntry:
         first: int = -1,
     ) -> None:
         self._dictionaries = hooks, *flags
-        self._key = first  # below 0: frameworks count from 0 on
+        self._key = first  # below 0, because frameworks count from 0
         while self._key in hooks:  # another recorder's
             self._key -= 1
         for each in self._dictionaries:
@@ -146,7 +150,7 @@ class HookEntry:
             vars(hooks)["values"] = partial(_values, weakref.ref(hooks))
         for each in flags:
             each[self._key] = True
-        hooks[self._key] = hook  # the last: flags say how it is called
+        hooks[self._key] = hook  # last, because the flags determine how the hook is called
 
     def remove(self) -> None:
         for each in self._dictionaries:
@@ -160,7 +164,7 @@ def _is_hidden(key: Any) -> bool:
 
 
 def _hide(hooks: OrderedDict[int, Any]) -> None:
-    """Leave hidden entries out of copies and pickles of a dictionary: these look for its methods on the object."""
+    """Make copies and pickles of a dictionary skip hidden entries, by overriding methods on the object."""
     alive = weakref.ref(hooks)
     vars(hooks).update(__reduce_ex__=partial(_reduced, alive), copy=partial(_shown, alive))
 
@@ -179,72 +183,79 @@ def _values(alive: weakref.ref[OrderedDict[int, Any]]) -> Any:
 
 
 def breadth_first(first: Any, before: Callable[[Any], Iterable[Any]], most: int) -> Iterator[tuple[Any, int]]:
-    """What comes before something, the nearest first, each with how far it is; at most so many."""
-    waiting, seen = deque([(first, 0)] if first is not None else []), [first]
+    """Yield the predecessors of a node with their distance, nearest first.
+
+    Args:
+        first: the node to begin with, at distance 0; `None` yields nothing.
+        before: returns the direct predecessors of a node; `None` among them is skipped.
+        most: the maximum number of nodes.
+    """
+    waiting, visited = deque([(first, 0)] if first is not None else []), [first]
     while waiting:
         node, distance = waiting.popleft()
         yield node, distance
         for each in before(node):
-            if each is not None and len(seen) < most and all(each is not other for other in seen):
-                seen.append(each)
+            if each is not None and len(visited) < most and all(each is not item for item in visited):
+                visited.append(each)
                 waiting.append((each, distance + 1))
 
 
 class Hooking(Protocol):
-    """Seeing a training's calls and gradients."""
+    """Hooks of a framework on a training's calls and gradients."""
 
-    #: Whether what a hook raises in backward reaches whoever called backward as it is.
+    #: True if an exception of a hook in backward reaches the caller of backward unchanged.
     RAISES_AS_IT_IS: bool
-    #: Whether a compiler reads what hooks do, and can't follow all of it.
+    #: True if a compiler traces the code of hooks, and can't follow all of it.
     READ: bool
 
     def on_calls(
         self, layer: Any, key: Any, before: BeforeCall, after: AfterCall, guard: Guard = RAISING
     ) -> list[Handle]:
-        """Call back around each call of a layer; ``guard`` stops errors of the callbacks."""
+        """Call ``before`` and ``after`` around each call of a layer; ``guard`` stops errors of the callbacks."""
 
     def on_outputs(self, layer: Any, replaced: Replaced) -> Handle:
-        """Replace a layer's output by what ``replaced(args, output)`` gives, after all hooks set before."""
+        """Replace a layer's output by the result of ``replaced(args, output)``, after all hooks set before."""
 
     def on_functions(self, called: OnCall, third_party: Sequence[str], guard: Guard = RAISING) -> Handle:
-        """Call back after each functional call and tensor method that computes something, made from the user's side.
+        """Call ``called`` after each function and tensor method that computes values, called by the user's code.
 
-        ``third_party`` are dotted names of custom operators (paddle only); ``guard`` stops errors of the callback.
+        ``third_party`` lists dotted names of custom operators (paddle only); ``guard`` stops errors of the callback.
         """
 
     def on_losses(self, observer: LossObserver) -> Handle:
-        """Call back after each call of a loss function, and of one that clips gradients."""
+        """Notify the observer after each call of a loss function or of a function that clips gradients."""
 
     def behind(self, tensor: Any, most: int) -> Iterator[tuple[Any, int]]:
-        """The operations that a tensor was computed by, the last one first, each with how many lie after it.
+        """Yield the operations that computed a tensor, the last one first, each with its distance from the tensor.
 
-        Two are the same operation where they are the same object, as long as both are kept. At most so many.
+        At most ``most`` operations are yielded. Two of them are the same operation if they are the same object, as long
+        as the caller keeps both.
         """
 
     def hear_functions(self, listener: FunctionListener) -> Hearing:
-        """Have a listener hear of the functions and operators that are called on this thread, while it listens.
+        """Return an interceptor that passes the functions and operators called on this thread to a listener.
 
-        What is compiled, or is being compiled, is not heard, and is the same as without.
+        Compiled code, and code that is being compiled, is not intercepted and stays unchanged.
         """
 
     def on_gradient(self, tensor: Any, gradient: OnGradient) -> Handle | None:
-        """Call back with the tensor's gradient in each backward; `None` if it takes part in none.
+        """Call ``gradient`` with the tensor's gradient in each backward; return `None` if the tensor needs no gradient.
 
-        For the output of an operation that is the whole gradient of the backward, for a parameter what this
-        backward adds to it.
+        The output of an operation gets the whole gradient of the backward; a parameter gets the gradient that this
+        backward adds.
         """
 
     def gradient_hook(self, gradient: OnGradient) -> GradientHook | None:
-        """A hook that can be used again; `None` where there is no such thing."""
+        """Return a reusable hook; `None` if the framework has no reusable hooks."""
 
     def aside(self) -> AbstractContextManager[Any]:
-        """Return a context in which what is called is not seen by modes of the user's. What hooks call is in it."""
+        """Return a context that hides calls from the user's dispatch modes. Callbacks of hooks run inside it."""
 
     def transforming(self) -> bool:
-        """Whether code that runs now is being transformed (torch.func): its tensors stand for others."""
+        """Return True inside a function transform (torch.func), where tensors have no values of their own."""
 
     def recomputing(self) -> bool:
-        """Whether a forward call made now is activation recomputation inside a backward."""
+        """Return True if a forward call made now is activation recomputation inside a backward."""
 
     def learning(self) -> bool:
-        """Whether what is computed now could be gone back through by a backward."""
+        """Return True if operations executed now are recorded for a backward."""

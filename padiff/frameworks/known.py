@@ -1,4 +1,4 @@
-"""What is known of each framework by its name: that is all that a run on disk has of it."""
+"""Conventions of each framework, by its name: a run on disk stores only the name."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a framework.
+    """Conventions of a framework.
 
     Attributes:
-        layer: what it calls a layer.
-        layout: how the matrix ``weight`` of a linear layer lies.
-        counts_ignored: whether the mean of a cross-entropy is over all rows, those with a label that is ignored, too,
-            where that label is negative and classes have no weights. Soft labels are then weighed as a row, not class
-            by class.
-        pads_with_zeros: whether an embedding gives zeros for the index of padding, whatever its weight says.
-        pools_without_padding: whether the mean of average pooling leaves padding out, where nothing else is said.
-        pads_first_axis_first: whether what to pad every axis by begins with the first axis.
-        heads_third: whether the heads that attention is given are the third axis of four, not the second.
-        classes_last: whether a cross-entropy's classes are the last axis of however many.
-        smooth_undivided: whether the smooth L1 loss is not divided by its beta.
-        gathers_rows: whether ``gather`` takes whole rows.
-        splits_into: whether the number that ``split`` is given says into how many parts, not how long they are.
+        layer: the framework's word for a layer.
+        layout: the layout of the matrix ``weight`` of a linear layer: ``out_in`` or ``in_out``.
+        counts_ignored: True if the mean of a cross-entropy counts rows with an ignored label, too, where the ignored
+            label is negative and the classes have no weights. Soft labels are then weighted per row, not per class.
+        pads_with_zeros: True if an embedding returns zeros for its padding index, whatever its weight contains.
+        pools_without_padding: True if average pooling excludes padding from the mean by default.
+        pads_first_axis_first: True if a list of paddings of every axis begins with the first axis.
+        heads_third: True if the heads in the inputs of attention are the third of four axes, not the second.
+        classes_last: True if the classes of a cross-entropy are the last axis, for any number of axes.
+        smooth_undivided: True if the smooth L1 loss is not divided by its beta.
+        gathers_rows: True if ``gather`` selects whole rows.
+        splits_into: True if the number passed to ``split`` is the number of parts, not the length of a part.
     """
 
     layer: str
@@ -58,10 +57,10 @@ _OTHER = Known("layer", "in_out")
 
 
 def known(framework: str) -> Known:
-    """What is known of a framework; of another one, that it does nothing in a way of its own."""
+    """Return the conventions of a framework; for an unknown framework, defaults without any special convention."""
     return FRAMEWORKS.get(framework, _OTHER)
 
 
 def usual_layout(framework: str, slot: str) -> str:
-    """How a matrix lies as a rule, where it is not known to be of a linear layer."""
+    """Return the usual layout (``out_in`` or ``in_out``) of a matrix whose layer is not known to be linear."""
     return known(framework).layout if slot == "weight" else "in_out"

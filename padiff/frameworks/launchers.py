@@ -1,4 +1,4 @@
-"""What a launcher of several processes says to each of them."""
+"""Ranks from the environment variables of a launcher of several processes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import os
 
 
 def launched(rank: str, world_size: str) -> tuple[int, int]:
-    """The number of this process and how many there are, from two environment variables; 0 of 1 without both."""
+    """Return the rank of this process and the number of processes; ``(0, 1)`` if either variable is missing or invalid.
+
+    Args:
+        rank: the environment variable of the rank.
+        world_size: the environment variable of the number of processes.
+    """
     try:
-        found = int(os.environ[rank]), int(os.environ[world_size])
+        numbers = int(os.environ[rank]), int(os.environ[world_size])
     except (KeyError, ValueError):
         return 0, 1
-    return found if 0 <= found[0] < found[1] else (0, 1)
+    return numbers if 0 <= numbers[0] < numbers[1] else (0, 1)

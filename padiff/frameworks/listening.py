@@ -1,13 +1,14 @@
-"""Listening to the calls of functions, wherever and however they were bound before.
+"""Interception of function calls, wherever the program bound the function before.
 
-A function that somebody imported by name, or keeps in a class, a default argument, a dictionary or a
-`functools.partial`, is the same object everywhere. So no other is put in its place: for as long as somebody listens,
-the object has other code, which takes the same parameters and calls the old code between the listeners. Identity, name,
-signature and source stay as they are, and afterwards the object has its old code object again. All state lies in the
-code: two that listen to one function share it, and the last one to go restores it, in whatever order they go.
+A function that a program imported by name, or holds in a class, a default argument, a dictionary or a
+`functools.partial`, is the same object everywhere. So padiff does not replace the function object, but its code object:
+while a listener is registered, the function has other code, which has the same parameters and calls the old code
+between the listeners' methods. Identity, name, signature and source stay the same, and the old code object comes back
+at the end. All state is in the new code: several listeners of one function share the code, and the last listener to be
+removed restores the old code, in any order of removal.
 
-What is written in C has no code of Python's. It is replaced where it is named, by a function that has some: whoever
-bound it before calls what it was, and is not heard.
+A function written in C has no Python code object. padiff replaces such a function in its module or class by a Python
+function: references that were bound before still call the original, and are not intercepted.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from typing import Any, Protocol
 
 from padiff.system.guard import Guard
 
-# Stands among a code's constants where the object that it calls will be.
+# A placeholder among the constants of a code object, which `_code_like` replaces by the object to call.
 _PLACE = "what is called instead"
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A call that is heard.
+    """An intercepted call.
 
     Attributes:
-        function: what was called, as it is when nobody listens.
-        args, kwargs: what it was called with.
-        caller: the frame that called it.
-        entries: all who listen to the function, and what they call it.
+        function: the original function, without interception.
+        args, kwargs: the arguments of the call.
+        caller: the frame of the caller.
+        entries: all listeners of the function, each with its name for the function.
     """
 
     function: Callable[..., Any]
@@ -47,32 +48,29 @@ class Heard:
 
     @property
     def listeners(self) -> list[Listener]:
-        """All who listen to the function."""
+        """All listeners of the function."""
         return [listener for listener, _ in self.entries]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the parameters that may be given by position."""
+        """The names of the function's positional parameters."""
         return _parameters(self.function)[0]
 
     def arguments(self) -> dict[str, Any]:
-        """What each parameter was given, by its name, and the default of those that were given nothing.
-
-        What has no name is left out.
-        """
+        """Return the arguments by parameter name, defaults included. Arguments without a parameter name are omitted."""
         names, defaults = _parameters(self.function)
         return {**defaults, **dict(zip(names, self.args)), **self.kwargs}
 
 
-#: Errors of reading the arguments of a call whose form padiff does not know. Such a call is not recorded.
+#: Errors of reading the arguments of a call that has an unknown form. Such a call is not recorded.
 UNKNOWN_CALL = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
 
 
 class Listener(Protocol):
-    """Hears of a function's calls.
+    """A listener of a function's calls.
 
-    One with a method ``instead(call, name)`` may return a function to call in the place of the function, without
-    arguments; or None.
+    A listener may also have a method ``instead(call, name)``, which returns a function without arguments to call in
+    place of the intercepted function, or None.
 
     Attributes:
         guard: stops errors of the listener.
@@ -81,19 +79,26 @@ class Listener(Protocol):
     guard: Guard
 
     def enter(self, call: Heard) -> bool:
-        """A call begins. Returns whether to hear of its end."""
+        """Note that a call begins; return True to have `leave` called at its end."""
 
     def leave(self, call: Heard, name: str, output: Any, failed: bool) -> None:
-        """It ended; ``name`` is what the listener called the function. An exception that it ended in goes on."""
+        """Note that a call has ended.
+
+        Args:
+            name: the listener's name for the function.
+            output: the result; `None` if the call failed.
+            failed: True if the call raised an exception, which still propagates afterwards.
+        """
 
 
 class _Calls:
-    """What the code that is put into a function calls.
+    """The object that the new code of an intercepted function calls.
 
     Attributes:
-        original: the function as it was.
-        listeners: who listens, and what they call the function. Replaced, never edited: other threads may read it.
-        restore: has the function be as it was.
+        original: the function without interception.
+        listeners: the listeners, each with its name for the function. Replaced, never edited: other threads may read
+            the tuple.
+        restore: removes the interception.
     """
 
     def __init__(self, original: Callable[..., Any], restore: Callable[[], None]) -> None:
@@ -101,7 +106,7 @@ class _Calls:
         self.listeners: tuple[tuple[Listener, str], ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # Above this frame is the function's own.
+        # The frame above this one is the intercepted function's.
         call = Heard(self.original, args, kwargs, sys._getframe(1).f_back, self.listeners)
         hearing, instead = [], None
         for listener, name in call.entries:
@@ -120,13 +125,13 @@ class _Calls:
 
 
 class Listening:
-    """Has a listener hear of a function's calls, until `remove`.
+    """A registration of a listener on a function, until `remove`.
 
     Args:
         owner: the module or class that has the function.
-        attribute: what it is called there.
-        listener: who hears.
-        name: what the listener calls it.
+        attribute: the function's name in the owner.
+        listener: the listener to call.
+        name: the listener's name for the function.
     """
 
     def __init__(self, owner: Any, attribute: str, listener: Listener, name: str) -> None:
@@ -140,7 +145,7 @@ class Listening:
 
     @property
     def function(self) -> Callable[..., Any] | None:
-        """What `Heard.function` is in its calls; `None` once it is removed."""
+        """The original function (`Heard.function` of its calls); `None` after `remove`."""
         return self._calls.original if self._calls is not None else None
 
     def remove(self) -> None:
@@ -149,17 +154,17 @@ class Listening:
             calls.listeners = tuple(each for each in calls.listeners if each is not self._entry)
             if not calls.listeners:
                 calls.restore()
-        self._calls = None  # if this fails, it can be done again
+        self._calls = None  # last, so that `remove` can be repeated after an error
 
 
 def _calls_of(function: Any) -> _Calls | None:
-    """What a function calls that is listened to already."""
+    """Return the `_Calls` of a function that is intercepted already, else `None`."""
     code = getattr(function, "__code__", None)
     return next((const for const in getattr(code, "co_consts", ()) if isinstance(const, _Calls)), None)
 
 
-#: The code that a function was given when it was last listened to, and its own then. It is given the same again: what
-#: torch compiles is compiled for one code object, and would be compiled anew for each that it meets.
+#: By function: the original code, the intercepting code and its `_Calls`, from the last interception. The same code is
+#: reused, because torch compiles a function once per code object and would recompile for a new one.
 _given: weakref.WeakKeyDictionary[FunctionType, tuple[CodeType, CodeType, _Calls]] = weakref.WeakKeyDictionary()
 
 
@@ -174,7 +179,7 @@ def _in_code(function: FunctionType) -> _Calls:
 
 
 def _listened_to(function: FunctionType, old: CodeType) -> tuple[CodeType, _Calls]:
-    # Nothing but its code is ever another: so this one, with the old code, does what the function does.
+    # Interception changes only the code, so this copy with the old code behaves like the function.
     copy = FunctionType(old, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__, copy.__qualname__ = function.__kwdefaults__, function.__qualname__
     copy.__dict__.update(function.__dict__)
@@ -182,7 +187,7 @@ def _listened_to(function: FunctionType, old: CodeType) -> tuple[CodeType, _Call
 
     def restore() -> None:
         function = alive()
-        if function is not None and function.__code__ is new:  # somebody may have set another one meanwhile: it stays
+        if function is not None and function.__code__ is new:  # code that another program has set since stays
             function.__code__ = old
 
     calls = _Calls(copy, restore)
@@ -192,7 +197,7 @@ def _listened_to(function: FunctionType, old: CodeType) -> tuple[CodeType, _Call
 
 @lru_cache(maxsize=256)
 def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """The names of the parameters that may be given by position, and the defaults of all."""
+    """Return the names of the positional parameters, and the defaults of all parameters."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # a builtin without a signature
@@ -202,13 +207,13 @@ def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], dict[str
 
 
 def _in_place(owner: Any, attribute: str, function: Callable[..., Any]) -> _Calls:
-    own = vars(owner).get(attribute)
+    before = vars(owner).get(attribute)
 
     def restore() -> None:
         if vars(owner).get(attribute) is not stands_in:
             return
-        # What was inherited is uncovered again, not copied onto the class.
-        setattr(owner, attribute, own) if own is not None else delattr(owner, attribute)
+        # An inherited function becomes visible again, and is not copied onto the class.
+        setattr(owner, attribute, before) if before is not None else delattr(owner, attribute)
 
     def stands_in(*args: Any, **kwargs: Any) -> Any: ...
 
@@ -222,7 +227,7 @@ def _in_place(owner: Any, attribute: str, function: Callable[..., Any]) -> _Call
 
 
 def _code_like(old: CodeType, calls: _Calls) -> CodeType:
-    """Code with another's parameters, name and place in the source, which calls an object with what it is given."""
+    """Return code with the parameters, name and source position of ``old``, which passes its arguments to ``calls``."""
     names = old.co_varnames
     keywords = old.co_argcount + old.co_kwonlyargcount
     varargs = bool(old.co_flags & CO_VARARGS)
@@ -254,15 +259,15 @@ def _template(
     varkw: str,
     free: tuple[str, ...],
 ) -> CodeType:
-    taken = {*positional_only, *positional, *keyword_only, varargs, varkw, *free}
-    called = next(name for name in (f"called{'_' * k}" for k in range(len(taken) + 1)) if name not in taken)
+    names = {*positional_only, *positional, *keyword_only, varargs, varkw, *free}
+    called = next(name for name in (f"called{'_' * k}" for k in range(len(names) + 1)) if name not in names)
     star = [f"*{varargs}"] if varargs else ["*"] if keyword_only else []
     double = [f"**{varkw}"] if varkw else []
     slash = ["/"] if positional_only else []
     takes = ", ".join([*positional_only, *slash, *positional, *star, *keyword_only, *double])
-    given = [*positional_only, *positional, *([f"*{varargs}"] if varargs else [])]
-    gives = ", ".join([*given, *(f"{name}={name}" for name in keyword_only), *double])
-    # A function's code must have as many free variables as the function: they are named, after the return.
+    arguments = [*positional_only, *positional, *([f"*{varargs}"] if varargs else [])]
+    gives = ", ".join([*arguments, *(f"{name}={name}" for name in keyword_only), *double])
+    # A function's code must have as many free variables as the function: the code names them after the return.
     source = (
         f"def around({', '.join(free)}):\n"
         f"    def function({takes}):\n"

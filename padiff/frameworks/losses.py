@@ -1,7 +1,7 @@
-"""The calls of loss functions and of gradient clipping, under names and meanings that the frameworks share.
+"""Recording of calls of loss functions and gradient clipping, under names that the frameworks share.
 
-A function's tensors go by what they are to the loss (`ROLES`), whatever a framework calls its parameters; its settings
-are all there, those that were not given with the framework's own defaults.
+The tensors of a call are named by their role in the loss (`ROLES`), whatever the framework names its parameters. The
+settings of a call are complete: settings that the caller omitted have the framework's defaults.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from padiff.frameworks.listening import UNKNOWN_CALL, Heard, Listening
 from padiff.system.guard import Guard
 
-#: By common name of the function, what its first tensors are to it.
+#: Roles of a loss function's first tensors, by common name of the function.
 ROLES: dict[str, tuple[str, ...]] = {
     "cross_entropy": ("logits", "labels"),
     "linear_cross_entropy": ("hidden", "linear_weight", "labels"),
@@ -42,13 +42,13 @@ ROLES: dict[str, tuple[str, ...]] = {
     "ctc_loss": ("log_probabilities", "labels", "input_lengths", "label_lengths"),
 }
 
-#: Functions that give the same whichever of their two tensors comes first.
+#: Loss functions whose result does not depend on the order of their two tensors.
 SYMMETRIC = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"})
 
-#: Tensors that are not what a loss is of, but belong to how it is counted.
+#: Tensors that weight a loss, and are no inputs of it.
 WEIGHTS = ("weight", "pos_weight")
 
-# What a framework calls a parameter that is a setting -> the common name. Whatever is not here is no setting.
+# A framework's name of a setting -> the common name. Other parameters are no settings.
 _SETTINGS = {
     **{name: name for name in (
         "reduction", "ignore_index", "label_smoothing", "axis", "soft_label", "use_softmax", "delta", "beta",
@@ -61,7 +61,7 @@ _SETTINGS = {
 #: Common names of all settings of loss functions.
 LOSS_SETTINGS = frozenset(_SETTINGS.values())
 _BACKWARD = "backward"
-# Names that a parameter may be given by, too (paddle takes torch's).
+# Alternative names of a parameter (paddle also accepts torch's names).
 _ALIASES = {"label": "target", "labels": "target"}
 
 
@@ -70,11 +70,11 @@ class LossCall:
     """A call of a loss function.
 
     Attributes:
-        function: its common name.
-        inputs: its tensors by what they are to it.
-        weights: tensors that it weighs by.
+        function: the function's common name.
+        inputs: the tensors by role.
+        weights: the tensors that weight the loss, by parameter name.
         settings: plain values, by common names.
-        output: what it gave.
+        output: the result of the call.
     """
 
     function: str
@@ -90,9 +90,9 @@ class ClipCall:
 
     Attributes:
         kind: ``global_norm``, ``norm`` (of another order) or ``value``.
-        limit: what it clipped to.
-        norm_type: the order of the norm; `None` where it is not known, or none is measured.
-        total_norm: the norm before, as it was returned; `None` where it was not.
+        limit: the largest norm or absolute value after clipping.
+        norm_type: the order of the norm; `None` if it is unknown or the call clips by value.
+        total_norm: the norm before clipping, from the result or the arguments of the call; `None` if neither has it.
     """
 
     kind: str
@@ -102,40 +102,40 @@ class ClipCall:
 
 
 class LossObserver(Protocol):
-    """Who hears of such calls.
+    """An observer of loss functions, gradient clipping and backward.
 
     Attributes:
-        guard: stops errors of the observer and of what calls it.
+        guard: stops errors of the observer and of the code that calls the observer.
     """
 
     guard: Guard
 
     def wants(self) -> bool:
-        """A call begins. Whether to hear of it when it has ended."""
+        """Return True to be notified when the call that begins now returns."""
 
     def loss(self, call: LossCall, others: Sequence[LossObserver]) -> None:
-        """A loss function was called; others hear of it, too, and one of them may have the better claim."""
+        """Note a call of a loss function. ``others`` are notified too, and the call may belong to one of them."""
 
     def clip(self, call: ClipCall, others: Sequence[LossObserver]) -> None:
-        """Gradients were clipped."""
+        """Note that gradients were clipped; ``others`` are notified too."""
 
     def backward_begins(self) -> None:
-        """A backward begins."""
+        """Note that a backward begins."""
 
     def backward(self, tensor: Any) -> None:
-        """A backward began at a tensor; it has ended."""
+        """Note that the backward from this tensor has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function to listen to.
+    """A loss function to intercept.
 
     Attributes:
-        owner, attribute: where it is.
-        name: its common name.
-        given: settings that hold for it whatever it is called with.
-        read: what of its arguments a framework puts differently: given them, settings and tensors that replace those of
-            the tables. `None` where there is nothing.
+        owner, attribute: the module or class that has the function, and its name there.
+        name: the function's common name.
+        given: settings that are fixed for this function, whatever its arguments.
+        read: returns, for the arguments of a call, settings that replace those read by the tables; the keys
+            ``function`` and ``roles`` replace the common name and the roles. `None` if the tables suffice.
     """
 
     owner: Any
@@ -146,19 +146,19 @@ class Function:
 
 
 class LossCalls:
-    """Listens to loss functions, clipping and backward from when it is made until `remove`.
+    """A listener of loss functions, clipping and backward, active from its creation until `remove`.
 
-    Of calls inside of one another only the outermost counts.
+    Of nested calls only the outermost counts.
 
     Args:
         functions: the loss functions.
-        clips: the functions that clip, each with what makes a `ClipCall` of its arguments and what it gave.
-        backwards: the functions that run a backward; their first parameter is where it begins.
-        observer: who hears.
-        is_tensor: whether a value is a tensor of the framework.
-        learning: whether a gradient may reach a tensor.
-        silent: whether code that runs now only builds a program (a compiler's), or is transformed.
-        aside: a context in which what is called is not seen by modes of the user's.
+        clips: the functions that clip, each with a function that builds a `ClipCall` from its arguments and result.
+        backwards: the functions that run a backward; their first parameter is the tensor where the backward begins.
+        observer: the observer to notify.
+        is_tensor: returns True for a tensor of the framework.
+        learning: returns True if a gradient may reach a tensor.
+        silent: returns True while code runs only to build a program (under a compiler), or is transformed.
+        aside: returns a context that hides calls from the user's dispatch modes.
     """
 
     def __init__(
@@ -174,8 +174,7 @@ class LossCalls:
     ) -> None:
         self.observer: LossObserver | None = observer
         self.guard = observer.guard
-        # In a tuple: what compiles code follows what is called here, too, and takes a function that is an attribute for
-        # a method.
+        # In a tuple, because compilers trace these calls too, and treat a function in an attribute as a method.
         self._framework = is_tensor, learning, silent, aside
         self._inside = threading.local()
         self._functions: dict[str, Function] = {}
@@ -242,25 +241,25 @@ class LossCalls:
                 observer.loss(loss, rivals)
 
     def _read(self, function: Function, call: Heard, output: Any) -> LossCall | None:
-        """The call under common names; `None` where it was called in a way that is not known."""
+        """Return the call under common names; `None` if its arguments have an unknown form."""
         is_tensor, learning = self._framework[:2]
         arguments = call.arguments()
         named = [name for name in call.names if name != "self"]
-        given = [arguments.get(name, arguments.get(_ALIASES.get(name, name))) for name in named]
-        own = function.read(arguments) if function.read is not None else {}
-        name = own.pop("function", function.name)
-        roles = own.pop("roles", ROLES[name])
+        positional = [arguments.get(name, arguments.get(_ALIASES.get(name, name))) for name in named]
+        specific = function.read(arguments) if function.read is not None else {}
+        name = specific.pop("function", function.name)
+        roles = specific.pop("roles", ROLES[name])
         settings = {
             _SETTINGS[key]: value
-            for key, value in {**arguments, **function.given, **own}.items()
+            for key, value in {**arguments, **function.given, **specific}.items()
             if key in _SETTINGS and isinstance(value, (bool, int, float, str))
         }
-        tensors = dict(zip(roles, given))
+        tensors = dict(zip(roles, positional))
         if len(tensors) < len(roles) or not all(map(is_tensor, tensors.values())):
             return None
         if name in SYMMETRIC:
             first, second = tensors.values()
-            # The prediction is what learns, whichever comes first.
+            # The prediction is the tensor that needs a gradient, whichever comes first.
             if learning(second) and not learning(first):
                 tensors = dict(zip(roles, (second, first)))
         weights = {key: arguments[key] for key in WEIGHTS if is_tensor(arguments.get(key))}

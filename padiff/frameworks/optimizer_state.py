@@ -1,4 +1,4 @@
-"""Whether a state fits an optimizer; the same for every framework."""
+"""Checks that a state fits an optimizer, shared by both frameworks."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from padiff.records.optimizer_state import (
     ParameterState,
 )
 
-# Rules that hold the same of a parameter, and differ in what else they do.
+# Rules whose states have the same tensors and numbers, so that one can use the state of the other.
 _ALIKE = frozenset({"Adam", "AdamW"})
-# Rules that make nothing of a step without its count.
+# Rules whose update depends on the number of steps.
 COUNTING = frozenset({"Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Lamb"})
 
 
 def check_rule(given: str, own: str) -> None:
-    """Make sure that the state of one rule can serve another.
+    """Check that an optimizer of the rule ``own`` can use a state of the rule ``given``.
 
     Raises:
-        UsageError: it can't.
+        UsageError: the optimizer can't use the state.
     """
     if given != own and not {given, own} <= _ALIKE:
         raise UsageError(f"the state is that of {given}, the optimizer is {own}: use the same rule on both sides")
@@ -34,17 +34,20 @@ def check_rule(given: str, own: str) -> None:
 def check_slots(
     rule: str, site: str, given: ParameterState, wanted: Collection[str] | None, shape: tuple[int, ...]
 ) -> None:
-    """Make sure that a parameter's state is what an optimizer needs, neither more nor less.
+    """Check that a parameter's state has exactly the tensors and numbers that an optimizer needs.
 
     Args:
-        wanted: names of the tensors that it needs; `None` where that is not known.
+        site: the parameter, for messages.
+        given: the state to check.
+        wanted: names of the tensors that the optimizer needs; `None` if they are unknown.
+        shape: the parameter's shape.
 
     Raises:
-        UsageError: a tensor is missing, or there is no place for it, or it is of another shape.
+        UsageError: a tensor is missing, superfluous or of another shape, or the count of steps is missing.
     """
-    there = set(given.tensors) - {MASTER_WEIGHT}
+    names = set(given.tensors) - {MASTER_WEIGHT}
     if wanted is not None:
-        missing, surplus = set(wanted) - there, there - set(wanted)
+        missing, surplus = set(wanted) - names, names - set(wanted)
         if missing:
             raise UsageError(
                 f"{site}: {rule} as it is set here needs {_words(missing)}, which the state does not have: set both "
@@ -67,7 +70,7 @@ def _words(names: Collection[str]) -> str:
 
 
 def needed(slots: Iterable[str], settings: Mapping[str, Any]) -> frozenset[str]:
-    """Of a rule's tensors, by their common names, those that it needs as it is set."""
+    """Return the tensors that a rule needs under these settings, out of all tensors of the rule (common names)."""
     off = {
         MAX_SECOND_MOMENT: not settings.get("amsgrad"),
         MOMENTUM: not settings.get("momentum"),

@@ -1,4 +1,4 @@
-"""Optimizers, and what they do."""
+"""The protocol of optimizers, and values that describe their settings."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from padiff.frameworks.hooking import Handle
 from padiff.records.optimizer_state import OptimizerState
 from padiff.system.guard import RAISING, Guard
 
-#: ``consumed(parameters, gradients)``: called with both as the optimizer consumes them; `None` where there is no
-#: gradient. Not with pairs: those of many parameters would keep the garbage collector busy.
+#: ``consumed(parameters, gradients)``: called with the gradients that the optimizer uses; `None` stands for a missing
+#: gradient. Two lists, not a list of pairs: pairs of many parameters would keep the garbage collector busy.
 OnConsumed = Callable[[Sequence[Any], Sequence[Any]], None]
 
 
 @dataclass(frozen=True)
 class OptimizerGroup:
-    """Parameters that an optimizer treats alike, and how.
+    """Parameters with the same settings in an optimizer, and these settings.
 
     Attributes:
-        values: names and values, under the names that both frameworks share (`padiff.frameworks.settings`).
+        values: the settings, under the names that both frameworks share (`padiff.frameworks.settings`).
         parameters: the tensors.
     """
 
@@ -30,13 +30,13 @@ class OptimizerGroup:
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """What an optimizer is set to.
+    """The settings of an optimizer.
 
     Attributes:
-        rule: the update rule, under the name that both frameworks share; the class's full name where it is none of
-            the framework's own.
-        groups: its parameters, by what holds for them.
-        others: what holds for all of it: ``clip.kind``, ``schedule``.
+        rule: the update rule, under the name that both frameworks share; the full name of the class if it is not the
+            framework's own.
+        groups: the parameters, grouped by their settings.
+        others: settings of the whole optimizer: ``clip.kind``, ``schedule``.
     """
 
     rule: str
@@ -45,14 +45,14 @@ class OptimizerSettings:
 
 
 class Optimizers(Protocol):
-    """Optimizers, and what they do."""
+    """Operations on the optimizers of a framework."""
 
     def is_optimizer(self, value: Any) -> bool: ...
 
     def steppers(self, optimizer: Any) -> list[Any]:
-        """What to hook of an optimizer (`hook`): itself, or those inside that it hands its work to.
+        """Return the objects to `hook` for an optimizer: itself, or the inner optimizers that a wrapper calls.
 
-        Empty where it is no optimizer, or one of which nothing can be seen.
+        The list is empty if the value is no optimizer, or an optimizer that can't be hooked.
         """
 
     def hook(
@@ -63,54 +63,54 @@ class Optimizers(Protocol):
         clipping: Callable[[Any], None] = lambda norm: None,
         guard: Guard = RAISING,
     ) -> list[Handle]:
-        """Call ``consumed`` with the gradients as the optimizer uses them, ``stepped`` once it has.
+        """Call ``consumed`` with the gradients that the optimizer uses, and ``stepped`` after its step.
 
-        ``clipping`` is called with the norm of all gradients before an optimizer clips by it itself, as a tensor.
-        ``guard`` stops errors of the callbacks, and of what is read of the optimizer for them.
+        If the optimizer itself clips by the norm of all gradients, ``clipping`` is called with that norm before
+        clipping, as a tensor. ``guard`` stops errors of the callbacks, and of reading the optimizer for them.
         """
 
     def optimized(self, optimizer: Any) -> Sequence[Any]:
-        """The parameters that an optimizer may change."""
+        """Return the parameters that an optimizer may change."""
 
     def learning_rates(self, optimizer: Any) -> list[float]:
-        """The learning rate of each of the optimizer's parameter groups."""
+        """Return the learning rate of each of the optimizer's parameter groups."""
 
     def settings(self, optimizer: Any) -> OptimizerSettings:
-        """What an optimizer is set to now, as far as it can be seen."""
+        """Return the current settings of an optimizer, as far as they are readable."""
 
     def settings_stamp(self, optimizer: Any) -> Any:
-        """A value that is another one once `settings` may be others; learning rates do not count. Cheap."""
+        """Return a value that changes when `settings` may have changed, except for learning rates. Cheap."""
 
     def state(self, optimizer: Any, names: Mapping[int, str]) -> OptimizerState:
-        """What an optimizer holds now, as copies.
+        """Return a copy of an optimizer's state.
 
         Args:
-            names: ``id`` of a parameter -> its site in the model, ``layer/slot``; of others nothing is said.
+            names: ``id`` of a parameter -> its site in the model, ``layer/slot``; other parameters are omitted.
 
         Raises:
-            UsageError: it holds what can't be described so.
+            UsageError: the state has values that `OptimizerState` can't describe.
         """
 
     def set_state(self, optimizer: Any, names: Mapping[int, str], new: OptimizerState) -> Callable[[], None]:
-        """Give an optimizer a state, all of it or none: moments, counts of steps, learning rates.
+        """Set an optimizer's state: moments, counts of steps, learning rates. An error leaves the old state.
 
-        A parameter that the state does not know is as if it had never been stepped. Tensors are in the order of this
-        optimizer's framework. Set the weights before: where the optimizer keeps them in more digits than the model,
-        and the state has none, it takes the model's.
+        A parameter that is missing in the state becomes like a parameter that was never stepped. Tensors are in the
+        layout of this optimizer's framework. Set the model's weights first: an optimizer that keeps master weights
+        copies them from the model if the state has none.
 
         Returns:
-            What puts the optimizer back as it was.
+            A function that restores the old state.
 
         Raises:
             UsageError: the state does not fit; nothing was changed.
         """
 
     def in_float64(self, optimizer: Any) -> Callable[[], None]:
-        """Have an optimizer step parameters that `Tensors.in_float64` has made float64; give it a state afterwards.
+        """Prepare an optimizer for parameters that `Tensors.in_float64` has made float64; call `set_state` afterwards.
 
         Returns:
-            What puts it back; the state that it has then is to be put back besides.
+            A function that undoes the preparation, but not the change of the state.
         """
 
     def step(self, optimizer: Any) -> None:
-        """One step of an optimizer, and its gradients cleared."""
+        """Step an optimizer once, then clear its gradients."""

@@ -1,4 +1,4 @@
-"""A function around the calls of a method of one object, of which the object knows nothing."""
+"""Override of a method of one object, without setting an attribute on the object."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Around = Callable[..., Any]
 
 
 class Override:
-    """Has a function called in the place of a method of one object, until `remove`, or until nobody holds this.
+    """An override of a method of one object, until `remove` or until this instance is garbage collected.
 
-    The class's function is listened to, so the object is as it was: copies and pickles of it have nothing of this. Only
-    where the method is none of the object's class (set on the object, or handed on by a wrapper) it is set on the
-    object.
+    The override intercepts the function of the class, so the object stays unchanged, and its copies and pickles have no
+    override. If the class does not define the method (it is an attribute of the object, or a wrapper forwards it), the
+    override is set as an attribute of the object.
 
     Args:
         owner: the object.
         name: the method.
-        around: called with the method as it was, then with what the method is called with.
-        guard: stops errors of the look-up; then the method is called as it was.
+        around: called with the original method, followed by the arguments of the call.
+        guard: stops errors of finding the override; the original method is called after such an error.
     """
 
     def __init__(self, owner: Any, name: str, around: Around, guard: Guard = RAISING) -> None:
@@ -47,7 +47,7 @@ class Override:
 
 
 class _Redirect:
-    """Hears the calls of a function for an override, and answers for those of the owner."""
+    """A listener that redirects a function's calls on the owner to an override."""
 
     __slots__ = ("_override", "guard")
 
@@ -55,7 +55,7 @@ class _Redirect:
         self._override, self.guard = override, guard
 
     def serving(self, owner: Any) -> Override | None:
-        """The override, if it is of this object."""
+        """Return the override if it belongs to this object, else `None`."""
         override = self._override()
         return override if override is not None and override.owner() is owner else None
 
@@ -63,13 +63,13 @@ class _Redirect:
         return False
 
     def leave(self, call: Heard, name: str, output: Any, failed: bool) -> None:
-        """Never called, as `enter` does not ask for it."""
+        """Do nothing: `enter` returns False, so this method is never called."""
 
     def instead(self, call: Heard, name: str) -> Callable[[], Any] | None:
         owner = call.args[0] if call.args else None
         if self.serving(owner) is None:
             return None
-        # Of several the last one is the outermost; whichever is asked first answers for all.
+        # Of several overrides the last one is the outermost; the listener that is called first combines them all.
         method: Callable[..., Any] = partial(call.function, owner)
         for each in call.listeners:
             override = each.serving(owner) if isinstance(each, _Redirect) else None
@@ -79,16 +79,16 @@ class _Redirect:
 
 
 def _set_on(owner: Any, name: str, value: Any) -> Callable[[], None]:
-    """Set an attribute on an object; returns what uncovers what was there before.
+    """Set an attribute in an object's `vars`, and return a function that restores the previous attribute.
 
-    On the very object: wrappers hand what is set as an attribute on to what they wrap.
+    `setattr` would not do: wrappers forward it to the object that they wrap.
     """
     before = vars(owner).get(name)
     vars(owner)[name] = value
 
     def remove() -> None:
         if vars(owner).get(name) is not value:
-            return  # somebody set another one over this: that one stays
+            return  # another program has set the attribute since: its value stays
         if before is not None:
             vars(owner)[name] = before
         else:

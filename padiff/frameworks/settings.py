@@ -1,11 +1,11 @@
-"""Hyper-parameters of layers under the names that both frameworks can share."""
+"""Hyper-parameters of layers, under the names that both frameworks share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-# What each framework calls it, without leading underscores -> the common name.
+# A framework's name of a setting, without leading underscores -> the common name.
 _COMMON = {
     "epsilon": "eps",
     "variance_epsilon": "eps",
@@ -31,7 +31,7 @@ _COMMON = {
     "n_kv_heads": "num_kv_heads",
 }
 
-# Only settings that change what is computed are worth comparing; most can be stated in both frameworks.
+# Settings that change the layer's result; only these are compared. Most exist in both frameworks.
 _KEPT = frozenset((
     "eps", "momentum", "p", "stride", "dilation", "groups", "padding", "padding_mode", "approximate", "slope",
     "ceil_mode", "num_heads", "num_kv_heads", "num_groups", "inputs", "outputs", "kernel_size", "alpha", "beta", "act",
@@ -44,26 +44,26 @@ LAYER_SETTINGS = _KEPT
 
 
 def plain_settings(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The plain-valued settings among a layer's attributes, under common names.
+    """Return the plain-valued settings among a layer's attributes, under common names.
 
-    Sequences become tuples, or one number where all their items are equal, so that ``stride=(2, 2)``
-    and ``stride=2`` are the same.
+    A sequence of numbers becomes a list, or one number if all its items are equal, so that ``stride=(2, 2)`` and
+    ``stride=2`` are the same.
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, value in attributes.items():
         bare = name.lstrip("_")
         common = _COMMON.get(bare, bare)
-        if common in _KEPT and common not in found:
+        if common in _KEPT and common not in settings:
             value = "none" if common == "padding_idx" and value is None else _plain(value)
             if value is not None:
-                found[common] = value
-    # Attentions of model libraries may know the number of their heads from the whole model's configuration only.
-    if "num_heads" not in found and attributes.get("config") is not None:
-        found |= _heads(attributes["config"])
-    # So may rotary embeddings know the base of their table.
-    if "rope_theta" not in found and "inv_freq" in (attributes.get("_buffers") or ()):
-        found |= _rope(attributes.get("config"))
-    return found
+                settings[common] = value
+    # Attention layers of model libraries may have the number of heads only in the configuration of the whole model.
+    if "num_heads" not in settings and attributes.get("config") is not None:
+        settings |= _heads(attributes["config"])
+    # Rotary embeddings may have the base of their table only in that configuration.
+    if "rope_theta" not in settings and "inv_freq" in (attributes.get("_buffers") or ()):
+        settings |= _rope(attributes.get("config"))
+    return settings
 
 
 def _rope(config: Any) -> dict[str, Any]:
@@ -73,12 +73,12 @@ def _rope(config: Any) -> dict[str, Any]:
 
 
 def _heads(config: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    heads: dict[str, Any] = {}
     for name in ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_key_value_heads"):
         value = getattr(config, name, None)
         if isinstance(value, int) and not isinstance(value, bool):
-            found.setdefault(_COMMON.get(name, name), value)
-    return found
+            heads.setdefault(_COMMON.get(name, name), value)
+    return heads
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How a line of each framework's code sets what a run declares; known by the framework's name, as `known` is."""
+"""Code that sets a declared setting in each framework, by the framework's name."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from padiff.system.code import literal
 
 @dataclass(frozen=True)
 class Spelling:
-    """How one framework writes it.
+    """The names by which one framework's code sets things.
 
     Attributes:
-        optimizers, layers: the modules that hold them.
-        rate: what an optimizer calls its learning rate.
-        values: the common name of an optimizer's value -> the argument, with the values it is made of.
-        clips: kind of clipping -> a call or an argument that does it, ``{}`` standing for the limit.
-        rules: common name of a rule -> the class, where it is called otherwise.
-        with_momentum: the class for SGD with momentum, where it is one of its own.
-        epsilon: where RMSProp and Adamax add epsilon.
-        arguments: the common name of a layer's setting -> the argument, where it is called otherwise.
-        converted: likewise -> what the argument is for the common value, which is torch's. Momentum is a
-            normalisation's.
-        losses: common name of a loss function -> what it is called, and arguments that make it that.
-        loss_arguments: the common name of a loss's setting -> the argument, where it is called otherwise.
-        parameters: what an optimizer calls its parameters; empty: they come first.
+        optimizers, layers: the modules that hold optimizers and layers.
+        rate: an optimizer's argument for the learning rate.
+        values: common name of an optimizer's setting -> the argument, and the common names of the argument's items.
+        clips: kind of clipping -> a call or an argument that clips; ``{}`` stands for the limit.
+        rules: common name of an update rule -> the class, if its name differs.
+        with_momentum: the class for SGD with momentum, if it has a class of its own.
+        epsilon: rule -> a phrase that says where RMSProp and Adamax add epsilon.
+        arguments: common name of a layer's setting -> the argument, if its name differs.
+        converted: common name of a layer's setting -> a function that converts the common value, which is torch's, to
+            the argument. Momentum is that of a normalization layer.
+        losses: common name of a loss function -> its name, and arguments that select this loss.
+        loss_arguments: common name of a loss's setting -> the argument, if its name differs.
+        parameters: an optimizer's argument for its parameters; empty if they are the first positional argument.
     """
 
     optimizers: str
@@ -104,7 +104,7 @@ _PADDLE = Spelling(
     epsilon={"RMSProp": "inside of the root", "Adamax": "to the norm before"},
     arguments={"eps": "epsilon", "slope": "negative_slope", "count_include_pad": "exclusive"},
     converted={
-        # paddle keeps the share of what was, torch takes the share of what is new.
+        # paddle's momentum weights the old running statistics, torch's weights the new batch.
         "momentum": lambda value: round(1.0 - value, 12),
         "approximate": lambda value: value == "tanh",
         "count_include_pad": lambda value: not value,
@@ -122,7 +122,7 @@ SPELLINGS = {"torch": _TORCH, "paddle": _PADDLE}
 
 
 def number_text(value: Any) -> str:
-    """A value as code has it; what was kept in float32 without the digits that this adds."""
+    """Return a value as a literal of code, rounded to 7 digits if float32 can't tell the difference."""
     if not isinstance(value, float) or not math.isfinite(value):
         return literal(value)
     short = float(f"{value:.7g}")

@@ -1,4 +1,4 @@
-"""Parameters and other tensors that are spread over processes, each of which holds a part."""
+"""The protocol of sharded tensors: tensors of which each process holds a part."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ from padiff.records.parts import Part
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A parameter of which this process holds a part, or nothing; while its layer is called it may stand elsewhere.
+    """A sharded parameter: this process holds a part of it, or nothing.
+
+    The layer may have another tensor in place of the parameter during its call.
 
     Attributes:
-        slot: its name within the layer.
-        shape: of the whole parameter.
-        dtype: of the part.
-        trainable: whether an optimizer may change it.
-        stepped: the tensor that the optimizer steps; it is kept as long as this is.
-        within: where in that tensor the part is, from an element on so many; `None`: the tensor is this parameter.
-        local: gives the part as a plain tensor, and which part it is; the tensor is `None` where nothing is held.
-        gradient: gives the part's gradient as it is now, `None` where there is none.
-        number: which of the parameters inside of that tensor it is.
-        heard: whether a hook on `stepped` hears the parameter's own gradient in backward.
+        slot: the parameter's name within the layer.
+        shape: the shape of the whole parameter.
+        dtype: the dtype of the part.
+        trainable: True if an optimizer may change the parameter.
+        stepped: the tensor that the optimizer steps; kept alive by this object.
+        within: the first element and the number of elements of the part in the flattened `stepped`; `None` if
+            `stepped` is the parameter itself.
+        local: returns the part as a plain tensor, and its position in the whole; both are `None` if this process holds
+            nothing.
+        gradient: returns the current gradient of the part, or `None`.
+        number: the index of the parameter among those inside `stepped`; -1 if `stepped` is the parameter itself.
+        heard: True if a hook on `stepped` receives the parameter's own gradient in backward.
     """
 
     slot: str
@@ -39,28 +43,27 @@ class Held:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Equal for two of one parameter, as long as both are kept."""
+        """A key of the parameter: equal for two objects of the same parameter, as long as both are alive."""
         return id(self.stepped), self.number
 
 
 class Spreading(Protocol):
-    """What of tensors this process holds."""
+    """Access to this process's parts of sharded tensors."""
 
     def look(self, model: Any) -> None:
-        """Look for parameters that stand elsewhere than on their layers. Given the model as the training calls it."""
+        """Find the sharded parameters of a model, given with the wrappers that the training calls."""
 
     def held(self, layer: Any) -> Sequence[Held]:
-        """Of the parameters of a layer, those that stand elsewhere than on it while it is called, as far as `look` has
-        found them.
-        """
+        """Return the sharded parameters of a layer that `look` found, which the layer replaces while it is called."""
 
     def is_spread(self, tensor: Any) -> bool:
-        """Whether a tensor is spread over processes by its own kind. Cheap."""
+        """Return True if the tensor's own class says that it is sharded (such as torch's ``DTensor``). Cheap."""
 
     def local(self, tensor: Any) -> tuple[Any, Part | None]:
-        """What of a tensor this process holds, as a plain tensor, and which part of the whole that is; of any other
-        tensor, itself.
+        """Return this process's part as a plain tensor, and its position in the whole.
+
+        A tensor that is not sharded is returned itself, with `None`.
 
         Raises:
-            UncopiedError: it can't be said which part it is.
+            UncopiedError: the position of the part is unknown.
         """

@@ -1,4 +1,4 @@
-"""The values of tensors, and how they are copied and set."""
+"""The protocol of tensors: reading, copying and setting their values."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from padiff.sketches.rows import Empty
 
 
 class UncopiedError(Exception):
-    """A tensor has no values that could be copied; the text says why."""
+    """Raised for a tensor whose values can't be copied; the text gives the reason."""
 
 
 class Tensors(Protocol):
-    """Values, and what tensors are. What both frameworks call alike (``grad``, ``element_size()``) is asked of them."""
+    """Operations on tensors. Attributes that both frameworks share (``grad``, ``element_size()``) are used directly."""
 
-    #: The class of them, for those who ask in every call.
+    #: The class of tensors, for `isinstance` checks on hot paths.
     TYPE: type
 
     def is_tensor(self, value: Any) -> bool: ...
@@ -28,114 +28,116 @@ class Tensors(Protocol):
     def trainable(self, tensor: Any) -> bool: ...
 
     def all_trainable(self, tensors: Sequence[Any]) -> list[bool]:
-        """`trainable` of many, in one go."""
+        """Return `trainable` of each tensor."""
 
     def dtype(self, tensor: Any) -> str: ...
 
     def shape(self, tensor: Any) -> tuple[int, ...]: ...
 
     def device(self, tensor: Any) -> str:
-        """``cpu`` or ``gpu`` (or what torch calls another kind)."""
+        """Return the kind of device: ``cpu`` or ``gpu`` in paddle, the device type (such as ``cuda``) in torch."""
 
     def copy(self, tensor: Any, empty: Empty = np.empty) -> np.ndarray:
-        """A copy of the tensor's values that nothing else can write to; bfloat16 stays bfloat16.
+        """Return a copy of the tensor's values that shares no memory; bfloat16 stays bfloat16.
 
-        ``empty`` makes the array to copy into.
+        ``empty`` allocates the array to copy into.
 
         Raises:
-            UncopiedError: of this kind of tensor there is no copy.
+            UncopiedError: this kind of tensor can't be copied.
         """
 
     def sample(self, tensor: Any, transposed: bool = False) -> Any:
-        """A copy of the elements that a sketch looks at (`padiff.sketches.cuts.sample`), flat.
+        """Return a flat copy of the elements that a sketch uses (`padiff.sketches.cuts.sample`).
 
-        On the CPU an array; on another device a tensor that is still there, and that `fetch` brings over.
-        ``transposed`` looks at a matrix transposed.
+        The copy of a CPU tensor is an array. For another device it is a tensor on that device, to be moved by `fetch`.
+        ``transposed`` samples the transpose of a matrix.
         """
 
     def elements(self, tensor: Any, chosen: np.ndarray) -> Any:
-        """A copy of some elements of a tensor, by their places row by row; on its device, as `sample` has it."""
+        """Return a copy of the elements at these flat row-major indices: an array, or a tensor as in `sample`."""
 
     def live(self, tensor: Any) -> np.ndarray | None:
-        """The tensor's own memory as an array, where it is plain memory of the CPU, else `None`.
+        """Return the tensor's own memory as an array if it is plain CPU memory, else `None`.
 
-        To be read at once, or for as long as `memory` stays the same: training code may free what is below a tensor.
+        Read the array at once, or only while `memory` stays the same: training code may free a tensor's memory.
         """
 
     def cut(self, tensor: Any, transposed: bool = False) -> Cut | None:
-        """Where the sample that is sketched lies in the tensor's memory, where that is plain memory of the CPU.
+        """Return the position of the `sample` in the tensor's memory if it is plain CPU memory, else `None`.
 
-        Holds for as long as `live` does. ``transposed`` looks at a matrix transposed.
+        The position is valid as long as the array of `live`. ``transposed`` samples the transpose of a matrix.
         """
 
     def form(self, dtype: str, shape: tuple[int, ...]) -> Form | None:
-        """How a tensor of this dtype and shape lies in contiguous memory of the CPU; `None`: not to be said."""
+        """Return the memory layout of a contiguous CPU tensor of this dtype and shape; `None` if it is unsupported."""
 
     def address(self, tensor: Any, form: Form) -> int:
-        """Where the memory of a tensor begins, if it is contiguous on the CPU and of this form; else 0.
+        """Return the address of a tensor's memory if it is contiguous on the CPU and of this form; else 0.
 
-        For tensors that the framework itself has just written, or is about to read.
+        Call this only for tensors that the framework itself has just written, or is about to read.
         """
 
     def locator(self, forms: Sequence[Form]) -> Callable[[Sequence[Any]], list[int] | None]:
-        """What finds the `address` of each of as many tensors, in one go; `None` where one has none."""
+        """Return a function that computes the `address` of each of a list of tensors, or `None` if one of them is 0.
 
-    #: Whether there are views of tensors on another device, to be copied together.
+        The list has one tensor per form.
+        """
+
+    #: True if `pieces` can return views of tensors on another device, so that many samples are copied together.
     JOINS: bool
 
     def pieces(self, tensor: Any, transposed: bool = False) -> Sequence[Any]:
-        """Views of a tensor on another device which one after the other are its `sample`; none where it is no such
-        views.
+        """Return views of a tensor on another device that, concatenated, are its `sample`; empty if there are none.
 
-        Good for as long as `memory` stays the same.
+        The views are valid while `memory` stays the same.
         """
 
     def join(self, pieces: Sequence[Sequence[Any]]) -> list[Any]:
-        """Copies of pieces, those of one tensor one after the other: as few copies are made as there are dtypes."""
+        """Return the concatenated copy of each tensor's pieces, with one copy operation per dtype and device."""
 
     def memory(self, tensor: Any) -> Any:
-        """Where the tensor's memory is, and how the tensor lies in it; another value once one of these is another."""
+        """Return a value that changes when the tensor's memory, or its layout in the memory, changes."""
 
     def watch(self, tensors: Sequence[Any]) -> Watch:
-        """What sees whether many tensors have the memory, the dtype and the shape that they had, lie in it as they did,
-        and are as trainable; of all of them in one go.
-        """
+        """Return a watch that detects changes of memory, dtype, shape, layout and trainability of many tensors."""
 
     def same_values(self, tensor: Any, other: Any) -> bool:
-        """Whether two tensors have one memory, and all of it in the same order: views of other shapes."""
+        """Return True if two tensors cover the same memory in the same order, so that only their shapes may differ."""
 
-    #: `version_of`, for those who ask in every call; raises an error where there is no such number.
+    #: `version_of` for hot paths; raises an error if the tensor has no version.
     WRITTEN: Callable[[Any], int]
 
     def version_of(self, tensor: Any) -> int:
-        """A number that changes when the tensor is written in place; -1 where there is none."""
+        """Return a number that changes when the tensor is written in place; -1 if the tensor has no such number."""
 
     def fetch(self, tensors: Sequence[Any]) -> Callable[[], list[np.ndarray]]:
-        """Begin to bring tensors over from their device, all at once; what is returned waits for them."""
+        """Begin to copy tensors from their device to the CPU; return a function that waits for the arrays."""
 
     def write(self, tensor: Any, array: np.ndarray) -> None:
         """Set a parameter's or buffer's values in place; its dtype and device stay, no graph is recorded."""
 
     def like(self, tensor: Any, array: np.ndarray) -> Any:
-        """A new tensor with these values, of another one's dtype and device, that takes part in no backward."""
+        """Return a new tensor with these values, with the dtype and device of ``tensor``, that requires no gradient."""
 
     def leaf(self, tensor: Any, array: np.ndarray) -> Any:
-        """As `like`, but a gradient can be had of it where its dtype has any."""
+        """Return a tensor as `like` does, but requiring a gradient if its dtype allows it."""
 
     def gradients(self, outputs: Sequence[Any], inputs: Sequence[Any], seeds: Sequence[Any]) -> Sequence[Any]:
-        """The gradients of inputs, given those of outputs; `None` where none reaches one. Parameters keep theirs."""
+        """Return the gradients of inputs, from the gradients ``seeds`` of outputs; `None` for an unreached input.
+
+        The ``grad`` of parameters stays unchanged.
+        """
 
     def make(self, array: np.ndarray, near: Any) -> Any:
-        """A new tensor with an array's values and dtype, on the device of another tensor; it has its own memory."""
+        """Return a new tensor with an array's values and dtype, on the device of ``near``, in its own memory."""
 
     def in_float64(self, tensors: Sequence[Any]) -> Callable[[], None]:
-        """Make parameters and buffers float64, those of another floating dtype, each the same object as before; what is
-        made without a dtype is float64, too.
+        """Convert floating-point parameters and buffers to float64 in place, and make float64 the default dtype.
 
         Returns:
-            What puts all of it back as it was, to the bit, whatever was written to them meanwhile. Their gradients have
-            to be cleared before both.
+            A function that restores the tensors to the bit, whatever was written to them since, and the default dtype.
+            Clear the gradients before both calls.
         """
 
     def without_grad(self) -> AbstractContextManager[Any]:
-        """No graph is recorded."""
+        """Return a context that records no graph."""

@@ -1,4 +1,4 @@
-"""Seeing whether something is what it was, in every step."""
+"""Cheap checks, in every step, that tensors and layers have not changed."""
 
 from __future__ import annotations
 
@@ -10,37 +10,38 @@ from padiff.system.guard import reraise_from_signal_handler
 
 
 class Watch(Protocol):
-    """Sees whether something is what it was when that was noted."""
+    """A check that objects are still in the state that `note` recorded."""
 
     def note(self, unchanged: bool = False) -> bool:
-        """Note what it is now; whether that can be said.
+        """Record the current state; return True if the state can be read.
 
         Args:
-            unchanged: it is known to be what was noted last, though `same` could not say so.
+            unchanged: True if the caller knows that the state equals the last recorded one, though `same` returned
+                False.
         """
 
     def same(self) -> bool:
-        """Whether it is still that; `False` where it can't be said, or nothing was noted."""
+        """Return True if the state is unchanged; `False` if it can't be read or was never recorded."""
 
 
-# Tensors and layers that are looked at at a time, one thing after the other: of many more the first ones have left the
-# processor's cache, and so many answers would call the garbage collector.
+# Number of tensors or layers to check at a time, one property after the other. With many more, the first ones would
+# have left the processor's cache, and the many results would trigger the garbage collector.
 _AT_ONCE = 200
 
 
 def in_turn(many: Sequence[Any]) -> list[Sequence[Any]]:
-    """Some at a time."""
+    """Return the items in chunks of at most 200."""
     return [many[start : start + _AT_ONCE] for start in range(0, len(many), _AT_ONCE)]
 
 
 class Each:
-    """Watches several as one."""
+    """A watch that combines several watches."""
 
     def __init__(self, watches: Sequence[Watch]) -> None:
         self._watches = watches
 
     def note(self, unchanged: bool = False) -> bool:
-        noted = [watch.note(unchanged) for watch in self._watches]  # each of them, whatever is said of the others
+        noted = [watch.note(unchanged) for watch in self._watches]  # note all of them, even after one has failed
         return all(noted)
 
     def same(self) -> bool:
@@ -48,10 +49,10 @@ class Each:
 
 
 class Compared:
-    """Compares values that say what it is.
+    """A watch that compares the value of a function.
 
     Args:
-        now: gives them; what it raises means that it can't be said.
+        now: returns the current state as a comparable value; an exception means that the state can't be read.
     """
 
     def __init__(self, now: Callable[[], Any]) -> None:
@@ -61,7 +62,7 @@ class Compared:
     def note(self, unchanged: bool = False) -> bool:
         try:
             self._noted = self._now()
-        except Exception as error:  # whatever kind of tensor or layer that is
+        except Exception as error:  # unknown kinds of tensors or layers may raise anything
             reraise_from_signal_handler(error)
             self._noted = None
         return self._noted is not None
@@ -69,11 +70,11 @@ class Compared:
     def same(self) -> bool:
         try:
             return self._noted is not None and bool(self._noted == self._now())
-        except Exception as error:  # likewise
+        except Exception as error:  # as in `note`
             reraise_from_signal_handler(error)
             return False
 
 
 def compared(now: Callable[[Sequence[Any]], Any], many: Sequence[Any]) -> Each:
-    """Compares what is said of many, some at a time."""
-    return Each([Compared(partial(now, some)) for some in in_turn(many)])
+    """Return a watch that compares the value of ``now`` for many objects, in chunks."""
+    return Each([Compared(partial(now, chunk)) for chunk in in_turn(many)])

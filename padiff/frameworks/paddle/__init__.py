@@ -1,4 +1,4 @@
-"""PaddlePaddle, as far as recording needs it."""
+"""The implementation of the protocols in `padiff.frameworks.base` for PaddlePaddle."""
 
 import paddle
 

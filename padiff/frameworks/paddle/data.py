@@ -1,4 +1,4 @@
-"""Data as paddle's loaders take it; see `padiff.frameworks.base.Data`."""
+"""Tensors and datasets for paddle's data loaders; see `padiff.frameworks.base.Data`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """paddle's dropout; see `padiff.frameworks.dropouts`.
 
-The layers call these functions, and so does attention where it computes its weights, on the CPU always. What paddle
-draws in C++ by itself is not seen: dropout inside of fused layers, and between the layers of a recurrent network on a
-GPU.
+The layers call these functions, and so does attention if it computes its weights, which it always does on the CPU.
+Masks that paddle draws inside C++ are not recorded: dropout inside of fused layers, and between the layers of a
+recurrent network on a GPU.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from padiff.frameworks.paddle.recurrent import FUNCTION, Recurrent
 state, restore = randomness.state, randomness.restore
 
 _ALPHA = ("alpha_dropout", "feature_alpha_dropout")
-# What SELU's negative side tends to.
+# The limit of SELU for large negative inputs.
 _SATURATION = -1.7580993408473766
-# How far a recurrent network's output may be from what its masks give, for these to be those that were used.
+# The largest relative distance between the output of a recurrent network and the output computed with masks, for these
+# masks to be accepted as the ones that were used.
 _ALIKE = 0.1
 
 
@@ -43,9 +44,9 @@ def about(name: str, heard: Heard) -> DropoutCall | None:
         call = Recurrent.of(heard)
         drops = 0 < call.rate < 1 and call.between
         return DropoutCall(call.mode.lower(), call.rate, call.shape, call.between) if drops else None
-    given = heard.arguments()
-    rate = float(given["p"]) if given["training"] else 0.0
-    return DropoutCall(name, rate, tuple(given["x"].shape)) if 0.0 < rate < 1.0 else None
+    arguments = heard.arguments()
+    rate = float(arguments["p"]) if arguments["training"] else 0.0
+    return DropoutCall(name, rate, tuple(arguments["x"].shape)) if 0.0 < rate < 1.0 else None
 
 
 def kept(name: str, heard: Heard, output: Any, before: Any) -> np.ndarray | None:
@@ -75,26 +76,26 @@ def handed_on(name: str, heard: Heard) -> None:
 
 
 def _on_ones(heard: Heard, ones: Any) -> Any:
-    given = heard.arguments()
-    # All but what says that it is in place, or is called something.
-    more = {key: given[key] for key in ("p", "axis", "training", "mode", "data_format") if key in given}
+    arguments = heard.arguments()
+    # All arguments except `inplace` and `name`.
+    more = {key: arguments[key] for key in ("p", "axis", "training", "mode", "data_format") if key in arguments}
     return heard.function(ones, **more)
 
 
 def keeping(name: str, heard: Heard, mask: np.ndarray) -> Any:
     if name == FUNCTION:
         return Recurrent.of(heard).keeping(mask)
-    given = heard.arguments()
-    source, rate = given["x"], float(given["p"])
+    arguments = heard.arguments()
+    source, rate = arguments["x"], float(arguments["p"])
     if name in _ALPHA:
         scale = 1 / math.sqrt((_SATURATION**2 * rate + 1) * (1 - rate))
         shift = np.where(mask, 0.0, scale * _SATURATION) - scale * _SATURATION * rate
         return source * tensors.like(source, mask * scale) + tensors.like(source, shift)
-    if given.get("mode") == "downscale_in_infer" or given.get("axis") is not None or name != "dropout":
-        scale = 1.0 if given.get("mode") == "downscale_in_infer" else 1 / (1 - rate)
+    if arguments.get("mode") == "downscale_in_infer" or arguments.get("axis") is not None or name != "dropout":
+        scale = 1.0 if arguments.get("mode") == "downscale_in_infer" else 1 / (1 - rate)
         output = source * tensors.like(source, mask * scale)
     else:
-        # As paddle's kernel does it: it divides. Of fewer digits than float32 there is no division on the CPU.
+        # Divide, as paddle's kernel does. The CPU has no division for dtypes narrower than float32.
         wide = source if source.dtype in (paddle.float32, paddle.float64) else source.astype("float32")
         output = (wide / tensors.like(wide, np.where(mask, 1 - rate, np.inf))).astype(source.dtype)
-    return paddle.assign(output, source) if given.get("inplace") else output
+    return paddle.assign(output, source) if arguments.get("inplace") else output

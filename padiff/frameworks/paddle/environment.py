@@ -1,5 +1,6 @@
-"""What of PaddlePaddle's state can change numbers; reading it sets no flag and starts no device. See
-`padiff.frameworks.base.Environment`.
+"""Versions, devices and switches of PaddlePaddle that can change numbers; see `padiff.frameworks.base.Environment`.
+
+Reading them sets no flag and initializes no device.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import paddle
 
 from padiff.frameworks.launchers import launched
 
-# Under the names that torch's switches have too.
+# Common name of a switch, shared with torch -> paddle's flag.
 _FLAGS = {
     "threads.intra_op": "FLAGS_paddle_num_threads",
     "cudnn.deterministic": "FLAGS_cudnn_deterministic",
@@ -25,28 +26,30 @@ _FLAGS = {
 def read(kinds: Collection[str]) -> dict[str, Any]:
     core = paddle.base.core
     flags = core.globals()  # get_flags() refuses some of them
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, flag in _FLAGS.items():
         with contextlib.suppress(KeyError, ValueError, RuntimeError, TypeError):
-            if flag in flags.keys():  # noqa: SIM118 - no dict: it has no `in` of its own
+            if flag in flags.keys():  # noqa: SIM118 - not a dict: it does not support `in`
                 value = flags[flag]
-                found[name] = bool(value) if name == "deterministic.embedding" else value
-    asked: dict[str, Callable[[], Any]] = {
+                values[name] = bool(value) if name == "deterministic.embedding" else value
+    readers: dict[str, Callable[[], Any]] = {
         "framework.cuda": lambda: _version(paddle.version.cuda()),
         "framework.cudnn": lambda: _version(paddle.version.cudnn()),
         "dtype.default": paddle.get_default_dtype,
         "tf32.matmul": lambda: bool(core.get_cublas_switch()),
         "tf32.cudnn": lambda: bool(core.get_cudnn_switch()),
     }
-    for name, ask in asked.items():
+    for name, ask in readers.items():
         with contextlib.suppress(AttributeError, RuntimeError, TypeError):
-            found[name] = ask()
+            values[name] = ask()
     # The model is on a GPU, so the device is in use already.
     if "gpu" in kinds and paddle.device.is_compiled_with_cuda():
         count = paddle.device.cuda.device_count()
-        found["device.count"] = count
-        found["device.names"] = ", ".join(sorted({paddle.device.cuda.get_device_name(index) for index in range(count)}))
-    return found
+        values["device.count"] = count
+        values["device.names"] = ", ".join(
+            sorted({paddle.device.cuda.get_device_name(index) for index in range(count)})
+        )
+    return values
 
 
 def autocast() -> dict[str, Any]:
@@ -60,7 +63,7 @@ def autocast() -> dict[str, Any]:
 def distributed() -> tuple[int, int]:
     if paddle.distributed.is_initialized():
         return paddle.distributed.get_rank(), paddle.distributed.get_world_size()
-    # Before the process group is made, the launcher has said it already.
+    # Before the process group is initialized, the launcher's environment variables have the rank.
     return launched("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM")
 
 

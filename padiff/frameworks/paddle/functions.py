@@ -1,16 +1,16 @@
-"""Seeing paddle's functional calls and tensor methods.
+"""Hooks on paddle's functions and tensor methods.
 
-paddle has no means for it: for as long as recording is on, and no longer, the functions in its modules and the methods
-of its tensor class have other code (`padiff.frameworks.listening`). So it does not matter how a call reaches them: by
-``F.relu``, by a name that was imported before, by a default argument, a dictionary, a `functools.partial`.
+paddle has no function modes. So only while recording is on, the functions in its modules and the methods of its tensor
+class have other code (`padiff.frameworks.listening`). The way of reaching a function does not matter: ``F.relu``, a
+name imported before, a default argument, a dictionary, a `functools.partial`.
 
-Seen are calls that a model makes, and the layers of paddle; not what paddle's functions call themselves, as in torch.
+Calls by the model and by paddle's layers are recorded. Calls inside of paddle's functions are not, as in torch.
 
-Not seen are:
+Further calls that are not recorded:
 
-* what is written in C and was bound before: ``from paddle.linalg import matmul`` (``paddle.matmul`` is a function of
-  Python's and is seen), ``add = paddle.Tensor.__add__``, anything of ``paddle._C_ops``;
-* calls on other threads, and calls inside of what `to_static` compiled.
+* functions written in C that were bound before: ``from paddle.linalg import matmul`` (``paddle.matmul`` is a Python
+  function and is recorded), ``add = paddle.Tensor.__add__``, all of ``paddle._C_ops``;
+* calls on other threads, and calls in code compiled by `to_static`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from padiff.frameworks.hooking import OnCall
 from padiff.frameworks.listening import Heard, Listening
 from padiff.system.guard import RAISING, Guard
 
-# Where paddle's functions are: what is called from there is called by one of them.
+# Modules of paddle's functions: a call from one of these modules is made by paddle.
 _INTERNAL = (
     "paddle.nn.functional.", "paddle.tensor.", "paddle.linalg", "paddle.utils.decorator_utils", "paddle.base.",
     "paddle.incubate.nn.functional.",
@@ -37,29 +37,29 @@ _INTERNAL = (
 
 
 class Seeing:
-    """Listens to the functions from when it is made until `remove`.
+    """A listener of the functions, active from its creation until `remove`.
 
     Args:
-        called: called with the common name and the output of each call made on this thread, from outside another one.
-        third_party: dotted names of further functions (``my_ops.fused``), or of modules, whose public functions
-            all count.
+        called: called with the common name and the output of each outermost call on this thread.
+        third_party: dotted names of further functions (``my_ops.fused``), or of modules, which stand for all their
+            public functions.
     """
 
     def __init__(self, called: OnCall, third_party: Sequence[str] = (), guard: Guard = RAISING) -> None:
         self.guard = guard
-        # In a tuple: to_static follows what is called here, too, and mistakes a method that is an attribute for one of
-        # the object's own.
+        # In a tuple, because to_static traces these calls too, and treats a method in an attribute as one of this
+        # object's.
         self._called = (called,)
         self._thread = threading.get_ident()
         self._inside = False
         self._listening: list[Listening] = []
-        known: set[int] = set()
+        functions: set[int] = set()
         try:
             for owner, name, common in (*_framework_calls(), *_third_party_calls(third_party)):
                 function = getattr(owner, name)
-                if id(function) not in known:  # one function may have several names
+                if id(function) not in functions:  # one function may have several names
                     self._listening.append(Listening(owner, name, self, common))
-                    known |= {id(function), id(getattr(owner, name))}
+                    functions |= {id(function), id(getattr(owner, name))}
         except BaseException:
             self.remove()
             raise

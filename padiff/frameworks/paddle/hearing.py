@@ -1,6 +1,6 @@
-"""Hearing paddle's functions and operators while a model's own code runs.
+"""Interception of paddle's functions and operators while a model's own code runs.
 
-They are listened to as `padiff.frameworks.paddle.functions` does; see there what is not heard.
+`padiff.frameworks.paddle.functions` explains the mechanism, and lists the calls that it misses.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodDescriptorType, WrapperDe
 
 
 class Hearing:
-    """Hears functions for a listener on the thread that makes it; see `padiff.frameworks.hooking.Hooking`."""
+    """An interceptor of functions on the thread that creates it; see `padiff.frameworks.hooking.Hearing`."""
 
     def __init__(self, listener: FunctionListener) -> None:
         self.listener, self.guard = listener, listener.guard
-        #: Whether it listens, and whether a function is under way: what that calls itself is not heard.
+        #: `on`: calls go to the listener. `inside`: a function is running; calls that it makes are not intercepted.
         self.on = self.inside = False
         self.thread = threading.get_ident()
         self._listening: list[Listening] = []
@@ -52,7 +52,7 @@ class Hearing:
 
 
 class _Function:
-    """Hears of one function."""
+    """The listener of one function."""
 
     __slots__ = ("_begun", "_hearing", "_name", "guard")
 
@@ -82,16 +82,16 @@ class _Function:
 
 @functools.cache
 def _heard(owner: Any) -> tuple[tuple[str, str], ...]:
-    """Names of an owner, with what both frameworks call such a function: thousands, for each recorder that begins."""
+    """Return the names of an owner's functions with their common names. Cached, because an owner has thousands."""
     return tuple((name, common) for name in dir(owner) if (common := heard_name(name)) is not None)
 
 
 def _functions() -> Iterator[tuple[Any, str, str]]:
-    known: set[int] = set()
+    functions: set[int] = set()
     for owner in (paddle, paddle.nn.functional, paddle.linalg, paddle.Tensor):
         for name, common in _heard(owner):
             function = getattr(owner, name, None)
-            # Not ``paddle.tensor``, which is called, and is a module too.
-            if isinstance(function, _FUNCTIONS) and id(function) not in known:
-                known.add(id(function))
+            # Skip ``paddle.tensor``, which is callable but also a module.
+            if isinstance(function, _FUNCTIONS) and id(function) not in functions:
+                functions.add(id(function))
                 yield owner, name, common

@@ -1,4 +1,4 @@
-"""Seeing calls and gradients of paddle; see `padiff.frameworks.hooking.Hooking`."""
+"""Hooks on calls and gradients of paddle; see `padiff.frameworks.hooking.Hooking`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from padiff.frameworks.paddle.hearing import Hearing
 from padiff.frameworks.paddle.losses import on_losses as on_losses
 from padiff.system.guard import RAISING, Guard
 
-RAISES_AS_IT_IS = False  # an OSError comes out, whatever it was
+RAISES_AS_IT_IS = False  # paddle raises an OSError for any exception
 READ = True  # by to_static
 
 
@@ -34,7 +34,7 @@ class _Before(Hook):
     __slots__ = ()
 
     def __call__(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # Inside of to_static, while it builds its graph, there are no values, and asking for them crashes paddle.
+        # While to_static builds its graph, tensors have no values, and reading them crashes paddle.
         if not paddle.in_dynamic_mode() or self._guard.tripped:
             return
         try:
@@ -49,7 +49,7 @@ class _After(Hook):
 
     def __init__(self, key: Any, call: AfterCall, layer: Any, guard: Guard) -> None:
         super().__init__(key, call, layer, guard)
-        # A layer without hooks, and with nothing to build, is never noted as built.
+        # paddle never marks a layer without hooks and without anything to build as built.
         self._unbuilt = type(layer)._build_once is paddle.nn.Layer._build_once and not layer._built
 
     def __call__(self, layer: Any, _: Any, output: Any) -> None:
@@ -57,7 +57,7 @@ class _After(Hook):
             vars(layer)["_built"] = False
         if not paddle.in_dynamic_mode() or self._guard.tripped:
             return
-        # always_call also calls after an exception in forward, with no output.
+        # This hook is also called after an exception in forward, without an output.
         failed = output is None and sys.exc_info()[0] is not None
         try:
             if id(layer) == self._layer:
@@ -76,7 +76,7 @@ def on_calls(layer: Any, key: Any, before: BeforeCall, after: AfterCall, guard: 
 
 
 def aside() -> AbstractContextManager[Any]:
-    return nullcontext()  # paddle has no modes that see calls
+    return nullcontext()  # paddle has no dispatch modes
 
 
 def on_outputs(layer: Any, replaced: Replaced) -> Handle:
@@ -97,7 +97,7 @@ def on_gradient(tensor: Any, gradient: OnGradient) -> Handle | None:
 
 
 def gradient_hook(gradient: OnGradient) -> None:
-    return None  # paddle makes an object of its own for each
+    return None  # paddle creates a new object for each hook
 
 
 def behind(tensor: Any, most: int) -> Iterator[tuple[Any, int]]:
@@ -113,7 +113,7 @@ def learning() -> bool:
 
 
 def recomputing() -> bool:
-    # paddle does not tell whether a backward is running; its recompute calls forward from a PyLayer's backward.
+    # paddle has no flag of a running backward; its recompute calls forward from a PyLayer's backward.
     if "paddle.distributed.fleet.recompute.recompute" not in sys.modules:
         return False
     frame = sys._getframe(1)

@@ -15,7 +15,7 @@ from padiff.frameworks.compiled import warn_of_compiled
 from padiff.frameworks.settings import plain_settings
 from padiff.frameworks.watching import Each, compared
 
-#: What a parameter has whose memory the third stage of group sharding takes away between the layer's calls.
+#: An attribute of parameters whose memory the third stage of group sharding releases between the layer's calls.
 _SLICED = "fw_storage"
 # paddle keeps a BatchNorm's running statistics among the layer's parameters; they are buffers in every other respect.
 _STATISTICS = frozenset({"_mean", "_variance"})
@@ -25,7 +25,7 @@ def is_model(value: Any) -> bool:
     return isinstance(value, paddle.nn.Layer)
 
 
-#: Wrappers that call what they hold, by where it stands. The names of their classes: none is imported for this.
+#: Class name of a wrapper -> the attribute with the wrapped layer. Names, so that nothing has to be imported.
 _INSIDE = {
     "DataParallel": "_layers",
     "TensorParallel": "_layers",
@@ -37,29 +37,29 @@ _INSIDE = {
 
 
 def _inside(layer: Any) -> Any:
-    """The user's own layer that a wrapper holds; any other layer itself."""
+    """Return the user's own layer inside a wrapper; any other layer itself."""
     name = _INSIDE.get(type(layer).__name__)
     if name is None or not type(layer).__module__.startswith("paddle."):
         return layer
-    held = layer._sub_layers.get(name)
-    return layer if held is None else held
+    inner = layer._sub_layers.get(name)
+    return layer if inner is None else inner
 
 
 def unwrap(model: Any) -> Any:
     while (inside := _inside(model)) is not model:
         model = inside
-    # With full_graph=False (the default) paddle calls hooks inside, with values: nothing is missed.
-    whole = [
+    # With full_graph=False (the default) paddle calls hooks of sublayers with values, so all layers are recorded.
+    paths = [
         path
         for path, layer in model.named_sublayers(include_self=True)
         if isinstance(vars(layer).get("forward"), ASTStaticFunction) and any(True for _ in layer.children())
     ]
-    warn_of_compiled(whole, "to_static(full_graph=True)", "call paddle.jit.enable_to_static(False) before it")
+    warn_of_compiled(paths, "to_static(full_graph=True)", "call paddle.jit.enable_to_static(False) before it")
     return model
 
 
 def children(layer: Any) -> Iterator[tuple[str, Any]]:
-    # Not named_children(): it leaves out repeats, and a shared layer has to be known under all of its paths.
+    # Not named_children(): it omits repeats, but a shared layer is recorded under all of its paths.
     for name, child in layer._sub_layers.items():
         if child is not None:
             yield name, _inside(child)
@@ -87,7 +87,7 @@ def watch(layers: Sequence[Any]) -> Each:
 
 def _held(layers: Sequence[Any]) -> Any:
     names: list[Any] = []
-    held: list[Any] = []
+    members: list[Any] = []
     about: list[Any] = []
     for layer in layers:
         parameters, buffers, children = layer._parameters, layer._buffers, layer._sub_layers
@@ -96,12 +96,12 @@ def _held(layers: Sequence[Any]) -> Any:
         names += parameters
         names.append(len(buffers))
         names += buffers
-        held += children.values()
-        held += parameters.values()
-        held += buffers.values()
+        members += children.values()
+        members += parameters.values()
+        members += buffers.values()
         about += [None if t is None else t._is_initialized() and tuple(t.shape) for t in parameters.values()]
         about += [None if t is None else t._is_initialized() for t in buffers.values()]
-    return names, list(map(id, held)), list(map(type, held)), about
+    return names, list(map(id, members)), list(map(type, members)), about
 
 
 def is_builtin(layer: Any) -> bool:
@@ -126,7 +126,7 @@ def kind(layer: Any) -> str:
 
 
 def layout(layer: Any, slot: str) -> str:
-    # The one of `paddle.compat`, which stands for torch's, has its matrix as torch has it.
+    # Linear of `paddle.compat`, which imitates torch's, has the matrix in torch's layout.
     compat = getattr(sys.modules.get("paddle.compat.nn"), "Linear", None)
     if slot == "weight" and compat is not None and isinstance(layer, compat):
         return "out_in"
@@ -134,18 +134,18 @@ def layout(layer: Any, slot: str) -> str:
 
 
 def settings(layer: Any) -> dict[str, Any]:
-    found = plain_settings(vars(layer))
+    values = plain_settings(vars(layer))
     if isinstance(getattr(layer, "exclusive", None), bool) and "pool" in kind(layer):
-        found["count_include_pad"] = not layer.exclusive
-    index = found.get("padding_idx")
+        values["count_include_pad"] = not layer.exclusive
+    index = values.get("padding_idx")
     if isinstance(index, int) and index < 0:
-        found["padding_idx"] = index + layer._num_embeddings
-    if "norm" in kind(layer) and isinstance(found.get("momentum"), float):
+        values["padding_idx"] = index + layer._num_embeddings
+    if "norm" in kind(layer) and isinstance(values.get("momentum"), float):
         # paddle: running = momentum * running + (1 - momentum) * batch; torch: the other way round.
-        found["momentum"] = round(1.0 - found["momentum"], 12)
-    if isinstance(found.get("approximate"), bool):
-        found["approximate"] = "tanh" if found["approximate"] else "none"
-    return found
+        values["momentum"] = round(1.0 - values["momentum"], 12)
+    if isinstance(values.get("approximate"), bool):
+        values["approximate"] = "tanh" if values["approximate"] else "none"
+    return values
 
 
 def evaluating(layers: Iterable[Any]) -> AbstractContextManager[None]:
@@ -154,5 +154,5 @@ def evaluating(layers: Iterable[Any]) -> AbstractContextManager[None]:
 
 def clear_gradients(model: Any) -> None:
     for parameter in model.parameters():
-        # Not to zero: an optimizer skips a parameter without a gradient, and steps one with a zero gradient.
+        # Release, not zero: an optimizer skips a parameter without gradient, but steps one with a zero gradient.
         parameter.clear_gradient(False)

@@ -1,6 +1,6 @@
 """paddle's loss functions and clipping; see `padiff.frameworks.losses`.
 
-Its loss layers call these functions, but for ``MSELoss``, which computes by itself.
+paddle's loss layers call these functions, except ``MSELoss``, which computes the loss in its own forward.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _silent() -> bool:
     return not paddle.in_dynamic_mode()
 
 
-# What paddle calls differently.
+# paddle's name of a loss function -> the common name, if they differ.
 _NAMES = {
     "multi_label_margin_loss": "multilabel_margin_loss",
     "multi_label_soft_margin_loss": "multilabel_soft_margin_loss",
@@ -42,7 +42,9 @@ def _functions() -> Iterator[Function]:
     reads: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "cross_entropy": _cross_entropy,
         "smooth_l1_loss": _smooth_l1,
-        "ctc_loss": lambda arguments: {"roles": ("logits", *ROLES["ctc_loss"][1:])},  # it takes the softmax itself
+        "ctc_loss": lambda arguments: {
+            "roles": ("logits", *ROLES["ctc_loss"][1:])
+        },  # paddle applies the softmax itself
     }
     for name in (*ROLES, *_NAMES):
         if hasattr(functional, name):
@@ -57,20 +59,20 @@ def _cross_entropy(arguments: dict[str, Any]) -> dict[str, Any]:
     logits = arguments.get("input", arguments.get("logits"))
     labels = arguments.get("label", arguments.get("target"))
     softmax = bool(arguments.get("use_softmax", True))
-    own: dict[str, Any] = {"use_softmax": softmax}
+    settings: dict[str, Any] = {"use_softmax": softmax}
     if not softmax:
-        own["roles"] = ("probabilities", "labels")
+        settings["roles"] = ("probabilities", "labels")
     if logits is not None and labels is not None:
-        # With smoothing, labels of the logits' shape are soft ones whatever `soft_label` says.
+        # With smoothing, labels of the logits' shape are soft labels, whatever `soft_label` is.
         smoothed = bool(arguments.get("label_smoothing")) and logits.shape == labels.shape
-        own["soft_label"] = bool(arguments.get("soft_label")) or smoothed
+        settings["soft_label"] = bool(arguments.get("soft_label")) or smoothed
         axis = int(arguments["axis"])
-        own["axis"] = -1 if axis in (-1, logits.ndim - 1) else axis % logits.ndim
-    return own
+        settings["axis"] = -1 if axis in (-1, logits.ndim - 1) else axis % logits.ndim
+    return settings
 
 
 def _smooth_l1(arguments: dict[str, Any]) -> dict[str, Any]:
-    """By default it is what others call Huber's."""
+    """Return the function's common name and threshold: paddle's smooth L1 loss is the Huber loss by default."""
     delta = float(arguments["delta"])
     if arguments.get("is_huber", True):
         return {"function": "huber_loss", "delta": delta}

@@ -1,7 +1,7 @@
-"""What an optimizer of paddle is set to, under the names that torch's have too.
+"""Settings of paddle's optimizers, under the names that both frameworks share.
 
-Within one group paddle treats parameters apart by what they carry themselves: a regularizer, a multiplier of the
-learning rate, whether they are clipped. So the groups here are those of parameters that are treated alike.
+Parameters of one paddle group can differ by their own attributes: a regularizer, a factor of the learning rate, an
+exclusion from clipping. So this module splits paddle's groups into groups of parameters with the same settings.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from paddle.regularizer import L1Decay, L2Decay
 from padiff.frameworks.optimizing import OptimizerGroup, OptimizerSettings
 
 _BETAS = {"beta1": "beta1", "beta2": "beta2", "epsilon": "eps"}
-# paddle's class -> the common name of its rule, and what its groups call the values.
+# paddle's class -> the common name of its rule, and the common names of its settings by paddle's names.
 _RULES: dict[str, tuple[str, dict[str, str]]] = {
     "SGD": ("SGD", {}),
     "Momentum": ("SGD", {"momentum": "momentum", "use_nesterov": "nesterov", "rescale_grad": "rescale_grad"}),
@@ -37,12 +37,12 @@ _CLIPS = (
     (paddle.nn.ClipGradByNorm, "tensor_norm"),
     (paddle.nn.ClipGradByValue, "value"),
 )
-# What of a scheduler is its state, and not its setting.
+# Attributes of a scheduler that are state, not settings.
 _STATE = frozenset({"last_lr", "last_epoch", "verbose", "num_bad_epochs", "cooldown_counter", "best", "base_lr"})
 
 
 def settings(optimizer: Any) -> OptimizerSettings:
-    """Of the optimizer that does the work in the end."""
+    """Return the settings of an optimizer of paddle, not of a wrapper."""
     rule, names = rule_of(optimizer)
     groups, clips = [], []
     for number, (group, parameters) in enumerate(grouped(optimizer)):
@@ -55,13 +55,13 @@ def settings(optimizer: Any) -> OptimizerSettings:
 
 
 def settings_stamp(optimizer: Any) -> Any:
-    own = vars(optimizer)
-    default = own.get("_default_dict") or {}
+    attributes = vars(optimizer)
+    default = attributes.get("_default_dict") or {}
     return (
         [(name, _stamp(value)) for name, value in default.items()],
-        _stamp(own.get("_grad_clip")),
-        _stamp(own.get("regularization")),
-        id(own.get("_learning_rate")) if not isinstance(own.get("_learning_rate"), float) else 0,
+        _stamp(attributes.get("_grad_clip")),
+        _stamp(attributes.get("regularization")),
+        id(attributes.get("_learning_rate")) if not isinstance(attributes.get("_learning_rate"), float) else 0,
         [
             (
                 [(name, _stamp(value)) for name, value in group.items() if name != "params"],
@@ -73,11 +73,17 @@ def settings_stamp(optimizer: Any) -> Any:
 
 
 def _of_parameter(parameter: Any) -> tuple[Any, ...]:
-    # A lookup each, of hundreds of parameters in every due step.
-    own = parameter.__dict__
-    factor = (own.get("optimize_attr") or {}).get("learning_rate", 1.0)
+    # One lookup each, because every due step calls this for hundreds of parameters.
+    attributes = parameter.__dict__
+    factor = (attributes.get("optimize_attr") or {}).get("learning_rate", 1.0)
     factor = factor if isinstance(factor, float) else _stamp(factor)
-    return id(parameter), id(own.get("regularizer")), factor, own.get("need_clip", True), parameter.stop_gradient
+    return (
+        id(parameter),
+        id(attributes.get("regularizer")),
+        factor,
+        attributes.get("need_clip", True),
+        parameter.stop_gradient,
+    )
 
 
 def _stamp(value: Any) -> Any:
@@ -107,86 +113,86 @@ def grouped(optimizer: Any) -> Iterator[tuple[Mapping[str, Any], Sequence[Any]]]
 
 
 def values_of(optimizer: Any, group: Mapping[str, Any], names: Mapping[str, str], rule: str) -> dict[str, Any]:
-    own, default = vars(optimizer), getattr(optimizer, "_default_dict", {})
-    found = {}
+    attributes, default = vars(optimizer), getattr(optimizer, "_default_dict", {})
+    values = {}
     for name, common in names.items():
-        # Once it stepped, the optimizer's own attributes are those of its last group.
-        value = group.get(name, default.get(name, own.get(f"_{name}", own.get(name))))
+        # After a step, the optimizer's own attributes have the values of its last group.
+        value = group.get(name, default.get(name, attributes.get(f"_{name}", attributes.get(name))))
         if value is not None:
-            found[common] = value
-    if own.get("_amsgrad"):
-        found["amsgrad"] = True
+            values[common] = value
+    if attributes.get("_amsgrad"):
+        values["amsgrad"] = True
     if rule == "Rprop":
-        found |= zip(("eta_minus", "eta_plus"), own.get("_etas", ()))
-        found |= zip(("step_min", "step_max"), own.get("_learning_rate_range", ()))
+        values |= zip(("eta_minus", "eta_plus"), attributes.get("_etas", ()))
+        values |= zip(("step_min", "step_max"), attributes.get("_learning_rate_range", ()))
     if rule == "LBFGS":
-        found |= {name: own[name] for name in _OF_LBFGS if own.get(name) is not None}
-    if not names and rule not in ("SGD", "Rprop", "LBFGS"):  # somebody's own class
-        found |= {name: value for name, value in default.items() if isinstance(value, (bool, int, float, str))}
-    return found
+        values |= {name: attributes[name] for name in _OF_LBFGS if attributes.get(name) is not None}
+    if not names and rule not in ("SGD", "Rprop", "LBFGS"):  # a user's own class
+        values |= {name: value for name, value in default.items() if isinstance(value, (bool, int, float, str))}
+    return values
 
 
 def _alike(
     optimizer: Any, rule: str, group: Mapping[str, Any], values: Mapping[str, Any], parameters: Sequence[Any]
 ) -> list[OptimizerGroup]:
-    """The parameters of a group, parted by how they are treated."""
-    found: dict[tuple[Any, ...], tuple[dict[str, Any], list[Any]]] = {}
+    """Split the parameters of a group into groups with the same settings."""
+    groups: dict[tuple[Any, ...], tuple[dict[str, Any], list[Any]]] = {}
     for parameter in parameters:
-        own = {**_decay(optimizer, rule, group, parameter), **_carried(optimizer, parameter)}
-        found.setdefault(tuple(sorted(own.items())), (own, []))[1].append(parameter)
-    return [OptimizerGroup({**values, **own}, some) for own, some in found.values()]
+        settings = {**_decay(optimizer, rule, group, parameter), **_carried(optimizer, parameter)}
+        groups.setdefault(tuple(sorted(settings.items())), (settings, []))[1].append(parameter)
+    return [OptimizerGroup({**values, **settings}, members) for settings, members in groups.values()]
 
 
 def _carried(optimizer: Any, parameter: Any) -> dict[str, Any]:
-    """What a parameter carries itself, where it is other than usual."""
-    found: dict[str, Any] = {}
+    """Return a single parameter's learning-rate factor and exclusion from clipping, as far as they are not default."""
+    settings: dict[str, Any] = {}
     factor: Any = carried_factor(parameter)
     if isinstance(optimizer._param_groups[0], dict):
-        factor = 1.0  # the group's, which is in its learning rate already
+        factor = 1.0  # the learning rate already includes the factor of the group
     ratio = getattr(optimizer, "_lr_ratio", None)
     if ratio is not None:
         factor = factor * ratio(parameter)
     if isinstance(factor, (int, float)) and factor != 1:
-        found["lr_factor"] = float(factor)
+        settings["lr_factor"] = float(factor)
     if getattr(parameter, "need_clip", True) is False:
-        found["clipped"] = False
-    return found
+        settings["clipped"] = False
+    return settings
 
 
 def carried_factor(parameter: Any) -> Any:
-    """What a parameter's learning rate is multiplied by; where there are groups, it is the group's."""
+    """Return the factor of a parameter's learning rate; in an optimizer with groups, this is the group's factor."""
     return (getattr(parameter, "optimize_attr", None) or {}).get("learning_rate", 1.0)
 
 
 def _decay(optimizer: Any, rule: str, group: Mapping[str, Any], parameter: Any) -> dict[str, float]:
-    """A parameter's weight decay, by its form."""
+    """Return a parameter's weight decay, by kind: ``decay.coupled``, ``.decoupled``, ``.l1`` or ``.own``."""
     default = getattr(optimizer, "_default_dict", {})
-    own = getattr(parameter, "regularizer", None)
-    regularizer = own if own is not None else optimizer.regularization
-    found: dict[str, float] = {}
+    parameter_regularizer = getattr(parameter, "regularizer", None)
+    regularizer = parameter_regularizer if parameter_regularizer is not None else optimizer.regularization
+    decay: dict[str, float] = {}
     if rule == "AdamW":
-        asked = optimizer._apply_decay_param_fun
-        decays = asked is None or asked(parameter.name)
-        found["decay.decoupled"] = _number(group.get("weight_decay", default.get("weight_decay"))) if decays else 0.0
+        predicate = optimizer._apply_decay_param_fun
+        decays = predicate is None or predicate(parameter.name)
+        decay["decay.decoupled"] = _number(group.get("weight_decay", default.get("weight_decay"))) if decays else 0.0
     elif rule == "Lamb":
         without: Callable[[Any], bool] | None = group.get(
             "exclude_from_weight_decay_fn", default.get("exclude_from_weight_decay_fn")
         )
         coefficient = _number(group.get("lamb_weight_decay", default.get("lamb_weight_decay")))
-        found["decay.decoupled"] = 0.0 if without is not None and without(parameter) else coefficient
-    elif type(optimizer) is paddle.optimizer.Momentum and own is None and regularizer is None:
-        # It keeps an L2 decay apart, and adds it inside of its own update.
-        found["decay.coupled"] = _number(group.get("regularization_coeff", default.get("regularization_coeff", 0.0)))
-        return found
+        decay["decay.decoupled"] = 0.0 if without is not None and without(parameter) else coefficient
+    elif type(optimizer) is paddle.optimizer.Momentum and parameter_regularizer is None and regularizer is None:
+        # Momentum stores an L2 decay separately, and adds it inside of its own update.
+        decay["decay.coupled"] = _number(group.get("regularization_coeff", default.get("regularization_coeff", 0.0)))
+        return decay
     if regularizer is None:
-        return found or {"decay.coupled": 0.0}
+        return decay or {"decay.coupled": 0.0}
     if isinstance(regularizer, (int, float)):
-        found["decay.coupled"] = float(regularizer)
+        decay["decay.coupled"] = float(regularizer)
     elif isinstance(regularizer, (L1Decay, L2Decay)):
-        found["decay.l1" if isinstance(regularizer, L1Decay) else "decay.coupled"] = _number(regularizer._coeff)
+        decay["decay.l1" if isinstance(regularizer, L1Decay) else "decay.coupled"] = _number(regularizer._coeff)
     else:
-        found["decay.own"] = 1.0  # somebody's own class: what it adds is not known
-    return found
+        decay["decay.own"] = 1.0  # a user's own class: its effect is unknown
+    return decay
 
 
 def _number(value: Any) -> float:
@@ -194,27 +200,27 @@ def _number(value: Any) -> float:
 
 
 def _clip(clips: Sequence[Any]) -> dict[str, Any]:
-    """How gradients are clipped; nothing where it can't be said in a few values."""
+    """Return the settings of gradient clipping; empty if the groups clip differently."""
     first = clips[0] if clips else None
     if any(clip is not first for clip in clips):
         return {}
     if first is None:
         return {"clip.kind": "none"}
-    kind = next((name for one, name in _CLIPS if type(first) is one), None)
+    kind = next((name for cls, name in _CLIPS if type(first) is cls), None)
     if kind is None:
         return {"clip.kind": f"{type(first).__module__}.{type(first).__qualname__}"}
     if kind == "value":
-        found = {"clip.kind": kind, "clip.limit": float(first.max)}
-        return found if first.min == -first.max else {**found, "clip.lowest": float(first.min)}
-    found = {"clip.kind": kind, "clip.limit": float(first.clip_norm), "clip.norm_type": 2.0}
+        settings = {"clip.kind": kind, "clip.limit": float(first.max)}
+        return settings if first.min == -first.max else {**settings, "clip.lowest": float(first.min)}
+    settings = {"clip.kind": kind, "clip.limit": float(first.clip_norm), "clip.norm_type": 2.0}
     # Each group is clipped by its own norm.
-    return {**found, "clip.by_group": True} if kind == "global_norm" and len(clips) > 1 else found
+    return {**settings, "clip.by_group": True} if kind == "global_norm" and len(clips) > 1 else settings
 
 
 def _schedule(rate: Any) -> dict[str, Any]:
     if not isinstance(rate, paddle.optimizer.lr.LRScheduler):
         return {}
-    found: dict[str, Any] = {"schedule": type(rate).__name__}
+    settings: dict[str, Any] = {"schedule": type(rate).__name__}
     for name, value in vars(rate).items():
         items = value if isinstance(value, (list, tuple)) else [value]
         if (
@@ -222,5 +228,5 @@ def _schedule(rate: Any) -> dict[str, Any]:
             and not name.startswith("_")
             and all(isinstance(x, (bool, int, float, str)) for x in items)
         ):
-            found[f"schedule.{name}"] = value
-    return found
+            settings[f"schedule.{name}"] = value
+    return settings

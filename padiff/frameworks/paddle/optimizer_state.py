@@ -1,6 +1,6 @@
-"""What an optimizer of paddle holds between two steps, under the names that torch's have too.
+"""State of paddle's optimizers, under the names that both frameworks share.
 
-Accumulators are replaced by new ones: undoing is to put the old ones back.
+Setting a state replaces the accumulators by new ones, so that undoing puts the old ones back.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ _TENSORS: dict[str, dict[str, str]] = {
     "RMSProp": {"mean_square": SQUARE_AVERAGE, "momentum": MOMENTUM, "mean_grad": GRADIENT_AVERAGE},
     "Rprop": {"prevs": PREVIOUS_GRADIENT, "learning_rates": STEP_SIZE},
 }
-# NAdam's momenta grow by this power of its decay.
+# The base of the decay in NAdam's momentum schedule.
 _NADAM_BASE = 0.96
 
 
 @dataclass(frozen=True)
 class _Held:
-    """A parameter in an optimizer's group, with what its accumulators are called after."""
+    """A parameter with its optimizer and the optimizer's group."""
 
     optimizer: Any
     group: Mapping[str, Any]
@@ -69,7 +69,7 @@ class _Held:
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """What the group is set to, by the common names."""
+        """The group's settings, by common names."""
         rule, names = rule_of(self.optimizer)
         return values_of(self.optimizer, self.group, names, rule)
 
@@ -90,7 +90,7 @@ class _Held:
 
     @property
     def factor(self) -> float:
-        """What the optimizer's learning rate is multiplied by."""
+        """The factor by which the optimizer's learning rate is multiplied for this parameter."""
         ratio = getattr(self.optimizer, "_lr_ratio", None)
         return carried_factor(self.parameter) * (float(ratio(self.parameter)) if ratio is not None else 1.0)
 
@@ -104,37 +104,43 @@ def _held(optimizer: Any, names: Mapping[int, str]) -> Iterator[tuple[str, _Held
 
 def state(optimizer: Any, names: Mapping[int, str]) -> OptimizerState:
     rule, _ = rule_of(optimizer)
-    held = list(_held(optimizer, names))
-    found = {site: _state_of(one) for site, one in held if one.accumulators}
-    # One that was made, and never used, says nothing.
-    found = {site: state for site, state in found.items() if state.numbers.get(STEPS) != 0}
-    return OptimizerState(rule, found, rates_of((site, one.rate) for site, one in held))
+    entries = list(_held(optimizer, names))
+    states = {site: _state_of(entry) for site, entry in entries if entry.accumulators}
+    # Omit states that were created but never used.
+    states = {site: state for site, state in states.items() if state.numbers.get(STEPS) != 0}
+    return OptimizerState(rule, states, rates_of((site, entry.rate) for site, entry in entries))
 
 
 def _state_of(held: _Held) -> ParameterState:
     kind, accumulators = type(held.optimizer).__name__, held.accumulators
     arrays = {name: tensors.copy(tensor) for name, tensor in accumulators.items()}
     master = held.optimizer._master_weights.get(held.parameter.name)
-    found = {} if master is None else {MASTER_WEIGHT: tensors.copy(master)}
+    slots = {} if master is None else {MASTER_WEIGHT: tensors.copy(master)}
     if not _is_known(held.optimizer):
         shape = tuple(held.parameter.shape)
-        found |= {OWN + name: array for name, array in arrays.items() if array.shape == shape}
+        slots |= {OWN + name: array for name, array in arrays.items() if array.shape == shape}
         numbers = {OWN + n: float(a.reshape(())) for n, a in arrays.items() if a.shape != shape and a.size == 1}
-        return ParameterState(found, numbers)
-    wanted = _wanted(held)
-    found |= {common: arrays[name] for name, common in _TENSORS[kind].items() if common in wanted and name in arrays}
-    if kind == "RMSProp" and MOMENTUM in found:
-        found[MOMENTUM] = _per_rate(found[MOMENTUM], held.rate)
+        return ParameterState(slots, numbers)
+    common_names = _wanted(held)
+    slots |= {
+        common: arrays[name] for name, common in _TENSORS[kind].items() if common in common_names and name in arrays
+    }
+    if kind == "RMSProp" and MOMENTUM in slots:
+        slots[MOMENTUM] = _per_rate(slots[MOMENTUM], held.rate)
     numbers = {}
     if kind in POWERS:
         numbers[STEPS] = float(steps_of(kind, held.values, arrays))
     if kind == "NAdam":
         numbers[MU_PRODUCT] = float(arrays["mu_product"].flat[0])
-    return ParameterState(found, numbers)
+    return ParameterState(slots, numbers)
 
 
 def _per_rate(buffer: np.ndarray, rate: float) -> np.ndarray:
-    """paddle's RMSProp has the learning rate in its buffer, torch's multiplies by it in each step."""
+    """Divide RMSProp's momentum buffer by the learning rate, which paddle includes in the buffer and torch does not.
+
+    Raises:
+        UsageError: the learning rate is 0, and the buffer is not.
+    """
     if not buffer.any():
         return buffer
     if rate == 0:
@@ -147,7 +153,7 @@ def _is_known(optimizer: Any) -> bool:
 
 
 def _wanted(held: _Held) -> frozenset[str]:
-    """The tensors that the optimizer needs as it is set, by their common names."""
+    """Return the common names of the tensors that the optimizer needs under the group's settings."""
     return needed(_TENSORS[type(held.optimizer).__name__].values(), held.values)
 
 
@@ -156,27 +162,27 @@ def _wanted(held: _Held) -> frozenset[str]:
 
 def set_state(optimizer: Any, names: Mapping[int, str], new: OptimizerState) -> Callable[[], None]:
     check_rule(new.rule, rule_of(optimizer)[0])
-    held = list(_held(optimizer, names))
-    rates = {site: new.rate(site) for site, _ in held}
-    for site, one in held:
+    entries = list(_held(optimizer, names))
+    rates = {site: new.rate(site) for site, _ in entries}
+    for site, entry in entries:
         if site in new.parameters:
-            given = new.parameters[site]
+            state = new.parameters[site]
             check_slots(
-                new.rule, site, given, _wanted(one) if _is_known(optimizer) else None, tuple(one.parameter.shape)
+                new.rule, site, state, _wanted(entry) if _is_known(optimizer) else None, tuple(entry.parameter.shape)
             )
-            if type(optimizer) is paddle.optimizer.NAdam and MU_PRODUCT not in given.numbers:
+            if type(optimizer) is paddle.optimizer.NAdam and MU_PRODUCT not in state.numbers:
                 raise UsageError(f"{site}: the state of NAdam has no product of momenta ({MU_PRODUCT})")
-    if getattr(optimizer, "_use_multi_tensor", None) and any(one.accumulators for _, one in held):
+    if getattr(optimizer, "_use_multi_tensor", None) and any(entry.accumulators for _, entry in entries):
         raise UsageError("an optimizer with use_multi_tensor=True takes a state before its first step only")
-    undo = _Undo(optimizer, held)
+    undo = _Undo(optimizer, entries)
     try:
-        _set_rates(optimizer, held, rates)
-        for _, one in held:
-            _drop(one)
-        _create([one for site, one in held if site in new.parameters])
-        for site, one in held:
+        _set_rates(optimizer, entries, rates)
+        for _, entry in entries:
+            _drop(entry)
+        _create([entry for site, entry in entries if site in new.parameters])
+        for site, entry in entries:
             if site in new.parameters:
-                _write(site, one, new.parameters[site])
+                _write(site, entry, new.parameters[site])
     except BaseException:
         undo()
         raise
@@ -184,7 +190,7 @@ def set_state(optimizer: Any, names: Mapping[int, str], new: OptimizerState) -> 
 
 
 class _Undo:
-    """Puts an optimizer back as it was when this was made."""
+    """A snapshot of the optimizer's state; calling the object restores it."""
 
     def __init__(self, optimizer: Any, held: Sequence[tuple[str, _Held]]) -> None:
         self._optimizer = optimizer
@@ -196,8 +202,8 @@ class _Undo:
         self._last = getattr(optimizer._learning_rate, "last_lr", None)
         self._factors = [
             (where, where.get("learning_rate"))
-            for _, one in held
-            for where in (one.group, getattr(one.parameter, "optimize_attr", None))
+            for _, entry in held
+            for where in (entry.group, getattr(entry.parameter, "optimize_attr", None))
             if isinstance(where, dict)
         ]
 
@@ -205,12 +211,12 @@ class _Undo:
         optimizer = self._optimizer
         optimizer._accumulators.clear()
         optimizer._accumulators.update(self._accumulators)
-        for held, kept in (
+        for current, saved in (
             (optimizer._master_weights, self._masters),
             (optimizer._accumulators_holder, self._waiting),
         ):
-            held.clear()
-            held.update(kept)
+            current.clear()
+            current.update(saved)
         optimizer._already_create_accumulator.clear()
         optimizer._already_create_accumulator.update(self._made)
         if self._last is not None:
@@ -233,44 +239,44 @@ def _drop(held: _Held) -> None:
 
 
 def _create(held: Sequence[_Held]) -> None:
-    """Have paddle make the accumulators, as its first step would."""
+    """Create the accumulators by paddle's own method, as paddle does in its first step."""
     if not held:
         return
     optimizer = held[0].optimizer
-    optimizer._accumulators_holder.clear()  # a state that was given before, and not used yet
+    optimizer._accumulators_holder.clear()  # discard a state that was loaded before and not used yet
     block = paddle.base.framework.default_main_program().global_block()
     groups: dict[int, tuple[Mapping[str, Any], list[Any]]] = {}
-    for one in held:
-        groups.setdefault(id(one.group), (one.group, []))[1].append(one.parameter)
+    for entry in held:
+        groups.setdefault(id(entry.group), (entry.group, []))[1].append(entry.parameter)
     with paddle.no_grad():
         for group, parameters in groups.values():
             optimizer._create_accumulators(block, {**group, "params": parameters} if group else parameters)
 
 
 def _write(site: str, held: _Held, given: ParameterState) -> None:
-    kind, there = type(held.optimizer).__name__, held.accumulators
+    kind, accumulators = type(held.optimizer).__name__, held.accumulators
     new: dict[str, np.ndarray] = {}
     if _is_known(held.optimizer):
         new = {name: given.tensors[common] for name, common in _TENSORS[kind].items() if common in given.tensors}
         if kind == "RMSProp" and "momentum" in new:
             new["momentum"] = new["momentum"] * np.asarray(held.rate, new["momentum"].dtype)
-        new |= _counters(held, given, there)
+        new |= _counters(held, given, accumulators)
     else:
         new = {name.removeprefix(OWN): array for name, array in given.tensors.items() if name != MASTER_WEIGHT}
         for name, number in given.numbers.items():
-            tensor = there[name.removeprefix(OWN)]
+            tensor = accumulators[name.removeprefix(OWN)]
             new[name.removeprefix(OWN)] = np.full(tuple(tensor.shape), number)
     for name, array in new.items():
-        if name not in there:
+        if name not in accumulators:
             raise UsageError(f"{site}: {kind} holds no {name!r} of it")
-        tensors.write(there[name], array)
+        tensors.write(accumulators[name], array)
     master = held.optimizer._master_weights.get(held.parameter.name)
     if master is not None and MASTER_WEIGHT in given.tensors:
         tensors.write(master, given.tensors[MASTER_WEIGHT])
 
 
 def _counters(held: _Held, given: ParameterState, there: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """What stands for the count of steps."""
+    """Return the accumulators that depend on the count of steps, as arrays."""
     kind, values = type(held.optimizer).__name__, held.values
     steps = round(given.numbers.get(STEPS, 0))
 
@@ -280,40 +286,40 @@ def _counters(held: _Held, given: ParameterState, there: Mapping[str, Any]) -> d
     def full(name: str, value: float) -> np.ndarray:
         return np.full(tuple(there[name].shape), value, dtype_of(name))
 
-    found = {}
+    arrays = {}
     for name, value, ahead in POWERS.get(kind, ()):
-        found[name] = full(name, power_of(float(values[value]), steps + ahead, dtype_of(name)))
+        arrays[name] = full(name, power_of(float(values[value]), steps + ahead, dtype_of(name)))
     if kind == "NAdam":
-        found["momentum_decay_pow"] = full("momentum_decay_pow", power_of(_NADAM_BASE, steps, np.dtype(np.float32)))
-        found["mu_product"] = full("mu_product", given.numbers[MU_PRODUCT])
+        arrays["momentum_decay_pow"] = full("momentum_decay_pow", power_of(_NADAM_BASE, steps, np.dtype(np.float32)))
+        arrays["mu_product"] = full("mu_product", given.numbers[MU_PRODUCT])
     if kind == "RAdam":
-        found["rho"] = full("rho", rho_of(float(values["beta2"]), steps))
-    return found
+        arrays["rho"] = full("rho", rho_of(float(values["beta2"]), steps))
+    return arrays
 
 
 # -- learning rates ------------------------------------------------------------------------------------------------
 
-_SAME_RATE = 1e-6  # float32's rounding of a product
+_SAME_RATE = 1e-6  # relative; the rounding of a product in float32
 
 
 def _set_rates(optimizer: Any, held: Sequence[tuple[str, _Held]], rates: Mapping[str, float | None]) -> None:
-    """The optimizer's own rate is set, and factors stay, where that gives all rates; else the factors are set, too."""
-    given = [(one, rate) for site, one in held for rate in [rates[site]] if rate is not None]
-    if not given or optimizer._learning_rate is None:
+    """Set the optimizer's learning rate, and the factors of those parameters whose rate would still be different."""
+    targets = [(entry, rate) for site, entry in held for rate in [rates[site]] if rate is not None]
+    if not targets or optimizer._learning_rate is None:
         return
-    bases = [rate / one.factor for one, rate in given if one.factor]
+    bases = [rate / entry.factor for entry, rate in targets if entry.factor]
     base = next((value for value in bases if value), 0.0)
     if isinstance(optimizer._learning_rate, paddle.optimizer.lr.LRScheduler):
         optimizer._learning_rate.last_lr = base
     else:
         optimizer.set_lr(base)
-    for one, rate in given:
-        if abs(base * one.factor - rate) <= _SAME_RATE * abs(rate):
+    for entry, rate in targets:
+        if abs(base * entry.factor - rate) <= _SAME_RATE * abs(rate):
             continue
-        own = carried_factor(one.parameter)
-        if not base or not one.factor:
-            raise UsageError(f"{one.parameter.name} can't be given the learning rate {rate:g}: its factor is 0")
-        factor = rate / (base * (one.factor / own))
-        one.parameter.optimize_attr["learning_rate"] = factor
-        if isinstance(one.group, dict) and one.group:
-            one.group["learning_rate"] = factor
+        parameter_factor = carried_factor(entry.parameter)
+        if not base or not entry.factor:
+            raise UsageError(f"{entry.parameter.name} can't be given the learning rate {rate:g}: its factor is 0")
+        factor = rate / (base * (entry.factor / parameter_factor))
+        entry.parameter.optimize_attr["learning_rate"] = factor
+        if isinstance(entry.group, dict) and entry.group:
+            entry.group["learning_rate"] = factor

@@ -1,11 +1,12 @@
-"""Optimizers of paddle, those inside of others too; see `padiff.frameworks.optimizing.Optimizers`.
+"""Optimizers of paddle, including those inside of wrappers; see `padiff.frameworks.optimizing.Optimizers`.
 
-paddle's optimizers have no hooks. But ``step()`` and ``minimize()`` both hand the gradients, after `grad_clip` and
-before weight decay, to ``append_regularization_ops``: so its calls are overridden for the object (`Override`).
+paddle's optimizers have no hooks. But ``step()`` and ``minimize()`` both pass the gradients, after `grad_clip` and
+before weight decay, to ``append_regularization_ops``, so padiff overrides that method of the optimizer (`Override`).
 
-fleet's wrappers (`HybridParallelOptimizer`, `MixPrecisionOptimizer` and others) derive from nothing and hold an
-optimizer. Some call its ``step()``, some do by themselves what it would do. So all of the chain is hooked for
-gradients, and the outermost, which the loop calls, for the step: what a wrapper does afterwards is part of the update.
+fleet's wrappers (`HybridParallelOptimizer`, `MixPrecisionOptimizer` and others) have no base class and contain an
+optimizer. Some wrappers call its ``step()``, others do the same work themselves. So padiff hooks the whole chain for
+gradients, and only the outermost object, which the loop calls, for the step: the wrapper's later work is part of the
+update.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from padiff.frameworks.paddle import optimizer_settings, optimizer_state
 from padiff.records.optimizer_state import OptimizerState
 from padiff.system.guard import RAISING, Guard, reraise_from_signal_handler
 
-# Where wrappers hold what they wrap.
+# Attributes in which wrappers store the wrapped optimizer.
 _INSIDE = ("_inner_opt", "_optim", "_optimizer")
 
 
 def _chain(optimizer: Any) -> Iterator[Any]:
-    """An optimizer and what it wraps, outermost first."""
-    seen: list[Any] = []
-    while optimizer is not None and not any(one is optimizer for one in seen):
-        seen.append(optimizer)
+    """Yield an optimizer and the optimizers that it wraps, outermost first."""
+    visited: list[Any] = []
+    while optimizer is not None and not any(item is optimizer for item in visited):
+        visited.append(optimizer)
         yield optimizer
-        # Not getattr(): wrappers answer for what they wrap.
-        held = getattr(optimizer, "__dict__", {})
-        optimizer = next((held[name] for name in _INSIDE if held.get(name) is not None), None)
+        # Not getattr(), which wrappers forward to the wrapped optimizer.
+        attributes = getattr(optimizer, "__dict__", {})
+        optimizer = next((attributes[name] for name in _INSIDE if attributes.get(name) is not None), None)
 
 
 def _innermost(optimizer: Any) -> Any | None:
-    """The optimizer of paddle that does the work in the end; `None` where there is none."""
+    """Return the innermost optimizer of the chain if it is paddle's, else `None`."""
     last = list(_chain(optimizer))[-1]
     return last if isinstance(last, paddle.optimizer.Optimizer) and hasattr(last, "_parameter_list") else None
 
@@ -111,16 +112,16 @@ def hook(
     def after_step() -> None:
         nonlocal seen
         if not seen and not _skips(inner):
-            # An optimizer with a step of its own (LBFGS): what its closure left in the last call.
+            # An optimizer with its own `step` (LBFGS): use the gradients of the last call of its closure.
             parameters = optimized(optimizer)
             consumed(parameters, [p.grad for p in parameters])
         seen = False
         stepped()
 
     handles: list[Handle] = [
-        Override(one, "append_regularization_ops", passed_on, guard)
-        for one in _chain(optimizer)
-        if isinstance(one, paddle.optimizer.Optimizer)
+        Override(item, "append_regularization_ops", passed_on, guard)
+        for item in _chain(optimizer)
+        if isinstance(item, paddle.optimizer.Optimizer)
     ]
     clip = getattr(inner, "_grad_clip", None)
     if isinstance(clip, paddle.nn.ClipGradByGlobalNorm):
@@ -140,7 +141,7 @@ def _measured(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Clip by global norm, and hand on the norm of what is clipped."""
+    """Clip by global norm, and pass the norm before clipping to ``clipping``."""
     guard.run(_measure, optimizer, clipping, parameters_and_grads)
     return original(parameters_and_grads, *args, **kwargs)
 
@@ -153,13 +154,13 @@ def _measure(optimizer: Any, clipping: Callable[[Any], None], parameters_and_gra
 
 
 def _global_norm(gradients: Sequence[Any]) -> Any | None:
-    """The norm of all gradients together; `None` where it can't be worked out of them alone."""
+    """Return the norm of all gradients together; `None` if there are none, or if some are sparse or sharded."""
     try:
         with paddle.no_grad():
-            whole = [g.astype("float32") if g.element_size() < 4 else g for g in gradients]
-            squares = [gradient.square().sum() for gradient in whole]
+            wide = [g.astype("float32") if g.element_size() < 4 else g for g in gradients]
+            squares = [gradient.square().sum() for gradient in wide]
             return paddle.add_n(squares).sqrt() if squares else None
-    except Exception as error:  # sparse ones, or those that are spread over processes
+    except Exception as error:  # sparse or sharded gradients
         reraise_from_signal_handler(error)
         return None
 
@@ -171,14 +172,14 @@ def _then(guard: Guard, afterwards: Callable[[], None], original: Callable[..., 
 
 
 def _skips(optimizer: Any) -> bool:
-    """Whether this call of ``step`` changes nothing: a scaler's call goes through, with gradients that overflowed."""
+    """Return True if this call of ``step`` changes nothing, because a scaler called it with overflowed gradients."""
     look = getattr(optimizer, "_get_auxiliary_var", None)
     return look is not None and bool(look("found_inf"))
 
 
 def in_float64(optimizer: Any) -> Callable[[], None]:
     inner: Any = _innermost(optimizer)
-    # Its learning rate is a tensor of the dtype that its parameters are stepped in.
+    # The optimizer caches its learning rate as a tensor of the dtype of its updates.
     rates, dtype = dict(inner._learning_rate_map), inner._dtype
     inner._learning_rate_map.clear()
     inner._dtype = "float64"

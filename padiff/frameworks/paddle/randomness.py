@@ -1,6 +1,6 @@
 """paddle's random numbers; see `padiff.frameworks.base.Randomness`.
 
-The state of a generator can be kept and put back, but not be made from numbers: a file can't hold it.
+A generator's state can be saved and restored in the process, but not converted from numbers, so no file can store it.
 """
 
 from collections.abc import Hashable, Iterator, Mapping
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-# Where, among the words that say a state, stands where it lies in memory.
+# The index of the memory address among the words of a state's text.
 _ADDRESS = 3
 
 
@@ -25,10 +25,10 @@ def kept() -> Iterator[None]:
 
 def _generators() -> dict[str, Any]:
     core = paddle.framework.core
-    found = {"paddle.cpu": core.default_cpu_generator()}
+    generators = {"paddle.cpu": core.default_cpu_generator()}
     if paddle.is_compiled_with_cuda() and not paddle.framework._current_expected_place().is_cpu_place():
-        found |= {f"paddle.gpu.{k}": core.default_cuda_generator(k) for k in range(core.get_cuda_device_count())}
-    return found
+        generators |= {f"paddle.gpu.{k}": core.default_cuda_generator(k) for k in range(core.get_cuda_device_count())}
+    return generators
 
 
 def state() -> dict[str, Any]:
@@ -42,8 +42,8 @@ def restore(state: Mapping[str, Any]) -> None:
 
 
 def stamp() -> Hashable:
-    words = [str(one).split(" ") for one in state().values()]
-    return tuple((*some[:_ADDRESS], *some[_ADDRESS + 1 :]) for some in words)
+    words = [str(generator_state).split(" ") for generator_state in state().values()]
+    return tuple((*parts[:_ADDRESS], *parts[_ADDRESS + 1 :]) for parts in words)
 
 
 def as_arrays(state: Mapping[str, Any]) -> dict[str, np.ndarray]:

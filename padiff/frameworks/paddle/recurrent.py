@@ -1,7 +1,7 @@
 """Dropout between the layers of paddle's recurrent networks; see `padiff.frameworks.torch.recurrent`.
 
-paddle computes all layers in one kernel, which draws by itself: on the CPU from the generator of all dropout, in the
-same order as `paddle.rand`.
+One kernel of paddle computes all layers and draws the masks: on the CPU from the generator of all dropout, in the same
+order as `paddle.rand`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import paddle
 
 from padiff.frameworks.listening import Heard
 
-#: What `paddle.nn.layer.rnn` calls.
+#: The function that `paddle.nn.layer.rnn` calls.
 FUNCTION = "rnn"
 
 
@@ -42,29 +42,29 @@ class Recurrent:
     def of(cls, heard: Heard) -> Recurrent:
         data, states, *more = [*heard.args, *heard.kwargs.values()]
         call = cls(heard.function, data, [states] if isinstance(states, paddle.Tensor) else list(states), *more)
-        # The network's own holds what its backward needs.
+        # The network's own scratch tensor holds data for its backward.
         return replace(call, scratch=paddle.empty([1], "uint8"))
 
     @property
     def between(self) -> int:
-        """How many times it drops."""
+        """The number of dropouts: one between every two layers in training, else 0."""
         return 0 if self.testing else self.layers - 1
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of what a layer gives: time, batch, features."""
+        """The shape of a layer's output: time, batch, features."""
         return (*self.data.shape[:2], self.hidden * (2 if self.both_ways else 1))
 
     def drawn(self) -> np.ndarray:
-        """What it would keep if it was called now."""
+        """Draw and return the masks that the call would draw from the current state of the generator."""
         # paddle draws once for all layers.
         mask = paddle.rand(self.shape, "float32").numpy() >= np.float32(self.rate)
         return np.stack([mask] * self.between)
 
     def keeping(self, masks: np.ndarray) -> tuple[Any, ...]:
-        """What it gives where it keeps these elements."""
+        """Return the output of the call with these masks."""
         ways = 2 if self.both_ways else 1
-        # Of each layer and way two matrices; behind all of these, as many biases.
+        # Two matrices per layer and direction; after all matrices, as many biases.
         half = 2 * ways
         data, ended = self.data, []
         for layer in range(self.layers):
@@ -72,17 +72,17 @@ class Recurrent:
             matrices = list(self.weights[start : start + half])
             biases = list(self.weights[len(self.weights) // 2 + start :][:half])
             states = [state[layer * ways : (layer + 1) * ways] for state in self.states]
-            one = replace(self, data=data, states=states, weights=matrices + biases, inputs=data.shape[-1])
-            data, reserve, last = replace(one, rate=0.0, layers=1)._call()
+            layer_call = replace(self, data=data, states=states, weights=matrices + biases, inputs=data.shape[-1])
+            data, reserve, last = replace(layer_call, rate=0.0, layers=1)._call()
             ended.append(last)
             if layer < self.between:
-                kept = paddle.to_tensor(masks[layer]).astype(data.dtype)
-                data = data * (kept * (1 / (1 - self.rate)))
+                mask = paddle.to_tensor(masks[layer]).astype(data.dtype)
+                data = data * (mask * (1 / (1 - self.rate)))
         return data, reserve, [paddle.concat(parts) for parts in zip(*ended)]
 
     def _call(self) -> tuple[Any, ...]:
-        found: tuple[Any, ...] = self.function(
+        outputs: tuple[Any, ...] = self.function(
             self.data, self.states, self.weights, self.lengths, self.scratch, self.rate, self.both_ways, self.inputs,
             self.hidden, self.layers, self.mode, self.seed, self.testing,
         )  # fmt: skip
-        return found
+        return outputs

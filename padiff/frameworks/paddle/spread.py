@@ -1,8 +1,8 @@
-"""Tensors of paddle that are spread over processes; see `padiff.frameworks.spreading.Spreading`.
+"""Sharded tensors of paddle; see `padiff.frameworks.spreading.Spreading`.
 
-A distributed tensor says by its placements what this process holds. Layers of fleet's model parallelism hold plain
-tensors: these say that they are parts (``is_distributed``) and along which axis (``split_axis``), and the layers among
-how many they are shared out.
+The placements of a distributed tensor tell which part this process holds. Layers of fleet's model parallelism have
+plain tensors, whose attributes tell that they are parts (``is_distributed``) and of which axis (``split_axis``); the
+layer's group tells the number of processes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from padiff.records.parts import PARTIAL, REPLICA, SHARD, Part
 
 
 def look(model: Any) -> None:
-    """Nothing: parameters stay on their layers."""
+    """Do nothing: in paddle, parameters stay on their layers."""
 
 
 def held(layer: Any) -> Sequence[Held]:
@@ -35,7 +35,10 @@ def held(layer: Any) -> Sequence[Held]:
 
 
 def _group(layer: Any) -> Any:
-    """Among which processes a layer's parameters are shared out: as it says, as fleet says, else all of them."""
+    """Return the group of processes that share a layer's parameters: the layer's own, else fleet's, else the default.
+
+    The result is `None` if training is not distributed.
+    """
     group = getattr(layer, "model_parallel_group", None)
     if group is not None or not paddle.distributed.is_initialized():
         return group
@@ -44,18 +47,18 @@ def _group(layer: Any) -> Any:
 
 
 def _share(slot: str, tensor: Any, rank: int, ranks: int, first: int) -> Held:
-    """A parameter of a layer of fleet's model parallelism: an equal share along one axis."""
-    own, axis = tuple(tensor.shape), tensor.split_axis
-    whole = (*own[:axis], own[axis] * ranks, *own[axis + 1 :])
-    offset = tuple(own[axis] * rank if each == axis else 0 for each in range(len(own)))
+    """Describe a parameter of fleet's model parallelism, of which each process holds an equal part along one axis."""
+    part_shape, axis = tuple(tensor.shape), tensor.split_axis
+    shape = (*part_shape[:axis], part_shape[axis] * ranks, *part_shape[axis + 1 :])
+    offset = tuple(part_shape[axis] * rank if each == axis else 0 for each in range(len(part_shape)))
     return Held(
         slot,
-        whole,
+        shape,
         dtype(tensor),
         not tensor.stop_gradient,
         tensor,
         None,
-        lambda: (tensor, Part(whole, offset, SHARD, first)),
+        lambda: (tensor, Part(shape, offset, SHARD, first)),
         lambda: tensor.grad,
         heard=True,
     )
@@ -97,7 +100,7 @@ def local(tensor: Any) -> tuple[Any, Part | None]:
             start[axis] += begin
             extent[axis] = min(most, extent[axis] - begin)
             kind = kind if kind == PARTIAL else SHARD
-    own = tensor.detach()._local_value()
-    if list(own.shape) != extent:
-        raise UncopiedError(f"this process holds {list(own.shape)} of {list(shape)}, not what the placements say")
-    return own, Part(shape, tuple(start), kind, min(ids) * len(ids) + replica)
+    part = tensor.detach()._local_value()
+    if list(part.shape) != extent:
+        raise UncopiedError(f"this process holds {list(part.shape)} of {list(shape)}, not what the placements say")
+    return part, Part(shape, tuple(start), kind, min(ids) * len(ids) + replica)

@@ -19,14 +19,14 @@ from padiff.sketches.cuts import Cut, Form, cut_of, form_of
 from padiff.sketches.places import BLOCK, ELEMENTS, block_rows
 from padiff.sketches.samples import Empty
 
-# paddle's .numpy() hands these out as integers of the same width, without a word.
+# Dtypes that paddle's .numpy() silently returns as integers of the same width.
 _BITS = {
     "bfloat16": ml_dtypes.bfloat16,
     "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
     "float8_e5m2": ml_dtypes.float8_e5m2,
 }
 
-# Dtypes that numpy takes through DLPack, and elements from which on that is the faster way.
+# Dtypes that numpy accepts through DLPack, and the number of elements from which DLPack is faster.
 _SHARED = frozenset({"float32", "float64", "float16", "int64", "int32"})
 _LARGE = 1 << 14
 _SHARED_DTYPES = frozenset(getattr(paddle, name) for name in _SHARED)
@@ -58,7 +58,7 @@ def _name(dtype: Any) -> str:
 
 def shape(tensor: Any) -> tuple[int, ...]:
     if tensor.is_selected_rows():
-        # Its own shape counts the rows that are held, the height all that there are.
+        # The tensor's own shape counts the stored rows; the height counts all rows.
         return (tensor.get_selected_rows().height(), *tensor.shape[1:])
     return tuple(tensor.shape)
 
@@ -78,7 +78,7 @@ def copy(tensor: Any, empty: Empty = np.empty) -> np.ndarray:
     if tensor.is_sparse():
         tensor = tensor.to_dense()
     if tensor.place.is_cpu_place() and dtype(tensor) in _SHARED and tensor.size >= _LARGE:
-        # A view through DLPack, copied: into memory that is there, where .numpy() always takes fresh memory.
+        # Copy a view through DLPack into existing memory, where .numpy() would always allocate.
         view = np.from_dlpack(tensor)
         copied = empty(view.shape, view.dtype)
         np.copyto(copied, view)
@@ -127,7 +127,7 @@ def live(tensor: Any) -> np.ndarray | None:
 
 @lru_cache(maxsize=4096)
 def _form(shape: tuple[int, ...], dtype: Any) -> Form | None:
-    """`None` of dtypes that numpy does not take."""
+    """Return the memory layout of a contiguous CPU tensor; `None` for dtypes that numpy does not accept."""
     if dtype not in _SHARED_DTYPES:
         return None
     of_numpy = np.dtype(_name(dtype))
@@ -150,24 +150,24 @@ def cut(tensor: Any, transposed: bool = False) -> Cut | None:
 def form(dtype: str, shape: tuple[int, ...]) -> Form | None:
     if dtype not in _SHARED:
         return None
-    found = _form(shape, getattr(paddle, dtype))
-    return found if found is not None and found.nbytes else None
+    layout = _form(shape, getattr(paddle, dtype))
+    return layout if layout is not None and layout.nbytes else None
 
 
 def address(tensor: Any, form: Form) -> int:
-    found = cut(tensor)
-    return 0 if found is None or found.form is not form else found.address
+    position = cut(tensor)
+    return 0 if position is None or position.form is not form else position.address
 
 
 def locator(forms: Sequence[Form]) -> Callable[[Sequence[Any]], list[int] | None]:
     def locate(tensors: Sequence[Any]) -> list[int] | None:
-        found = list(map(address, tensors, forms))
-        return None if 0 in found else found
+        addresses = list(map(address, tensors, forms))
+        return None if 0 in addresses else addresses
 
     return locate
 
 
-#: A slice of a tensor of paddle's may be a copy.
+#: False, because a slice of a paddle tensor may be a copy.
 JOINS = False
 
 
@@ -212,7 +212,7 @@ def fetch(tensors: Sequence[Any]) -> Callable[[], list[np.ndarray]]:
     for index, tensor in enumerate(tensors):
         groups.setdefault(dtype(tensor), []).append(index)
     with paddle.no_grad():
-        # To pinned memory; paddle orders the copy after what is queued on the device.
+        # To pinned memory; paddle runs the copy after the operations that are queued on the device.
         moved = [(members, paddle.concat([tensors[k] for k in members]).pin_memory()) for members in groups.values()]
     lengths = [tensor.size for tensor in tensors]
 
@@ -229,7 +229,7 @@ def fetch(tensors: Sequence[Any]) -> Callable[[], list[np.ndarray]]:
 def write(tensor: Any, array: np.ndarray) -> None:
     value = paddle.to_tensor(np.array(array.astype(np.float32) if array.dtype.name in _BITS else array, order="C"))
     with paddle.no_grad():
-        # set_value keeps the place, but wants the very dtype.
+        # set_value keeps the place, but requires the same dtype.
         tensor.set_value(value.astype(tensor.dtype))
 
 
@@ -246,14 +246,14 @@ def leaf(tensor: Any, array: np.ndarray) -> Any:
 
 
 def gradients(outputs: Sequence[Any], inputs: Sequence[Any], seeds: Sequence[Any]) -> Sequence[Any]:
-    found: Sequence[Any] = paddle.grad(list(outputs), list(inputs), list(seeds), allow_unused=True)
-    return found
+    results: Sequence[Any] = paddle.grad(list(outputs), list(inputs), list(seeds), allow_unused=True)
+    return results
 
 
 def make(array: np.ndarray, near: Any) -> Any:
     foreign = array.dtype.name in _BITS
-    made = paddle.to_tensor(np.array(array.astype(np.float32) if foreign else array, order="C"), place=near.place)
-    return made.astype(array.dtype.name) if foreign else made
+    tensor = paddle.to_tensor(np.array(array.astype(np.float32) if foreign else array, order="C"), place=near.place)
+    return tensor.astype(array.dtype.name) if foreign else tensor
 
 
 def in_float64(tensors: Sequence[Any]) -> Callable[[], None]:
@@ -279,7 +279,7 @@ def in_float64(tensors: Sequence[Any]) -> Callable[[], None]:
 
 
 def _take_over(tensor: Any, values: Any) -> None:
-    """Have a tensor hold the memory of another, whatever its dtype, as ``Layer.to`` does."""
+    """Make a tensor share the memory and dtype of ``values``, as ``Layer.to`` does."""
     tensor.value().get_tensor()._share_data_with(values.value().get_tensor())
 
 
@@ -289,12 +289,12 @@ def without_grad() -> AbstractContextManager[Any]:
 
 
 def _whole(tensor: Any) -> Any:
-    """What this process holds of a distributed tensor, if that is all of it; any other tensor itself.
+    """Return the local value of a replicated distributed tensor; return a tensor that is not distributed itself.
 
-    Not ``.numpy()``, which would have all processes communicate.
+    ``.numpy()`` would not do, because it makes all processes communicate.
 
     Raises:
-        UncopiedError: this process holds a part.
+        UncopiedError: this process holds only a part.
     """
     if not tensor.is_dist():
         return tensor

@@ -1,4 +1,4 @@
-"""PyTorch, as far as recording needs it."""
+"""The implementation of the protocols in `padiff.frameworks.base` for PyTorch."""
 
 import torch
 

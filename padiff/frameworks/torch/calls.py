@@ -1,7 +1,7 @@
-"""Seeing the calls of torch modules, those under ``torch.compile`` too.
+"""Hooks on the calls of torch modules, including modules under ``torch.compile``.
 
-What a compiled module computes inside never comes by in Python: it is recorded from outside. Hooks inside keep still
-while torch compiles: else the graph would break at each of them, and the compiled code would be another one.
+A compiled module is recorded from outside, because its sublayers are not called in Python. Hooks on its sublayers do
+nothing while torch compiles: otherwise each hook would break the graph and so change the compiled code.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from padiff.system.guard import RAISING, Guard
 
 
 def original(module: Any) -> Any:
-    """The module inside ``torch.compile``'s wrapper; any other module itself."""
-    # Never imported here: that takes seconds, and where nothing is compiled nobody needs it.
+    """Return the module inside ``torch.compile``'s wrapper; any other module itself."""
+    # Not imported here: the import takes seconds, and is needed only if something was compiled.
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     while dynamo is not None and isinstance(module, dynamo.OptimizedModule):
         module = module._orig_mod
@@ -29,7 +29,7 @@ def original(module: Any) -> Any:
 
 
 def compiled_in_place(module: Any) -> bool:
-    """Whether ``module.compile()`` was called."""
+    """Return True if ``module.compile()`` was called."""
     return vars(module).get("_compiled_call_impl") is not None
 
 
@@ -50,7 +50,7 @@ class _Hook(Hook):
     __slots__ = ()
 
     def _is_meant(self, module: Any) -> bool:
-        # DataParallel makes a replica for each device.
+        # DataParallel creates a replica for each device.
         return id(module) == self._layer or "_is_replica" in vars(module)
 
 
@@ -74,7 +74,7 @@ class _After(_Hook):
     def __call__(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or self._guard.tripped:
             return
-        # Always called, after an exception in forward too, with no output then.
+        # This hook is also called after an exception in forward, without an output.
         failed = output is None and sys.exc_info()[0] is not None
         try:
             if self._is_meant(module) and not building():
@@ -85,7 +85,7 @@ class _After(_Hook):
 
 
 def _called(module: Any, before: _Before, after: _After, compiled: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a module that is compiled in place, whose own hooks are compiled with it."""
+    """Call a module that is compiled in place, with padiff's hooks outside, because its own hooks are compiled too."""
     before(module, args, kwargs)
     try:
         output = compiled(*args, **kwargs)
@@ -97,7 +97,7 @@ def _called(module: Any, before: _Before, after: _After, compiled: Any, *args: A
 
 
 def compiled_paths(model: Any) -> Iterator[str]:
-    """Paths of the compiled modules that have others inside."""
+    """Yield the paths of the compiled modules that have submodules."""
     if "torch._dynamo.eval_frame" not in sys.modules:  # nothing is compiled without it
         return
     for name, module in model.named_modules():

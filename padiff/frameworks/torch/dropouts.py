@@ -1,7 +1,7 @@
 """PyTorch's dropout; see `padiff.frameworks.dropouts`.
 
-The layers, attention and recurrent networks call these functions. What torch draws in C++ by itself is not seen:
-`torch.dropout` called as such, what is compiled, and between the layers of a recurrent network on a GPU.
+The layers, attention and recurrent networks call these functions. Masks that torch draws inside C++ are not recorded:
+direct calls of `torch.dropout`, compiled code, and dropout between the layers of a recurrent network on a GPU.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ state, restore = randomness.state, randomness.restore
 
 _ATTENTION = "scaled_dot_product_attention"
 _ALPHA = ("alpha_dropout", "feature_alpha_dropout")
-# What SELU's negative side tends to.
+# The limit of SELU for large negative inputs.
 _SATURATION = -1.7580993408473766
-# How far an attention's, or a recurrent network's, output may be from what its mask gives, for the mask to be the one
-# that was used.
+# The largest relative distance between the output of attention (or of a recurrent network) and the output computed
+# with a mask, for the mask to be accepted as the one that was used.
 _ALIKE = 0.1
 
 
@@ -49,12 +49,12 @@ def about(name: str, heard: Heard) -> DropoutCall | None:
     if name in FUNCTIONS:
         call = Recurrent.of(heard)
         return DropoutCall(name, call.rate, call.shape, call.between) if 0 < call.rate < 1 and call.between else None
-    given = _arguments(name, heard)
+    arguments = _arguments(name, heard)
     if name == _ATTENTION:
-        query, key, rate = given["query"], given["key"], float(given.get("dropout_p") or 0.0)
+        query, key, rate = arguments["query"], arguments["key"], float(arguments.get("dropout_p") or 0.0)
         shape = (*query.shape[:-1], key.shape[-2])
     else:
-        rate, shape = float(given["p"]) if given["training"] else 0.0, tuple(given["input"].shape)
+        rate, shape = float(arguments["p"]) if arguments["training"] else 0.0, tuple(arguments["input"].shape)
     return DropoutCall(name, rate, tuple(shape)) if 0.0 < rate < 1.0 else None
 
 
@@ -64,13 +64,13 @@ def kept(name: str, heard: Heard, output: Any, before: Any) -> np.ndarray | None
             randomness.restore(before)
             masks = Recurrent.of(heard).drawn()
             return masks if _is_like(Recurrent.of(heard).keeping(masks)[0], output[0]) else None
-    given = _arguments(name, heard)
+    arguments = _arguments(name, heard)
     if name == _ATTENTION:
-        return _kept_by_attention(heard, given, output, before)
+        return _kept_by_attention(heard, arguments, output, before)
     with torch.no_grad():
-        ones = torch.ones_like(given["input"])
+        ones = torch.ones_like(arguments["input"])
         randomness.restore(before)
-        mask = heard.function(ones, float(given["p"]), True) > 0
+        mask = heard.function(ones, float(arguments["p"]), True) > 0
     return tensors.copy(mask)
 
 
@@ -79,29 +79,33 @@ def draw(name: str, heard: Heard) -> None:
         with torch.no_grad():
             Recurrent.of(heard).drawn()
         return
-    given = _arguments(name, heard)
+    arguments = _arguments(name, heard)
     with torch.no_grad():
         if name == _ATTENTION:
-            heard.function(**given)
+            heard.function(**arguments)
         else:
-            heard.function(torch.ones_like(given["input"]), float(given["p"]), True)
+            heard.function(torch.ones_like(arguments["input"]), float(arguments["p"]), True)
 
 
 def _kept_by_attention(heard: Heard, given: dict[str, Any], output: Any, before: Any) -> np.ndarray | None:
-    """Values that are the identity, a part of it at a time, give the weights that were left."""
+    """Return the mask of attention weights, by calling attention with the identity matrix as values.
+
+    The identity is passed in blocks of columns as wide as the real values. The result is `None` if attention with this
+    mask does not reproduce the output.
+    """
     query, key, value = given["query"], given["key"], given["value"]
     more = {name: given[name] for name in given if name not in ("query", "key", "value")}
     length, width = key.shape[-2], value.shape[-1]
     parts = []
     for start in range(0, length, width):
-        some = torch.zeros_like(value)
+        identity = torch.zeros_like(value)
         for column in range(min(width, length - start)):
-            some[..., start + column, column] = 1
-        # Which kernel runs depends on what learns.
-        again = [t.detach().requires_grad_(t.requires_grad) for t in (query, key, some)]
+            identity[..., start + column, column] = 1
+        # torch selects the kernel by which inputs require a gradient.
+        again = [t.detach().requires_grad_(t.requires_grad) for t in (query, key, identity)]
         again[2].requires_grad_(value.requires_grad)
         randomness.restore(before)
-        # What is saved for its backward is nobody's: activation checkpointing counts what is saved.
+        # Hide the saved tensors of this call from activation checkpointing, which counts saved tensors.
         with torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):
             parts.append(heard.function(*again, **more).detach()[..., : min(width, length - start)] != 0)
     mask = torch.cat(parts, -1)
@@ -117,12 +121,13 @@ def _is_like(expected: Any, output: Any) -> bool:
 
 
 def handed_on(name: str, heard: Heard) -> Callable[[], Any] | None:
-    # To modes, as those are by which functions are heard: what is done here is no call of the model's.
+    # Torch function modes, such as the one that records functions, get the call first: padiff's calls here are not the
+    # model's.
     owner = torch._VF if name in FUNCTIONS else functional
-    given = [value for value in (*heard.args, *heard.kwargs.values()) if isinstance(value, torch.Tensor)]
-    if not overrides.has_torch_function(given):
+    values = [value for value in (*heard.args, *heard.kwargs.values()) if isinstance(value, torch.Tensor)]
+    if not overrides.has_torch_function(values):
         return None
-    return partial(overrides.handle_torch_function, getattr(owner, name), given, *heard.args, **heard.kwargs)
+    return partial(overrides.handle_torch_function, getattr(owner, name), values, *heard.args, **heard.kwargs)
 
 
 def _as_it_is(tensor: Any) -> Any:
@@ -132,21 +137,21 @@ def _as_it_is(tensor: Any) -> Any:
 def keeping(name: str, heard: Heard, mask: np.ndarray) -> Any:
     if name in FUNCTIONS:
         return Recurrent.of(heard).keeping(mask)
-    given = _arguments(name, heard)
+    arguments = _arguments(name, heard)
     if name == _ATTENTION:
-        return _attention(given, torch.from_numpy(mask).to(given["query"].device))
-    source, rate = given["input"], float(given["p"])
+        return _attention(arguments, torch.from_numpy(mask).to(arguments["query"].device))
+    source, rate = arguments["input"], float(arguments["p"])
     if name in _ALPHA:
         scale = 1 / math.sqrt((_SATURATION**2 * rate + 1) * (1 - rate))
         shift = np.where(mask, 0.0, scale * _SATURATION) - scale * _SATURATION * rate
         factor, added = tensors.like(source, mask * scale), tensors.like(source, shift)
-        return source.mul_(factor).add_(added) if given.get("inplace") else source * factor + added
+        return source.mul_(factor).add_(added) if arguments.get("inplace") else source * factor + added
     factor = tensors.like(source, mask * (1 / (1 - rate)))
-    return source.mul_(factor) if given.get("inplace") else source * factor
+    return source.mul_(factor) if arguments.get("inplace") else source * factor
 
 
 def _attention(given: dict[str, Any], mask: Any) -> Any:
-    """An attention that keeps these of its weights."""
+    """Compute attention with a mask for its weights, in place of dropout."""
     query, key, value, scale = given["query"], given["key"], given["value"], given.get("scale")
     if given.get("enable_gqa"):
         times = query.shape[-3] // key.shape[-3]
@@ -164,6 +169,6 @@ def _attention(given: dict[str, Any], mask: Any) -> Any:
 
 
 def _arguments(name: str, heard: Heard) -> dict[str, Any]:
-    """What was given, by name; the attention is written in C, and says none."""
+    """Return the arguments by parameter name, also for attention, whose C function has no signature."""
     names = heard.names or (*parameters_of(name), "scale", "enable_gqa")
     return {**heard.arguments(), **dict(zip(names, heard.args)), **heard.kwargs}

@@ -1,5 +1,6 @@
-"""What of PyTorch's state can change numbers; reading it makes no CUDA context and warns of nothing. See
-`padiff.frameworks.base.Environment`.
+"""Versions, devices and switches of PyTorch that can change numbers; see `padiff.frameworks.base.Environment`.
+
+Reading them creates no CUDA context and emits no warning.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from padiff.frameworks.launchers import launched
 
 def read(kinds: Collection[str]) -> dict[str, Any]:
     backends, cuda = torch.backends, torch.backends.cuda
-    asked: dict[str, Callable[[], Any]] = {
+    readers: dict[str, Callable[[], Any]] = {
         "framework.cuda": lambda: torch.version.cuda,
         "framework.cudnn": backends.cudnn.version,
         "threads.intra_op": torch.get_num_threads,
@@ -37,17 +38,17 @@ def read(kinds: Collection[str]) -> dict[str, Any]:
         "onednn.enabled": lambda: bool(backends.mkldnn.enabled),
         "cpu.capability": lambda: backends.cpu.get_cpu_capability(),
     }
-    found: dict[str, Any] = {}
-    for name, ask in asked.items():
-        # Other versions lack some; and torch raises where its old and its new switches of one thing were mixed.
+    values: dict[str, Any] = {}
+    for name, ask in readers.items():
+        # Some versions lack some switches, and torch raises if a program mixed old and new switches of one setting.
         with contextlib.suppress(AttributeError, RuntimeError, TypeError):
-            found[name] = ask()
-    # Asking for a device of a process that uses none yet would start CUDA.
+            values[name] = ask()
+    # Querying devices would initialize CUDA in a process that uses no device yet.
     if "gpu" in kinds and torch.cuda.is_initialized():
         count = torch.cuda.device_count()
-        found["device.count"] = count
-        found["device.names"] = ", ".join(sorted({torch.cuda.get_device_name(index) for index in range(count)}))
-    return found
+        values["device.count"] = count
+        values["device.names"] = ", ".join(sorted({torch.cuda.get_device_name(index) for index in range(count)}))
+    return values
 
 
 def autocast() -> dict[str, Any]:
@@ -61,17 +62,17 @@ def autocast() -> dict[str, Any]:
 def distributed() -> tuple[int, int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    # Before the process group is made, torchrun has said it already.
+    # Before the process group is initialized, the environment variables of torchrun have the rank.
     return launched("RANK", "WORLD_SIZE")
 
 
 def _tf32(newer: Any, older_name: str, older: Any = None) -> bool:
-    """Newer versions have a precision in the place of the switch, and warn of the mixing of both."""
+    """Return True if TF32 is on. Newer versions have a precision instead, and warn if a program uses the switch too."""
     if hasattr(newer, "fp32_precision"):
         return bool(newer.fp32_precision == "tf32")
     return bool(getattr(older if older is not None else newer, older_name))
 
 
 def _switch(value: Any) -> bool:
-    # Newer versions have a pair of switches here.
+    # Newer versions return a pair of switches.
     return bool(value[0] if isinstance(value, tuple) else value)

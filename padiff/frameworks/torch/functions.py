@@ -1,11 +1,11 @@
-"""Seeing torch's functional calls and tensor methods, by torch's own means for it.
+"""Hooks on torch's functions and tensor methods, by a torch function mode.
 
-Every function of torch that takes tensors asks for a mode first, those written in Python too: so it does not matter
-how a call reaches it (by ``F.softmax``, a name that was imported before, a default argument, a `functools.partial`).
-While the mode hears of a call it is off: what a function calls itself is not seen.
+Every torch function with tensor arguments, even one written in Python, passes its call to the active mode first. So the
+way of reaching the function does not matter (``F.softmax``, a name imported before, a default argument, a
+`functools.partial`). The mode is off during a call: calls inside of torch's functions are not recorded.
 
-Not seen are calls on other threads, ``torch.autograd.Function.apply``, operators called as such
-(``torch.ops.aten...``), and what is compiled or scripted.
+The mode misses calls on other threads, ``torch.autograd.Function.apply``, direct calls of operators
+(``torch.ops.aten...``), and compiled or scripted code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from padiff.system.guard import RAISING, Guard
 
 
 class _Mode(TorchFunctionMode):
-    """Calls back after each call made from Python."""
+    """A torch function mode that calls a callback after each call made from Python."""
 
     def __init__(self, called: OnCall, guard: Guard) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class _Mode(TorchFunctionMode):
 
 
 class Seeing:
-    """The mode, switched on when made and off by `remove`."""
+    """A registration of the mode: switched on at creation, and off by `remove`."""
 
     def __init__(self, called: OnCall, guard: Guard = RAISING) -> None:
         self._mode: _Mode | None = _Mode(called, guard)
@@ -47,9 +47,9 @@ class Seeing:
 
     def remove(self) -> None:
         mode, self._mode = self._mode, None
-        if mode is None or all(one is not mode for one in overrides._get_current_function_mode_stack()):
+        if mode is None or all(active is not mode for active in overrides._get_current_function_mode_stack()):
             return
-        # Leaving a mode leaves the last one, whichever it is: others (``with torch.device(...)``) stay.
+        # torch can only pop the innermost mode, so pop and push back the modes inside (``with torch.device(...)``).
         above = []
         while (last := overrides._pop_mode()) is not mode:
             above.append(last)

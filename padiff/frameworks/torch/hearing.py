@@ -1,11 +1,11 @@
-"""Hearing torch's functions and operators while a model's own code runs.
+"""Interception of torch's functions and operators while a model's own code runs.
 
-A mode of torch's own (`torch.overrides`) hears them, however they are reached; see `padiff.frameworks.torch.functions`.
-It is on only while code of the user's runs: where it is on, torch's attention leaves out its fast path, and what is
-compiled would be compiled for it.
+A torch function mode (`torch.overrides`) intercepts the calls; see `padiff.frameworks.torch.functions`. The mode is on
+only while the user's code runs, because it disables the fast path of torch's attention, and code compiled meanwhile
+would include the mode.
 
-What is compiled is left alone: in a process that has compiled something nothing is heard, and once something
-begins to be compiled, nothing more.
+Compiled code stays unchanged: padiff intercepts nothing in a process that has compiled code before, and stops as soon
+as a compilation begins.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from padiff.frameworks.api_names import heard_name, parameters_of
 from padiff.frameworks.hooking import FunctionListener, HookEntry
 from padiff.frameworks.torch.modes import building, call_aside
 
-# No layer has so many hooks of recorders.
+# A key far below those of recorders' hooks on layers.
 _FIRST = -1_000_000
-# Attributes that give a tensor that is another view of it.
+# Tensor attributes that return another view of the tensor -> the common name of the operation.
 _ATTRIBUTES = {"T": "transpose", "mT": "transpose", "H": "transpose", "mH": "transpose", "data": "detach"}
 
 
@@ -37,8 +37,8 @@ class _Mode(TorchFunctionMode):
     def __init__(self, listener: FunctionListener) -> None:
         super().__init__()
         self._listener = listener
-        #: Whether nothing is heard any more, and whether a function is under way: torch has taken the mode out for as
-        #: long as it is, and puts it back afterwards, whatever is done to it meanwhile.
+        #: `muted`: pass no calls to the listener. `inside`: a function is running; torch has removed the mode from its
+        #: stack during the call and puts it back afterwards, so the mode can't be removed meanwhile.
         self.muted = self.inside = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -63,18 +63,19 @@ class _Mode(TorchFunctionMode):
 
 
 class Hearing:
-    """Hears functions for a listener on the thread that makes it; see `padiff.frameworks.hooking.Hooking`."""
+    """An interceptor of functions on the thread that creates it; see `padiff.frameworks.hooking.Hearing`."""
 
     def __init__(self, listener: FunctionListener) -> None:
         self._mode: _Mode | None = None if _has_compiled() else _Mode(listener)
         self.guard = listener.guard
-        #: Whether it listens, whether it will not any more, and whether its mode is still on though it does not.
+        #: `_on`: calls go to the listener. `_over`: a compilation has ended the interception for good. `_left`: the
+        #: mode is still on the stack although `_on` is False.
         self._on = self._over = self._left = False
         self._foreign: _ForeignCalls | None = None
-        #: How many modes were on before this one.
+        #: The number of modes on the stack below this one.
         self._place: int | None = None
         self._thread = threading.get_ident()
-        # Not imported here: nothing is compiled without it.
+        # Not imported here: every compilation imports this module.
         self._compiling = sys.modules.get("torch._dynamo.callback")
         if self._compiling is not None and self._mode is not None:
             self._compiling.callback_handler.register_start_callback(self._stop)
@@ -86,17 +87,17 @@ class Hearing:
             return
         self._on, self._mode.muted = on, not on
         if self._mode.inside:
-            self._left = not on  # a backward that began, say: it is taken out when it can be
+            self._left = not on  # during a function call, such as a backward: `listen` removes it later
             return
-        left, self._left = self._left, False
-        if not on or left:
+        was_active, self._left = self._left, False
+        if not on or was_active:
             self._take_out(self._mode)
         if not on:
             return
-        there = len(overrides._get_current_function_mode_stack())
-        # Where it was: other modes (``with torch.device(...)``) that were begun since end before it does.
-        place = there if self._place is None else min(self._place, there)
-        above = [overrides._pop_mode() for _ in range(there - place)]
+        count = len(overrides._get_current_function_mode_stack())
+        # At its previous position, because modes entered since (``with torch.device(...)``) exit before this one.
+        place = count if self._place is None else min(self._place, count)
+        above = [overrides._pop_mode() for _ in range(count - place)]
         overrides._push_mode(self._mode)
         while above:
             overrides._push_mode(above.pop())
@@ -116,26 +117,26 @@ class Hearing:
         mode = self._mode
         if mode is not None and threading.get_ident() == self._thread:
             mode.muted = True
-            self._take_out(mode)  # where it is on, though an error may have said otherwise
+            self._take_out(mode)  # whatever `_on` says, as an error may have left it wrong
         if mode is not None and self._compiling is not None:
-            with suppress(ValueError):  # gone already: torch._dynamo.reset() forgets all
+            with suppress(ValueError):  # torch._dynamo.reset() has removed all callbacks already
                 self._compiling.callback_handler.remove_start_callback(self._stop)
         self._mode, self._on, self._left = None, False, False
 
     def _stop(self, *_: Any) -> None:
-        """Something begins to be compiled: with the mode, it would be compiled another way."""
+        """End the interception because a compilation begins: the mode would change the compiled code."""
         self.guard.run(self._end)
 
     def _end(self) -> None:
-        there = self._on or self._left
-        if there and self._mode is not None and threading.get_ident() == self._thread:
+        is_active = self._on or self._left
+        if is_active and self._mode is not None and threading.get_ident() == self._thread:
             self._mode.muted = True
             self._take_out(self._mode)
             self._on, self._over = False, True
 
     def _take_out(self, mode: _Mode) -> None:
         stack = overrides._get_current_function_mode_stack()
-        if all(one is not mode for one in stack):
+        if all(active is not mode for active in stack):
             return
         above = []
         while (last := overrides._pop_mode()) is not mode:
@@ -146,8 +147,10 @@ class Hearing:
 
 
 class _ForeignCalls:
-    """Has nothing heard while modules run that are not recorded and have parameters (a teacher, say): in evaluation
-    mode torch's attention would leave its fast path for the mode. What has none (a loss) is heard.
+    """Global hooks that pause the interception while modules with parameters run outside of the model (a teacher).
+
+    Otherwise the mode would disable the fast path of torch's attention in such a module's eval mode. Modules without
+    parameters (losses) are intercepted.
     """
 
     def __init__(self, hearing: Hearing) -> None:
@@ -170,8 +173,8 @@ class _ForeignCalls:
             handle.remove()
 
     def _counts(self, module: torch.nn.Module) -> bool:
-        own = threading.get_ident() == self._thread and not torch.compiler.is_compiling()
-        return own and next(module.parameters(), None) is not None
+        applies = threading.get_ident() == self._thread and not torch.compiler.is_compiling()
+        return applies and next(module.parameters(), None) is not None
 
     def _begins(self, module: torch.nn.Module) -> None:
         if self._counts(module):
@@ -186,7 +189,7 @@ class _ForeignCalls:
 
 
 def _has_compiled() -> bool:
-    """Whether torch.compile has compiled anything in this process."""
+    """Return True if torch.compile has compiled anything in this process."""
     frames = sys.modules.get("torch._dynamo.convert_frame")
     codes = getattr(frames, "output_codes", None)
     return bool(getattr(codes, "seen", None))
@@ -194,7 +197,7 @@ def _has_compiled() -> bool:
 
 @lru_cache(maxsize=4096)
 def _about(func: Callable[..., Any]) -> tuple[str | None, tuple[str, ...]]:
-    """The common name of a function, `None` where it is of no interest; and the names of its parameters."""
+    """Return the common name of a function (`None` if traces leave it out), and the names of its parameters."""
     name = str(getattr(func, "__name__", ""))
     if name == "__get__":
         return _ATTRIBUTES.get(str(getattr(getattr(func, "__self__", None), "__name__", ""))), ("self",)
@@ -202,7 +205,7 @@ def _about(func: Callable[..., Any]) -> tuple[str | None, tuple[str, ...]]:
     if common is None:
         return None, ()
     try:
-        found = inspect.signature(func).parameters.values()
+        parameters = inspect.signature(func).parameters.values()
     except (TypeError, ValueError):  # written in C
         return common, parameters_of(common)
-    return common, tuple(p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+    return common, tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))

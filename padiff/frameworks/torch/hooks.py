@@ -1,4 +1,4 @@
-"""Seeing calls and gradients of PyTorch; see `padiff.frameworks.hooking.Hooking`."""
+"""Hooks on calls and gradients of PyTorch; see `padiff.frameworks.hooking.Hooking`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from padiff.frameworks.torch.watching import OWN_CLASSES
 from padiff.system.guard import RAISING, Guard
 
 RAISES_AS_IT_IS = True
-READ = False  # while torch compiles they do nothing
+READ = False  # hooks do nothing while torch compiles
 
 
 def on_outputs(layer: Any, replaced: Replaced) -> Handle:
@@ -39,11 +39,11 @@ def on_gradient(tensor: Any, gradient: OnGradient) -> Handle | None:
     hooks = gradient_hook(gradient)
     if hooks.put(tensor):
         return _OfGraph(hooks, _KEY)
-    there = tensor._backward_hooks
-    if isinstance(there, _Hooks):  # another recorder's
-        return _OfGraph(there, there.add(gradient))
-    if there is not None:
-        return HookEntry(there, gradient)
+    existing = tensor._backward_hooks
+    if isinstance(existing, _Hooks):  # another recorder's
+        return _OfGraph(existing, existing.add(gradient))
+    if existing is not None:
+        return HookEntry(existing, gradient)
     handle: Handle = tensor.register_hook(gradient)
     return handle
 
@@ -52,14 +52,15 @@ def gradient_hook(gradient: OnGradient) -> _Hooks:
     return _Hooks(gradient)
 
 
-# torch counts its own from 0 on.
+# Below 0, because torch counts its keys from 0.
 _KEY = -1
 
 
 class _Hooks(dict[int, OnGradient]):
-    """As torch's own, which refers to it weakly; but for the order that torch keeps in a list beside it.
+    """A tensor's dictionary of gradient hooks, in place of torch's own dictionary.
 
-    Who goes through it in Python, to warn that hooks are not saved with a tensor, meets the user's alone.
+    torch refers to the dictionary weakly. Iteration yields only the keys of the user's hooks, so that torch does not
+    warn of unsaved hooks when a tensor is saved.
     """
 
     __slots__ = ("__weakref__", "callback")
@@ -82,14 +83,18 @@ class _Hooks(dict[int, OnGradient]):
         return key
 
     def discard(self, key: int) -> None:
-        """Remove a hook, and hold nothing of it."""
+        """Remove a hook and all references to it."""
         self.pop(key, None)
         if key == _KEY:
             self.callback = None
 
     def put(self, tensor: Any) -> bool:
-        """What `register_hook` does, in half its time: its handles are counted in an attribute of their class, and so
-        all that is known of the class has to be looked up anew for each of them.
+        """Register this hook on a tensor as `register_hook` does, in half the time; return True on success.
+
+        A tensor that requires no gradient gets no hook, and counts as a success.
+
+        The handles of `register_hook` are slow, because each one increments a counter in their class, which
+        invalidates Python's attribute caches.
         """
         node = tensor.grad_fn
         if tensor._backward_hooks is not None or type(tensor) not in OWN_CLASSES or len(self) != 1:
@@ -103,7 +108,7 @@ class _Hooks(dict[int, OnGradient]):
 
 
 class _OfGraph:
-    """A hook on the gradient of a tensor; of one that was computed it goes with the graph."""
+    """A handle of a hook on a gradient; for a computed tensor, the hook lives as long as the graph."""
 
     __slots__ = ("_hooks", "_key")
 
@@ -126,5 +131,5 @@ _backward_now = torch._C._current_graph_task_id
 
 
 def recomputing() -> bool:
-    # The number of the running backward, -1 outside of one. torch.utils.checkpoint itself asks this way.
+    # The id of the running backward, -1 outside of backward. torch.utils.checkpoint uses the same function.
     return bool(_backward_now() != -1)

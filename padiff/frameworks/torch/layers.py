@@ -24,7 +24,7 @@ def is_model(value: Any) -> bool:
     return isinstance(value, torch.nn.Module)
 
 
-#: Wrappers that call what they hold, by where it stands. The names of their classes: none is imported for this.
+#: Class name of a wrapper -> the attribute with the wrapped module. Names, so that nothing has to be imported.
 _INSIDE = {
     "FullyShardedDataParallel": "_fsdp_wrapped_module",
     "CheckpointWrapper": "_checkpoint_wrapped_module",
@@ -33,12 +33,12 @@ _INSIDE = {
 
 
 def _inside(layer: Any) -> Any:
-    """The user's own layer that a wrapper holds; any other layer itself."""
+    """Return the user's own layer inside a wrapper; any other layer itself."""
     while (name := _INSIDE.get(type(layer).__name__)) is not None and type(layer).__module__.startswith("torch."):
-        held = layer._modules.get(name)
-        if held is None:
+        inner = layer._modules.get(name)
+        if inner is None:
             break
-        layer = held
+        layer = inner
     return layer
 
 
@@ -55,7 +55,7 @@ def unwrap(model: Any) -> Any:
 
 
 def children(layer: Any) -> Iterator[tuple[str, Any]]:
-    # Not named_children(): it leaves out repeats, and a shared layer has to be known under all of its paths.
+    # Not named_children(): it omits repeats, but a shared layer is recorded under all of its paths.
     for name, child in original(layer)._modules.items():
         if child is not None:
             yield name, _inside(child)
@@ -85,7 +85,7 @@ def is_builtin(layer: Any) -> bool:
 
 
 def sharded(layer: Any) -> bool:
-    # Both generations of FSDP set it, for torch.compile.
+    # Both versions of FSDP set this attribute, for torch.compile.
     return "_is_fsdp_managed_module" in vars(original(layer))
 
 
@@ -107,7 +107,7 @@ def layout(layer: Any, slot: str) -> str:
         return ""
     if isinstance(layer, torch.nn.Linear):
         return "out_in"
-    # The GPT-2 family's Conv1D of transformers is a linear layer with its matrix the other way round.
+    # Conv1D of transformers (GPT-2 models) is a linear layer with a transposed matrix.
     return "in_out" if type(layer).__name__ == "Conv1D" and hasattr(layer, "nf") else ""
 
 
@@ -120,10 +120,10 @@ def evaluating(layers: Iterable[Any]) -> AbstractContextManager[None]:
 
 
 class _Unfused:
-    """Without a graph, and without the fused paths that attention takes in eval mode: they call no layers inside.
+    """A context without a graph and without the fused fast paths of attention in eval mode, which skip sublayers.
 
-    The switch is the process's. Of several threads that are in here at once, the first keeps what it was, and the last
-    sets it back.
+    The switch of the fast paths is global. The first thread that enters saves its value, the last one that exits
+    restores it.
     """
 
     def __init__(self) -> None:

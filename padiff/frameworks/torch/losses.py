@@ -1,6 +1,6 @@
 """PyTorch's loss functions and clipping; see `padiff.frameworks.losses`.
 
-The loss modules call these functions. What torch compiles computes its losses unseen.
+The loss modules call these functions. Losses inside of compiled code are not recorded.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _functions() -> Iterator[Function]:
 
 
 def _reduction(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The older way to say it: ``size_average`` and ``reduce``."""
+    """Return the reduction that the deprecated arguments ``size_average`` and ``reduce`` select; empty without them."""
     average, reduce = arguments.get("size_average"), arguments.get("reduce")
     if average is None and reduce is None:
         return {}
@@ -53,11 +53,11 @@ def _reduction(arguments: dict[str, Any]) -> dict[str, Any]:
 def _cross_entropy(arguments: dict[str, Any]) -> dict[str, Any]:
     target, logits = arguments.get("target"), arguments.get("input")
     soft = isinstance(target, torch.Tensor) and target.is_floating_point()
-    own = {"soft_label": soft, "use_softmax": True, **_reduction(arguments)}
+    settings = {"soft_label": soft, "use_softmax": True, **_reduction(arguments)}
     if isinstance(logits, torch.Tensor):
-        # Classes are the second axis; of a batch of rows that is the last.
-        own["axis"] = -1 if logits.dim() <= 2 else 1
-    return own
+        # Classes are the second axis, which is the last one of a matrix.
+        settings["axis"] = -1 if logits.dim() <= 2 else 1
+    return settings
 
 
 def _clips() -> Iterator[tuple[Any, str, Callable[[dict[str, Any], Any], ClipCall | None]]]:
@@ -74,7 +74,7 @@ def _by_norm(arguments: dict[str, Any], output: Any) -> ClipCall:
 
 
 def _with_norm(arguments: dict[str, Any], output: Any) -> ClipCall:
-    # Which norm it is, its caller knows.
+    # The order of the norm is unknown here: only the caller knows it.
     return ClipCall("global_norm", float(arguments["max_norm"]), None, arguments["total_norm"])
 
 

@@ -10,7 +10,7 @@ from padiff.frameworks.torch import dropouts
 
 
 def unfed(layer: Any) -> bool:
-    # What drops nothing, and draws all the same.
+    # Layers that draw random numbers without dropout.
     return isinstance(layer, (torch.nn.RReLU, torch.nn.FractionalMaxPool2d, torch.nn.FractionalMaxPool3d))
 
 

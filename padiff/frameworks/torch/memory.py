@@ -1,4 +1,4 @@
-"""Seeing the values of torch's tensors as arrays."""
+"""Numpy arrays over the memory of torch's tensors."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from padiff.frameworks.values import UncopiedError
 from padiff.frameworks.watching import in_turn
 from padiff.sketches.cuts import Cut, Form, cut_of, form_of
 
-# numpy has no such dtypes, and torch's .numpy() raises for them: their bits are seen as integers of the same width.
+# Dtypes that numpy lacks, and for which torch's .numpy() raises: their memory is read as integers of the same width.
 _BITS = {
     torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
     torch.float8_e4m3fn: np.dtype(ml_dtypes.float8_e4m3fn),
     torch.float8_e5m2: np.dtype(ml_dtypes.float8_e5m2),
 }
-#: Dtypes that numpy has too and calculates with as torch does.
+#: Dtypes that numpy has too, with the same arithmetic.
 PLAIN = frozenset({torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.bool})
 _OTHERS = (torch.uint8, torch.int8, torch.int16, torch.complex64, torch.complex128)
 # Not every version of torch has these.
@@ -36,17 +36,17 @@ def _spelt(dtype: torch.dtype) -> tuple[str, int, bool]:
     return np.dtype(name).str, size, dtype.is_complex
 
 
-#: By dtype: its name in numpy's array interface, bytes of an element, whether it is complex.
+#: By dtype: its name in numpy's array interface, bytes per element, True if it is complex.
 _SPELT = {dtype: _spelt(dtype) for dtype in (*PLAIN, *_OTHERS, *_UNSIGNED, *_BITS)}
 
-#: By what numpy calls them, the dtypes that it calculates with as torch does.
+#: The `PLAIN` dtypes by their numpy names.
 _NAMED = {str(dtype).removeprefix("torch."): dtype for dtype in PLAIN}
 
 
 class _Memory:
-    """A tensor's memory, as numpy asks for it. It holds the storage, not the tensor: so it keeps no graph.
+    """A tensor's memory with numpy's array interface. The object holds the storage, not the tensor or its graph.
 
-    The storage keeps the memory, until somebody resizes it: then the memory is another, and this one is freed.
+    The storage keeps the memory alive until the storage is resized: then this memory is freed.
     """
 
     storage: Any
@@ -56,17 +56,17 @@ class _Memory:
 
 @lru_cache(maxsize=4096)
 def _strided(shape: tuple[int, ...], stride: tuple[int, ...], size: int) -> tuple[tuple[int, ...], int]:
-    """Strides in bytes, and bytes from the first element to the end of the last."""
+    """Return the strides in bytes, and the number of bytes from the first element to the end of the last."""
     strides = tuple(size * each for each in stride)
     return strides, size + sum((length - 1) * each for length, each in zip(shape, strides))
 
 
 def memory_of(tensor: Any) -> np.ndarray | None:
-    """A tensor's own memory on the CPU as an array, where there is such memory; else `None`.
+    """Return a CPU tensor's own memory as an array; `None` if the tensor has no such memory.
 
-    Not by ``.numpy()``: after that torch refuses for good to resize the tensor's storage, and training code that does
-    (the observers of quantization-aware training, sharding) would fail. So the array is to be read at once: whoever
-    keeps it has to look before each reading whether the tensor still has this memory (`memory`).
+    ``.numpy()`` would not do: after it torch refuses to resize the tensor's storage, so training code that resizes it
+    (observers of quantization-aware training, sharding) would fail. Read the array at once; before any later read,
+    check that the tensor still has the same `memory`.
     """
     dtype = tensor.dtype
     spelt = _SPELT.get(dtype)
@@ -75,7 +75,7 @@ def memory_of(tensor: Any) -> np.ndarray | None:
     try:
         name, size, is_complex = spelt
         if tensor.is_neg() or (is_complex and tensor.is_conj()):
-            return None  # a sign still to be changed
+            return None  # a lazy negation or conjugation is pending
         storage, shape = tensor.untyped_storage(), tensor.shape
         start = storage.data_ptr()
         first = size * tensor.storage_offset()
@@ -85,14 +85,14 @@ def memory_of(tensor: Any) -> np.ndarray | None:
         else:
             interface["strides"], length = _strided(shape, tensor.stride(), size)
             end = first + length
-        # A null pointer with an offset is no null pointer: only the storage says whether there is memory, and how much.
+        # With an offset, the address of missing memory is not null, so check the address and size of the storage.
         if (not start or end > storage.nbytes()) and 0 not in shape:
-            return None  # made of other tensors, or freed, or shrunk
-        held = _Memory()
-        held.storage, held.__array_interface__ = storage, interface
-        array = np.asarray(held)
+            return None  # composed of other tensors, freed, or shrunk
+        owner = _Memory()
+        owner.storage, owner.__array_interface__ = storage, interface
+        array = np.asarray(owner)
     except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError):
-        return None  # sparse, quantized, nested, or of a kind that has no memory of its own
+        return None  # sparse, quantized, nested, or a subclass without memory of its own
     bits = _BITS.get(dtype)
     return array if bits is None else array.view(bits)
 
@@ -103,7 +103,7 @@ def _form(shape: torch.Size, dtype: torch.dtype) -> Form:
 
 
 def cut(tensor: Any, transposed: bool = False) -> Cut | None:
-    """Where the sample of a tensor is, if its memory is plain memory of the CPU."""
+    """Return the position of a tensor's sample if its memory is plain CPU memory, else `None`."""
     dtype = tensor.dtype
     if not tensor.is_cpu or dtype not in PLAIN:
         return None
@@ -116,24 +116,24 @@ def cut(tensor: Any, transposed: bool = False) -> Cut | None:
         form, start, storage = _form(tensor.shape, dtype), tensor.data_ptr(), tensor.untyped_storage()
         memory = storage.data_ptr()
         if (not memory or start + form.nbytes > memory + storage.nbytes()) and form.nbytes:
-            return None  # as `memory_of` says
+            return None  # freed or shrunk, as in `memory_of`
         return form.at(start)
     except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError):
         return None
 
 
 def form(dtype: str, shape: tuple[int, ...]) -> Form | None:
-    """How a contiguous tensor lies in memory of the CPU; `None` where it has none that is plain."""
+    """Return the memory layout of a contiguous CPU tensor; `None` for an empty tensor or an unsupported dtype."""
     of_torch = _NAMED.get(dtype)
     return None if of_torch is None or 0 in shape else _form(torch.Size(shape), of_torch)
 
 
 def address(tensor: Any, form: Form) -> int:
-    """Where the memory of a tensor begins, if it is contiguous on the CPU and of a form; else 0.
+    """Return the address of a tensor's memory if the tensor is contiguous on the CPU and of this form, else 0.
 
-    For tensors that the framework itself is about to read all of: a plain one is not asked how far its memory reaches.
-    torch would make an object of Python's for each storage, which the garbage collector goes through as long as the
-    tensor lives: in a step of many small layers that takes longer than all else that is done with their gradients.
+    Call this only for tensors that torch itself is about to read: the size of an ordinary tensor's storage is not
+    checked. The check would create a Python object per storage, which lives as long as the tensor and slows down the
+    garbage collector: with many small layers this would cost more time than all other work on their gradients.
     """
     try:
         if tensor.shape != form.shape or tensor.dtype is not _NAMED.get(form.dtype) or not tensor.is_cpu:
@@ -141,7 +141,7 @@ def address(tensor: Any, form: Form) -> int:
         if not tensor.is_contiguous() or tensor.is_neg():
             return 0
         start: int = tensor.data_ptr()
-        # A null pointer with an offset is no null pointer: only the storage says whether there is memory.
+        # With an offset, the address of missing memory is not null, so check the storage.
         if type(tensor) not in OWN_CLASSES or tensor.storage_offset():
             storage = tensor.untyped_storage()
             if start + form.nbytes > storage.data_ptr() + storage.nbytes() and form.nbytes:
@@ -152,42 +152,42 @@ def address(tensor: Any, form: Form) -> int:
 
 
 def locator(forms: Sequence[Form]) -> Callable[[Sequence[Any]], list[int] | None]:
-    some = [(Kinds(), each) for each in in_turn(forms)]
+    chunks = [(Kinds(), each) for each in in_turn(forms)]
 
     def locate(tensors: Sequence[Any]) -> list[int] | None:
-        found: list[int] = []
+        addresses: list[int] = []
         try:
-            for (kinds, of), these in zip(some, in_turn(tensors)):
-                found += _located(kinds, of, these)
+            for (kinds, of), these in zip(chunks, in_turn(tensors)):
+                addresses += _located(kinds, of, these)
         except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError):
             return None
-        return None if 0 in found else found
+        return None if 0 in addresses else addresses
 
     return locate
 
 
 def _located(kinds: Kinds, forms: Sequence[Form], tensors: Sequence[Any]) -> list[int]:
-    """The address of each tensor; ``kinds``: what those were that were of these forms."""
-    own = torch.Tensor
-    if kinds.known(tensors) and not any(map(own.storage_offset, tensors)):
-        return list(map(own.data_ptr, tensors))
-    found = list(map(address, tensors, forms))
-    if 0 not in found:
+    """Return the address of each tensor; ``kinds`` remembers tensors that had these forms, to skip their checks."""
+    tensor_class = torch.Tensor
+    if kinds.known(tensors) and not any(map(tensor_class.storage_offset, tensors)):
+        return list(map(tensor_class.data_ptr, tensors))
+    addresses = list(map(address, tensors, forms))
+    if 0 not in addresses:
         kinds.learn(tensors)
-    return found
+    return addresses
 
 
 def memory(tensor: Any) -> tuple[Any, ...]:
-    """Where a tensor's memory is, how far it reaches, and how the tensor lies in it; for comparing with a later one."""
+    """Return the address, storage size, dtype, shape and strides of a tensor, to compare with later values."""
     return tensor.data_ptr(), tensor.untyped_storage().nbytes(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _unreadable(tensor: Any) -> str:
-    """Why a tensor has no memory that could be read; empty where it has some, on whatever device."""
+    """Return the reason why a tensor has no readable memory on its device; empty if it has."""
     try:
         storage = tensor.untyped_storage()
     except (RuntimeError, TypeError, AttributeError, NotImplementedError):
-        return ""  # sparse, say: made of tensors that have memory
+        return ""  # for example sparse: composed of tensors that have memory
     if not tensor.numel():
         return ""
     length, size = storage.nbytes(), tensor.element_size()
@@ -202,29 +202,29 @@ def _unreadable(tensor: Any) -> str:
 
 
 def _arrived(tensor: Any) -> Any:
-    """What a collective gives that is still under way (tensor parallelism), waited for; any other tensor itself."""
+    """Wait for the result of a running collective (tensor parallelism), and return it; any other tensor itself."""
     collectives = sys.modules.get("torch.distributed._functional_collectives")
     waiting = getattr(collectives, "AsyncCollectiveTensor", None)
     return tensor.wait() if waiting is not None and isinstance(tensor, waiting) else tensor
 
 
-# Looked up once: it is asked in each call of a layer.
+# Looked up once, because each call of a layer calls this function.
 _interpreters = torch._C._functorch.peek_interpreter_stack
 
 
 def transforming() -> bool:
-    """Whether code that runs now is being transformed by ``torch.func`` (vmap, grad, jvp, ...)."""
+    """Return True inside a transform of ``torch.func`` (vmap, grad, jvp, ...)."""
     return _interpreters() is not None
 
 
 def readable(tensor: Any) -> Any:
-    """The tensor, or what it stands for, whose memory can be read on its device.
+    """Return the tensor if its memory is readable on its device; wait for the result of a running collective.
 
     Raises:
-        UncopiedError: there is no such memory.
+        UncopiedError: the tensor has no readable memory.
     """
     functorch = torch._C._functorch
-    # Inside, of any tensor: whatever is calculated from it there is of the transformation, and ends with it.
+    # Inside a transform this holds for any tensor: results computed from it there belong to the transform.
     if transforming() or functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor):
         raise UncopiedError(TRANSFORMED)
     if tensor.is_nested:
@@ -239,10 +239,10 @@ def readable(tensor: Any) -> Any:
 
 
 def array_of(tensor: Any) -> np.ndarray:
-    """The tensor's values as an array, wherever they are and however they lie; on the CPU a view of live memory.
+    """Return the values of a tensor of any device and layout as an array; for a CPU tensor, a view of its live memory.
 
     Raises:
-        UncopiedError: of this kind of tensor there is no such array.
+        UncopiedError: the tensor has no readable memory.
     """
     tensor = readable(tensor).detach()
     if tensor.layout is not torch.strided:
@@ -253,4 +253,4 @@ def array_of(tensor: Any) -> np.ndarray:
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     array = memory_of(tensor)
-    return np.asarray(tensor.numpy()) if array is None else array  # of dtypes that are rare
+    return np.asarray(tensor.numpy()) if array is None else array  # for rare dtypes

@@ -1,4 +1,4 @@
-"""What surrounds a training's own code in torch: tracers that only build a program, and the modes of the user."""
+"""Detection of torch's tracers, and contexts that hide calls from the user's modes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch.fx import _symbolic_trace
 from torch.utils import _python_dispatch
 
-# Looked up once: they are asked in each call of a layer.
+# Looked up once, because each call of a layer calls these functions.
 _tracing = torch._C._get_tracing_state
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _dispatch_mode = torch._C._get_dispatch_mode
@@ -19,8 +19,8 @@ _WithoutFunctions: Any = torch._C.DisableTorchFunction
 
 
 def building() -> bool:
-    """Return True while tensors stand for values that are not there: in torch.jit.trace, torch.fx, export, and under a
-    fake tensor mode. (While torch compiles, ``torch.compiler.is_compiling()`` says so.)
+    """Return True while tensors are placeholders without values: in torch.jit.trace, torch.fx, export and under a fake
+    tensor mode. (For torch.compile, use ``torch.compiler.is_compiling()``.)
     """
     if _tracing() is not None or _symbolic_trace._is_fx_tracing_flag:
         return True
@@ -28,7 +28,7 @@ def building() -> bool:
 
 
 def aside() -> AbstractContextManager[Any]:
-    """Return a context in which neither a mode of the user's nor a subclass of tensors sees what is called."""
+    """Return a context that hides calls from the user's modes and from tensor subclasses."""
     if not _dispatch_modes():
         without: AbstractContextManager[Any] = _WithoutFunctions()
         return without

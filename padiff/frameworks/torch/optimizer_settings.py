@@ -1,4 +1,4 @@
-"""What an optimizer of PyTorch is set to, under the names that paddle's have too."""
+"""Settings of PyTorch's optimizers, under the names that both frameworks share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from padiff.frameworks.optimizing import OptimizerGroup, OptimizerSettings
 
-# torch's class -> the common name of its rule. Others (ASGD) mean another rule in each framework.
+# torch's class -> the common name of its rule. Classes such as ASGD are absent: the frameworks' rules differ.
 _RULES = {
     name: common
     for name, common in (
@@ -19,11 +19,11 @@ _RULES = {
     )
     if hasattr(torch.optim, name)
 }
-# What says how something is computed and not what: it changes no result, or is said by another name.
+# Arguments that are omitted, because they change no result or are reported under another name.
 _LEFT_OUT = frozenset(
     ("params", "lr", "foreach", "fused", "capturable", "differentiable", "weight_decay", "decoupled_weight_decay")
 )
-# Pairs of values that have names of their own.
+# Arguments that are pairs -> the names of their items.
 _PAIRS = {
     "betas": ("beta1", "beta2"),
     "etas": ("eta_minus", "eta_plus"),
@@ -48,7 +48,7 @@ def settings_stamp(optimizer: Any) -> Any:
     return [
         (
             [(name, _stamp(value)) for name, value in group.items() if name not in ("params", "lr")],
-            # Lists of plain values: pairs would be as many objects for the garbage collector.
+            # Lists of plain values, because pairs would be that many objects for the garbage collector.
             list(map(id, group["params"])),
             [parameter.requires_grad for parameter in group["params"]],
         )
@@ -69,17 +69,17 @@ def rule_of(optimizer: Any) -> str:
 
 
 def _values(optimizer: Any, group: Mapping[str, Any], rule: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    # Schedulers keep values of their own in the groups; the optimizer's are those that it has defaults for.
+    values: dict[str, Any] = {}
+    # Groups also hold values of schedulers; the optimizer has defaults for its own.
     for name in optimizer.defaults:
         if name in _LEFT_OUT or name not in group:
             continue
         value = group[name]
         if name in _PAIRS and len(value) == 2:
-            found |= zip(_PAIRS[name], value)
+            values |= zip(_PAIRS[name], value)
         elif value is not None:
-            found[name] = value
+            values[name] = value
     if "weight_decay" in group:
         decoupled = rule in _DECOUPLED or group.get("decoupled_weight_decay")
-        found["decay.decoupled" if decoupled else "decay.coupled"] = group["weight_decay"]
-    return found
+        values["decay.decoupled" if decoupled else "decay.coupled"] = group["weight_decay"]
+    return values

@@ -1,7 +1,6 @@
-"""What an optimizer of PyTorch holds between two steps, under the names that paddle's have too.
+"""State of PyTorch's optimizers, under the names that both frameworks share.
 
-Tensors are taken out as copies, and put in as new tensors that take the places of the old ones: undoing is to put the
-old ones back.
+Reading copies the tensors. Setting replaces them by new tensors, so that undoing puts the old tensors back.
 """
 
 from __future__ import annotations
@@ -54,20 +53,20 @@ _NUMBERS = {"step": STEPS, "mu_product": MU_PRODUCT}
 
 
 def state(optimizers: Sequence[Any], names: Mapping[int, str]) -> OptimizerState:
-    """Of the optimizers that do the work of one."""
+    """Return the state of one optimizer, which may be a wrapper of several inner ``optimizers``."""
     rule = _rule(optimizers)
-    found: dict[str, ParameterState] = {}
-    for one in optimizers:
-        for parameter, group in _grouped(one):
+    states: dict[str, ParameterState] = {}
+    for optimizer in optimizers:
+        for parameter, group in _grouped(optimizer):
             name = names.get(id(parameter))
-            held = one.state.get(parameter)
-            if name is not None and held and not _untouched(rule, held):
-                found[name] = _of_parameter(rule, group, held, parameter)
-    return OptimizerState(rule, found, rates_of(_rates(optimizers, names)))
+            entry = optimizer.state.get(parameter)
+            if name is not None and entry and not _untouched(rule, entry):
+                states[name] = _of_parameter(rule, group, entry, parameter)
+    return OptimizerState(rule, states, rates_of(_rates(optimizers, names)))
 
 
 def _rule(optimizers: Sequence[Any]) -> str:
-    rules = {rule_of(one) for one in optimizers}
+    rules = {rule_of(optimizer) for optimizer in optimizers}
     if len(rules) != 1:
         raise UsageError(
             f"the state of an optimizer that hands its work to several ({', '.join(sorted(rules)) or 'none'}) "
@@ -83,32 +82,32 @@ def _grouped(optimizer: Any) -> Iterable[tuple[Any, Mapping[str, Any]]]:
 
 
 def _rates(optimizers: Sequence[Any], names: Mapping[int, str]) -> Iterable[tuple[str, float]]:
-    for one in optimizers:
-        for parameter, group in _grouped(one):
+    for optimizer in optimizers:
+        for parameter, group in _grouped(optimizer):
             if id(parameter) in names and "lr" in group:
                 yield names[id(parameter)], float(group["lr"])
 
 
 def _untouched(rule: str, held: Mapping[str, Any]) -> bool:
-    """Whether a parameter's state is that of one that was never stepped: Adagrad makes it in advance."""
+    """Return True for the state of a parameter that was never stepped: Adagrad creates it in advance."""
     return rule == "Adagrad" and float(held.get("step", 1)) == 0
 
 
 def _of_parameter(rule: str, group: Mapping[str, Any], held: Mapping[str, Any], parameter: Any) -> ParameterState:
-    known = _TENSORS.get(rule)
+    common = _TENSORS.get(rule)
     arrays: dict[str, np.ndarray] = {}
     numbers: dict[str, float] = {}
     for name, value in held.items():
-        if known is not None and name in known:
+        if common is not None and name in common:
             if value is not None:
-                arrays[known[name]] = tensors.copy(value)
-        elif known is not None and name in _NUMBERS:
+                arrays[common[name]] = tensors.copy(value)
+        elif common is not None and name in _NUMBERS:
             numbers[_NUMBERS[name]] = float(value)
-        elif known is None and isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.ndim:
+        elif common is None and isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.ndim:
             arrays[OWN + name] = tensors.copy(value)
-        elif known is None and isinstance(value, (int, float, torch.Tensor)) and _single(value):
+        elif common is None and isinstance(value, (int, float, torch.Tensor)) and _single(value):
             numbers[OWN + name] = float(value)
-        elif known is None and value is not None:
+        elif common is None and value is not None:
             raise UsageError(f"{rule} holds {name!r} of a parameter, which is neither a number nor of its shape")
     return ParameterState(arrays, numbers)
 
@@ -120,26 +119,26 @@ def _single(value: Any) -> bool:
 def set_state(optimizers: Sequence[Any], names: Mapping[int, str], new: OptimizerState) -> Callable[[], None]:
     rule = _rule(optimizers)
     check_rule(new.rule, rule)
-    made: list[tuple[Any, Any, dict[str, Any]]] = []
-    for one in optimizers:
-        for parameter, group in _grouped(one):
+    entries: list[tuple[Any, Any, dict[str, Any]]] = []
+    for optimizer in optimizers:
+        for parameter, group in _grouped(optimizer):
             if id(parameter) in names:
-                made.append((one, parameter, _held(rule, group, parameter, names[id(parameter)], new)))
+                entries.append((optimizer, parameter, _held(rule, group, parameter, names[id(parameter)], new)))
     rates = _new_rates(optimizers, names, new)
-    before = [(one, parameter, one.state.get(parameter)) for one, parameter, _ in made]
+    before = [(optimizer, parameter, optimizer.state.get(parameter)) for optimizer, parameter, _ in entries]
     rates_before = [(group, group["lr"], _copied(group["lr"])) for group, _ in rates]
 
     def undo() -> None:
-        for one, parameter, held in before:
-            _put(one, parameter, held)
+        for optimizer, parameter, entry in before:
+            _put(optimizer, parameter, entry)
         for group, rate, value in rates_before:
             if isinstance(rate, torch.Tensor):
                 rate.copy_(value)
             group["lr"] = rate
 
     try:
-        for one, parameter, held in made:
-            _put(one, parameter, held)
+        for optimizer, parameter, entry in entries:
+            _put(optimizer, parameter, entry)
         for group, rate in rates:
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(rate)
@@ -165,48 +164,48 @@ def _put(optimizer: Any, parameter: Any, held: dict[str, Any] | None) -> None:
 def _new_rates(
     optimizers: Sequence[Any], names: Mapping[int, str], new: OptimizerState
 ) -> list[tuple[dict[str, Any], float]]:
-    found = []
-    for one in optimizers:
-        for number, group in enumerate(one.param_groups):
+    rates = []
+    for opt in optimizers:
+        for number, group in enumerate(opt.param_groups):
             sites = [names[id(p)] for p in group["params"] if id(p) in names]
             values = {rate for rate in map(new.rate, sites) if rate is not None}
             if len(values) > 1:
                 raise UsageError(
-                    f"group {number} of {type(one).__name__} has one learning rate, but its parameters were stepped at "
+                    f"group {number} of {type(opt).__name__} has one learning rate, but its parameters were stepped at "
                     f"{', '.join(f'{value:g}' for value in sorted(values))}: give it the groups that the other has"
                 )
             if values and "lr" in group:
-                found.append((group, values.pop()))
-    return found
+                rates.append((group, values.pop()))
+    return rates
 
 
 def _held(rule: str, group: Mapping[str, Any], parameter: Any, site: str, new: OptimizerState) -> dict[str, Any]:
-    """What torch's optimizer is to hold of a parameter; nothing of one that was never stepped."""
-    known = _TENSORS.get(rule, {})
-    given = new.parameters.get(site)
-    if given is None:
+    """Return the new entry of ``optimizer.state`` for a parameter; an initial one if ``new`` omits the parameter."""
+    common_names = _TENSORS.get(rule, {})
+    state = new.parameters.get(site)
+    if state is None:
         return _fresh(rule, group, parameter)
-    wanted = _wanted(rule, group)
-    check_slots(rule, site, given, wanted, tuple(parameter.shape))
-    back = {common: name for name, common in known.items()}
-    held: dict[str, Any] = {}
+    slots = _wanted(rule, group)
+    check_slots(rule, site, state, slots, tuple(parameter.shape))
+    back = {common: name for name, common in common_names.items()}
+    entry: dict[str, Any] = {}
     if rule not in _TENSORS:
-        for name, array in given.tensors.items():
-            held[name.removeprefix(OWN)] = _like(parameter, array)
-        held |= {name.removeprefix(OWN): value for name, value in given.numbers.items()}
-        return held
+        for name, array in state.tensors.items():
+            entry[name.removeprefix(OWN)] = _like(parameter, array)
+        entry |= {name.removeprefix(OWN): value for name, value in state.numbers.items()}
+        return entry
     if rule != "SGD":
-        held["step"] = _number(_steps(group, site, given), group, parameter)
+        entry["step"] = _number(_steps(group, site, state), group, parameter)
     if rule == "NAdam":
-        if MU_PRODUCT not in given.numbers:
+        if MU_PRODUCT not in state.numbers:
             raise UsageError(f"{site}: the state of NAdam has no product of momenta ({MU_PRODUCT})")
-        held["mu_product"] = _number(given.numbers[MU_PRODUCT], group, parameter)
-    held |= {back[name]: _like(parameter, given.tensors[name]) for name in wanted or ()}
-    return held
+        entry["mu_product"] = _number(state.numbers[MU_PRODUCT], group, parameter)
+    entry |= {back[name]: _like(parameter, state.tensors[name]) for name in slots or ()}
+    return entry
 
 
 def _wanted(rule: str, group: Mapping[str, Any]) -> frozenset[str] | None:
-    """The tensors that a rule needs as it is set, by their common names; `None` where that is not known."""
+    """Return the common names of the tensors that a rule needs under a group's settings; `None` for an unknown rule."""
     return needed(_TENSORS[rule].values(), group) if rule in _TENSORS else None
 
 
@@ -215,7 +214,7 @@ def _steps(group: Mapping[str, Any], site: str, given: ParameterState) -> float:
         return given.numbers[STEPS]
     if group.get("lr_decay"):
         raise UsageError(f"{site}: the state has no count of steps, which lr_decay needs")
-    return 1.0  # of no effect: torch counts, and the other framework need not
+    return 1.0  # no effect on this rule: torch stores a count, the other framework may have none
 
 
 def _fresh(rule: str, group: Mapping[str, Any], parameter: Any) -> dict[str, Any]:
@@ -232,5 +231,5 @@ def _number(value: float, group: Mapping[str, Any], parameter: Any) -> torch.Ten
 
 
 def _like(parameter: Any, array: np.ndarray) -> torch.Tensor:
-    made: torch.Tensor = tensors.like(parameter.detach(), array)
-    return made
+    tensor: torch.Tensor = tensors.like(parameter.detach(), array)
+    return tensor

@@ -1,11 +1,11 @@
-"""Optimizers of PyTorch, those inside of others too; see `padiff.frameworks.optimizing.Optimizers`.
+"""Optimizers of PyTorch, including those inside of wrappers; see `padiff.frameworks.optimizing.Optimizers`.
 
-accelerate's ``AcceleratedOptimizer`` derives from torch's class without being initialised as one, Lightning's
-``LightningOptimizer`` imitates the class of what it holds, DeepSpeed's derive from nothing. They have no hooks of their
-own, and hand their work to an optimizer that has.
+accelerate's ``AcceleratedOptimizer`` derives from torch's class without initializing it, Lightning's
+``LightningOptimizer`` imitates the class of the wrapped optimizer, DeepSpeed's wrappers derive from no class of torch.
+These wrappers have no hooks of their own, and call an inner optimizer that has hooks.
 
-``GradScaler`` hands an optimizer of ``fused=True`` the scale, and whether anything overflowed, as attributes for the
-length of its ``step``: the kernel divides by the one and changes nothing because of the other.
+During ``step`` of an optimizer with ``fused=True``, ``GradScaler`` sets two attributes on it: the scale, by which the
+kernel divides the gradients, and a flag of an overflow, on which the kernel changes nothing.
 """
 
 from __future__ import annotations
@@ -30,26 +30,28 @@ def is_optimizer(value: Any) -> bool:
 
 
 def steppers(optimizer: Any) -> list[Any]:
-    found = {id(one): one for one in _inside(optimizer, ())}
-    return list(found.values())
+    optimizers = {id(inner): inner for inner in _inside(optimizer, ())}
+    return list(optimizers.values())
 
 
 def _inside(optimizer: Any, above: tuple[int, ...]) -> Iterator[Any]:
     if isinstance(optimizer, torch.optim.Optimizer) and "_optimizer_step_pre_hooks" in vars(optimizer):
         yield optimizer
         return
-    # What has both is an optimizer; a scheduler, say, holds one as well.
+    # Only an optimizer has both methods; a scheduler, for example, also holds an optimizer.
     steps = all(callable(getattr(optimizer, name, None)) for name in ("step", "zero_grad"))
     if not steps or id(optimizer) in above or not hasattr(optimizer, "__dict__"):
         return
-    inside = [one for held in _held(optimizer) for one in _inside(held, (*above, id(optimizer)))]
+    inside = [inner for value in _held(optimizer) for inner in _inside(value, (*above, id(optimizer)))]
     groups = getattr(optimizer, "param_groups", None)
     if groups is None:
         yield from inside
         return
-    own = {id(parameter) for group in groups for parameter in group["params"]}
-    # One for other parameters is somebody else's.
-    yield from (one for one in inside if {id(p) for group in one.param_groups for p in group["params"]} <= own)
+    parameters = {id(parameter) for group in groups for parameter in group["params"]}
+    # Skip an optimizer of other parameters, which is not part of this wrapper.
+    yield from (
+        inner for inner in inside if {id(p) for group in inner.param_groups for p in group["params"]} <= parameters
+    )
 
 
 def _held(optimizer: Any) -> Iterator[Any]:
@@ -75,8 +77,8 @@ def hook(
             consumed(parameters, _gradients_of(optimizer, parameters))
 
     def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # args[0] is the optimizer. With a closure (Lightning passes one), the gradients of this step
-        # come into being inside of it, so they are looked at when it returns.
+        # args[0] is the optimizer. A closure (Lightning passes one) computes the gradients of this step, so they are
+        # read when the closure returns.
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             guard.run(call_aside, consume)
@@ -98,24 +100,24 @@ def hook(
 
 
 def _handed(optimizer: Any, name: str) -> Any:
-    """What a scaler handed over for this step; `None` outside of one, and where the optimizer would not look at it."""
+    """Return a value that a scaler set for this step; `None` outside of a step, or if the optimizer ignores scalers."""
     return getattr(optimizer, name, None) if getattr(optimizer, "_step_supports_amp_scaling", False) else None
 
 
 def _skips(optimizer: Any) -> bool:
-    """Whether the step that begins will change nothing, because gradients overflowed."""
-    found = _handed(optimizer, "found_inf")
-    return found is not None and bool(found)
+    """Return True if the step that begins will change nothing, because gradients overflowed."""
+    overflow = _handed(optimizer, "found_inf")
+    return overflow is not None and bool(overflow)
 
 
 def _gradients_of(optimizer: Any, parameters: Sequence[Any]) -> list[Any]:
-    """The gradients that the step will use; where it unscales them, unscaled copies."""
+    """Return the gradients that the step will use; unscaled copies if the step unscales the gradients."""
     gradients = [parameter.grad for parameter in parameters]
     scale = _handed(optimizer, "grad_scale")
     if scale is None:
         return gradients
     with torch.no_grad():
-        # Of no dimension, or it would decide on shape and dtype of what comes out.
+        # A scale without dimensions, because otherwise it would determine the shape and dtype of the result.
         return [g if g is None else g / torch.as_tensor(scale, device=g.device).reshape(()) for g in gradients]
 
 
@@ -136,7 +138,7 @@ def set_state(optimizer: Any, names: Mapping[int, str], new: OptimizerState) -> 
 
 
 def in_float64(optimizer: Any) -> Callable[[], None]:
-    return lambda: None  # what it holds is of the dtype of its parameters
+    return lambda: None  # the state has the dtype of the parameters
 
 
 def step(optimizer: Any) -> None:

@@ -16,30 +16,30 @@ def kept() -> AbstractContextManager[Any]:
 
 def state() -> dict[str, Any]:
     with aside():
-        found = {"torch.cpu": torch.get_rng_state()}
-        # Never what would start a device.
+        states = {"torch.cpu": torch.get_rng_state()}
+        # Do not initialize a device.
         if torch.cuda.is_initialized():
-            found |= {f"torch.cuda.{k}": torch.cuda.get_rng_state(k) for k in range(torch.cuda.device_count())}
-    return found
+            states |= {f"torch.cuda.{k}": torch.cuda.get_rng_state(k) for k in range(torch.cuda.device_count())}
+    return states
 
 
 def restore(state: Mapping[str, Any]) -> None:
     with aside():
-        for name, one in state.items():
+        for name, tensor in state.items():
             if name == "torch.cpu":
-                torch.set_rng_state(one)
+                torch.set_rng_state(tensor)
             elif torch.cuda.is_initialized() and int(name.rpartition(".")[2]) < torch.cuda.device_count():
-                torch.cuda.set_rng_state(one, int(name.rpartition(".")[2]))
+                torch.cuda.set_rng_state(tensor, int(name.rpartition(".")[2]))
 
 
 def stamp() -> Hashable:
     states = state().values()
     with aside():
-        return tuple(one.numpy().tobytes() for one in states)
+        return tuple(tensor.numpy().tobytes() for tensor in states)
 
 
 def as_arrays(state: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    return {name: one.numpy().copy() for name, one in state.items()}
+    return {name: tensor.numpy().copy() for name, tensor in state.items()}
 
 
 def of_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:

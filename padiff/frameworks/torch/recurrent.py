@@ -1,8 +1,8 @@
 """Dropout between the layers of torch's recurrent networks.
 
-torch draws it in C++, from the generator of all dropout, layer by layer. So what it kept is drawn again from the same
-state, and believed where the layers, computed one by one with it, give the network's output. A mask has the shape of
-what a layer gives, time first, whatever ``batch_first`` says.
+torch draws these masks in C++, from the generator of all dropout, layer by layer. So padiff draws the masks again from
+the same state, and accepts them if the layers, computed one by one with these masks, reproduce the network's output. A
+mask has the shape of a layer's output, time first, whatever ``batch_first`` is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from padiff.frameworks.listening import Heard
 
-#: What `torch.nn.modules.rnn` calls.
+#: The functions that `torch.nn.modules.rnn` calls.
 FUNCTIONS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
@@ -25,8 +25,8 @@ class Recurrent:
     """A call of one of these functions.
 
     Attributes:
-        sizes: how many sequences are still going on at each time, where they are packed; else `None`.
-        states: of all layers, one tensor or, of an LSTM, two.
+        sizes: the batch size at each time of packed sequences; else `None`.
+        states: the initial states of all layers: one tensor, or two for an LSTM.
     """
 
     function: Any
@@ -52,12 +52,12 @@ class Recurrent:
 
     @property
     def between(self) -> int:
-        """How many times it drops."""
+        """The number of dropouts: one between every two layers in training, else 0."""
         return self.layers - 1 if self.training else 0
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of what a layer gives."""
+        """The shape of a layer's output, time first."""
         width = self.states[0].shape[-1] * (2 if self.both_ways else 1)
         if self.sizes is not None:
             return (self.data.shape[0], width)
@@ -65,14 +65,14 @@ class Recurrent:
         return (time, batch, width)
 
     def drawn(self) -> np.ndarray:
-        """What it would keep if it was called now."""
+        """Draw and return the masks that the call would draw from the current state of the generator."""
         ones = torch.ones(self.shape, dtype=self.data.dtype, device=self.data.device)
         masks = [torch.dropout(ones, self.rate, True) > 0 for _ in range(self.between)]
-        found: np.ndarray = torch.stack(masks).cpu().numpy()
-        return found
+        array: np.ndarray = torch.stack(masks).cpu().numpy()
+        return array
 
     def keeping(self, masks: np.ndarray) -> tuple[Any, ...]:
-        """What it gives where it keeps these elements."""
+        """Return the output of the call with these masks."""
         ways = 2 if self.both_ways else 1
         each = len(self.weights) // self.layers
         data, ended = self.data, []
@@ -91,7 +91,7 @@ class Recurrent:
         states = self.states if len(self.states) > 1 else self.states[0]
         more = (self.biased, self.layers, self.rate, self.training, self.both_ways)
         if self.sizes is not None:
-            found: tuple[Any, ...] = self.function(self.data, self.sizes, states, self.weights, *more)
+            outputs: tuple[Any, ...] = self.function(self.data, self.sizes, states, self.weights, *more)
         else:
-            found = self.function(self.data, states, self.weights, *more, self.batch_first)
-        return found
+            outputs = self.function(self.data, states, self.weights, *more, self.batch_first)
+        return outputs

@@ -1,8 +1,8 @@
-"""Tensors of PyTorch that are spread over processes; see `padiff.frameworks.spreading.Spreading`.
+"""Sharded tensors of PyTorch; see `padiff.frameworks.spreading.Spreading`.
 
-A ``DTensor`` says by its placements what this process holds. FSDP takes the parameters off their layers while these are
-called, and puts whole ones there: ``fully_shard`` has a ``DTensor`` of each, ``FullyShardedDataParallel`` flat
-parameters, of which each process holds a range that begins and ends anywhere. Only FSDP itself knows where these are.
+The placements of a ``DTensor`` tell which part this process holds. FSDP replaces the parameters of a layer by whole
+ones during the layer's call. ``fully_shard`` has one ``DTensor`` per parameter. ``FullyShardedDataParallel`` has flat
+parameters, of which each process holds an arbitrary range; only FSDP's own data tell where the parameters are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from padiff.frameworks.values import UncopiedError
 from padiff.records.parts import PARTIAL, REPLICA, SHARD, Part
 from padiff.system.guard import reraise_from_signal_handler
 
-#: By layer, what gives the parameters that stand elsewhere. Weak: nothing is kept alive by having been looked at.
+#: By layer, functions that return its sharded parameters (`Held`). Weak, so that layers are not kept alive.
 _FOUND: WeakKeyDictionary[Any, list[Callable[[], Held | None]]] = WeakKeyDictionary()
 
 
@@ -38,7 +38,7 @@ def is_spread(tensor: Any) -> bool:
 
 
 def _dtensor() -> Any:
-    """The module of distributed tensors, if anybody has imported it."""
+    """Return the module of distributed tensors, or `None` if no code has imported it."""
     return sys.modules.get("torch.distributed.tensor")
 
 
@@ -49,25 +49,25 @@ def local(tensor: Any) -> tuple[Any, Part | None]:
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         raise UncopiedError("this process holds nothing of a tensor that is spread over others")
-    offset, own, kind, replica = _block(shape, tuple(tensor.placements), tuple(coordinate), tuple(mesh.shape))
-    held = tensor.detach()._local_tensor
-    held = held.wait() if hasattr(held, "wait") else held
-    if tuple(held.shape) != own:
-        raise UncopiedError(f"this process holds {tuple(held.shape)} of {shape}, another part than the placements say")
-    # Several meshes may each hold all of it (a dimension of the job that this tensor knows nothing of).
-    return held, Part(shape, offset, kind, int(mesh.mesh.min()) * mesh.size() + replica)
+    offset, extent, kind, replica = _block(shape, tuple(tensor.placements), tuple(coordinate), tuple(mesh.shape))
+    part = tensor.detach()._local_tensor
+    part = part.wait() if hasattr(part, "wait") else part
+    if tuple(part.shape) != extent:
+        raise UncopiedError(f"this process holds {tuple(part.shape)} of {shape}, another part than the placements say")
+    # Several meshes may each hold the whole tensor (along a dimension of the job that is not part of its mesh).
+    return part, Part(shape, offset, kind, int(mesh.mesh.min()) * mesh.size() + replica)
 
 
 @lru_cache(maxsize=4096)
 def _block(
     shape: tuple[int, ...], placements: tuple[Any, ...], coordinate: tuple[int, ...], lengths: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...], str, int]:
-    """What a process holds: where it begins along each axis, its lengths, which kind of part, which of the replicas.
+    """Return a process's part: its offset and its length along each axis, its kind, and the number of the replica.
 
     Args:
-        shape: of the whole.
-        placements: by dimension of the mesh.
-        coordinate, lengths: where in the mesh the process is, and how large that is.
+        shape: the shape of the whole tensor.
+        placements: the placement for each dimension of the mesh.
+        coordinate, lengths: the position of the process in the mesh, and the size of the mesh.
     """
     indexes = [torch.arange(length) for length in shape]
     kind, replica = REPLICA, 0
@@ -93,7 +93,7 @@ def _block(
 
 
 def _along(index: torch.Tensor, axis: int) -> torch.Tensor:
-    """Indexes along an axis, as a tensor that has the axis."""
+    """Return indexes along an axis, reshaped to a tensor in which they vary along that axis."""
     return index.reshape([-1 if each == axis else 1 for each in range(axis + 1)])
 
 
@@ -103,16 +103,16 @@ def _along(index: torch.Tensor, axis: int) -> torch.Tensor:
 def look(model: Any) -> None:
     if "torch.distributed.fsdp" not in sys.modules:
         return
-    found: dict[Any, list[Callable[[], Held | None]]] = defaultdict(list)
+    getters: dict[Any, list[Callable[[], Held | None]]] = defaultdict(list)
     try:
         from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state as state_of
 
         for module in model.modules():
             for place, give in (*_of_fully_shard(state_of(module)), *_of_flat(module)):
-                found[place] += [give] if give is not None else []
+                getters[place] += [give] if give is not None else []
     except (AttributeError, ImportError, TypeError, ValueError):
-        return  # another version of FSDP keeps them otherwise: they are left out, and that is said
-    for place, gives in found.items():
+        return  # another version of FSDP stores them differently: they are skipped, with a message
+    for place, gives in getters.items():
         _FOUND[place] = gives
 
 
@@ -120,23 +120,23 @@ def held(layer: Any) -> Sequence[Held]:
     if not _FOUND:
         return ()
     try:
-        return [one for give in _FOUND.get(layer, ()) if (one := give()) is not None]
-    except Exception as error:  # never the training's trouble: they are left out, and that is said
+        return [parameter for give in _FOUND.get(layer, ()) if (parameter := give()) is not None]
+    except Exception as error:  # must not stop the training: they are skipped, with a message
         reraise_from_signal_handler(error)
         return ()
 
 
-#: What a flat parameter is called.
+#: The name of a flat parameter.
 FLAT = "_flat_param"
 
 
 def is_flat(layer: Any) -> bool:
-    """Whether the parameters are known that a layer's flat one is made of."""
+    """Return True if `look` found the parameters that make up the layer's flat parameter."""
     return layer in _FOUND
 
 
 def _of_fully_shard(state: Any) -> Iterator[tuple[Any, Callable[[], Held | None]]]:
-    """Layers and their parameters, of those that ``fully_shard`` manages in this state of a module."""
+    """Yield each layer and a function that returns its `Held`, for the parameters that ``fully_shard`` manages here."""
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is None:
         only = getattr(state, "_fsdp_param_group", None)
@@ -151,7 +151,7 @@ def _of_fully_shard(state: Any) -> Iterator[tuple[Any, Callable[[], Held | None]
 
 
 def _share(group: Any) -> int:
-    """Which share of a batch this process has, of those among which ``fully_shard`` shares it out; -1: not known."""
+    """Return the index of this process's share of the batch in the mesh of ``fully_shard``; -1 if it is unknown."""
     mesh = getattr(getattr(group, "mesh_info", None), "mesh", None)
     if mesh is None:
         return -1
@@ -165,29 +165,32 @@ def _share(group: Any) -> int:
 
 
 def _local_share(tensor: Any, share: int) -> tuple[Any, Part | None]:
-    own, part = local(tensor)
-    return own, part if part is None else replace(part, share=share)
+    tensor_part, part = local(tensor)
+    return tensor_part, part if part is None else replace(part, share=share)
 
 
 def _sharded(weak: Callable[[], Any], slot: str, share: int) -> Held | None:
     parameter = weak()
     if parameter is None:
         return None
-    whole = parameter.sharded_param
+    sharded = parameter.sharded_param
     return Held(
         slot,
-        tuple(whole.shape),
-        dtype(whole),
-        bool(whole.requires_grad),
-        whole,
+        tuple(sharded.shape),
+        dtype(sharded),
+        bool(sharded.requires_grad),
+        sharded,
         None,
-        partial(_local_share, whole, share),
-        lambda: whole.grad,
+        partial(_local_share, sharded, share),
+        lambda: sharded.grad,
     )
 
 
 def _of_flat(module: Any) -> Iterator[tuple[Any, Callable[[], Held | None] | None]]:
-    """Layers and their parameters, of those that this module's flat parameter holds; first the layer that has this."""
+    """Yield each layer and a function that returns its `Held`, for the parameters in this module's flat parameter.
+
+    The layer that has the flat parameter comes first, with `None`.
+    """
     handle = module.__dict__.get("_handle") if type(module).__name__ == "FullyShardedDataParallel" else None
     if handle is None:
         return
@@ -203,9 +206,9 @@ def _of_flat(module: Any) -> Iterator[tuple[Any, Callable[[], Held | None] | Non
 
 
 def _kept(flat: Any) -> Any:
-    """What of a flat parameter this process keeps; before the first forward it stands where it always will."""
-    kept = getattr(flat, "_local_shard", None)
-    return (flat if kept is None else kept).detach()
+    """Return this process's shard of a flat parameter; before the first forward this is the flat parameter itself."""
+    shard = getattr(flat, "_local_shard", None)
+    return (flat if shard is None else shard).detach()
 
 
 def _range(weak: Callable[[], Any], number: int, slot: str) -> Held | None:
@@ -214,7 +217,7 @@ def _range(weak: Callable[[], Any], number: int, slot: str) -> Held | None:
         return None
     flat = handle.flat_param
     shape, place = tuple(flat._shapes[number]), flat._shard_param_infos[number]
-    own = flat._params[number] if handle._use_orig_params else None
+    original = flat._params[number] if handle._use_orig_params else None
     values = _kept(flat)
     start, count = (place.offset_in_shard, place.numel_in_shard) if place.in_shard else (0, 0)
     kind = SHARD if handle.uses_sharded_strategy else REPLICA
@@ -225,26 +228,26 @@ def _range(weak: Callable[[], Any], number: int, slot: str) -> Held | None:
             return None, None
         own_range = _kept(flat)[start : start + count]
         if kind == REPLICA:
-            as_stepped = own_range if own is None else own_range.reshape(own.shape)
+            as_stepped = own_range if original is None else own_range.reshape(original.shape)
             return as_stepped, Part(shape, (0,) * as_stepped.dim(), kind)
         return own_range, Part(shape, (place.intra_param_start_idx,), kind, copy, handle.process_group.rank())
 
     def gradient() -> Any:
-        whole = flat.grad if own is None else own.grad
-        if whole is None or own is not None:
-            return whole
-        return whole[start : start + count]
+        gradient_tensor = flat.grad if original is None else original.grad
+        if gradient_tensor is None or original is not None:
+            return gradient_tensor
+        return gradient_tensor[start : start + count]
 
-    trainable = bool(flat.requires_grad if own is None else own.requires_grad)
-    within = (start, count) if own is None else None
+    trainable = bool(flat.requires_grad if original is None else original.requires_grad)
+    within = (start, count) if original is None else None
     return Held(
         slot,
         shape,
         dtype(values),
         trainable,
-        flat if own is None else own,
+        flat if original is None else original,
         within,
         part,
         gradient,
-        number if own is None else -1,
+        number if original is None else -1,
     )

@@ -38,7 +38,7 @@ def trainable(tensor: Any) -> bool:
 
 
 def watch(tensors: Sequence[Any]) -> Each:
-    return Each([TensorsWatch(some) for some in in_turn(tensors)])
+    return Each([TensorsWatch(chunk) for chunk in in_turn(tensors)])
 
 
 def all_trainable(tensors: Sequence[Any]) -> list[bool]:
@@ -120,13 +120,13 @@ def pieces(tensor: Any, transposed: bool = False) -> Sequence[Any]:
 def join(pieces: Sequence[Sequence[Any]]) -> list[Any]:
     joined: dict[int, Any] = {}
     for members in _by_kind([views[0] for views in pieces]).values():
-        whole = torch.cat([view for k in members for view in pieces[k]])
-        joined.update(zip(members, whole.split([sum(map(len, pieces[k])) for k in members])))
+        joined_tensor = torch.cat([view for k in members for view in pieces[k]])
+        joined.update(zip(members, joined_tensor.split([sum(map(len, pieces[k])) for k in members])))
     return [joined[k] for k in range(len(pieces))]
 
 
 def _by_kind(tensors: Sequence[Any]) -> dict[tuple[torch.dtype, torch.device], list[int]]:
-    """The places of tensors that can be put together into one, by dtype and device."""
+    """Return the indices of the tensors by dtype and device; tensors with the same key can be concatenated."""
     groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for place, tensor in enumerate(tensors):
         groups.setdefault((tensor.dtype, tensor.device), []).append(place)
@@ -135,7 +135,7 @@ def _by_kind(tensors: Sequence[Any]) -> dict[tuple[torch.dtype, torch.device], l
 
 @lru_cache(maxsize=1024)
 def _on_device(size: int, device: torch.device) -> torch.Tensor:
-    """Which blocks a sketch looks at, where the tensor is."""
+    """Return the rows of the blocks that a sketch samples, as a tensor on the device."""
     return torch.from_numpy(block_rows(size)[1]).to(device)
 
 
@@ -165,16 +165,16 @@ def version_of(tensor: Any) -> int:
 def fetch(tensors: Sequence[Any]) -> Callable[[], list[np.ndarray]]:
     moved = []
     for (_, device), members in _by_kind(tensors).items():
-        whole = torch.cat([tensors[k] for k in members]).resolve_conj()
+        flat = torch.cat([tensors[k] for k in members]).resolve_conj()
         if device.type == "cuda":
-            # Into pinned memory, so that the copy runs while the training goes on.
-            landing = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=True)
-            landing.copy_(whole, non_blocking=True)
+            # Into pinned memory, so that the copy runs in parallel to the training.
+            landing = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
+            landing.copy_(flat, non_blocking=True)
             event = torch.cuda.Event()
             event.record(torch.cuda.current_stream(device))
             moved.append((members, landing, event))
         else:
-            moved.append((members, whole.cpu(), None))
+            moved.append((members, flat.cpu(), None))
     lengths = [tensor.numel() for tensor in tensors]
 
     def wait() -> list[np.ndarray]:
@@ -191,8 +191,8 @@ def fetch(tensors: Sequence[Any]) -> Callable[[], list[np.ndarray]]:
 
 def write(tensor: Any, array: np.ndarray) -> None:
     if array.dtype.name in _WIDENED:
-        array = array.astype(np.float32)  # exact, and torch takes it
-    # A copy: the tensor must not share memory with the array, nor with the model the array came from.
+        array = array.astype(np.float32)  # exact, and torch supports float32
+    # A copy, because the tensor must not share memory with the array, nor with the model the array came from.
     with torch.no_grad():
         tensor.copy_(torch.from_numpy(np.array(array, order="C")))
 
@@ -209,8 +209,8 @@ def leaf(tensor: Any, array: np.ndarray) -> Any:
 
 
 def gradients(outputs: Sequence[Any], inputs: Sequence[Any], seeds: Sequence[Any]) -> Sequence[Any]:
-    found: Sequence[Any] = torch.autograd.grad(list(outputs), list(inputs), list(seeds), allow_unused=True)
-    return found
+    results: Sequence[Any] = torch.autograd.grad(list(outputs), list(inputs), list(seeds), allow_unused=True)
+    return results
 
 
 def make(array: np.ndarray, near: Any) -> Any:

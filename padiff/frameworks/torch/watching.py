@@ -1,4 +1,4 @@
-"""Whether many tensors and layers of torch are what they were: asked in a few calls, none of which is of one alone."""
+"""Checks that many tensors and layers of torch have not changed, in few calls for all of them together."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from padiff.frameworks.torch.calls import original
 from padiff.system.guard import reraise_from_signal_handler
 
-# None of torch's documented names.
+# An undocumented name of torch, so it may be missing.
 TensorGuards: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
 
-# Bytes of a tensor from which on it is asked how far its memory reaches. Where less memory has taken the place of what
-# was freed, at the same address, what lies beyond its end is still the process's.
+# The smallest size of a tensor, in bytes, for which the size of its storage is checked. If a smaller tensor was freed
+# and a smaller block allocated at the same address, reading beyond the block still stays in the process's memory.
 _LARGE = 1 << 15
-# Kinds that are kept in mind: the same tensors are asked inside of autocast and outside of it.
+# Number of guards to remember: the same tensors are checked inside and outside of autocast.
 _MOST = 4
 
 _Tensor = torch.Tensor
@@ -28,13 +28,15 @@ OWN_CLASSES = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def _ordinary(tensor: Any) -> bool:
-    # torch ends the process when it is to learn what a nested tensor is.
+    # torch's guards crash the process on a nested tensor.
     return type(tensor) in OWN_CLASSES and tensor.layout is torch.strided and not tensor.is_nested
 
 
 class Kinds:
-    """What tensors are: class, dtype, device, shape, strides, whether they are trainable, have a sign still to be
-    changed, or are being transformed. It is what `torch.compile` asks of the arguments of what it has compiled.
+    """Properties of a list of tensors, checked by the guards of `torch.compile`.
+
+    The properties are class, dtype, device, shape, strides, trainability, pending negation or conjugation, and
+    function transforms.
     """
 
     __slots__ = ("_guards",)
@@ -43,46 +45,46 @@ class Kinds:
         self._guards: list[Any] = []
 
     def known(self, tensors: Sequence[Any]) -> bool:
-        """Whether tensors are what as many others were of which that was learnt; `False` where it can't be said."""
+        """Return True if the tensors have the same properties as a list passed to `learn`; `False` if unknown."""
         return any(guard.check(*tensors) for guard in self._guards)
 
     def learn(self, tensors: Sequence[Any]) -> None:
-        """Learn what tensors are now, if they are ordinary ones."""
+        """Remember the current properties of the tensors, if all of them are ordinary strided tensors."""
         if TensorGuards is None or self.known(tensors) or not all(map(_ordinary, tensors)):
             return
         try:
             guard = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
             if guard.check(*tensors):
                 self._guards = [guard, *self._guards[: _MOST - 1]]
-        except Exception as error:  # of a version that asks otherwise
+        except Exception as error:  # a torch version with other guards
             reraise_from_signal_handler(error)
             return
 
 
 class TensorsWatch:
-    """Watches tensors: see `padiff.frameworks.values.Tensors.watch`."""
+    """A watch of tensors; see `padiff.frameworks.values.Tensors.watch`."""
 
     __slots__ = ("_kinds", "_large", "_memory", "_tensors", "_trains")
 
     def __init__(self, tensors: Sequence[Any]) -> None:
         self._tensors, self._kinds = tensors, Kinds()
-        #: Those that are asked how far their memory reaches.
+        #: Tensors whose storage size is checked.
         self._large: list[Any] = []
-        #: Where it was; `None`: not to be said.
+        #: The recorded addresses and storage sizes; `None` if they are unknown.
         self._memory: Any = None
         self._trains: list[bool] = []
 
     def note(self, unchanged: bool = False) -> bool:
         self._memory = None
         if not unchanged:
-            # Which of several kinds they were is not said.
+            # The guards do not tell which of several remembered lists matched, so forget the others.
             self._kinds = Kinds()
         try:
             self._large = [tensor for tensor in self._tensors if tensor.nbytes >= _LARGE]
             self._kinds.learn(self._tensors)
             self._trains = list(map(_TRAINS, self._tensors))
             self._memory = self._now()
-        except Exception as error:  # lazy, or of a kind that has no memory
+        except Exception as error:  # lazy, or a kind without memory
             reraise_from_signal_handler(error)
             return False
         return True
@@ -91,9 +93,9 @@ class TensorsWatch:
         try:
             if self._memory is None or not self._kinds.known(self._tensors) or self._now() != self._memory:
                 return False
-            # Where nothing is to be trained, kinds need not tell which tensors are.
+            # Without grad mode, the guards may ignore which tensors are trainable.
             return torch.is_grad_enabled() or list(map(_TRAINS, self._tensors)) == self._trains
-        except Exception as error:  # of a kind that has no memory by now
+        except Exception as error:  # the memory does not exist any more
             reraise_from_signal_handler(error)
             return False
 
@@ -102,16 +104,16 @@ class TensorsWatch:
         return list(map(_Tensor.data_ptr, self._tensors)), lengths
 
 
-#: What a layer holds and owns.
+#: The dictionaries of a layer's sublayers and own tensors.
 _HELD = attrgetter("_modules", "_parameters", "_buffers")
 _SHAPE = attrgetter("shape")
 
 
 def held(layers: Sequence[Any]) -> list[Any]:
-    """What layers hold and own, without a step of Python's for each of them.
+    """Return the sublayers and own tensors of layers as comparable lists, without a Python loop step per layer.
 
     Raises:
-        Exception: lazy parameters have no shape.
+        Exception: a lazy parameter has no shape.
     """
     classes = list(map(type, layers))
     if any(each.__name__ == "OptimizedModule" for each in set(classes)):
@@ -120,5 +122,5 @@ def held(layers: Sequence[Any]) -> list[Any]:
     values = list(chain.from_iterable(map(dict.values, holders)))
     parameters = [each for each in chain.from_iterable(map(dict.values, holders[1::3])) if each is not None]
     names, counts = list(chain.from_iterable(holders)), list(map(len, holders))
-    # Lazy parameters become others by getting another class.
+    # A lazy parameter that is initialized changes its class but stays the same object.
     return [classes, names, counts, list(map(id, values)), list(map(type, values)), list(map(_SHAPE, parameters))]
