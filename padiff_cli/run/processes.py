@@ -80,11 +80,13 @@ class ProcessRecording(Recording):
     def _claim_folder(self) -> AnyPath:
         launch, rank = self._launch, rank_of_process(self._is_fork)
         is_worker = rank is None and not self._is_main and (not launch.is_command or _is_child(self._is_fork))
+        # A run that was there before the launch stays, unless the options say otherwise. A rank that its launcher
+        # started as a `padiff run` of its own shares no claims: rank 0 has looked, and may have begun the run.
+        joins = launch.options.get("existing", "error") != "error" or (self._is_main and rank)
         for folder in (of_workers if is_worker else numbered)(launch.dir_path):
             path = run_folder(folder, "--dir")
             name = f"{zlib.crc32(path.name.encode()):08x}-"
-            # A run that was there before the launch stays, unless the options say otherwise.
-            is_free = launch.options.get("existing", "error") != "error" or launch.claims_of(name)
+            is_free = joins or launch.claims_of(name)
             if (is_free or not (path / "run.json").exists()) and launch.claim(f"{name}{rank or 0}"):
                 return path
         raise AssertionError("there is always a next folder")

@@ -326,7 +326,9 @@ def test_a_script_that_records_by_itself_is_left_alone():
 
 def test_two_processes_of_torchrun_record_one_run(tmp_path):
     text = TORCH.replace("import sys, torch", "import sys, torch\ntorch.distributed.init_process_group('gloo')")
-    script(text.replace("optimizer =", "net = torch.nn.parallel.DistributedDataParallel(net)\noptimizer ="))
+    # Rank 0 begins the run before rank 1 looks for its folder.
+    late = "import time; time.sleep(2.0 * torch.distributed.get_rank())"
+    script(text.replace("optimizer =", f"net = torch.nn.parallel.DistributedDataParallel(net)\n{late}\noptimizer ="))
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "padiff", "run"]
     done = call(*launch, "--dir", "auto", "train.py", PYTHON_EXEC=str(interpreter(tmp_path)))
     assert done.returncode == 0, done.stderr
