@@ -48,6 +48,13 @@ class TorchLoop:
         self.optimizer.zero_grad()
         return loss
 
+    def evaluate(self, number):
+        self.net.eval()
+        with self.torch.no_grad():
+            value = float(self.net(self.torch.from_numpy(X[number])).sum())
+        self.net.train()
+        return value
+
     def left(self):
         """Return how many hooks, modes and functions with other code are left."""
         hooks = [(m._forward_hooks, m._forward_pre_hooks) for m in self.net.modules()]
@@ -77,6 +84,13 @@ class PaddleLoop:
         self.optimizer.clear_grad()
         return loss
 
+    def evaluate(self, number):
+        self.net.eval()
+        with self.paddle.no_grad():
+            value = float(self.net(self.paddle.to_tensor(X[number])).sum())
+        self.net.train()
+        return value
+
     def left(self):
         hooks = [(m._forward_post_hooks, m._forward_pre_hooks) for m in self.net.sublayers(include_self=True)]
         paddle, f = self.paddle, self.paddle.nn.functional
@@ -104,6 +118,14 @@ class Training:
         )
         return self._train(recorder, one)
 
+    def otherwise(self, options, evaluates):
+        """Return the same with other options, and with evaluations between steps."""
+        one = self.loop()
+        self.count += 1
+        options = dict(options)
+        folder = None if options.pop("in_memory", False) else self.folder / str(self.count)
+        return self._train(padiff.record(one.net, folder, optimizer=one.optimizer, **options), one, evaluates)
+
     def proxied(self):
         """Return the same with a proxy, as people write it who come from `create_model`."""
         one, losses = self.loop(), []
@@ -118,7 +140,7 @@ class Training:
         one.net = one.net.model
         return losses, self._weight(one), one.left()
 
-    def _train(self, recorder, one=None):
+    def _train(self, recorder, one=None, evaluates=False):
         one, losses = one or self.loop(), []
         with recorder as rec:
             for number in range(len(X)):
@@ -127,6 +149,8 @@ class Training:
                 if rec is not None:
                     rec.log_loss(loss)
                     rec.try_dump()
+                if evaluates:
+                    losses.append(one.evaluate(number))
         return losses, self._weight(one), one.left()
 
     def _weight(self, one):
@@ -154,6 +178,39 @@ def test_an_error_in_any_function_leaves_a_recorded_loop_as_it_is(framework, num
         same = after[0] == losses and np.array_equal(after[1], weight)
         if not same or after[2]:
             wrong.append(f"{name_of(code)}: {'left hooks on' if same else 'changed the training'}")
+    assert not wrong, "\n".join(wrong)
+
+
+OTHERWISE = {
+    "sketches": {"detail": "sketch", "full_every_n_steps": 2},
+    "some_layers": {"white_list": ["0", "4"], "every_n_steps": 2, "start_step": 4, "functions": False},
+    "little_room": {"max_bytes": 40_000, "compression": "zlib", "pack": True, "existing": "overwrite"},
+    "in_memory": {"in_memory": True, "black_list": ["1"]},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", OTHERWISE.values(), ids=OTHERWISE)
+@pytest.mark.parametrize("framework", LOOPS)
+def test_an_error_in_any_function_leaves_a_loop_with_other_options_as_it_is(framework, options, tmp_path):
+    training = Training(LOOPS[framework], tmp_path)
+    losses, weight, _ = training._train(contextlib.nullcontext(), evaluates=True)
+    planting = Planting("padiff")
+    training.otherwise(options, True)
+    recorded = {name_of(code) for code in planting.functions(training.recorded)}
+    codes = planting.functions(lambda: training.otherwise(options, True))
+    others = [code for code in codes if name_of(code) not in recorded]
+    assert len(others) > 3
+    wrong = []
+    for code in others:
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):
+                after = planting.fail(code, lambda: training.otherwise(options, True))
+        except Exception as error:
+            wrong.append(f"{name_of(code)}: {type(error).__name__} ended the training")
+            continue
+        if after[0] != losses or not np.array_equal(after[1], weight) or after[2]:
+            wrong.append(name_of(code))
     assert not wrong, "\n".join(wrong)
 
 
