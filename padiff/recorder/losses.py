@@ -170,8 +170,8 @@ class Losses:
     def claim(self, tensors: Sequence[Any]) -> tuple[int, int]:
         """Return this model's claim to a loss with these input tensors; the smallest claim wins.
 
-        The claim is the number of operations between the model's outputs and the tensors, then how long ago the model
-        was called (as a negative number that counts calls).
+        The claim is the number of operations between the model's outputs and the tensors. Between equal numbers the
+        model that was called last wins.
         """
         outputs = [tensor for tensor in (alive() for alive in self._outputs) if tensor is not None]
         nearest = _OPERATIONS
