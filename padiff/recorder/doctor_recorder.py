@@ -1,7 +1,7 @@
 """The recorder that `padiff.record` returns in a script run by `padiff doctor`.
 
-The doctor runs a script twice, with and without recording. In both runs this recorder logs digests of losses,
-gradients and parameters of each step; equal logs show that recording does not change the training. This module is part
+The doctor runs a script with and without recording. In each run this recorder logs digests of the losses, gradients and
+parameters of each step; equal logs show that recording does not change the training. This module is part
 of the recorder package because `padiff.record` creates the recorder.
 """
 

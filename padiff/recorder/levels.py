@@ -44,7 +44,10 @@ class Levels(dict[tuple[str, str], str]):
         self._filled: Sequence[Node] | None = None
 
     def fill(self, nodes: Sequence[Node]) -> None:
-        """Compute all levels of these layers: paddle's ``to_static`` traces the hooks, and can't trace `__missing__`."""
+        """Compute all levels of these layers.
+
+        Paddle's ``to_static`` compiles the hooks' code, and can't compile `__missing__`.
+        """
         if self._filled is not nodes:
             self._filled = nodes
             paths = [*(node.path for node in nodes), LOOP]
