@@ -81,8 +81,8 @@ class Activations:
             entry = self.tensors.of(tensor)
             if not entry.followed:
                 # A tensor hook, not a module's backward hook: paddle has none, and torch's full backward hook breaks
-                # before in-place layers. The hook is freed with the graph, so it needs no handle, except on a leaf: a
-                # parameter or an input that a layer returns lives on.
+                # before in-place layers. The hook is freed with the graph, so it needs no handle, except on a leaf (a
+                # parameter, or an input that a layer returns), which lives on.
                 self.hook(tensor, partial(Activations._gradient, self, entry))
                 entry.followed = True
         except Exception as error:
@@ -112,7 +112,7 @@ class Activations:
             self._leaf_handles.append(handle)
 
     def again(self, site: OutputSite) -> None:
-        """Count one more gradient at a site; the gradient itself is recorded elsewhere."""
+        """Count a gradient at a site that was recorded without `see_gradient`."""
         self._times[site] = self._times.get(site, 0) + 1
 
     def _gradient(self, entry: SeenTensor, gradient: Any) -> None:
@@ -138,13 +138,13 @@ class Activations:
             copy = copies.get(level)
             if copy is None:
                 copy = copies[level] = records.copier.take(gradient, level)
-            again = times.get(site, 0)
-            times[site] = again + 1
-            if isinstance(copy, Sampled) and not again:
+            repeats = times.get(site, 0)
+            times[site] = repeats + 1
+            if isinstance(copy, Sampled) and not repeats:
                 site.backward = records.write_sample(site.backward, site, "backward", copy)
                 continue
             # A second backward through the same graph is a quantity of its own.
-            name = f"{site.slot}@{again}" if again else site.slot
+            name = f"{site.slot}@{repeats}" if repeats else site.slot
             records.write_at(site.path, site.kind, "backward", name, copy, site.call, site.training)
         if self.draft is not None:
             self.draft.gradient(seen, [*copies.values()], first)

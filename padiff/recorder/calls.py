@@ -141,8 +141,8 @@ class Calls:
         These are the calls that were only counted. In a step that has calls in training mode, these are all calls in
         evaluation mode.
         """
-        beside = sum(n for (_, training), n in self._outermost.items() if not training) if self.has_trained else 0
-        return beside + sum(self._evaluations.values())
+        skipped = sum(n for (_, training), n in self._outermost.items() if not training) if self.has_trained else 0
+        return skipped + sum(self._evaluations.values())
 
     @property
     def evaluated(self) -> tuple[Evaluation, ...]:

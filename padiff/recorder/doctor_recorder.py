@@ -83,7 +83,7 @@ class DoctorRecorder(Recorder):
         self._plan = Plan.from_environment()
         self._number = next(_NUMBERS)
         folder = None if target.dir_path is None else Path(self._plan.folder) / f"run_{self._number}"
-        # Live comparison and the scalars belong to the user's folders.
+        # Live comparison and scalars would write into the user's folders.
         super().__init__(model, scope, replace(target, dir_path=folder, on_written=None), identity, replay_of)
         self._log: StepLog | None = None
         self._seen = self._caught = 0
@@ -179,27 +179,27 @@ class StepLog:
         self._began = time.perf_counter()
 
     def loss(self, value: Any) -> None:
-        began = time.perf_counter()
+        start = time.perf_counter()
         with contextlib.suppress(UncopiedError):
             array = (
                 self._framework.tensors.copy(value) if self._framework.tensors.is_tensor(value) else np.asarray(value)
             )
             self._losses.append((digest(array), float(array.astype(np.float64).mean())))
-        self._own += time.perf_counter() - began
+        self._own += time.perf_counter() - start
 
     def look(self) -> None:
         """Compute the digests of the parameters, and of the gradients if there are no optimizers, at a step's end."""
-        owned = self._owned()
+        tensors = self._owned()
         with contextlib.suppress(UncopiedError, ValueError):
             # On a GPU, queued work is part of the step; copying the smallest tensor waits for this work.
-            self._framework.tensors.copy(min((tensor for _, tensor in owned), key=self._size))
-        began = time.perf_counter()
-        self._parameters = {name: self._digest(tensor) for name, tensor in owned}
+            self._framework.tensors.copy(min((tensor for _, tensor in tensors), key=self._size))
+        start = time.perf_counter()
+        self._parameters = {name: self._digest(tensor) for name, tensor in tensors}
         if not self._handles:
-            for name, tensor in owned:
+            for name, tensor in tensors:
                 if tensor.grad is not None:
                     self._gradients[name] = self._digest(tensor.grad)
-        self._own += time.perf_counter() - began
+        self._own += time.perf_counter() - start
 
     def end(self, step: int, due: bool) -> None:
         """Write the step's line."""
@@ -224,15 +224,15 @@ class StepLog:
         self._file.close()
 
     def _consumed(self, parameters: Sequence[Any], gradients: Sequence[Any]) -> None:
-        began = time.perf_counter()
+        start = time.perf_counter()
         for parameter, gradient in zip(parameters, gradients):
             name = self._names.get(id(parameter))
             if name is not None and gradient is not None:
-                again = self._times[name]
+                repeats = self._times[name]
                 self._times[name] += 1
-                key = f"{name}#{again}" if again else name
+                key = f"{name}#{repeats}" if repeats else name
                 self._gradients[key] = self._digest(gradient)
-        self._own += time.perf_counter() - began
+        self._own += time.perf_counter() - start
 
     def _digest(self, tensor: Any) -> str:
         """Return the digest of a tensor's values, or "" for a tensor without values, with and without recording."""

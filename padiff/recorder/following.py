@@ -119,7 +119,7 @@ class Following:
         """Return True if exactly the expected events have come."""
         return not self.left and self._at == len(self._events) - 1
 
-    # -- what comes ------------------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------------------
 
     def model_begins(self, key: int, call: Call) -> bool:
         """Handle a call of the outermost layer, after its inputs were traced; return True if the call was expected."""
@@ -254,7 +254,7 @@ class Following:
             # A graph that lives on then holds this callback only, not the rest of the step.
             self._activations.hook(tensor, _Callback(self._course, place))
 
-    # -- what is written down --------------------------------------------------------------------------------
+    # -- records ---------------------------------------------------------------------------------------------
 
     def write(self) -> None:
         """Write the records, calls and counts of the events so far."""

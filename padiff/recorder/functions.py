@@ -56,7 +56,7 @@ class Functions:
             self._hearing.listen(False)
 
     def resume(self) -> None:
-        """Listen again if the innermost running layer is a chosen one with code of the user's."""
+        """Listen again if the innermost running layer is recorded and runs the user's own code."""
         if self._hearing is not None and self._running:
             inside = self._running[-1]
             heard = inside.node.path in self._watched.chosen and not inside.recomputed and not inside.transformed
@@ -77,7 +77,7 @@ class Functions:
             self._hearing.listen_outside(False)
         self._in_loop = None
 
-    # -- what is heard ---------------------------------------------------------------------------------------
+    # -- function calls -------------------------------------------------------------------------------------
 
     def function_begins(
         self, name: str, parameters: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -149,22 +149,22 @@ class Gradients:
         before = self.separated()
         keys, gradients = owned.apart(parameters, gradients)
         several = owned.several(keys)
-        unknown: set[int] = set()
+        unowned: set[int] = set()
         if several is None:
-            unknown = {*keys} - owned.index.keys()
-            is_known = [key not in unknown for key in keys]
-            keys, gradients = list(compress(keys, is_known)), list(compress(gradients, is_known))
+            unowned = {*keys} - owned.index.keys()
+            is_owned = [key not in unowned for key in keys]
+            keys, gradients = list(compress(keys, is_owned)), list(compress(gradients, is_owned))
             several = owned.several(keys)
         if several is not None and batch is not None:
             self.together = self._sample(several, gradients, batch)
         if self.together is not None:
             if before:
                 self.separated()
-            return unknown
+            return unowned
         for key, gradient in zip(keys, gradients):
             level = SKETCH if batch is not None else self._levels[owned.owners[key].node.path, "grad"]
             self._taken[key] = self._copies.take(owned, key, level, gradient) if level != NOTHING else None
-        return unknown
+        return unowned
 
     def _sample(self, several: Several, gradients: Sequence[Any], batch: Batch) -> Together | None:
         """Copy the gradients together, or return None if the layout of a gradient differs from its parameter's."""

@@ -125,10 +125,10 @@ class Hooks:
     def on_losses(self, wanted: bool) -> None:
         """Attach (True) or detach (False) the hooks on loss functions."""
         if wanted and not self._losses:
-            listening = self._framework.hooks.on_losses(_LossHook(self))
+            handle = self._framework.hooks.on_losses(_LossHook(self))
             # The functions refer to their hooks: without this, they would keep a recording and its model alive.
-            weakref.finalize(self, listening.remove)
-            self._losses.append(listening)
+            weakref.finalize(self, handle.remove)
+            self._losses.append(handle)
         elif not wanted:
             _take_off(self._losses)
 
@@ -149,7 +149,7 @@ class Hooks:
         _take_off(self._others)
         _take_off(self._losses)
 
-    # -- what the hooks call -------------------------------------------------------------------------------
+    # -- callbacks of hooks --------------------------------------------------------------------------------
 
     def _before_call(self, key: int, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         observer = self.observer

@@ -80,14 +80,14 @@ class Layers:
         if _held(self.nodes, self.framework) == self._held:
             self._look_at_parameters()
             return False
-        before, self.nodes = self.nodes, walk(self._model, self.framework)
+        previous, self.nodes = self.nodes, walk(self._model, self.framework)
         white, black, mapped = (self._there(items) for items in (self._white, self._black, self._map))
         # A white list whose layers have all been removed selects nothing; an empty one would select all layers.
         self.chosen = frozenset() if self._white and not white else select(self.nodes, white, black, mapped)
         self._take(mapped)
         self._watch = self._watched()
         self._note()
-        self.changes = _changes(before, self.nodes)
+        self.changes = _changes(previous, self.nodes)
         return True
 
     def _watched(self) -> Watch:

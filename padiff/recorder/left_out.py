@@ -67,13 +67,13 @@ class LeftOut:
         merged: dict[tuple[str, str], dict[str, int]] = {}
         for (what, reason, training), counts in self._counts.items():
             if training or not training_only:
-                of_layers = merged.setdefault((what, reason), {})
+                layer_counts = merged.setdefault((what, reason), {})
                 for path, count in counts.items():
-                    of_layers[path] = of_layers.get(path, 0) + count
+                    layer_counts[path] = layer_counts.get(path, 0) + count
         sentences = []
-        for (what, reason), of_layers in list(merged.items())[:_REASONS]:
-            named = ", ".join(list(of_layers)[:_NAMED]) + (", ..." if len(of_layers) > _NAMED else "")
-            count = sum(of_layers.values())
-            sentences.append(f"{count} {what}(s) of {len(of_layers)} layer(s) are not recorded ({named}): {reason}")
-        more = len(merged) - _REASONS
-        return (*sentences, f"more is not recorded, for {more} other reason(s)") if more > 0 else tuple(sentences)
+        for (what, reason), layer_counts in list(merged.items())[:_REASONS]:
+            named = ", ".join(list(layer_counts)[:_NAMED]) + (", ..." if len(layer_counts) > _NAMED else "")
+            count = sum(layer_counts.values())
+            sentences.append(f"{count} {what}(s) of {len(layer_counts)} layer(s) are not recorded ({named}): {reason}")
+        omitted = len(merged) - _REASONS
+        return (*sentences, f"more is not recorded, for {omitted} other reason(s)") if omitted > 0 else tuple(sentences)

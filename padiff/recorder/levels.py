@@ -157,18 +157,18 @@ class LevelsOfSteps:
             step: the recorded step.
             steps: number of steps that will be recorded, if known.
         """
-        begun, self._begun, self._first = self._begun, True, False
-        if begun and not self.keeping:
+        has_begun, self._begun, self._first = self._begun, True, False
+        if has_begun and not self.keeping:
             return ""
         values = bytes_of(step)
-        took = bytes_in_full(step, values)
+        full_bytes = bytes_in_full(step, values)
         if not self.keeping:
-            of_all = "" if steps is None else f", expect {bytes_text(steps * took)} for all {steps:,}"
-            return "" if self._detail.sketches else f"each recorded step takes {bytes_text(took)}{of_all}"
+            of_all = "" if steps is None else f", expect {bytes_text(steps * full_bytes)} for all {steps:,}"
+            return "" if self._detail.sketches else f"each recorded step takes {bytes_text(full_bytes)}{of_all}"
         self.spent += values
         self._largest = max(self._largest, values)
-        if begun:
+        if has_begun:
             return ""
-        later = int(took * self._full_share + bytes_sketched(step, self._usual) * (1 - self._full_share))
-        more = int(max(self.budget - self.spent, 0) // max(values, 1))
-        return RunSize(took, later, 1 + more, steps).text(self.budget)
+        later_bytes = int(full_bytes * self._full_share + bytes_sketched(step, self._usual) * (1 - self._full_share))
+        full_steps = int(max(self.budget - self.spent, 0) // max(values, 1))
+        return RunSize(full_bytes, later_bytes, 1 + full_steps, steps).text(self.budget)

@@ -208,7 +208,7 @@ class Losses:
             self._records.loop("grad", "clip_grad_norm().0", copy, number)
 
     def stepped(self) -> None:
-        """Note that an optimizer has stepped: gradients not clipped before are not clipped at all in this step."""
+        """Note that an optimizer has stepped: the settings then report clipping as ``none`` if nothing was clipped."""
         self._stepped = True
 
     # -- records -------------------------------------------------------------------------------------------
