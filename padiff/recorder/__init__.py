@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from padiff.recorder.options import RecordOptions
     from padiff.recorder.session import Recorder
 else:
-    # A comparison asks what a level of detail means, and records nothing.
+    # Lazy imports: a comparison uses `padiff.recorder.detail` and does not need the rest.
     __getattr__ = names_from(
         __name__,
         {

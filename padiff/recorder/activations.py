@@ -1,4 +1,4 @@
-"""The outputs of layers' calls, and the gradients that reach them."""
+"""Recording of layers' outputs and of the gradients with respect to these outputs."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from padiff.system.guard import Guard, Tolerated
 
 
 class Activations:
-    """Records what calls give, and in backward the gradients of it.
+    """Recorder of the outputs of calls, and of their gradients in backward.
 
     Args:
-        records: where records go.
-        levels: how much is kept of each.
-        interrupts: keeps Ctrl-C in backward.
-        tensors: those that were seen so far.
-        guard: stops errors in backward.
+        records: buffer that receives the records.
+        levels: level of detail by layer path and stage.
+        interrupts: handler of Ctrl-C in backward.
+        tensors: index of the step's tensors so far.
+        guard: handler of errors in backward.
 
     Attributes:
-        interrupts, tensors, guard: likewise.
-        draft: what writes down what happens, to make a plan of it; `None`: nothing does.
+        interrupts, tensors, guard: the arguments of the same names.
+        draft: builder of a plan from the step's events, or None if no plan is being built.
     """
 
     def __init__(
@@ -54,18 +54,22 @@ class Activations:
         self._closed = False
 
     def see_input(self, call: Call, slot: str, tensor: Any) -> None:
-        """Record a tensor that the model is called with."""
+        """Record an input tensor of the model."""
         level = self._levels[call.node.path, "input"]
         if level == NOTHING:
             return
-        taken = self._records.copier.take(tensor, level)
-        self._records.write(call.node, "input", slot, taken, call.number, call.training)
-        if not isinstance(taken, Left):
-            with Tolerated():  # what is not known again is copied again
-                self.tensors.of(tensor).traced = taken
+        copy = self._records.copier.take(tensor, level)
+        self._records.write(call.node, "input", slot, copy, call.number, call.training)
+        if not isinstance(copy, Left):
+            with Tolerated():  # on an error the tensor is copied again when it is met next
+                self.tensors.of(tensor).traced = copy
 
     def see(self, call: Call, slot: str, tensor: Any) -> SeenTensor | None:
-        """Record a tensor that a call gave, and from now on its gradient. Returns what is known of it now."""
+        """Record an output tensor of a call, and arrange that its gradient is recorded.
+
+        Returns:
+            The state of the tensor, or None if nothing of the tensor is recorded.
+        """
         node, levels = call.node, self._levels
         path = node.path
         level = levels[path, "forward"]
@@ -74,49 +78,49 @@ class Activations:
             return None
         site = self._records.known.output(path, type(node.layer).__name__, slot, call.number, call.training)
         try:
-            seen = self.tensors.of(tensor)
-            if not seen.followed:
+            entry = self.tensors.of(tensor)
+            if not entry.followed:
                 # A tensor hook, not a module's backward hook: paddle has none, and torch's full backward hook breaks
-                # before in-place layers. The hook goes with the graph, so it needs no handle - but for a leaf, a
-                # parameter or an input that a layer hands on, which lives on.
-                self.hook(tensor, partial(Activations._gradient, self, seen))
-                seen.followed = True
+                # before in-place layers. The hook is freed with the graph, so it needs no handle, except on a leaf (a
+                # parameter, or an input that a layer returns), which lives on.
+                self.hook(tensor, partial(Activations._gradient, self, entry))
+                entry.followed = True
         except Exception as error:
             self._records.write(node, "forward", slot, Left.because(error), call.number, call.training)
             return None
         if backward:
-            seen.sites = seen.sites + site.alone if seen.sites else site.alone
+            entry.sites = entry.sites + site.alone if entry.sites else site.alone
         if level == NOTHING or call.recomputed:
-            return seen
-        taken = seen.full if level == FULL else seen.sketched
-        if taken is None:
-            taken = self._records.copier.take(tensor, level)
+            return entry
+        copy = entry.full if level == FULL else entry.sketched
+        if copy is None:
+            copy = self._records.copier.take(tensor, level)
             if level == FULL:
-                seen.full = taken
+                entry.full = copy
             else:
-                seen.sketched = taken
-        if isinstance(taken, Sampled):
-            site.forward = self._records.write_sample(site.forward, site, "forward", taken)
+                entry.sketched = copy
+        if isinstance(copy, Sampled):
+            site.forward = self._records.write_sample(site.forward, site, "forward", copy)
         else:
-            self._records.write(node, "forward", slot, taken, call.number, call.training)
-        return seen
+            self._records.write(node, "forward", slot, copy, call.number, call.training)
+        return entry
 
     def hook(self, tensor: Any, gradient: OnGradient) -> None:
-        """Put a hook on the gradient of a tensor, if it has any."""
+        """Register a hook on the gradient of a tensor, if the tensor has one."""
         handle = self._on_gradient(tensor, gradient)
         if handle is not None and tensor.is_leaf:
             self._leaf_handles.append(handle)
 
     def again(self, site: OutputSite) -> None:
-        """The gradient of a tensor that is recorded there was recorded already."""
+        """Count a gradient at a site that was recorded without `see_gradient`."""
         self._times[site] = self._times.get(site, 0) + 1
 
-    def _gradient(self, seen: SeenTensor, gradient: Any) -> None:
+    def _gradient(self, entry: SeenTensor, gradient: Any) -> None:
         if self.guard.tripped:
             return
         try:
             with self._aside():
-                self.see_gradient(seen, gradient)
+                self.see_gradient(entry, gradient)
         except KeyboardInterrupt:
             self.interrupts.keep()
         except Exception as error:
@@ -131,27 +135,27 @@ class Activations:
         records, times = self._records, self._times
         for site in seen.sites:
             level = self._levels[site.path, "backward"]
-            taken = copies.get(level)
-            if taken is None:
-                taken = copies[level] = records.copier.take(gradient, level)
-            again = times.get(site, 0)
-            times[site] = again + 1
-            if isinstance(taken, Sampled) and not again:
-                site.backward = records.write_sample(site.backward, site, "backward", taken)
+            copy = copies.get(level)
+            if copy is None:
+                copy = copies[level] = records.copier.take(gradient, level)
+            repeats = times.get(site, 0)
+            times[site] = repeats + 1
+            if isinstance(copy, Sampled) and not repeats:
+                site.backward = records.write_sample(site.backward, site, "backward", copy)
                 continue
             # A second backward through the same graph is a quantity of its own.
-            name = f"{site.slot}@{again}" if again else site.slot
-            records.write_at(site.path, site.kind, "backward", name, taken, site.call, site.training)
+            name = f"{site.slot}@{repeats}" if repeats else site.slot
+            records.write_at(site.path, site.kind, "backward", name, copy, site.call, site.training)
         if self.draft is not None:
             self.draft.gradient(seen, [*copies.values()], first)
 
     def detach(self) -> None:
-        """Take the hooks off that would outlive the graph."""
+        """Remove the hooks that would outlive the graph: those on leaf tensors."""
         while self._leaf_handles:
             self._leaf_handles[-1].remove()
             self._leaf_handles.pop()
 
     def close(self) -> None:
-        """The step is over: from now on nothing is recorded."""
+        """End the step: gradients that come later are not recorded."""
         self.detach()
         self._closed = True

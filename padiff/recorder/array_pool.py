@@ -1,8 +1,7 @@
-"""Memory for copies of tensors, used again from step to step.
+"""A pool of memory for copies of tensors, reused from step to step.
 
-Fresh memory for the copies is what recording would spend most of its time on: the kernel hands it out page by page.
-Copying into pages that are there already is several times faster. So the buffers of a step come
-back once it is written.
+The kernel provides fresh memory page by page, which would take most of the time of recording. Copying into existing
+pages is several times faster. So the buffers of a step return to the pool once the step is written.
 """
 
 from __future__ import annotations
@@ -17,15 +16,17 @@ import numpy as np
 
 from padiff.records import Step, arrays_of
 
-# Smaller arrays come from the heap anyway, which keeps its pages.
+# Smallest size in bytes of a pooled array: smaller ones come from the heap, which keeps its pages.
 _SMALLEST = 1 << 16
-# Bytes of a piece that smaller buffers are cut from, and what their starts are multiples of.
+# Bytes of a large piece from which buffers are cut, and the alignment of the buffers.
 _PIECE, _ALIGNED = 32 << 20, 64
 
 
 class _Buffer:
-    """Memory of the pool's own. It is no array: numpy looks through an array that is a view to what is below it, and
-    then nothing would lead from the arrays that are handed out back to this.
+    """A piece of the pool's memory.
+
+    A buffer is not an array: the ``base`` of a numpy view is the array at the bottom of all views, which would not lead
+    back to this buffer.
     """
 
     __slots__ = ("__array_interface__", "_memory", "size")
@@ -36,11 +37,11 @@ class _Buffer:
 
 
 class ArrayPool:
-    """A pool of arrays, safe to use from the loop and the writer.
+    """A pool of arrays, which the loop's thread and the writer's thread may use at the same time.
 
     Attributes:
-        keep: whether buffers that come back are kept: only while the next step is due soon, so that a recorder
-            that rests holds no memory.
+        keep: True to keep returned buffers. Set only while the next step is due soon, so that an idle recorder holds
+            no memory.
     """
 
     def __init__(self) -> None:
@@ -52,7 +53,7 @@ class ArrayPool:
         self._lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """An uninitialised C-contiguous array, as ``numpy.empty`` gives one."""
+        """Return an uninitialised C-contiguous array, like ``numpy.empty``."""
         dtype = np.dtype(dtype)
         size = math.prod(shape) * dtype.itemsize
         if size < _SMALLEST:
@@ -66,7 +67,7 @@ class ArrayPool:
         return array
 
     def _carved(self, size: int) -> _Buffer:
-        """New memory, cut from a large piece: numpy asks for huge pages for those, and few large pages come faster."""
+        """Return new memory, cut from a large piece: numpy requests huge pages there, which are allocated faster."""
         if size > _PIECE // 4:
             return _Buffer(np.empty(size, np.uint8))
         if self._piece is None or self._used + size > _PIECE:
@@ -75,18 +76,18 @@ class ArrayPool:
         return _Buffer(self._piece[start : start + size])
 
     def take_back(self, arrays: Iterable[np.ndarray]) -> None:
-        """Take back some of a step's memory before the step is written; it is given out again when that is done."""
+        """Return some of a step's arrays to the pool early; their memory is reused once the step is written."""
         with self._lock:
             self._returned += [buffer for array in arrays for buffer in _below(array)]
 
     def recycle(self, step: Step) -> None:
-        """Take back the buffers of a step that is written and that nobody looks at any more."""
-        found = {id(b): b for array in arrays_of(step) for b in _below(array)}
+        """Return the buffers of a step to the pool, once the step is written and not used any more."""
+        buffers = {id(b): b for array in arrays_of(step) for b in _below(array)}
         with self._lock:
-            returned = [*found.values(), *self._returned]
+            returned = [*buffers.values(), *self._returned]
             self._returned = []
-            # Sizes that this step did not use are not wanted back (sequences of another length): what is
-            # kept is never more than what the steps under way took.
+            # Sizes that this step did not use are dropped (sequences of another length), so that the pool never holds
+            # more memory than the current steps need.
             used = {buffer.size for buffer in returned}
             self._free = defaultdict(list, {size: free for size, free in self._free.items() if size in used})
             if not self.keep:
@@ -97,7 +98,7 @@ class ArrayPool:
                 self._free[buffer.size].append(buffer)
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Free all memory of the pool."""
         with self._lock:
             self._free.clear()
             self._returned.clear()
@@ -105,7 +106,7 @@ class ArrayPool:
 
 
 def _below(array: np.ndarray) -> Iterator[_Buffer]:
-    """The buffer that an array is a view of, if it is."""
+    """Yield the buffer that an array is a view of, if any."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base

@@ -1,4 +1,4 @@
-"""What a loop asks of a recorder is not seen by modes of the user's."""
+"""A decorator that hides a recorder's work from the user's dispatch modes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def aside(method: _Method) -> _Method:
-    """Have a method of an object that has a ``_framework`` run outside of the user's modes (`Hooking.aside`)."""
+    """Decorate a method to run outside of the user's modes (`Hooking.aside`).
+
+    The object of the method must have an attribute ``_framework``.
+    """
 
     @wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The calls of layers in a step: which are under way, and how many there were."""
+"""The running and the counted calls of layers in a step."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from padiff.model.selection import Node
 from padiff.records import Evaluation
 from padiff.system.frames import Frame
 
-# Different shapes of evaluation calls that a step keeps.
+# Number of different input shapes of evaluation calls that a step keeps.
 _SHAPES = 20
 
 
 @dataclass(slots=True)
 class Call:
-    """A layer's call that is under way."""
+    """A running call of a layer."""
 
     node: Node
     number: int
     training: bool
     recomputed: bool
-    #: Whether it is made inside of a function transform: then nothing of it is recorded.
+    #: True inside of a function transform: the call is then not recorded.
     transformed: bool = False
-    #: What went in: slots, each with its tensor's number in the trace behind it; `None` where that is not looked at.
+    #: Inputs: each slot followed by its tensor's number in the trace; None if the inputs are not traced.
     inputs: tuple[Any, ...] | None = None
-    #: Where it is called; empty where that is not looked at.
+    #: Python stack of the call; empty if stacks are not traced.
     stack: tuple[Frame, ...] = ()
 
 
@@ -35,23 +35,26 @@ class Calls:
     """The calls of a step so far.
 
     Attributes:
-        running: those that are under way, the outermost first.
+        running: stack of the running calls, the outermost first.
     """
 
     def __init__(self) -> None:
         self.running: list[Call] = []
-        # By path and whether in training mode.
+        # Number of calls by path and mode (True for training).
         self._numbers: dict[tuple[str, bool], int] = {}
         self._recomputed: dict[tuple[str, bool], int] = {}
         self._outermost: Counter[tuple[str, bool]] = Counter()
         self._functions: Counter[tuple[str, str, bool, bool]] = Counter()
         self._transformed: set[str] = set()
-        #: Calls that are only counted, by path and the shapes that went in.
+        #: Number of evaluation calls that are only counted, by path and input shapes.
         self._evaluations: Counter[tuple[str, tuple[tuple[int, ...], ...]]] = Counter()
         self._evaluated_with_gradients = False
 
     def begin(self, node: Node, training: bool, recomputed: bool) -> Call:
-        """A layer's call begins; it is numbered among the layer's calls of its mode, recomputed ones on their own."""
+        """Begin a layer's call and number the call among the layer's calls of its mode.
+
+        Recomputed calls have numbers of their own.
+        """
         numbers = self._recomputed if recomputed else self._numbers
         key = node.path, training
         number = numbers.get(key, 0)
@@ -63,64 +66,68 @@ class Calls:
         return call
 
     def begin_transformed(self, node: Node, training: bool, recomputed: bool) -> None:
-        """A call begins inside of a function transform: it counts for no number."""
+        """Begin a call inside of a function transform; the call gets no number."""
         self.running.append(Call(node, 0, training, recomputed, transformed=True))
         self._transformed.add(node.path)
 
     def end(self, node: Node) -> Call | None:
-        """A layer's call ends; `None` where it is not known to have begun."""
+        """End a layer's call and return the call, or None if no such call is running."""
         while self.running:
-            # A call that ended in an exception which the model itself caught may still lie above this one.
+            # Above this call there may be one that ended in an exception which the model caught.
             call = self.running.pop()
             if call.node is node:
                 return call
         return None
 
     def count(self, calls: Iterable[tuple[tuple[str, bool], int]]) -> None:
-        """Calls have begun, and ended, that were not noted one by one: by path and mode, how many there are now."""
+        """Set the number of calls so far by (path, mode), for calls that were not begun and ended one by one."""
         self._numbers.update(calls)
 
     def count_evaluation(self, path: str, shapes: tuple[tuple[int, ...], ...], learning: bool) -> None:
-        """Count a call in evaluation mode, of which nothing else is recorded."""
+        """Count a call in evaluation mode that is not recorded.
+
+        Args:
+            learning: True if gradients were enabled in the call.
+        """
         if len(self._evaluations) >= _SHAPES and (path, shapes) not in self._evaluations:
             shapes = ()
         self._evaluations[path, shapes] += 1
         self._evaluated_with_gradients = self._evaluated_with_gradients or learning
 
     def function(self, inside: Call, name: str) -> Call:
-        """A function is called inside of a layer's call: that call, with the function's own number among its like."""
+        """Return a copy of the layer's call around a function call, numbered among the calls of this function there."""
         key = (inside.node.path, name, inside.training, inside.recomputed)
         self._functions[key] += 1
         return replace(inside, number=self._functions[key] - 1)
 
     @property
     def any(self) -> bool:
-        """Whether there was one."""
+        """Return True if any layer was called."""
         return bool(self._numbers or self._transformed)
 
     @property
     def paths(self) -> frozenset[str]:
-        """Paths of the layers that were called."""
+        """Return the paths of the layers that were called."""
         return frozenset([path for path, _ in self._numbers]) | self._transformed
 
     @property
     def recomputed(self) -> frozenset[str]:
-        """Paths of the layers whose forward ran again inside of a backward."""
+        """Return the paths of the layers whose forward ran again inside of a backward."""
         return frozenset(path for path, _ in self._recomputed)
 
     @property
     def in_both_modes(self) -> bool:
-        """Whether the model was called in training mode and in evaluation mode."""
+        """Return True if the model was called both in training mode and in evaluation mode."""
         return self.has_trained and (self._has_evaluated or bool(self._evaluations))
 
     @property
     def mixed(self) -> bool:
-        """Whether there may be records of calls in evaluation mode beside those in training mode."""
+        """Return True if there may be records of calls in both modes."""
         return self.has_trained and (self._has_evaluated or self._evaluated_with_gradients)
 
     @property
     def has_trained(self) -> bool:
-        """Whether the model was called in training mode."""
+        """Return True if the model was called in training mode."""
         return any(training for _, training in self._outermost)
 
     @property
@@ -129,23 +136,25 @@ class Calls:
 
     @property
     def evaluations(self) -> int:
-        """How many calls in evaluation mode are left out: those that were only counted, and in a step that has calls
-        in training mode all.
+        """Return the number of calls in evaluation mode that are left out of the step.
+
+        These are the calls that were only counted. In a step that has calls in training mode, these are all calls in
+        evaluation mode.
         """
-        beside = sum(n for (_, training), n in self._outermost.items() if not training) if self.has_trained else 0
-        return beside + sum(self._evaluations.values())
+        skipped = sum(n for (_, training), n in self._outermost.items() if not training) if self.has_trained else 0
+        return skipped + sum(self._evaluations.values())
 
     @property
     def evaluated(self) -> tuple[Evaluation, ...]:
-        """The calls that were only counted."""
+        """Return the evaluation calls that were only counted."""
         return tuple(Evaluation(path, n, shapes) for (path, shapes), n in self._evaluations.items())
 
     @property
     def micro_batches(self) -> int:
-        """How often the model was called for the step."""
+        """Return the largest number of outermost calls of a layer: the step's number of micro-batches."""
         trained = self.has_trained
         return max((n for (_, training), n in self._outermost.items() if training or not trained), default=1)
 
     def trained(self, path: str) -> int:
-        """How often a layer was called in training mode, from outside of all others."""
+        """Return the number of outermost calls of a layer in training mode."""
         return self._outermost[path, True]

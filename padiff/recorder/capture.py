@@ -1,4 +1,4 @@
-"""The records of one step: its hooks, on and off, and the step that they make."""
+"""Recording of one step: attaches and detaches the hooks, and builds the `Step`."""
 
 from __future__ import annotations
 
@@ -26,28 +26,30 @@ from padiff.system.guard import RAISING, Guard
 
 
 class Capture:
-    """Collects the records of one step of one model.
+    """Recorder of one step of one model.
 
-    A capture keeps copies, never tensors (only weak references to them): nothing it holds can keep a graph alive,
-    and there is no cycle between it and the model.
+    A capture keeps copies of tensors and weak references to them, never the tensors: a capture can't keep a graph
+    alive, and there is no reference cycle between a capture and its model.
 
     Args:
         number: the step's number.
-        layers: the model's layers, followed where they change.
-        optimizers: those whose gradients and updates are recorded; without any, gradients are what backward left.
-        records: where records go. Default: a buffer of its own.
-        levels: how much is kept of each layer's tensors at each stage. Default: everything.
-        owned: what the layers owned, as earlier captures of the model found it.
-        stepped: called when an optimizer has stepped, with how often it did within this step.
-        stacks: whether to keep each call's Python stack, as `stacks`.
-        consuming: called with an optimizer that is about to step.
-        functions: whether the step's trace is to have the functions and operators that layers' code calls.
-        losses: whether to record what loss functions are called with.
-        packing: whether to keep what the step needs to be done again.
-        whole: whether the trace is to have tensors in full.
-        loss_logged: whether losses are logged, so that a scalar ``loss`` that the model itself gives is no activation.
-        guard: stops errors where the training calls a hook. Default: errors are raised.
-        history: what earlier captures of the model have shown of whether it is trained.
+        layers: the model's layers, updated when the model changes.
+        optimizers: optimizers whose gradients and updates are recorded. Without any, the gradients left by backward
+            are recorded.
+        records: buffer that receives the records. Default: a new buffer.
+        levels: level of detail by layer path and stage. Default: full tensors.
+        owned: parameters and buffers of the layers, as earlier captures of the model found them.
+        stepped: callback after an optimizer's step; its argument is the number of the optimizer's steps so far
+            within this step.
+        stacks: True to keep each call's Python stack, as `stacks`.
+        consuming: callback before an optimizer's step; its argument is the optimizer.
+        functions: True to trace the functions and operators called by layers' code.
+        losses: True to record the inputs and outputs of loss functions.
+        packing: True to keep all that a replay of the step needs.
+        whole: True to trace tensors in full.
+        loss_logged: True if losses are logged; a scalar output ``loss`` of the model is then not an activation.
+        guard: handler of errors in hooks. Default: errors are raised.
+        history: evidence from earlier captures that the model is trained.
     """
 
     def __init__(
@@ -71,66 +73,66 @@ class Capture:
     ) -> None:
         self.number = number
         history = TrainingHistory() if history is None else history
-        wanted = Wanted(stepped, stacks, consuming, functions, losses, packing, whole, loss_logged, history)
+        options = Wanted(stepped, stacks, consuming, functions, losses, packing, whole, loss_logged, history)
         records = RecordBuffer(Copier(layers.framework)) if records is None else records
         self._framework, self._records = layers.framework, records
-        self._observer = StepObserver(number, layers, optimizers, records, levels, owned, wanted, guard)
+        self._observer = StepObserver(number, layers, optimizers, records, levels, owned, options, guard)
         self._calls, self._tracer = self._observer.calls, self._observer.tracer
         self._logged = 0
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the step showed of how the training is set (`padiff.records.settings`)."""
+        """Return the settings of the training observed in the step (`padiff.records.settings`)."""
         return self._observer.settings
 
     @property
     def stacks(self) -> dict[tuple[str, int], traceback.StackSummary]:
-        """Python stack of each layer's call (`StepObserver.stacks`)."""
+        """Return the Python stack of each layer's call (`StepObserver.stacks`)."""
         return self._observer.stacks
 
     @property
     def parameters(self) -> Parameters:
-        """What the layers own."""
+        """Return the recorder of parameters and buffers."""
         return self._observer.parameters
 
     @property
     def autocast(self) -> dict[str, Any]:
-        """The autocast that the model was called in; empty before."""
+        """Return the autocast state in which the model was called; empty before the first call."""
         return self._observer.autocast
 
     @property
     def packing(self) -> Packing | None:
-        """What keeps what the step needs to be done again; `None` where nothing does."""
+        """Return the recorder of replay data, or None if the step is not packed."""
         return self._observer.packing
 
     @property
     def losses(self) -> Losses | None:
-        """What hears of loss functions; `None` where nothing does."""
+        """Return the recorder of loss functions, or None if losses are not recorded."""
         return self._observer.losses
 
     # -- hooks on and off ---------------------------------------------------------------------------------
 
     def attach(self) -> None:
-        """Put the hooks on, if they are not. In a step that is not due they can do nothing: then they are not there."""
+        """Attach the hooks, if they are not attached yet. The hooks are attached in due steps only."""
         self._observer.attach()
 
     def take_over(self, before: Capture) -> None:
-        """Go on with the hooks of the capture of the step before, instead of taking them off and putting them on."""
+        """Take over the attached hooks of the previous step's capture, which is faster than attaching new hooks."""
         self._observer.take_over(before._observer)
 
     def detach(self) -> None:
-        """Take every hook off again; may be called twice."""
+        """Detach all hooks; may be called twice."""
         self._observer.detach()
 
     def raise_interrupt(self) -> None:
-        """Raise a Ctrl-C that was kept."""
+        """Raise the `KeyboardInterrupt` that was deferred in backward, if any."""
         self._observer.interrupts.raise_kept()
 
     # -- the end of the step ------------------------------------------------------------------------------
 
     @aside
     def log_loss(self, value: Any) -> None:
-        """Note the loss of a micro-batch: a number, or a tensor of one element."""
+        """Record the loss of a micro-batch: a number, or a tensor of one element."""
         if self._framework.tensors.is_tensor(value):
             if self._tracer.functions:
                 self._tracer.noted("log_loss", value)
@@ -146,12 +148,12 @@ class Capture:
 
     @property
     def running(self) -> list[str]:
-        """Paths of the layers whose calls are under way, the outermost first."""
+        """Return the paths of the layers whose calls are running, the outermost first."""
         return [call.node.path for call in self._calls.running]
 
     @contextmanager
     def unheard(self) -> Iterator[None]:
-        """What is called inside is not recorded."""
+        """Suspend recording inside of a ``with`` block."""
         hooks = self._observer.hooks
         observer, hooks.observer = hooks.observer, None
         try:
@@ -162,27 +164,27 @@ class Capture:
 
     @property
     def micro_batch(self) -> int | None:
-        """Which call of the whole model, in training mode, is under way or was the last; `None` before the first."""
+        """Return the index of the current or last training call of the whole model, or None before the first."""
         calls = self._calls.trained(self._observer.watched.nodes[0].path)
         return calls - 1 if calls else None
 
     @property
     def empty(self) -> bool:
-        """Whether no layer was called and nothing was noted."""
+        """Return True if no layer was called and nothing was recorded."""
         return not len(self._records) and not self._calls.any
 
     @property
     def called(self) -> frozenset[str]:
-        """Paths of the layers that were called."""
+        """Return the paths of the layers that were called."""
         self._observer.planning.write()
         return self._calls.paths
 
     def finish(self, rank: int = 0, loss_scale: float = 1.0, updates: bool = True, detach: bool = True) -> Step:
-        """Take the hooks off and hand the step over; the capture is empty afterwards.
+        """Detach the hooks and return the step; the capture is empty afterwards.
 
         Args:
-            updates: false if no optimizer has stepped yet.
-            detach: false to leave the layers' hooks on for the capture of the next step (`take_over`).
+            updates: False if no optimizer has stepped yet.
+            detach: False to leave the layers' hooks attached for the next step's capture (`take_over`).
         """
         self._observer.planning.settle()
         self.parameters.finish(updates)
@@ -200,7 +202,10 @@ class Capture:
         return step
 
     def _whole(self, rank: int, loss_scale: float) -> Step | None:
-        """The step as one that nothing is left out of; `None` where something is."""
+        """Return the step with all its records, or None if some records have to be filtered out.
+
+        Records are filtered out if the step has calls in both modes, or recomputed calls.
+        """
         if self._calls.mixed or self._calls.recomputed:
             return None
         records, trace = self._tracer.finished()
@@ -218,25 +223,28 @@ class Capture:
 
     @aside
     def parameters_now(self) -> Step:
-        """A step of weights, buffers and gradients, as they are now."""
+        """Return a step with the current weights, buffers and gradients."""
         self.parameters.snapshot()
         self.parameters.finish(updates=False)
         return self.peek()
 
     @aside
     def weights(self) -> Step:
-        """A step of the weights and buffers alone, as they are now."""
+        """Return a step with the current weights and buffers only."""
         self.parameters.snapshot()
         return self.peek()
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What could not be recorded, in words, but for calls in evaluation mode within the step."""
+        """Return a sentence for each kind of tensor or call that could not be recorded.
+
+        Skipped tensors of evaluation calls between training calls are not mentioned.
+        """
         return self._records.left_out.notes(training_only=self._calls.in_both_modes)
 
     @property
     def evaluations(self) -> int:
-        """How many calls in evaluation mode are left out."""
+        """Return the number of calls in evaluation mode that are not recorded."""
         return self._calls.evaluations
 
     @property
@@ -246,9 +254,9 @@ class Capture:
         return (*((evaluated,) if count else ()), *self.left_out)
 
     def peek(self, rank: int = 0, loss_scale: float = 1.0) -> Step:
-        """What was recorded so far; the capture goes on."""
+        """Return a step with the records so far; recording continues."""
         self._observer.planning.leave()
-        # Evaluation in between is left out: calls in eval mode, where the step has calls in training mode too.
+        # If the step also has calls in training mode, its calls in evaluation mode are not recorded.
         training_only = self._calls.in_both_modes
         return Step(
             number=self.number,

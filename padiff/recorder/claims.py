@@ -1,4 +1,4 @@
-"""Which models are being recorded. Nothing is written on the model itself: copies and pickles of it know nothing."""
+"""Registry of the models that are being recorded. The models get no attribute, so copies and pickles stay clean."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import weakref
 from contextvars import ContextVar
 from typing import Any
 
-# Replaced, never edited; weak references only, so that it keeps nothing alive.
+# The tuple is replaced, never modified. Claims hold weak references, so the registry keeps no model alive.
 _CLAIMS: ContextVar[tuple[Claim, ...]] = ContextVar("padiff_recorded", default=())
 
 
 class Claim:
-    """Says that a living recorder is at work on a model."""
+    """Registration of a recorder for a model; valid as long as both objects are alive."""
 
     def __init__(self, model: Any, recorder: Any) -> None:
         self.model = weakref.ref(model)
@@ -33,5 +33,5 @@ class Claim:
 
 
 def claimed(model: Any) -> bool:
-    """Whether a living recorder is at work on the model."""
+    """Return True if a living recorder is registered for the model."""
     return any(claim.model() is model and claim.valid for claim in _CLAIMS.get())

@@ -1,4 +1,4 @@
-"""Copies of tensors as they are now: all of a tensor, or a sample of it."""
+"""Copying of tensors at a level of detail: all values, or a sample."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from padiff.sketches.samples import Empty, Samples
 from padiff.sketches.sketch import ELEMENTS
 from padiff.system.guard import reraise_from_signal_handler
 
-#: Elements up to which a tensor is small: a sketch looks at each, so that to keep them copies no more. Measured, of 107
-#: faults in small nets: 97 are proven where the first step has such tensors whole, 45 where it has sketches.
+#: Largest number of elements of a small tensor. A sketch reads each of these, so a full copy costs no more. Measured on
+#: 107 faults in small nets: 97 are proven if the first step has such tensors in full, 45 if the step has sketches.
 SMALL_ELEMENTS = ELEMENTS
-#: Bytes of small tensors that are kept of a step, those that come first. Chosen: some 2,000 of the largest (a ResNet-18
-#: has 0.1 MB).
+#: Bytes of small tensors kept in full per step, in the order in which they come. Chosen: some 2,000 small tensors of
+#: the largest size (a ResNet-18 has 0.1 MB of small tensors).
 SMALL_BYTES = 32 << 20
-#: And which share of what a run may become, where that has a limit: the first step stays for as long as the run does.
+#: Share of a run's size limit that these small tensors may take: the first step is kept as long as the run.
 SMALL_SHARE = 1 / 8
 
 
 class LevelOf(Protocol):
-    """How much is kept of a layer's tensors, by its path and the stage."""
+    """Level of detail by layer path and stage."""
 
     def __getitem__(self, key: tuple[str, str], /) -> str: ...
 
@@ -52,7 +52,7 @@ EVERYTHING: LevelOf = _Everything()
 
 
 class _Copying:
-    """Whether a tensor is being copied just now, by whichever recorder: what that calls is not the model's."""
+    """Flag: True while any recorder copies a tensor, as functions called then are not the model's."""
 
     __slots__ = ("now",)
 
@@ -60,13 +60,13 @@ class _Copying:
         self.now = False
 
 
-# Not an attribute of a class: to set one has Python look up all attributes of its objects anew.
+# Not a class attribute: setting one invalidates Python's attribute caches for the class.
 COPYING = _Copying()
 
 
 @contextmanager
 def own_calls() -> Iterator[None]:
-    """What is called inside is padiff's own, and no call of the model's."""
+    """Mark functions called inside of a ``with`` block as padiff's own, not the model's."""
     before, COPYING.now = COPYING.now, True
     try:
         yield
@@ -75,17 +75,18 @@ def own_calls() -> Iterator[None]:
 
 
 class Copier:
-    """Copies the tensors of one step. Whatever can't be copied is said (`Left`): the training goes on.
+    """Copier of the tensors of one step. A tensor that can't be copied becomes a `Left` and never stops the training.
 
     Args:
-        framework: whose tensors they are.
-        empty: where memory for copies comes from.
-        samples: what keeps the samples that sketches are made of.
-        room: bytes of small tensors that are kept where sketches are kept of others.
-        keep: writes values into the step's file at once, and gives what was written; `None`: these not.
+        framework: framework of the tensors.
+        empty: allocator of memory for copies, called like ``numpy.empty``.
+        samples: store of the samples from which sketches are made.
+        room: bytes of small tensors that are kept in full at the level `SMALL`.
+        keep: function that writes values into the step's file at once and returns the written array, or None if it
+            does not accept the values.
 
     Attributes:
-        within: bytes that are still kept in full of tensors of the level `WITHIN`.
+        within: bytes that tensors of the level `WITHIN` may still take in full.
     """
 
     def __init__(
@@ -101,20 +102,20 @@ class Copier:
         self._granted = room, math.inf
         self.samples = Samples(bring=framework.tensors.fetch) if samples is None else samples
         self._keep = keep
-        #: What was written into the step's file, as long as it lives.
+        #: Weak references, by ``id()``, to the tensors whose values were written into the step's file.
         self._kept: dict[int, weakref.ref[Any]] = {}
         self._later: list[Awaited] = []
 
     def grant(self, within: float) -> None:
-        """Set the bytes that tensors of the level `WITHIN` may take."""
+        """Set the number of bytes that tensors of the level `WITHIN` may take."""
         self.within, self._granted = within, (self._room, within)
 
     def refund(self) -> None:
-        """Give back what the step has spent so far: it is not kept."""
+        """Reset both byte budgets: the copies so far are not going to be kept."""
         self._room, self.within = self._granted
 
     def copy(self, tensor: Any) -> np.ndarray:
-        """The tensor's values as they are now."""
+        """Return a copy of the tensor's values."""
         COPYING.now = True
         try:
             return self._tensors.copy(tensor, self._empty)
@@ -122,26 +123,30 @@ class Copier:
             COPYING.now = False
 
     def resolved(self, tensor: Any, level: str) -> str:
-        """`FULL` or `SKETCH` where that depends on the tensor's size, and on what was kept so far."""
+        """Return the level, with `SMALL` replaced by `FULL` or `SKETCH` according to size and remaining bytes."""
         if level != SMALL:
             return level
         try:
             small = self._room > 0 and math.prod(self._tensors.shape(tensor)) <= SMALL_ELEMENTS
-        except Exception as error:  # of a kind that has no shape; `take` says what to make of it
+        except Exception as error:  # a tensor without a shape; `take` handles the error
             reraise_from_signal_handler(error)
             small = False
         return FULL if small else SKETCH
 
     def _fits(self, tensor: Any) -> bool:
-        """Whether there is room for all of a tensor."""
+        """Return True if a tensor's bytes fit into what the level `WITHIN` may still take."""
         try:
             return math.prod(self._tensors.shape(tensor)) * int(tensor.element_size()) <= self.within
-        except Exception as error:  # of a kind that has no shape; copying it says what to make of it
+        except Exception as error:  # a tensor without a shape; copying the tensor reports the error
             reraise_from_signal_handler(error)
             return True
 
     def take(self, tensor: Any, level: str, transposed: bool = False) -> Taken | Left:
-        """The tensor's values as they are now, or a sample of them (of the transposed), as the level asks for."""
+        """Return a copy of the tensor's values, or a sample of these, according to the level.
+
+        Args:
+            transposed: True to sample the transposed tensor.
+        """
         tensors = self._tensors
         COPYING.now = True
         try:
@@ -160,43 +165,43 @@ class Copier:
                     array = self._whole(tensor)
                     self.within -= array.nbytes
                     return Whole(tensors.dtype(tensor), array.shape, array)
-                self.within = 0.0  # what comes later does not get what this one has not
+                self.within = 0.0  # a later, smaller tensor must not be kept in full instead
             if level == FULL:
                 array = self._whole(tensor)
                 return Whole(tensors.dtype(tensor), array.shape, array)
             return self._sampled(tensor, transposed)
         except Exception as error:
-            # There are more kinds of tensors than anybody knows: whatever goes wrong, the training goes on.
+            # There are unknown kinds of tensors: whatever goes wrong, the training goes on.
             return Left.because(error)
         finally:
             COPYING.now = False
 
     def _whole(self, tensor: Any) -> np.ndarray:
-        """A copy of all of a tensor, where `keep` has it if that takes it.
+        """Return a copy of all of a tensor, written into the step's file by `keep` if possible.
 
-        Not what was copied in this step before: what an optimizer made of a parameter is looked at for what has
-        changed, and is not stored itself.
+        A second copy of a tensor in the same step is not written: a parameter after the optimizer's step is only
+        compared with the first copy.
         """
         tensors, keep = self._tensors, self._keep
         if keep is None or math.prod(tensors.shape(tensor)) * int(tensor.element_size()) < LEAST:
             return tensors.copy(tensor, self._empty)
-        known = self._kept.get(id(tensor))
-        values = None if known is not None and known() is tensor else tensors.live(tensor)
-        kept = None if values is None else keep(values)
-        if kept is None:
+        copied = self._kept.get(id(tensor))
+        values = None if copied is not None and copied() is tensor else tensors.live(tensor)
+        stored = None if values is None else keep(values)
+        if stored is None:
             return tensors.copy(tensor, self._empty)
         self._kept[id(tensor)] = weakref.ref(tensor)
-        return kept
+        return stored
 
     def less(self, after: Taken, before: Taken) -> TensorSource:
-        """Where a record finds the values of a tensor less those of another one; they go where `keep` has copies."""
+        """Return the source of the difference of two copies; `keep` writes large differences into the step's file."""
         source = after.less(before)
         if self._keep is None or not isinstance(source, Difference) or source.after.nbytes < LEAST:
             return source
         return replace(source, written=self._keep(source.to_store()))
 
     def _sampled(self, tensor: Any, transposed: bool) -> Sampled:
-        """A sample of a tensor that is here as a whole."""
+        """Return a sample of a tensor that is not spread over processes."""
         tensors, samples = self._tensors, self.samples
         cut = tensors.cut(tensor, transposed)
         if cut is not None:
@@ -206,31 +211,37 @@ class Copier:
         return Sampled(dtype, tensors.shape(tensor), samples, number, transposed)
 
     def fill(self, number: int, tensor: Any, dtype: str, shape: tuple[int, ...]) -> bool:
-        """Copy a sample that has a number already (`Samples.lay`), if the tensor is of this dtype and shape.
+        """Copy a sample into the row reserved by `Samples.lay`.
 
-        Whether that was done.
+        Returns:
+            True if the sample was copied, False if the tensor has another dtype or shape or could not be copied.
         """
         tensors = self._tensors
         COPYING.now = True
         try:
             if self._spread.is_spread(tensor) or (tensors.dtype(tensor), tensors.shape(tensor)) != (dtype, shape):
                 return False
-            taken = tensors.cut(tensor)
-            if taken is None:
+            sample = tensors.cut(tensor)
+            if sample is None:
                 values = tensors.sample(tensor)
-                taken = cut_of(values) if isinstance(values, np.ndarray) else values
-            self.samples.fill(number, taken)
+                sample = cut_of(values) if isinstance(values, np.ndarray) else values
+            self.samples.fill(number, sample)
             return True
         except MemoryError:
             raise
-        except Exception as error:  # copied without a number it is said what that means
+        except Exception as error:  # `take` reports the error
             reraise_from_signal_handler(error)
             return False
         finally:
             COPYING.now = False
 
     def take_part(self, tensor: Any, part: Part, level: str, transposed: bool = False) -> Taken | Left:
-        """`take`, of a part of a tensor that is spread over processes; ``transposed`` is said of the whole."""
+        """Copy this process's part of a tensor that is spread over processes; see `take`.
+
+        Args:
+            part: position of the part in the whole tensor.
+            transposed: True to sample the whole tensor transposed.
+        """
         COPYING.now = True
         try:
             return self._take_part(tensor, part, level, transposed)
@@ -245,21 +256,21 @@ class Copier:
         if not part.fits(shape):
             raise UncopiedError(f"a part {shape} at {part.offset} does not lie in a tensor {part.shape}")
         if level == SMALL:
-            # By the whole's size: all processes have to keep the same of a tensor.
+            # By the size of the whole tensor: all processes have to use the same level.
             level = FULL if part.size <= SMALL_ELEMENTS else SKETCH
         if level == WITHIN:
             level = FULL if self._fits(tensor) else SKETCH
             self.within = self.within - math.prod(shape) * int(tensor.element_size()) if level == FULL else 0.0
-        # What is kept of terms beside their projections does not tell what that of their sum is.
+        # A sketch of a sum can't be computed from the sketches of its terms: only projections add up.
         if level == FULL or part.kind == PARTIAL or name.startswith("complex"):
             array = tensors.copy(tensor, self._empty)
             return Whole(name, array.shape, array, part=part)
-        own = own_of(part.shape, part.offset, shape, transposed)
-        values = tensors.elements(tensor, own.elements)
-        return Sampled(name, shape, self.samples, self.samples.add_part(values, own), transposed, part=part)
+        share = own_of(part.shape, part.offset, shape, transposed)
+        values = tensors.elements(tensor, share.elements)
+        return Sampled(name, shape, self.samples, self.samples.add_part(values, share), transposed, part=part)
 
     def take_later(self, tensor: Any) -> Taken | OnItsWay | Left:
-        """The tensor's values as they are now, all of them; from another device they come when the step is over."""
+        """Return a full copy of a tensor; from another device the values are fetched at the end of the step."""
         if self._tensors.device(tensor) == "cpu" or self._spread.is_spread(tensor):
             return self.take(tensor, FULL)
         COPYING.now = True
@@ -275,36 +286,40 @@ class Copier:
             COPYING.now = False
 
     def sample(self, layout: Layout, cuts: Sequence[Cut | None], addresses: np.ndarray) -> list[int] | None:
-        """Samples that follow a layout (`padiff.sketches.rows.Rows.put_all`): their numbers. `None` where that can't be
-        done.
+        """Copy the samples of several tensors with one layout (`padiff.sketches.rows.Rows.put_all`).
+
+        Returns:
+            The numbers of the samples, or None if the samples can't be copied together.
         """
         COPYING.now = True
         try:
             return self.samples.add_all(layout, cuts, addresses)
         except MemoryError:
             raise
-        except Exception as error:  # one by one it is said which
+        except Exception as error:  # copying the tensors one by one reports which one fails
             reraise_from_signal_handler(error)
             return None
         finally:
             COPYING.now = False
 
     def join(self, pieces: Callable[[], Sequence[Sequence[Any]]]) -> list[int] | None:
-        """Samples of tensors on another device, each given by its pieces: their numbers. `None` where that can't be
-        done.
+        """Copy the samples of several tensors on another device, each the concatenation of its pieces.
+
+        Returns:
+            The numbers of the samples, or None if the samples can't be copied together.
         """
         COPYING.now = True
         try:
             with self._tensors.without_grad():
                 return [self.samples.add_elsewhere(sample) for sample in self._tensors.join(pieces())]
-        except Exception as error:  # one by one it is said which
+        except Exception as error:  # copying the tensors one by one reports which one fails
             reraise_from_signal_handler(error)
             return None
         finally:
             COPYING.now = False
 
     def fetch(self) -> None:
-        """Begin to bring over what is still on another device: all of it at once."""
+        """Start one transfer of all copies that are still on another device."""
         self.samples.fetch()
         if self._later:
             Transfer(list(self._later), self._tensors)

@@ -1,4 +1,4 @@
-"""What a run says of itself, kept true while the model changes."""
+"""The description of a run (`RunInfo`), updated while the model and the settings change."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from padiff.records import RunInfo
 
 
 class Description:
-    """A run's `RunInfo`.
+    """The current `RunInfo` of a recording.
 
     Attributes:
-        info: as it is now.
-        rank: number of this process.
+        info: the current description.
+        rank: rank of this process.
     """
 
     def __init__(
@@ -53,40 +53,40 @@ class Description:
         )
 
     def with_autocast(self, autocast: Mapping[str, Any]) -> bool:
-        """Take over what a call saw; whether that is new.
+        """Set the autocast state from the first recorded call; return True if the description has changed.
 
-        Autocast is on inside of the loop only: what a first recorded call sees is what the training has.
+        Autocast is active inside of the loop only, so the state is not known before that call.
         """
         if self._autocast_known or not autocast:
             return False
         self._autocast_known = True
-        known = self.info.environment
-        if all(known.get(name) == value for name, value in autocast.items()):
+        environment = self.info.environment
+        if all(environment.get(name) == value for name, value in autocast.items()):
             return False
-        self.info = replace(self.info, environment={**known, **autocast})
+        self.info = replace(self.info, environment={**environment, **autocast})
         return True
 
     def with_errors(self, lines: Sequence[str]) -> bool:
-        """Take over sentences on errors of padiff's own; whether they are new."""
+        """Set the sentences on internal errors of padiff; return True if the description has changed."""
         if list(lines) == self.info.recording.get("errors", []):
             return False
         self.info = replace(self.info, recording={**self.info.recording, "errors": list(lines)})
         return True
 
     def with_schedule(self, schedule: Schedule) -> None:
-        """Say that other steps are recorded."""
+        """Set the schedule of recorded steps."""
         recording = {**self.info.recording, "every_n_steps": schedule.described()}
         self.info = replace(self.info, recording=recording)
 
     def with_settings(self, settings: Mapping[str, Any]) -> bool:
-        """Take over what the training declares; whether that is new."""
+        """Set the settings of the training; return True if the description has changed."""
         if settings == self.info.settings:
             return False
         self.info = replace(self.info, settings=dict(settings))
         return True
 
     def with_layers(self) -> None:
-        """Take over the layers as they are now."""
+        """Update the description to the current layers."""
         layers = self._layers
         recording = {**self.info.recording, "layers": len(layers.chosen)}
         self.info = replace(self.info, layers=layers.described(), layer_map=layers.mapped, recording=recording)

@@ -1,4 +1,4 @@
-"""Levels of detail: how much is kept of each tensor of a due step."""
+"""Levels of detail: the amount of data recorded per tensor in a due step."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from padiff.recorder.schedule import Schedule
 from padiff.records import STAGES
 from padiff.system.spelling import nearest
 
-#: Nothing; a sketch of some hundred bytes (`padiff.sketches.sketch`); the full tensor; full tensors in the first steps,
-#: within a budget, and sketches after that (`padiff.recorder.levels`).
+#: In order: nothing; a sketch of some hundred bytes (`padiff.sketches.sketch`); the full tensor; full tensors in the
+#: first steps, within a budget, and sketches in later steps (`padiff.recorder.levels`).
 NOTHING, SKETCH, FULL, AUTO = LEVELS = ("nothing", "sketch", "full", "auto")
-#: All of a small tensor, a sketch of a larger one: what sketches are in the first recorded step. Nobody asks for it.
+#: Internal level: a small tensor in full, a sketch of a larger one. Replaces ``sketch`` in the first recorded step.
 SMALL = "small"
-#: The full tensor as long as it fits, a sketch of it else: what the first recorded step keeps of activations. Likewise.
+#: Internal level: full tensors up to a number of bytes, then sketches. Used for activations in the first recorded step.
 WITHIN = "within"
 
 
 @dataclass(frozen=True)
 class Detail:
-    """What is kept, by stage and layer.
+    """Level of detail by stage and layer.
 
     Args:
-        level: ``auto``, ``full``, ``sketch`` or ``nothing``, where no rule says otherwise.
-        rules: which level where, in order; the last that fits wins. A key is a stage (``backward``), a path pattern
-            (``encoder.*``, matched as a shell does, ``*`` passing dots), or both (``encoder.*/backward``).
-        full_every_n_steps: in which of the due steps sketches give way to full tensors: a number or a `Schedule`.
-            Default: in none.
+        level: ``auto``, ``full``, ``sketch`` or ``nothing``; the level if no rule matches.
+        rules: levels for stages and layers; the last matching rule wins. A key is a stage (``backward``), a path
+            pattern (``encoder.*``, matched like a file name in a shell; ``*`` also matches dots), or both
+            (``encoder.*/backward``).
+        full_every_n_steps: the due steps in which sketches are replaced by full tensors: a number or a `Schedule`.
+            Default: none.
 
     Raises:
         UsageError: an unknown level or stage.
@@ -55,9 +56,12 @@ class Detail:
 
     @classmethod
     def of(cls, detail: str | Mapping[str, str] | Detail, full_every_n_steps: int | Schedule | None = None) -> Detail:
-        """What a call's ``detail`` and ``full_every_n_steps`` mean.
+        """Return the `Detail` for the arguments ``detail`` and ``full_every_n_steps`` of a call.
 
         A mapping holds rules; its key ``*`` is the level of everything else (default ``auto``).
+
+        Raises:
+            UsageError: ``detail`` has another type, or ``full_every_n_steps`` is given twice.
         """
         if isinstance(detail, Detail):
             if full_every_n_steps is not None:
@@ -75,21 +79,21 @@ class Detail:
 
     @property
     def sketches(self) -> bool:
-        """Whether anything may be sketched."""
+        """Return True if any tensor may be sketched."""
         return bool({SKETCH, AUTO} & {self.level, *self.rules.values()})
 
     @property
     def automatic(self) -> bool:
-        """Whether anything is kept in full for as long as there is room."""
+        """Return True if any level is ``auto``."""
         return AUTO in (self.level, *self.rules.values())
 
     def without_auto(self) -> Detail:
-        """The same, but that what would be kept in full for as long as there is room always is."""
+        """Return a copy with ``auto`` replaced by ``full``."""
         rules = {key: FULL if level == AUTO else level for key, level in self.rules.items()}
         return replace(self, level=FULL if self.level == AUTO else self.level, rules=rules)
 
     def described(self) -> dict[str, Any]:
-        """The levels as a run's ``recording`` has them; empty where everything is kept."""
+        """Return the levels in the format of a run's ``recording``; empty if all tensors are recorded in full."""
         if self.level == FULL and not self.rules:
             return {}
         every = self.full_every_n_steps
@@ -97,10 +101,10 @@ class Detail:
         return {"detail": {"*": self.level, **self.rules}, **full}
 
     def check(self, nodes: Sequence[Node]) -> None:
-        """Tell a pattern that matches no layer of the model.
+        """Check that each pattern matches a layer of the model.
 
         Raises:
-            SelectionError: naming the nearest paths.
+            SelectionError: a pattern matches no layer; the message names the nearest paths.
         """
         for key in self.rules:
             pattern, _ = _split(key)
@@ -108,17 +112,17 @@ class Detail:
                 find_paths(nodes, pattern, f"detail[{key!r}]")
 
     def level_of(self, path: str, stage: str) -> str:
-        """The level for a layer, by path, at a stage."""
-        found = self.level
+        """Return the level of a layer, given by path, at a stage."""
+        result = self.level
         for key, level in self.rules.items():
             pattern, only = _split(key)
             if (not only or only == stage) and (not pattern or fnmatch.fnmatchcase(path, pattern)):
-                found = level
-        return found
+                result = level
+        return result
 
 
 def _split(key: str) -> tuple[str, str]:
-    """A rule's path pattern and stage; either may be empty."""
+    """Return the path pattern and the stage of a rule's key; either may be empty."""
     if key in STAGES:
         return "", key
     pattern, slash, stage = key.rpartition("/")

@@ -1,8 +1,8 @@
-"""The doctor's recorder: what a script that `padiff doctor` runs gets from `padiff.record`.
+"""The recorder that `padiff.record` returns in a script run by `padiff doctor`.
 
-It notes what the training does, step by step, while recording is on, or while nothing but the noting is. What two such
-runs noted says whether recording changes the training. It stands here and not with the doctor, because
-`padiff.record` makes it.
+The doctor runs a script with and without recording. In each run this recorder logs digests of the losses, gradients and
+parameters of each step; equal logs show that recording does not change the training. This module is part
+of the recorder package because `padiff.record` creates the recorder.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from padiff.records.pack import Pack
 #: The environment variable that holds a `Plan`; set in the processes that the doctor starts, and nowhere else.
 VARIABLE = "PADIFF_DOCTOR"
 
-# How often a script may catch `Enough` and go on.
+# Number of times a script may catch `Enough` and continue.
 _PATIENCE = 3
 
-# The scripts' recorders, counted: the same one has the same number in each of the doctor's runs.
+# Numbers the recorders of a script, so that a recorder has the same number in each of the doctor's runs.
 _NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the doctor wants of a run of a script.
+    """Instructions of the doctor for one run of a script.
 
     Attributes:
-        folder: where notes and run folders go.
-        record: whether to record, or only to watch.
-        steps: after how many steps the script is ended.
+        folder: folder for the logs and the run folders.
+        record: True to record, False to log only.
+        steps: number of steps after which the script ends.
     """
 
     folder: str
@@ -64,13 +64,16 @@ class Plan:
 
 
 class Enough(SystemExit):
-    """Ends a script whose steps are seen: quietly, past its ``except Exception`` and through the hosts' clean-up."""
+    """Raised to end a script after the planned steps.
+
+    A `SystemExit` ends the script without a traceback, passes ``except Exception``, and runs the hosts' clean-up.
+    """
 
     code = 0
 
 
 class DoctorRecorder(Recorder):
-    """A `Recorder` that notes the losses, the gradients that the optimizers consume and the parameters of each step."""
+    """A `Recorder` that also logs each step's losses, parameters, and gradients used by the optimizers."""
 
     watched = True
 
@@ -80,13 +83,13 @@ class DoctorRecorder(Recorder):
         self._plan = Plan.from_environment()
         self._number = next(_NUMBERS)
         folder = None if target.dir_path is None else Path(self._plan.folder) / f"run_{self._number}"
-        # Live comparison and the scalars belong to the user's folders.
+        # Live comparison and scalars would write into the user's folders.
         super().__init__(model, scope, replace(target, dir_path=folder, on_written=None), identity, replay_of)
         self._log: StepLog | None = None
         self._seen = self._caught = 0
 
     def _move(self, dir_path: str | Path) -> None:
-        # What the script names is the user's.
+        # The folder that the script names belongs to the user: nothing is written there.
         if self._plan.record:
             super()._move(Path(self._plan.folder) / f"run_{self._number}")
 
@@ -137,12 +140,12 @@ class DoctorRecorder(Recorder):
         with contextlib.suppress(WriterError):
             self.close()
         if self._caught > _PATIENCE:
-            os._exit(0)  # the script catches everything; its training is not to go on for days
+            os._exit(0)  # the script catches `SystemExit`, and would train to its end
         raise Enough
 
 
 class Nowhere:
-    """A sink that keeps nothing."""
+    """A sink that discards all steps."""
 
     def put(self, step: Step, pack: Pack | None = None) -> None:
         pass
@@ -158,7 +161,7 @@ class Nowhere:
 
 
 class StepLog:
-    """Digests and times of a recorder's steps, a line of JSON each. Its own time is not counted."""
+    """Log of a recorder's steps: digests and times, one line of JSON per step. Times exclude the logging itself."""
 
     def __init__(self, recorder: Recorder, path: Path) -> None:
         self._framework, self._nodes = recorder._framework, recorder._layers.nodes
@@ -176,30 +179,30 @@ class StepLog:
         self._began = time.perf_counter()
 
     def loss(self, value: Any) -> None:
-        began = time.perf_counter()
+        start = time.perf_counter()
         with contextlib.suppress(UncopiedError):
             array = (
                 self._framework.tensors.copy(value) if self._framework.tensors.is_tensor(value) else np.asarray(value)
             )
             self._losses.append((digest(array), float(array.astype(np.float64).mean())))
-        self._own += time.perf_counter() - began
+        self._own += time.perf_counter() - start
 
     def look(self) -> None:
-        """The step's work is done: what has it left?"""
-        owned = self._owned()
+        """Compute the digests of the parameters, and of the gradients if there are no optimizers, at a step's end."""
+        tensors = self._owned()
         with contextlib.suppress(UncopiedError, ValueError):
-            # On a GPU, work that is queued is part of the step; a copy of the smallest tensor waits for it.
-            self._framework.tensors.copy(min((tensor for _, tensor in owned), key=self._size))
-        began = time.perf_counter()
-        self._parameters = {name: self._digest(tensor) for name, tensor in owned}
+            # On a GPU, queued work is part of the step; copying the smallest tensor waits for this work.
+            self._framework.tensors.copy(min((tensor for _, tensor in tensors), key=self._size))
+        start = time.perf_counter()
+        self._parameters = {name: self._digest(tensor) for name, tensor in tensors}
         if not self._handles:
-            for name, tensor in owned:
+            for name, tensor in tensors:
                 if tensor.grad is not None:
                     self._gradients[name] = self._digest(tensor.grad)
-        self._own += time.perf_counter() - began
+        self._own += time.perf_counter() - start
 
     def end(self, step: int, due: bool) -> None:
-        """Write the step down."""
+        """Write the step's line."""
         line = {
             "step": step,
             "due": due,
@@ -221,40 +224,40 @@ class StepLog:
         self._file.close()
 
     def _consumed(self, parameters: Sequence[Any], gradients: Sequence[Any]) -> None:
-        began = time.perf_counter()
+        start = time.perf_counter()
         for parameter, gradient in zip(parameters, gradients):
             name = self._names.get(id(parameter))
             if name is not None and gradient is not None:
-                again = self._times[name]
+                repeats = self._times[name]
                 self._times[name] += 1
-                key = f"{name}#{again}" if again else name
+                key = f"{name}#{repeats}" if repeats else name
                 self._gradients[key] = self._digest(gradient)
-        self._own += time.perf_counter() - began
+        self._own += time.perf_counter() - start
 
     def _digest(self, tensor: Any) -> str:
-        """Of a tensor's values; empty where it has none, which is the same with and without recording."""
+        """Return the digest of a tensor's values, or "" for a tensor without values, with and without recording."""
         try:
             return digest(self._framework.tensors.copy(tensor))
         except UncopiedError:
             return ""
 
     def _owned(self) -> list[tuple[str, Any]]:
-        """Parameters and buffers with their names, a tied one once."""
-        found: dict[int, tuple[str, Any]] = {}
+        """Return the parameters and buffers with their names; a shared tensor appears once."""
+        tensors: dict[int, tuple[str, Any]] = {}
         for node in self._nodes:
             for slot, tensor, _ in self._framework.layers.parameters(node.layer):
-                found.setdefault(id(tensor), (f"{node.path}/{slot}", tensor))
-        self._names = {key: name for key, (name, _) in found.items()}
-        return list(found.values())
+                tensors.setdefault(id(tensor), (f"{node.path}/{slot}", tensor))
+        self._names = {key: name for key, (name, _) in tensors.items()}
+        return list(tensors.values())
 
     def _size(self, tensor: Any) -> int:
         return int(np.prod(self._framework.tensors.shape(tensor)))
 
 
 def peak_memory() -> int:
-    """The most memory that this process ever held, in bytes."""
+    """Return the peak memory use of this process in bytes, or 0 if unknown."""
     with contextlib.suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        # Not getrusage(): its figure is handed down from the process that started this one.
+        # Not getrusage(): its value is inherited from the parent process.
         for line in file:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024

@@ -1,7 +1,7 @@
-"""The environment fingerprint: what around a training, besides its code, can change its numbers.
+"""The environment fingerprint: facts outside of a training's code that can change its numbers.
 
-What it means is said in `padiff.records.environment`. Reading it changes nothing. A run is sent to others: no names of
-people or machines, and no paths are in it.
+`padiff.records.environment` explains each entry. Reading the fingerprint changes nothing. Users share runs, so the
+fingerprint contains no names of people or machines, and no paths.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import numpy as np
 from padiff.frameworks.base import Framework
 from padiff.model.selection import Node
 
-#: Where Linux describes the processor.
+#: The file in which Linux describes the processor.
 CPU_FILE = "/proc/cpuinfo"
 
-# Instruction sets after which math libraries choose their code.
+# Instruction sets by which math libraries select their kernels.
 _INSTRUCTIONS = frozenset((
     "sse4_2", "avx", "avx2", "fma", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16",
     "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2",
@@ -35,20 +35,20 @@ _VARIABLES = re.compile(
     r"|PYTHONHASHSEED|CUDA_LAUNCH_BLOCKING|NCCL_ALGO|NCCL_PROTO|ATEN_CPU_CAPABILITY"
     r"|(FLAGS|OMP|MKL|KMP|OPENBLAS|GOTO|ONEDNN|DNNL|BLIS|VECLIB)_\w+"
 )
-# Values that say nothing but themselves: numbers, words, lists of them. Not paths, or what else may be in there.
+# Values without private content: numbers, words, lists of these; no paths.
 _PLAIN = re.compile(r"[\w.,:;=+ -]{0,80}")
 
 
 def fingerprint(framework: Framework, nodes: Iterable[Node]) -> dict[str, Any]:
-    """The environment of a training as it stands now.
+    """Return the current environment of a training.
 
     Args:
-        nodes: the model's layers; the devices that their tensors are on are those of the training.
+        nodes: the model's layers, whose tensors' devices are the devices of the training.
     """
     device, parameters = framework.tensors.device, framework.layers.parameters
     devices = {device(tensor) for node in nodes for _, tensor, _ in parameters(node.layer)}
     kinds = sorted({name.replace("cuda", "gpu") for name in devices})
-    found = {
+    facts = {
         **_machine(),
         "device.kind": ", ".join(kinds) or "none",
         "framework.version": framework.version,
@@ -56,7 +56,7 @@ def fingerprint(framework: Framework, nodes: Iterable[Node]) -> dict[str, Any]:
         **framework.environment.autocast(),
         **_variables(),
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 def _machine() -> dict[str, Any]:
@@ -73,17 +73,17 @@ def _machine() -> dict[str, Any]:
         "cpu.model": model,
         "cpu.instructions": instructions,
         "cpu.cores": cores,
-        # By name: what the package offers reaches into every room, and this one is below most of them.
+        # Through `sys.modules`: an import of `padiff` would depend on packages above this one.
         "padiff": str(sys.modules["padiff"].__version__),
         "numpy": np.__version__,
-        # Nothing can be asked for it, but it shows: the smallest numbers there are vanish when they are computed with.
+        # No call returns this setting. It shows in arithmetic: denormal numbers become zero.
         "denormals.flushed": flushed,
     }
 
 
 @cache
 def _processor(path: str) -> tuple[str, str]:
-    """Model and instruction sets of the first processor; none is put into a machine that runs."""
+    """Return model and instruction sets of the first processor. Cached: a running machine keeps its processors."""
     model, flags = platform.machine(), ""
     with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -98,12 +98,12 @@ def _processor(path: str) -> tuple[str, str]:
 
 
 def _variables() -> dict[str, str]:
-    """The environment variables that matter; of values that may name people, machines or files, that they are set."""
+    """Return the environment variables that matter; values that may be private become ``(set)``."""
     private = {platform.node(), *(os.environ.get(name, "") for name in ("USER", "LOGNAME", "USERNAME", "HOSTNAME"))}
     private = {name for name in private if len(name) > 2}
-    found = {}
+    variables = {}
     for name, value in os.environ.items():
         if _VARIABLES.fullmatch(name):
-            plain = _PLAIN.fullmatch(value) and not any(one in value for one in private)
-            found[f"env.{name}"] = value if plain else "(set)"
-    return found
+            plain = _PLAIN.fullmatch(value) and not any(secret in value for secret in private)
+            variables[f"env.{name}"] = value if plain else "(set)"
+    return variables

@@ -1,4 +1,4 @@
-"""Evaluation between the steps of a training: calls of which a step keeps the number and the shapes, nothing else."""
+"""Evaluation between training steps: calls of which a step records the number and the input shapes only."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class TrainingHistory:
     """Evidence that a model is trained, collected over the steps of a recorder.
 
     Attributes:
-        trains: whether an optimizer was given, or a backward has followed a call in training mode.
-        parts: paths of layers that the loop itself has called in training mode with gradients.
+        trains: True if the recorder has an optimizer, or a backward has followed a call in training mode.
+        parts: paths of layers that the loop has called directly in training mode with gradients enabled.
     """
 
     def __init__(self, trains: bool = False) -> None:
@@ -28,24 +28,24 @@ class TrainingHistory:
 
 
 class EvaluationFilter:
-    """Decides for each call of the loop, as the call begins, if the step only counts it.
+    """Filter that decides at the beginning of each call of the loop if the step only counts this call.
 
     Args:
-        calls: the step's, which count.
-        history: what the steps before have shown.
+        calls: counter of the step's calls.
+        history: evidence from earlier steps.
     """
 
     def __init__(self, framework: Framework, calls: Calls, history: TrainingHistory) -> None:
         self._framework, self._calls, self._history = framework, calls, history
-        #: Whether the loop's last call was only counted.
+        #: True if the loop's last call was only counted.
         self.active = False
 
     def check(self, node: Node, root: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Count a call and return True, if it is evaluation; else return False.
+        """Return True if a call is evaluation, and count the call in this case.
 
         Args:
-            node: the layer that the loop calls.
-            root: the model, whose mode is the mode of the call.
+            node: the called layer.
+            root: the model; the mode of the call is the model's mode.
         """
         learning = self._framework.hooks.learning()
         self.active = self._is_evaluation(node, root, learning)
@@ -57,7 +57,7 @@ class EvaluationFilter:
 
     def _is_evaluation(self, node: Node, root: Node, learning: bool) -> bool:
         if not root.layer.training:
-            # Beside training calls nothing else of it would be left in the end.
+            # A step with training calls drops the records of evaluation calls in the end anyway.
             return self._calls.has_trained or (not learning and self._history.trains)
         return not learning and not node.layer.training and node.path in self._history.parts
 
@@ -65,22 +65,22 @@ class EvaluationFilter:
         tensors = self._framework.tensors
         try:
             return tuple(tuple(tensors.shape(each)) for _, each in flatten((args, kwargs), "", tensors.is_tensor))
-        except Exception as error:  # of a kind that has no shape
+        except Exception as error:  # a tensor without a shape
             reraise_from_signal_handler(error)
             return ()
 
     def note_gradient(self) -> None:
-        """A parameter has got a gradient."""
+        """Note that a parameter has received a gradient."""
         if not self._history.trains and self._calls.has_trained:
             self._history.trains = True
 
 
 class EvaluationObserver:
-    """Takes the place of a step's observer during an evaluation call: waits for its end, and records nothing.
+    """Observer that replaces a step's observer until an evaluation call ends, and records nothing.
 
     Args:
-        key: of the layer that the loop calls.
-        hooks: those that call the step's observer.
+        key: identity of the called layer.
+        hooks: the hooks that call the step's observer.
     """
 
     autocast_open = False

@@ -1,4 +1,4 @@
-"""Making a recorder: a plain one, or the doctor's in a process that `padiff doctor` started."""
+"""Creation of recorders: plain ones, or the doctor's in a process started by `padiff doctor`."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def record(model: Any, dir_path: str | AnyPath | None = None, **options: Unpack[
     """Record a training loop: ``with padiff.record(model, "runs/torch", optimizer=optimizer) as rec: ...``
 
     Args:
-        model: a torch Module or a paddle Layer; or what ``create_model`` made, whose lists and layer map hold where
-            none are given here.
-        dir_path: the run folder, or a place in a store (``s3://bucket/run``); `None` keeps the steps in
-            memory, as ``rec.run``.
-        options: each is described in `padiff.recorder.options.RecordOptions`.
+        model: a torch Module, a paddle Layer, or the result of ``create_model``, whose lists and layer map are the
+            defaults of this call.
+        dir_path: the run folder, or a location in a store (``s3://bucket/run``); None keeps the steps in memory, as
+            ``rec.run``.
+        options: see `padiff.recorder.options.RecordOptions`.
 
     Raises:
-        UsageError: the model is of neither framework, a list's item matches no layer, an argument is wrong.
-        OptionError: there is no such option.
+        UsageError: the model belongs to neither framework, an item of a list matches no layer, or an argument is wrong.
+        OptionError: an option does not exist.
     """
     try:
         check_names(options, RecordOptions)
@@ -47,13 +47,17 @@ def record(model: Any, dir_path: str | AnyPath | None = None, **options: Unpack[
 def recorder_of(
     model: Any, dir_path: str | AnyPath | None = None, replay_of: str | None = None, **options: Any
 ) -> Recorder:
-    """As `record`; ``replay_of`` is the identity of the run whose packed steps are done again."""
-    # A replay compares what it has recorded: the doctor would have it recorded elsewhere.
+    """Return a recorder; see `record`.
+
+    Args:
+        replay_of: identity of the run whose packed steps are replayed; None for a training.
+    """
+    # A replay always gets a plain recorder: the doctor's would write the records to another folder.
     if replay_of is None:
         for leave in list(Recorder.leaving):
             leave()
     else:
-        options.setdefault("detail", "full")  # what a step done again is compared by, a step at a time
+        options.setdefault("detail", "full")  # a replayed step is compared in full, one step at a time
     kind = DoctorRecorder if VARIABLE in os.environ and replay_of is None else Recorder
     target = group(Target, options, dir_path=dir_path)
     return kind(model, group(Scope, options), target, group(Identity, options), replay_of)

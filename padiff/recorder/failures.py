@@ -1,27 +1,27 @@
-"""The cost of errors of padiff's own: a part of the recording, a step, or the rest of the run."""
+"""Handling of padiff's internal errors: each costs a part of the recording, a step, or the rest of the run."""
 
 from __future__ import annotations
 
 from padiff.system.guard import Failure
 
-# Parts of a recording that it can go on without, and the modules that only they use.
+# Optional parts of a recording, and the modules that only these parts use.
 _PARTS = {
     "replay packs": ("recorder.packing", "recorder.batches", "frameworks.dropouts", "dropouts"),
     "function calls": ("recorder.functions", "hearing"),
     "losses": ("recorder.losses", "frameworks.losses", "losses"),
 }
-# Steps in a row that may fail; then recording stops. A cause that stays fails each step.
+# Number of consecutive failing steps after which recording stops: a lasting cause fails each step.
 _IN_A_ROW = 2
-# Failures that the run names.
+# Largest number of failures that the run's description names.
 _NAMED = 8
 
 
 class Failures:
-    """Counts failures of one recording and decides what goes on.
+    """Counter of the failures of one recording, which decides what recording continues with.
 
     Attributes:
-        lines: a sentence for each failure, for the run.
-        parts: parts that are off.
+        lines: a sentence for each failure, for the run's description.
+        parts: names of the parts that are switched off.
         stopped: True once nothing more is recorded.
     """
 
@@ -33,9 +33,13 @@ class Failures:
         self._row = 0
 
     def add(self, step: int | None, failure: Failure) -> str:
-        """Count a failure in a step; None: before recording began. Return the sentence to print, empty if said before.
+        """Count a failure and return the sentence to print, or "" if a failure of this step was reported before.
 
         Several failures of a step count as one.
+
+        Args:
+            step: number of the step; None before the recording begins.
+            failure: the error.
         """
         if self.stopped or (step is not None and step == self._step):
             return ""
@@ -56,7 +60,7 @@ class Failures:
         return f"{line}. The training goes on"
 
     def recorded(self) -> None:
-        """Count a step that was recorded."""
+        """Note that a step was recorded without failure."""
         self._row = 0
 
 

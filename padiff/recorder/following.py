@@ -1,7 +1,8 @@
-"""A step that follows a plan: its hooks look whether what comes is what is expected, and copy its samples, no more.
+"""Fast recording of a step that repeats the planned events of an earlier step.
 
-What the plan says is written down in bulk, before anything else is. Once something else comes, all is made known that
-the step would know without a plan, and it goes on without one.
+The hooks of such a step only check that each event is the planned one, and copy the samples. The records are written in
+bulk, from the plan. At the first unexpected event the step's full state is restored, and recording goes on without a
+plan.
 """
 
 from __future__ import annotations
@@ -30,15 +31,17 @@ def _references() -> int:
     return sys.getrefcount(before)
 
 
-#: How many references are counted to a hook that nothing but a list has, counted as `Following` does.
+#: Reference count of a hook to which only a list refers, counted in the same way as `Following` does.
 _FREE = _references()
 
 
 class _Callback:
-    """What is called with the gradients of one of a plan's tensors, in whichever step follows the plan.
+    """Gradient hook of one of a plan's tensors; passes gradients to the step that currently follows the plan.
 
     Attributes:
-        course: tells which that is; `None`: none any more, as a graph of an earlier step still has this.
+        course: holder of the current step; None once the hook is out of use, though a graph of an earlier step may
+            still call the hook.
+        place: index of the tensor in the plan.
     """
 
     __slots__ = ("course", "place")
@@ -62,17 +65,17 @@ class _Callback:
 
 
 class Following:
-    """A step, as far as it follows a plan.
+    """Matcher of a step's events against a plan.
 
     Args:
-        plan: what is expected.
-        records, tracer, calls, activations: the step's. Nothing was recorded yet.
+        plan: the expected events.
+        records, tracer, calls, activations: recorders of the step, still empty.
 
     Attributes:
-        left: whether something else has come.
-        running: the calls that are under way, the outermost first.
-        guard, interrupts: stop errors, and keep Ctrl-C, where a gradient comes.
-        aside: the context in which a gradient is looked at (`Hooking.aside`).
+        left: True once an unexpected event has come.
+        running: stack of the running layer calls, the outermost first.
+        guard, interrupts: handlers of errors and of Ctrl-C in gradient hooks.
+        aside: the context in which gradients are inspected (`Hooking.aside`).
     """
 
     def __init__(
@@ -96,16 +99,15 @@ class Following:
         self.running, self._copier = calls.running, records.copier
         self._addresses = self._copier.samples.lay(plan.kinds, plan.others)
         self._row = self._copier.samples.row
-        #: How many events have come, and of how many all is written down.
+        #: Number of events so far, and number of events whose records are written.
         self._at = self._written = 0
-        #: The tensors, as long as the training has them; how often they had been written; and by their identities,
-        #: their places.
+        #: By place in the plan: weak references to the tensors, and their versions. Places by ``id()`` of the tensor.
         self._alive: list[weakref.ref[Any] | None] = [None] * len(plan.history)
         self._versions = [0] * len(plan.history)
         self._places: dict[int, int] = {}
-        #: What is known of some of them, and as of how many events.
+        #: By place: the state of a tensor, and the number of events that the state includes.
         self._seen: dict[int, tuple[SeenTensor, int]] = {}
-        #: Of which a hook is on the gradient, as far as it is known.
+        #: Places of the tensors whose gradient hook is part of their state.
         self._followed: set[int] = set()
         self._ended = self.left = False
         self._course = Course()
@@ -114,13 +116,13 @@ class Following:
 
     @property
     def whole(self) -> bool:
-        """Whether all has come that was expected."""
+        """Return True if exactly the expected events have come."""
         return not self.left and self._at == len(self._events) - 1
 
-    # -- what comes ------------------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------------------
 
     def model_begins(self, key: int, call: Call) -> bool:
-        """The outermost layer is called, and what goes in was looked at. Whether that was expected."""
+        """Handle a call of the outermost layer, after its inputs were traced; return True if the call was expected."""
         event = self._events[self._at]
         planned = event.call
         if event.key != key or planned is None or call.inputs != planned.inputs:
@@ -128,20 +130,20 @@ class Following:
         if call.number != planned.number or call.training is not planned.training:
             return False
         for operand, number in zip(event.operands or (), (call.inputs or ())[1::2]):
-            seen = self._tracer.numbered(number)
-            if operand is None or not isinstance(seen, SeenTensor):
-                continue  # it was given by a layer, and is known
-            self._alive[operand.place], self._versions[operand.place] = seen.alive, seen.version
-            self._places[id(seen.alive())] = operand.place
-            self._seen[operand.place] = seen, self._at + 1
+            entry = self._tracer.numbered(number)
+            if operand is None or not isinstance(entry, SeenTensor):
+                continue  # the output of a layer, which the plan knows
+            self._alive[operand.place], self._versions[operand.place] = entry.alive, entry.version
+            self._places[id(entry.alive())] = operand.place
+            self._seen[operand.place] = entry, self._at + 1
         self._at += 1
         return True
 
-    # What follows is done for each layer and each gradient, when what the training works with has driven all of this
-    # out of the processor's cache: so it is few functions, and long ones.
+    # The next methods run for each layer and each gradient, when the training's own data has driven this code out of
+    # the processor's cache: so these methods are few and long.
 
     def begins(self, key: int, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """A layer is called inside of it. Whether that was expected."""
+        """Handle a call of a layer inside of the outermost one; return True if the call was expected."""
         event = self._events[self._at]
         if event.key != key or not self.running or self._transforming() or self._recomputing():
             return False
@@ -155,7 +157,7 @@ class Following:
                     return False
             except MemoryError:
                 raise
-            except Exception as error:  # without a plan it is said what that means
+            except Exception as error:  # recording without a plan reports the error
                 reraise_from_signal_handler(error)
                 return False
         self.running.append(event.call)  # type: ignore[arg-type]
@@ -163,7 +165,7 @@ class Following:
         return True
 
     def ends(self, key: int, output: Any) -> bool:
-        """A layer's call has ended. Whether that was expected."""
+        """Handle the end of a layer's call; return True if the end and the output were expected."""
         event = self._events[self._at]
         if event.key != ~key:
             return False
@@ -177,14 +179,14 @@ class Following:
                     return False
             except MemoryError:
                 raise
-            except Exception as error:  # likewise
+            except Exception as error:  # recording without a plan reports the error
                 reraise_from_signal_handler(error)
                 return False
         self._at += 1
         return True
 
     def gradient(self, place: int, gradient: Any) -> None:
-        """The gradient of a tensor has come."""
+        """Handle the gradient of a tensor of the plan."""
         if self._ended or gradient is None:
             return
         if not self.left:
@@ -197,30 +199,30 @@ class Following:
             self._activations.see_gradient(self._seen[place][0], gradient)
 
     def _all_met(self, event: Event, named: Sequence[tuple[str, Any]]) -> bool:
-        """Look at tensors that go in or come out; whether they are those that were expected."""
+        """Check the inputs or outputs of a call; return True if they are the expected tensors."""
         operands = event.operands or ()
         if tuple([slot for slot, _ in named]) != event.slots:
             return False
         return all(self._meets(operand, tensor) for operand, (_, tensor) in zip(operands, named))
 
     def _meets(self, operand: Operand | None, tensor: Any) -> bool:
-        """Look at a tensor that goes in or comes out; whether it is the one that was expected."""
+        """Check one input or output of a call and copy its sample; return True if it is the expected tensor."""
         if operand is None:
             return True
-        place, known = operand.place, self._places.get(id(tensor))
-        # Of one without a version, of which this is an error, it can't be said whether it is what it was.
+        place, position = operand.place, self._places.get(id(tensor))
+        # Raises for a tensor without a version: the plan can't be followed, as changes of such a tensor go unnoticed.
         version = self._version(tensor)
-        if known is not None:
-            alive = self._alive[known]
-            if version != self._versions[known] or alive is None or alive() is not tensor:
-                known = None
-        if known != (None if operand.fresh else place):
+        if position is not None:
+            alive = self._alive[position]
+            if version != self._versions[position] or alive is None or alive() is not tensor:
+                position = None
+        if position != (None if operand.fresh else place):
             return False
         if operand.copy is not None and not self._copied(operand.copy, tensor):
             return False
         if operand.follow:
             hook = self._hooks[place]
-            # One that a graph has still may be called with gradients of an earlier step.
+            # A hook that is still part of a graph may be called with gradients of an earlier step.
             if hook is None or sys.getrefcount(hook) > _FREE or not hook.put(tensor):
                 self._follow(place, tensor)
         if operand.fresh:
@@ -229,7 +231,7 @@ class Following:
         return True
 
     def _copied(self, copy: Copy, tensor: Any) -> bool:
-        """Copy the sample of a tensor; whether it has the dtype and the shape that were expected."""
+        """Copy the sample of a tensor; return True if the tensor has the expected dtype and shape."""
         form = copy.form
         start = 0 if form is None else self._address(tensor, form)
         if form is None or not start:
@@ -241,7 +243,7 @@ class Following:
         return True
 
     def _follow(self, place: int, tensor: Any) -> None:
-        """Put a new hook on the gradient of a tensor."""
+        """Register a new hook on the gradient of a tensor."""
         hooks = self._hooks
         before = hooks[place]
         if before is not None:
@@ -249,13 +251,13 @@ class Following:
         hook = hooks[place] = self._hook(_Callback(self._plan.course, place))
         if hook is None or not hook.put(tensor):
             hooks[place] = None
-            # A graph that is kept must not keep more of this step than that.
+            # A graph that lives on then holds this callback only, not the rest of the step.
             self._activations.hook(tensor, _Callback(self._course, place))
 
-    # -- what is written down --------------------------------------------------------------------------------
+    # -- records ---------------------------------------------------------------------------------------------
 
     def write(self) -> None:
-        """Write down what has come."""
+        """Write the records, calls and counts of the events so far."""
         start, end, plan = self._written, self._at, self._plan
         if self.left or start == end:
             return
@@ -267,17 +269,21 @@ class Following:
         self._calls.count(plan.counted[counted])
 
     def show(self, tensor: Any, last: int = 0) -> None:
-        """Have it known what is known of a tensor, and of so many of the last ones."""
-        known = self._places.get(id(tensor))
-        alive = None if known is None else self._alive[known]
-        if known is not None and alive is not None and alive() is tensor:
-            self._bring(known)
+        """Update the state of a tensor in `SeenTensors`.
+
+        Args:
+            last: also update this number of the tensors that came last.
+        """
+        position = self._places.get(id(tensor))
+        alive = None if position is None else self._alive[position]
+        if position is not None and alive is not None and alive() is tensor:
+            self._bring(position)
         if last:
             for place in [place for place, alive in enumerate(self._alive) if alive is not None][-last:]:
                 self._bring(place)
 
     def leave(self) -> None:
-        """Something else has come: have all known that the step would know without a plan."""
+        """Stop following: give the recorders the state that the step would have without a plan."""
         if self.left:
             return
         self.write()
@@ -286,43 +292,43 @@ class Following:
         for place, history in enumerate(self._plan.history):
             if history[0][0] < self._at:
                 self._bring(place)
-        self._at, at = len(self._events) - 1, self._at  # from now on nothing is as expected
-        self._tracer.put_in({place: seen for place, (seen, _) in self._seen.items()})
+        self._at, at = len(self._events) - 1, self._at  # the last event never comes: nothing matches from now on
+        self._tracer.put_in({place: entry for place, (entry, _) in self._seen.items()})
         for number, event in enumerate(self._events[:at]):
             for before, operand in self._plan.history[event.place] if event.place >= 0 else ():
                 if before < number and operand.site is not None:
                     self._activations.again(operand.site)
 
     def end(self) -> None:
-        """The step is over."""
+        """End the step: gradients that come later are ignored."""
         self._ended, self._course.following = True, None
         if self._plan.course.following is self:
             self._plan.course.following = None
         self._records.following = self._activations.tensors.following = None
 
     def _bring(self, place: int) -> None:
-        """Have it known what is known of a tensor as of now."""
+        """Bring the state of a tensor up to the current event, and store the state in `SeenTensors`."""
         alive, at = self._alive[place], self._at
         assert alive is not None
-        seen, start = self._seen.get(place) or (SeenTensor(alive, self._versions[place]), 0)
+        entry, start = self._seen.get(place) or (SeenTensor(alive, self._versions[place]), 0)
         for number, operand in self._plan.history[place]:
             if start <= number < at:
-                self._apply(operand, seen)
-        self._seen[place] = seen, at
-        self._activations.tensors.know(seen)
+                self._apply(operand, entry)
+        self._seen[place] = entry, at
+        self._activations.tensors.know(entry)
 
-    def _apply(self, operand: Operand, seen: SeenTensor) -> None:
+    def _apply(self, operand: Operand, entry: SeenTensor) -> None:
         copy = operand.copy
         if copy is not None:
-            taken = Sampled(copy.dtype, copy.shape, self._copier.samples, copy.number)
+            sample = Sampled(copy.dtype, copy.shape, self._copier.samples, copy.number)
             if operand.given:
-                seen.sketched = taken
+                entry.sketched = sample
             else:
-                seen.traced = taken
+                entry.traced = sample
         if operand.site is not None:
-            seen.sites = seen.sites + operand.site.alone
+            entry.sites = entry.sites + operand.site.alone
         if operand.follow:
-            seen.followed = True
+            entry.followed = True
             self._followed.add(operand.place)
         if operand.number >= 0:
-            seen.number = operand.number
+            entry.number = operand.number

@@ -1,4 +1,4 @@
-"""The functions that a model's own code calls, and the loop's between the model and its backward."""
+"""Tracing of functions called by a model's own code, and by the loop between the model's forward and its backward."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from padiff.system.guard import Guard
 
 
 class Functions:
-    """Has the tracer write down functions, where it is to: only while code of the user's runs.
+    """Listener that passes function calls to the tracer, but only those made by the user's code.
 
     Args:
-        running: the calls of layers that are under way, the outermost first.
-        watched: the layers; functions are looked at within calls of the chosen ones.
+        running: stack of the running layer calls, the outermost first.
+        watched: the layers; functions are traced inside of calls of the chosen layers.
     """
 
     def __init__(
@@ -31,32 +31,32 @@ class Functions:
         self._hooks, self._layers = framework.hooks, framework.layers
         self._tracer, self._running, self._watched = tracer, running, watched
         self._hearing: Hearing | None = None
-        #: The loop, as what calls functions after the model was called and before its backward.
+        #: The loop as a caller of functions, after the model's call and before backward; None otherwise.
         self._in_loop: Call | None = None
 
     @property
     def attached(self) -> bool:
-        """Whether functions are heard at all."""
+        """Return True if the framework's functions are hooked."""
         return self._hearing is not None
 
     def attach(self) -> None:
-        """Hear functions from now on, if the tracer looks at them."""
+        """Hook the framework's functions, if the tracer records functions."""
         if self._tracer.functions and self._hearing is None:
             self._hearing = self._hooks.hear_functions(self)
 
     def remove(self) -> None:
-        """Hear nothing any more."""
+        """Unhook the framework's functions."""
         if self._hearing is not None:
             self._hearing.remove()
         self._hearing = self._in_loop = None
 
     def pause(self) -> None:
-        """What is called from now on is not the model's."""
+        """Stop listening: the next functions are not called by the model's code."""
         if self._hearing is not None:
             self._hearing.listen(False)
 
     def resume(self) -> None:
-        """What is called from now on is a layer's own code, if one is under way."""
+        """Listen again if the innermost running layer is recorded and runs the user's own code."""
         if self._hearing is not None and self._running:
             inside = self._running[-1]
             heard = inside.node.path in self._watched.chosen and not inside.recomputed and not inside.transformed
@@ -64,7 +64,7 @@ class Functions:
                 self._hearing.listen(True)
 
     def enter_loop(self) -> None:
-        """The outermost call has ended: what is called now, up to a backward, may be the loss."""
+        """Listen to the loop after the outermost call: functions before backward may compute the loss."""
         if self._hearing is None:
             return
         self._in_loop = Call(Node(LOOP, None), 0, True, False)
@@ -72,22 +72,22 @@ class Functions:
             self._hearing.listen_outside(True)
 
     def leave_loop(self) -> None:
-        """The loop calls the model, goes back, or steps."""
+        """Stop listening to the loop: the model is called, or backward or an optimizer's step begins."""
         if self._hearing is not None and self._in_loop is not None:
             self._hearing.listen_outside(False)
         self._in_loop = None
 
-    # -- what is heard ---------------------------------------------------------------------------------------
+    # -- function calls -------------------------------------------------------------------------------------
 
     def function_begins(
         self, name: str, parameters: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Begun | None:
-        """A function is called; `None` where that is not looked at."""
+        """Handle the beginning of a function call; return the traced call, or None if the call is not traced."""
         inside = self._running[-1] if self._running else self._in_loop
         if COPYING.now or inside is None or self._hooks.transforming():
             return None
         return self._tracer.function_begins(name, parameters, inside, args, kwargs)
 
     def function_ended(self, begun: Begun, output: Any) -> None:
-        """The function has given this."""
+        """Handle the output of a traced function call."""
         self._tracer.function_ended(begun, output)

@@ -1,4 +1,4 @@
-"""Samples of several tensors that are copied together: from memory of the CPU, or on another device."""
+"""Joint copying of the samples of several tensors, from CPU memory or on another device."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from padiff.sketches.sketch import ELEMENTS
 
 
 class Pieces(NamedTuple):
-    """Where the sample of a tensor on another device lies.
+    """Location of the sample of a tensor on another device.
 
     Attributes:
-        dtype, shape, itemsize: of the tensor.
-        views: of it, which one after the other are its sample; without any it has to be gathered for itself.
+        dtype, shape, itemsize: dtype, shape and bytes per element of the tensor.
+        views: views of the tensor whose concatenation is the sample; empty if the sample has to be gathered separately.
     """
 
     dtype: str
@@ -28,7 +28,7 @@ class Pieces(NamedTuple):
     views: Sequence[Any]
 
 
-#: Where a sample lies, as far as it stays there.
+#: Location of a sample in memory that stays in place.
 Lies = Cut | Pieces
 
 
@@ -41,25 +41,30 @@ def _kinds(lies: Sequence[Lies]) -> Kinds:
 
 
 class Gathered(Protocol):
-    """Where the samples of several tensors lie."""
+    """Locations of the samples of several tensors."""
 
     @property
     def lies(self) -> Sequence[Lies]:
-        """Where each lies."""
+        """Return the location of each sample."""
 
     @property
     def kinds(self) -> Kinds:
-        """Their dtypes and shapes."""
+        """Return the dtypes and shapes of the tensors."""
 
     def take(self, copier: Copier) -> list[int] | None:
-        """Copy them; returns their numbers. `None` where that can't be done."""
+        """Copy the samples; return their numbers, or None if the samples can't be copied together."""
 
     def take_like(self, copier: Copier, tensors: Sequence[Any]) -> list[int] | None:
-        """Copy those of other tensors, of the same dtypes and shapes. `None` where one of them is another."""
+        """Copy the samples of other tensors with the same dtypes and shapes.
+
+        Returns:
+            The numbers of the samples, or None if a dtype, a shape or a device differs or the samples can't be copied
+            together.
+        """
 
 
 class Here:
-    """Samples in plain memory of the CPU. See `Gathered`."""
+    """Samples in plain CPU memory (see `Gathered`)."""
 
     def __init__(self, cuts: Sequence[Cut], tensors: Tensors, transposed: Sequence[bool]) -> None:
         self.lies, self.kinds = cuts, _kinds(cuts)
@@ -72,11 +77,11 @@ class Here:
 
     def take_like(self, copier: Copier, tensors: Sequence[Any]) -> list[int] | None:
         layout, cuts = self._layout, self.lies
-        found = self._locate([tensors[k] for k in layout.plain])
-        if found is None:
+        starts = self._locate([tensors[k] for k in layout.plain])
+        if starts is None:
             return None
         addresses = np.zeros(len(cuts), np.int64)
-        addresses[layout.plain] = found
+        addresses[layout.plain] = starts
         cuts = list(cuts)
         for k in layout.others:
             cut = self._tensors.cut(tensors[k], self._transposed[k])
@@ -87,9 +92,12 @@ class Here:
 
 
 class Elsewhere:
-    """Samples on another device: of all small tensors, and of those that stay where they are, one copy is made there.
+    """Samples on another device, which are concatenated there before the transfer (see `Gathered`).
 
     Args:
+        lies: locations of the samples.
+        tensors: tensor operations of the framework.
+        transposed: for each tensor, True to sample the transposed tensor.
         given: the tensors.
     """
 
@@ -100,22 +108,22 @@ class Elsewhere:
         self._tensors, self._transposed, self._given = tensors, transposed, given
 
     def take(self, copier: Copier) -> list[int] | None:
-        sample, transposed, given = self._tensors.sample, self._transposed, self._given
+        sample, transposed, sources = self._tensors.sample, self._transposed, self._given
         return copier.join(
-            lambda: [lies.views or [sample(given[k], transposed[k])] for k, lies in enumerate(self.lies)]
+            lambda: [lies.views or [sample(sources[k], transposed[k])] for k, lies in enumerate(self.lies)]
         )
 
     def take_like(self, copier: Copier, tensors: Sequence[Any]) -> list[int] | None:
-        own = self._tensors
+        ops = self._tensors
         for tensor, lies in zip(tensors, self.lies):
-            if own.dtype(tensor) != lies.dtype or own.shape(tensor) != lies.shape or own.device(tensor) == "cpu":
+            if ops.dtype(tensor) != lies.dtype or ops.shape(tensor) != lies.shape or ops.device(tensor) == "cpu":
                 return None
 
         def pieces(place: int) -> Sequence[Any]:
-            # To cut a large one into views takes longer than to gather it.
+            # Gathering a large sample is faster than cutting the tensor into views.
             tensor, transposed = tensors[place], self._transposed[place]
-            views = own.pieces(tensor, transposed) if tensor.numel() <= ELEMENTS else ()
-            return views or [own.sample(tensor, transposed)]
+            views = ops.pieces(tensor, transposed) if tensor.numel() <= ELEMENTS else ()
+            return views or [ops.sample(tensor, transposed)]
 
         return copier.join(lambda: [pieces(place) for place in range(len(tensors))])
 
@@ -123,10 +131,14 @@ class Elsewhere:
 def gathered_of(
     lies: Sequence[Lies | None], tensors: Tensors, transposed: Sequence[bool], given: Sequence[Any]
 ) -> Gathered | None:
-    """The samples of tensors that lie there; `None` where that is not known of one, or they are in several places.
+    """Return a joint copier of the samples of several tensors, or None if the samples can't be copied together.
+
+    Samples can be copied together if all locations are known, and all are in CPU memory or all on another device.
 
     Args:
-        transposed: whether each is looked at transposed.
+        lies: location of each sample; None if unknown.
+        tensors: tensor operations of the framework.
+        transposed: for each tensor, True to sample the transposed tensor.
         given: the tensors.
     """
     cuts = [each for each in lies if isinstance(each, Cut)]

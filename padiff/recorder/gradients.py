@@ -1,4 +1,4 @@
-"""The gradients that optimizers are about to step with, and copies of what layers own."""
+"""Copies of parameters and buffers, and of the gradients that optimizers use."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from padiff.records.parts import Part
 
 @dataclass(slots=True)
 class Batch:
-    """Samples of all that is owned, taken at once; by its places.
+    """Samples of all parameters and buffers, copied together. Each attribute has one item per tensor.
 
     Attributes:
-        numbers: the samples.
-        dtypes, shapes: of the tensors then.
-        trains: which are parameters that an optimizer may change.
+        numbers: numbers of the samples.
+        dtypes, shapes: dtypes and shapes of the tensors at the time of the copy.
+        trains: True for parameters that an optimizer may change.
     """
 
     numbers: list[int]
@@ -35,30 +35,39 @@ class Batch:
     trains: list[bool]
 
     def kinds_at(self, places: Sequence[int]) -> Kinds:
-        """Dtypes and shapes at some places."""
+        """Return the dtypes and shapes of the tensors at some places."""
         dtypes, shapes = self.dtypes, self.shapes
         return [dtypes[k] for k in places], [shapes[k] for k in places]
 
 
 class Copies:
-    """Copies parameters and buffers, and tensors of their shapes."""
+    """Copier of parameters and buffers, and of tensors with the same shapes, such as gradients."""
 
     def __init__(self, records: RecordBuffer, framework: Framework) -> None:
         self._records, self._spread = records, framework.spread
 
     def take(self, owned: Owned, key: int, level: str, tensor: Any = None) -> Taken | Left:
-        """Copy a parameter, or a tensor of its shape; samples of matrices lie as (out, in) in both frameworks."""
+        """Copy a parameter, or a tensor of the same shape.
+
+        Samples of matrices are in (out, in) order in both frameworks.
+
+        Args:
+            owned: the parameters and buffers.
+            key: key of the parameter.
+            level: level of detail of the copy.
+            tensor: tensor to copy in place of the parameter.
+        """
         records, place = self._records, owned.index[key]
         parameter, part, transposed = owned.tensors[place], owned.parts[place], owned.transposed[place]
-        given = parameter if tensor is None else tensor
+        source = parameter if tensor is None else tensor
         if part is not None:
-            return self._take_part(given, part, level, transposed)
+            return self._take_part(source, part, level, transposed)
         if records.copier.resolved(parameter, level) != SKETCH:
-            return records.copier.take(given, level)
-        return records.copier.take(given, SKETCH, transposed)
+            return records.copier.take(source, level)
+        return records.copier.take(source, SKETCH, transposed)
 
     def _take_part(self, tensor: Any, part: Part, level: str, transposed: bool) -> Taken | Left:
-        """Copy what this process holds of a parameter, or of a tensor like it."""
+        """Copy this process's part of a parameter, or of a tensor with the same layout."""
         if self._spread.is_spread(tensor):
             return self._records.copier.take(tensor, level, transposed)  # a gradient may be spread in another way
         return self._records.copier.take_part(tensor, part, level, transposed)
@@ -66,12 +75,12 @@ class Copies:
 
 @dataclass(slots=True)
 class Together:
-    """Samples of gradients that lie as their parameters do, copied together.
+    """Samples of gradients, copied together. Each gradient has the memory layout of its parameter.
 
     Attributes:
         several: the parameters.
-        numbers: the samples.
-        kinds: dtypes and shapes.
+        numbers: numbers of the samples.
+        kinds: dtypes and shapes of the gradients.
     """
 
     several: Several
@@ -80,25 +89,27 @@ class Together:
 
 
 class Gradients:
-    """The gradients that optimizers are about to step with, by parameter, in the order in which they came; until what
-    the steps did is recorded, too.
+    """Copies of the gradients that optimizers use, by parameter, in the order of their arrival.
+
+    The copies are held until the updates of the parameters are recorded, too.
 
     Args:
-        copies: how they are copied.
-        levels: how much is kept of each.
+        records: buffer that holds the samples.
+        copies: copier of the gradients.
+        levels: level of detail by layer path and stage.
 
     Attributes:
-        together: all of them, where they were copied together; `None`: each has its own copy.
+        together: all gradients, if they were copied together; None if each has its own copy.
     """
 
     def __init__(self, records: RecordBuffer, copies: Copies, levels: LevelOf) -> None:
         self._records, self._copies, self._levels = records, copies, levels
-        #: `None`: nothing is kept of it.
+        #: Copies by key of the parameter; None if the level is ``nothing``.
         self._taken: dict[int, Taken | Left | None] = {}
         self.together: Together | None = None
 
     def separated(self) -> list[int]:
-        """Of which parameters there are gradients; from now on each has a copy of its own."""
+        """Return the keys of the parameters that have gradients; split `together` into a copy for each."""
         together, self.together = self.together, None
         if together is not None:
             samples, several = self._records.copier.samples, together.several
@@ -109,53 +120,54 @@ class Gradients:
         return list(self._taken)
 
     def keep(self, keys: Collection[int]) -> None:
-        """Forget those of other parameters."""
+        """Drop the gradients of all other parameters."""
         for key in self.separated():
             if key not in keys:
                 del self._taken[key]
 
     def put(self, key: int, taken: Taken | Left | None) -> None:
-        """Note what was copied of one already."""
+        """Add an existing copy of a gradient."""
         self._taken[key] = taken
 
     def pop(self, key: int) -> Taken | Left | None:
-        """What was copied of one; it is forgotten."""
+        """Remove and return the copy of a gradient."""
         return self._taken.pop(key)
 
     def consume(
         self, owned: Owned, parameters: Sequence[Any], gradients: Sequence[Any], batch: Batch | None
     ) -> set[int]:
-        """Copy the gradients that an optimizer is about to step with.
+        """Copy the gradients that an optimizer is about to use.
 
         Args:
-            parameters, gradients: its own; `None` where there is none.
-            batch: samples of the parameters, where sketches are kept of all.
+            owned: the parameters and buffers.
+            parameters, gradients: parameters and gradients of the optimizer; a gradient may be None.
+            batch: samples of the parameters, if all levels are ``sketch``.
 
         Returns:
-            The identities of parameters that are not known.
+            The identities of parameters that no layer owns.
         """
         before = self.separated()
         keys, gradients = owned.apart(parameters, gradients)
         several = owned.several(keys)
-        unknown: set[int] = set()
+        unowned: set[int] = set()
         if several is None:
-            unknown = {*keys} - owned.index.keys()
-            there = [key not in unknown for key in keys]
-            keys, gradients = list(compress(keys, there)), list(compress(gradients, there))
+            unowned = {*keys} - owned.index.keys()
+            is_owned = [key not in unowned for key in keys]
+            keys, gradients = list(compress(keys, is_owned)), list(compress(gradients, is_owned))
             several = owned.several(keys)
         if several is not None and batch is not None:
             self.together = self._sample(several, gradients, batch)
         if self.together is not None:
             if before:
                 self.separated()
-            return unknown
+            return unowned
         for key, gradient in zip(keys, gradients):
             level = SKETCH if batch is not None else self._levels[owned.owners[key].node.path, "grad"]
             self._taken[key] = self._copies.take(owned, key, level, gradient) if level != NOTHING else None
-        return unknown
+        return unowned
 
     def _sample(self, several: Several, gradients: Sequence[Any], batch: Batch) -> Together | None:
-        """Samples of gradients that lie as their parameters do; `None` where one lies otherwise."""
+        """Copy the gradients together, or return None if the layout of a gradient differs from its parameter's."""
         kinds, gathered = batch.kinds_at(several.places), several.gathered_before()
         if gathered is None or gathered.kinds != kinds:
             gathered = several.gathered()

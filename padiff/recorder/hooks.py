@@ -1,4 +1,4 @@
-"""Hooks that stay from one due step to the next, and follow the model: what is hooked is what there is to hook."""
+"""Hooks on a model's layers, gradients, optimizers and loss functions, kept from one due step to the next."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from padiff.system.switches import Switches
 
 
 class Observer(Protocol):
-    """What hooks call. Keys are the identities of layers and parameters.
+    """Receiver of the hooks' events. Keys are the identities (``id()``) of layers and parameters.
 
     Attributes:
-        losses: what hears of loss functions; `None` where nothing does.
-        planning: a step that follows a plan hears of calls first, and of those as expected alone.
-        autocast_open: whether it is not known yet which autocast the model runs in: until it is, calls are looked at.
+        losses: recorder of loss functions, or None.
+        planning: plan of the step. A step that follows a plan gets layer calls first; the observer gets only those
+            that the plan does not expect.
+        autocast_open: True until the autocast state of the model is known; until then the observer gets all calls.
     """
 
     planning: Planning
@@ -51,14 +52,14 @@ class Observer(Protocol):
 
 
 class Hooks:
-    """What is on the layers, the parameters and the optimizers; it hands on to the observer of the step under way.
+    """Hooks on the layers, the parameters and the optimizers, which pass events to the current step's observer.
 
     Args:
-        guard: stops errors at each hook.
+        guard: handler of errors in each hook.
 
     Attributes:
-        observer: that observer. `None` while no hook is on: it would be a cycle, and the model would live on until it
-            is collected.
+        observer: the current step's observer; None while no hook is attached, to avoid a reference cycle that would
+            keep the model alive until garbage collection.
     """
 
     __slots__ = (
@@ -69,7 +70,7 @@ class Hooks:
         self.guard = guard
         self.observer: Observer | None = None
         self._framework = framework
-        #: The layers that are hooked are kept: no other object can have their identity.
+        #: Keeps the hooked layers alive, so that no other object can get the identity of one.
         self._nodes: Sequence[Node] = ()
         self._layers: dict[int, list[Handle]] = {}
         self._gradients: dict[int, tuple[weakref.ref[Any], Handle]] = {}
@@ -77,32 +78,36 @@ class Hooks:
         self._losses: list[Handle] = []
 
     def on_layers(self, nodes: Sequence[Node]) -> None:
-        """Have hooks on these layers and on no others."""
+        """Attach hooks to these layers, and detach the hooks of all other layers."""
         if nodes is self._nodes:
             return
-        there = {id(node.layer): node.layer for node in within_reach(nodes)}
-        for key in [key for key in self._layers if key not in there]:
+        layers = {id(node.layer): node.layer for node in within_reach(nodes)}
+        for key in [key for key in self._layers if key not in layers]:
             _take_off(self._layers.pop(key))
         before, after = self._before_call, self._after_call
-        for key, layer in there.items():
+        for key, layer in layers.items():
             if key not in self._layers:
-                # By identity, not by node: a layer may get another path while it is hooked.
+                # By identity, not by node: the path of a hooked layer may change.
                 self._layers[key] = self._framework.hooks.on_calls(layer, key, before, after, self.guard)
         self._nodes = nodes
 
     def on_gradients(self, tensors: Iterable[tuple[int, Any]]) -> None:
-        """Have hooks on the gradients of these parameters, given with their identities, and of no others."""
-        wanted = dict(tensors)
-        for key in [key for key, (alive, _) in self._gradients.items() if alive() is not wanted.get(key, self)]:
+        """Attach hooks to the gradients of these parameters, and detach those of all other parameters.
+
+        Args:
+            tensors: pairs of a parameter's identity and the parameter.
+        """
+        parameters = dict(tensors)
+        for key in [key for key, (alive, _) in self._gradients.items() if alive() is not parameters.get(key, self)]:
             self._gradients.pop(key)[1].remove()
-        for key, tensor in wanted.items():
+        for key, tensor in parameters.items():
             if key not in self._gradients:
                 handle = self._framework.hooks.on_gradient(tensor, partial(self._add, key))
                 if handle is not None:
                     self._gradients[key] = weakref.ref(tensor), handle
 
     def on_others(self, optimizers: Sequence[Any], switches: Switches) -> None:
-        """Have hooks on the optimizers, and on functional calls if they are asked for."""
+        """Attach hooks to the optimizers, and to functional calls if the switches request these."""
         if self._others:
             return
         if switches.api_check:
@@ -118,22 +123,22 @@ class Hooks:
             )
 
     def on_losses(self, wanted: bool) -> None:
-        """Have the loss functions listened to, or not."""
+        """Attach (True) or detach (False) the hooks on loss functions."""
         if wanted and not self._losses:
-            listening = self._framework.hooks.on_losses(_LossHook(self))
-            # The functions know who listens: they must not keep a recording, and its model, that nobody else keeps.
-            weakref.finalize(self, listening.remove)
-            self._losses.append(listening)
+            handle = self._framework.hooks.on_losses(_LossHook(self))
+            # The functions refer to their hooks: without this, they would keep a recording and its model alive.
+            weakref.finalize(self, handle.remove)
+            self._losses.append(handle)
         elif not wanted:
             _take_off(self._losses)
 
     @property
     def hears_losses(self) -> bool:
-        """Whether the loss functions, and those that clip, are listened to."""
+        """Return True if loss functions and clipping functions are hooked."""
         return bool(self._losses)
 
     def remove(self) -> None:
-        """Take every hook off; may be called twice."""
+        """Detach all hooks; may be called twice."""
         self.observer, self._nodes = None, ()
         for handles in self._layers.values():
             _take_off(handles)
@@ -144,7 +149,7 @@ class Hooks:
         _take_off(self._others)
         _take_off(self._losses)
 
-    # -- what the hooks call -------------------------------------------------------------------------------
+    # -- callbacks of hooks --------------------------------------------------------------------------------
 
     def _before_call(self, key: int, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         observer = self.observer
@@ -190,14 +195,14 @@ class Hooks:
 
 
 class _LossHook:
-    """Hands what loss functions are called with on to the observer of the step under way."""
+    """Hook on loss functions, which passes their calls to the current step's observer."""
 
     def __init__(self, hooks: Hooks) -> None:
         self._hooks, self.guard = weakref.ref(hooks), hooks.guard
 
     @property
     def losses(self) -> Losses | None:
-        """Who hears of it now."""
+        """Return the loss recorder of the current step, or None."""
         hooks = self._hooks()
         return hooks.observer.losses if hooks is not None and hooks.observer is not None else None
 
@@ -230,11 +235,11 @@ class _LossHook:
 
 
 def _rivals(others: Sequence[LossObserver]) -> list[Losses]:
-    hooks = [other for other in others if isinstance(other, _LossHook)]
+    hooks = [observer for observer in others if isinstance(observer, _LossHook)]
     return [losses for losses in (hook.losses for hook in hooks) if losses is not None]
 
 
 def _take_off(handles: list[Handle]) -> None:
     while handles:
-        handles[-1].remove()  # one that fails stays in the list, to be tried again
+        handles[-1].remove()  # a handle that fails stays in the list, for another attempt
         handles.pop()

@@ -1,4 +1,4 @@
-"""What is known from the steps before of what a step will be."""
+"""Knowledge from earlier steps that makes recording the next step faster."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import Any
 from padiff.model.nested import slots_of
 from padiff.records.alike import Pattern, Site
 
-# Where one output of a layer is: the path, the layer's class, the slot, the number of the call, whether in training.
+# Key of an output site: path, class of the layer, slot, number of the call, True for training mode.
 _About = tuple[str, str, str, int, bool]
 
-# Sites that are kept in mind.
+# Largest number of sites that are remembered.
 _MOST_SITES = 200_000
 
 
 class OutputSite:
-    """Where one output of a layer, and its gradient, are recorded.
+    """The site at which one output of a layer and its gradient are recorded.
 
     Attributes:
-        path, kind, slot, call, training: of the layer's call, as `padiff.records.alike.Site` has them.
-        alone: a tuple of nothing else.
-        forward, backward: what the last sample of each was recorded as; that of the next step is the same, as a rule.
+        path, kind, slot, call, training: the attributes of `padiff.records.alike.Site`.
+        alone: a tuple that holds only this site.
+        forward, backward: the sites of the last recorded samples of the output and its gradient, which usually are
+            those of the next step, too.
     """
 
     __slots__ = ("alone", "backward", "call", "forward", "kind", "path", "slot", "training")
@@ -36,49 +37,49 @@ class OutputSite:
 
 @dataclass(slots=True)
 class Known:
-    """What is known from the steps before of what a step will be.
+    """Cache of facts from earlier steps of a recording.
 
     Attributes:
-        pattern: the last step's, with what its trace was made of.
-        steady: whether the last step was like the one before, as far as there was one.
-        plan: what the next step is expected to do; `None`: that is not known.
-        sites: every site that was recorded: one that is met again is the same object.
+        pattern: pattern of the last step, with the parts of its trace.
+        steady: True if the last step had the same pattern as the step before, or was the first one.
+        plan: the expected events of the next step, or None if unknown.
+        sites: all recorded sites, so that equal sites are one object.
     """
 
     pattern: tuple[Pattern, Sequence[object]] | None = None
     steady: bool = True
     plan: Any = None
     sites: dict[Site, Site] = field(default_factory=dict)
-    #: Likewise of outputs.
+    #: All output sites, so that equal ones are one object.
     _outputs: dict[_About, OutputSite] = field(default_factory=dict)
-    #: By the function: what a layer's first argument is called.
+    #: Name of the first argument, by forward function.
     _slots: dict[Any, str] = field(default_factory=dict)
 
     def first_slot(self, forward: Any) -> str:
-        """The slot of the first argument that a layer is called with, by position."""
+        """Return the slot of the first positional argument of a layer's ``forward``."""
         function = getattr(forward, "__func__", None)
         slot = self._slots.get(function)
         if slot is None:
             slot = next(iter(slots_of(forward, 1)))
-            if function is not None:  # else it is set on the object itself
+            if function is not None:  # without ``__func__``, ``forward`` is set on the object itself
                 self._slots[function] = slot
         return slot
 
     def site(self, site: Site) -> Site:
-        """The one object for a site."""
-        found = self.sites.get(site)
-        if found is None:
-            if len(self.sites) >= _MOST_SITES:  # sequences of ever other lengths
+        """Return the cached object that equals a site; a new site is added."""
+        canonical = self.sites.get(site)
+        if canonical is None:
+            if len(self.sites) >= _MOST_SITES:  # sequences whose length changes in each step
                 self.sites.clear()
-            found = self.sites[site] = site
-        return found
+            canonical = self.sites[site] = site
+        return canonical
 
     def output(self, path: str, kind: str, slot: str, call: int, training: bool) -> OutputSite:
-        """The one object for where an output is."""
+        """Return the cached site of an output; a new site is added."""
         about = path, kind, slot, call, training
-        found = self._outputs.get(about)
-        if found is None:
+        output_site = self._outputs.get(about)
+        if output_site is None:
             if len(self._outputs) >= _MOST_SITES:
                 self._outputs.clear()
-            found = self._outputs[about] = OutputSite(*about)
-        return found
+            output_site = self._outputs[about] = OutputSite(*about)
+        return output_site

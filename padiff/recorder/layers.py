@@ -1,4 +1,4 @@
-"""The layers of a model that is being trained, and which of them are recorded: both may change between its steps."""
+"""The layers of a model in training, and the selection of recorded layers; both may change between steps."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ from padiff.records import Layer
 from padiff.system.guard import reraise_from_signal_handler
 from padiff.system.naming import first_few
 
-# How many paths a message names.
+# Number of paths that a message names.
 _NAMED = 4
 
 
 class Layers:
-    """A model's layers as they are now.
+    """A model's current layers, and the selection of those that are recorded.
 
     Args:
         model: the model.
-        white_list, black_list, layer_map: as `padiff.model.selection.select` takes them. Layers are meant by their
-            paths: what takes a layer's place is in the list as it was. Items that match nothing any more are passed
-            over.
+        white_list, black_list, layer_map: the arguments of `padiff.model.selection.select`. A layer in a list stands
+            for its path: a layer that replaces another one at the same path is selected in the same way. Items that
+            no longer match any layer are ignored.
 
     Attributes:
-        framework: the model's.
+        framework: the model's framework.
         nodes: the layers, the model itself first.
-        chosen: paths of those whose tensors are recorded.
-        owning: paths of those whose parameters are.
-        computing: paths of those that own parameters, or hold no other layer.
+        chosen: paths of the layers whose tensors are recorded.
+        owning: paths of the layers whose parameters are recorded.
+        computing: paths of the layers that own parameters, or have no child layers.
         mapped: paths of the layer map's layers.
-        changes: what came, went and was replaced, in words; empty where nothing did.
-        stamp: another value once layers, or what they own, are others; as of the last look. `None`: not known.
+        changes: text that names the new, replaced and removed layers of the last change; empty before any change.
+        stamp: object that is replaced when the layers, their parameters or their buffers change; None if changes
+            can't be detected.
 
     Raises:
-        UsageError: an item of a list matches no layer, or is none.
+        UsageError: an item of a list matches no layer, or is not a layer.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Layers:
         self.changes = ""
         self.stamp: Any = None
         self._fresh = self._outdated = True
-        #: As they were last described.
+        #: The parameters and buffers at the last call of `described`.
         self._owned: list[tuple[int, str, object]] = []
         self.nodes: Sequence[Node] = walk(model, framework)
         white, black = (list(items) if isinstance(items, Iterator) else items for items in (white_list, black_list))
@@ -64,13 +65,13 @@ class Layers:
 
     @property
     def fresh(self) -> bool:
-        """Whether no step has ended since the layers were first seen, or became others."""
+        """Return True if no step has ended since the layers were first seen or last changed."""
         return self._fresh
 
     def look(self) -> bool:
-        """See whether the layers are others than before; whether they are.
+        """Update the layers if the model has changed; return True if layers were added, removed or replaced.
 
-        A matter of microseconds for each layer: it is done in every due step.
+        The check takes microseconds per layer and is made in every due step.
         """
         if self._watch.same():
             return False
@@ -79,27 +80,27 @@ class Layers:
         if _held(self.nodes, self.framework) == self._held:
             self._look_at_parameters()
             return False
-        before, self.nodes = self.nodes, walk(self._model, self.framework)
+        previous, self.nodes = self.nodes, walk(self._model, self.framework)
         white, black, mapped = (self._there(items) for items in (self._white, self._black, self._map))
-        # A white list none of whose layers is left does not mean all layers.
+        # A white list whose layers have all been removed selects nothing; an empty one would select all layers.
         self.chosen = frozenset() if self._white and not white else select(self.nodes, white, black, mapped)
         self._take(mapped)
         self._watch = self._watched()
         self._note()
-        self.changes = _changes(before, self.nodes)
+        self.changes = _changes(previous, self.nodes)
         return True
 
     def _watched(self) -> Watch:
         return self.framework.layers.watch([node.layer for node in self.nodes])
 
     def _note(self) -> None:
-        """Have a stamp for what layers, and what they own, are now."""
+        """Renew the stamp for the current layers and their parameters and buffers."""
         self.stamp = object() if self._watch.note() else None
 
     def settle(self) -> bool:
-        """At the end of a step: whether the layers, or what they own, are others than when they were last described.
+        """Return True if layers or parameters have changed since the last call of `described`; call at a step's end.
 
-        The first step may have given them parameters: lazy layers have none before.
+        The first step may create parameters: lazy layers have none before.
         """
         if self._fresh:
             self._fresh = False
@@ -107,7 +108,7 @@ class Layers:
         return self._outdated
 
     def described(self) -> tuple[Layer, ...]:
-        """The layers as values; they are up to date then."""
+        """Return the layers as values of a run's description, and remember that the description is up to date."""
         self._outdated, self._owned = False, _owned(self.nodes, self.framework)
         return describe(self.nodes, self.framework, self.chosen)
 
@@ -122,20 +123,20 @@ class Layers:
         self._outdated = self._outdated or _owned(self.nodes, self.framework) != self._owned
 
     def _there(self, items: Iterable[Any]) -> list[Any]:
-        """The items that match a layer."""
-        found = []
+        """Return the items that match a layer."""
+        matching = []
         for entry in items:
             try:
                 find_paths(self.nodes, with_mode(entry, "")[0], "")
             except SelectionError:
                 continue
-            found.append(entry)
-        return found
+            matching.append(entry)
+        return matching
 
 
 @dataclass(frozen=True)
 class FixedLayers:
-    """A model's layers for a capture during which they stay as they are; its attributes are those of `Layers`."""
+    """A model's layers for a capture during which the model does not change; has the attributes of `Layers`."""
 
     framework: Framework
     nodes: Sequence[Node]
@@ -154,7 +155,7 @@ class FixedLayers:
 
 
 def _computing(nodes: Sequence[Node], framework: Framework) -> frozenset[str]:
-    """Paths of the layers that own parameters, or hold no other layer."""
+    """Return the paths of the layers that own parameters, or have no child layers."""
     layers = framework.layers
     return frozenset(
         node.path
@@ -165,7 +166,7 @@ def _computing(nodes: Sequence[Node], framework: Framework) -> frozenset[str]:
 
 
 def _by_path(nodes: Sequence[Node], items: Iterable[Any] | None) -> list[tuple[Any, str]]:
-    """The items and their modes, layers replaced by their paths."""
+    """Return pairs of an item and its mode, with layers replaced by their paths."""
     entries = [with_mode(entry, "") for entry in items or ()]
     return [
         (item if isinstance(item, (str, type)) else glob.escape(find_paths(nodes, item, "")[0]), mode)
@@ -174,14 +175,20 @@ def _by_path(nodes: Sequence[Node], items: Iterable[Any] | None) -> list[tuple[A
 
 
 def _held(nodes: Sequence[Node], framework: Framework) -> list[tuple[int, str, int]]:
-    """Which layer holds which, by identity; the nodes keep them, so that no other can have it."""
+    """Return the tree of layers as (parent's index, name, child's identity).
+
+    The nodes keep the layers alive, so that no other object can get the identity of one.
+    """
     return [
         (k, name, id(child)) for k, node in enumerate(nodes) for name, child in framework.layers.children(node.layer)
     ]
 
 
 def _owned(nodes: Sequence[Node], framework: Framework) -> list[tuple[int, str, object]]:
-    """Which parameters and buffers there are. Buffers may be of another shape in every step."""
+    """Return the parameters and buffers as (layer's index, slot, shape).
+
+    Buffers have their role in place of the shape, which may change in each step.
+    """
     return [
         (k, slot, _shape(framework, tensor) if role == "parameter" else role)
         for k, node in enumerate(nodes)
@@ -192,16 +199,16 @@ def _owned(nodes: Sequence[Node], framework: Framework) -> list[tuple[int, str, 
 def _shape(framework: Framework, tensor: Any) -> object:
     try:
         return framework.tensors.shape(tensor)
-    except Exception as error:  # nested, say: it has none
+    except Exception as error:  # a tensor without a shape, for example a nested one
         reraise_from_signal_handler(error)
         return None
 
 
 def _changes(before: Sequence[Node], now: Sequence[Node]) -> str:
     old, new = ({node.path: node.layer for node in nodes} for nodes in (before, now))
-    found = {
+    changes = {
         "new": [path for path in new if path not in old],
         "replaced": [path for path in new if path in old and new[path] is not old[path]],
         "gone": [path for path in old if path not in new],
     }
-    return "; ".join(f"{what}: {first_few(paths, _NAMED)}" for what, paths in found.items() if paths)
+    return "; ".join(f"{what}: {first_few(paths, _NAMED)}" for what, paths in changes.items() if paths)

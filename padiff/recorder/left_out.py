@@ -1,4 +1,4 @@
-"""What a step has no records of, because it can't be copied, and the sentences that say so."""
+"""Tensors and calls that a step could not record, and the sentences that report them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import ClassVar
 from padiff.frameworks.values import UncopiedError
 from padiff.system.guard import reraise_from_signal_handler
 
-# Letters of an error's text, layers that are named, reasons that are given: a step may have thousands of such tensors.
+# Largest number of characters of an error's text, of named layers and of reasons: a step may skip thousands of tensors.
 _LETTERS, _NAMED, _REASONS = 120, 3, 5
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Stands in the place of a copy that could not be made.
+    """Placeholder for a copy that could not be made.
 
     Attributes:
-        reason: why, in words.
+        reason: text of the reason.
     """
 
     reason: str
@@ -28,9 +28,10 @@ class Left:
 
     @classmethod
     def because(cls, error: Exception) -> Left:
-        """After an error, which the training must not see: but where memory is short, it is to know.
+        """Return the placeholder for a copy that failed with an error. Call this in the ``except`` block.
 
-        To be called while the error is handled.
+        Raises:
+            MemoryError: the error is one; other errors are kept from the training.
         """
         reraise_from_signal_handler(error)
         if isinstance(error, MemoryError):
@@ -43,32 +44,36 @@ class Left:
 
 
 class LeftOut:
-    """Counts what is left out in a step, by reason."""
+    """Counter of the skipped tensors and calls of a step, by reason."""
 
     def __init__(self) -> None:
-        #: By what it is, why, and whether in training mode: how often in which layer.
+        #: Number of skips per layer path, by (kind, reason, True for training mode).
         self._counts: dict[tuple[str, str, bool], dict[str, int]] = defaultdict(lambda: defaultdict(int))
 
     def __bool__(self) -> bool:
-        """Whether anything is."""
+        """Return True if anything was skipped."""
         return bool(self._counts)
 
     def add(self, path: str, reason: str, training: bool, what: str = "tensor") -> None:
-        """Count a tensor, or a call, of a layer."""
+        """Count a skipped tensor, or call, of a layer."""
         self._counts[what, reason, training][path] += 1
 
     def notes(self, training_only: bool) -> tuple[str, ...]:
-        """A sentence for each reason; ``training_only`` leaves out calls in evaluation mode."""
+        """Return a sentence for each reason.
+
+        Args:
+            training_only: True to ignore calls in evaluation mode.
+        """
         merged: dict[tuple[str, str], dict[str, int]] = {}
         for (what, reason, training), counts in self._counts.items():
             if training or not training_only:
-                of_layers = merged.setdefault((what, reason), {})
+                layer_counts = merged.setdefault((what, reason), {})
                 for path, count in counts.items():
-                    of_layers[path] = of_layers.get(path, 0) + count
+                    layer_counts[path] = layer_counts.get(path, 0) + count
         sentences = []
-        for (what, reason), of_layers in list(merged.items())[:_REASONS]:
-            named = ", ".join(list(of_layers)[:_NAMED]) + (", ..." if len(of_layers) > _NAMED else "")
-            count = sum(of_layers.values())
-            sentences.append(f"{count} {what}(s) of {len(of_layers)} layer(s) are not recorded ({named}): {reason}")
-        more = len(merged) - _REASONS
-        return (*sentences, f"more is not recorded, for {more} other reason(s)") if more > 0 else tuple(sentences)
+        for (what, reason), layer_counts in list(merged.items())[:_REASONS]:
+            named = ", ".join(list(layer_counts)[:_NAMED]) + (", ..." if len(layer_counts) > _NAMED else "")
+            count = sum(layer_counts.values())
+            sentences.append(f"{count} {what}(s) of {len(layer_counts)} layer(s) are not recorded ({named}): {reason}")
+        omitted = len(merged) - _REASONS
+        return (*sentences, f"more is not recorded, for {omitted} other reason(s)") if omitted > 0 else tuple(sentences)

@@ -1,4 +1,4 @@
-"""How much is kept in the step under way."""
+"""Levels of detail of each due step, including the budget of ``detail="auto"``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from padiff.recorder.run_size import RunSize, bytes_in_full, bytes_sketched
 from padiff.recorder.schedule import Schedule
 from padiff.records import LOOP, PARAMETER_STAGES, STAGES, Step, bytes_text
 
-#: Bytes of full tensors that ``detail="auto"`` keeps of a run, of all its processes. Chosen: four steps of a small
-#: convolutional net (49 MB each, batch 64), more than a hundred of most small nets, and nothing that a disk notices
-#: after ten experiments. Measured, of 758 planted faults in small programs: 719 causes are named, as with 1 GB.
+#: Bytes of full tensors that ``detail="auto"`` records per run, over all processes. Chosen: enough for four steps of a
+#: small convolutional net (49 MB each, batch 64) or more than a hundred steps of most small nets, and little on a disk
+#: even after ten experiments. Measured on 758 planted faults in small programs: 719 causes are named, as with 1 GB.
 FULL_BYTES = 200_000_000
 
 _SKETCHED: Mapping[str, str] = dict.fromkeys(STAGES, SKETCH)
@@ -23,12 +23,13 @@ _KEPT: Mapping[str, str] = dict.fromkeys(STAGES, FULL)
 
 
 class Levels(dict[tuple[str, str], str]):
-    """The levels of one step by layer and stage, each looked up once.
+    """The levels of one step by layer path and stage, computed on first access.
 
     Args:
-        full: whether full tensors are due instead of sketches; a collection of paths: for these layers.
-        sketch: what else becomes of a sketch.
-        auto: what ``auto`` is, by stage.
+        detail: the levels requested by the user.
+        full: True to replace sketches by full tensors; or the paths of the layers for which to do so.
+        sketch: the level that replaces ``sketch`` elsewhere.
+        auto: the level that replaces ``auto``, by stage.
     """
 
     def __init__(
@@ -43,13 +44,16 @@ class Levels(dict[tuple[str, str], str]):
         self._filled: Sequence[Node] | None = None
 
     def fill(self, nodes: Sequence[Node]) -> None:
-        """Look all up for these layers: paddle's ``to_static`` reads what hooks do, and can't follow a look-up."""
+        """Compute all levels of these layers.
+
+        Paddle's ``to_static`` compiles the hooks' code, and can't compile `__missing__`.
+        """
         if self._filled is not nodes:
             self._filled = nodes
             paths = [*(node.path for node in nodes), LOOP]
             alike = not self._detail.rules and not isinstance(self._full, frozenset)
             for stage in STAGES:
-                if alike:  # whichever layer it is
+                if alike:  # no level depends on the layer
                     self.update(dict.fromkeys([(path, stage) for path in paths], self[LOOP, stage]))
                     continue
                 for path in paths:
@@ -68,17 +72,17 @@ class Levels(dict[tuple[str, str], str]):
 
 
 class LevelsOfSteps:
-    """The levels of each due step: sometimes full tensors are due instead of sketches, or asked for.
+    """The levels of each due step; in some steps full tensors are due or requested in place of sketches.
 
     Args:
-        detail: what is kept.
-        functions: whether more is to be looked at in some steps: functions in the first one that is recorded and those
-            that are asked for, and in the first one small tensors in full.
-        budget: bytes that ``auto`` keeps in full.
+        detail: the levels requested by the user.
+        functions: True to trace functions in the first recorded step and in requested steps, and to record small
+            tensors of the first recorded step in full.
+        budget: bytes that ``auto`` may record in full.
 
     Attributes:
-        functions: whether they are in the step that was last asked about.
-        spent: bytes that ``auto`` has kept.
+        functions: True if functions are traced in the step of the last call of `of`.
+        spent: bytes that ``auto`` has recorded in full.
     """
 
     def __init__(self, detail: Detail, functions: bool = False, budget: float = FULL_BYTES) -> None:
@@ -87,35 +91,45 @@ class LevelsOfSteps:
         self._keeping, self._begun = detail.automatic, False
         every = detail.full_every_n_steps
         self._full = None if every is None else Schedule.of(every)
-        #: Of the steps after the budget, how many are due in full.
+        #: Share of the steps after the budget that are due in full.
         self._full_share = 0.0 if self._full is None or self._full.steps is not None else 1 / self._full.every
         self._requests: Requests | None = None
         self._usual, self._kept = Levels(detail), Levels(detail, auto=_KEPT)
         self._wanted = self._first = self.functions = functions
 
     def listen(self, run: AnyPath | None) -> None:
-        """From now on, look in the run folder for requests for full tensors."""
+        """Start to read requests for full tensors from the run folder."""
         if run is not None and (self._detail.sketches or self._wanted):
             self._requests = requests_of(run)
 
     def begin(self, owned: Callable[[], float], spent: float) -> None:
-        """The run that is gone on with has so many bytes; ``owned`` says how many the model's parameters and buffers
-        have, where that matters.
+        """Set the sizes that count against the budget.
+
+        Args:
+            owned: function that returns the bytes of the model's parameters and buffers; called only for ``auto``.
+            spent: bytes of the steps already on disk when a run is resumed.
         """
         self._owned, self.spent = owned() if self._keeping else 0.0, spent
 
     @property
     def room(self) -> float:
-        """Bytes that the first step may keep of activations: weights, gradients and updates are as large each."""
+        """Return the bytes left for activations of the first step.
+
+        Weights, gradients and updates have the same size each, which is subtracted three times.
+        """
         return self.budget - self.spent - 3 * self._owned
 
     @property
     def keeping(self) -> bool:
-        """Whether ``auto`` keeps the next recorded step in full."""
+        """Return True if ``auto`` records the next step in full."""
         return self._keeping and self.spent + self._largest <= self.budget
 
     def of(self, step: int, full: bool = False) -> Levels:
-        """The levels of a due step; ``full``: whatever is sketched in others is kept in full."""
+        """Return the levels of a due step.
+
+        Args:
+            full: True to record tensors in full that are sketched in other steps.
+        """
         zoomed = self._requests.due(step) if self._requests is not None else None
         self.functions = self._first or (self._wanted and bool(zoomed))
         if full or (self._full is not None and self._full.due(step)):
@@ -129,30 +143,32 @@ class LevelsOfSteps:
         return Levels(self._detail, full=zoomed) if zoomed else self._usual
 
     def _of_first(self) -> Mapping[str, str]:
-        """What ``auto`` is in the first recorded step, of which it is not known what it takes. Its weights are what
-        another model starts from, however large.
+        """Return the level of ``auto`` by stage in the first recorded step, whose size is not known in advance.
+
+        Weights of any size are recorded in full: another model may start from these weights.
         """
         others = FULL if self.room > 0 else SKETCH
         return {stage: others if stage in PARAMETER_STAGES else WITHIN for stage in STAGES} | {"weight": FULL}
 
     def recorded(self, step: Step, steps: int | None = None) -> str:
-        """Spend what a recorded step takes; return what to say of the run's size, after the first step, else nothing.
+        """Subtract a recorded step from the budget; return a sentence on the run's size after the first step, else "".
 
         Args:
-            steps: how many steps will be recorded, where that is known.
+            step: the recorded step.
+            steps: number of steps that will be recorded, if known.
         """
-        begun, self._begun, self._first = self._begun, True, False
-        if begun and not self.keeping:
+        has_begun, self._begun, self._first = self._begun, True, False
+        if has_begun and not self.keeping:
             return ""
         values = bytes_of(step)
-        took = bytes_in_full(step, values)
+        full_bytes = bytes_in_full(step, values)
         if not self.keeping:
-            of_all = "" if steps is None else f", expect {bytes_text(steps * took)} for all {steps:,}"
-            return "" if self._detail.sketches else f"each recorded step takes {bytes_text(took)}{of_all}"
+            of_all = "" if steps is None else f", expect {bytes_text(steps * full_bytes)} for all {steps:,}"
+            return "" if self._detail.sketches else f"each recorded step takes {bytes_text(full_bytes)}{of_all}"
         self.spent += values
         self._largest = max(self._largest, values)
-        if begun:
+        if has_begun:
             return ""
-        later = int(took * self._full_share + bytes_sketched(step, self._usual) * (1 - self._full_share))
-        more = int(max(self.budget - self.spent, 0) // max(values, 1))
-        return RunSize(took, later, 1 + more, steps).text(self.budget)
+        later_bytes = int(full_bytes * self._full_share + bytes_sketched(step, self._usual) * (1 - self._full_share))
+        full_steps = int(max(self.budget - self.spent, 0) // max(values, 1))
+        return RunSize(full_bytes, later_bytes, 1 + full_steps, steps).text(self.budget)

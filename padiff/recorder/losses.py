@@ -1,8 +1,8 @@
-"""What went into the loss functions of a step, what they gave, what they were set to; and how gradients are clipped.
+"""Records of a step's loss functions (inputs, outputs, settings) and of gradient clipping.
 
-A loss function is one of the framework's. A call counts that is made outside of the model, or where a model computes
-its loss itself: in the outermost layer that is called, in one that holds most of the model, or in a layer without
-parameters (a loss layer) that one of these calls.
+Only loss functions of the framework are recorded. A call is recorded if it is made outside of the model, or where a
+model computes its loss itself: in the outermost layer that is called, in a layer that holds most of the model, or in
+a layer without parameters (a loss layer) that one of these layers calls.
 """
 
 from __future__ import annotations
@@ -32,29 +32,31 @@ from padiff.recorder.seen_tensors import SeenTensors
 from padiff.recorder.taken import OnItsWay, Taken
 from padiff.records import LOOP
 
-#: What integers are, however much detail is asked for: labels are small, and of a sketch they can't be read.
+#: Prefixes of integer dtypes. Integers are recorded in full at every level of detail: labels are small, and a sketch
+#: does not show them.
 _INTEGERS = ("int", "uint", "bool")
-# Weights of classes that are written out; of more there is a checksum.
+# Class weights up to this number are written out; longer lists become a checksum.
 _FEW = 16
-# Elements of a tensor of weights up to which it is kept in full.
+# Largest number of elements of a class weight tensor that is recorded in full.
 _SMALL = 1 << 16
-# Outputs of the model that are remembered, and operations between them and a loss that are looked at.
+# Number of model outputs that are remembered, and of operations that are searched between a loss and these outputs.
 _OUTPUTS, _OPERATIONS = 64, 256
-# A loss times its scale may be rounded to 16 bits.
+# Relative tolerance for a scaled loss, which may be rounded to 16 bits.
 _SCALED = 1e-2
-# Says which model was called last, of all that are recorded in this process.
+# Numbers the calls of all models recorded in this process, to find the model that was called last.
 _turns = itertools.count(1)
 
 
 @dataclass(slots=True)
 class _Seen:
-    """A loss function's call that may be the step's loss.
+    """A call of a loss function that may have computed the step's loss.
 
     Attributes:
-        place: where among the records its loss would be.
-        taken: its output.
-        alive: the output, as long as the training has it.
-        backwards: how many began there.
+        place: index in the record buffer at which the step's loss would be inserted.
+        taken: copy of the output.
+        alive: weak reference to the output.
+        training: True if the model was in training mode.
+        backwards: number of backward passes that began at the output.
     """
 
     place: int
@@ -65,16 +67,16 @@ class _Seen:
 
 
 class Losses:
-    """Records the calls of loss functions of one step.
+    """Recorder of the loss function calls of one step.
 
     Args:
-        records: where records go.
-        levels: how much is kept; of integers everything is, unless nothing is kept of the stage.
+        records: buffer that receives the records.
+        levels: level of detail per layer and stage; integers are recorded in full unless the level is ``nothing``.
         nodes: the model's layers, the model itself first.
-        chosen: paths of those whose tensors are recorded.
-        tensors: knows which tensors are recorded already.
-        running: the calls that are under way, the outermost first.
-        heard: called with each call that counts.
+        chosen: paths of the layers whose tensors are recorded.
+        tensors: index of the tensors that are already recorded.
+        running: stack of the running layer calls, the outermost first.
+        heard: callback that receives each recorded call.
     """
 
     def __init__(
@@ -89,46 +91,46 @@ class Losses:
         heard: Callable[[LossCall], None] | None = None,
     ) -> None:
         self._heard = heard
-        #: Whether the loop's last call of the model was evaluation.
+        #: True if the loop's last call of the model was evaluation.
         self.evaluating = False
         self._records, self._framework, self._levels = records, framework, levels
         self._nodes, self._chosen, self._tensors, self._running = nodes, chosen, tensors, running
         self._calls: Counter[tuple[str, bool]] = Counter()
         self._outputs: deque[weakref.ref[Any]] = deque(maxlen=_OUTPUTS)
         self._turn = 0
-        #: The threads that train: the loop's, and those that call the model.
+        #: Ids of the threads that train: the thread of the loop, and the threads that call the model.
         self._threads = {threading.get_ident()}
         self._own: dict[str, bool] = {}
         self._seen: list[_Seen] = []
-        #: Where backward began besides.
+        #: Tensors at which a backward pass began, other than outputs of loss functions.
         self._elsewhere: list[Any] = []
         self._set: dict[tuple[tuple[str, Any], ...], None] = {}
         self._clips: dict[tuple[tuple[str, Any], ...], None] = {}
         self._stepped = False
 
     def follow(self, nodes: Sequence[Node], chosen: frozenset[str]) -> None:
-        """Go on with other layers."""
+        """Replace the model's layers and the paths of the recorded ones."""
         self._nodes, self._chosen = nodes, chosen
         self._own.clear()
 
     def called(self, output: Any) -> None:
-        """The outermost layer that was called has given this."""
+        """Remember the output of an outermost call, and the calling thread."""
         self._turn = next(_turns)
         self._threads.add(threading.get_ident())
         for _, tensor in flatten(output, "", self._framework.tensors.is_tensor):
             self._outputs.append(weakref.ref(tensor))
 
     def wants(self) -> bool:
-        """Whether a call that begins now may be one that counts."""
+        """Return True if a loss function call that begins now may have to be recorded."""
         if COPYING.now or self._framework.hooks.recomputing():
             return False
         if self.evaluating and not self._framework.hooks.learning():
             return False
-        # Another thread may evaluate.
+        # Another thread may evaluate at the same time.
         return threading.get_ident() in self._threads and self._counts()
 
     def _counts(self) -> bool:
-        """Whether a call that is made now is made where losses are computed."""
+        """Return True if the running layers are a place where losses are computed (see the module's docstring)."""
         if any(call.transformed for call in self._running):
             return False
         inside = [call.node for call in self._running]
@@ -152,7 +154,11 @@ class Losses:
         return 2 * len(self._below(node)) > len(self._nodes)
 
     def loss(self, call: LossCall, rivals: Sequence[Losses]) -> None:
-        """A loss function was called, of which these others hear, too."""
+        """Record a loss function call, unless a rival has a better claim to the call.
+
+        Args:
+            rivals: recorders of other models that observe the same call.
+        """
         tensors = list(call.inputs.values())
         if rivals and any(rival.claim(tensors) < self.claim(tensors) for rival in rivals):
             return
@@ -162,24 +168,30 @@ class Losses:
             self._records.left_out.add(LOOP, Left.because(error).reason, training=True)
 
     def claim(self, tensors: Sequence[Any]) -> tuple[int, int]:
-        """How well a loss of these tensors fits this model, the least being the best: how many operations lie between
-        its outputs and them; and how long ago it was called.
+        """Return this model's claim to a loss with these input tensors; the smallest claim wins.
+
+        The claim is the number of operations between the model's outputs and the tensors. Between equal numbers the
+        model that was called last wins.
         """
         outputs = [tensor for tensor in (alive() for alive in self._outputs) if tensor is not None]
         nearest = _OPERATIONS
         for tensor in tensors:
             if any(tensor is output for output in outputs):
                 return 0, -self._turn
-        made_by = [node for output in outputs for node, _ in self._framework.hooks.behind(output, 1)]
+        producers = [node for output in outputs for node, _ in self._framework.hooks.behind(output, 1)]
         for tensor in tensors:
             for node, distance in self._framework.hooks.behind(tensor, _OPERATIONS):
-                if any(node is made for made in made_by):
+                if any(node is producer for producer in producers):
                     nearest = min(nearest, distance + 1)
                     break
         return nearest, -self._turn
 
     def clip(self, call: ClipCall, rivals: Sequence[Losses]) -> None:
-        """Gradients were clipped. Whose they are is not known: a generator of parameters can't be looked into."""
+        """Note the settings of a clipping call, and record the total norm.
+
+        The call is assigned to the model that was called last: its parameters may be a generator, which can't be
+        inspected.
+        """
         if any(rival._turn > self._turn for rival in rivals):
             return
         facts = {"kind": call.kind, "limit": call.limit, "norm_type": call.norm_type}
@@ -188,15 +200,15 @@ class Losses:
             self.clipping(call.total_norm)
 
     def clipping(self, norm: Any) -> None:
-        """Record the norm of all gradients before they are clipped by it."""
+        """Record the norm of all gradients before clipping."""
         if self._levels[LOOP, "grad"] != NOTHING:
             number = self._calls["clip_grad_norm", True]
             self._calls["clip_grad_norm", True] += 1
-            taken = self._records.copier.take_later(norm)
-            self._records.loop("grad", "clip_grad_norm().0", taken, number)
+            copy = self._records.copier.take_later(norm)
+            self._records.loop("grad", "clip_grad_norm().0", copy, number)
 
     def stepped(self) -> None:
-        """An optimizer has stepped: whatever clips has done so."""
+        """Note that an optimizer has stepped: the settings then report clipping as ``none`` if nothing was clipped."""
         self._stepped = True
 
     # -- records -------------------------------------------------------------------------------------------
@@ -206,7 +218,7 @@ class Losses:
         outputs = list(flatten(call.output, f"{call.function}()", self._framework.tensors.is_tensor))
         trains = any(self._framework.tensors.trainable(tensor) for _, tensor in outputs)
         if training and not trains:
-            return  # a figure that is only looked at
+            return  # a metric: no gradient flows through it
         if self._heard is not None:
             self._heard(call)
         level = self._levels[LOOP, "loss"]
@@ -216,14 +228,14 @@ class Losses:
         if level == NOTHING:
             return
         for role, tensor in (*call.inputs.items(), *call.weights.items()):
-            taken = self._take(role, tensor, level)
-            if taken is not None:
-                self._records.loop("loss", f"{call.function}().input.{role}", taken, number, training)
+            copy = self._take(role, tensor, level)
+            if copy is not None:
+                self._records.loop("loss", f"{call.function}().input.{role}", copy, number, training)
         for slot, tensor in outputs[:1]:
-            taken = self._records.copier.take_later(tensor)
-            self._records.loop("loss", slot, taken, number, training)
+            copy = self._records.copier.take_later(tensor)
+            self._records.loop("loss", slot, copy, number, training)
             if trains:
-                self._seen.append(_Seen(len(self._records), taken, weakref.ref(tensor), training))
+                self._seen.append(_Seen(len(self._records), copy, weakref.ref(tensor), training))
 
     def _take(self, role: str, tensor: Any, level: str) -> Taken | OnItsWay | Left | None:
         tensors = self._framework.tensors
@@ -231,10 +243,10 @@ class Losses:
             role in ("weight", "pos_weight") and tensor.numel() <= _SMALL
         ):
             return self._records.copier.take_later(tensor)
-        known = self._tensors.taken(tensor, level)
-        if known is not None:
-            return known
-        # Lists that leave the model's own output out leave out what is made of it.
+        recorded = self._tensors.taken(tensor, level)
+        if recorded is not None:
+            return recorded
+        # Lists that exclude the model's output also exclude the tensors computed from it.
         return self._records.copier.take(tensor, level) if self._nodes[0].path in self._chosen else None
 
     # -- settings ------------------------------------------------------------------------------------------
@@ -248,56 +260,58 @@ class Losses:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the step's losses and its clipping were set to, under names that frameworks share."""
+        """Return the settings of the step's losses and of its clipping, under names common to both frameworks."""
         clips = list(self._clips) or ([(("kind", "none"),)] if self._stepped else [])
         return {**_numbered("loss", list(self._set)), **_numbered("clip", clips)}
 
     # -- the step's loss -----------------------------------------------------------------------------------
 
     def backward(self, tensor: Any) -> None:
-        """A backward began at a tensor."""
-        seen = next((each for each in self._seen if each.alive() is tensor), None)
-        if seen is not None:
-            seen.backwards += 1
+        """Note that a backward pass began at a tensor."""
+        loss = next((each for each in self._seen if each.alive() is tensor), None)
+        if loss is not None:
+            loss.backwards += 1
         elif math.prod(self._framework.tensors.shape(tensor)) == 1:
             self._elsewhere.append(tensor.detach())
 
     @property
     def last_begun(self) -> float | None:
-        """The value at which backward began last, where that is not what a loss function gave; else `None`."""
+        """Return the last scalar at which backward began without being a loss function's output, or None."""
         return float(self._records.copier.copy(self._elsewhere[-1]).reshape(())) if self._elsewhere else None
 
     def finish(self, micro_batches: int, loss_scale: float) -> None:
-        """Record the loss of each micro-batch where nobody else has, and it is known: each has one, a scalar, that
-        backward began at, but for the loss scale.
+        """Record the loss of each micro-batch, if the loss is known.
+
+        The loss is known if each micro-batch has exactly one scalar loss and backward began at this scalar, or at
+        the scalar times the loss scale.
         """
-        # Beside losses in training mode those in evaluation mode are left out.
+        # If there are losses in training mode, losses in evaluation mode are ignored.
         losses = [each for each in self._seen if each.training] or self._seen
-        seen = [each for each in losses if not isinstance(each.taken, Left) and math.prod(each.taken.shape) == 1]
-        if len(seen) != micro_batches or len(seen) != len(losses):
+        scalars = [each for each in losses if not isinstance(each.taken, Left) and math.prod(each.taken.shape) == 1]
+        if len(scalars) != micro_batches or len(scalars) != len(losses):
             return
-        if any(each.backwards != 1 for each in seen) and not self._is_scaled(seen, loss_scale):
+        if any(each.backwards != 1 for each in scalars) and not self._is_scaled(scalars, loss_scale):
             return
-        for number, each in reversed(list(enumerate(seen))):
+        for number, each in reversed(list(enumerate(scalars))):
             self._records.loop("loss", "loss", each.taken, number, place=each.place)
 
-    def _is_scaled(self, seen: Sequence[_Seen], scale: float) -> bool:
-        """Whether backward began at these losses times the scale."""
-        if scale == 1 or len(self._elsewhere) != len(seen) or any(each.backwards for each in seen):
+    def _is_scaled(self, losses: Sequence[_Seen], scale: float) -> bool:
+        """Return True if backward began at these losses times the scale."""
+        if scale == 1 or len(self._elsewhere) != len(losses) or any(each.backwards for each in losses):
             return False
-        began = [float(self._records.copier.copy(tensor).reshape(())) for tensor in self._elsewhere]
-        values = [float(each.taken.source.read().reshape(())) for each in seen if not isinstance(each.taken, Left)]
-        return all(math.isclose(one, scale * value, rel_tol=_SCALED) for one, value in zip(began, values))
+        starts = [float(self._records.copier.copy(tensor).reshape(())) for tensor in self._elsewhere]
+        values = [float(each.taken.source.read().reshape(())) for each in losses if not isinstance(each.taken, Left)]
+        return all(math.isclose(start, scale * value, rel_tol=_SCALED) for start, value in zip(starts, values))
 
     def close(self) -> None:
-        """The step is over: nothing is kept of it."""
+        """Drop all references to the step's tensors."""
         self._seen.clear()
         self._elsewhere.clear()
         self._outputs.clear()
 
 
 def _digest(array: np.ndarray) -> Any:
-    """Weights of classes as a setting: as they are where they are few, else how many there are and a checksum."""
+    """Return class weights as a setting: a tuple if there are few weights, else their number and a checksum."""
     values = [float(f"{value:.6g}") for value in array.astype(np.float64).ravel()]
     if len(values) <= _FEW:
         return tuple(values)
@@ -305,9 +319,9 @@ def _digest(array: np.ndarray) -> Any:
 
 
 def _numbered(what: str, facts: Sequence[Sequence[tuple[str, Any]]]) -> Mapping[str, Any]:
-    """Facts by flat names: ``loss.reduction``, or ``loss.0.reduction`` where there are several."""
+    """Return facts under flat names: ``loss.reduction``, or ``loss.0.reduction`` if there are several losses."""
     numbers: Callable[[int], str] = (lambda number: f"{what}.{number}") if len(facts) > 1 else lambda number: what
-    return {f"{numbers(k)}.{name}": _plain(value) for k, some in enumerate(facts) for name, value in some}
+    return {f"{numbers(k)}.{name}": _plain(value) for k, group in enumerate(facts) for name, value in group}
 
 
 def _plain(value: Any) -> Any:
