@@ -113,10 +113,7 @@ class Owned:
         if gradients:
             present = [gradient is not None for gradient in gradients]
             if not all(present):
-                parameters, gradients = (
-                    list(compress(parameters, present)),
-                    list(compress(gradients, present)),
-                )
+                parameters, gradients = list(compress(parameters, present)), list(compress(gradients, present))
         keys = list(map(id, parameters))
         if not pieces or pieces.keys().isdisjoint(keys):
             return keys, gradients
