@@ -83,10 +83,8 @@ class DeclaredSettings:
     def _take(self, captured: Mapping[str, Any]) -> None:
         plain = {name: plain_setting(value) for name, value in captured.items()}
         shown = tuple(family for family in _OF_CALLS if any(name.startswith(family) for name in plain))
-        calls = {
-            n: v for n, v in self._calls.items() if n.startswith(_OF_CALLS) and not (shown and n.startswith(shown))
-        }
-        self._calls = calls | {name: value for name, value in plain.items() if value is not None}
+        old = {n: v for n, v in self._calls.items() if n.startswith(_OF_CALLS) and not (shown and n.startswith(shown))}
+        self._calls = old | {name: value for name, value in plain.items() if value is not None}
 
     def _together(self) -> dict[str, Any]:
         settings = dict(self._host)
