@@ -64,8 +64,7 @@ class Recorder(UnderWay):
     """
 
     watched = False
-    #: Functions that are called before a recorder is made, so that `padiff run` stops recording a script that records
-    #: itself.
+    #: Functions that are called before a recorder is made: `padiff run` then leaves the recording to the script.
     leaving: ClassVar[list[Callable[[], None]]] = []
 
     def __init__(
