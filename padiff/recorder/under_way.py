@@ -90,7 +90,7 @@ class UnderWay:
     @property
     @guarded()
     def backward_began_at(self) -> float | None:
-        """Return the value that the last backward began at; None if it is the value of a loss function, or unknown."""
+        """Return the last value that a backward began at and that no loss function returned; None without one."""
         losses = self._capture.losses if self._capture is not None else None
         return losses.last_begun if losses is not None else None
 
