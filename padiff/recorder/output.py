@@ -102,7 +102,7 @@ class Output:
             raise
 
     def is_named(self, dir_path: str | AnyPath) -> bool:
-        """Return True if a caller names the folder by this path: the working directory may have changed since."""
+        """Return True if ``dir_path`` names the folder, also after a change of the working directory."""
         if self.folder is None or str(dir_path) == str(self._target.dir_path):
             return self.folder is not None
         return absolute(run_folder(dir_path, "dir_path")) == self.folder
@@ -144,7 +144,7 @@ class Output:
             warn(f"padiff: nothing is recorded, the training goes on: {error}")
             return
         self.sink, self._sizes = writer, writer.written
-        # In all other cases the stored part of a step, and its place, are only decided when the step is finished.
+        # In all other cases it is only decided at the end of a step what is stored, and if there is space for the step.
         storage = self._storage
         if storage.pack and not (storage.compression or storage.mixed or storage.max_bytes) and info.world_size == 1:
             self._spools = None if isinstance(self.folder, RemotePath) else Spools(self.folder / STEPS, info)
@@ -210,7 +210,7 @@ class Output:
         self._known = Known()
 
     def say_what_is_there(self, processes: int) -> None:
-        """Print the number and size of the steps in the folder to standard error; called by rank 0."""
+        """Print the number and size of the recorded steps to standard error; called by rank 0 of ``processes``."""
         if self.folder is None:
             return
         count, size = len(self._sizes), sum(self._sizes.values())

@@ -143,23 +143,23 @@ class Owned:
         places, owners = [self.index[key] for key in keys], [self.owners[key] for key in keys]
         return Several(keys, places, owners, [self.transposed[place] for place in places], self._framework)
 
-    def _own_part(self, node: Node, held: Held) -> None:
+    def _own_part(self, node: Node, shard: Held) -> None:
         """Add the local part of a parameter to the owners, if this process holds any of the parameter."""
-        if held.key in self._seen:
+        if shard.key in self._seen:
             return
-        self._seen.add(held.key)
+        self._seen.add(shard.key)
         try:
-            tensor, part = held.local()
+            tensor, part = shard.local()
         except Exception as error:  # an unknown kind of sharding must not stop the training
             self.unplaced.append((node, Left.because(error).reason))
             return
         if tensor is None:
             return
         # The key of a separate tensor is its identity; a parameter inside of another tensor gets a negative key.
-        key = id(held.stepped) if held.within is None else -(id(held.stepped) << 32) - held.number
-        self.owners[key] = Owner(node, held.slot, tensor, "parameter", part, held)
-        if held.within is not None:
-            self.pieces.setdefault(id(held.stepped), []).append((key, *held.within))
+        key = id(shard.stepped) if shard.within is None else -(id(shard.stepped) << 32) - shard.number
+        self.owners[key] = Owner(node, shard.slot, tensor, "parameter", part, shard)
+        if shard.within is not None:
+            self.pieces.setdefault(id(shard.stepped), []).append((key, *shard.within))
 
     def all_sketched(self, levels: LevelOf) -> bool:
         """Return True if all weights, gradients and updates are recorded as sketches."""

@@ -352,7 +352,7 @@ class Parameters:
             level = self._level(key, "grad")
             if level == NOTHING:
                 if gradient is not None or key in self._unseen:
-                    self._consumed.put(key, None)  # its update is recorded
+                    self._consumed.put(key, None)  # without a gradient, so that the update is recorded
                 continue
             copy = None if gradient is None else self._take(key, level, gradient)
             if copy is None or copy.zero:

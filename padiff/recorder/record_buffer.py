@@ -228,17 +228,17 @@ class RecordBuffer:
         sites: list[TracedSite] = []
         numbers: list[int] = []
         others: dict[int, TensorSource] = {}
-        for place, taken in enumerate(traced):
-            if isinstance(taken, Numbered) or (isinstance(taken, Sampled) and taken.samples is self._samples):
-                dtype, shape, transposed = taken.dtype, taken.shape, taken.transposed
-                numbers.append(taken.number)
-            elif taken is None:
+        for place, copy in enumerate(traced):
+            if isinstance(copy, Numbered) or (isinstance(copy, Sampled) and copy.samples is self._samples):
+                dtype, shape, transposed = copy.dtype, copy.shape, copy.transposed
+                numbers.append(copy.number)
+            elif copy is None:
                 dtype, shape, transposed = unknown[place]
                 numbers.append(NO_SAMPLE)
             else:
-                dtype, shape, transposed = taken.dtype, tuple(taken.shape), False
+                dtype, shape, transposed = copy.dtype, tuple(copy.shape), False
                 numbers.append(NO_SAMPLE)
-                others[place] = taken.source
+                others[place] = copy.source
             if same:
                 # The old object if it is equal: new ones for a large model would keep the garbage collector busy.
                 its_dtype, its_shape, its_transposed = site = previous[place]

@@ -1,4 +1,4 @@
-"""Estimate how large a run becomes, from its first recorded step."""
+"""Estimate the size of a run from its first recorded step."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RunSize:
     Attributes:
         full: bytes of a step in full.
         sketched: bytes of a step of sketches.
-        room: number of steps that fit into the budget of full tensors.
+        room: number of steps that the budget allows to store in full.
         steps: number of steps to be recorded; `None` if it is unknown.
     """
 

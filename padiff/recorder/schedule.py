@@ -53,7 +53,7 @@ class Schedule:
         return step in self.steps if self.steps is not None else (step - self.first) % self.every == 0
 
     def count(self, begin: int, end: int) -> int:
-        """Return how many steps from ``begin`` up to, and without, ``end`` are due."""
+        """Return the number of steps to record from ``begin`` (included) to ``end`` (excluded)."""
         if self.steps is not None:
             return sum(begin <= step < end and self.due(step) for step in self.steps)
         last = end - 1 if self.last is None else min(self.last, end - 1)

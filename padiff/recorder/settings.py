@@ -106,7 +106,7 @@ class DeclaredSettings:
             names = [sites.get(id(parameter)) for parameter in trained]
             flat[f"{group_prefix}.parameters"] = [name for name in names if name is not None]
             if None in names:
-                flat[f"{group_prefix}.others"] = names.count(None)  # of another model, or copies of the model's
+                flat[f"{group_prefix}.others"] = names.count(None)  # parameters of another model, or copies
         return {name: value for name, value in flat.items() if value is not None}
 
     def _sites(self) -> dict[int, str]:

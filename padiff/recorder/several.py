@@ -124,10 +124,10 @@ class Several:
             self._of_steps[calls] = sites
         return sites
 
-    def _site(self, place: int, stage: str, dtype: str, call: int, known: Known) -> Site:
+    def _site(self, place: int, stage: str, dtype: str, call: int, cache: Known) -> Site:
         (node, slot, *_), lies, transposed = self._owners[place], self._lies[place], self.transposed[place]
         assert lies is not None
-        return known.site(
+        return cache.site(
             Site(node.path, type(node.layer).__name__, stage, slot, dtype, lies.shape, call, True, transposed)
         )
 

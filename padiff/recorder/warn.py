@@ -22,7 +22,7 @@ class RecorderWarnings:
         self._unseen_steps = 0
 
     def called(self, capture: Capture) -> None:
-        """Warn of a step in which nothing was called."""
+        """Warn of a step in which no layer was called, or the model in evaluation mode only."""
         if capture.evaluations and capture.empty:
             if not self._evaluated:
                 self._evaluated = True
