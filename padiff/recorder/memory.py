@@ -1,25 +1,26 @@
-"""A run that is kept in memory instead of in a folder."""
+"""A run in memory instead of in a folder."""
 
 from __future__ import annotations
 
 from padiff.records import RunInfo, Sketched, Step, make_sketches, run_card, run_line, run_text, sources_of
 from padiff.records.pack import Pack
 
-#: Bytes that a run in memory holds, unless ``max_bytes`` says otherwise.
+#: Default maximum size of a run in memory, in bytes.
 MAX_BYTES = 1_000_000_000
 
 
 class MemoryRun:
-    """A `Run` whose steps are in memory; what ``record(model)`` without a folder fills.
+    """A `Run` whose steps are in memory; ``record(model)`` without a folder makes one.
 
     Args:
-        info: what holds for all steps.
-        max_bytes: how much it holds. What does not fit goes, the oldest steps first; the first step of all and the
-            latest one stay. Default: `MAX_BYTES`.
+        info: facts that hold for all steps.
+        max_bytes: maximum size in bytes. Above it the oldest steps are dropped, except the first step of the run and
+            the latest one. Default: `MAX_BYTES`.
 
     Attributes:
-        max_bytes: likewise.
-        dropped: numbers of the steps that went.
+        max_bytes: maximum size in bytes.
+        dropped: numbers of the dropped steps.
+        packs: replay packs, by step number.
     """
 
     def __init__(self, info: RunInfo, max_bytes: float | None = None) -> None:
@@ -28,7 +29,6 @@ class MemoryRun:
         self.dropped: list[int] = []
         self._steps: dict[int, Step] = {}
         self._sizes: dict[int, int] = {}
-        #: What steps need to be done again, by their numbers.
         self.packs: dict[int, Pack] = {}
         self._finished = False
 
@@ -53,13 +53,13 @@ class MemoryRun:
         return run_text(self)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Return the HTML that a notebook shows for the run."""
         return run_card(self)
 
     def __repr__(self) -> str:
         return f"<MemoryRun: {run_line(self)}>"
 
-    # The same calls as the folder's writer has.
+    # The methods of `padiff.recorder.output.Sink`, as in the writer of a folder.
 
     def put(self, step: Step, pack: Pack | None = None) -> None:
         make_sketches(step)
@@ -86,6 +86,6 @@ class MemoryRun:
 
 
 def bytes_of(step: Step) -> int:
-    """Bytes of a step's values; what several records share is there once."""
+    """Return the size of a step's values in bytes; arrays that several records share count once."""
     arrays = [a for s in sources_of(step) for a in ([s.row] if isinstance(s, Sketched) else s.arrays)]
     return sum({id(array): array.nbytes for array in arrays}.values())

@@ -1,4 +1,4 @@
-"""How deep a model may be nested for its calls to be recorded: Python bounds how deep calls are nested."""
+"""The maximum nesting depth of recorded layers, which follows from Python's recursion limit."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from padiff.model.selection import Node
 from padiff.records import ROOT
 from padiff.system.warn import warn
 
-# Frames of a layer in a layer, as Python counts them (3.11, torch 2.13; paddle has one less): the layer's `__call__`,
-# two functions of the framework, `forward`. A hook adds one to each layer that has one.
+# Stack frames per nested layer (Python 3.11, torch 2.13; one less in paddle): the layer's `__call__`, two functions of
+# the framework, `forward`. A hook adds one frame.
 _FRAMES = 4
-# Frames of recording a call, and of what the training's loop is in when it calls the model; 40 were measured.
+# Stack frames reserved for recording a call and for the callers of the training loop; 40 were measured.
 _RESERVE = 120
 
 
 def within_reach(nodes: Sequence[Node]) -> Sequence[Node]:
-    """The layers that can have hooks without the training ending in a RecursionError.
+    """Return the layers that can have hooks without a RecursionError in the training.
 
-    They are all, but in models that are nested beyond reason. What is left out is warned of.
+    All layers are returned, except in extremely nested models. A warning names the depth from which on layers are left
+    out.
     """
     deepest = max(map(_depth, nodes), default=0)
     frames = sys.getrecursionlimit() - _RESERVE

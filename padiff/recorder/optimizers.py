@@ -1,4 +1,4 @@
-"""The optimizers that a recorder is given."""
+"""Check and list the optimizers that are passed to a recorder."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from padiff.frameworks.base import Framework
 
 
 def optimizers_of(given: Any, framework: Framework) -> list[Any]:
-    """One optimizer, several, or several by name, as a list of those to hook, each once.
+    """Return the distinct optimizers to hook.
+
+    Args:
+        given: one optimizer, a list or tuple of optimizers, a mapping of optimizers, or `None`.
 
     Raises:
-        UsageError: one of them is no optimizer of the framework, or one that nothing can be seen of.
+        UsageError: an object is no optimizer of the framework, or its steps cannot be observed.
     """
     if given is None:
         return []
@@ -21,18 +24,18 @@ def optimizers_of(given: Any, framework: Framework) -> list[Any]:
         listed = list(given.values())
     else:
         listed = list(given) if isinstance(given, (list, tuple)) else [given]
-    found: dict[int, Any] = {}
-    for one in listed:
-        steppers = framework.optimizers.steppers(one)
+    hooked: dict[int, Any] = {}
+    for optimizer in listed:
+        steppers = framework.optimizers.steppers(optimizer)
         if not steppers:
-            raise UsageError(_refusal(one, framework))
-        found.update((id(stepper), stepper) for stepper in steppers)
-    return list(found.values())
+            raise UsageError(_refusal(optimizer, framework))
+        hooked.update((id(stepper), stepper) for stepper in steppers)
+    return list(hooked.values())
 
 
-def _refusal(one: Any, framework: Framework) -> str:
-    got = f"{type(one).__module__}.{type(one).__qualname__}"
-    if framework.optimizers.is_optimizer(one):
+def _refusal(optimizer: Any, framework: Framework) -> str:
+    got = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+    if framework.optimizers.is_optimizer(optimizer):
         return (
             f"optimizer: of {got} nothing can be seen: it was not initialised as an optimizer of {framework.name} "
             "(super().__init__), and holds none whose parameters are its own. Give the optimizer whose step() does the "

@@ -1,4 +1,4 @@
-"""The options of a recording: their names, types and meaning for callers, and the values they become."""
+"""Options of a recording: names, types and meaning for callers, and the dataclasses that group the options."""
 
 from __future__ import annotations
 
@@ -15,73 +15,76 @@ from padiff.system.spelling import nearest
 
 
 class RunOptions(TypedDict, total=False):
-    """What can be asked of every recorded run: by `padiff.record`, and by the callbacks of hosts."""
+    """Options of every recorded run, accepted by `padiff.record` and by the callbacks of hosts."""
 
     every_n_steps: int | Schedule
-    """Which steps are due: a number or a `Schedule`. Default 1."""
+    """Steps that are recorded: every so many steps, or a `Schedule`. Default 1."""
     detail: str | Mapping[str, str] | Detail
-    """How much is kept of each tensor: ``"auto"`` (default: full tensors in the first recorded steps, 200 MB of them in
-    all, and sketches after that), ``"full"``, ``"sketch"`` (some hundred bytes, from which the relative
-    L2 error to another run is estimated; in the first step small tensors are whole), ``"nothing"``; or a mapping from
-    stages and path patterns to these, e.g. ``{"*": "sketch", "backward": "nothing", "head.*/forward": "full"}``.
-    With ``pack=False`` the default is ``"full"``, as sketches are kept in packed steps."""
+    """Recording level of tensors: ``"auto"`` (default: full tensors in the first recorded steps, up to 200 MB in
+    total, and sketches after that), ``"full"``, ``"sketch"`` (some hundred bytes, from which the relative
+    L2 error to another run is estimated; small tensors of the first step are stored in full), ``"nothing"``; or a
+    mapping from stages and path patterns to levels, e.g.
+    ``{"*": "sketch", "backward": "nothing", "head.*/forward": "full"}``.
+    With ``pack=False`` the default is ``"full"``, as only packed steps can store sketches."""
     full_every_n_steps: int | Schedule | None
-    """In which of the due steps full tensors are kept instead of sketches. Default: none."""
+    """Steps, among the recorded ones, that store full tensors instead of sketches. Default: none."""
     replay_every_n_steps: int | Schedule | None
-    """In which steps a replay pack is kept (`padiff.records.pack.Pack`): what it takes to do the step again elsewhere.
-    Such a step is due whatever ``every_n_steps`` says, and recorded in full. Default: none."""
+    """Steps that store a replay pack (`padiff.records.pack.Pack`): all that is needed to repeat the step elsewhere.
+    Such a step is always recorded, whatever ``every_n_steps`` says, and recorded in full. Default: none."""
     white_list: Iterable[Any] | None
     """Record these layers only; see `padiff.model.selection.select`. With a white list, a black list does nothing."""
     black_list: Iterable[Any] | None
-    """Record all layers but these; see `padiff.model.selection.select`."""
+    """Record all layers except these; see `padiff.model.selection.select`."""
     functions: bool
-    """Whether the first recorded step, and steps that are asked for, also hold which functions and operators the code
-    of the layers calls, what goes into them and what comes out: where in the code between two layers a diff comes from.
-    The first one then has small tensors whole where sketches are asked for, 32 MB of them at most.
-    Such a step takes up to three times as long as another one that is recorded. Default true."""
+    """True to also record the functions and operators that the code of the layers calls, with their inputs and
+    outputs, in the first recorded step and in steps that are requested. A diff is then located in the code between two
+    layers. Where the level is sketch, the first step also stores small tensors in full, at most 32 MB of them.
+    Such a step takes up to three times as long as other recorded steps. Default True."""
     pack: bool | None
-    """Whether all of a step goes into one file, in the safetensors format. Default: where the step has sketches, or a
-    compression asks for it; else a step is JSON and an ``.npy`` file for each tensor."""
+    """True to store each step as one file, in the safetensors format; False to store JSON and an ``.npy`` file for each
+    tensor. Default: True for steps that have sketches, and for all steps with a compression."""
     compression: str
-    """How packed tensors are compressed: ``"zlib"``, or ``"zstd"`` (needs the package zstandard). Default: not."""
+    """Compression of packed tensors: ``"zlib"``, or ``"zstd"`` (needs the package zstandard). Default: none."""
     max_bytes: float | None
-    """How large the run folder may become; of a run in memory, how much of it is held (default: 1 GB). Before a step
-    is written that does not fit, others are taken away: first those in the middle; the first step, the worst ones
-    (NaN, the largest diffs of a live comparison) and the latest stay. Default: no limit."""
+    """Maximum size of the run folder (default: no limit), or of a run in memory (default: 1 GB). Before a step
+    is written that does not fit, other steps are deleted, beginning in the middle of the run. The first step, the worst
+    steps (NaN, the largest diffs of a live comparison) and the latest step stay."""
     name: str
-    """What reports call the run. Default: the folder's name."""
+    """Name of the run in reports. Default: the name of the folder."""
     start_step: int
     """Number of the first step. Default 0."""
     existing: str
-    """What to do with a run that the folder holds already: ``"error"`` (default), ``"resume"`` it (steps recorded
-    again are replaced), or ``"overwrite"`` it."""
+    """Behaviour if the folder holds a run already: raise an error (``"error"``, default), continue the run
+    (``"resume"``; steps that are recorded again are replaced), or replace the run (``"overwrite"``)."""
     on_error: str | None
-    """What an error of the recording does (a full disk, an error of padiff's own): ``"warn"`` while the training goes
-    on, or ``"raise"`` in the loop. Default: raise if the run can't be made, and warn once it is."""
+    """Behaviour on an error of the recording (a full disk, an internal error of padiff): ``"warn"`` and let the
+    training continue, or ``"raise"`` in the loop. Default: raise if the run can't be created, and warn after that."""
 
 
 class RecordOptions(RunOptions, total=False):
     """The options of `padiff.record`."""
 
     optimizer: Any
-    """The optimizer, or several (a list, a mapping); with it `grad` is what the optimizer consumed (after clipping and
-    unscaling) and `update` is what it did. Without it `grad` is what backward left."""
+    """The optimizer, or several (a list, a mapping). With an optimizer, `grad` is the gradient that it consumed (after
+    clipping and unscaling), and `update` is the change of the parameter. Without an optimizer, `grad` is the gradient
+    that backward left in the parameter."""
     layer_map: Sequence[Any] | None
-    """Layers that correspond, in order, to those of the other run's ``layer_map``; their sublayers are not recorded."""
+    """Layers that correspond, in order, to those of the other run's ``layer_map``. Their sublayers are not recorded."""
     rank: int | None
-    """Number of this process in a distributed run. Default: what the framework says."""
+    """Rank of this process in a distributed run. Default: the rank that the framework reports."""
     world_size: int | None
-    """How many processes a distributed run has. Default: what the framework says."""
+    """Number of processes of a distributed run. Default: the number that the framework reports."""
     on_written: Callable[[Step], None] | None
-    """Called with each step once it is written, on the writer's thread."""
+    """Function that the writer's thread calls with each step after the step is written."""
 
 
 @dataclass(frozen=True)
 class Scope:
-    """What of a training is recorded: which steps, which layers, how much of each tensor. See `RecordOptions`.
+    """Options that select the steps, the layers and the recording level of tensors. See `RecordOptions`.
 
     Attributes:
-        every_n_steps: `None` where nobody has said it; that means each step, or what the first ``try_dump`` says.
+        every_n_steps: `None` if the caller did not set it: every step is recorded, unless the first ``try_dump`` sets
+            another number.
     """
 
     every_n_steps: int | Schedule | None = None
@@ -105,7 +108,7 @@ class Scope:
 
 @dataclass(frozen=True)
 class Target:
-    """Where steps go and how they are stored, and what a writing error does. See `RecordOptions`.
+    """Options of storing steps: the folder, the file format, and the behaviour on a writing error. See `RecordOptions`.
 
     Attributes:
         dir_path: the run folder; `None` for memory.
@@ -126,7 +129,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Identity:
-    """Which run it is, and which of its processes this one. See `RecordOptions`."""
+    """Name of the run, rank of this process, and number of processes. See `RecordOptions`."""
 
     name: str = ""
     rank: int | None = None
@@ -137,19 +140,20 @@ _Group = TypeVar("_Group", Scope, Target, Identity)
 
 
 def group(kind: type[_Group], options: Mapping[str, Any], **more: Any) -> _Group:
-    """Those of the options that belong together; what is not given has the group's default."""
-    given = {**options, **more}
-    return kind(**{field.name: given[field.name] for field in fields(kind) if field.name in given})
+    """Return the options of one group, as an object of class ``kind``; a missing option gets its default."""
+    merged = {**options, **more}
+    return kind(**{field.name: merged[field.name] for field in fields(kind) if field.name in merged})
 
 
 def check_names(options: Mapping[str, Any], known: type) -> None:
-    """Refuse options that a call does not have.
+    """Check that all options exist.
 
     Args:
-        known: the `TypedDict` of those that it has.
+        options: options of a call, by name.
+        known: `TypedDict` of the options that the call accepts.
 
     Raises:
-        OptionError: naming the nearest that there are.
+        OptionError: an option does not exist; the message suggests similar names.
     """
     for name in options:
         if name not in known.__annotations__:

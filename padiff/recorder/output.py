@@ -1,4 +1,4 @@
-"""Where a recorder's steps go, and what a writing error does."""
+"""The output of a recorder: a run folder or a run in memory, and the handling of writing errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from padiff.system.warn import warn
 
 
 class Sink(Protocol):
-    """What takes finished steps."""
+    """Destination of finished steps."""
 
     def put(self, step: Step, pack: Pack | None = None) -> None: ...
 
@@ -48,18 +48,18 @@ class Sink(Protocol):
 
 
 class Output:
-    """A run folder, or a run in memory, that finished steps go to.
+    """The run folder, or the run in memory, that finished steps are handed to.
 
     Args:
-        target: where to, and what a writing error does.
-        detail: what is kept.
+        target: options of storing steps.
+        detail: recording levels.
 
     Attributes:
-        folder: the run folder, `None` where the run is kept in memory.
-        run: the run in memory.
-        sink: what takes the steps; `None` while it is not open.
-        active: false once recording has stopped after an error.
-        pool: memory for a step's copies, which comes back when the step is written.
+        folder: the run folder; `None` for a run in memory.
+        run: the run in memory; `None` for a folder, and before `open`.
+        sink: destination of the steps; `None` while the output is not open.
+        active: False once recording has stopped after an error.
+        pool: pool of memory for copies, which is used again after a step is written.
     """
 
     def __init__(self, target: Target, detail: Detail) -> None:
@@ -85,10 +85,11 @@ class Output:
             self._storage = self._storage.in_store(target.pack)
 
     def move(self, dir_path: str | AnyPath, info: RunInfo, rank: int) -> None:
-        """Write to a folder from now on, instead of keeping in memory a run that has no step yet.
+        """Change a run in memory that has no step yet to a run in a folder.
 
         Raises:
-            UsageError, RunFolderError: as `open`.
+            UsageError: the folder's name or the options of the run are wrong.
+            RunFolderError: the folder cannot be recorded into.
         """
         before, run = self._target, self.run
         try:
@@ -101,23 +102,23 @@ class Output:
             raise
 
     def is_named(self, dir_path: str | AnyPath) -> bool:
-        """Return True if a caller names the folder by this path: the working directory may have changed since."""
+        """Return True if ``dir_path`` names the folder, also after a change of the working directory."""
         if self.folder is None or str(dir_path) == str(self._target.dir_path):
             return self.folder is not None
         return absolute(run_folder(dir_path, "dir_path")) == self.folder
 
     def size_before(self) -> int:
-        """Bytes of steps that a run has which is gone on with."""
+        """Return the size in bytes of the steps already on disk if a run is resumed, else 0."""
         if self.folder is None or self._target.existing != "resume":
             return 0
         return size_of(self.folder / STEPS)
 
     def open(self, info: RunInfo, rank: int) -> None:
-        """Make the run.
+        """Create the run folder or the run in memory.
 
         Raises:
-            RunFolderError: the folder can't be recorded into (but with ``on_error="warn"``, where it can't be written
-                to).
+            RunFolderError: the folder cannot be recorded into. If the folder is only not writable,
+                ``on_error="warn"`` makes this a warning.
         """
         if self.folder is None:
             self.run = self.sink = MemoryRun(info, self._storage.max_bytes)
@@ -136,20 +137,23 @@ class Output:
             else:
                 writer = RunWriter(self.folder, info, **options)
         except UnwritableFolderError as error:
-            # A store that does not answer is none that was named wrongly: it costs records only.
+            # A store that does not answer is no mistake in its name: it costs the records, not the training.
             if self._target.on_error != "warn" and not isinstance(error.__cause__, StoreError):
                 raise
             self.active = False
             warn(f"padiff: nothing is recorded, the training goes on: {error}")
             return
         self.sink, self._sizes = writer, writer.written
-        # Elsewhere it is decided later what of a step is stored, and whether there is room for it.
+        # In all other cases it is only decided at the end of a step what is stored, and if there is space for the step.
         storage = self._storage
         if storage.pack and not (storage.compression or storage.mixed or storage.max_bytes) and info.world_size == 1:
             self._spools = None if isinstance(self.folder, RemotePath) else Spools(self.folder / STEPS, info)
 
     def records(self, framework: Framework) -> RecordBuffer:
-        """For a step's records. In memory its arrays stay with the run, on their way to a folder they come back."""
+        """Return a new buffer for the records of a step.
+
+        Arrays of a run in memory stay with the run; arrays that are written to a folder return to the pool.
+        """
         empty, take_back = (np.empty, None) if self.run is not None else (self.pool.empty, self.pool.take_back)
         limit = self._storage.max_bytes
         room = SMALL_BYTES if limit is None else min(SMALL_BYTES, limit * SMALL_SHARE)
@@ -157,16 +161,16 @@ class Output:
         return RecordBuffer(Copier(framework, empty, samples, room, self._keep()), self._known)
 
     def _keep(self) -> Callable[[Storable], np.ndarray | None] | None:
-        """What writes a step's tensors into its file as they are copied, where that can be done."""
+        """Return the function that writes tensors into the step's file as they are copied, or None without one."""
         if self._spools is None or not self._spools.useful:
             return None
         return SpoolOfStep(self._spools).keep
 
     def do(self, call: Callable[[Sink], None]) -> bool:
-        """Hand something on to the sink. Returns whether that went well.
+        """Call a function with the sink. Returns True if there was a sink and no error.
 
         Raises:
-            WriterError: it did not (with ``on_error="raise"``).
+            WriterError: a step could not be written (with ``on_error="raise"``).
         """
         if self.sink is None:
             return False
@@ -181,18 +185,18 @@ class Output:
         return True
 
     def mark(self, step: int, severity: float) -> None:
-        """Say how bad a recorded step is: under ``max_bytes`` the worst ones are kept."""
+        """Set the severity of a recorded step: with ``max_bytes``, the most severe steps are not deleted."""
         if isinstance(self.sink, RunWriter):
             self.sink.mark(step, severity)
 
     def close(self, finished: bool) -> bool:
-        """Write what is left. Returns whether the run is finished now."""
+        """Write the remaining steps and close the sink. Returns True if the run is finished."""
         if self.sink is None:
             return False
         try:
             if self.active:
                 return self.do(lambda sink: sink.close(finished)) and finished
-            # The error was said already, and a run that was given up is not finished.
+            # The error was reported already, and a run that was stopped by it is not finished.
             with contextlib.suppress(WriterError):
                 self.sink.close(finished=False)
             return False
@@ -202,11 +206,11 @@ class Output:
             self.pool.clear()
 
     def forget(self) -> None:
-        """Forget what steps so far had in common, and with it the layers."""
+        """Drop the cache of facts from earlier steps, which refers to the layers."""
         self._known = Known()
 
     def say_what_is_there(self, processes: int) -> None:
-        """Say on standard error what was recorded into the folder by the first of so many processes."""
+        """Print the number and size of the recorded steps to standard error; called by rank 0 of ``processes``."""
         if self.folder is None:
             return
         count, size = len(self._sizes), sum(self._sizes.values())
@@ -218,5 +222,5 @@ class Output:
         say(f"recorded {count} step{'s' if count > 1 else ''}, {bytes_text(size)}{of_rank}, in {shown(self.folder)}")
 
     def __len__(self) -> int:
-        """How many steps there are."""
+        """Return the number of recorded steps."""
         return len(self.run.numbers() if self.run is not None else self._sizes)

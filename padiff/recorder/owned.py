@@ -1,4 +1,4 @@
-"""What layers own, and where it is: found once, and again when something of it is another."""
+"""Parameters and buffers of layers, cached from step to step."""
 
 from __future__ import annotations
 
@@ -15,27 +15,29 @@ from padiff.recorder.detail import SKETCH
 from padiff.recorder.left_out import Left
 from padiff.recorder.several import Owner, Several
 
-# Orders of tensors that are kept in mind.
+# Maximum number of cached `Several`, one for each sequence of keys.
 _MOST = 16
 
 
 class Owned:
-    """The parameters and buffers of layers, a tied one once, under the first path that reaches it.
+    """Parameters and buffers of layers. A tied tensor has one entry, under the first path that reaches the tensor.
 
     Args:
         nodes: the model's layers.
-        owning: paths of those whose parameters are recorded.
+        owning: paths of the layers whose parameters are recorded.
 
     Attributes:
-        owners: by the identities of the tensors.
-        tensors: these, in the same order.
-        index: by identity, the place in that order.
-        is_parameter: of each, True for a parameter, False for a buffer.
-        transposed: of each, whether its samples are of the transposed matrix: they lie as (out, in) in both frameworks.
-        sharded: the layers that hold parts of parameters of which nothing is known; these are not among the owners.
-        pieces: by the identity of a tensor that optimizers step, the keys of the parameters inside of it, each with
-            where it begins there and how long it is.
-        unplaced: layers with parameters of which it can't be said what this process holds, and why.
+        owners: owners by key, the identity of the tensor. A parameter inside of a larger tensor has a negative key.
+        tensors: the tensors, in the order of ``owners``.
+        index: position in that order, by key.
+        is_parameter: for each tensor, True for a parameter, False for a buffer.
+        transposed: for each tensor, True if its samples are samples of the transposed matrix, so that they lie as
+            (out, in) in both frameworks.
+        parts: for each tensor, the part of the parameter that this process holds; `None`: all of it.
+        sharded: layers whose parameters are sharded in an unknown way; their parameters have no owners.
+        pieces: for each tensor that optimizers step and that contains several parameters, by identity: the key, start
+            and length of each of these parameters.
+        unplaced: layers with parameters whose local part could not be determined, and the reasons.
     """
 
     def __init__(self, nodes: Sequence[Node], owning: Collection[str], framework: Framework) -> None:
@@ -49,13 +51,13 @@ class Owned:
         for node in nodes:
             if node.path not in owning:
                 continue
-            held = framework.spread.held(node.layer)
-            sharded = not held and layers.sharded(node.layer)
+            held_here = framework.spread.held(node.layer)
+            sharded = not held_here and layers.sharded(node.layer)
             if sharded:
                 self.sharded.append(node)
-            for one in held:
-                self._own_part(node, one)
-            elsewhere = {one.slot for one in held}
+            for piece in held_here:
+                self._own_part(node, piece)
+            elsewhere = {piece.slot for piece in held_here}
             for slot, tensor, role in layers.parameters(node.layer):
                 if slot in elsewhere or (sharded and role == "parameter"):
                     continue
@@ -70,46 +72,48 @@ class Owned:
         self.index = {key: place for place, key in enumerate(self.owners)}
         self.transposed = [layers.layout(owner.node.layer, owner.slot) == "in_out" for owner in self.owners.values()]
         self.parts = [owner.part for owner in self.owners.values()]
-        #: By the keys, in their order.
+        #: Groups of tensors by their keys, in order.
         self._several: dict[tuple[int, ...], Several] = {}
         self.all = self._some(tuple(self.owners))
         self._levels: tuple[Any, bool] | None = None
 
     def training(self) -> list[bool]:
-        """Which of them are parameters that a backward gives gradients now."""
+        """Return a flag per tensor: True for a parameter that receives gradients from backward now."""
         return self._training(self._framework.tensors.all_trainable(self.tensors))
 
     def gathered_training(self) -> list[bool]:
-        """`training`, as of when all of them were last gathered."""
+        """Return the flags of `training` as of the last gathering of all tensors."""
         assert self.all.trains is not None
         return self._training(self.all.trains)
 
     def _training(self, trains: list[bool]) -> list[bool]:
         if self._held:
-            held = [owner.held for owner in self.owners.values()]
-            trains = [each if one is None else one.trainable for each, one in zip(trains, held)]
+            shards = [owner.held for owner in self.owners.values()]
+            trains = [each if shard is None else shard.trainable for each, shard in zip(trains, shards)]
         return [each and parameter for each, parameter in zip(trains, self.is_parameter)]
 
     def trains(self, key: int) -> bool:
-        """Whether one of them is a parameter that a backward gives gradients now."""
+        """Return True if a tensor is a parameter that receives gradients from backward now."""
         owner = self.owners[key]
         if owner.role != "parameter":
             return False
         return self._framework.tensors.trainable(owner.tensor) if owner.held is None else owner.held.trainable
 
     def keys_of(self, parameters: Iterable[Any]) -> set[int]:
-        """The keys of what tensors that an optimizer steps are, or hold."""
+        """Return the keys of the tensors that an optimizer steps, or of the parameters inside of these tensors."""
         return {*self.apart(list(parameters))[0]}
 
     def apart(self, parameters: Sequence[Any], gradients: Sequence[Any] = ()) -> tuple[list[int], Sequence[Any]]:
-        """The keys of parameters that an optimizer steps, and their gradients where there are any; of one that holds
-        several parameters, those of these.
+        """Return the keys and gradients of parameters that an optimizer steps.
+
+        A tensor that contains several parameters is replaced by these, and its gradient is cut accordingly. If
+        ``gradients`` is not empty, parameters whose gradient is `None` are left out.
         """
         pieces = self.pieces
         if gradients:
-            there = [gradient is not None for gradient in gradients]
-            if not all(there):
-                parameters, gradients = list(compress(parameters, there)), list(compress(gradients, there))
+            present = [gradient is not None for gradient in gradients]
+            if not all(present):
+                parameters, gradients = list(compress(parameters, present)), list(compress(gradients, present))
         keys = list(map(id, parameters))
         if not pieces or pieces.keys().isdisjoint(keys):
             return keys, gradients
@@ -117,48 +121,48 @@ class Owned:
         if gradients:
             gradients = [
                 gradient[start : start + count] if key in pieces else gradient
-                for key, gradient, some in zip(keys, gradients, inside)
-                for _, start, count in some
+                for key, gradient, spans in zip(keys, gradients, inside)
+                for _, start, count in spans
             ]
-        return [one for some in inside for one, _, _ in some], gradients
+        return [span_key for spans in inside for span_key, _, _ in spans], gradients
 
     def several(self, keys: Sequence[int]) -> Several | None:
-        """Those with these keys, in this order; `None` where one of them is not known, or is there twice."""
+        """Return the tensors with these keys, in this order, or None if a key is unknown or repeated."""
         keys = tuple(keys)
-        found = self._several.get(keys)
-        if found is None:
+        group = self._several.get(keys)
+        if group is None:
             distinct = {*keys}
             if len(distinct) < len(keys) or not self.owners.keys() >= distinct:
                 return None
-            if len(self._several) >= _MOST:  # ever other parameters take part
+            if len(self._several) >= _MOST:  # the set of parameters keeps changing
                 self._several.clear()
-            found = self._several[keys] = self._some(keys)
-        return found
+            group = self._several[keys] = self._some(keys)
+        return group
 
     def _some(self, keys: tuple[int, ...]) -> Several:
         places, owners = [self.index[key] for key in keys], [self.owners[key] for key in keys]
         return Several(keys, places, owners, [self.transposed[place] for place in places], self._framework)
 
-    def _own_part(self, node: Node, held: Held) -> None:
-        """Take what this process holds of a parameter among the owners; nothing of one that it holds nothing of."""
-        if held.key in self._seen:
+    def _own_part(self, node: Node, shard: Held) -> None:
+        """Add the local part of a parameter to the owners, if this process holds any of the parameter."""
+        if shard.key in self._seen:
             return
-        self._seen.add(held.key)
+        self._seen.add(shard.key)
         try:
-            tensor, part = held.local()
-        except Exception as error:  # whatever kind of spreading this is, the training goes on
+            tensor, part = shard.local()
+        except Exception as error:  # an unknown kind of sharding must not stop the training
             self.unplaced.append((node, Left.because(error).reason))
             return
         if tensor is None:
             return
-        # A tensor of its own is known by its identity; those inside of another one by a number that is no identity.
-        key = id(held.stepped) if held.within is None else -(id(held.stepped) << 32) - held.number
-        self.owners[key] = Owner(node, held.slot, tensor, "parameter", part, held)
-        if held.within is not None:
-            self.pieces.setdefault(id(held.stepped), []).append((key, *held.within))
+        # The key of a separate tensor is its identity; a parameter inside of another tensor gets a negative key.
+        key = id(shard.stepped) if shard.within is None else -(id(shard.stepped) << 32) - shard.number
+        self.owners[key] = Owner(node, shard.slot, tensor, "parameter", part, shard)
+        if shard.within is not None:
+            self.pieces.setdefault(id(shard.stepped), []).append((key, *shard.within))
 
     def all_sketched(self, levels: LevelOf) -> bool:
-        """Whether of all of these, and of their gradients and updates, sketches are kept."""
+        """Return True if all weights, gradients and updates are recorded as sketches."""
         if self._levels is None or self._levels[0] is not levels:
             paths = {owner.node.path for owner in self.owners.values()}
             stages = "weight", "grad", "update"
@@ -167,7 +171,7 @@ class Owned:
 
 
 def _itself(slot: str, tensor: Any, framework: Framework) -> Held:
-    """A parameter that stands on its layer and is spread over processes by its own kind."""
+    """Return the shard of a parameter that is a distributed tensor set on its layer."""
     tensors = framework.tensors
     return Held(
         slot,
@@ -183,22 +187,22 @@ def _itself(slot: str, tensor: Any, framework: Framework) -> Held:
 
 
 class LastOwned:
-    """What was owned in the step before."""
+    """Cache of the parameter map of the previous step."""
 
     def __init__(self) -> None:
         self._stamp: Any = None
         self._owned: Owned | None = None
 
     def of(self, stamp: Any, nodes: Sequence[Node], owning: Collection[str], framework: Framework) -> Owned:
-        """What is owned now.
+        """Return the current parameter map: the cached one if the stamp is unchanged and no parameter is distributed.
 
         Args:
-            stamp: another value once it may be something else (`padiff.recorder.layers.Layers.stamp`, and the paths).
+            stamp: value that changes when the map may change (`padiff.recorder.layers.Layers.stamp`, and the paths).
         """
         if self._owned is None or self._stamp != stamp or self._owned.spread:
             self._stamp, self._owned = stamp, Owned(nodes, owning, framework)
         return self._owned
 
     def clear(self) -> None:
-        """Let go of it: it keeps the parameters."""
+        """Drop the cached map, which holds references to the parameters."""
         self._stamp = self._owned = None

@@ -1,6 +1,6 @@
-"""Keeps what a step needs to be done again elsewhere: a pack.
+"""Collect the replay pack of a step: the data that is needed to repeat the step elsewhere.
 
-Everything is looked at from outside: the training computes what it computes without, to the bit.
+Collecting only reads: the training computes bitwise the same numbers as without a pack.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _PARTS_ARE_CALLED = (
 
 
 class Packing:
-    """Collects the pack of one step.
+    """Collector of the replay pack of one step.
 
     Args:
-        step: its number.
-        optimizers: whose states are kept.
-        records: copies tensors.
-        running: the calls that are under way, the outermost first.
-        guard: stops errors where dropout is watched.
+        step: number of the step.
+        optimizers: optimizers whose states are stored.
+        records: record buffer of the step.
+        running: calls that have not returned yet, the outermost first.
+        guard: guard that stops errors in callbacks of dropout.
     """
 
     def __init__(
@@ -78,20 +78,20 @@ class Packing:
     # -- hooks on and off ----------------------------------------------------------------------------------
 
     def attach(self, nodes: Sequence[Node]) -> None:
-        """Hear what dropout draws, unless something is compiled: it would be compiled anew."""
+        """Start recording dropout masks, unless a layer is compiled: the hook would cause a recompilation."""
         if self._handle is None and not any(self._framework.layers.compiled(node.layer) for node in nodes):
             self._handle = self._framework.masks.see(self)
 
     def detach(self) -> None:
-        """Hear nothing any more."""
+        """Stop recording dropout masks."""
         if self._handle is not None:
             self._handle.remove()
         self._handle = None
 
-    # -- what the capture tells ----------------------------------------------------------------------------
+    # -- calls by the capture ------------------------------------------------------------------------------
 
     def begin(self, nodes: Sequence[Node]) -> None:
-        """The step's first call: all is as it was before the step."""
+        """Store random states, weights and optimizer states at the step's first call, before the step changes any."""
         self._nodes = nodes
         with self._noted("random states are"), self.aside():
             self._seeds = self._all_seeds()
@@ -104,23 +104,23 @@ class Packing:
             self._states.clear()  # all of them, or none
 
     def give(self, inputs: Any, labels: Any) -> None:
-        """The loop says what a batch is."""
+        """Set inputs and labels of the next batch, as logged by the loop."""
         with self._noted("what the loop says of a batch is"), self.aside():
             self.batches.give(inputs, labels)
 
     def give_whole(self, batch: Any) -> None:
-        """A host hands over a batch."""
+        """Set the next batch, as passed by a host (trainer)."""
         with self._noted("a batch of the host's is"), self.aside():
             self.batches.give_whole(batch)
 
     def look_again(self) -> None:
-        """Keep what layers own that they did not before: lazy ones own nothing before their first call."""
-        layers, seen = self._framework.layers, {id(tensor) for tensor in self._alive}
+        """Store parameters and buffers that are new: lazy layers create theirs in their first call."""
+        layers, stored = self._framework.layers, {id(tensor) for tensor in self._alive}
         for node in self._nodes:
             for slot, tensor, _ in layers.parameters(node.layer):
-                if id(tensor) in seen:
+                if id(tensor) in stored:
                     continue
-                seen.add(id(tensor))
+                stored.add(id(tensor))
                 self._names.setdefault(id(tensor), f"{node.path}/{slot}")
                 if layers.sharded(node.layer):
                     self._notes["parameters that are spread over processes are not kept"] = None
@@ -130,14 +130,14 @@ class Packing:
 
     @property
     def _alive(self) -> Iterator[Any]:
-        """The parameters and buffers that are kept."""
+        """Yield the current parameters and buffers whose values are stored."""
         for node in self._nodes:
             for slot, tensor, _ in self._framework.layers.parameters(node.layer):
                 if (node.path, slot) in self._weights:
                     yield tensor
 
     def layer_begins(self, node: Node, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool) -> None:
-        """A layer is called; those that run already are around it."""
+        """Note the beginning of a layer call, before the call is added to the running ones."""
         if self._running:
             self._look()
             return
@@ -149,19 +149,22 @@ class Packing:
             self._parts = True
 
     def layer_ended(self) -> None:
-        """The innermost layer's call has ended; it still runs."""
+        """Note the end of the innermost layer call, while the call is still among the running ones."""
         self._look()
 
     def loss(self, call: LossCall) -> None:
-        """A loss function was called."""
+        """Add a call of a loss function, whose arguments include the labels."""
         if not self._nodes:
             return
         with self._noted("a label is"), self.aside():
             self.batches.loss(call, inside=bool(self._running), training=bool(self._nodes[0].layer.training))
 
     def consumed(self, optimizer: Any) -> None:
-        """An optimizer is about to step: a schedule may have changed its rates since the step began."""
-        number = next((k for k, one in enumerate(self._optimizers) if one is optimizer), None)
+        """Update the stored learning rates of an optimizer that is about to step.
+
+        A schedule may have changed the rates since the step began.
+        """
+        number = next((k for k, stored in enumerate(self._optimizers) if stored is optimizer), None)
         if number is None or number >= len(self._states):
             return
         rates = self._framework.optimizers.learning_rates(optimizer)
@@ -171,7 +174,7 @@ class Packing:
                 self._rates[number], self._states[number] = rates, replace(self._states[number], rates=now)
 
     def finish(self, rank: int, loss_scale: float) -> Pack | None:
-        """The pack; `None` where nothing of the model was called."""
+        """Return the pack, or None if no layer of the model was called."""
         if not self._nodes:
             return None
         batches = self.batches.finish()
@@ -195,17 +198,21 @@ class Packing:
     # -- random numbers ------------------------------------------------------------------------------------
 
     def wants(self) -> bool:
-        """Whether a call of dropout belongs to the step: it is made by the model's code, and for the first time."""
+        """Return True if a dropout call belongs to the step: the model's code makes it, and not as recomputation."""
         hooks = self._framework.hooks
         return bool(self._running) and not COPYING.now and not hooks.recomputing() and not hooks.transforming()
 
     def begins(self) -> None:
-        """A call of dropout begins."""
+        """Note the beginning of a dropout call."""
         self._look()
 
     @contextmanager
     def _noted(self, what: str) -> Iterator[None]:
-        """Whatever goes wrong inside, the training goes on: the pack lacks something, and says so."""
+        """Suppress errors inside the context, and note in the pack that ``what`` is not stored.
+
+        Raises:
+            MemoryError: memory is short.
+        """
         try:
             yield
         except MemoryError:
@@ -217,12 +224,12 @@ class Packing:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """What is called inside is not the model's, and not seen by modes of the user's."""
+        """Enter a context whose calls are not recorded as the model's, and are hidden from the user's modes."""
         with own_calls(), self._framework.hooks.aside():
             yield
 
     def ended(self, call: DropoutCall | None, kept: np.ndarray | None) -> None:
-        """A call of dropout has ended."""
+        """Add the mask of a dropout call that has returned; ``kept`` is `None` if the mask is unknown."""
         self._stamp = self._framework.randomness.stamp()
         if call is None or not self._running:
             return
@@ -234,7 +241,7 @@ class Packing:
         self._masks.append(Mask(inside, self.batches.number, call.function, call.rate, call.shape, bits))
 
     def _look(self) -> None:
-        """See whether something was drawn that was not heard of."""
+        """Note the innermost layer as unrecorded if random numbers were drawn outside of the recorded dropout calls."""
         hooks = self._framework.hooks
         if not self._running or hooks.recomputing() or hooks.transforming():
             return
@@ -246,26 +253,26 @@ class Packing:
 
     def _all_seeds(self) -> dict[str, TensorSource]:
         randomness = self._framework.randomness
-        found = {"python": np.array(random.getstate()[1], np.uint32)}
+        states = {"python": np.array(random.getstate()[1], np.uint32)}
         _, words, position, *_ = np.random.get_state()
-        found["numpy"] = np.array([*words, position], np.uint32)
-        found |= randomness.as_arrays(randomness.state())
-        return {name: InMemory(array) for name, array in found.items()}
+        states["numpy"] = np.array([*words, position], np.uint32)
+        states |= randomness.as_arrays(randomness.state())
+        return {name: InMemory(array) for name, array in states.items()}
 
 
 def bytes_owned(framework: Framework, nodes: Sequence[Node]) -> int:
-    """Bytes of a model's parameters and buffers."""
+    """Return the size of a model's parameters and buffers in bytes."""
     total = 0
     with framework.hooks.aside():
         tensors = {id(t): t for node in nodes for _, t, _ in framework.layers.parameters(node.layer)}
         for tensor in tensors.values():
-            with Tolerated():  # of a kind that has no size
+            with Tolerated():  # a tensor without a size
                 total += math.prod(framework.tensors.shape(tensor)) * int(tensor.element_size())
     return total
 
 
 def say_size(packs: Schedule, framework: Framework, nodes: Sequence[Node], optimizers: Sequence[Any]) -> None:
-    """Say on standard error what a pack takes."""
+    """Print the expected size of a pack to standard error."""
     size = bytes_owned(framework, nodes)
     when = f"every {packs.every} steps" if packs.steps is None else "at chosen steps"
     state = ", the optimizer's state (as much again for each moment that it keeps)" if optimizers else ""

@@ -1,4 +1,4 @@
-"""Weights, the gradients that the optimizer consumed, and what it did."""
+"""Record weights, the gradients that optimizers consume, and the updates of the weights."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from padiff.recorder.several import WIDE, Owner
 from padiff.recorder.taken import Sampled, Taken, Whole
 from padiff.system.guard import reraise_from_signal_handler
 
-# How many parameters are looked at to see whether something stepped, or holds gradients.
+# Number of parameters that are checked to find out if weights changed or if gradients are left over.
 _LOOKED_AT = 8
-# Elements of a gradient that are looked at.
+# Number of elements of a gradient that are checked for being zero.
 _ELEMENTS = 4096
 _EXCHANGED = "the optimizer steps with another tensor than the one that the layer was called with"
 _UNHEARD = "FSDP reduces them out of sight, and they were cleared before the step ended: give record() the optimizer"
@@ -28,20 +28,20 @@ _SHARDED = "they are spread over the processes, and nothing here tells which par
 
 
 class Parameters:
-    """Records what the chosen layers own, over one step.
+    """Recorder of the parameters and buffers of the chosen layers, over one step.
 
-    Without an optimizer, gradients are what the parameters hold at the end of the step or, where they were cleared,
-    what the backwards of the step added up to.
+    Without an optimizer, a recorded gradient is the one that the parameter holds at the end of the step or, if that
+    was cleared, the sum over the backward passes of the step.
 
     Args:
-        records: where records go.
-        layers: the model's layers, and which of them own what is recorded.
-        optimizers: those whose gradients and updates are recorded.
-        levels: how much is kept of each.
-        last: what was owned in the step before, kept for those to come.
+        records: buffer that the records are added to.
+        layers: the model's layers, and the paths of those whose parameters are recorded.
+        optimizers: optimizers whose gradients and updates are recorded.
+        levels: recording level of each layer and stage.
+        last: cache of the parameters of the previous step.
 
     Attributes:
-        stamp: what says that the layers own what they did; `None` where that is not known.
+        stamp: value that changes when layers may own other parameters; `None` if it is unknown.
     """
 
     def __init__(
@@ -58,29 +58,29 @@ class Parameters:
         self._levels = levels
         self._last = LastOwned() if last is None else last
         self.stamp: Any = None
-        #: What the parameters that train were before the step, by identity: or where samples of all were taken at once,
-        #: these.
+        #: Copies of the trainable parameters from before the step, by identity. If all were sampled at once, `_batch`
+        #: holds the samples instead.
         self._before: dict[int, Taken] = {}
         self._batch: Batch | None = None
         self._copies = Copies(records, self._framework)
         self._consumed = Gradients(records, self._copies, levels)
         self._sums: dict[int, Taken | Left] = {}
-        #: Which had gradients of which nothing is kept.
+        #: Keys of the parameters that had a gradient whose level is nothing.
         self._unseen: set[int] = set()
         self._steps: Counter[int] = Counter()
         self._rates_seen: set[int] = set()
         self._rates = 0
         self._snapped = self._late = self._closed = False
-        #: Whether parameters of the optimizers are others than before, though none of these took a step.
+        #: True if parameters of the optimizers changed although no recorded optimizer stepped.
         self.moved_unseen = False
         self._stepped = False
-        #: How often each optimizer has stepped.
+        #: Number of steps of each optimizer, by identity.
         self._taken: Counter[int] = Counter()
         self._nodes, self._owning = layers.nodes, layers.owning
 
     @cached_property
     def _owned(self) -> Owned:
-        """As it is when first asked for, in the step's first call: between two steps it may become something else."""
+        """Return the parameter map as of the step's first call, as the parameters may change between two steps."""
         if self.stamp is None:
             return Owned(self._nodes, self._owning, self._framework)
         return self._last.of((self.stamp, self._owning), self._nodes, self._owning, self._framework)
@@ -91,33 +91,33 @@ class Parameters:
 
     @property
     def steps_taken(self) -> int:
-        """How often the optimizer that stepped most often did."""
+        """Return the largest number of steps that one optimizer has taken."""
         return max(self._taken.values(), default=0)
 
     def look_again(self) -> bool:
-        """Record what came into being in the step's first call; whether anything did."""
+        """Record parameters that the step's first call created; return True if there are any."""
         if not self._snapped:
             return False
-        known = self._owners
+        owners_before = self._owners
         self._leave_batch()
         self._last.clear()
         self.stamp = None
         self.__dict__.pop("_owned")
         self.__dict__.pop("_stepping", None)
-        new = [key for key in self._owners if key not in known]
+        new = [key for key in self._owners if key not in owners_before]
         for key in new:
             self._snapshot_of(key)
         return bool(new)
 
     def follow(self, layers: Layers | FixedLayers) -> None:
-        """Go on with other layers; nothing was recorded yet."""
+        """Switch to other layers, before anything of the step is recorded."""
         self._nodes, self._owning = layers.nodes, layers.owning
         self.__dict__.pop("_owned", None)
         self.__dict__.pop("_stepping", None)
         self._consumed.keep(self._owners.keys())
 
     def trainable(self) -> list[tuple[int, Any]]:
-        """The parameters that a backward gives gradients, with their identities."""
+        """Return the keys and tensors of the parameters that receive gradients from backward."""
         trains = self._owned.training()
         return [
             (key, owner.tensor if owner.held is None else owner.held.stepped)
@@ -126,31 +126,32 @@ class Parameters:
         ]
 
     def gradients_left(self) -> bool:
-        """Whether parameters hold gradients that are not zero, as the step's first backward begins; some of them tell.
+        """Return True if some parameters hold nonzero gradients as the step's first backward begins.
 
-        Not where several optimizers step: each may clear its own gradients later.
+        At most about `_LOOKED_AT` parameters are checked. With several optimizers the result is False, as each of them
+        may clear its gradients later.
         """
         if len(self._optimizers) != 1:
             return False
         optimized = self._framework.optimizers.optimized(self._optimizers[0])
-        held = [tensor for tensor in optimized if tensor.grad is not None]
-        for tensor in held[:: max(1, len(held) // _LOOKED_AT)]:
+        with_gradient = [tensor for tensor in optimized if tensor.grad is not None]
+        for tensor in with_gradient[:: max(1, len(with_gradient) // _LOOKED_AT)]:
             try:
-                # Of one that is spread, what this process holds: to look at all of it, processes have to wait.
+                # Only the local part of a distributed gradient: reading all of it would make processes wait.
                 gradient, _ = self._framework.spread.local(tensor.grad)
                 if bool((gradient.reshape([-1])[:_ELEMENTS] != 0).any()):
                     return True
-            except Exception as error:  # of a kind that has no values to look at
+            except Exception as error:  # a gradient without readable values
                 reraise_from_signal_handler(error)
                 continue
         return False
 
     def snapshot_later(self) -> None:
-        """Record weights and buffers before an optimizer steps, if `snapshot` is not called before."""
+        """Record weights and buffers just before an optimizer steps, unless `snapshot` is called earlier."""
         self._late = True
 
     def snapshot(self) -> None:
-        """Record weights and buffers as they are, once a step."""
+        """Record the current weights and buffers, once in a step."""
         if self._snapped:
             return
         self._snapped = True
@@ -160,7 +161,7 @@ class Parameters:
                 self._snapshot_of(key)
 
     def _snapshot_together(self) -> bool:
-        """Record a sample of each at once. Whether that could be done."""
+        """Record samples of all weights and buffers in one operation; return True if that was possible."""
         owned, records = self._owned, self._records
         gathered = owned.all.gathered()
         numbers = None if gathered is None else gathered.take(records.copier)
@@ -172,14 +173,15 @@ class Parameters:
 
     @cached_property
     def _stepping(self) -> set[int]:
-        """The parameters that the optimizers hold. One that is frozen now may train when its optimizer steps, as those
-        of a GAN's discriminator.
+        """Return the keys of the parameters that the optimizers hold.
+
+        A frozen parameter may be trainable by the time its optimizer steps, e.g. in the discriminator of a GAN.
         """
         optimized = self._framework.optimizers.optimized
         return {key for optimizer in self._optimizers for key in self._owned.keys_of(optimized(optimizer))}
 
     def _changing(self, trains: list[bool]) -> list[bool]:
-        """Return which parameters the step may change, given those that train now."""
+        """Return a flag per parameter: True if the step may change it. ``trains`` flags those trainable now."""
         if not self._optimizers or trains == self._owned.is_parameter:
             return trains
         return [each or key in self._stepping for each, key in zip(trains, self._owners)]
@@ -187,12 +189,12 @@ class Parameters:
     def _snapshot_of(self, key: int) -> None:
         node, slot = self._owners[key][:2]
         level, later = self._levels[node.path, "weight"], self._levels[node.path, "update"]
-        taken = self._take(key, level) if level != NOTHING else None
-        if taken is not None:
-            self._records.write(node, "weight", slot, taken, 0)
+        copy = self._take(key, level) if level != NOTHING else None
+        if copy is not None:
+            self._records.write(node, "weight", slot, copy, 0)
         if later != NOTHING and (self._owned.trains(key) or key in self._stepping):
-            # Compared as it is kept: a sample with a sample.
-            before = taken if taken is not None and level == later else self._take(key, later)
+            # At the level of the update: samples are compared with samples.
+            before = copy if copy is not None and level == later else self._take(key, later)
             if not isinstance(before, Left):
                 self._before[key] = before
 
@@ -206,7 +208,7 @@ class Parameters:
             self._records.left_out.add(node.path, reason, training=True, what="parameter")
 
     def finish(self, updates: bool = True) -> None:
-        """Record what is not recorded yet; without ``updates`` no optimizer has stepped."""
+        """Record the remaining gradients and updates; with ``updates=False`` no optimizer has stepped."""
         if not self._optimizers:
             self._take_what_is_there()
         if not updates:
@@ -228,12 +230,12 @@ class Parameters:
         if level == NOTHING:
             self._unseen.add(key)
         else:
-            known = self._sums.get(key)
-            taken = self._take(key, known.level if isinstance(known, (Whole, Sampled)) else level, gradient)
-            if known is None or isinstance(taken, Left):
-                self._sums[key] = taken
-            elif not isinstance(known, Left):
-                known.add(taken)
+            total = self._sums.get(key)
+            copy = self._take(key, total.level if isinstance(total, (Whole, Sampled)) else level, gradient)
+            if total is None or isinstance(copy, Left):
+                self._sums[key] = copy
+            elif not isinstance(total, Left):
+                total.add(copy)
 
     def consume(self, optimizer: Any, parameters: Sequence[Any], gradients: Sequence[Any]) -> None:
         self._stepped = True
@@ -245,8 +247,8 @@ class Parameters:
         if id(optimizer) not in self._rates_seen:
             self._rates_seen.add(id(optimizer))
             for rate in self._framework.optimizers.learning_rates(optimizer):
-                known, self._rates = self._rates, self._rates + 1
-                self._records.scalar("update", f"learning_rate.{known}" if known else "learning_rate", rate, 0)
+                number, self._rates = self._rates, self._rates + 1
+                self._records.scalar("update", f"learning_rate.{number}" if number else "learning_rate", rate, 0)
 
     def stepped(self, optimizer: Any) -> None:
         self._stepped = True
@@ -254,21 +256,21 @@ class Parameters:
         self._record(self._owned.apart(self._framework.optimizers.optimized(optimizer))[0])
 
     def _note_exchanged(self, keys: Collection[int]) -> None:
-        """Note which of an optimizer's parameters stand now where others stood in the step's first call."""
-        kept = (owner for key, owner in self._owners.items() if self._level(key, "grad") != NOTHING)
-        known = {(owner.node.path, owner.slot) for owner in kept}
+        """Note parameters of an optimizer that have replaced other parameters of a layer since the first call."""
+        owners = (owner for key, owner in self._owners.items() if self._level(key, "grad") != NOTHING)
+        recorded = {(owner.node.path, owner.slot) for owner in owners}
         for node in self._nodes:
             for slot, tensor, _ in self._framework.layers.parameters(node.layer):
-                if id(tensor) in keys and (node.path, slot) in known:
+                if id(tensor) in keys and (node.path, slot) in recorded:
                     self._records.left_out.add(node.path, _EXCHANGED, training=True, what="gradient")
 
     def _moved(self) -> bool:
-        """Whether parameters of the optimizers have changed since the step began; some of them tell."""
+        """Return True if parameters of the optimizers changed since the step began; only some are checked."""
         self._leave_batch()
         keys = [key for key in self._before if key in self._stepping]
-        some = keys[:: max(1, len(keys) // _LOOKED_AT)]
-        now = {key: self._take(key, self._before[key].level) for key in some}
-        return any(not isinstance(taken, Left) and not _same(taken, self._before[key]) for key, taken in now.items())
+        checked = keys[:: max(1, len(keys) // _LOOKED_AT)]
+        now = {key: self._take(key, self._before[key].level) for key in checked}
+        return any(not isinstance(copy, Left) and not _same(copy, self._before[key]) for key, copy in now.items())
 
     # -- records -------------------------------------------------------------------------------------------
 
@@ -279,7 +281,7 @@ class Parameters:
         return self._copies.take(self._owned, key, level, tensor)
 
     def _record(self, its: Sequence[int] | None = None) -> None:
-        """Turn consumed gradients, and what the step then did to the parameters, into records; ``its``: of these."""
+        """Write records of the consumed gradients and of the updates, for the keys ``its`` (`None`: all keys)."""
         together = self._consumed.together
         if together is not None and _hold(its, together.several.keys) and self._record_together(together):
             return
@@ -288,12 +290,12 @@ class Parameters:
         if keys:
             self._leave_batch()
         for key in keys:
-            taken = self._consumed.pop(key)
+            gradient = self._consumed.pop(key)
             node, slot, tensor = self._owners[key][:3]
             call = self._steps[key]
             self._steps[key] += 1
-            if taken is not None:
-                self._records.write(node, "grad", slot, taken, call)
+            if gradient is not None:
+                self._records.write(node, "grad", slot, gradient, call)
             before = self._before.get(key)
             if before is not None and before.shape == self._tensors.shape(tensor):
                 after = self._take(key, before.level)
@@ -307,7 +309,7 @@ class Parameters:
                 self._records.put(node, "update", slot, source, dtype, after.shape, call, part=after.part)
 
     def _record_together(self, gradients: Together) -> bool:
-        """`_record`, of samples, at once. Whether that could be done."""
+        """Write the records of sampled gradients and updates in one operation; return True if that was possible."""
         records, batch, several = self._records, self._batch, gradients.several
         if batch is None:
             return False
@@ -330,7 +332,7 @@ class Parameters:
         return True
 
     def _leave_batch(self) -> None:
-        """From now on each parameter for itself."""
+        """Split the batch of samples, so that from now on each parameter is recorded on its own."""
         batch, self._batch = self._batch, None
         if batch is None:
             return
@@ -350,26 +352,26 @@ class Parameters:
             level = self._level(key, "grad")
             if level == NOTHING:
                 if gradient is not None or key in self._unseen:
-                    self._consumed.put(key, None)  # its update is recorded
+                    self._consumed.put(key, None)  # without a gradient, so that the update is recorded
                 continue
-            taken = None if gradient is None else self._take(key, level, gradient)
-            if taken is None or taken.zero:
-                taken = self._sums.get(key, taken)  # cleared already
-            if taken is not None:
-                self._consumed.put(key, taken)
+            copy = None if gradient is None else self._take(key, level, gradient)
+            if copy is None or copy.zero:
+                copy = self._sums.get(key, copy)  # cleared already
+            if copy is not None:
+                self._consumed.put(key, copy)
             elif owner.held is not None and not owner.held.heard:
                 self._records.left_out.add(owner.node.path, _UNHEARD, training=True, what="gradient")
         self._sums.clear()
 
 
-def _same(one: Taken, other: Taken) -> bool:
-    """Whether two copies of a parameter hold the same values."""
-    if isinstance(one, Sampled) and isinstance(other, Sampled):
-        return one.samples.equal(one.number, other.number)
-    assert isinstance(one, Whole) and isinstance(other, Whole)
-    return one.values.tobytes() == other.values.tobytes()
+def _same(first: Taken, second: Taken) -> bool:
+    """Return True if two copies of a parameter hold the same values."""
+    if isinstance(first, Sampled) and isinstance(second, Sampled):
+        return first.samples.equal(first.number, second.number)
+    assert isinstance(first, Whole) and isinstance(second, Whole)
+    return first.values.tobytes() == second.values.tobytes()
 
 
 def _hold(its: Sequence[int] | None, keys: Sequence[int]) -> bool:
-    """Whether all keys are among some; `None`: all there are."""
+    """Return True if ``its`` contains all keys; `None` stands for every key."""
     return its is None or tuple(its) == tuple(keys) or {*its}.issuperset(keys)

@@ -6,25 +6,28 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-# Longer lists and texts, and deeper ones, are no settings of a call.
+# Limits of plain values: items of a list, letters of a text, levels of nesting. Larger values are no settings.
 _ITEMS, _LETTERS, _DEEPEST = 16, 60, 4
 
 
 class _OmittedError(Exception):
-    """There is a value that is not plain."""
+    """A value is not plain, so its argument is omitted."""
 
 
 def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the arguments that are plain, as JSON can hold them; `None`, and what is for no person, is left out."""
-    found = {}
+    """Return the plain arguments as JSON values.
+
+    Arguments that are `None`, private names (leading underscore) and ``name`` are left out.
+    """
+    plain = {}
     for name, value in arguments.items():
         if value is None or name == "name" or name.startswith("_"):
             continue
         try:
-            found[name] = _plain(value, 0)
+            plain[name] = _plain(value, 0)
         except _OmittedError:
             continue
-    return found
+    return plain
 
 
 def _plain(value: Any, depth: int) -> Any:

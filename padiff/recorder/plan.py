@@ -1,4 +1,4 @@
-"""What a step is expected to do: the calls of layers, the tensors and the gradients of one that was recorded."""
+"""Templates of steps: the layer calls, tensors and gradients of a recorded step, which later steps should repeat."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from padiff.sketches.cuts import Form, Kind
 
 
 class Course:
-    """Which step follows a plan now; `None`: none does."""
+    """Reference to the step that follows a plan now; ``following`` is `None` if there is none."""
 
     __slots__ = ("following",)
 
@@ -28,12 +28,12 @@ class Course:
 
 
 class Copy:
-    """A sample that is taken.
+    """Description of a sample that each step of a plan copies.
 
     Attributes:
-        dtype, shape: of the tensor.
-        form: how it is looked at where it is contiguous on the CPU; `None`: that is not known.
-        number: of the sample, among those of the plan.
+        dtype, shape: dtype and shape of the tensor.
+        form: layout of the sample if the tensor is contiguous on the CPU; `None` if it is unknown.
+        number: number of the sample in the plan; -1 before `Plan.number`.
     """
 
     __slots__ = ("dtype", "form", "number", "shape")
@@ -43,16 +43,16 @@ class Copy:
 
 
 class Operand:
-    """A tensor that goes into a call or comes out of it.
+    """A tensor that is an input or an output of a call.
 
     Attributes:
-        place: which of the step's tensors it is.
-        fresh: whether it is met for the first time.
-        copy: the sample that is taken of it now; `None`: none.
-        given: whether that sample is of an output.
-        follow: whether a hook on its gradient is asked for now.
-        site: where its gradient is recorded from now on; `None`: at no further place.
-        number: in the trace, where it gets one now, else -1.
+        place: index of the tensor among the tensors of the step.
+        fresh: True if this is the first event with the tensor.
+        copy: sample that is copied at this event; `None` if there is none.
+        given: True if the sample is a record of an output, False if only the trace needs it.
+        follow: True if a hook is put on the gradient of the tensor at this event.
+        site: output site that this event adds to the records of the gradient; `None` if it adds none.
+        number: number in the trace if the tensor gets one at this event, else -1.
     """
 
     __slots__ = ("copy", "follow", "fresh", "given", "number", "place", "site")
@@ -66,14 +66,15 @@ class Operand:
 
 
 class Event:
-    """The beginning or the end of a call, or a gradient.
+    """The beginning of a call, the end of a call, or a gradient.
 
     Attributes:
-        key: of the layer whose call begins, the complement of the one whose call ends; 0 of a gradient.
-        call: the call.
-        slots, operands: what goes in or comes out; `None`: that is not looked at.
-        place: whose gradient it is; -1: of none.
-        copy: the sample of the gradient.
+        key: key of the layer whose call begins; its complement (``~key``) if the call ends; 0 for a gradient.
+        call: the call; `None` for a gradient.
+        slots, operands: slots and tensors of the inputs or outputs. ``operands`` is `None` if inputs are not recorded,
+            and a single operand is `None` if that output is not recorded.
+        place: index of the tensor whose gradient it is; -1 if the event is no gradient.
+        copy: sample of the gradient.
     """
 
     __slots__ = ("call", "copy", "key", "operands", "place", "slots")
@@ -91,28 +92,30 @@ class Event:
         self.place, self.copy = place, copy
 
 
-#: How long what the trace has of a layer's call is before its inputs (`padiff.recorder.tracer.Tracer`).
+#: Number of fields before the inputs in the tracer's entry of a layer call (`padiff.recorder.tracer.Tracer`).
 _HEAD = 6
-#: How much was written down before an event: records, calls of the trace, its tensors, and counts of calls.
+#: Numbers of records, traced calls, traced tensors and call counts that were written before an event.
 Mark = tuple[int, int, int, int]
-#: What an event wrote: the records' sites and samples, calls of the trace, numbers of its tensors, counts of calls.
+#: Output of one event: sites and samples of records, traced calls, numbers of traced tensors, counts of calls.
 _Written = tuple[list[Site], list[int], list[tuple[Any, ...]], list[int], list[tuple[tuple[str, bool], int]]]
 
 
 class Plan:
-    """What a step is expected to do, in order, and what is written down of it.
+    """Expected events of a step, in order, and the records and trace that these events produce.
 
     Attributes:
-        about: what has to be the same for a step to follow it (`padiff.recorder.step_observer.StepObserver`).
-        events: what happens; one more at the end that never does.
-        history: of each of the step's tensors the events, by number, and its operands there.
-        kinds: samples of each kind, in the order of their numbers; and how many there are besides, which come last.
-        sites, numbers: of the records: what they are, and their samples.
-        calls, numbered: of the trace.
-        counted: what calls are counted by, with the number of the next one.
-        marks: before each event, and after the last.
-        hooks: by tensor, what was put on its gradient by a step that followed the plan.
-        course: tells which step does.
+        about: objects that must be identical for a step to follow the plan
+            (`padiff.recorder.step_observer.StepObserver`).
+        events: expected events, and a last one that never occurs.
+        history: for each tensor of the step, numbers of the events with the tensor, and its operands there.
+        kinds: kinds of samples and their counts, in the order of the sample numbers.
+        others: number of samples without a kind; these come last.
+        sites, numbers: sites and sample numbers of the records.
+        calls, numbered: calls and tensors of the trace.
+        counted: path and mode of calls, with the number of the next call.
+        marks: marks before each event and after the last one.
+        hooks: by tensor, the hook that a step following the plan put on the gradient.
+        course: reference to the step that follows the plan now.
     """
 
     def __init__(self, about: tuple[Any, ...], events: list[Event], tensors: int) -> None:
@@ -134,31 +137,31 @@ class Plan:
                     self.history[operand.place].append((number, operand))
 
     def fits(self, about: tuple[Any, ...]) -> bool:
-        """Whether a step may follow it."""
-        return all(one is other for one, other in zip(self.about, about))
+        """Return True if a step with these objects may follow the plan."""
+        return all(expected is actual for expected, actual in zip(self.about, about))
 
     @property
     def mark(self) -> Mark:
-        """How much is written down of it so far."""
+        """Return the current lengths of sites, calls, numbered and counted."""
         return len(self.sites), len(self.calls), len(self.numbered), len(self.counted)
 
     def number(self, copies: Sequence[Copy]) -> None:
-        """Give the samples numbers: those of a kind follow each other, so that their rows can be taken together."""
+        """Number the samples; those of one kind get consecutive numbers, so that their rows are allocated together."""
         kinds: dict[Kind, list[Copy]] = {}
         others: list[Copy] = []
         for copy in copies:
             (others if copy.form is None else kinds.setdefault(copy.form.kind, [])).append(copy)
-        for number, copy in enumerate([*(copy for some in kinds.values() for copy in some), *others]):
+        for number, copy in enumerate([*(copy for group in kinds.values() for copy in group), *others]):
             copy.number = number
-        self.kinds, self.others = [(kind, len(some)) for kind, some in kinds.items()], len(others)
+        self.kinds, self.others = [(kind, len(group)) for kind, group in kinds.items()], len(others)
 
 
 class Draft:
-    """Writes down what a step does, to make a plan of it. What it holds of the step is let go when that is made.
+    """Builder of a plan from the events of a step. It is dropped after `plan`, as it holds data of the step.
 
     Args:
-        about: as `Plan` has it.
-        records, tracer: the step's, as they are when each event is noted.
+        about: objects that must be identical for a step to follow the plan.
+        records, tracer: record buffer and tracer of the step, whose state is read at each event.
     """
 
     def __init__(self, about: tuple[Any, ...], framework: Framework, records: RecordBuffer, tracer: Tracer) -> None:
@@ -174,36 +177,36 @@ class Draft:
         self._fits = True
 
     def begun(self, key: int, call: Call, outermost: bool) -> None:
-        """A layer's call has begun, and what goes in was looked at."""
+        """Add the beginning of a layer call whose inputs are traced already."""
         if not self._fits:
             return
         slots, numbers = (call.inputs or ())[::2], (call.inputs or ())[1::2]
         before = len(self._numbered)
         operands = tuple([self._operand(self._tracer.seen(number), outermost) for number in numbers])
         event = Event(key, call, slots, None if call.inputs is None else operands)
-        # What the model itself is called with is written down as ever.
+        # The inputs of the model itself are recorded in every step, without the plan.
         numbered = [] if outermost else [n for n in numbers if n >= before]
         counted = [] if outermost else [((call.node.path, call.training), call.number + 1)]
         self._note(event, ([], [], [], list(dict.fromkeys(numbered)), counted))
 
     def ended(self, key: int, call: Call, outputs: Sequence[tuple[str, SeenTensor | None]], first: int) -> None:
-        """A layer's call has ended, and what it gave was looked at; ``first`` is its first record."""
+        """Add the end of a layer call whose outputs are recorded; ``first`` is the index of its first record."""
         if not self._fits:
             return
         before = len(self._numbered)
-        if call.inputs is not None:  # the trace knows those, too, that are no output
-            given = self._tracer.last[_HEAD + len(call.inputs) :]
-            self._fits = len(given) == 2 * len(outputs)
-            outputs = [(slot, self._tracer.seen(number)) for slot, number in zip(given[::2], given[1::2])]
+        if call.inputs is not None:  # the trace also has outputs that are not recorded
+            traced = self._tracer.last[_HEAD + len(call.inputs) :]
+            self._fits = len(traced) == 2 * len(outputs)
+            outputs = [(slot, self._tracer.seen(number)) for slot, number in zip(traced[::2], traced[1::2])]
         operands: list[Operand | None] = []
         node = call.node
-        for slot, seen in outputs:
-            if seen is None:
+        for slot, entry in outputs:
+            if entry is None:
                 operands.append(None)
                 continue
-            operand = self._operand(seen, False)
+            operand = self._operand(entry, False)
             site = self._records.known.output(node.path, type(node.layer).__name__, slot, call.number, call.training)
-            operand.site = site if site in seen.sites else None
+            operand.site = site if site in entry.sites else None
             operands.append(operand)
         event = Event(~key, call, tuple([slot for slot, _ in outputs]), tuple(operands))
         calls = [] if call.inputs is None else [self._tracer.last]
@@ -211,7 +214,7 @@ class Draft:
         self._note(event, (sites, numbers, calls, list(range(before, len(self._numbered))), []))
 
     def gradient(self, seen: SeenTensor, taken: Sequence[Taken | Left], first: int) -> None:
-        """A gradient was recorded; ``first`` is its first record."""
+        """Add a recorded gradient; ``first`` is the index of its first record."""
         if not self._fits:
             return
         copies = [copy for copy in map(self._copy, taken) if copy is not None]
@@ -222,7 +225,7 @@ class Draft:
         self._note(Event(0, place=self._places[id(seen)], copy=copies[0]), (sites, numbers, [], [], []))
 
     def plan(self) -> Plan | None:
-        """The plan, once the step is over; `None` where steps can't follow it."""
+        """Return the plan after the end of the step, or None if a step cannot follow one."""
         if not self._fits or self._records.left_out:
             return None
         plan = Plan(self._about, [*self._events, Event(0)], len(self._seen))
@@ -238,12 +241,12 @@ class Draft:
                     return None
                 plan.numbers.append(copy.number)
             for number in numbered:
-                seen = self._tracer.seen(number)
-                best = seen.best
+                entry = self._tracer.seen(number)
+                best = entry.best
                 copy = self._copies.get(best.number) if isinstance(best, Sampled) else None
                 if copy is None:
                     return None
-                plan.numbered.append(Numbered(self._places[id(seen)], copy.dtype, copy.shape, copy.number))
+                plan.numbered.append(Numbered(self._places[id(entry)], copy.dtype, copy.shape, copy.number))
         plan.marks.append(plan.mark)
         return plan
 
@@ -251,34 +254,34 @@ class Draft:
         self._events.append(event)
         self._written.append(written)
 
-    def _operand(self, seen: SeenTensor, outside: bool) -> Operand:
-        """A tensor as it goes in or comes out now; ``outside``: what is copied of it is none of the plan's."""
-        place = self._places.setdefault(id(seen), len(self._seen))
+    def _operand(self, entry: SeenTensor, outside: bool) -> Operand:
+        """Return the operand of a tensor at this event; with ``outside=True`` its copies are not part of the plan."""
+        place = self._places.setdefault(id(entry), len(self._seen))
         fresh = place == len(self._seen)
         if fresh:
-            self._seen.append(seen)
+            self._seen.append(entry)
         operand = Operand(place, fresh)
-        # Of one that is written by ways that are not counted it can't be said whether it is what it was.
-        self._fits = self._fits and seen.version >= 0 and seen.full is None
-        for taken in (seen.sketched, seen.traced):
-            if isinstance(taken, Sampled) and taken.number in self._copies:
+        # Without a count of writes (version < 0) a later step could not tell if the tensor is unchanged.
+        self._fits = self._fits and entry.version >= 0 and entry.full is None
+        for sample in (entry.sketched, entry.traced):
+            if isinstance(sample, Sampled) and sample.number in self._copies:
                 continue
-            if outside and isinstance(taken, Sampled):
-                self._copies[taken.number] = None
-            elif taken is not None:
-                operand.copy, operand.given = self._copy(taken), taken is seen.sketched
-        operand.follow = seen.followed and place not in self._followed
+            if outside and isinstance(sample, Sampled):
+                self._copies[sample.number] = None
+            elif sample is not None:
+                operand.copy, operand.given = self._copy(sample), sample is entry.sketched
+        operand.follow = entry.followed and place not in self._followed
         if operand.follow:
             self._followed.add(place)
-        if seen.number >= 0 and seen.number not in self._numbered:
-            self._numbered.add(seen.number)
-            operand.number = seen.number
+        if entry.number >= 0 and entry.number not in self._numbered:
+            self._numbered.add(entry.number)
+            operand.number = entry.number
         return operand
 
-    def _copy(self, taken: Taken | Left) -> Copy | None:
-        """What was copied, if steps can copy it by a plan."""
-        if not isinstance(taken, Sampled) or taken.part is not None or taken.transposed:
+    def _copy(self, sample: Taken | Left) -> Copy | None:
+        """Return the description of a copy, or None if a step cannot make that copy by a plan."""
+        if not isinstance(sample, Sampled) or sample.part is not None or sample.transposed:
             self._fits = False
             return None
-        copy = self._copies[taken.number] = Copy(taken.dtype, taken.shape, self._form(taken.dtype, taken.shape))
+        copy = self._copies[sample.number] = Copy(sample.dtype, sample.shape, self._form(sample.dtype, sample.shape))
         return copy

@@ -1,4 +1,4 @@
-"""What a step has to do with plans: it follows one, or is written down for one, or neither."""
+"""Use of plans in a step: a step follows a plan, or is drafted as a new plan, or neither."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from padiff.recorder.tracer import Tracer
 
 
 class Planning:
-    """The plan of one step. Until `begin` there is none.
+    """Follower or builder of the plan of one step; neither exists before `begin`.
 
     Attributes:
-        following: the step, as it follows a plan; `None`: it follows none.
-        draft: what a plan for the next step is made of; `None`: none is.
+        following: follower of the plan of the previous step; `None` if the step follows no plan.
+        draft: builder of a plan for the next step; `None` if no plan is built.
     """
 
     def __init__(
@@ -30,56 +30,56 @@ class Planning:
         self.draft: Draft | None = None
 
     def begin(self, about: tuple[Any, ...]) -> None:
-        """Follow the plan that there is; or where this step may be like those to come, write down what it does.
+        """Follow the existing plan if it fits; else build a new one, if the last steps had the same schema.
 
         Args:
-            about: what has to be the same for a step to follow a plan, by identity.
+            about: objects that must be identical for a step to follow a plan.
         """
-        records, known = self._records, self._records.known
-        if known.plan is not None and known.plan.fits(about) and not len(records) and not len(records.copier.samples):
+        records, cache = self._records, self._records.known
+        if cache.plan is not None and cache.plan.fits(about) and not len(records) and not len(records.copier.samples):
             self.following = Following(
-                known.plan, self._framework, records, self._tracer, self._calls, self._activations
+                cache.plan, self._framework, records, self._tracer, self._calls, self._activations
             )
-        elif known.steady:
+        elif cache.steady:
             self.draft = self._activations.draft = Draft(about, self._framework, records, self._tracer)
 
     def model_begins(self, key: int, call: Call) -> None:
-        """The outermost layer is called, and what goes in was looked at."""
+        """Handle the beginning of an outermost call whose inputs are recorded."""
         if self.following is not None and not self.following.model_begins(key, call):
             self.following.leave()
         if self.draft is not None:
             self.draft.begun(key, call, True)
 
     def model_ends(self, key: int, output: Any) -> bool:
-        """Its call has ended. Whether that was expected, and so is written down."""
+        """Handle the end of a call; return True if the plan expected it, and so has its records."""
         if self.following is None or self.following.ends(key, output):
             return self.following is not None
         self.following.leave()
         return False
 
     def leave(self) -> None:
-        """Something has come that no plan knows: go on without one, and make none of this step."""
+        """Stop following or building a plan for this step, after an event that plans do not support."""
         self.draft = self._activations.draft = None
         if self.following is not None:
             self.following.leave()
 
     def write(self) -> None:
-        """Have all written down that has come."""
+        """Write the pending records of the followed plan."""
         if self.following is not None:
             self.following.write()
 
     def settle(self) -> None:
-        """Nothing more is to come: have all written down, and all known where less has come than was expected."""
+        """Write the pending records at the end of the step; leave the plan if the step is shorter than expected."""
         if self.following is not None and not self.following.whole:
             self.following.leave()
         self.write()
 
     def end(self) -> None:
-        """The step is over: keep what the next one is expected to do."""
-        known = self._records.known
+        """Store the plan for the next step, and release the data of this one."""
+        cache = self._records.known
         if self.following is not None:
-            known.plan = known.plan if self.following.whole else None
+            cache.plan = cache.plan if self.following.whole else None
             self.following.end()
         elif self.draft is not None:
-            known.plan = self.draft.plan()
+            cache.plan = self.draft.plan()
         self.following = self.draft = self._activations.draft = None

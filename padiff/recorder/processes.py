@@ -1,4 +1,4 @@
-"""Which of a training's processes this one is, and which of the others record into the same folder."""
+"""Rank of this process, and a check that the other ranks record into the same folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from padiff.errors import UsageError
 from padiff.frameworks.base import Framework
 from padiff.recorder.options import Identity
 
-# A rank may reach its first step later than another one. When a step was handed on after it, all ranks have begun.
+# Number of steps after which every rank must have begun to record; ranks may reach their first step at different times.
 _HANDED_ON = 2
 _NAMED = 5
 
@@ -21,10 +21,10 @@ _WHOLE = (
 
 
 def own_place(framework: Framework, identity: Identity) -> tuple[int, int]:
-    """The number of this process, and how many there are: as given, else as the framework or its launcher says.
+    """Return rank and number of processes: from the options, else from the framework or its launcher.
 
     Raises:
-        UsageError: there is no such rank.
+        UsageError: the number of processes is below 1, or the rank is not below that number.
     """
     rank, world_size = framework.environment.distributed()
     world_size = world_size if identity.world_size is None else identity.world_size
@@ -40,13 +40,14 @@ def own_place(framework: Framework, identity: Identity) -> tuple[int, int]:
 
 
 class OtherRanks:
-    """Looks whether the other processes record, too.
+    """Check that the other processes of a training record, too.
 
     Args:
-        framework: asked again when steps are there: a process group may have been made after the recorder.
-        folder: of the run; `None` where it is kept in memory.
-        rank, world_size: what the recorder took itself for.
-        given: whether the number of processes was given by the caller, and is not to be doubted.
+        framework: framework of the model. Its process group is read again later, as it may be created after the
+            recorder.
+        folder: folder of the run; `None` for a run in memory.
+        rank, world_size: rank and number of processes of the recorder.
+        given: True if the caller set the number of processes, which is then trusted.
     """
 
     def __init__(self, framework: Framework, folder: AnyPath | None, rank: int, world_size: int, given: bool) -> None:
@@ -55,18 +56,20 @@ class OtherRanks:
         self._handed_on = 0
 
     def look_into(self, folder: AnyPath | None) -> None:
-        """Look into another folder."""
+        """Set another folder of the run."""
         self._folder = folder
 
     def handed_on(self) -> str:
-        """A step was handed on. What to warn of, once; empty where all is well."""
+        """Count a step that was handed on; return a warning, or an empty text if there is none."""
         self._handed_on += 1
         if self._handed_on == 1:
             return self._grouped_later()
         return self._absent() if self._handed_on == _HANDED_ON else ""
 
     def ended(self) -> str:
-        """What to say at the end of a run that was too short for a warning; empty where all is well."""
+        """Return a warning about missing ranks at the end of a run that was too short for `handed_on` to check; else an
+        empty text.
+        """
         return self._absent() if 0 < self._handed_on < _HANDED_ON else ""
 
     def _grouped_later(self) -> str:
@@ -79,7 +82,7 @@ class OtherRanks:
         )
 
     def _absent(self) -> str:
-        """The lowest of the ranks that are there says it."""
+        """Return a warning about ranks that record nothing; only the lowest recording rank returns one."""
         if self._folder is None or self._world_size == 1:
             return ""
         absent = absent_ranks(self._folder, self._world_size)

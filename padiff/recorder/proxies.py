@@ -1,4 +1,4 @@
-"""A recorder for people who come from ``create_model``: its object as the model, its arguments in ``try_dump``."""
+"""Compatibility of recorders with ``create_model``: its proxies as models, and its arguments of ``try_dump``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from padiff.recorder.schedule import Schedule
 def unwrapped(
     model: Any, white_list: Iterable[Any] | None, black_list: Iterable[Any] | None, layer_map: Sequence[Any] | None
 ) -> tuple[Any, Iterable[Any] | None, Iterable[Any] | None, Sequence[Any] | None]:
-    """The model inside of a proxy, with the proxy's lists and layer map where none are given.
+    """Return the model inside of a proxy, with the proxy's lists and layer map as defaults.
 
-    The class is asked: some models answer to any attribute. A white list makes a black list void, so the two lists are
-    taken over together or not at all.
+    A model that is no proxy is returned unchanged. The class is checked, as some models have every attribute. A white
+    list makes a black list void, so the proxy's two lists are used together, if both arguments are `None`.
     """
     if not hasattr(type(model), "padiff_model"):
         return model, white_list, black_list, layer_map
@@ -28,10 +28,10 @@ def unwrapped(
 
 
 def dump_arguments(per_step: Any, dir_path: Any) -> tuple[int | None, Any]:
-    """Return how many steps, and the folder, that the arguments of a proxy's ``try_dump`` name.
+    """Return the step interval and the folder from the arguments of a proxy's ``try_dump``.
 
     Raises:
-        UsageError: the number of steps is none.
+        UsageError: the step interval is not a whole number of at least 1.
     """
     if isinstance(per_step, (str, Path)):
         return None, per_step
@@ -41,10 +41,10 @@ def dump_arguments(per_step: Any, dir_path: Any) -> tuple[int | None, Any]:
 
 
 def check_as_made(per_step: int | None, dir_path: Any, schedule: Schedule, output: Output) -> None:
-    """Check that the arguments of a proxy's ``try_dump`` say what a recorder was made with.
+    """Check that the arguments of a proxy's ``try_dump`` agree with the options of the recorder.
 
     Raises:
-        UsageError: they do not.
+        UsageError: the folder or the step interval differs.
     """
     if dir_path is not None and not output.is_named(dir_path):
         folder = output.folder

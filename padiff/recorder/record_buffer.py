@@ -1,4 +1,4 @@
-"""Copies of tensors, written down as records in the order in which they come."""
+"""A buffer of the records of a step, in the order in which the tensors were copied."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ from padiff.records.parts import Part
 
 
 class Writes(Protocol):
-    """Has records that are still to be written."""
+    """Source of records that are not in the buffer yet."""
 
     def write(self) -> None:
-        """Write them."""
+        """Write the pending records to the buffer."""
 
 
 class RecordBuffer:
-    """The records of a step so far, each with whether the model was in training mode.
+    """Records of a step so far, each with the mode of the model (training or evaluation).
 
     Args:
-        copier: makes the copies.
-        known: what is known from the steps before.
+        copier: copier of tensors.
+        known: cache of facts from the previous steps.
 
     Attributes:
-        copier: likewise.
-        left_out: what could not be copied.
-        following: what follows a plan, whose records come before all that is written; `None`: nothing does.
+        copier: copier of tensors.
+        known: cache of facts from the previous steps.
+        left_out: log of the tensors that could not be copied.
+        following: follower of a plan, whose pending records are written before any other; `None` if there is none.
     """
 
     def __init__(self, copier: Copier, known: Known | None = None) -> None:
         self.copier, self._samples = copier, copier.samples
         self.known = Known() if known is None else known
-        #: Of each record so far: what it is; the number of its sample, and where that is `NO_SAMPLE`, its source.
+        #: Site and sample number of each record; if the number is `NO_SAMPLE`, the source is in `_sources` by index.
         self._sites: list[Site] = []
         self._numbers: list[int] = []
         self._sources: dict[int, TensorSource] = {}
@@ -56,22 +57,22 @@ class RecordBuffer:
             self.following.write()
 
     def since(self, first: int) -> tuple[list[Site], list[int]]:
-        """What the records are from one on, and their samples."""
+        """Return the sites and sample numbers of the records from index ``first`` on."""
         return self._sites[first:], self._numbers[first:]
 
     def clear(self) -> None:
-        """Forget everything."""
-        # Not cleared: the step that was made of them has them.
+        """Remove all records."""
+        # New lists, as the finished step still uses the old ones.
         self._sites, self._numbers, self._sources = [], [], {}
 
     def write(self, node: Node, stage: str, slot: str, taken: Taken | Left, call: int, training: bool = True) -> None:
-        """Write down what was copied, or that it was not."""
+        """Add a record of a copied tensor, or note the tensor as left out if it could not be copied."""
         self.write_at(node.path, type(node.layer).__name__, stage, slot, taken, call, training)
 
     def write_at(
         self, path: str, kind: str, stage: str, slot: str, taken: Taken | Left, call: int, training: bool
     ) -> None:
-        """`write`, given a layer's path and class."""
+        """Add a record as `write` does, for a layer given by path and class name."""
         self._settle()
         if isinstance(taken, Sampled):
             about = path, kind, stage, slot, taken.dtype, taken.shape, call, training, taken.transposed, taken.part
@@ -84,10 +85,10 @@ class RecordBuffer:
             self._put(site, taken.source)
 
     def write_sample(self, last: Site | None, at: OutputSite, stage: str, taken: Sampled) -> Site:
-        """Write down a sample, and return what it was recorded as.
+        """Add a record of a sample, and return its site.
 
         Args:
-            last: what the one before it was recorded as, in the step before: the same, as a rule.
+            last: site of the same record in the previous step, which is used again if it fits.
         """
         alike = last is not None and last.dtype == taken.dtype and last.shape == taken.shape
         if last is None or not alike or last.transposed is not taken.transposed or last.part != taken.part:
@@ -110,7 +111,7 @@ class RecordBuffer:
         return last
 
     def write_all(self, sites: Iterable[Site], numbers: Iterable[int]) -> None:
-        """Write down samples, given what they are: sites that `Known.site` gave."""
+        """Add records of samples. The sites are objects that `Known.site` returned."""
         self._settle()
         self._sites += sites
         self._numbers += numbers
@@ -127,12 +128,12 @@ class RecordBuffer:
         training: bool = True,
         part: Part | None = None,
     ) -> None:
-        """Write down values that are copied already."""
+        """Add a record of values that are copied already."""
         kind = type(node.layer).__name__
         self._put(Site(node.path, kind, stage, slot, dtype, tuple(shape), call, training, False, part), source)
 
     def scalar(self, stage: str, slot: str, value: float, call: int, dtype: str = "float64") -> None:
-        """Write down a number that belongs to the whole step."""
+        """Add a record of a number that belongs to the whole step."""
         source = InMemory(np.asarray(value, dtype=np.float64))
         self._put(Site(LOOP, "", stage, slot, dtype, (), call, True, False), source)
 
@@ -145,9 +146,9 @@ class RecordBuffer:
         training: bool = True,
         place: int | None = None,
     ) -> None:
-        """Write down a tensor of the step's own, or that it was not copied.
+        """Add a record of a tensor that belongs to the whole step, or note the tensor as left out.
 
-        ``place`` is where among the records it belongs. Default: at the end.
+        ``place`` is the index of the new record. Default: at the end.
         """
         if isinstance(taken, Left):
             self.left_out.add(LOOP, taken.reason, training)
@@ -159,7 +160,7 @@ class RecordBuffer:
     def _put(self, site: Site, source: TensorSource, place: int | None = None) -> None:
         end = len(self)
         if place is not None and place < end:
-            self._sources = {at + (at >= place): other for at, other in self._sources.items()}
+            self._sources = {at + (at >= place): stored for at, stored in self._sources.items()}
             end = place
         number = NO_SAMPLE
         if isinstance(source, Sketched) and source.sample is not None and source.sample[0] is self._samples:
@@ -171,13 +172,13 @@ class RecordBuffer:
         self._numbers.insert(end, number)
 
     def records(self, training_only: bool, recomputed: frozenset[str]) -> tuple[Record, ...]:
-        """The records, in the order in which they came.
+        """Return the records, in the order in which they were added.
 
         Args:
-            training_only: leave out those of calls in evaluation mode.
-            recomputed: layers whose forward ran again inside of a backward.
+            training_only: True to leave out records of calls in evaluation mode.
+            recomputed: paths of the layers whose forward was recomputed during backward.
         """
-        kept = [
+        rows = [
             (site, number, self._sources.get(place))
             for place, (site, number) in enumerate(zip(self._sites, self._numbers))
             if site.training or not training_only
@@ -189,8 +190,8 @@ class RecordBuffer:
                     site.stage,
                     site.slot,
                     sketched(self._samples, number, site.dtype, site.shape, site.transposed, site.part)
-                    if other is None
-                    else other,
+                    if stored is None
+                    else stored,
                     site.dtype,
                     site.shape,
                     site.call,
@@ -199,7 +200,7 @@ class RecordBuffer:
                     site.stage == "forward" and site.layer in recomputed,
                     site.part,
                 )
-                for order, (site, number, other) in enumerate(kept)
+                for order, (site, number, stored) in enumerate(rows)
             ]
         )
 
@@ -210,35 +211,37 @@ class RecordBuffer:
         calls: Sequence[object],
         made: Callable[[], Sequence[TracedCall]],
     ) -> tuple[Alike[Record], Alike[TracedTensor], Sequence[TracedCall]]:
-        """The records of a whole step, and the tensors and calls of its trace: all that is known already as it is.
+        """Return the records of a step, and the tensors and calls of its trace.
+
+        If the step has the same schema as the previous one, that schema is used again.
 
         Args:
-            traced: what was copied of the trace's tensors.
-            unknown: by their places, what those are of which nothing was.
-            calls: what tells whether the calls are those of the step before.
-            made: makes them.
+            traced: copies of the traced tensors; `None` for a tensor without a copy.
+            unknown: descriptions of the tensors without a copy, by index.
+            calls: entries of the calls; they are compared with those of the previous step.
+            made: function that returns the traced calls; only called if the schema is new.
         """
         before = self.known.pattern
         pattern = None if before is None else before[0]
-        known: Sequence[TracedSite] = () if pattern is None else pattern.traced
-        same = len(known) == len(traced)
+        previous: Sequence[TracedSite] = () if pattern is None else pattern.traced
+        same = len(previous) == len(traced)
         sites: list[TracedSite] = []
         numbers: list[int] = []
         others: dict[int, TensorSource] = {}
-        for place, taken in enumerate(traced):
-            if isinstance(taken, Numbered) or (isinstance(taken, Sampled) and taken.samples is self._samples):
-                dtype, shape, transposed = taken.dtype, taken.shape, taken.transposed
-                numbers.append(taken.number)
-            elif taken is None:
+        for place, copy in enumerate(traced):
+            if isinstance(copy, Numbered) or (isinstance(copy, Sampled) and copy.samples is self._samples):
+                dtype, shape, transposed = copy.dtype, copy.shape, copy.transposed
+                numbers.append(copy.number)
+            elif copy is None:
                 dtype, shape, transposed = unknown[place]
                 numbers.append(NO_SAMPLE)
             else:
-                dtype, shape, transposed = taken.dtype, tuple(taken.shape), False
+                dtype, shape, transposed = copy.dtype, tuple(copy.shape), False
                 numbers.append(NO_SAMPLE)
-                others[place] = taken.source
+                others[place] = copy.source
             if same:
-                # Kept where it is the same: a large model's would keep the collector busy.
-                its_dtype, its_shape, its_transposed = site = known[place]
+                # The old object if it is equal: new ones for a large model would keep the garbage collector busy.
+                its_dtype, its_shape, its_transposed = site = previous[place]
                 same = its_dtype == dtype and its_shape == shape and its_transposed == transposed
                 sites.append(site if same else TracedSite(dtype, shape, transposed))
             else:

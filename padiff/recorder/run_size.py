@@ -1,4 +1,4 @@
-"""Estimate how large a run becomes, from its first recorded step."""
+"""Estimate the size of a run from its first recorded step."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from padiff.sketches.sketch import ROW
 RECORD_BYTES = 370
 #: Bytes of a sketch.
 SKETCH_BYTES = 8 * ROW
-#: For so many steps the size is said where nobody knows how many there will be.
+#: Number of steps whose size is estimated if the length of the training is unknown.
 STEPS = 1000
 
 _COUNTED = ("int", "uint", "bool")
 
 
 def bytes_in_full(step: Step, values: int) -> int:
-    """Return how many bytes a step takes on disk, given those of its values."""
+    """Return the size of a step on disk in bytes. ``values`` is the size of its tensors."""
     return values + RECORD_BYTES * len(step.records)
 
 
 def bytes_sketched(step: Step, levels: Mapping[tuple[str, str], str]) -> int:
-    """Return how many bytes a later step like this one takes.
+    """Return the size in bytes of a later step with the same records.
 
     Args:
-        levels: of the later step, by layer and stage.
+        levels: recording levels of the later step, by layer and stage.
     """
     sketched = {source.identity for source in sources_of(step)}
     sizes: dict[int, int] = {}
@@ -45,12 +45,13 @@ def bytes_sketched(step: Step, levels: Mapping[tuple[str, str], str]) -> int:
 
 @dataclass(frozen=True)
 class RunSize:
-    """The size of a run whose first steps are kept in full, and the others as sketches.
+    """Estimated size of a run whose first steps are stored in full, and the others as sketches.
 
     Attributes:
-        full, sketched: bytes of a step of either kind.
-        room: how many steps are kept in full.
-        steps: how many steps will be recorded; `None` where that is not known.
+        full: bytes of a step in full.
+        sketched: bytes of a step of sketches.
+        room: number of steps that the budget allows to store in full.
+        steps: number of steps to be recorded; `None` if it is unknown.
     """
 
     full: int
@@ -65,23 +66,23 @@ class RunSize:
         return full * self.full + (steps - full) * self.sketched
 
     def text(self, budget: float) -> str:
-        """Return what a recorder says at its first recorded step.
+        """Return the message about the expected size that a recorder prints at its first recorded step.
 
         Args:
-            budget: bytes of full tensors.
+            budget: maximum bytes of full tensors.
         """
         steps = STEPS if self.steps is None else self.steps
         count = f"{steps:,} recorded step{'s' if steps != 1 else ''}"
-        said = (
+        estimate = (
             f"a step takes {bytes_text(self.full)}, expect {bytes_text(self.total())} for "
             f"{'' if self.steps is None else 'all '}{count}"
         )
         if self.steps is not None and self.room >= steps:
-            return f"{said}: full tensors"
+            return f"{estimate}: full tensors"
         if self.room >= steps:
-            kept = f"up to {bytes_text(budget)}"
+            full_steps = f"up to {bytes_text(budget)}"
         elif self.room > 1:
-            kept = f"of the first {self.room:,} recorded steps"
+            full_steps = f"of the first {self.room:,} recorded steps"
         else:
-            kept = "of the first recorded step, as far as it fits"
-        return f'{said}: full tensors {kept}, then sketches (detail="full" keeps all tensors)'
+            full_steps = "of the first recorded step, as far as it fits"
+        return f'{estimate}: full tensors {full_steps}, then sketches (detail="full" keeps all tensors)'

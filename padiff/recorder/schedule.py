@@ -1,4 +1,4 @@
-"""Which steps are due: a value, checked when it is made."""
+"""Schedules of the steps to record."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 from padiff.errors import UsageError
 
-# So many steps are listed one by one in what a run says of itself.
+# Maximum number of steps that a run's description lists one by one.
 _FEW = 100
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which steps to record.
+    """A schedule of the steps to record.
 
     Args:
-        every: every how many steps; 1 means each.
-        first: the first step that may be due.
-        last: the last step that may be due, `None` for no end.
-        steps: exactly these steps; ``every`` is then not looked at.
+        every: interval between recorded steps; 1 means every step.
+        first: first step that may be recorded.
+        last: last step that may be recorded; `None` for no end.
+        steps: exactly these steps; ``every`` is then ignored.
 
     Raises:
         UsageError: a number is negative, or ``every`` is below 1.
@@ -43,17 +43,17 @@ class Schedule:
 
     @classmethod
     def of(cls, every_n_steps: int | Schedule) -> Schedule:
-        """The schedule that a call's ``every_n_steps`` means."""
+        """Return the schedule for an ``every_n_steps`` option: a number, or a schedule."""
         return every_n_steps if isinstance(every_n_steps, Schedule) else cls(every=every_n_steps)
 
     def due(self, step: int) -> bool:
-        """Whether this step is to be recorded."""
+        """Return True if this step is to be recorded."""
         if step < self.first or (self.last is not None and step > self.last):
             return False
         return step in self.steps if self.steps is not None else (step - self.first) % self.every == 0
 
     def count(self, begin: int, end: int) -> int:
-        """Return how many steps from ``begin`` up to, and without, ``end`` are due."""
+        """Return the number of steps to record from ``begin`` (included) to ``end`` (excluded)."""
         if self.steps is not None:
             return sum(begin <= step < end and self.due(step) for step in self.steps)
         last = end - 1 if self.last is None else min(self.last, end - 1)
@@ -61,7 +61,7 @@ class Schedule:
         return max(0, (last - first) // self.every + 1)
 
     def described(self) -> int | list[int] | dict[str, int | None]:
-        """As a run says it: the number of steps, the steps themselves, or what is set."""
+        """Return the schedule for a run's description: the interval, the list of steps, or the fields that are set."""
         if self.steps is not None:
             few = len(self.steps) <= _FEW
             return sorted(self.steps) if few else {"steps": len(self.steps), "first": min(self.steps)}

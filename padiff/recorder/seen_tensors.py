@@ -1,4 +1,4 @@
-"""The tensors that were seen in a step's forward, each known again for as long as it is unchanged."""
+"""A cache of the tensors seen in a step's forward; an entry is valid as long as its tensor is unchanged."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from padiff.recorder.known import OutputSite
 from padiff.recorder.left_out import Left
 from padiff.recorder.taken import Taken
 
-# How many of the last ones are looked at for one that a tensor is a view of.
+# Number of recent tensors that are checked for sharing their values with a new one (views).
 _LAST = 16
 
 
 class SeenTensor:
-    """A tensor seen in forward: its copies, and every site at which it was seen unchanged.
+    """Cache entry of a tensor seen in forward: its copies, and every output site at which it was seen unchanged.
 
     Attributes:
-        alive: the tensor, as long as the training has it.
-        version: how often it had been written in place.
-        full, sketched: its values as they were copied as an output, by level.
-        traced: its values as they were copied for the trace. No record of an output is made of them: what is written
-            by ways that torch and paddle do not count (``x.data``) must not be missed there.
-        sites: where its gradient is recorded.
-        followed: whether a hook on its gradient was asked for.
-        number: in the step's trace; -1: it is not in it.
+        alive: weak reference to the tensor.
+        version: number of in-place writes to the tensor when it was seen; negative if the framework does not count.
+        full, sketched: copies made for a record of an output, by level.
+        traced: copy made for the trace. It is not used for records of outputs, where in-place writes that torch and
+            paddle do not count (``x.data``) must not be missed.
+        sites: output sites at which its gradient is recorded.
+        followed: True if a hook on its gradient was requested.
+        number: number in the trace of the step; -1 if it is not in the trace.
     """
 
-    # Defaults of the class: one is made for each tensor of each step, and most of them stay so.
+    # Class attributes as defaults: an entry is made for each tensor of each step, and most values stay at the default.
     full: Taken | Left | None = None
     sketched: Taken | Left | None = None
     traced: Taken | Left | None = None
@@ -44,32 +44,32 @@ class SeenTensor:
 
     @property
     def best(self) -> Taken | None:
-        """The best copy that there is: what is kept in full, else what came first."""
+        """Return the best copy: one in full if there is one, else the first one; None without a copy."""
         best: Taken | None = None
-        for taken in (self.full, self.sketched, self.traced):
-            if taken is not None and not isinstance(taken, Left):
-                if taken.level == FULL:
-                    return taken
-                best = best or taken
+        for copy in (self.full, self.sketched, self.traced):
+            if copy is not None and not isinstance(copy, Left):
+                if copy.level == FULL:
+                    return copy
+                best = best or copy
         return best
 
     def copied(self, level: str) -> Taken | Left | None:
-        """The copy of an output that was made at a level."""
+        """Return the copy made for a record of an output at a level."""
         return self.full if level == FULL else self.sketched
 
 
 class Shows(Protocol):
-    """Knows of tensors what `SeenTensors` does not know yet."""
+    """Source of cache entries that `SeenTensors` does not have yet."""
 
     def show(self, tensor: Any, last: int = 0) -> None:
-        """Have it know what there is to know of a tensor, and of so many of the last ones."""
+        """Add the pending entries of a tensor and of the ``last`` most recent tensors to the cache."""
 
 
 class SeenTensors:
-    """Knows a tensor again; keeps none.
+    """Cache of the tensors of a step by identity, with weak references only.
 
     Attributes:
-        following: what follows a plan, and has to be asked first; `None`: nothing does.
+        following: follower of a plan, whose pending entries are added before each lookup; `None` if there is none.
     """
 
     def __init__(self, framework: Framework) -> None:
@@ -78,48 +78,48 @@ class SeenTensors:
         self.following: Shows | None = None
 
     def know(self, seen: SeenTensor) -> None:
-        """What is known of a tensor was found out elsewhere."""
+        """Add an entry that was made elsewhere, if its tensor is still alive."""
         tensor = seen.alive()
         if tensor is not None:
             self._seen.pop(id(tensor), None)
             self._seen[id(tensor)] = seen
 
     def of(self, tensor: Any) -> SeenTensor:
-        """What is known of a tensor as it is now."""
+        """Return the entry of a tensor in its current version; a new one if the tensor is new or was written to."""
         if self.following is not None:
             self.following.show(tensor)
         version = self._version_of(tensor)
-        seen = self._seen.get(id(tensor))
-        if seen is None or seen.alive() is not tensor or seen.version != version or version < 0:
-            # The number may be that of a tensor that is gone: the new one comes last all the same.
+        entry = self._seen.get(id(tensor))
+        if entry is None or entry.alive() is not tensor or entry.version != version or version < 0:
+            # The identity may be that of a deleted tensor: remove its entry, so that the new one comes last.
             self._seen.pop(id(tensor), None)
-            seen = self._seen[id(tensor)] = SeenTensor(weakref.ref(tensor), version)
-        return seen
+            entry = self._seen[id(tensor)] = SeenTensor(weakref.ref(tensor), version)
+        return entry
 
     def taken(self, tensor: Any, level: str) -> Taken | None:
-        """What was copied of a tensor already, or of one of the last seen that it is another view of, of all of it.
+        """Return an existing copy of the values of a tensor at a level, or None if there is none.
 
-        `None` where nothing was.
+        The copy may be that of a recent tensor that holds the same values, i.e. another view of all of them.
         """
         if self.following is not None:
             self.following.show(tensor, _LAST)
         version = self._version_of(tensor)
-        for seen in self._that_hold(tensor):
-            taken = seen.copied(level) if seen.version == version >= 0 else None
-            if taken is not None:
-                return None if isinstance(taken, Left) else taken
+        for entry in self._that_hold(tensor):
+            copy = entry.copied(level) if entry.version == version >= 0 else None
+            if copy is not None:
+                return None if isinstance(copy, Left) else copy
         return None
 
     def _that_hold(self, tensor: Any) -> Iterator[SeenTensor]:
-        """The tensor itself first, then those that it is another view of: these are looked for only if need be."""
-        own = self._seen.get(id(tensor))
-        if own is not None and own.alive() is tensor:
-            yield own
-        for seen in islice(reversed(self._seen.values()), _LAST):
-            other = seen.alive()
-            if other is not None and other is not tensor and self._same_values(tensor, other):
-                yield seen
+        """Yield the entry of the tensor, then entries of recent tensors that are other views of the same values."""
+        exact = self._seen.get(id(tensor))
+        if exact is not None and exact.alive() is tensor:
+            yield exact
+        for entry in islice(reversed(self._seen.values()), _LAST):
+            candidate = entry.alive()
+            if candidate is not None and candidate is not tensor and self._same_values(tensor, candidate):
+                yield entry
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all entries."""
         self._seen.clear()

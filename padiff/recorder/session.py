@@ -1,4 +1,4 @@
-"""A recorder: which steps are due, hooks on and off, and where finished steps go."""
+"""The recorder of a training: it schedules steps, attaches and detaches hooks, and hands finished steps on."""
 
 from __future__ import annotations
 
@@ -41,29 +41,30 @@ from padiff.system.guard import Failure, Guard, guarded, weakly
 from padiff.system.memory import keep_freed
 from padiff.system.switches import say
 
-# What forks of a training hold of its recorders. Never freed there: it may be memory of a device that a fork has not.
+# Objects of the parent's recorders in a forked process. Never freed: they may hold memory of a device that the fork
+# cannot access.
 _of_the_parent: list[Any] = []
-# How often hooks are taken off where that fails: each try goes on where the one before failed.
+# Number of attempts to remove the hooks; each attempt continues where the previous one failed.
 _TRIES = 3
 
 
 class Recorder(UnderWay):
-    """Records the training of one model; made by `record`, used in a ``with``.
+    """Recorder of the training of one model; made by `record`, used in a ``with``.
 
-    ``try_dump()`` ends a step. A loop with a host of its own (a callback) uses `open`, `attach`, `detach`,
-    `end_step` and `close` instead of the ``with``.
+    ``try_dump()`` ends a step. A callback of a trainer uses `open`, `attach`, `detach`, `end_step` and `close` instead
+    of the ``with``.
 
     Args:
-        replay_of: the identity of the run whose packed steps are done again; `None` where none are.
+        replay_of: identity of the run whose packed steps are replayed; `None` if the run is no replay.
 
     Attributes:
-        step: number of the step under way.
-        watched: whether `padiff doctor` looks on; live comparison is then left out.
-        forked: whether this process is a fork of the one that opened the recorder; nothing is recorded here then.
+        step: number of the current step.
+        watched: True if `padiff doctor` observes the recording; live comparison is then off.
+        forked: True if this process is a fork of the one that opened the recorder; nothing is recorded then.
     """
 
     watched = False
-    #: Called before a recorder is made: who records a script from outside leaves a script that does so by itself.
+    #: Functions that are called before a recorder is made: `padiff run` then leaves the recording to the script.
     leaving: ClassVar[list[Callable[[], None]]] = []
 
     def __init__(
@@ -92,7 +93,7 @@ class Recorder(UnderWay):
             self._settings = DeclaredSettings(self._framework, self._layers, self._optimizers)
         self._levels = LevelsOfSteps(detail, scope.functions, FULL_BYTES / self.info.world_size)
         packs = scope.replay_every_n_steps
-        # Traced in all steps as steps with a pack are: functions too, and what goes into layers in full.
+        # A replay traces every step like a step with a pack: functions, and the inputs of layers in full.
         self._replays, self._functions = replay_of is not None, scope.functions
         self._packs = None if packs is None else Schedule.of(packs)
         self._owned = LastOwned()
@@ -128,7 +129,7 @@ class Recorder(UnderWay):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # A body that never called try_dump() was one step. Whatever else is under way is unfinished.
+        # A body that never called try_dump() is one step. Otherwise the current step is unfinished and dropped.
         ended = False
         try:
             if kind is None and not self._dumped and self._capture is not None and not self._capture.empty:
@@ -142,12 +143,12 @@ class Recorder(UnderWay):
 
     @guarded(default=False, passing=(PadiffError,))
     def try_dump(self, per_step: int | str | Path | None = None, dir_path: str | Path | None = None) -> bool:
-        """End a step; it is written if it is due. Returns whether it was.
+        """End a step, and write it if it is due. Returns True if it was written.
 
         Args:
-            per_step, dir_path: as a proxy's ``try_dump`` takes them. What `record` was not given, ``every_n_steps`` and
-                a folder, the first call sets; its step is recorded. Otherwise they have to be what the recorder was
-                made with.
+            per_step, dir_path: step interval and folder, as in ``try_dump`` of `create_model`. The first call sets
+                ``every_n_steps`` and the folder if `record` did not get them; the step of that call is recorded.
+                Otherwise they must equal the options of the recorder.
 
         Raises:
             WriterError: an earlier step could not be written (with ``on_error="raise"``).
@@ -162,7 +163,7 @@ class Recorder(UnderWay):
         return self.end_step(go_on=True)
 
     def _settle(self, every: int | None, dir_path: str | Path | None) -> None:
-        """Take from the first ``try_dump`` what the recorder was not made with."""
+        """Set the interval and the folder from the first ``try_dump``, if the recorder was made without them."""
         schedule = self._schedule
         if every is not None and not self._scheduled:
             schedule = Schedule(every, first=self.step)
@@ -175,7 +176,7 @@ class Recorder(UnderWay):
             self._do(lambda sink: sink.describe(self.info))
 
     def _move(self, dir_path: str | Path) -> None:
-        """Write to a folder what would be kept in memory."""
+        """Write the run to a folder instead of memory."""
         self._output.move(dir_path, self.info, self._description.rank)
         self._others.look_into(self._output.folder)
         self._levels.listen(self._output.folder)
@@ -185,59 +186,62 @@ class Recorder(UnderWay):
     @property
     @guarded(default=False)
     def due(self) -> bool:
-        """Whether the step under way is to be recorded."""
+        """Return True if the current step is to be recorded."""
         return self._output.active and self._output.sink is not None and (self._schedule.due(self.step) or self._packed)
 
     @property
     def _packed(self) -> bool:
-        """Whether a pack is kept of the step under way."""
+        """Return True if the current step gets a replay pack."""
         return self._packs is not None and self._records_part("replay packs") and self._packs.due(self.step)
 
     @guarded()
     def loss_is_logged(self) -> None:
-        """A host logs each micro-batch's loss: what the model itself gives as `loss` is then none of its activations,
-        as hosts divide it differently.
+        """Note that a host (trainer) logs the loss of each micro-batch.
+
+        The output `loss` of the model is then not recorded as an activation, as hosts scale it differently.
         """
         self._loss_logged = True
 
     @property
     @guarded()
     def info(self) -> RunInfo:
-        """What holds for all steps: the framework, the layer tree."""
+        """Return the facts that hold for all steps: the framework, the layer tree."""
         return self._description.info
 
     @property
     @guarded()
     def run(self) -> MemoryRun | None:
-        """The run in memory, `None` where the steps go to a folder."""
+        """Return the run in memory, or None if steps are written to a folder."""
         return self._output.run
 
     @guarded()
     def expect_end(self, step: int | None) -> None:
-        """Say which step the training ends before, as far as that is known: how large the run becomes depends on it."""
+        """Set the step that the training ends before (`None`: unknown), to estimate the size of the run."""
         self._end = step
 
     @guarded(passing=(UsageError,))
     def declare(self, settings: Mapping[str, Any]) -> None:
-        """Declare settings of the training that a trainer knows: names and plain values as `padiff.records.settings`
-        has them. What the recorder sees itself takes precedence.
+        """Declare settings of the training that a trainer knows.
+
+        Names and plain values are those of `padiff.records.settings`. Settings that the recorder reads itself take
+        precedence.
         """
         self._settings.declare(settings)
 
     @property
     @guarded(default=False)
     def active(self) -> bool:
-        """False once recording has stopped after an error."""
+        """Return False once recording has stopped after an error."""
         return self._output.active
 
     @guarded(passing=(PadiffError,))
     def open(self) -> None:
-        """Make the run folder (or the run in memory) and claim the model.
+        """Make the run folder (or the run in memory) and reserve the model for this recorder.
 
         Raises:
             UsageError: another recorder is recording the model.
-            RunFolderError: the folder holds a run already, and ``existing`` does not say what to do with it; another
-                process records into it; or it cannot be written to (but with ``on_error="warn"``).
+            RunFolderError: the folder holds a run already and ``existing`` is ``"error"``; another process records into
+                the folder; or the folder is not writable (only a warning with ``on_error="warn"``).
         """
         if self._output.sink is not None:
             raise UsageError("this recorder is open already; a recorder records one model once")
@@ -263,11 +267,11 @@ class Recorder(UnderWay):
     @guarded(passing=(UsageError,))
     @aside
     def attach(self) -> None:
-        """Put the hooks on, if the step under way is due. Several times a step where a host needs it."""
+        """Attach the hooks if the current step is due. A host may call this several times in a step."""
         if self.guard.tripped or not self.due:
             return
         if self._capture is None:
-            whole = self._packed or self._replays
+            full_inputs = self._packed or self._replays
             records, levels = self._output.records(self._framework), self._levels.of(self.step, full=self._packed)
             if self._framework.hooks.READ:
                 levels.fill(self._layers.nodes)
@@ -282,10 +286,10 @@ class Recorder(UnderWay):
                 self._stepped,
                 consuming=self._settings.look,
                 functions=self._records_part("function calls")
-                and (self._levels.functions or (whole and self._functions)),
+                and (self._levels.functions or (full_inputs and self._functions)),
                 losses=self._records_part("losses"),
                 packing=self._packed,
-                whole=whole,
+                whole=full_inputs,
                 loss_logged=self._loss_logged,
                 guard=self.guard,
                 history=self._history,
@@ -300,14 +304,14 @@ class Recorder(UnderWay):
             raise
 
     def _stepped(self, times: int) -> None:
-        """An optimizer has stepped so often in the step under way."""
+        """Warn if the number of optimizer steps shows that ``try_dump`` is missing. ``times`` counts this step's."""
         if self._entered and not self._dumped:
             self._warnings.unended(times)
 
     def end_step(self, go_on: bool = False) -> bool:
-        """End the step under way and hand it on if it was due. Returns whether it was.
+        """End the current step, and hand it on if it was due. Returns True if it was handed on.
 
-        ``go_on`` begins the next step, as `attach` does; hooks that are on stay on for it.
+        ``go_on=True`` begins the next step, as `attach` does, and reuses the attached hooks.
         """
         if self._capture is not None:
             self._capture.raise_interrupt()
@@ -329,7 +333,7 @@ class Recorder(UnderWay):
         self._output.pool.keep = self.due
         step, pack = self._finish(keep_hooks=go_on and self.due)
         if go_on:
-            # Before the writer's thread is woken, with which the interpreter then has to be shared.
+            # Before the writer's thread wakes up and competes for the interpreter.
             self.attach()
         written = step is not None and self._do(lambda sink: sink.put(step, pack))
         if written:
@@ -344,8 +348,9 @@ class Recorder(UnderWay):
     @guarded(passing=(WriterError,))
     @aside
     def take(self) -> Step | None:
-        """End what is recorded of the step under way and give it, instead of handing it on: the step is still under way
-        for whoever records it again. `None`: there is nothing of it.
+        """Return the records of the current step without handing the step on, or None if nothing was recorded.
+
+        The step does not end, so that it can be recorded again.
         """
         capture, self._capture = self._capture, None
         self._owned.clear()  # the parameters may be of another dtype
@@ -372,7 +377,7 @@ class Recorder(UnderWay):
         return part not in self._failures.parts
 
     def _recover(self) -> None:
-        """Drop the step under way. After an error, have the run say so, and let hooks work again."""
+        """Drop the current step; after an error, note the error in the run and reset the guard of the hooks."""
         for _ in range(_TRIES):
             self.guard.reset()
             self.discard()
@@ -389,8 +394,8 @@ class Recorder(UnderWay):
 
     @aside
     def _finish(self, keep_hooks: bool) -> tuple[Step | None, Pack | None]:
-        """What was recorded of the step that ends; `None` where it was not due. And its pack, where one is kept."""
-        # Never out of reach: an interrupt in what follows must find the hooks.
+        """Return the records and the pack of the step that ends; each is None if there is none."""
+        # Always stored in an attribute: after an interrupt in the code below the hooks must be removable.
         capture = self._hooked = self._capture
         self._capture = None
         sink = self._output.sink
@@ -423,7 +428,7 @@ class Recorder(UnderWay):
         if news or changed:
             sink.describe(self._description.info)
         if not capture.called:
-            self._layers.look()  # as a whole the model may have become another one, of which nothing is hooked
+            self._layers.look()  # the model may have new layers, without hooks
         elif changed:
             self._warnings.changed(capture, self._layers.changes)
         self._warnings.stepped(capture)
@@ -431,7 +436,7 @@ class Recorder(UnderWay):
 
     @guarded()
     def mark(self, step: int, severity: float) -> None:
-        """Say how bad a recorded step is: under ``max_bytes`` the worst ones are kept."""
+        """Set the severity of a recorded step: with ``max_bytes``, the most severe steps are not deleted."""
         self._output.mark(step, severity)
 
     @guarded(passing=(WriterError,))
@@ -441,7 +446,7 @@ class Recorder(UnderWay):
 
     @guarded(passing=(WriterError,))
     def close(self, finished: bool = True, raise_errors: bool = True) -> None:
-        """Take the hooks off, write what is finished, free the model. May be called twice."""
+        """Remove the hooks, write the finished steps, and release the model. May be called twice."""
         self._recover()
         if self._claim is not None:
             self._claim.remove()
@@ -454,7 +459,7 @@ class Recorder(UnderWay):
                 if lacking:
                     say(lacking)
         except WriterError:
-            # In a `with` that is left by an exception, that exception is the one to see.
+            # If an exception ends the `with`, a writing error must not replace that exception.
             if raise_errors:
                 raise
         finally:
@@ -474,7 +479,7 @@ class Recorder(UnderWay):
         return f"<Recorder {self}>"
 
     def leave_in_fork(self) -> None:
-        """The run is the parent's, whose thread writes it: hooks off, the model free, nothing is recorded any more."""
+        """Stop recording in a forked process, as the run belongs to the parent: remove hooks, release the model."""
         self.forked = True
         _of_the_parent.append((self._capture, self._hooked, self._output.sink, self._owned))
         self._owned = LastOwned()
@@ -493,7 +498,7 @@ class Recorder(UnderWay):
 
 
 class InertRecorder(Recorder):
-    """Stands for a recorder that an error of padiff's own kept from being made; records nothing."""
+    """Recorder that records nothing; used if an internal error of padiff prevents making a real one."""
 
     def __init__(self, start_step: int) -> None:
         UnderWay.__init__(self)

@@ -1,8 +1,7 @@
-"""What a training declares beside its tensors: its optimizers' settings, and what its host says.
+"""Settings that a training declares: those of its optimizers, and those that its host (trainer) names.
 
-Read when recording begins, and then in due steps as an optimizer consumes its gradients: a look whether anything is
-other than before. What is called while a step runs (the loss, clipping), and which layers train, is in the step's
-capture.
+Settings are read when recording begins. In due steps they are checked for changes whenever an optimizer is about to
+step. The capture of a step adds the settings of losses and clipping, and the training modes of layers.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ from padiff.recorder.layers import Layers
 from padiff.records.settings import plain_setting, settings_delta
 from padiff.system.guard import Tolerated
 
-# What is seen of calls is known until calls show something else: not every step is looked at as closely.
+# Settings read from calls stay valid until later calls show others, as not every step shows these calls.
 _OF_CALLS = ("loss.", "clip.")
 
 
 class DeclaredSettings:
-    """What one training declares.
+    """Declared settings of one training.
 
     Args:
-        layers: the model's; parameters are named after them.
-        optimizers: those that are hooked.
+        layers: the model's layers; parameters are named by layer path and slot.
+        optimizers: the hooked optimizers.
 
     Attributes:
-        first: what held in the first recorded step, which is what a run says of itself; `None` before.
+        first: settings in the first recorded step, which are stored with the run; `None` before that step.
     """
 
     def __init__(self, framework: Framework, layers: Layers, optimizers: Sequence[Any]) -> None:
@@ -42,21 +41,21 @@ class DeclaredSettings:
         self.first: dict[str, Any] | None = None
 
     def declare(self, settings: Mapping[str, Any]) -> None:
-        """Take over what a host says of the training."""
+        """Add settings that a host (trainer) names; values that are not plain are ignored."""
         plain = {name: plain_setting(value) for name, value in settings.items()}
         self._host |= {name: value for name, value in plain.items() if value is not None}
         self._known = None
 
     def read(self) -> dict[str, Any]:
-        """What is known before anything runs."""
+        """Return the settings that are known before anything runs."""
         for optimizer in self._optimizers:
             self.look(optimizer)
         return self._together()
 
     def look(self, optimizer: Any) -> None:
-        """An optimizer is about to step: see what it is set to, if that may be other than before."""
+        """Read the settings of an optimizer that is about to step, if they may have changed."""
         key = id(optimizer)
-        # Never the training's trouble: of an optimizer that can't be asked nothing is known.
+        # An error of an optimizer's settings must not stop the training: its settings then stay unknown.
         with Tolerated():
             stamp = self._framework.optimizers.settings_stamp(optimizer)
             if key in self._stamps and self._stamps[key] == stamp:
@@ -64,14 +63,14 @@ class DeclaredSettings:
             self._stamps[key] = stamp
             self._known = None
             self._read[key] = {}
-            number = next(k for k, one in enumerate(self._optimizers) if one is optimizer)
+            number = next(k for k, hooked in enumerate(self._optimizers) if hooked is optimizer)
             self._read[key] = self._flat(f"optimizer.{number}", self._framework.optimizers.settings(optimizer))
 
     def of_step(self, captured: Mapping[str, Any]) -> dict[str, Any]:
-        """What a step has to say: what differs from the first one.
+        """Return the settings of a step that differ from those of the first recorded step.
 
         Args:
-            captured: what its capture saw.
+            captured: settings that the capture of the step has read.
         """
         if self._known is None or self._known[0] != captured:
             self._take(captured)
@@ -83,38 +82,38 @@ class DeclaredSettings:
 
     def _take(self, captured: Mapping[str, Any]) -> None:
         plain = {name: plain_setting(value) for name, value in captured.items()}
-        seen = tuple(family for family in _OF_CALLS if any(name.startswith(family) for name in plain))
-        kept = {n: v for n, v in self._calls.items() if n.startswith(_OF_CALLS) and not (seen and n.startswith(seen))}
-        self._calls = kept | {name: value for name, value in plain.items() if value is not None}
+        shown = tuple(family for family in _OF_CALLS if any(name.startswith(family) for name in plain))
+        old = {n: v for n, v in self._calls.items() if n.startswith(_OF_CALLS) and not (shown and n.startswith(shown))}
+        self._calls = old | {name: value for name, value in plain.items() if value is not None}
 
     def _together(self) -> dict[str, Any]:
-        found = dict(self._host)
+        settings = dict(self._host)
         for optimizer in self._optimizers:
-            found |= self._read.get(id(optimizer), {})
-        return found | self._calls
+            settings |= self._read.get(id(optimizer), {})
+        return settings | self._calls
 
     def _flat(self, prefix: str, settings: OptimizerSettings) -> dict[str, Any]:
         sites = self._sites()
-        found: dict[str, Any] = {f"{prefix}.rule": settings.rule}
-        found |= {f"{prefix}.{name}": plain_setting(value) for name, value in settings.others.items()}
+        flat: dict[str, Any] = {f"{prefix}.rule": settings.rule}
+        flat |= {f"{prefix}.{name}": plain_setting(value) for name, value in settings.others.items()}
         for number, group in enumerate(settings.groups):
-            own = f"{prefix}.group.{number}"
-            found |= {f"{own}.{name}": plain_setting(value) for name, value in group.values.items()}
-            if f"{own}.lr" in found:
-                # As it was at first: every step's is a record.
-                found[f"{own}.lr"] = self._rates.setdefault(f"{own}.lr", found[f"{own}.lr"])
+            group_prefix = f"{prefix}.group.{number}"
+            flat |= {f"{group_prefix}.{name}": plain_setting(value) for name, value in group.values.items()}
+            if f"{group_prefix}.lr" in flat:
+                # The first learning rate: that of each step is a record.
+                flat[f"{group_prefix}.lr"] = self._rates.setdefault(f"{group_prefix}.lr", flat[f"{group_prefix}.lr"])
             trained = [p for p in group.parameters if self._framework.tensors.trainable(p)]
             names = [sites.get(id(parameter)) for parameter in trained]
-            found[f"{own}.parameters"] = [name for name in names if name is not None]
+            flat[f"{group_prefix}.parameters"] = [name for name in names if name is not None]
             if None in names:
-                found[f"{own}.others"] = names.count(None)  # of another model, or copies of the model's
-        return {name: value for name, value in found.items() if value is not None}
+                flat[f"{group_prefix}.others"] = names.count(None)  # parameters of another model, or copies
+        return {name: value for name, value in flat.items() if value is not None}
 
     def _sites(self) -> dict[int, str]:
-        """What each parameter is called: by the first path that reaches it."""
-        found: dict[int, str] = {}
+        """Return the names of the parameters by identity, after the first path that reaches each."""
+        names: dict[int, str] = {}
         for node in self._layers.nodes:
             for slot, tensor, role in self._framework.layers.parameters(node.layer):
                 if role == "parameter":
-                    found.setdefault(id(tensor), f"{node.path}/{slot}")
-        return found
+                    names.setdefault(id(tensor), f"{node.path}/{slot}")
+        return names

@@ -1,4 +1,4 @@
-"""Several of the tensors that layers own, looked at together: where they lie, and what their records are."""
+"""Groups of parameters and buffers that are sampled together: their memory and the sites of their records."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from padiff.records.alike import Site
 from padiff.records.parts import Part
 from padiff.system.guard import Tolerated
 
-#: Bytes of an element from which on updates are kept in the dtype of the parameter.
+#: Minimum element size, in bytes, for which updates have the dtype of the parameter; smaller ones are in float32.
 WIDE = 4
-# Lists of sites that are kept in mind.
+# Maximum number of cached lists of sites.
 _MOST = 64
 
 
@@ -24,9 +24,11 @@ class Owner(NamedTuple):
     """A parameter or buffer, and the first layer that reaches it.
 
     Attributes:
-        tensor: of one that is spread over processes, what this one holds, as a plain tensor.
-        part: which part of the whole that is; `None`: all of it.
-        held: how it is spread; `None`: it is not.
+        node, slot: first layer that reaches the tensor, and its slot there.
+        tensor: the tensor; for a distributed parameter, the local part as a plain tensor.
+        role: ``"parameter"``, or another role for a buffer.
+        part: part of the whole parameter that the tensor is; `None`: all of it.
+        held: distribution of the parameter over processes; `None` if it is not distributed.
     """
 
     node: Node
@@ -38,16 +40,16 @@ class Owner(NamedTuple):
 
 
 class Several:
-    """Tensors that are owned, in an order.
+    """A sequence of parameters and buffers that are sampled together.
 
     Args:
-        keys, places: which they are, as `padiff.recorder.owned.Owned` has them.
-        owners: of each, whose it is.
-        transposed: of each, whether its samples are of the transposed matrix.
+        keys, places: keys and positions of the tensors in `padiff.recorder.owned.Owned`.
+        owners: owner of each tensor.
+        transposed: for each tensor, True if its samples are samples of the transposed matrix.
 
     Attributes:
-        keys, places, transposed: likewise.
-        trains: which are trainable, as of when they were last gathered; `None`: they were not yet.
+        keys, places, transposed: the arguments.
+        trains: for each tensor, True if it was trainable at the last call of `gathered`; `None` before the first call.
     """
 
     def __init__(
@@ -66,12 +68,12 @@ class Several:
         self._lies: list[Lies | None] = [None] * len(owners)
         self._gathered: Gathered | None = None
         self._watch = self._tensors.watch(self._given)
-        #: As long as dtypes and shapes are what they were.
+        #: Cached sites, valid as long as the memory of the tensors is unchanged.
         self._of_weights: list[Site] | None = None
         self._of_steps: dict[tuple[int, ...], list[Site]] = {}
 
     def gathered(self) -> Gathered | None:
-        """Where their samples are now. `None` where that can't be said."""
+        """Return the current memory layout of the samples, or None if the tensors cannot be sampled together."""
         if self.trains is not None and self._watch.same():
             return self._gathered
         changed = self.trains is None
@@ -89,11 +91,11 @@ class Several:
         return self._gathered
 
     def gathered_before(self) -> Gathered | None:
-        """Where they were when they were last looked for."""
+        """Return the memory layout of the last call of `gathered`, which is called if it never was."""
         return self.gathered() if self.trains is None else self._gathered
 
     def weight_sites(self, known: Known) -> list[Site]:
-        """The sites of the weights, all of them as they are where they were last looked for (`gathered`)."""
+        """Return the sites of the weights, with the dtypes and shapes of the last call of `gathered`."""
         if self._of_weights is None:
             self._of_weights = [
                 self._site(place, "weight", lies.dtype, 0, known)
@@ -103,29 +105,29 @@ class Several:
         return self._of_weights
 
     def stepped_sites(self, calls: tuple[int, ...], known: Known) -> list[Site]:
-        """The sites of gradients that are as their parameters, and of updates, in turn.
+        """Return the sites of gradients and updates, in turn. Gradients have the dtypes and shapes of the parameters.
 
         Args:
-            calls: of each, which of its steps within the step.
+            calls: for each tensor, number of the optimizer's step within the recorded step.
         """
-        kept = self._of_steps.get(calls)
-        if kept is None:
-            kept = []
+        sites = self._of_steps.get(calls)
+        if sites is None:
+            sites = []
             for place, (lies, call) in enumerate(zip(self._lies, calls)):
                 assert lies is not None
-                # The difference of two neighbours in 16 bits is kept in more.
+                # Updates of 16-bit weights are stored in float32, as the difference of neighbours would be rounded.
                 dtype = "float32" if lies.itemsize < WIDE else lies.dtype
-                kept.append(self._site(place, "grad", lies.dtype, call, known))
-                kept.append(self._site(place, "update", dtype, call, known))
+                sites.append(self._site(place, "grad", lies.dtype, call, known))
+                sites.append(self._site(place, "update", dtype, call, known))
             if len(self._of_steps) >= _MOST:
                 self._of_steps.clear()
-            self._of_steps[calls] = kept
-        return kept
+            self._of_steps[calls] = sites
+        return sites
 
-    def _site(self, place: int, stage: str, dtype: str, call: int, known: Known) -> Site:
+    def _site(self, place: int, stage: str, dtype: str, call: int, cache: Known) -> Site:
         (node, slot, *_), lies, transposed = self._owners[place], self._lies[place], self.transposed[place]
         assert lies is not None
-        return known.site(
+        return cache.site(
             Site(node.path, type(node.layer).__name__, stage, slot, dtype, lies.shape, call, True, transposed)
         )
 
@@ -136,7 +138,7 @@ class Several:
 
     def _where(self, place: int) -> Lies | None:
         if self._owners[place].part is not None:
-            return None  # where the whole's sample lies in a part, its shape does not tell
+            return None  # the shape of a part does not determine which of its elements are sampled
         tensors, tensor, transposed = self._tensors, self._given[place], self.transposed[place]
         with Tolerated():
             cut = tensors.cut(tensor, transposed)

@@ -1,4 +1,4 @@
-"""What the hooks of one due step call: what they see is written down."""
+"""The observer that the hooks of one due step call, and that records the step."""
 
 from __future__ import annotations
 
@@ -32,36 +32,36 @@ from padiff.system.switches import Switches
 
 
 class StepObserver:
-    """Writes down what the hooks of one step see. It keeps copies, never tensors (only weak references to them).
+    """Observer of the hooks of one step, which records the step. It holds copies and weak references, never tensors.
 
     Args:
-        number: the step's number.
-        layers: the model's layers, followed where they change.
-        optimizers: those whose gradients and updates are recorded.
-        records: where records go.
-        levels: how much is kept of each layer's tensors at each stage.
-        owned: what the layers owned, as earlier captures of the model found it.
-        wanted: what else is.
-        guard: stops errors at each hook.
+        number: number of the step.
+        layers: the model's layers; changes of the model are followed.
+        optimizers: optimizers whose gradients and updates are recorded.
+        records: buffer that the records are added to.
+        levels: recording level of each layer and stage.
+        owned: cache of the parameters of the previous step.
+        wanted: optional parts of the recording.
+        guard: guard that stops errors at each hook.
 
     Attributes:
-        hooks: those that call this.
-        records: likewise.
-        parameters: what the layers own.
-        activations: what their calls give.
-        tracer: what goes into them.
-        functions: what their code calls.
-        calls: theirs.
-        watched: those whose calls are seen.
-        interrupts: keeps Ctrl-C in backward.
-        packing: what keeps what the step needs to be done again; `None` where nothing does.
-        losses: what hears of loss functions; `None` where nothing does.
-        settings: what the step showed of how the training is set (`padiff.records.settings`).
-        stacks: Python stack of each layer's call, outermost frame first, by path and number of the call; a
-            functional call's by ``path/name()``.
-        autocast_open: whether that is still to be seen (`padiff.recorder.hooks.Observer`).
-        autocast: the autocast that the model was called in (`padiff.frameworks.base.Environment.autocast`); empty
-            before.
+        hooks: hooks that call this observer.
+        records: buffer that the records are added to.
+        parameters: recorder of weights, gradients and updates.
+        activations: recorder of the outputs of calls.
+        tracer: collector of the trace.
+        functions: observer of the functions that layers' code calls.
+        calls: calls of layers so far.
+        watched: layers whose calls are observed.
+        interrupts: holder of a Ctrl-C that arrives during backward.
+        packing: collector of the replay pack; `None` if the step gets no pack.
+        losses: observer of loss functions; `None` if these are not recorded.
+        settings: settings of the training that the step has shown (`padiff.records.settings`).
+        stacks: Python stack of each layer call, outermost frame first, by path and number of the call; the path of a
+            functional call is ``path/name()``.
+        autocast_open: True until the autocast of the model is known (`padiff.recorder.hooks.Observer`).
+        autocast: autocast that the model was called in (`padiff.frameworks.base.Environment.autocast`); empty until it
+            is known.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class StepObserver:
             nodes, chosen = self.watched.nodes, self.watched.chosen
             self.losses = Losses(records, framework, levels, nodes, chosen, self.tensors, self._running, heard)
         self._begun = self._backward = self.autocast_open = False
-        #: Whether of a layer's call more is looked at than its tensors.
+        #: True if more than the tensors of layer calls is observed, e.g. functions or stacks.
         self._closely = True
         self._about = levels, wanted.loss_logged, self._switches.skip_wrappers
         self.planning = Planning(framework, records, self.tracer, self.calls, self.activations)
@@ -111,7 +111,7 @@ class StepObserver:
     # -- hooks on and off ---------------------------------------------------------------------------------
 
     def attach(self) -> None:
-        """Put the hooks on, if they are not."""
+        """Attach the hooks that are not attached yet."""
         self.hooks.observer = self
         self.hooks.on_layers(self.watched.nodes)
         self.hooks.on_others(self._optimizers, self._switches)
@@ -125,12 +125,12 @@ class StepObserver:
             self._hook_parameters()
 
     def take_over(self, before: StepObserver) -> None:
-        """Take the hooks of the observer of the step before, instead of taking them off and putting them on."""
+        """Reuse the attached hooks of the previous step's observer."""
         self.hooks, before.hooks = before.hooks, Hooks(self._framework, before.hooks.guard)
         self.hooks.observer = self
 
     def detach(self) -> None:
-        """Take every hook off again; may be called twice."""
+        """Remove every hook; may be called twice."""
         self.hooks.remove()
         if self.packing is not None:
             self.packing.detach()
@@ -139,7 +139,7 @@ class StepObserver:
         self._running.clear()
 
     def end(self) -> None:
-        """The step is over: nothing more is written down, though hooks may still be on for the next one."""
+        """Stop recording at the end of the step; hooks may stay attached for the next step."""
         if self.packing is not None:
             self.packing.detach()
         self.functions.remove()
@@ -147,15 +147,15 @@ class StepObserver:
         self.activations.close()
 
     def clear(self) -> None:
-        """Forget what was seen; but for what the next step is expected to do."""
+        """Drop the data of the step, after storing the plan for the next step."""
         self.planning.end()
         self.records.clear()
         self.tracer.clear()
         self.tensors.clear()
 
     def _begin(self) -> None:
-        """The step's first call: what the model is now holds for the step. Since the step before it may have changed,
-        and hooks stay on.
+        """Read the model's layers and parameters at the step's first call, as the model may have changed since the
+        previous step, whose hooks are still attached.
         """
         self._begun = True
         if self._layers.look():
@@ -185,13 +185,13 @@ class StepObserver:
         if not running or self._closely or self._transforming() or self._recomputing():
             self._before_any_call(key, layer, args, kwargs)
             return
-        # What nearly all calls are: of a layer inside of the model, of which nothing but its tensors is looked at.
+        # The fast path of nearly all calls: a layer inside of the model, with nothing but its tensors to record.
         following = self.planning.following
         if following is not None and self.autocast_open and following.begins(key, layer, args, kwargs):
             self._look_at_autocast(running[-1].node)
             return
         node = self.watched.known.get(key)
-        if node is None:  # a layer that the model had before
+        if node is None:  # a layer that is no longer part of the model
             return
         if following is not None:
             following.leave()
@@ -221,7 +221,7 @@ class StepObserver:
             self.planning.write()
             training = self._running[0].training if self._running else bool(watched.nodes[0].layer.training)
             if transforming:
-                # vmap, grad and their like call the layer with stand-ins: there are no values, no one call for each.
+                # Function transforms (vmap, grad, ...) call the layer with placeholders that have no values.
                 self.calls.begin_transformed(node, training, recomputed)
                 if node.path in watched.chosen:
                     self.records.left_out.add(node.path, TRANSFORMED, training, "call")
@@ -229,7 +229,7 @@ class StepObserver:
                 return
             outermost = not self._running
             if outermost and training and not recomputed and not self.calls.has_trained:
-                self.records.copier.refund()  # calls in evaluation mode so far are left out in the end
+                self.records.copier.refund()  # earlier calls in evaluation mode will be left out
             if self.packing is not None and not recomputed:
                 self.packing.layer_begins(node, args, kwargs, training)
             call = self.calls.begin(node, training, recomputed)
@@ -252,7 +252,7 @@ class StepObserver:
             self.functions.resume()
 
     def _evaluates(self, key: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Let a call of the loop pass, if it is evaluation."""
+        """Return True if an outermost call is evaluation, which is counted and not recorded."""
         node = self.watched.known.get(key)
         if node is None or self._recomputing():
             return False
@@ -264,9 +264,9 @@ class StepObserver:
         return evaluates
 
     def _model_begins(self, call: Call, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The outermost call begins."""
+        """Record weights, modes and inputs of the model at the beginning of the outermost call."""
         if self.losses is not None:
-            # What is compiled must not meet another function than it was compiled with.
+            # A compiled layer must call the loss functions that it was compiled with, without hooks.
             self.hooks.on_losses(not self._framework.layers.compiled(layer))
         self.parameters.snapshot()
         self.watched.note_modes(call.training, self.settings)
@@ -275,7 +275,7 @@ class StepObserver:
                 self.activations.see_input(call, slot, tensor)
 
     def _look_at_autocast(self, node: Node) -> None:
-        """Trainers enter it within the model's forward: what the first layer that computes is called in counts."""
+        """Read the autocast at a call, up to the first layer that computes: trainers enter autocast inside forward."""
         self.autocast = self._framework.environment.autocast()
         self.autocast_open = node.path not in self._layers.computing
 
@@ -293,7 +293,7 @@ class StepObserver:
         if call is None or call.transformed:
             self.planning.leave()
             return
-        if not running:  # those above it had ended in an exception
+        if not running:  # the outer calls ended in an exception
             self.planning.leave()
             if self.watched.chose(node):
                 self._model_ended(call, output)
@@ -319,12 +319,12 @@ class StepObserver:
         finally:
             self.functions.resume()
             if ended is not None and self.losses is not None and self.hooks.hears_losses:
-                own = ended.training and not ended.recomputed and not ended.transformed
-                if own and self.watched.chose(self.watched.nodes[0]):
+                recorded = ended.training and not ended.recomputed and not ended.transformed
+                if recorded and self.watched.chose(self.watched.nodes[0]):
                     self.functions.enter_loop()
 
     def _model_ended(self, call: Call | None, output: Any) -> None:
-        """The outermost call has ended."""
+        """Record lazy parameters, and restore the hooks on losses, after the outermost call."""
         if self._layers.fresh:
             self._take_lazy()
         if self.losses is not None and call is not None:
@@ -332,7 +332,7 @@ class StepObserver:
             self.hooks.on_losses(True)
 
     def _see(self, key: int, call: Call, output: Any) -> None:
-        """Record what a call has given, if the layer is chosen."""
+        """Record the outputs of a call, if the layer is chosen."""
         draft = self.planning.draft
         if not self.watched.chose(call.node):
             if draft is not None:
@@ -341,46 +341,46 @@ class StepObserver:
         first = len(self.records) if draft is not None else 0
         see, logged = self.activations.see, self._wanted.loss_logged and not self._running
         if isinstance(output, self._tensor_type) and not logged:
-            seen = [("output.0", output, see(call, "output.0", output))]
+            outputs = [("output.0", output, see(call, "output.0", output))]
         else:
             slots = flatten(output, "output", self._is_tensor)
-            seen = [
+            outputs = [
                 (slot, tensor, None if logged and self._is_loss(slot, tensor) else see(call, slot, tensor))
                 for slot, tensor in slots
             ]
         if call.inputs is not None:
-            self.tracer.layer_ended(call, seen)
+            self.tracer.layer_ended(call, outputs)
         if draft is not None:
-            draft.ended(key, call, [(slot, each) for slot, _, each in seen], first)
+            draft.ended(key, call, [(slot, each) for slot, _, each in outputs], first)
 
     def _is_loss(self, slot: str, tensor: Any) -> bool:
-        """Whether an output of the model is its loss: by name, or the first of a tuple."""
+        """Return True if an output of the model is its loss: a scalar that is named ``loss`` or is the first output."""
         return slot in ("output.loss", "output.0") and self._framework.tensors.shape(tensor) == ()
 
     def _take_lazy(self) -> None:
-        """Lazy layers own nothing before their first call."""
+        """Record parameters of lazy layers, which create them in their first call."""
         if self.parameters.look_again():
             self._hook_parameters()
         if self.packing is not None:
             self.packing.look_again()
 
     def backward_begins(self) -> None:
-        """A backward begins; with the step's first one, what parameters hold is added to."""
+        """Note the beginning of a backward; at the step's first one, check if gradients are left over."""
         self.functions.leave_loop()
         if self._backward:
             return
         self._backward = True
-        with Tolerated():  # never the training's trouble
+        with Tolerated():  # an error here must not stop the training
             if self.parameters.gradients_left():
                 self.settings.setdefault("gradients.left_over", "of the step before")
 
     def backward_ended(self, tensor: Any) -> None:
-        """A backward that began at this tensor has ended."""
+        """Add a backward that began at this tensor to the trace."""
         if self.tracer.functions:
             self.tracer.noted("backward", tensor)
 
     def after_function(self, name: str, output: Any) -> None:
-        """A functional call inside of a layer is a record of that layer, in a slot of its own: ``softmax().0``."""
+        """Record the outputs of a functional call as records of the layer around it, in slots like ``softmax().0``."""
         if COPYING.now or not self._running or self._running[-1].node.path not in self.watched.chosen:
             return
         inside = self._running[-1]

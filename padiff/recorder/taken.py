@@ -1,4 +1,4 @@
-"""What was copied of a tensor: all of it, or a sample; there already, or still on its way from a device."""
+"""Copies of tensors: in full or as a sample, complete or still in transfer from a device."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from padiff.records.alike import sketched
 from padiff.records.parts import Part
 from padiff.sketches.samples import Samples
 
-# Bytes of a difference that are worked out at a time: they are still in the cache when they are written.
+# Bytes of a difference that are computed at a time: small enough to be in the CPU cache when they are written.
 _PIECE = 1 << 18
-# Of infinite weights the difference is no number, and the training may have numpy make errors of that.
+# The difference of infinite weights is NaN, and the training may have told numpy to raise an error for that.
 _UNSAID = partial(np.errstate, all="ignore")
 
 
 @dataclass(frozen=True, slots=True)
 class Difference(TensorSource):
-    """A tensor source: one array less another, worked out when read, on the writer's thread.
+    """Tensor source of ``after - before``, computed when it is read, on the writer's thread.
 
     Attributes:
-        written: what it is in the step's file, where it was written there at once.
+        after, before: the two arrays.
+        written: the difference as an array in the step's file, if it was written there at once; else `None`.
     """
 
     after: np.ndarray
@@ -55,14 +56,14 @@ class Difference(TensorSource):
         length = _PIECE // after.itemsize
         room = np.empty(length, after.dtype)
         for start in range(0, after.size, length):
-            some = after[start : start + length]
+            chunk = after[start : start + length]
             with _UNSAID():
-                piece = np.subtract(some, before[start : start + length], out=room[: some.size])
+                piece = np.subtract(chunk, before[start : start + length], out=room[: chunk.size])
             yield piece
 
 
 def difference(after: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """One array less another; in float32 at least."""
+    """Return ``after - before``, in float32 or wider for floating-point arrays."""
     if after.dtype.itemsize < 4 and after.dtype.kind not in "iub":
         # 16-bit weights: the difference of two neighbours would be rounded away.
         after, before = after.astype(np.float32), before.astype(np.float32)
@@ -72,12 +73,12 @@ def difference(after: np.ndarray, before: np.ndarray) -> np.ndarray:
 
 @dataclass(slots=True)
 class Whole:
-    """A copy of a tensor.
+    """A full copy of a tensor.
 
     Attributes:
-        dtype, shape: of the tensor.
-        values: its own.
-        part: which part of a tensor it is, where processes hold parts.
+        dtype, shape: dtype and shape of the tensor.
+        values: the values as an array.
+        part: part of a larger tensor that this process holds; `None`: the whole tensor.
     """
 
     dtype: str
@@ -90,36 +91,36 @@ class Whole:
 
     @property
     def source(self) -> TensorSource:
-        """Where a record finds the values."""
+        """Return the tensor source of the values, which is made once."""
         if self._source is None:
             self._source = InMemory(self.values)
         return self._source
 
     @property
     def zero(self) -> bool:
-        """Whether all values are zero."""
+        """Return True if all values are zero."""
         return not bool((self.values != 0).any())
 
     def less(self, before: Taken) -> Difference:
-        """Where a record finds the values less those of another tensor of this shape."""
+        """Return a tensor source of these values minus those of another tensor of the same shape."""
         assert isinstance(before, Whole)
         return Difference(self.values, before.values)
 
     def add(self, other: Taken) -> None:
-        """Add the values of another tensor of this shape."""
+        """Add the values of another tensor of the same shape."""
         assert isinstance(other, Whole)
         self.values = self.values + other.values
 
 
 @dataclass(slots=True)
 class Sampled:
-    """A sample of a tensor.
+    """A sample of the values of a tensor, from which its sketch is made.
 
     Attributes:
-        dtype, shape: of the tensor.
-        samples, number: where the sample is.
-        transposed: whether it is of the transposed matrix.
-        part: which part of a tensor it is, where processes hold parts.
+        dtype, shape: dtype and shape of the tensor.
+        samples, number: store that holds the sample, and the number of the sample there.
+        transposed: True if it is a sample of the transposed matrix.
+        part: part of a larger tensor that this process holds; `None`: the whole tensor.
     """
 
     dtype: str
@@ -134,23 +135,23 @@ class Sampled:
 
     @property
     def source(self) -> TensorSource:
-        """Where a record finds the sketch."""
+        """Return the tensor source of the sketch, which is made once."""
         if self._source is None:
             self._source = self._sketched(self.number)
         return self._source
 
     @property
     def zero(self) -> bool:
-        """Whether all of the sample is zero."""
+        """Return True if all values of the sample are zero."""
         return self.samples.zero(self.number)
 
     def less(self, before: Taken) -> TensorSource:
-        """Where a record finds the sketch of the values less those of another tensor of this shape."""
+        """Return a tensor source of the sketch of the difference to another tensor of the same shape."""
         assert isinstance(before, Sampled)
         return self._sketched(self.samples.difference(self.number, before.number))
 
     def add(self, other: Taken) -> None:
-        """Add the sample of another tensor of this shape."""
+        """Add the sample of another tensor of the same shape."""
         assert isinstance(other, Sampled)
         self.samples.add_to(self.number, other.number)
 
@@ -159,7 +160,7 @@ class Sampled:
 
 
 class Awaited(TensorSource):
-    """A tensor source whose values are still on their way from a device; reading waits for them."""
+    """Tensor source whose values are still being copied from a device; `read` waits for the values."""
 
     __slots__ = ("_array", "_batch", "shape", "tensor")
 
@@ -169,11 +170,11 @@ class Awaited(TensorSource):
         self._batch: Transfer | None = None
 
     def arrive_with(self, batch: Transfer) -> None:
-        """Come over together with others."""
+        """Set the transfer that brings the values, and release the tensor."""
         self._batch, self.tensor = batch, None
 
     def arrived(self, flat: np.ndarray) -> None:
-        """These are the values."""
+        """Set the values."""
         self._array = flat.reshape(self.shape)
 
     @property
@@ -189,7 +190,7 @@ class Awaited(TensorSource):
 
 
 class Transfer:
-    """Tensors that come over from their device together."""
+    """One transfer of several tensors from their device."""
 
     def __init__(self, members: Sequence[Awaited], tensors: Tensors) -> None:
         self._wait: Callable[[], list[np.ndarray]] | None = tensors.fetch([each.tensor for each in members])
@@ -199,7 +200,7 @@ class Transfer:
             each.arrive_with(self)
 
     def settle(self) -> None:
-        """Wait until they are there."""
+        """Wait until the values of all tensors have arrived; later calls do nothing."""
         with self._lock:
             wait, self._wait = self._wait, None
             for each, flat in zip(self._members, wait() if wait is not None else ()):
@@ -212,8 +213,8 @@ class OnItsWay:
     """A copy of a tensor that is still on its device.
 
     Attributes:
-        dtype, shape: of the tensor.
-        source: where a record will find the values.
+        dtype, shape: dtype and shape of the tensor.
+        source: tensor source of the values, which waits for the transfer.
     """
 
     dtype: str
@@ -222,11 +223,12 @@ class OnItsWay:
 
 
 class Numbered:
-    """A tensor of the trace that a plan knows.
+    """A traced tensor of a plan.
 
     Attributes:
-        place: which of the plan's tensors it is.
-        dtype, shape, number: of the tensor, and of its sample.
+        place: index of the tensor among those of the plan.
+        dtype, shape: dtype and shape of the tensor.
+        number: number of its sample.
     """
 
     __slots__ = ("dtype", "number", "place", "shape")
@@ -236,5 +238,5 @@ class Numbered:
         self.place, self.dtype, self.shape, self.number = place, dtype, shape, number
 
 
-#: What was copied of a tensor.
+#: A complete copy of a tensor.
 Taken = Whole | Sampled

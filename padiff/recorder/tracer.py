@@ -1,4 +1,4 @@
-"""Writes down the trace of a step: what goes into layers, and the functions that their code calls."""
+"""Collect the trace of a step: the inputs of layers, and the functions that the code of the layers calls."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from padiff.sketches.sketch import ELEMENTS
 from padiff.system.frames import Frame, code_frames
 from padiff.system.guard import reraise_from_signal_handler
 
-# Slots, each with the number of its tensor behind it.
+# Slots and the numbers of their tensors, in turn: (slot, number, slot, number, ...).
 _Operands = tuple[Any, ...]
 
-#: Calls of functions that are written down of a step: a loop over a long sequence may make any number of them.
+#: Maximum number of calls in the trace of one step: a loop over a long sequence may call any number of functions.
 MOST = 5000
 
-# Functions whose work is what they do to what they are given.
+# Functions that change their first argument and return nothing.
 _CHANGING = frozenset({"setitem"})
 
 
 class Begun(NamedTuple):
-    """A function's call that is under way."""
+    """A function call that has not returned yet."""
 
     name: str
     inside: Call
@@ -48,15 +48,15 @@ class Begun(NamedTuple):
 
 
 class Tracer:
-    """Collects the trace of one step. Whatever goes wrong is left out: the training goes on.
+    """Collector of the trace of one step. An error in a call leaves that call out of the trace, and not the training.
 
     Args:
-        records: copies the tensors.
-        levels: how much is kept of a layer's tensors. Where outputs are kept in full, only what is as small as a sample
-            is kept in full of what goes in; where nothing is kept of them, nothing is traced.
-        tensors: those that were seen so far. What is recorded as an output already is not copied again.
-        functions: whether functions are looked at.
-        whole: whether all that goes into layers is kept in full, where what they give is.
+        records: record buffer whose copier copies the tensors.
+        levels: recording level of each layer and stage. At level full, inputs of more than `ELEMENTS` elements are
+            sketched unless ``whole`` is set; at level nothing, the layer is not traced.
+        tensors: cache of the tensors seen so far. A tensor that was recorded as an output is not copied again.
+        functions: True to trace function calls, too.
+        whole: True to store all inputs in full for layers whose outputs are stored in full.
     """
 
     def __init__(
@@ -73,17 +73,17 @@ class Tracer:
         self._is_tensor, self._tensors = framework.tensors.is_tensor, tensors
         self.functions = functions
         self._tensor_type = framework.tensors.TYPE
-        #: Whether in training mode, and a function's call; or of a layer's call its path, number, class and stack, how
-        #: long its inputs are, these, and its outputs.
+        #: For a function call: (training mode, `TracedCall`). For a layer call: training mode, path, number, class,
+        #: stack, length of the inputs, inputs, outputs.
         self._calls: list[tuple[Any, ...]] = []
         self._numbered: list[SeenTensor | Numbered] = []
-        #: Of what nothing was copied: what it is.
+        #: Descriptions of the tensors that were not copied, by number.
         self._unknown: dict[int, TracedSite] = {}
         self._nth: Counter[tuple[str, int, str, bool]] = Counter()
         self._parameters: dict[int, str] = {}
 
     def know_parameters(self, nodes: Sequence[Node]) -> None:
-        """Parameters go into functions by name; they are recorded where they are owned."""
+        """Note the names of the parameters, so that traced functions refer to a parameter by name, without a copy."""
         owned = self._framework.layers.parameters
         self._parameters = {
             id(tensor): f"{node.path}/{slot}"
@@ -95,16 +95,16 @@ class Tracer:
     # -- layers --------------------------------------------------------------------------------------------
 
     def inputs(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Operands | None:
-        """What goes into a layer's call; `None` where nothing is kept of the layer."""
+        """Return the input slots of a layer call with their tensor numbers, or None if the layer is not recorded."""
         level = self._levels[node.path, "forward"]
         if level == NOTHING:
             return None
         try:
             if len(args) == 1 and not kwargs and isinstance(args[0], self._tensor_type):
-                seen = self._tensors.of(args[0])
-                if seen.number < 0:
-                    self._enter(seen, args[0], level)
-                return (self._records.known.first_slot(node.layer.forward), seen.number)
+                entry = self._tensors.of(args[0])
+                if entry.number < 0:
+                    self._enter(entry, args[0], level)
+                return (self._records.known.first_slot(node.layer.forward), entry.number)
             named = flatten_inputs(node.layer.forward, args, kwargs, self._is_tensor)
             return tuple([part for slot, tensor in named for part in (slot, self._number(tensor, level))])
         except Exception as error:
@@ -112,7 +112,7 @@ class Tracer:
             return None
 
     def stack(self) -> tuple[Frame, ...]:
-        """Where the layer or function is called that begins now; empty where that is not looked at."""
+        """Return the user's stack at the call that begins now; empty if functions are not traced."""
         if not self.functions:
             return ()
         try:
@@ -122,96 +122,99 @@ class Tracer:
             return ()
 
     def layer_ended(self, call: Call, outputs: Sequence[tuple[str, Any, SeenTensor | None]]) -> None:
-        """A layer's call has ended; its outputs are recorded already.
+        """Add a layer call that has returned, and whose outputs are recorded.
 
         Args:
-            outputs: their slots, the tensors, and what is known of each, as far as that is known.
+            outputs: slot, tensor and cache entry of each output; the entry is None if it has to be looked up.
         """
         node = call.node
         try:
             level = self._levels[node.path, "forward"]
-            given: list[Any] = []
-            for slot, tensor, seen in outputs:
-                if seen is None:
-                    seen = self._tensors.of(tensor)
-                if seen.number < 0:
-                    self._enter(seen, tensor, level)
-                given += (slot, seen.number)
+            slots: list[Any] = []
+            for slot, tensor, entry in outputs:
+                if entry is None:
+                    entry = self._tensors.of(tensor)
+                if entry.number < 0:
+                    self._enter(entry, tensor, level)
+                slots += (slot, entry.number)
         except Exception as error:
             _let_go(error)
-            given = []
+            slots = []
         kind = type(node.layer).__name__
         inputs = call.inputs or ()
-        # Flat: one object for each call, and none that leads to others, for the collector to go through.
-        self._calls.append((call.training, node.path, call.number, kind, call.stack, len(inputs), *inputs, *given))
+        # A flat tuple: the garbage collector then visits one object for each call.
+        self._calls.append((call.training, node.path, call.number, kind, call.stack, len(inputs), *inputs, *slots))
 
     # -- plans ---------------------------------------------------------------------------------------------
 
     @property
     def last(self) -> tuple[Any, ...]:
-        """What was noted of the call that ended last."""
+        """Return the entry of the call that returned last."""
         return self._calls[-1]
 
     def numbered(self, number: int) -> SeenTensor | Numbered:
-        """The tensor of a number."""
+        """Return the tensor with a number, as a cache entry or as a tensor of a plan."""
         return self._numbered[number]
 
     def seen(self, number: int) -> SeenTensor:
-        """The same, of a step that follows no plan."""
-        seen = self._numbered[number]
-        assert isinstance(seen, SeenTensor)
-        return seen
+        """Return the cache entry of the tensor with a number, in a step that follows no plan."""
+        entry = self._numbered[number]
+        assert isinstance(entry, SeenTensor)
+        return entry
 
     def add(self, calls: Sequence[tuple[Any, ...]], numbered: Sequence[Numbered]) -> None:
-        """Note calls that have ended, and the tensors that get the next numbers."""
+        """Add calls that have returned, and the tensors that get the next numbers."""
         self._calls += calls
         self._numbered += numbered
 
     def put_in(self, seen: Mapping[int, SeenTensor]) -> None:
-        """From now on tensors are not those of a plan: by their places there, what they are."""
+        """Replace the tensors of a plan by their cache entries, which ``seen`` holds by place in the plan."""
         self._numbered = [seen[each.place] if isinstance(each, Numbered) else each for each in self._numbered]
 
     # -- functions -----------------------------------------------------------------------------------------
 
     @property
     def full(self) -> bool:
-        """Whether no further function is written down."""
+        """Return True if the trace takes no further function calls."""
         return len(self._calls) >= MOST
 
     def function_begins(
         self, name: str, parameters: Sequence[str], inside: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Begun | None:
-        """A layer's code calls a function; what goes in is looked at before it may be written over."""
+        """Return the entry of a function call that begins, or None if the call is not traced.
+
+        The inputs are read before the function runs, as it may overwrite them.
+        """
         level = self._levels[inside.node.path, "forward"]
         if level == NOTHING or self.full:
             return None
         try:
-            given = {parameters[k] if k < len(parameters) else str(k): value for k, value in enumerate(args)} | {
+            inputs = {parameters[k] if k < len(parameters) else str(k): value for k, value in enumerate(args)} | {
                 **kwargs
             }
             operands, owned = [], []
-            for slot, tensor in flatten_named(given, self._is_tensor):
+            for slot, tensor in flatten_named(inputs, self._is_tensor):
                 parameter = self._parameters.get(id(tensor))
                 if parameter is None:
                     operands.append(Operand(slot, self._number(tensor, level)))
                 else:
                     owned.append(parameter)
-            arguments = plain_arguments(given)
+            arguments = plain_arguments(inputs)
         except Exception as error:
             _let_go(error)
             return None
         return Begun(name, inside, tuple(operands), arguments, tuple(owned), args[0] if args else None, self.stack())
 
     def function_ended(self, begun: Begun, output: Any) -> None:
-        """The function has given this."""
+        """Add a function call that has returned ``output``."""
         inside, name = begun.inside, begun.name
         path, level = inside.node.path, self._levels[inside.node.path, "forward"]
         try:
-            given = begun.given if output is None and name in _CHANGING else output
+            result = begun.given if output is None and name in _CHANGING else output
             outputs = tuple(
                 [
                     Operand(slot, self._number(tensor, level))
-                    for slot, tensor in flatten(given, "output", self._is_tensor)
+                    for slot, tensor in flatten(result, "output", self._is_tensor)
                 ]
             )
         except Exception as error:
@@ -236,7 +239,7 @@ class Tracer:
         self._calls.append((inside.training, traced))
 
     def noted(self, name: str, tensor: Any) -> None:
-        """Something was done with a tensor that the trace has: a backward began there, or it was logged as the loss."""
+        """Add a pseudo-call on a traced tensor: a backward began at the tensor, or it was logged as the loss."""
         try:
             number = self._tensors.of(tensor).number
         except Exception as error:
@@ -251,54 +254,54 @@ class Tracer:
     # -- the end of the step -------------------------------------------------------------------------------
 
     def trace(self, training_only: bool) -> Trace:
-        """The trace so far, of a step that follows no plan.
+        """Return the trace so far of a step that follows no plan.
 
         Args:
-            training_only: leave out calls in evaluation mode.
+            training_only: True to leave out calls in evaluation mode.
         """
         calls = tuple([_call(each) for each in self._calls if each[0] or not training_only])
-        copies = [seen.best for seen in self._numbered if isinstance(seen, SeenTensor)]
-        tensors = tuple([_traced(taken, self._unknown.get(place)) for place, taken in enumerate(copies)])
+        copies = [entry.best for entry in self._numbered if isinstance(entry, SeenTensor)]
+        tensors = tuple([_traced(copy, self._unknown.get(place)) for place, copy in enumerate(copies)])
         return Trace(tensors, calls, self.functions)
 
     def finished(self) -> tuple[tuple[Record, ...] | Alike[Record], Trace]:
-        """The records of a whole step, nothing of which is left out, and its trace."""
-        made = partial(_calls_of, self._calls)
-        records, tensors, calls = self._records.alike(self._copies(), self._unknown, self._calls, made)
+        """Return the records and the trace of a step from which no call is left out."""
+        make_calls = partial(_calls_of, self._calls)
+        records, tensors, calls = self._records.alike(self._copies(), self._unknown, self._calls, make_calls)
         return records, Trace(tensors, calls, self.functions)
 
     def _copies(self) -> list[Taken | Numbered | None]:
-        """The best copy of each numbered tensor."""
-        return [seen if isinstance(seen, Numbered) else seen.best for seen in self._numbered]
+        """Return the best copy of each numbered tensor, in order; None for a tensor without a copy."""
+        return [entry if isinstance(entry, Numbered) else entry.best for entry in self._numbered]
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all entries."""
         self._calls, self._numbered, self._unknown = [], [], {}
 
     def _number(self, tensor: Any, level: str) -> int:
-        """The number of a tensor, a copy of which is made if there is none."""
-        seen = self._tensors.of(tensor)
-        if seen.number < 0:
-            self._enter(seen, tensor, level)
-        return seen.number
+        """Return the number of a tensor, which is copied and numbered if it is new."""
+        entry = self._tensors.of(tensor)
+        if entry.number < 0:
+            self._enter(entry, tensor, level)
+        return entry.number
 
-    def _enter(self, seen: SeenTensor, tensor: Any, level: str) -> None:
-        """Give a tensor a number, and make a copy of it if there is none."""
-        known = seen.sketched or seen.full or seen.traced
-        if known is None:
+    def _enter(self, entry: SeenTensor, tensor: Any, level: str) -> None:
+        """Assign the next number to a tensor, and copy the tensor if it has no copy yet."""
+        copy = entry.sketched or entry.full or entry.traced
+        if copy is None:
             if (
                 level in (FULL, WITHIN)
                 and not self._whole
                 and math.prod(self._framework.tensors.shape(tensor)) > ELEMENTS
             ):
                 level = SKETCH
-            seen.traced = self._records.copier.take(tensor, level)
-            if isinstance(seen.traced, Left):  # it can't be copied, but it is known where it went
+            entry.traced = self._records.copier.take(tensor, level)
+            if isinstance(entry.traced, Left):  # not copied, but the trace shows where it went
                 self._unknown[len(self._numbered)] = TracedSite(self._framework.tensors.dtype(tensor), (), False)
-        elif isinstance(known, Left) and seen.best is None:
+        elif isinstance(copy, Left) and entry.best is None:
             self._unknown[len(self._numbered)] = TracedSite(self._framework.tensors.dtype(tensor), (), False)
-        seen.number = len(self._numbered)
-        self._numbered.append(seen)
+        entry.number = len(self._numbered)
+        self._numbered.append(entry)
 
 
 def _calls_of(entries: Sequence[Any]) -> tuple[TracedCall, ...]:
@@ -310,18 +313,18 @@ def _call(entry: Any) -> TracedCall:
         called: TracedCall = entry[1]
         return called
     _, path, number, kind, stack, length, *operands = entry
-    given, gave = (tuple(map(Operand, some[::2], some[1::2])) for some in (operands[:length], operands[length:]))
-    return TracedCall(path, number, inputs=given, outputs=gave, layer_type=kind, stack=stack)
+    inputs, outputs = (tuple(map(Operand, flat[::2], flat[1::2])) for flat in (operands[:length], operands[length:]))
+    return TracedCall(path, number, inputs=inputs, outputs=outputs, layer_type=kind, stack=stack)
 
 
-def _traced(taken: Taken | None, unknown: TracedSite | None) -> TracedTensor:
-    if taken is None:
+def _traced(copy: Taken | None, unknown: TracedSite | None) -> TracedTensor:
+    if copy is None:
         return TracedTensor(None, "" if unknown is None else unknown.dtype, ())
-    return TracedTensor(taken.source, taken.dtype, tuple(taken.shape))
+    return TracedTensor(copy.source, copy.dtype, tuple(copy.shape))
 
 
 def _let_go(error: Exception) -> None:
-    """Leave out what cannot be looked at; raise the error where memory is short, or where it is the user's."""
+    """Drop an error of tracing; raise it again if it is a MemoryError or comes from the user's signal handler."""
     reraise_from_signal_handler(error)
     if isinstance(error, MemoryError):
         raise error

@@ -1,4 +1,4 @@
-"""What is recorded of the step under way: what loops and hosts ask of it, and tell it."""
+"""The current step of a recorder, as training loops and hosts (trainers) use it."""
 
 from __future__ import annotations
 
@@ -11,37 +11,36 @@ from padiff.system.guard import Guard, guarded
 
 
 class UnderWay:
-    """The step under way of a recorder. All of this costs nothing, and says nothing, in a step that is not due.
+    """The current step of a recorder. In a step that is not recorded, all calls are cheap and do nothing.
 
     Attributes:
-        guard: stops errors of padiff's own.
+        guard: guard that stops internal errors of padiff.
     """
 
     guard: Guard
 
     def __init__(self) -> None:
         self._capture: Capture | None = None
-        #: The capture of the step before, whose hooks are still on for the step under way.
+        #: Capture of the previous step, whose hooks are still attached for the current step.
         self._hooked: Capture | None = None
 
     @guarded()
     def log_loss(self, loss: Any) -> None:
-        """Record the loss of a micro-batch: a number, or a tensor of one element. Costs nothing if not due."""
+        """Record the loss of a micro-batch: a number, or a tensor of one element. Does nothing in a step not due."""
         if self._capture is not None:
             self._capture.log_loss(loss)
 
     @guarded()
     def log_batch(self, inputs: Any, labels: Any = None) -> None:
-        """Log the batch that begins, for a replay pack, if the recorder can't see it. Costs nothing in steps
-        without one.
+        """Log the next batch for a replay pack, if the recorder cannot see the batch. Does nothing in steps without a
+        pack.
 
-        The recorder sees what the model is called with, and what the framework's loss functions outside of it are
-        called with.
+        The recorder sees the arguments of the model, and those of the framework's loss functions outside of the model.
 
         Args:
-            inputs: what the model is called with: a tuple, by position; a mapping, by name; or one tensor.
-            labels: what else the loss takes: a tuple, one tensor, or a mapping as the one label. Default: what loss
-                functions are called with.
+            inputs: arguments of the model: a tuple, by position; a mapping, by name; or one tensor.
+            labels: further arguments of the loss: a tuple, one tensor, or a mapping as the one label. Default: the
+                arguments of the loss functions that are called.
         """
         if self._capture is not None and self._capture.packing is not None:
             self._capture.packing.give(inputs, labels)
@@ -49,12 +48,12 @@ class UnderWay:
     @property
     @guarded()
     def micro_batch(self) -> int | None:
-        """Which call of the whole model, in training mode, is under way or was the last; `None` before the first."""
+        """Return the number of the current or last call of the whole model in training mode; None before the first."""
         return None if self._capture is None else self._capture.micro_batch
 
     @contextmanager
     def unheard(self) -> Iterator[None]:
-        """What is called inside is not recorded."""
+        """Enter a context in which nothing is recorded."""
         if self._capture is None:
             yield
             return
@@ -64,24 +63,26 @@ class UnderWay:
     @property
     @guarded(default=False)
     def recorded_anything(self) -> bool:
-        """Whether there is anything of the step under way."""
+        """Return True if anything of the current step is recorded."""
         return self._capture is not None and not self._capture.empty
 
     @property
     @guarded(default=())
     def running(self) -> list[str]:
-        """Paths of the layers whose calls are under way in a step that is recorded, the outermost first."""
+        """Return the paths of the layers that are being called, the outermost first; empty in a step not due."""
         return [] if self._capture is None else self._capture.running
 
     @guarded()
     def give_batch(self, batch: Any) -> None:
-        """A host hands over the batch that begins; after `attach`."""
+        """Set the next batch, as passed by a host (trainer); call this after `attach`."""
         if self._capture is not None and self._capture.packing is not None:
             self._capture.packing.give_whole(batch)
 
     @guarded()
     def carried(self, micro_batches: int) -> None:
-        """A host begins the step under way anew, with the gradients of so many micro-batches that it did for it."""
+        """Note that a host restarts the current step, with gradients of ``micro_batches`` micro-batches already
+        accumulated.
+        """
         if self._capture is not None:
             many = f"{micro_batches} micro-batch{'es' if micro_batches > 1 else ''}"
             self._capture.settings["gradients.left_over"] = f"of {many} before the step"
@@ -89,13 +90,13 @@ class UnderWay:
     @property
     @guarded()
     def backward_began_at(self) -> float | None:
-        """The value at which the last backward began, in a due step; `None` where it was that of a loss function."""
+        """Return the last value that a backward began at and that no loss function returned; None without one."""
         losses = self._capture.losses if self._capture is not None else None
         return losses.last_begun if losses is not None else None
 
     @guarded()
     def detach(self) -> None:
-        """Take the hooks off; the step goes on."""
+        """Remove the hooks; the step goes on."""
         self._detach()
 
     def _detach(self) -> None:
@@ -106,6 +107,6 @@ class UnderWay:
 
     @guarded()
     def discard(self) -> None:
-        """Forget what was recorded of the step under way."""
+        """Drop the records of the current step, and remove the hooks."""
         self._detach()
         self._capture = None

@@ -1,4 +1,4 @@
-"""What else is wanted of a step than its tensors."""
+"""Optional parts of a capture."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from padiff.recorder.evaluation import TrainingHistory
 
 @dataclass(frozen=True)
 class Wanted:
-    """See `padiff.recorder.capture.Capture`."""
+    """Optional parts of a capture; the fields are arguments of `padiff.recorder.capture.Capture`."""
 
     stepped: Callable[[int], None] | None = None
     stacks: bool = False

@@ -1,4 +1,4 @@
-"""What a recorder warns of in a training that it can't see all of."""
+"""Warnings about trainings that a recorder cannot observe completely."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from padiff.recorder.memory import MemoryRun
 from padiff.records import bytes_text
 from padiff.system.warn import warn
 
-# Steps of an optimizer within one step from which on try_dump() was probably forgotten: a critic takes five.
+# Optimizer steps within one recorded step that suggest a missing try_dump(). The critic of a GAN takes about five.
 _MANY_STEPS = 10
 
 
 class RecorderWarnings:
-    """Warnings about a training, given when its step is over. What is said once for a training is not said again."""
+    """Warnings about a training, collected during a step and issued at its end; most kinds only once per training."""
 
     def __init__(self) -> None:
         self._waiting: list[str] = []
@@ -22,7 +22,7 @@ class RecorderWarnings:
         self._unseen_steps = 0
 
     def called(self, capture: Capture) -> None:
-        """Warn of a step in which nothing was called."""
+        """Warn of a step in which no layer was called, or the model in evaluation mode only."""
         if capture.evaluations and capture.empty:
             if not self._evaluated:
                 self._evaluated = True
@@ -39,7 +39,7 @@ class RecorderWarnings:
             )
 
     def changed(self, capture: Capture, changes: str) -> None:
-        """Warn that the model has other layers since a step."""
+        """Warn that the model's layers have changed in a step; only once."""
         if changes and not self._changed:
             self._changed = True
             self._waiting.append(
@@ -50,8 +50,10 @@ class RecorderWarnings:
             )
 
     def stepped(self, capture: Capture) -> None:
-        """Warn that it is another optimizer that steps, once it did so in two due steps in a row: accumulated gradients
-        and steps that a loss scaler skips change no parameter.
+        """Warn that parameters change although the recorded optimizer does not step.
+
+        The warning comes after two recorded steps in a row, and only once. Gradient accumulation, and steps that a loss
+        scaler skips, change no parameter and cause no warning.
         """
         self._unseen_steps = self._unseen_steps + 1 if capture.parameters.moved_unseen else 0
         if self._unseen_steps >= 2 and not self._unstepped:
@@ -64,12 +66,12 @@ class RecorderWarnings:
             )
 
     def say(self, what: str) -> None:
-        """Say something when the step is over; nothing where it is empty."""
+        """Add a warning with this text, unless the text is empty."""
         if what:
             self._waiting.append(f"padiff: {what}.")
 
     def unended(self, times: int) -> None:
-        """Say at once that steps are not ended, where an optimizer has stepped so often that this is no critic's."""
+        """Warn at once that try_dump() is missing, when the number of optimizer steps reaches `_MANY_STEPS`."""
         if times == _MANY_STEPS:
             warn(
                 f"padiff: an optimizer stepped {times} times, and try_dump() was not called: so far all of it is one "
@@ -77,7 +79,7 @@ class RecorderWarnings:
             )
 
     def folded(self, capture: Capture) -> None:
-        """Warn that several optimizer steps became one step, since none was ended."""
+        """Warn that several optimizer steps are recorded as one step, as try_dump() was never called."""
         times = capture.parameters.steps_taken
         if times > 1:
             self._waiting.append(
@@ -86,7 +88,7 @@ class RecorderWarnings:
             )
 
     def dropped(self, run: MemoryRun) -> None:
-        """Warn that a run in memory is full."""
+        """Warn that a run in memory is full and drops steps; only once."""
         if not self._dropped:
             self._dropped = True
             self._waiting.append(
@@ -96,7 +98,7 @@ class RecorderWarnings:
             )
 
     def left_out(self, capture: Capture) -> None:
-        """Warn of what of a step could not be copied."""
+        """Warn of tensors of a step that could not be copied; only once."""
         why: Sequence[str] = capture.left_out
         if why and not self._left_out:
             self._left_out = True
@@ -106,7 +108,7 @@ class RecorderWarnings:
             )
 
     def forked(self) -> None:
-        """Warn that a step ended in a fork of the process that records."""
+        """Warn that a step ended in a fork of the recording process; only once."""
         if not self._forked:
             self._forked = True
             self._waiting.append(
@@ -115,6 +117,6 @@ class RecorderWarnings:
             )
 
     def give(self) -> None:
-        """Warn, at the line that ended the step: a warning that is an error must not cost the step."""
+        """Issue the collected warnings, after the step is handed on: a warning may be raised as an error."""
         while self._waiting:
             warn(self._waiting.pop(0))

@@ -1,4 +1,4 @@
-"""The layers of a step, as its hooks know them."""
+"""The layers whose calls are observed in a step."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from padiff.recorder.layers import FixedLayers, Layers
 
 
 class Watched:
-    """The layers whose calls are seen, and what is looked at of each.
+    """Layers whose calls are observed, and the parts of the calls that are recorded.
 
     Args:
-        layers: the model's.
-        functions: whether functions are looked at, too.
-        skip_wrappers: whether layers that own nothing and hold one layer are passed over.
+        layers: the model's layers.
+        functions: True if functions are traced, too.
+        skip_wrappers: True to not record layers that have no parameters and a single sublayer.
 
     Attributes:
-        nodes: the layers, the model first.
-        known: by their identities.
-        chosen: paths of those whose tensors are recorded.
-        traced: of which what goes in is looked at, whichever layer is called first.
+        nodes: all layers, the model first.
+        known: layers by identity.
+        chosen: paths of the layers whose tensors are recorded.
+        traced: paths of the layers whose inputs are traced in every call.
     """
 
     def __init__(self, layers: Layers | FixedLayers, functions: bool, skip_wrappers: bool) -> None:
@@ -30,7 +30,7 @@ class Watched:
         self.take()
 
     def take(self) -> None:
-        """Take the layers as they are now."""
+        """Read the current layers of the model."""
         layers = self._layers
         self.nodes: Sequence[Node] = layers.nodes
         self.known = {id(node.layer): node for node in layers.nodes}
@@ -40,11 +40,14 @@ class Watched:
         self.traced = self.chosen if self._functions else self.chosen & layers.computing
 
     def chose(self, node: Node) -> bool:
-        """Whether a layer's tensors are recorded."""
+        """Return True if a layer's tensors are recorded."""
         return node.path in self.chosen
 
     def note_modes(self, training: bool, settings: dict[str, Any]) -> None:
-        """Note which layers train, in the step's first call; in its first one in training mode, where there is one."""
+        """Note the training modes of the layers at an outermost call.
+
+        The first call in training mode counts, or the first call if there is none in training mode.
+        """
         if (not training and "training" in settings) or settings.get("training"):
             return
         others = [node.path for node in self.nodes if bool(node.layer.training) is not training]
@@ -55,7 +58,7 @@ class Watched:
 
 
 def _wrappers(nodes: Sequence[Node], framework: Framework) -> frozenset[str]:
-    """Paths of the layers that own nothing and hold one layer."""
+    """Return the paths of the layers, except the model, that have no parameters and a single sublayer."""
     return frozenset(
         node.path
         for node in nodes[1:]
