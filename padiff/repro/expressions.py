@@ -232,7 +232,7 @@ def function_text(
         raise CannotWriteError(
             f"the code of `{call.layer}` calls {name}(), which is not known here as a line of {framework}"
         )
-    return f"{language.calls[name]}({', '.join(_argument(*argument) for argument in _positional(named))})"
+    return f"{language.calls[name]}({', '.join(_argument(*pair) for pair in _positional(named))})"
 
 
 def _lists(operands: Mapping[str, str]) -> dict[str, str]:
