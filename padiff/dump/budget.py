@@ -25,7 +25,7 @@ _NAMES = 250
 
 
 class Budget:
-    """Chooses the steps to delete so that the next one fits. Only rank 0 uses it, for all ranks.
+    """Size limit of a run folder, which chooses the steps to delete. Only rank 0 uses it, for all ranks.
 
     The oldest step goes first, except the first step of the run and the `WORST` worst ones; if only these are left, the
     least bad of them.
@@ -141,7 +141,7 @@ def _bytes(record: Record) -> int:
 
 
 def _nonfinite(record: Record) -> bool:
-    """Return True if a sketch or loss is infinite or NaN; other full tensors are not searched."""
+    """Return True if a sketch or loss has infinities or NaN; other full tensors are not searched."""
     if isinstance(record.source, Sketched):
         return record.source.sketch.nonfinite > 0
     return record.stage == "loss" and not bool(np.isfinite(record.value).all())

@@ -21,7 +21,7 @@ _SMALLEST = 1 << 12
 
 
 class Deduplication:
-    """Remembers buffers and frozen parameters, to store unchanged ones once.
+    """Digests of the buffers and frozen parameters that were written last, to store unchanged ones once.
 
     Trainable parameters are always written: they change, and a digest costs as much as writing them.
 

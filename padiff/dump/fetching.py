@@ -28,7 +28,7 @@ _Fetched = tuple[str, bytes]
 
 
 class Fetching:
-    """Fetches whole objects, and prefetches expected ones on threads.
+    """Fetcher of whole objects, which prefetches expected ones on threads.
 
     Args:
         keep: number of objects that stay in memory after they are read.

@@ -92,7 +92,7 @@ def stored_dtype(dtype: str) -> np.dtype[Any] | None:
 
 
 def fits_stored(array: np.ndarray, dtype: str) -> bool:
-    """Return True if a stored array has the element width of the named dtype (or is no raw integer view)."""
+    """Return True unless the array stores bfloat16 or float8 as unsigned integers of a wrong width."""
     foreign = _FOREIGN.get(dtype)
     return foreign is None or array.dtype.kind != "u" or array.dtype.itemsize == np.dtype(foreign).itemsize
 

@@ -51,9 +51,11 @@ def _lost_in(run: FolderRun) -> dict[int, list[int]]:
             if latest[rank] > number or ended[rank]:
                 missing.setdefault(rank, []).append(number)
     # A rank may have written its part between the two checks.
-    now = incomplete_steps(run.path) if missing else {}
-    still = {rank: [n for n in numbers if n in now and rank not in now[n]] for rank, numbers in missing.items()}
-    return {rank: numbers for rank, numbers in still.items() if numbers}
+    current = incomplete_steps(run.path) if missing else {}
+    confirmed = {
+        rank: [n for n in numbers if n in current and rank not in current[n]] for rank, numbers in missing.items()
+    }
+    return {rank: numbers for rank, numbers in confirmed.items() if numbers}
 
 
 def _has_ended(run: FolderRun, rank: int, begun: bool) -> bool:

@@ -25,7 +25,7 @@ _LITTLE = 1 << 20
 
 
 def read_plain(folder: str, file: str, dtype: np.dtype[Any], shape: tuple[int, ...], room: Room) -> np.ndarray | None:
-    """Return the array in ``folder/file``, in memory of ``room``, or `None` if the file needs the full checks.
+    """Return the array in ``folder/file``, in memory from ``room``, or `None` if the file needs the full checks.
 
     That is so if the array has another dtype or shape, the file is not a regular one below the folder, the path has a
     link, or the room is too small.
@@ -56,7 +56,7 @@ def read_plain(folder: str, file: str, dtype: np.dtype[Any], shape: tuple[int, .
 
 
 def _opened(folder: str, file: str) -> int | None:
-    """Return a descriptor of ``folder/file``, or `None` if the path leads out of the folder or has a link."""
+    """Return a descriptor of ``folder/file``; `None` if the path leaves the folder, has a link or can't be opened."""
     folders = _folders(file)
     if folders is None:
         return None

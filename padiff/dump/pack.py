@@ -92,7 +92,7 @@ class PackedTensor(TensorSource):
         return self.read_into(new_memory)
 
     def read_into(self, room: Room) -> np.ndarray:
-        """Return the tensor, in memory of ``room`` if the tensor is uncompressed and the room is large enough.
+        """Return the tensor, in memory from ``room`` if the tensor is uncompressed and the room is large enough.
 
         Raises:
             TensorFileError: the file was changed, or there is too little memory.
@@ -148,7 +148,7 @@ def opened(path: AnyPath, recent: deque[ArrayFile], fetching: Fetching | None = 
 
 
 class PackReader:
-    """Reads the packed steps of one run.
+    """Reader of the packed steps of one run.
 
     Args:
         run: the run folder.
@@ -175,8 +175,8 @@ class PackReader:
             others = elsewhere(folder)
             headers: dict[AnyPath, tuple[ArrayFile, Mapping[str, Place]]] = {}
             for where in {where for where, _ in others.values()}:
-                beside = opened(check_inside(where / PACK_FILE, self._run), self._recent, self._fetching)
-                headers[where] = beside, beside.header()[1]
+                other_file = opened(check_inside(where / PACK_FILE, self._run), self._recent, self._fetching)
+                headers[where] = other_file, other_file.header()[1]
             outside = {n: (headers[where][0], headers[where][1][tensor]) for n, (where, tensor) in others.items()}
             stored = _Stored(file, places, outside, _rows(file, places), structure.compression, self._run)
             make = partial(_record, stored, structure)

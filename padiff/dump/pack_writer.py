@@ -27,7 +27,7 @@ _ROWS = 200
 
 
 class PackWriter:
-    """Writes the steps of one run, each into one file.
+    """Writer of the steps of one run, each into one file.
 
     Args:
         run: the run folder.
@@ -167,7 +167,7 @@ class _Last:
     ) -> _Last | None:
         """Return the layout of a written step, or `None` if it cannot be reused for the next step.
 
-        It can't if the step has no pattern, or stores weights, of which several steps may share one file.
+        A layout cannot be reused if the step has no pattern, or stores weights, which several steps may share.
 
         Args:
             places, traced: storage of the step's records, and of its traced tensors.

@@ -78,18 +78,18 @@ def _take_over(path: AnyPath, info: RunInfo, existing: str) -> None:
     (path / FINISHED_FILE).unlink(missing_ok=True)
     if isinstance(path, RemotePath):
         if existing == "overwrite":
-            for beside in (STEPS, STRUCTURES, SHARED, PACKS, FLOORS):
-                (path / beside).remove()
+            for name in (STEPS, STRUCTURES, SHARED, PACKS, FLOORS):
+                (path / name).remove()
         return
     assert isinstance(steps, Path)
     if existing == "overwrite" and os.path.lexists(steps):
         # Renamed first, so that readers, also after a kill, see no half-deleted steps.
-        aside = path / f".{STEPS}.{os.getpid()}.overwritten"
-        shutil.rmtree(aside, ignore_errors=True)
-        os.rename(steps, aside)
-        shutil.rmtree(aside, ignore_errors=True)
-        for beside in (STRUCTURES, SHARED, PACKS, FLOORS):
-            shutil.rmtree(path / beside, ignore_errors=True)
+        discarded = path / f".{STEPS}.{os.getpid()}.overwritten"
+        shutil.rmtree(discarded, ignore_errors=True)
+        os.rename(steps, discarded)
+        shutil.rmtree(discarded, ignore_errors=True)
+        for name in (STRUCTURES, SHARED, PACKS, FLOORS):
+            shutil.rmtree(path / name, ignore_errors=True)
 
 
 def _is_there(folder: AnyPath) -> bool:

@@ -76,7 +76,7 @@ class _Known:
 
 
 class FileReader:
-    """Reads the steps of one run; the entries of successive steps with the same structure are parsed once."""
+    """Reader of one run's unpacked steps; entries of successive steps with the same structure are parsed once."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
@@ -88,7 +88,7 @@ class FileReader:
         """Return one rank's step, and path and content of the JSON files that it was read from.
 
         Raises:
-            RunFolderError: none of the files is there, or one of them is damaged.
+            RunFolderError: none of the files exists, or one of them is damaged.
         """
         contents = [(folder / name, _read_json(folder / name)) for name in files if (folder / name).exists()]
         if not contents:

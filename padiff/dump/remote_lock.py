@@ -1,4 +1,4 @@
-"""Locks of runs in a store: one recording process per rank, by an object that only one process can create."""
+"""Locks of runs in a store: one recording process per rank, through an object that only one process can create."""
 
 from __future__ import annotations
 

@@ -210,8 +210,8 @@ class Packs(Mapping[int, Pack]):
         places = self._places(folder)
         others = elsewhere(folder)
         with Explained(path):
-            beside = {where: self._places(where) for where in {where for where, _ in others.values()}}
-            places |= {name: beside[where][tensor] for name, (where, tensor) in others.items()}
+            other_places = {where: self._places(where) for where in {where for where, _ in others.values()}}
+            places |= {name: other_places[where][tensor] for name, (where, tensor) in others.items()}
             return _pack(content, _Tensors(places, frozenset(map(str, content.get("complex", ())))))
 
     def _places(self, folder: AnyPath) -> dict[str, tuple[ArrayFile, Place]]:

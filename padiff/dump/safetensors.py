@@ -137,7 +137,7 @@ class ArrayFile:
             ) from error
 
     def array(self, place: Place, room: Room = new_memory) -> np.ndarray:
-        """Return one of the arrays, in memory of ``room`` if that is large enough. Default: in new memory.
+        """Return one of the arrays, in memory from ``room`` if that is large enough. Default: in new memory.
 
         Raises:
             OSError: the file is gone.

@@ -31,7 +31,7 @@ _PER_TENSOR, _OF_LAYER, _OF_PARAMETER = 100, 4, 3
 
 
 class Spools:
-    """Creates the spools of the steps of one run.
+    """Factory of the spools of one run's steps.
 
     Args:
         folder: a folder on the file system of the run.

@@ -60,27 +60,27 @@ def write_dump(
 
     # Ranks that split layers see the same samples. Under data parallelism, no two ranks have equal activations.
     parts = (record.part for record in step.records)
-    together = any(part is not None and part.kind == SHARD and part.share < 0 for part in parts)
+    is_sharded = any(part is not None and part.kind == SHARD and part.share < 0 for part in parts)
 
     def write(record: Record, name: str) -> None:
         array = record.value
-        if once is not None and (together or record.stage in PARAMETER_STAGES) and once.elsewhere(name, array):
+        if once is not None and (is_sharded or record.stage in PARAMETER_STAGES) and once.elsewhere(name, array):
             return
         if deduplication is None or not deduplication.link(record, array, folder / name, (final or folder) / name):
             write_npy(folder / name, array)
 
     def write_traced(source: TensorSource, name: str) -> None:
         array = source.read()
-        if once is None or not together or not once.elsewhere(name, array):
+        if once is None or not is_sharded or not once.elsewhere(name, array):
             write_npy(folder / name, array)
 
     trace: dict[str, Any] = {}
     with ThreadPoolExecutor(FILES_AT_ONCE, "padiff-files") as pool:
-        under_way: list[Future[None]] = []
+        pending: list[Future[None]] = []
 
         def start(job: Callable[..., None], *args: Any) -> None:
             try:
-                under_way.append(pool.submit(job, *args))
+                pending.append(pool.submit(job, *args))
             except RuntimeError:  # the interpreter is ending, and starts no new threads
                 job(*args)
 
@@ -120,7 +120,7 @@ def write_dump(
             if sketches:
                 trace["sketches"] = {"file": f"{sub}/{SKETCHES_FILE}", "rows": len(sketches)}
                 write_npy(folder / sub / SKETCHES_FILE, np.stack(sketches))
-        for writing in under_way:
+        for writing in pending:
             writing.result()
     if once is not None:
         once.write(folder)

@@ -57,7 +57,7 @@ OWN = "structure"
 
 
 class StructureWriter:
-    """Writes the structures of one run's steps.
+    """Writer of the structures of one run's steps.
 
     Args:
         run: the run folder.
@@ -259,7 +259,7 @@ _IN_USE: WeakValueDictionary[str, Structure] = WeakValueDictionary()
 
 
 class StructureReader:
-    """Reads the structures of one run's steps, and caches them.
+    """Reader of the structures of one run's steps, with a cache.
 
     Args:
         run: the run folder.

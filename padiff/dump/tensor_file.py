@@ -59,7 +59,7 @@ class TensorFile(TensorSource):
         return self.read_into(new_memory)
 
     def read_into(self, room: Room) -> np.ndarray:
-        """Return the tensor, in memory of ``room`` if that is large enough.
+        """Return the tensor, in memory from ``room`` if that is large enough.
 
         Raises:
             TensorFileError: see `read`.

@@ -37,7 +37,7 @@ QUEUED_STEPS = 1
 
 
 class RunWriter:
-    """Writes steps into a run folder in the background. In a fork of its process all calls do nothing.
+    """Writer of steps into a run folder, on a background thread. In a fork of its process all calls do nothing.
 
     Args:
         path: the run folder; created if it does not exist.

@@ -171,7 +171,7 @@ _AXIS = {"torch": "dim", "paddle": "axis"}
 
 
 def softmax_axis(output: np.ndarray) -> int | None:
-    """Return the only axis along which an output adds up to 1, as a negative number; `None` if it is not unique."""
+    """Return the axis (negative) along which an output adds up to 1; `None` if no axis does, or several do."""
     axes = [
         axis
         for axis in range(output.ndim)
@@ -186,7 +186,7 @@ def softmax_axis(output: np.ndarray) -> int | None:
 def function_text(
     framework: str, call: TracedCall, operands: Mapping[str, str], parameters: Sequence[str], dtype: str
 ) -> str:
-    """Return a function call in a layer's code as code.
+    """Return a function call inside a layer as one line of code.
 
     Args:
         framework: the framework.

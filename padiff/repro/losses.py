@@ -94,17 +94,17 @@ def loss_lines(
 def _text(side: Side, loss: RecordedLoss, names: dict[str, str]) -> str:
     framework = side.info.framework
     language, spelling = language_of(framework), SPELLINGS[framework]
-    several = loss_settings(side.settings, loss.function)
-    if not is_loss(loss.function, [name for settings in several for name in settings]):
+    variants = loss_settings(side.settings, loss.function)
+    if not is_loss(loss.function, [name for settings in variants for name in settings]):
         raise refused("the loss function, or a setting of it,", loss.function)
-    if len(several) != 1:
-        raise CannotWriteError(f"{loss.function}() is set in {len(several)} ways in this step of the {side.name}")
-    function, more = spelling.losses.get(loss.function, (loss.function, ""))
-    arguments = [more] if more else []
-    for name, value in several[0].items():
-        usual = _ONLY[framework].get(name)
-        if name == "function" or usual is not None:
-            if usual is not None and value not in usual:
+    if len(variants) != 1:
+        raise CannotWriteError(f"{loss.function}() is set in {len(variants)} ways in this step of the {side.name}")
+    function, extra = spelling.losses.get(loss.function, (loss.function, ""))
+    arguments = [extra] if extra else []
+    for name, value in variants[0].items():
+        neutral = _ONLY[framework].get(name)
+        if name == "function" or neutral is not None:
+            if neutral is not None and value not in neutral:
                 raise CannotWriteError(
                     f"{loss.function}() is set to {name}={value!r}, which {framework} has no word for"
                 )

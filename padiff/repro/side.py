@@ -81,7 +81,7 @@ class Side(Recorded):
 
 
 class Chain:
-    """Writes calls of a trace into a case, one line each.
+    """Writer of a trace's calls into a case, one line each.
 
     Args:
         side: the side of the trace.

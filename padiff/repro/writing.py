@@ -1,4 +1,4 @@
-"""Writes the scripts that reproduce the first diff of two runs."""
+"""Writing of the scripts that reproduce the first diff of two runs."""
 
 from __future__ import annotations
 
