@@ -1,4 +1,4 @@
-"""Keeping a run folder within a number of bytes: the first, the worst and the latest steps stay."""
+"""Size limit of a run folder: the first, the worst and the latest steps stay, others are deleted."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.errors import UsageError
 from padiff.records import InMemory, Record, Sketched, Step
 
-#: How many steps are kept because they are the worst.
+#: Number of worst steps that are kept.
 WORST = 3
 
-# What a record costs beside its values: its entry in a JSON file, the header of its own file.
+# Bytes of a record besides its values: its JSON entry, and the header of its file.
 _PER_RECORD = 700
-# And what its name costs, in a packed step's file of names; most steps have one that is there already.
+# Bytes of a record's entry in a structure file, which most packed steps share.
 _NAMES = 250
 
 
 class Budget:
-    """Says which steps have to go so that the next one fits. Rank 0 asks, for all ranks.
+    """Size limit of a run folder, which chooses the steps to delete. Only rank 0 uses it, for all ranks.
 
-    What goes first is the oldest step that is neither the first of the run nor one of the `WORST` worst ones; only
-    then the least bad of these.
+    The oldest step goes first, except the first step of the run and the `WORST` worst ones; if only these are left, the
+    least bad of them.
 
     Args:
-        path: the run folder; steps that it has already count.
-        max_bytes: how large it may become.
-        ranks: how many processes write into it.
+        path: the run folder; its existing steps count.
+        max_bytes: largest size of the folder in bytes.
+        ranks: number of processes that write into it.
     """
 
     def __init__(self, path: AnyPath, max_bytes: float, ranks: int = 1) -> None:
         self._path, self._limit, self._ranks = path, int(max_bytes), ranks
         self._sizes: dict[int, int] = {}
-        #: Steps whose sizes are those of the other ranks' parts, too: what ranks hold alike is stored once.
+        #: Steps whose size on disk was measured with all ranks' parts, as ranks store equal tensors only once.
         self._measured: set[int] = set()
         self._severity: dict[int, float] = {}
         self._overhead, self._per_record = 0, 0.0
@@ -49,22 +49,27 @@ class Budget:
                 self._sizes[int(folder.name)] = self._sizes.get(int(folder.name), 0) + size_of(folder)
 
     def mark(self, number: int, severity: float) -> None:
-        """Say how bad a step is: how far beyond its limit its worst diff, infinity for NaN."""
+        """Set a step's severity: the worst diff as a multiple of its limit, infinity for NaN. The maximum counts."""
         with self._lock:
             self._severity[number] = max(severity, self._severity.get(number, 0.0))
 
     def make_room(self, step: Step, drop: Callable[[int], None], more: int = 0) -> None:
-        """Drop what has to go before a step is written, and so many bytes that come with it.
+        """Delete steps until the next one fits.
+
+        Args:
+            step: the step that will be written.
+            drop: deletes the step of a number.
+            more: bytes that are written with the step.
 
         Raises:
-            UsageError: even without the others the step would not fit.
+            UsageError: the step does not fit even without the others.
         """
         needed = (self._values(step) + self._others(len(step.records)) + more) * self._ranks
         fixed = sum(size_of(entry) for entry in self._path.iterdir() if entry.name not in (STEPS, PACKS))
-        # Other ranks may be ahead: their parts of steps that are not whole yet.
-        own = f".{step_folder(step.number)}."
+        # Other ranks may be ahead: count their parts of incomplete steps.
+        prefix = f".{step_folder(step.number)}."
         places = (self._path / STEPS, self._path / PACKS)
-        ahead = [entry for place in places for entry in place.glob(".*") if not entry.name.startswith(own)]
+        ahead = [entry for place in places for entry in place.glob(".*") if not entry.name.startswith(prefix)]
         fixed += sum(map(size_of, ahead))
         self._measure()
         while fixed + sum(self._sizes.values()) + needed > self._limit:
@@ -87,12 +92,15 @@ class Budget:
                 self._measured.add(number)
 
     def written(self, step: Step, size: int, more: int = 0) -> None:
-        """This rank's part of a step is written, in so many bytes, and more with it; the other ranks' are taken to be
-        as large.
+        """Register a written step; the parts of other ranks are assumed to be as large.
+
+        Args:
+            size: bytes of this rank's part.
+            more: bytes that were written with it (its pack).
         """
         self._sizes[step.number] = (size + more) * self._ranks
         self._measured.discard(step.number)
-        # A part goes with the records, a part (the tree of layers) is always there.
+        # One part grows with the number of records, another (the layer tree) is constant.
         more = max(size - self._values(step), 0)
         self._overhead = max(self._overhead, more)
         self._per_record = max(self._per_record, more / max(len(step.records), 1))
@@ -100,16 +108,16 @@ class Budget:
             self.mark(step.number, float("inf"))
 
     def _next(self, number: int) -> int | None:
-        """The step that goes next so that another can be written; `None` where only the first one is left.
+        """Return the step to delete next so that step ``number`` can be written; `None` if only the first is left.
 
-        One that is written again stays until it is replaced, if there is room for both.
+        An older version of step ``number`` goes last, so it stays until it is replaced if there is room for both.
         """
         with self._lock:
             present = [n for n in sorted(self._sizes)[1:] if n != number]
             worst = sorted((n for n in present if n in self._severity), key=lambda n: (-self._severity[n], n))[:WORST]
-        for other in present:
-            if other not in worst:
-                return other
+        for candidate in present:
+            if candidate not in worst:
+                return candidate
         return worst[-1] if worst else number if number in self._sizes else None
 
     @staticmethod
@@ -119,7 +127,7 @@ class Budget:
         return sum(arrays.values()) + sum(_bytes(record) for record in others)
 
     def _others(self, records: int) -> int:
-        """Bytes beside the values, and of a file that says what the records are called."""
+        """Return an estimate of a step's bytes besides its values, with its structure file."""
         if self._overhead:
             return max(self._overhead, math.ceil(records * self._per_record)) + _NAMES * records
         return _PER_RECORD * records + 4 * size_of(self._path / "run.json")
@@ -133,14 +141,14 @@ def _bytes(record: Record) -> int:
 
 
 def _nonfinite(record: Record) -> bool:
-    """Whether a record says by itself that something overflowed; full tensors are not searched."""
+    """Return True if a sketch or loss has infinities or NaN; other full tensors are not searched."""
     if isinstance(record.source, Sketched):
         return record.source.sketch.nonfinite > 0
     return record.stage == "loss" and not bool(np.isfinite(record.value).all())
 
 
 def size_of(path: AnyPath) -> int:
-    """Bytes of a file, or of all files below a folder."""
+    """Return the size in bytes of a file, or of all files below a folder."""
     if isinstance(path, RemotePath):
         return sum(path.sizes().values())
     return sum(_files(path))
@@ -157,5 +165,5 @@ def _files(path: Path) -> Iterator[int]:
                     yield from _files(Path(entry.path))
                 else:
                     yield entry.stat(follow_symlinks=False).st_size
-    except FileNotFoundError:  # another rank, or we ourselves, took it away
+    except FileNotFoundError:  # deleted by another rank, or by this process
         return

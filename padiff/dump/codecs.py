@@ -1,4 +1,4 @@
-"""Compressing tensors, by codecs that are kept by others: each has a name, and is imported when it is used."""
+"""Compression of tensors by named codecs from other packages, which are imported on first use."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from padiff.system.memory import check_free
 #: ``zlib`` is Python's own; ``zstd`` needs the package zstandard, and is several times faster.
 CODECS = ("zlib", "zstd")
 
-# Zeros shrink by some thousand times; what claims more is made to fill the memory.
+# Largest accepted compression ratio. Zeros reach some thousands; a larger ratio is an attempt to fill the memory.
 _LARGEST_RATIO = 50_000
 _BLOCK = 1 << 22
 _PART = 1 << 20
 
 
 def check(name: str) -> None:
-    """Tell a codec that is unknown or not installed.
+    """Check that a codec is known and installed.
 
     Raises:
-        UsageError: saying which there are, or what to install.
+        UsageError: the codec is unknown or not installed.
     """
     if name not in CODECS:
         raise UsageError(f"compression is one of {', '.join(CODECS)}, got {name!r}")
@@ -36,9 +36,9 @@ def check(name: str) -> None:
 
 
 def compressed(array: np.ndarray, name: str) -> np.ndarray:
-    """The array's bytes, compressed, as numbers from 0 to 255.
+    """Return the compressed bytes of an array as a uint8 array.
 
-    Bytes of one significance are put together first: exponents are alike, the lowest digits are not.
+    Bytes of the same significance are grouped first, which compresses better: exponents are similar, low bits are not.
     """
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     shuffled = np.ascontiguousarray(flat.reshape(array.size, array.dtype.itemsize).T)
@@ -54,7 +54,7 @@ def restored(data: np.ndarray, name: str, dtype: np.dtype[Any], shape: tuple[int
     """Undo `compressed`.
 
     Raises:
-        ValueError: the bytes are not those of such an array; never more are unpacked than it has.
+        ValueError: the data does not unpack to an array of this dtype and shape. No more bytes than that are unpacked.
     """
     check(name)
     size = math.prod(shape) * dtype.itemsize
@@ -62,7 +62,7 @@ def restored(data: np.ndarray, name: str, dtype: np.dtype[Any], shape: tuple[int
     if size > _LARGEST_RATIO * packed.nbytes + (1 << 20):
         raise ValueError(f"{packed.nbytes:,} bytes that are to unpack to {size:,}")
     check_free(size)
-    # Block by block of bytes of one significance: little more than the array itself is in memory.
+    # Unpacked block by block of bytes of one significance, so that memory holds little more than the array.
     count = math.prod(shape)
     array = np.empty((count, dtype.itemsize), np.uint8)
     read = _reader(packed, name)
@@ -76,7 +76,7 @@ def restored(data: np.ndarray, name: str, dtype: np.dtype[Any], shape: tuple[int
                 break
             block[:] = np.frombuffer(raw, np.uint8)
         more = done == size and bool(read(1))
-    except Exception as error:  # each codec has errors of its own
+    except Exception as error:  # each codec has its own error types
         raise ValueError(f"it can't be unpacked: {error}") from error
     if done != size or more:
         raise ValueError(f"it unpacks to {'more than ' if more else ''}{done} bytes, not {size}")
@@ -84,10 +84,10 @@ def restored(data: np.ndarray, name: str, dtype: np.dtype[Any], shape: tuple[int
 
 
 def _reader(packed: np.ndarray, name: str) -> Callable[[int], bytes]:
-    """Gives the next bytes that are unpacked, fewer at the end."""
+    """Return a function that unpacks the next ``count`` bytes, fewer at the end."""
     if name == "zlib":
         unpacking = zlib.decompressobj()
-        # In parts: what was not consumed of one is copied.
+        # In small parts, as zlib copies the unconsumed tail of each.
         waiting = iter([packed[start : start + _PART].data for start in range(0, packed.nbytes, _PART)])
 
         def read(count: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Storing once what does not change from step to step: buffers that are tables, and parameters that are frozen."""
+"""Deduplication between steps: constant buffers and frozen parameters are stored once."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from padiff.dump.format import to_storable
 from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.records import Record, RunInfo
 
-#: Where packed steps find what they share; each file is named after its content.
+#: Folder of the tensors that packed steps share; each file is named after a digest of its content.
 SHARED = "shared"
 
-# Smaller ones are not worth a file of their own.
+# Smaller tensors, in bytes, are not worth a file of their own.
 _SMALLEST = 1 << 12
 
 
 class Deduplication:
-    """Knows what buffers and frozen parameters were when they were last written.
+    """Digests of the buffers and frozen parameters that were written last, to store unchanged ones once.
 
-    Trainable parameters are not looked at: they change, and finding that out costs as much as writing them.
+    Trainable parameters are always written: they change, and a digest costs as much as writing them.
 
     Args:
-        info: the run, whose layers tell which tensors these are.
+        info: the run; its layers name the buffers and frozen parameters.
     """
 
     def __init__(self, info: RunInfo) -> None:
-        # By layer and slot: what the content was called, and the file that has it.
+        # (layer, slot) -> digest of the latest content, and the file that holds it.
         self._known: dict[tuple[str, str], tuple[str, Path | None]] = {}
-        # In a store, where to ask whether a file is there takes long: those that this process put.
+        # Files that this process wrote to a store, where checking that a file exists is slow.
         self._put: set[str] = set()
         self.follow(info)
 
     def follow(self, info: RunInfo) -> None:
-        """The layers are these from now on."""
+        """Replace the layers."""
         self._fixed = {
             (layer.path, p.slot)
             for layer in info.layers
@@ -46,23 +46,23 @@ class Deduplication:
         }
 
     def link(self, record: Record, array: np.ndarray, path: Path, final: Path) -> bool:
-        """Give a file that holds the same already a second name, instead of writing it again; whether that was done.
+        """Create a hard link to an earlier file of the same content; return False if the array has to be written.
 
         Args:
-            path: the new name, for now.
-            final: what the new name will be when the step is whole.
+            path: path of the link now.
+            final: path of the link once the step is complete.
         """
         _, file = self._same_as_before(record, array, final)
         if file is None:
             return False
         try:
             os.link(file, path)
-        except OSError:  # a file system without links, or the step was taken away
+        except OSError:  # the file system has no links, or the earlier step was deleted
             return False
         return True
 
     def share(self, record: Record, array: np.ndarray, run: AnyPath) -> str:
-        """The name of the file below `SHARED` that holds the same, written if need be; empty if it has changed."""
+        """Return the name of an unchanged tensor's shared file, written if missing; empty if the tensor changed."""
         name, _ = self._same_as_before(record, array)
         if not name:
             return ""
@@ -81,9 +81,9 @@ class Deduplication:
         return path.name
 
     def _same_as_before(self, record: Record, array: np.ndarray, file: Path | None = None) -> tuple[str, Path | None]:
-        """The content's name and the file that has it, where it is what it was when last asked.
+        """Return the digest of an unchanged tensor and the earlier file that holds it, else an empty text and `None`.
 
-        From now on, ``file`` has it.
+        ``file`` is remembered as the file that holds the tensor from now on.
         """
         key = (record.layer, record.slot)
         if record.stage != "weight" or key not in self._fixed or array.nbytes < _SMALLEST:

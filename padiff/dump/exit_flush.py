@@ -1,4 +1,4 @@
-"""Exit flush: what writers that nobody closed have queued is written when the interpreter ends."""
+"""Exit flush: writers that were not closed write their queued steps when the interpreter ends."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from typing import Protocol
 from padiff.dump.remote_path import AnyPath
 from padiff.errors import WriterError
 
-#: Seconds that the end of the interpreter waits, for all of them together.
+#: Seconds that the interpreter waits at its end for all writers together.
 AT_EXIT = 60.0
 
 
 class Writer(Protocol):
-    """A writer, as far as its end is concerned."""
+    """A writer that can be flushed at exit."""
 
     @property
     def path(self) -> AnyPath: ...
 
     def end(self, seconds: float) -> None:
-        """Write what is queued, for so many seconds at most."""
+        """Write the queued steps, for ``seconds`` at most."""
 
 
-# Weak: a writer that is dropped is freed, with what it had queued.
+# Weak references, so that a dropped writer is freed with its queue.
 _writers: weakref.WeakSet[Writer] = weakref.WeakSet()
 _registered: list[bool] = []
 
 
 def register(writer: Writer) -> None:
-    """Have a writer flushed at exit, unless it is closed before."""
+    """Register a writer to be flushed at exit."""
     _writers.add(writer)
     if not _registered:
-        # Not when this is imported: what the frameworks undo at the end, they undo after us.
+        # Registered late, not on import: exit functions run in reverse order, so padiff's run before the frameworks'.
         _registered.append(True)
         atexit.register(_flush_all)
 
 
 def unregister(writer: Writer) -> None:
-    """A writer is closed: nothing of it is to be flushed."""
+    """Remove a closed writer from those flushed at exit."""
     _writers.discard(writer)
 
 
@@ -55,4 +55,4 @@ def _flush_all() -> None:
             writer.end(max(0.1, until - time.monotonic()))
         except WriterError as error:
             message += f"; but {error}"
-        print(message, file=sys.stderr)  # no warning: as an error it would come too late to be seen by anybody
+        print(message, file=sys.stderr)  # no warning: turned into an error, it would be lost this late

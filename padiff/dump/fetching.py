@@ -1,4 +1,4 @@
-"""Fetching objects of a store: those that are read next are on their way while one is looked at."""
+"""Prefetching of objects from a store."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from padiff.system.memory import new_memory
 
 #: Objects that are fetched at the same time.
 _THREADS = 4
-#: Bytes that may wait for their reader, beside the object that comes first: memory stays limited.
+#: Bytes that may be prefetched besides the next object, so that memory stays limited.
 _AHEAD = 256 << 20
-#: Bytes of shared tensors that are kept: each step refers to the same ones.
+#: Size in bytes of the cache of shared tensors, which all steps refer to.
 _SHARED = 256 << 20
 
-# An object, and which version of it.
+# The version of an object, and its content.
 _Fetched = tuple[str, bytes]
 
 
 class Fetching:
-    """Fetches whole objects, some of them before they are asked for.
+    """Fetcher of whole objects, which prefetches expected ones on threads.
 
     Args:
-        keep: how many objects that were read stay in memory.
+        keep: number of objects that stay in memory after they are read.
     """
 
     def __init__(self, keep: int = 4) -> None:
@@ -40,7 +40,7 @@ class Fetching:
         self._coming: dict[RemotePath, Future[_Fetched]] = {}
 
     def expect(self, sizes: Mapping[RemotePath, int]) -> None:
-        """What will be read next, in this order, and how many bytes each has; what was expected before is let go."""
+        """Start to prefetch these objects (with their sizes in bytes), in this order; drop earlier expectations."""
         for path in [path for path in self._coming if path not in sizes]:
             self._coming.pop(path).cancel()
         waiting = 0
@@ -53,37 +53,37 @@ class Fetching:
                 self._coming[path] = self._pool.submit(_fetched, path)
 
     def take(self, path: RemotePath) -> _Fetched:
-        """A version and the object, fetched now where it was not expected.
+        """Return the version and content of an object, which is fetched now unless it was prefetched.
 
         Raises:
-            OSError: the store does not give it.
+            OSError: the store does not return the object.
         """
         coming = self._coming.pop(path, None)
         if not self._coming and self._pool is not None:
-            # What was begun is ended, and the threads with it: a report that is kept keeps the run.
+            # End the threads once nothing is expected: a report may keep the run, and with it this object, for long.
             self._pool.shutdown(wait=False)
             self._pool = None
         if coming is not None and not coming.cancel():
             try:
                 return coming.result()
             except OSError:
-                pass  # some time has gone by: once more
+                pass  # the error may be outdated: fetch again
         return _fetched(path)
 
 
 def _fetched(path: RemotePath) -> _Fetched:
-    version = path.store.version(path.key)  # before: what is put again in between is noticed later
+    version = path.store.version(path.key)  # read before the content, so that a write in between is noticed later
     return version, path.read_bytes()
 
 
 class Fetched(ArrayFile):
-    """An object of a store that is held in memory while it is read; arrays are views of it, and keep it.
+    """A file of arrays in a store, held in memory while it is read; its arrays are views of that memory.
 
     Args:
         path: the object.
-        recent: objects that are held, the oldest first. One that was let go is not fetched again as a whole: each
-            tensor that is asked for is.
-        fetching: of the run.
+        recent: the objects in memory, oldest first. After an object was dropped from memory, its tensors are fetched
+            one by one.
+        fetching: the prefetching of the run.
     """
 
     __slots__ = ("_content", "_fetching", "_version")
@@ -94,9 +94,14 @@ class Fetched(ArrayFile):
         self._content: bytes | None = None
 
     def array(self, place: Place, room: Room = new_memory) -> np.ndarray:
-        """As there; in no room: it is in memory as it is."""
-        path, held = self._place, self._content
-        if held is None and self._version:
+        """Return an array as a read-only view of the object's memory; ``room`` is not used.
+
+        Raises:
+            OSError: the store does not return the object.
+            ValueError: the object was written again, or is shorter than expected.
+        """
+        path, content = self._place, self._content
+        if content is None and self._version:
             if path.store.version(path.key) != self._version:
                 raise ValueError("the step was recorded again")
             data, start = path.store.get_range(path.key, place.start, place.start + place.size), 0
@@ -117,16 +122,16 @@ class Fetched(ArrayFile):
         return parse_header(len(data), lambda start, size: data[start : start + size])
 
     def _whole(self) -> bytes:
-        found = self._content
-        if found is None:
-            version, found = self._fetching.take(self._place)
+        content = self._content
+        if content is None:
+            version, content = self._fetching.take(self._place)
             if self._version not in ("", version):
                 raise ValueError("the step was recorded again")
-            self._version, self._content = version, found
+            self._version, self._content = version, content
             self._recent.append(self)
             while len(self._recent) > self._fetching.keep:
                 self._recent.popleft().let_go()
-        return found
+        return content
 
     @property
     def _place(self) -> RemotePath:
@@ -135,7 +140,7 @@ class Fetched(ArrayFile):
 
 
 class _Shared:
-    """Shared tensors' files, the latest ones held. Each is named after its content, so none goes out of date."""
+    """A cache of the files of shared tensors. They are named after their content, so none gets outdated."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -143,10 +148,10 @@ class _Shared:
 
     def read(self, path: RemotePath) -> bytes:
         with self._lock:
-            found = self._held.get(path)
-            if found is not None:
+            content = self._held.get(path)
+            if content is not None:
                 self._held.move_to_end(path)
-                return found
+                return content
         data = path.read_bytes()
         with self._lock:
             self._held[path] = data

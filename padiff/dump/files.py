@@ -1,4 +1,4 @@
-"""Writing files so that they are whole or absent, and the bytes of arrays as they go into them."""
+"""Atomic writing of files, and the bytes of arrays as files hold them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from padiff.dump.remote_path import AnyPath, RemotePath
 
 @contextlib.contextmanager
 def aside(path: Path) -> Iterator[Path]:
-    """What to call a file while it is written; it gets its name at the end, and is removed if that is not reached."""
-    # Not named by process alone: ranks in one process, or in containers, write what they share at the same time.
+    """Yield a temporary path beside the given one; rename it to that path at the end, or remove it on error."""
+    # The process id alone is not unique: ranks in one process or in containers write shared files at the same time.
     partial = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.partial")
     try:
         yield partial
@@ -31,7 +31,7 @@ def aside(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: AnyPath, text: str) -> None:
-    """Write a text that is never seen half-written."""
+    """Write a text file atomically."""
     if isinstance(path, RemotePath):
         path.write_bytes(text.encode())
         return
@@ -40,14 +40,14 @@ def write_text(path: AnyPath, text: str) -> None:
 
 
 def write_json(path: AnyPath, content: Any) -> None:
-    """Write JSON that is never seen half-written."""
+    """Write a JSON file atomically."""
     write_text(path, json.dumps(content))
 
 
 def write_npy(path: Path, array: np.ndarray) -> None:
-    """Write one tensor as ``.npy``, under its name at once: the folder around it is what is whole or absent."""
+    """Write one tensor as ``.npy``, not atomically: the folder around the file is renamed once it is complete."""
     array = to_storable(array)
-    array = np.ascontiguousarray(array).reshape(array.shape)  # which makes a scalar a list of one
+    array = np.ascontiguousarray(array).reshape(array.shape)  # `ascontiguousarray` turns a scalar into shape (1,)
     # Not np.save(path): it buffers through a Python file; unbuffered, the array's memory goes out in one write.
     with open(path, "wb", buffering=0) as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
@@ -55,22 +55,22 @@ def write_npy(path: Path, array: np.ndarray) -> None:
 
 
 def write_all(file: Any, data: bytes | memoryview) -> None:
-    """Write to an unbuffered file, which may take a part only at a time."""
+    """Write all bytes to an unbuffered file, whose `write` may accept only a part at a time."""
     written = 0
     while written < len(data):
         written += file.write(data[written:])
 
 
 def bytes_of(array: np.ndarray) -> memoryview:
-    """The array's bytes in the order of its elements, not copied where they lie like that."""
+    """Return the array's bytes in C order, without a copy if the array is contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def digest(array: np.ndarray, size: int = 8) -> str:
-    """Equal for arrays that are the same to the bit, of one dtype and shape.
+    """Return a hex digest that is equal for arrays of the same bits, dtype and shape.
 
     Args:
-        size: of the digest, in bytes.
+        size: size of the digest, in bytes.
     """
     content = blake2b(bytes_of(array), digest_size=size)
     content.update(repr((array.dtype.name, array.shape)).encode())

@@ -1,10 +1,10 @@
-"""The floors of a run: how far off each tensor of a step is by rounding alone, and the step in float64.
+"""Files of floors: the measured rounding error of each tensor of a step, and the step's tensors in float64.
 
 ::
 
     floors/00000500/rank_0/
-      floors.json             how they were measured, and of each tensor its floor
-      float64.safetensors     the tensors in float64, where the step was run in it
+      floors.json             how the floors were measured, and the floor of each tensor
+      float64.safetensors     the tensors in float64, if the step was run in float64
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DTYPE = re.compile(r"[a-z]+\d+")
 
 
 def write_floors(run: AnyPath, floors: Floors) -> None:
-    """Write the floors of a step into a run folder; those that it has of that step are replaced.
+    """Write the floors of a step into a run folder; earlier floors of the step are replaced.
 
     Raises:
         OSError: the folder can't be written to.
@@ -71,10 +71,10 @@ def write_floors(run: AnyPath, floors: Floors) -> None:
 
 
 def read_floors(run: AnyPath, step: int) -> Floors | None:
-    """The floors of a step of a run folder; `None` where none were measured.
+    """Return the floors of a step of a run folder, or `None` if none were measured.
 
     Raises:
-        RunFolderError: they are damaged.
+        RunFolderError: the files are damaged.
     """
     folder = run / FLOORS / step_folder(step) / "rank_0"
     path = folder / FLOORS_FILE
@@ -114,10 +114,10 @@ def _exact(folder: AnyPath, run: AnyPath, entries: Any) -> dict[str, TensorSourc
         return {}
     file = opened(check_inside(folder / EXACT_FILE, run), deque())
     _, places = file.header()
-    found: dict[str, TensorSource] = {}
+    sources: dict[str, TensorSource] = {}
     for entry in entries:
         place = places[str(entry["tensor"])]
         if place.dtype != np.float64:
             raise ValueError(f"{entry['tensor']!r} is {place.dtype}, not float64")
-        found[str(entry["site"])] = PackedTensor(file, place, "float64", place.shape, place.dtype)
-    return found
+        sources[str(entry["site"])] = PackedTensor(file, place, "float64", place.shape, place.dtype)
+    return sources

@@ -1,4 +1,4 @@
-"""What a fork of the process must not go on with: it has copies of all objects, and none of the threads."""
+"""Cleanup after a fork: a forked process has copies of all objects, but none of the threads."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Protocol
 
 
 class Owned(Protocol):
-    """What belongs to the process that made it."""
+    """An object that belongs to the process that created it."""
 
     def leave_in_fork(self) -> None:
-        """Called in a fork: leave everything to the parent. Locks may be held by threads that are not here."""
+        """Disable this copy, in a fork. Locks must not be used: threads that do not exist here may hold them."""
 
 
-# Weak: what is dropped is freed.
+# Weak references, so that dropped objects are freed.
 _owned: weakref.WeakSet[Owned] = weakref.WeakSet()
 
 
 def own(one: Owned) -> None:
-    """Say that forks of this process have to leave something alone."""
+    """Register an object whose copies are disabled in forks of this process."""
     _owned.add(one)
 
 
 def _in_fork() -> None:
-    for one in list(_owned):
+    for owned in list(_owned):
         with contextlib.suppress(Exception):
-            one.leave_in_fork()
+            owned.leave_in_fork()
     _owned.clear()
 
 

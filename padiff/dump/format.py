@@ -1,4 +1,4 @@
-"""The files of a run folder, and what is in them.
+"""The file names of a run folder, and the JSON form of layer trees, records and evaluations.
 
 ::
 
@@ -7,12 +7,12 @@
     steps/00000010/rank_0/
       report.json  tensors/*.npy                           input, forward, loss, backward (and learning rates)
       params.json  weights/*.npy grads/*.npy updates/*.npy weight, grad, update
-packs/00000010/rank_0/        what it takes to do a step again (`padiff.dump.replay_packs`)
-floors/00000010/rank_0/       how far off rounding alone makes it (`padiff.dump.floors`)
+packs/00000010/rank_0/        weights, batches and masks to replay a step (`padiff.dump.replay_packs`)
+floors/00000010/rank_0/       the measured rounding error of a step (`padiff.dump.floors`)
 
 ``report.json`` and ``params.json`` each hold the layer tree, with the records of every layer at its node. Paths
-of ``.npy`` files are relative to the JSON file. A dtype that numpy has not (bfloat16) is stored as an
-unsigned integer of its width, and named truly in the JSON.
+of ``.npy`` files are relative to the JSON file. A dtype that numpy does not know (bfloat16) is stored as an
+unsigned integer of the same width; the JSON names the true dtype.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ PACKS = "packs"
 FLOORS = "floors"
 REPORT_FILE = "report.json"
 PARAMS_FILE = "params.json"
-#: Sketches of what a trace has besides records, beside the tensors.
+#: Sketches of the traced tensors that are not records; the file lies in the folder of the tensors.
 SKETCHES_FILE = "sketches.npy"
 
-#: Which stages' records lie in which file, and their tensors in which folder.
+#: By stage: the JSON file of its records, and the folder of their tensors.
 FOLDERS = {
     "input": (REPORT_FILE, "tensors"),
     "forward": (REPORT_FILE, "tensors"),
@@ -51,8 +51,8 @@ FOLDERS = {
     "update": (PARAMS_FILE, "updates"),
 }
 
-#: What ``dump_weights`` and ``dump_grads`` write, beside what ``dump_params`` wrote into the same folder: weights after
-#: the optimizer's step must not replace those before it.
+#: The same for ``dump_weights`` and ``dump_grads``. Their files differ from those of ``dump_params`` in one folder:
+#: weights after the optimizer's step must not replace the weights before it.
 ALONE = {"weight": ("weights.json", "weights_alone"), "grad": ("grads.json", "grads_alone")}
 
 _FOREIGN = {
@@ -63,42 +63,42 @@ _FOREIGN = {
 
 
 def step_folder(number: int) -> str:
-    """Name of a step's folder under ``steps/``."""
+    """Return the name of a step's folder under ``steps/``."""
     return f"{number:08d}"
 
 
 def to_storable(array: np.ndarray) -> np.ndarray:
-    """The array as numpy can store it."""
+    """Return the array in a dtype that numpy can store: a view as unsigned integers for bfloat16 and float8."""
     if array.dtype.name in _FOREIGN:
         return array.view(f"u{array.dtype.itemsize}")
     return array
 
 
 def from_stored(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Undo `to_storable`, given the dtype's true name."""
+    """Undo `to_storable`: view a stored array as the dtype of this name."""
     foreign = _FOREIGN.get(dtype)
     return array.view(foreign) if foreign is not None and array.dtype.kind == "u" else array
 
 
 @lru_cache(maxsize=64)
 def stored_dtype(dtype: str) -> np.dtype[Any] | None:
-    """What a dtype's values are stored as; `None` of one that is not known here."""
+    """Return the numpy dtype in which values of the named dtype are stored, or `None` if the name is unknown."""
     foreign = _FOREIGN.get(dtype)
     try:
-        found = np.dtype(dtype if foreign is None else f"u{np.dtype(foreign).itemsize}")
+        stored = np.dtype(dtype if foreign is None else f"u{np.dtype(foreign).itemsize}")
     except TypeError:
         return None
-    return found if found.kind in "biufc" else None
+    return stored if stored.kind in "biufc" else None
 
 
 def fits_stored(array: np.ndarray, dtype: str) -> bool:
-    """Whether a stored array can be what a dtype's values were stored as."""
+    """Return True unless the array stores bfloat16 or float8 as unsigned integers of a wrong width."""
     foreign = _FOREIGN.get(dtype)
     return foreign is None or array.dtype.kind != "u" or array.dtype.itemsize == np.dtype(foreign).itemsize
 
 
 def tree_to_json(layers: Iterable[Layer], records: Mapping[str, list[dict[str, Any]]] | None = None) -> dict[str, Any]:
-    """The layer tree as nested objects; with ``records``, those of a layer at its node."""
+    """Return the layer tree as nested objects; ``records`` (by layer path) are added to the nodes of their layers."""
     root: dict[str, Any] | None = None
     above: list[dict[str, Any]] = []
     for layer in layers:
@@ -131,7 +131,7 @@ def tree_from_json(tree: Any) -> Iterator[tuple[Layer, list[dict[str, Any]]]]:
 
 
 def nodes_from_json(tree: Any) -> Iterator[dict[str, Any]]:
-    """Yield the nodes of `tree_to_json`'s tree as they stand there, depth first."""
+    """Yield the JSON nodes of `tree_to_json`'s tree, depth first."""
     stack = [tree]
     while stack:
         node = stack.pop()
@@ -145,7 +145,7 @@ def _layer_to_json(layer: Layer) -> dict[str, Any]:
         out["parameters"] = [
             {
                 "slot": p.slot,
-                # Not as a list, which the garbage collector would look at, and because of it at this, too.
+                # A tuple, not a list: the garbage collector would track a list, and with it this dictionary.
                 "shape": p.shape,
                 "dtype": p.dtype,
                 "role": p.role,
@@ -191,7 +191,7 @@ def _layer_from_json(node: Mapping[str, Any]) -> Layer:
 
 
 def record_to_json(record: Record, file: str) -> dict[str, Any]:
-    """One record's entry, its tensor in ``file``."""
+    """Return the JSON entry of a record whose tensor lies in ``file``."""
     return {
         "stage": record.stage,
         "slot": record.slot,
@@ -206,7 +206,7 @@ def record_to_json(record: Record, file: str) -> dict[str, Any]:
 
 
 def evaluations_to_json(evaluations: Iterable[Evaluation]) -> list[dict[str, Any]]:
-    """Return the entries of a step's calls in evaluation mode."""
+    """Return the JSON entries of a step's calls in evaluation mode."""
     return [
         {"layer": each.layer, "mode": "eval", "calls": each.calls, "shapes": [list(shape) for shape in each.shapes]}
         for each in evaluations
@@ -217,7 +217,7 @@ def evaluations_from_json(entries: Iterable[Any]) -> tuple[Evaluation, ...]:
     """Undo `evaluations_to_json`.
 
     Raises:
-        ValueError, TypeError, KeyError, OverflowError: an entry is none.
+        ValueError, TypeError, KeyError, OverflowError: an entry is malformed.
     """
     return tuple(
         [
@@ -228,5 +228,5 @@ def evaluations_from_json(entries: Iterable[Any]) -> tuple[Evaluation, ...]:
 
 
 def loop_layer() -> dict[str, Any]:
-    """The node that holds the step-wide scalars, beside the tree."""
+    """Return the node that holds the scalars of the whole step (loss, learning rates), beside the layer tree."""
     return {"path": LOOP, "type": "", "kind": ""}

@@ -1,4 +1,4 @@
-"""What a file in the safetensors format says of its arrays: dtypes, shapes, and where each lies."""
+"""Headers of safetensors files: the dtype, shape and position of each array."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 from padiff.dump.untrusted import parse_json, shape_of
 from padiff.records.frozen import quickly_made
 
-#: The format's names of dtypes, and those of numpy's.
+#: The format's dtype names -> numpy dtypes.
 DTYPES = {
     "BOOL": np.dtype(np.bool_),
     "U8": np.dtype(np.uint8),
@@ -35,13 +35,13 @@ DTYPES = {
     "U64": np.dtype("<u8"),
 }
 NAMES = {dtype.name: name for name, dtype in DTYPES.items()}
-# As the format's own library has it.
+# The limit of the safetensors library.
 _LARGEST_HEADER = 100_000_000
-# The entry of the file's own metadata, as text, and how a header begins with it that `json` or others have written.
+# The header's entry for the file's own metadata, and the first bytes of a header that begins with this entry.
 _ABOUT = "__metadata__"
 _QUOTED = f'"{_ABOUT}"'.encode()
 _FIRST = b"{" + _QUOTED + b": ", b"{" + _QUOTED + b":"
-# Bytes that are looked at for their end.
+# Bytes of a header that are searched for the end of the metadata.
 _LONGEST = 1 << 20
 _DECODER = json.JSONDecoder()
 
@@ -49,11 +49,11 @@ _DECODER = json.JSONDecoder()
 @quickly_made
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor lies in a file, and what it is.
+    """Position, dtype and shape of a tensor in a file.
 
     Attributes:
-        start: of its first byte, from the beginning of the file.
-        dtype, shape: of what is stored.
+        start: offset of the first byte, from the beginning of the file.
+        dtype, shape: dtype and shape of the stored array.
     """
 
     start: int
@@ -62,22 +62,22 @@ class Place:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Return the number of bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-#: What a `Place` says, as a plain tuple, which the garbage collector need not look at again and again.
+#: The fields of a `Place` as a plain tuple, which the garbage collector stops tracking.
 _Entry: TypeAlias = tuple[int, np.dtype[Any], tuple[int, ...]]
 
 
 class Places(Mapping[str, Place]):
-    """Where the arrays of a file lie, by their names. A `Place` is made when it is asked for: of many layers they are
-    many, and most are read together.
+    """Positions of a file's arrays, by array name. A `Place` is created on lookup: a file may hold very many arrays,
+    and most are read together without it.
 
     Attributes:
-        entries: what the header says of each.
-        last: the name of the one that lies farthest behind.
-        end: where that ends: the file is as long, at least.
+        entries: start, dtype and shape of each array.
+        last: name of the array that ends last.
+        end: offset at which that array ends; the file has at least this many bytes.
     """
 
     __slots__ = ("__weakref__", "end", "entries", "last")
@@ -95,33 +95,37 @@ class Places(Mapping[str, Place]):
         return len(self.entries)
 
 
-#: Those that somebody uses, by where arrays begin and the digest of what is said of them: runs of one model say the
-#: same of most steps.
+#: Positions in use, by the offset of the first array and the digest of the header: most steps of runs of one model
+#: have the same header.
 _IN_USE: WeakValueDictionary[tuple[int, bytes], Places] = WeakValueDictionary()
 
 
 def parse_header(whole: int, bytes_at: Callable[[int, int], bytes]) -> tuple[dict[str, str], Places]:
-    """The metadata and the places of arrays in a file of so many bytes.
+    """Return the metadata of a file, and the positions of its arrays.
+
+    Args:
+        whole: size of the file in bytes.
+        bytes_at: reads ``(start, size)`` bytes of the file.
 
     Raises:
-        ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError: it is damaged.
+        ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError: the header is damaged.
     """
     length = int.from_bytes(bytes_at(0, 8), "little")
     if not 0 < length <= min(_LARGEST_HEADER, whole - 8):
         raise ValueError(f"a header of {length} bytes in a file of {whole}")
     begin, text = 8 + length, bytes_at(8, length)
-    parted = _parted(text)
-    if parted is None:
+    parts = _parted(text)
+    if parts is None:
         header = parse_json(text, _entry)
         about = header.pop(_ABOUT, {})
         places = _places(header, begin)
     else:
-        about, rest = parted
-        key = begin, hashlib.sha256(rest).digest()
-        found = _IN_USE.get(key)
-        if found is None:
-            found = _IN_USE[key] = _places(parse_json(rest, _entry), begin)
-        places = found
+        about, entries = parts
+        key = begin, hashlib.sha256(entries).digest()
+        places_in_use = _IN_USE.get(key)
+        if places_in_use is None:
+            places_in_use = _IN_USE[key] = _places(parse_json(entries, _entry), begin)
+        places = places_in_use
     if places.end > whole:
         raise ValueError(f"tensor {places.last!r} does not lie inside of the file")
     if places.end < whole:
@@ -130,7 +134,7 @@ def parse_header(whole: int, bytes_at: Callable[[int, int], bytes]) -> tuple[dic
 
 
 def _parted(text: bytes) -> tuple[Any, bytes] | None:
-    """The file's own metadata, and the header without them; `None` where they do not come first and alone."""
+    """Split a header into the file's metadata and the rest; return `None` unless the metadata is its first entry."""
     first = next((first for first in _FIRST if text.startswith(first)), None)
     head = text[:_LONGEST]
     if first is None or not head.isascii():
@@ -139,15 +143,16 @@ def _parted(text: bytes) -> tuple[Any, bytes] | None:
         about, end = _DECODER.raw_decode(head.decode(), len(first))
     except ValueError:
         return None
-    rest = text[end:].strip()
-    if _QUOTED in rest or rest[:1] not in (b",", b"}"):
+    remainder = text[end:].strip()
+    if _QUOTED in remainder or remainder[:1] not in (b",", b"}"):
         return None
-    return about, b"{" + rest[1:] if rest[:1] == b"," else b"{" + rest
+    return about, b"{" + remainder[1:] if remainder[:1] == b"," else b"{" + remainder
 
 
 def _entry(found: dict[str, Any]) -> Any:
-    """What a header says of an array, as a plain tuple: of many arrays so many dictionaries and lists would keep the
-    garbage collector busy. Anything else as it is.
+    """Return a header's entry for an array as a plain tuple, and any other object unchanged.
+
+    Many dictionaries and lists would keep the garbage collector busy.
     """
     offsets = found.get("data_offsets")
     if not isinstance(offsets, list):
@@ -166,7 +171,7 @@ def _places(header: Mapping[str, Any], begin: int) -> Places:
         if end > most:
             last, most = name, end
         entries[name] = begin + start, dtype, shape
-    # As the format's own library has it: one after the other, with neither a hole nor a byte in two tensors.
+    # As in the safetensors library: tensors lie one after the other, without gaps or overlaps.
     at = 0
     for start, end, name in sorted((start, end, name) for name, (start, end, _, _) in header.items()):
         if start != at:

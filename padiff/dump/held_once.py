@@ -1,16 +1,15 @@
-"""What several ranks hold alike is stored once: the lowest of them has the tensor, the others a digest of it.
+"""Deduplication between ranks: tensors that are equal on several ranks are stored once, by the lowest of these ranks.
 
-Nothing is said between processes for it: a collective of ours could meet the training's own in another order, and both
-would wait for ever. Ranks meet in the folder of the step instead, which comes into being when all have written:
+Ranks do not communicate for this: a collective of padiff could run in another order than those of the training, and
+both would wait for ever. Instead, ranks use the folder of the step, which gets its name when all ranks have written:
 
-* A rank that writes leaves the digests of its tensors beside them (of activations where layers are split: elsewhere no
-  two ranks have the same), and does not write what a rank before
-  it has written already.
-* Ranks write at about the same time, so that is seldom all. The last to come is alone with what all have written: by
-  the digests, it takes away what a rank before has, too. What differs in a bit stays, whole.
+* Each rank writes the digests of its tensors beside them (digests of activations only if layers are split, as other
+  ranks never have the same ones), and skips tensors that a lower rank has already written.
+* Ranks write at about the same time, so most duplicates remain. The last rank then has the folder for itself: it
+  compares the digests and deletes tensors that a lower rank has too. Tensors that differ in a single bit stay.
 
-``same.json`` of a rank says where its tensors are: ``{"tensors": {"weights/0.npy": [0, "weights/0.npy", "5e1f.."]}}``
-names the rank that has it, what it is called there, and the digest of its values.
+``same.json`` of a rank lists its missing tensors: ``{"tensors": {"weights/0.npy": [0, "weights/0.npy", "5e1f.."]}}``
+gives the rank that stores the tensor, its name there, and the digest of its values.
 """
 
 from __future__ import annotations
@@ -36,27 +35,27 @@ from padiff.dump.whole import names_in
 SAME_FILE = "same.json"
 #: A rank's step in one file.
 PACKED_FILE = "step.safetensors"
-#: What a rank's step needs to be done again, in one file.
+#: The tensors to replay a rank's step, in one file.
 REPLAY_FILE = "pack.safetensors"
-#: There until all ranks have written.
+#: Digests of a rank's tensors; deleted once all ranks have written.
 _DIGESTS_FILE = "digests.json"
 SCHEMA_VERSION = 1
 #: Bytes of a digest: by chance, two of 10 ** 12 different tensors share one once in 10 ** 14 runs.
 _DIGEST = 16
 
-#: Of a tensor that another rank has: that rank, and what the tensor is called there.
+#: A tensor that another rank stores: that rank, and the tensor's name there.
 Elsewhere = tuple[int, str]
 
 
 class HeldOnce:
-    """One rank's tensors of one step, while they are written.
+    """Deduplication of one rank's tensors of one step while they are written.
 
     Args:
         run: the run folder.
-        step: the folder in which ranks put their parts of the step.
-        rank: whose part it is.
-        form: the file that all tensors are in (of a step, or of a pack); empty: each has one. In another form they have
-            other names.
+        step: the folder with the parts of all ranks.
+        rank: the rank that writes.
+        form: name of the file that holds all tensors (of a step or pack); empty: each tensor has its own file. Tensor
+            names differ between forms.
     """
 
     def __init__(self, run: Path, step: Path, rank: int, form: str) -> None:
@@ -64,24 +63,24 @@ class HeldOnce:
         self._own: dict[str, str] = {}
         self._same: dict[str, tuple[int, str, str]] = {}
         self._others: dict[str, Elsewhere] = {}
-        for other in _ranks(step):
-            # A part may be left of a process that was killed, whose rank has not begun anew yet, and will replace it.
-            if other < rank and is_recording(run, other):
-                for name, known in _digests(step / f"rank_{other}", form).items():
-                    self._others.setdefault(known, (other, name))
+        for lower in _ranks(step):
+            # The part of a rank that does not record now may be from a killed process, and be replaced later.
+            if lower < rank and is_recording(run, lower):
+                for name, value_digest in _digests(step / f"rank_{lower}", form).items():
+                    self._others.setdefault(value_digest, (lower, name))
 
     def elsewhere(self, name: str, array: np.ndarray) -> bool:
-        """Whether a rank before this one has written a tensor of the same values, so that it need not be written."""
-        known = digest(array, _DIGEST)
-        found = self._others.get(known)
-        if found is None:
-            self._own[name] = known
+        """Return True if a lower rank has already written a tensor of the same values; note this tensor's digest."""
+        value_digest = digest(array, _DIGEST)
+        duplicate = self._others.get(value_digest)
+        if duplicate is None:
+            self._own[name] = value_digest
             return False
-        self._same[name] = (*found, known)
+        self._same[name] = (*duplicate, value_digest)
         return True
 
     def write(self, folder: AnyPath) -> None:
-        """Say what was written, and what is elsewhere."""
+        """Write the digests of this rank's tensors, and the list of those that other ranks store."""
         assert isinstance(folder, Path)
         write_json(folder / _DIGESTS_FILE, {"form": self._form, "tensors": self._own})
         if self._same:
@@ -89,65 +88,65 @@ class HeldOnce:
 
 
 def fold(step: Path) -> None:
-    """Take away what a rank has that a rank before it has, too.
+    """Delete tensors of a rank that a lower rank stores too, and list them in ``same.json``.
 
     Args:
-        step: a step that all ranks have written, and nobody else looks at.
+        step: folder of a step that all ranks have written, and no other process reads yet.
     """
-    known: dict[tuple[str, str], Elsewhere] = {}
+    owners: dict[tuple[str, str], Elsewhere] = {}
     try:
         for rank in _ranks(step):
             folder = step / f"rank_{rank}"
             form = _form(folder)
-            # Who was found to have it may have lost it just now to a rank before.
+            # The rank named in ``same.json`` may itself have just lost the tensor to a lower rank.
             referred = {name: d for name, (_, _, d) in _read_same(folder).items()}
-            same = {name: (*known[form, d], d) for name, d in referred.items() if (form, d) in known}
-            again: list[str] = []
-            for name, own in _digests(folder, form).items():
-                found = known.setdefault((form, own), (rank, name))
-                if found != (rank, name) and found[0] != rank:
-                    same[name] = (*found, own)
-                    again.append(name)
+            same = {name: (*owners[form, d], d) for name, d in referred.items() if (form, d) in owners}
+            duplicates: list[str] = []
+            for name, value_digest in _digests(folder, form).items():
+                first = owners.setdefault((form, value_digest), (rank, name))
+                if first != (rank, name) and first[0] != rank:
+                    same[name] = (*first, value_digest)
+                    duplicates.append(name)
             if same or referred:
-                _write_same(folder, same)  # before they go: whatever happens then, nothing is missing
-            _take_away(folder, form, again)
+                _write_same(folder, same)  # before the deletion: after a crash in between, no tensor is missing
+            _take_away(folder, form, duplicates)
         for rank in _ranks(step):
             (step / f"rank_{rank}" / _DIGESTS_FILE).unlink(missing_ok=True)
-    except OSError:  # it is stored twice, and whole
+    except OSError:  # tensors stay stored twice, and complete
         return
 
 
 def elsewhere(folder: AnyPath) -> Mapping[str, tuple[AnyPath, str]]:
-    """Of a rank's tensors, those that another rank of the step has: that rank's folder, and what it calls them.
+    """Return the tensors of a rank that another rank stores: name -> that rank's folder, and the name there.
 
     Raises:
         RunFolderError: the file is damaged, or names a place outside of the step.
     """
     if folder.name == "rank_0":
-        return {}  # the lowest rank has all of its tensors
+        return {}  # the lowest rank stores all of its tensors
     if isinstance(folder, RemotePath):
-        if not (folder / SAME_FILE).exists():  # of a run that was recorded into a folder and copied
+        if not (folder / SAME_FILE).exists():  # only a run that was recorded into a folder and copied has it
             return {}
     elif not os.path.lexists(os.path.join(folder, SAME_FILE)):
         return {}
     path = folder / SAME_FILE
     content = read_json(path, folder, SCHEMA_VERSION, f"{folder} is no part of a run folder")
     with Explained(path):
-        found = {str(name): (whole(rank), str(other)) for name, (rank, other, _) in content["tensors"].items()}
-    folders = {rank: _folder_of(folder, rank) for rank in {rank for rank, _ in found.values()}}
-    return {name: (folders[rank], other) for name, (rank, other) in found.items()}
+        entries = {str(name): (whole(rank), str(tensor)) for name, (rank, tensor, _) in content["tensors"].items()}
+    folders = {rank: _folder_of(folder, rank) for rank in {rank for rank, _ in entries.values()}}
+    return {name: (folders[rank], tensor) for name, (rank, tensor) in entries.items()}
 
 
 def _folder_of(folder: AnyPath, rank: int) -> AnyPath:
-    """Where another rank's part of the same step is.
+    """Return the folder of another rank's part of the same step.
 
     Raises:
-        RunFolderError: it lies outside of the step.
+        RunFolderError: the folder lies outside of the step.
     """
-    other = folder.parent / f"rank_{rank}"
-    if isinstance(other, RemotePath) or os.path.lexists(other):
-        check_inside(other, folder.parent)
-    return other
+    rank_folder = folder.parent / f"rank_{rank}"
+    if isinstance(rank_folder, RemotePath) or os.path.lexists(rank_folder):
+        check_inside(rank_folder, folder.parent)
+    return rank_folder
 
 
 def _take_away(folder: Path, form: str, names: list[str]) -> None:
@@ -158,9 +157,9 @@ def _take_away(folder: Path, form: str, names: list[str]) -> None:
         path = folder / form
         file = ArrayFile(path, deque())
         about, places = file.header()
-        kept = {name: file.array(place) for name, place in places.items() if name not in set(names)}
+        arrays = {name: file.array(place) for name, place in places.items() if name not in set(names)}
         smaller = path.with_name(f".{path.name}.smaller")
-        write_safetensors(smaller, kept, about)
+        write_safetensors(smaller, arrays, about)
         os.replace(smaller, path)
 
 
@@ -189,9 +188,9 @@ def _write_same(folder: Path, same: Mapping[str, tuple[int, str, str]]) -> None:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """What a rank of this recording wrote; nothing where it is not there (any more)."""
+    """Return the content of a JSON file that a rank of this recording wrote; empty if the file does not exist."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}

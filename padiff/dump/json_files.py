@@ -1,4 +1,4 @@
-"""Reading the JSON files of a run folder, and saying what is wrong with those that are damaged."""
+"""Reading the JSON files of a run folder, with clear errors for damaged files."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from padiff.dump.remote_path import AnyPath
 from padiff.dump.untrusted import check_inside, parse_json, read_text
 from padiff.errors import RunFolderError
 
-# What picking damaged JSON apart may raise.
+# Errors that decoding damaged JSON may raise.
 _DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError, MemoryError)
 
 
 def read_json(path: AnyPath, root: AnyPath, version: int, missing: str) -> Any:
-    """A JSON object of one schema version.
+    """Return the content of a JSON file, which must be an object of this schema version.
 
     Args:
         root: the folder that the file has to lie in.
-        version: the schema version that is read.
-        missing: what is said after the path of a file that is not there.
+        version: the expected schema version.
+        missing: end of the error message if the file is missing.
 
     Raises:
         RunFolderError: the file is missing, damaged, of another version, or outside of the folder.
@@ -32,17 +32,17 @@ def read_json(path: AnyPath, root: AnyPath, version: int, missing: str) -> Any:
         raise RunFolderError(f"{path} cannot be read ({error})") from error
     except ValueError as error:
         raise RunFolderError(f"{path} is damaged, it is no JSON ({error}). Copy the run again") from error
-    found = content.get("schema_version") if isinstance(content, dict) else None
-    if found != version:
+    file_version = content.get("schema_version") if isinstance(content, dict) else None
+    if file_version != version:
         raise RunFolderError(
-            f"{path} has schema version {found!r}; this padiff reads {version}. "
+            f"{path} has schema version {file_version!r}; this padiff reads {version}. "
             "Use the padiff that recorded it, or record the run again"
         )
     return content
 
 
 class Explained:
-    """Turns the errors of picking a damaged file apart into one that names the file."""
+    """Context manager that turns errors of decoding a damaged file into a `RunFolderError` that names the file."""
 
     def __init__(self, path: AnyPath) -> None:
         self._path = path

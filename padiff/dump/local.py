@@ -1,4 +1,4 @@
-"""The doors for paths that a user gives: run folders may lie in a store, all others are on this machine."""
+"""Checks of paths that a user gives: run folders may lie in a store, all other folders are local."""
 
 from __future__ import annotations
 
@@ -11,31 +11,30 @@ from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.store import SCHEMES, FsspecStore
 from padiff.errors import UsageError
 
-# ``s3://bucket``, and what a Path makes of it: ``s3:/bucket``. One letter is a Windows drive.
+# Matches ``s3://bucket`` and ``s3:/bucket`` (the form of a Path). A single letter is a Windows drive.
 _REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:/")
 
 
 def is_remote(path: Any) -> bool:
-    """Whether a path has a scheme, as ``s3://bucket/run`` has: as a folder it would be made below the current one."""
+    """Return True if a path has a url scheme, as in ``s3://bucket/run``."""
     return _REMOTE.match(str(path)) is not None
 
 
 def run_folder(path: Any, what: str) -> AnyPath:
-    """The place of a run: a folder on this machine, or a url of a store.
+    """Return the location of a run: a local folder, or a place in a store.
 
     Args:
-        path: as the user gave it.
-        what: what it is, for the message.
+        path: the path or url from the user.
+        what: name of the argument, for error messages.
 
     Raises:
-        UsageError: it is no path; one with a scheme that no run is stored under; or what it takes to reach it is not
-            installed.
+        UsageError: the value is no path, its url scheme is not supported, or a package for the scheme is not installed.
     """
     if isinstance(path, RemotePath):
         return path
     if not is_remote(path):
         return local_folder(path, what)
-    # A Path makes one slash of two.
+    # A Path has collapsed `//` to `/`.
     scheme, _, place = str(path).partition(":")
     if scheme not in SCHEMES:
         raise UsageError(
@@ -83,14 +82,14 @@ def shown(folder: AnyPath) -> str:
 
 
 def local_folder(path: Any, what: str) -> Path:
-    """The path of a folder on this machine.
+    """Return a user's path of a local folder as a `Path`.
 
     Args:
-        path: as the user gave it.
-        what: what it is, for the message.
+        path: the path from the user.
+        what: name of the argument, for error messages.
 
     Raises:
-        UsageError: it is no path, or one with a scheme.
+        UsageError: the value is no path, or has a url scheme.
     """
     if is_remote(path):
         raise UsageError(

@@ -1,7 +1,7 @@
-"""One recording process for each rank of a run folder: a lock that dies with its process.
+"""Locks of run folders: only one process records each rank, and its lock ends with the process.
 
-The lock is an ``flock`` on a hidden file, which the kernel lets go when the process ends, however it ends. Where the
-file system has no such locks, the file's content counts: which process it is, and a time stamp that it keeps fresh.
+The lock is an ``flock`` on a hidden file, which the kernel releases when the process ends, however it ends. If the file
+system has no such locks, the file's content counts: the holder's process, and a time stamp that the holder refreshes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-#: Seconds between two signs of life, and after how many without one a process elsewhere counts as dead; only where
-#: the file system has no locks.
+#: Seconds between two refreshes of the time stamp, and age in seconds at which a holder on another machine counts as
+#: dead; used only if the file system has no locks.
 BEAT, DEAD = 20.0, 90.0
 
 _BUSY = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES})
@@ -41,14 +41,14 @@ _UNSUPPORTED = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EN
 
 
 class BusyError(Exception):
-    """The lock is somebody else's; holds who, as far as is known."""
+    """Raised if another recorder holds the lock; `owner` describes the holder as far as known."""
 
     def __init__(self, owner: dict[str, Any]) -> None:
         self.owner = owner
 
 
 class FolderLock:
-    """Says that this process records a rank into a run folder; made by `take`."""
+    """The lock of one rank of a run folder, held by this process; acquired by `take`."""
 
     _path: Any
 
@@ -63,7 +63,7 @@ class FolderLock:
 
     @classmethod
     def take(cls, folder: AnyPath, rank: int) -> FolderLock:
-        """Take the lock of a folder that is there.
+        """Acquire the lock of an existing folder.
 
         Raises:
             RunFolderError: another recorder holds it.
@@ -75,7 +75,7 @@ class FolderLock:
         except BusyError as busy:
             if busy.owner.get("pid") != os.getpid():
                 raise lock._refused(busy.owner) from None
-            # A recorder of this process that was dropped without being closed may hang in a cycle.
+            # A recorder of this process that was dropped without being closed may wait in a reference cycle.
             gc.collect()
             try:
                 lock._acquire()
@@ -85,40 +85,40 @@ class FolderLock:
         return lock
 
     def check(self) -> None:
-        """Make sure that the folder is still there, and still this recorder's.
+        """Check that the folder still exists and that this recorder still holds its lock.
 
         Raises:
             FileNotFoundError: the folder was removed or moved away, or replaced.
-            RunFolderError: another process holds the lock by now.
+            RunFolderError: another process holds the lock now.
         """
         try:
             if self._is_held():
                 return
         except FileNotFoundError:
             pass
-        # Somebody tidied hidden files away, or the folder is not the one that it was.
+        # Either the hidden file was deleted, or the folder was replaced by another one.
         if not (self._folder / RUN_FILE).exists() or _identity(self._folder) != self._identity:
             raise FileNotFoundError(errno.ENOENT, "the run folder was removed, moved or replaced", str(self._folder))
         self._take_again()
 
     def release(self) -> None:
-        """Let others record into the folder. May be called twice; a fork of the holder can't do it."""
+        """Release the lock. May be called twice; in a fork of the holder it does not release the parent's lock."""
         if self._own.get("pid") == os.getpid():
             with contextlib.suppress(OSError):
                 if self._is_held():
-                    self._remove()  # while it is held: takers look whether the file is still there
+                    self._remove()  # while the lock is held: other processes check that the file still exists
         self._drop()
 
     def abandon(self) -> None:
-        """Leave the file where it is, without looking: it counts as that of a process that has ended."""
+        """Release the lock without touching the file, which counts as that of an ended process."""
         self._drop()
 
     def __del__(self) -> None:
-        # A recorder that was dropped without being closed.
+        # For a recorder that is dropped without being closed.
         with contextlib.suppress(Exception):
             self.release()
 
-    # -- taking ------------------------------------------------------------------------------------------------
+    # -- acquiring ---------------------------------------------------------------------------------------------
 
     def _take_again(self) -> None:
         self._drop()
@@ -131,7 +131,7 @@ class FolderLock:
     def _acquire(self) -> None:
         self._identity = _identity(self._folder)
         self._own = {"pid": os.getpid(), "machine": machine(), "started": started(os.getpid()), "since": time.time()}
-        # A holder that lets go removes the file: then what we locked is nobody's any more, and we look again.
+        # A holder removes the file on release: if we locked a removed file, we try again.
         for _ in range(100):
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
             try:
@@ -142,7 +142,7 @@ class FolderLock:
                     fd = -1
                     return self._acquire_by_content()
                 if _same(fd, self._path):
-                    # A full disk takes no text; the lock holds without.
+                    # On a full disk the text can't be written; the lock holds without it.
                     with contextlib.suppress(OSError):
                         os.ftruncate(fd, 0)
                         os.pwrite(fd, json.dumps(self._own).encode(), 0)
@@ -164,7 +164,7 @@ class FolderLock:
         if owner and _alive(owner, self._path):
             raise BusyError(owner)
         write_json(self._path, self._own)
-        if not self._is_held():  # another one replaced it at the same moment
+        if not self._is_held():  # another process replaced it at the same moment
             raise BusyError(_read_owner(self._path))
         threading.Thread(
             target=_beat, args=(self._path, self._own, self._ended), name="padiff-lock", daemon=True
@@ -183,14 +183,15 @@ class FolderLock:
         self._own = {}
         fd, self._fd = self._fd, None
         if fd is not None:
-            # Not only closed: a fork that was made before we knew may hold a copy, and the lock with it.
+            # Unlocked, not only closed: a fork may hold a copy of the descriptor, and the lock with it.
             with contextlib.suppress(OSError):
                 fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
     def leave_in_fork(self) -> None:
-        """The lock is the parent's. A loader's worker lives longer than a training that was killed; with the file open
-        it would keep the folder locked. Closed only, for unlocking would unlock the parent's too.
+        """Close a fork's copy of the lock file without unlocking, which would unlock the parent's lock too.
+
+        A loader's worker may outlive a killed training; with the file open, it would keep the folder locked.
         """
         fd, self._fd = self._fd, None
         self._own = {}
@@ -223,8 +224,9 @@ def _path_of(folder: AnyPath, rank: int) -> Any:
 
 
 def is_recording(folder: Path, rank: int) -> bool:
-    """Whether a process records a rank into a folder, by what it says of itself: its lock is not touched, as it may be
-    about to take it.
+    """Return True if a process records a rank into a folder, judged by the content of the lock file.
+
+    The lock itself is not tried, as that could disturb a process that acquires it at the same moment.
     """
     path = _path_of(folder, rank)
     owner = _read_owner(path)
@@ -232,10 +234,10 @@ def is_recording(folder: Path, rank: int) -> bool:
 
 
 def _flock(fd: int) -> bool:
-    """Lock a file; false where the system or the file system can't.
+    """Lock a file; return False if the operating system or the file system has no locks.
 
     Raises:
-        BlockingIOError: another one holds it.
+        BlockingIOError: another process or descriptor holds the lock.
     """
     if fcntl is None:
         return False
@@ -276,7 +278,7 @@ def _read_owner(path: Path) -> dict[str, Any]:
 
 
 def machine() -> str:
-    """Which machine and container this is; a digest, because run folders are sent to others."""
+    """Return a digest that identifies this machine and container; no clear text, as run folders are shared."""
     try:
         space = os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -285,7 +287,7 @@ def machine() -> str:
 
 
 def started(pid: int) -> str:
-    """When a process started, in the system's own words; empty where that is not known."""
+    """Return the start time of a process as ``/proc`` gives it, or an empty text if unknown."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         return text.rpartition(")")[2].split()[19]
@@ -294,7 +296,7 @@ def started(pid: int) -> str:
 
 
 def runs_here(owner: dict[str, Any]) -> bool | None:
-    """Whether a holder's process runs on this machine; `None` where it can't be looked at from here."""
+    """Return True if a holder's process runs on this machine, False if it has ended, `None` if that can't be known."""
     pid = owner.get("pid")
     if owner.get("machine") != machine() or not isinstance(pid, int) or pid <= 0 or os.name != "posix":
         return None

@@ -1,4 +1,4 @@
-"""What lies in the folders of a run on this machine."""
+"""Names of the files and folders of a run on this machine."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from pathlib import Path
 from padiff.dump.format import RUN_FILE
 from padiff.errors import RunFolderError
 
-# Run folders that are named where another one was looked for.
+# Run folders that a message names when the requested folder is missing.
 _NAMED = 5
 
 
 def neighbours_of(path: Path) -> str:
-    """The run folders where one was looked for that is not there, the nearest names first."""
+    """Return a sentence that names the run folders beside a missing path, the most similar first; may be empty."""
     try:
-        there = [entry.name for entry in path.parent.iterdir() if (entry / RUN_FILE).is_file()]
+        runs = [entry.name for entry in path.parent.iterdir() if (entry / RUN_FILE).is_file()]
     except OSError:
         return ""
-    if not there:
+    if not runs:
         return ""
-    close = difflib.get_close_matches(path.name, there, n=_NAMED, cutoff=0.0)
-    more = ", ..." if len(there) > len(close) else ""
+    close = difflib.get_close_matches(path.name, runs, n=_NAMED, cutoff=0.0)
+    more = ", ..." if len(runs) > len(close) else ""
     return f". In {path.parent} there are the run folders {', '.join(close)}{more}"
 
 
 def names_of(folder: Path) -> list[str]:
-    """Names of what a folder holds; none if it is not there.
+    """Return the names of a folder's entries; an empty list if the folder does not exist.
 
     Raises:
-        RunFolderError: it must not be read, or is a file.
+        RunFolderError: this user has no permission to read the folder, or the path is a file.
     """
     try:
         return os.listdir(folder)
@@ -46,14 +46,14 @@ def names_of(folder: Path) -> list[str]:
 
 
 def ranks_of(folder: Path) -> list[Path]:
-    """The folders of the ranks in a step's, in their order.
+    """Return the folders of the ranks in a step's folder, by rank.
 
     Raises:
-        RunFolderError: as `names_of`.
+        RunFolderError: see `names_of`.
     """
     return [folder / name for name in rank_names(names_of(folder))]
 
 
 def rank_names(names: Iterable[str]) -> list[str]:
-    """Those that are names of ranks' folders, in the order of the ranks."""
+    """Return those names that are folders of ranks (``rank_N``), sorted by rank."""
     return sorted((n for n in names if n.startswith("rank_") and n[5:].isdecimal()), key=lambda name: int(name[5:]))

@@ -1,4 +1,4 @@
-"""The short way to read an ordinary ``.npy`` file; whatever is not ordinary is left to the thorough one."""
+"""Fast reading of ordinary ``.npy`` files; `padiff.dump.tensor_file` reads all others, with full checks."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from padiff.dump.reading import fill
 from padiff.dump.untrusted import NO_LINK
 from padiff.records import Room
 
-# Length of the header that numpy writes for all but arrays of many axes.
+# Length in bytes of the header that numpy writes, except for arrays of many axes.
 _USUAL = 128
 
-# Bytes of values up to which nobody asks how large a file is: reading tells. Chosen: so much memory may be taken for a
-# file that does not hold it.
+# Arrays up to this size in bytes are read without checking the file's size first. Chosen: allocating this much in vain
+# does no harm.
 _LITTLE = 1 << 20
 
 
 def read_plain(folder: str, file: str, dtype: np.dtype[Any], shape: tuple[int, ...], room: Room) -> np.ndarray | None:
-    """The array of this dtype and shape in ``folder/file``, in memory of the room.
+    """Return the array in ``folder/file``, in memory from ``room``, or `None` if the file needs the full checks.
 
-    `None`: it is something else, no ordinary file below the folder, reached by a link, or the room is too small. Numpy
-    and the checks of paths that follow links say what is wrong.
+    That is so if the array has another dtype or shape, the file is not a regular one below the folder, the path has a
+    link, or the room is too small.
     """
     descriptor = _opened(folder, file)
     if descriptor is None:
@@ -37,7 +37,7 @@ def read_plain(folder: str, file: str, dtype: np.dtype[Any], shape: tuple[int, .
     size = count * dtype.itemsize
     head = np.empty(_USUAL, np.uint8)
     try:
-        # Memory is taken only for what the file may hold; for a little it need not be asked.
+        # Allocate only what the file can hold; for small arrays the check is not worth it.
         if size > _LITTLE:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_size < _USUAL + size:
@@ -56,7 +56,7 @@ def read_plain(folder: str, file: str, dtype: np.dtype[Any], shape: tuple[int, .
 
 
 def _opened(folder: str, file: str) -> int | None:
-    """A descriptor of ``folder/file``, which is below the folder and reached by no link; else `None`."""
+    """Return a descriptor of ``folder/file``; `None` if the path leaves the folder, has a link or can't be opened."""
     folders = _folders(file)
     if folders is None:
         return None
@@ -71,7 +71,7 @@ def _opened(folder: str, file: str) -> int | None:
 
 @lru_cache(maxsize=1 << 16)
 def _folders(file: str) -> tuple[str, ...] | None:
-    """The folders on the way to a file, each from the beginning; `None` of one that need not be below that."""
+    """Return the relative paths of a file's parent folders, outermost first; `None` if the path may lead elsewhere."""
     parts = file.split("/")
     if "\\" in file or not {"", ".", ".."}.isdisjoint(parts) or not hasattr(os, "O_NOFOLLOW"):
         return None
@@ -80,13 +80,13 @@ def _folders(file: str) -> tuple[str, ...] | None:
 
 @lru_cache(maxsize=1024)
 def _header(data: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool, int] | None:
-    """Dtype, shape, order and number of elements, as numpy reads them; most files of a run share a few headers."""
+    """Return dtype, shape, order and number of elements of a header; cached, as most files of a run share a few."""
     stream = io.BytesIO(data)
     try:
         if np.lib.format.read_magic(stream) != (1, 0):
             return None
         shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(stream)
-    except Exception:  # a header made to harm raises nearly anything
+    except Exception:  # a malicious header can raise nearly any error
         return None
     if dtype.kind not in "biufc" or stream.tell() != len(data) or min(shape, default=0) < 0:
         return None

@@ -1,4 +1,4 @@
-"""Opening whatever a path leads to: a run, one of its steps, dumps."""
+"""Opening of a path that holds a run, one step of a run, or dumps."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ def open_run(
     """Open a run folder, one step's folder of it, a dump folder (one that holds the JSON files itself), or a folder of
     dump folders ``step_N``.
 
-    ``files`` are the JSON files to read of a dump folder, as far as they are there.
+    Args:
+        path: the folder, or the url of a run in a store.
+        files: the JSON files of a dump folder to read, as far as they exist.
 
     Raises:
-        RunFolderError: the path is none of these, or of another schema version; the message says what is there.
-        UsageError: it is no path, or one with a scheme that runs are not stored under (``ftp://``).
+        RunFolderError: the path is none of these, or has another schema version.
+        UsageError: the value is no path, or has an unsupported url scheme (``ftp://``).
     """
     path = run_folder(path, "run")
     if isinstance(path, RemotePath):
@@ -34,7 +36,7 @@ def open_run(
     if not path.is_dir():
         raise RunFolderError(f"{path} is a file; expected a run folder (one that holds {RUN_FILE})")
     path = absolute(path)
-    names_of(path)  # a folder that must not be read is no folder without a run
+    names_of(path)  # raises a clear error if this user has no permission to read the folder
     if (path / RUN_FILE).exists():
         return FolderRun(path)
     if any((path / name).exists() for name in (*files, REPORT_FILE, PARAMS_FILE, PACK_FILE)):

@@ -1,7 +1,7 @@
 """A step in one file: full tensors and sketches of one rank, in the safetensors format.
 
-Tensors are called ``0``, ``1``, ...; ``sketches`` has a row for each sketch. What the records are called is beside the
-steps (`padiff.dump.structures`), and what does not change at all is in ``shared/``.
+Tensors are called ``0``, ``1``, ...; ``sketches`` has a row for each sketch. Names and shapes of the records lie beside
+the steps (`padiff.dump.structures`), and tensors that never change in ``shared/``.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from padiff.system.memory import new_memory
 PACK_FILE = "step.safetensors"
 SCHEMA_VERSION = 1
 
-#: What the table of sketches is called.
+#: Name of the table of sketches.
 SKETCH_TABLE = "sketches"
 
 
 def plain_array(array: np.ndarray) -> np.ndarray:
-    """The array as the format can hold it: a complex one with real and imaginary parts along a last axis."""
+    """Return the array without complex numbers: their real and imaginary parts lie along an additional last axis."""
     if array.dtype.kind == "c":
         return np.ascontiguousarray(array).view(array.real.dtype).reshape(*array.shape, 2)
     return array
@@ -53,14 +53,14 @@ def plain_array(array: np.ndarray) -> np.ndarray:
 @quickly_made
 @dataclass(frozen=True, slots=True)
 class PackedTensor(TensorSource):
-    """A tensor source: one tensor of a step's file, read when asked.
+    """A tensor source: one tensor of a step's file, read on demand.
 
     Attributes:
         file: the step's file.
-        place: where in it.
-        dtype, shape: of the tensor as it was recorded.
-        stored: the dtype that its values are stored in.
-        compression: how it is compressed; empty: it is not.
+        place: position in the file.
+        dtype, shape: dtype and shape of the recorded tensor.
+        stored: dtype of the stored values.
+        compression: codec; empty: uncompressed.
     """
 
     file: ArrayFile
@@ -80,11 +80,11 @@ class PackedTensor(TensorSource):
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """The shape that is stored; real and imaginary parts lie along a last axis of their own."""
+        """Return the shape of the stored array; complex tensors have a last axis for real and imaginary parts."""
         return (*self.shape, 2) if self.dtype.startswith("complex") else self.shape
 
     def read(self) -> np.ndarray:
-        """The tensor.
+        """Return the tensor.
 
         Raises:
             TensorFileError: the file was changed, or there is too little memory.
@@ -92,10 +92,10 @@ class PackedTensor(TensorSource):
         return self.read_into(new_memory)
 
     def read_into(self, room: Room) -> np.ndarray:
-        """`read`, into memory of the room where it is not compressed and that is large enough.
+        """Return the tensor, in memory from ``room`` if the tensor is uncompressed and the room is large enough.
 
         Raises:
-            TensorFileError: as there.
+            TensorFileError: the file was changed, or there is too little memory.
         """
         try:
             array = self.file.array(self.place, new_memory if self.compression else room)
@@ -110,15 +110,17 @@ class PackedTensor(TensorSource):
         return array
 
 
-# Bytes between two tensors that are read with them, on average: to ask for each takes as long as copying so many.
+# Largest mean gap in bytes between tensors that are read together: a separate read costs as much as copying this.
 _GAP = 1 << 14
-# Bytes that are read at a time for the sake of small tensors.
+# Largest span in bytes of small tensors that are read together.
 _TABLE = 1 << 24
 
 
 def table_of(tensors: Sequence[PackedTensor]) -> np.ndarray | None:
-    """Tensors of one dtype and so many elements each as the rows of a table, in one read; `None` where each is to be
-    read by itself: they lie in several files or far apart, are compressed or complex, or can't be read.
+    """Return tensors of one dtype and size as the rows of an array, in one read.
+
+    Return `None` if the tensors have to be read one by one: they lie in several files or far apart, are compressed or
+    complex, or can't be read.
     """
     file, stored, shape = tensors[0].file, tensors[0].stored, tensors[0].shape
     if any(t.file is not file or t.stored != stored or t.compression or t.dtype[0] == "c" for t in tensors):
@@ -127,30 +129,30 @@ def table_of(tensors: Sequence[PackedTensor]) -> np.ndarray | None:
 
 
 def _table(file: ArrayFile, starts: np.ndarray, stored: np.dtype[Any], size: int) -> np.ndarray | None:
-    """The same of tensors that begin at these bytes of a file."""
+    """Return tensors of ``size`` elements that begin at these bytes of a file as rows; `None` as in `table_of`."""
     begin, nbytes = int(starts.min()), size * stored.itemsize
     span = int(starts.max()) + nbytes - begin
-    starts, rest = np.divmod(starts - begin, stored.itemsize)
-    if rest.any() or span > _TABLE or span > (_GAP + nbytes) * len(starts):
+    starts, remainders = np.divmod(starts - begin, stored.itemsize)
+    if remainders.any() or span > _TABLE or span > (_GAP + nbytes) * len(starts):
         return None
     try:
-        there = file.array(Place(begin, stored, (span // stored.itemsize,)))
+        values = file.array(Place(begin, stored, (span // stored.itemsize,)))
     except (OSError, ValueError, MemoryError):
         return None
-    return np.asarray(sliding_window_view(there, size)[starts])
+    return np.asarray(sliding_window_view(values, size)[starts])
 
 
 def opened(path: AnyPath, recent: deque[ArrayFile], fetching: Fetching | None = None) -> ArrayFile:
-    """A file of tensors, to be read from the disk, or fetched from its store."""
+    """Return a file of tensors, on disk or in a store."""
     return Fetched(path, recent, fetching or Fetching()) if isinstance(path, RemotePath) else ArrayFile(path, recent)
 
 
 class PackReader:
-    """Reads the steps of one run that lie in one file each.
+    """Reader of the packed steps of one run.
 
     Args:
         run: the run folder.
-        fetching: of a run in a store, what is read before it is asked for.
+        fetching: prefetching of objects, for a run in a store.
     """
 
     def __init__(self, run: AnyPath, fetching: Fetching | None = None) -> None:
@@ -160,7 +162,7 @@ class PackReader:
         self._structures = StructureReader(run)
 
     def read(self, folder: AnyPath) -> Step:
-        """Read one rank's step, given its folder.
+        """Return a rank's step, read from the rank's folder.
 
         Raises:
             RunFolderError: a file is missing or damaged.
@@ -173,22 +175,24 @@ class PackReader:
             others = elsewhere(folder)
             headers: dict[AnyPath, tuple[ArrayFile, Mapping[str, Place]]] = {}
             for where in {where for where, _ in others.values()}:
-                beside = opened(check_inside(where / PACK_FILE, self._run), self._recent, self._fetching)
-                headers[where] = beside, beside.header()[1]
-            outside = {n: (headers[where][0], headers[where][1][other]) for n, (where, other) in others.items()}
+                other_file = opened(check_inside(where / PACK_FILE, self._run), self._recent, self._fetching)
+                headers[where] = other_file, other_file.header()[1]
+            outside = {n: (headers[where][0], headers[where][1][tensor]) for n, (where, tensor) in others.items()}
             stored = _Stored(file, places, outside, _rows(file, places), structure.compression, self._run)
             make = partial(_record, stored, structure)
             if structure.rows > len(stored.rows):
                 raise ValueError(f"a sketch in row {structure.rows - 1} of {len(stored.rows)}")
-            # A record is made when it is looked at. Now it is seen that it can be.
-            made: list[Record | None] = [None] * len(structure.kept)
+            # Records are created on first access. Those with tensors elsewhere are created now, to detect damage.
+            step_records: list[Record | None] = [None] * len(structure.kept)
             tensors = PackedTensors.of(stored, structure)
             for place in (*structure.others, *tensors.odd):
-                made[place] = make(place)
-            records: Sequence[Record] = Structured(made, structure, make, structure.sketches, stored.rows, tensors)
+                step_records[place] = make(place)
+            records: Sequence[Record] = Structured(
+                step_records, structure, make, structure.sketches, stored.rows, tensors
+            )
             file.forget()
             if not about["structure"]:
-                records = tuple(records)  # a step that says itself what its records are called is like no other one
+                records = tuple(records)  # a step that stores its own structure shares it with no other step
             return Step(
                 number=int(about["step"]),
                 records=records,
@@ -203,10 +207,10 @@ class PackReader:
 
 
 class PackedTensors:
-    """The tensors of a step's file that records are, as they are: see `padiff.records.structured.Tensors`.
+    """The uncompressed tensors of a step's file; implements `padiff.records.structured.Tensors`.
 
     Attributes:
-        odd: places of records that may lie elsewhere: compressed, or in another rank's file; or are damaged.
+        odd: indices of the other records: compressed, in another rank's file, or damaged.
     """
 
     def __init__(self, file: ArrayFile, starts: np.ndarray, odd: list[int]) -> None:
@@ -215,7 +219,7 @@ class PackedTensors:
 
     @classmethod
     def of(cls, stored: _Stored, structure: Structure) -> PackedTensors:
-        """What a step's file has of what a structure says."""
+        """Look up the tensors of a structure in a step's file."""
         entries, plain = stored.places.entries, not structure.compression
         starts, odd = np.full(len(structure.kept), -1, np.int64), []
         for place, (name, dtype, shape) in structure.tensors.items():
@@ -244,14 +248,14 @@ def _rows(file: ArrayFile, places: Mapping[str, Place]) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """What a step's file holds, and where.
+    """Tensors and sketches of a rank's step.
 
     Attributes:
-        file: the file.
-        places: of its tensors.
-        outside: of those that another rank has, its file, and where in that.
-        rows: the sketches.
-        compression: how tensors are compressed; empty: they are not.
+        file: the step's file.
+        places: positions of the tensors in it.
+        outside: tensors that only another rank's file holds: that file, and the position in it.
+        rows: the table of sketches.
+        compression: codec of the tensors; empty: uncompressed.
         run: the run folder.
     """
 
@@ -263,10 +267,10 @@ class _Stored:
     run: AnyPath
 
     def source(self, kept_as: str, where: Any, dtype: str, shape: tuple[int, ...], site: str = "") -> TensorSource:
-        """The source of a tensor that is kept somewhere.
+        """Return the source of a tensor or sketch, given its kind and position of storage.
 
         Raises:
-            ValueError, KeyError, TypeError, IndexError: there is none.
+            ValueError, KeyError, TypeError, IndexError: the position does not exist, or holds another dtype or shape.
         """
         size = math.prod(shape) * (2 if dtype.startswith("complex") else 1)
         if kept_as == TENSOR:

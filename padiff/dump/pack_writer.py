@@ -1,4 +1,4 @@
-"""Writing steps into one file each, as `padiff.dump.pack` reads them."""
+"""The writer of packed steps, which `padiff.dump.pack` reads."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from padiff.dump.traces import NOWHERE
 from padiff.records import Alike, Record, Sketched, Step, Storable, TensorSource, Unread
 from padiff.records.alike import Pattern
 
-# Rows of sketches that are put in order at a time: so many that their memory is not taken from the system.
+# Rows of sketches that are gathered at a time: few enough for the allocator to reuse its memory.
 _ROWS = 200
 
 
 class PackWriter:
-    """Writes steps of one run, each into one file.
+    """Writer of the steps of one run, each into one file.
 
     Args:
         run: the run folder.
-        deduplication: what was written before, and is shared by steps.
-        compression: how tensors are compressed, as `padiff.dump.codecs` names it; empty: not.
-        processes: how many record the run.
+        deduplication: storage of tensors that several steps share.
+        compression: codec of the tensors (`padiff.dump.codecs`); empty: none.
+        processes: number of processes that record the run.
     """
 
     def __init__(self, run: AnyPath, deduplication: Deduplication, compression: str = "", processes: int = 1) -> None:
@@ -45,16 +45,16 @@ class PackWriter:
         """Write one rank's step into its folder.
 
         Args:
-            once: what other ranks have written, and need not be written again.
+            once: deduplication between ranks: tensors that another rank has written are left out.
         """
         tensors = self._as_before(step)
         if tensors is not None:
             assert self._last is not None
-            structure, own = self._last.structure, None
+            structure, inline = self._last.structure, None
         else:
             tensors, places, traced = self._placed(step)
-            structure, own = self._structures.of(step, places, traced)
-            self._last = _Last.of(step, structure, places, traced) if own is None else None
+            structure, inline = self._structures.of(step, places, traced)
+            self._last = _Last.of(step, structure, places, traced) if inline is None else None
         if once is not None:
             arrays = {name: all_of(array) for name, array in tensors.items()}
             tensors = {n: array for n, array in arrays.items() if n == SKETCH_TABLE or not once.elsewhere(n, array)}
@@ -64,8 +64,8 @@ class PackWriter:
                 name: codecs.compressed(all_of(array), self._compression) if name != SKETCH_TABLE else array
                 for name, array in tensors.items()
             }
-        if own is not None:
-            tensors[OWN] = own
+        if inline is not None:
+            tensors[OWN] = inline
         about = {
             "schema_version": str(SCHEMA_VERSION),
             "step": str(step.number),
@@ -82,21 +82,21 @@ class PackWriter:
         write_safetensors(folder / PACK_FILE, tensors, about)
 
     def _placed(self, step: Step) -> tuple[dict[str, Storable], list[tuple[str, Any]], list[tuple[str, Any]]]:
-        """The tensors of a step's file, and the place there of each record and of each tensor of the trace."""
+        """Return the tensors of a step's file, and the storage of each record and of each traced tensor."""
         tensors: dict[str, Storable] = {}
-        known: dict[Hashable, tuple[str, str]] = {}
+        places_by_source: dict[Hashable, tuple[str, str]] = {}
         rows: list[np.ndarray] = []
-        kept: dict[Hashable, int] = {}
+        rows_by_source: dict[Hashable, int] = {}
 
         def put(source: TensorSource, record: Record | None) -> tuple[str, Any]:
-            """Where the values of a record go, or of a tensor of the trace."""
+            """Add the values of a record or traced tensor to the file's tensors; return their kind and position."""
             if isinstance(source, Sketched):
-                row = kept.setdefault(source.identity, len(rows))
+                row = rows_by_source.setdefault(source.identity, len(rows))
                 if row == len(rows):
                     rows.append(source.row)
                 return "turned" if source.transposed else "sketch", row
             # Records that share an array (a layer's output that is its parent's too) share a tensor.
-            place = known.get(source.identity)
+            place = places_by_source.get(source.identity)
             if place is None:
                 array = source.to_store()
                 if isinstance(array, np.ndarray):
@@ -106,7 +106,7 @@ class PackWriter:
                     array = plain_array(array)
                 place = (str(len(tensors)), NAMES[array.dtype.name])
                 tensors[place[0]] = array
-                known[source.identity] = place
+                places_by_source[source.identity] = place
             return "tensor", place
 
         places = [put(record.source, record) for record in step.records]
@@ -116,7 +116,7 @@ class PackWriter:
         return tensors, places, traced
 
     def _as_before(self, step: Step) -> dict[str, Storable] | None:
-        """The tensors of the file of a step that is like the one before; `None` where it is not."""
+        """Return the tensors of a step's file if the step has the same structure as the one before, else `None`."""
         last, records, traced = self._last, step.records, step.trace.tensors
         if last is None or not isinstance(records, Alike) or not isinstance(traced, Alike):
             return None
@@ -145,14 +145,14 @@ class PackWriter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Last:
-    """How a step was written that further ones may be like.
+    """The layout of the last written step, reused for further steps of the same pattern.
 
     Attributes:
-        pattern: what it is like.
-        structure: the name of the file that says so.
-        rows: numbers of the samples, in the order in which their sketches are stored.
-        others: of what is more than a sample, what it is called in the step's file, and its dtype there.
-        distinct: how many different ones these are.
+        pattern: the pattern of the step's records.
+        structure: name of the structure's file.
+        rows: sample numbers of the sketches, in stored order.
+        others: name and dtype in the step's file of each source that is no sample.
+        distinct: number of different names in ``others``.
     """
 
     pattern: Pattern
@@ -165,8 +165,12 @@ class _Last:
     def of(
         cls, step: Step, structure: str, places: Sequence[tuple[str, Any]], traced: Sequence[tuple[str, Any]]
     ) -> _Last | None:
-        """Given where records and the trace's tensors went; `None` where that may be elsewhere for a step that is
-        alike: what is stored once for several steps.
+        """Return the layout of a written step, or `None` if it cannot be reused for the next step.
+
+        A layout cannot be reused if the step has no pattern, or stores weights, which several steps may share.
+
+        Args:
+            places, traced: storage of the step's records, and of its traced tensors.
         """
         records, tensors = step.records, step.trace.tensors
         if not isinstance(records, Alike) or not isinstance(tensors, Alike) or records.pattern is not tensors.pattern:
@@ -184,7 +188,7 @@ class _Last:
         return cls(pattern, structure, order, others, len({name for name, _ in others}))
 
     def renumbered(self, pattern: Pattern) -> _Last | None:
-        """The same, of a pattern in which samples have other numbers; `None` where that is not all."""
+        """Return this layout for a pattern that differs only in the numbers of the samples, else `None`."""
         numbers = self.pattern.new_numbers(pattern)
         if numbers is None:
             return None
@@ -193,7 +197,7 @@ class _Last:
 
 
 def _rows_of(table: np.ndarray, rows: np.ndarray) -> Unread:
-    """Rows of a table, in some order; few of them are in memory at a time."""
+    """Return rows of a table in the given order, as an array that is streamed `_ROWS` rows at a time."""
 
     def pieces() -> Iterator[np.ndarray]:
         for start in range(0, len(rows), _ROWS):
@@ -203,7 +207,7 @@ def _rows_of(table: np.ndarray, rows: np.ndarray) -> Unread:
 
 
 def all_of(array: Storable) -> np.ndarray:
-    """All elements of a tensor in memory."""
+    """Return a tensor as one array in memory."""
     if isinstance(array, Unread):
         return np.concatenate([piece.copy() for piece in array.pieces()]).reshape(array.shape)
     return array

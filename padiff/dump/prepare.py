@@ -1,4 +1,4 @@
-"""Making a run folder ready to be recorded into: nobody else's, nothing overwritten unasked, leftovers put away."""
+"""Preparation of a run folder for recording: take its lock, check for an existing run, delete leftovers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from padiff.records import RunInfo
 
 
 def prepare(path: AnyPath, info: RunInfo, rank: int, existing: str) -> FolderLock:
-    """Make or take over the folder for one rank; returns its lock. ``run.json`` is the caller's to write.
+    """Create or take over a run folder for one rank, and return its lock. The caller writes ``run.json``.
 
     Raises:
         RunFolderError: the folder holds a run (with ``error``), another model's run (with ``resume``), or files
@@ -28,7 +28,7 @@ def prepare(path: AnyPath, info: RunInfo, rank: int, existing: str) -> FolderLoc
         OSError: the folder cannot be written to.
     """
     path.mkdir(parents=True, exist_ok=True)
-    # Before anything is changed: what is being recorded is neither resumed nor overwritten.
+    # First of all: a run that is being recorded must be neither resumed nor overwritten.
     lock = (StoreLock if isinstance(path, RemotePath) else FolderLock).take(path, rank)
     try:
         if rank == 0:
@@ -45,14 +45,14 @@ def prepare(path: AnyPath, info: RunInfo, rank: int, existing: str) -> FolderLoc
 
 
 def identity_for(path: AnyPath, existing: str) -> str:
-    """Which recording a prepared folder is to hold: the one that it holds already where that is gone on with."""
+    """Return the identity of the run to record: the existing one if a run is resumed, else a new one."""
     if existing == "resume" and (path / RUN_FILE).exists():
         return read_info(path / RUN_FILE).identity
     return os.urandom(8).hex()
 
 
 def settings_for(path: AnyPath, existing: str) -> Mapping[str, Any] | None:
-    """What a folder that is gone on with says of the settings; `None` where no step refers to it."""
+    """Return the settings in a resumed run's ``run.json``; `None` if no step refers to them."""
     if existing == "resume" and (path / RUN_FILE).exists() and not _is_hollow(path / STEPS):
         return read_info(path / RUN_FILE).settings
     return None
@@ -61,8 +61,8 @@ def settings_for(path: AnyPath, existing: str) -> Mapping[str, Any] | None:
 def _take_over(path: AnyPath, info: RunInfo, existing: str) -> None:
     run_file, steps = path / RUN_FILE, path / STEPS
     if not run_file.exists():
-        # A logger's own folder may hold other files of runs, and a process that was killed as it began leaves an
-        # empty folder; only what we would write over counts.
+        # A logger's folder may hold other files, and a process killed at its start leaves an empty folder; only files
+        # that we would overwrite count.
         if existing != "resume" and _is_there(steps) and not _is_hollow(steps):
             raise RunFolderError(
                 f"{path} has a folder '{STEPS}' but no {RUN_FILE}: it is no run folder. Give an empty one"
@@ -78,18 +78,18 @@ def _take_over(path: AnyPath, info: RunInfo, existing: str) -> None:
     (path / FINISHED_FILE).unlink(missing_ok=True)
     if isinstance(path, RemotePath):
         if existing == "overwrite":
-            for beside in (STEPS, STRUCTURES, SHARED, PACKS, FLOORS):
-                (path / beside).remove()
+            for name in (STEPS, STRUCTURES, SHARED, PACKS, FLOORS):
+                (path / name).remove()
         return
     assert isinstance(steps, Path)
     if existing == "overwrite" and os.path.lexists(steps):
-        # Renamed first: whoever looks in between, or after a kill, sees no half-removed steps.
-        aside = path / f".{STEPS}.{os.getpid()}.overwritten"
-        shutil.rmtree(aside, ignore_errors=True)
-        os.rename(steps, aside)
-        shutil.rmtree(aside, ignore_errors=True)
-        for beside in (STRUCTURES, SHARED, PACKS, FLOORS):
-            shutil.rmtree(path / beside, ignore_errors=True)
+        # Renamed first, so that readers, also after a kill, see no half-deleted steps.
+        discarded = path / f".{STEPS}.{os.getpid()}.overwritten"
+        shutil.rmtree(discarded, ignore_errors=True)
+        os.rename(steps, discarded)
+        shutil.rmtree(discarded, ignore_errors=True)
+        for name in (STRUCTURES, SHARED, PACKS, FLOORS):
+            shutil.rmtree(path / name, ignore_errors=True)
 
 
 def _is_there(folder: AnyPath) -> bool:
@@ -111,32 +111,32 @@ def _check_same_model(path: AnyPath, info: RunInfo) -> None:
 
 
 def _clear_own(path: Path, rank: int) -> None:
-    """Put away what a process of this rank left that died while it wrote."""
-    for left in (partial for place in (STEPS, PACKS) for partial in (path / place).glob(".*.partial")):
+    """Delete unfinished parts that an earlier process of this rank left when it was killed."""
+    for step_folder in (partial for place in (STEPS, PACKS) for partial in (path / place).glob(".*.partial")):
         for name in (f"rank_{rank}", f".rank_{rank}"):
-            shutil.rmtree(left / name, ignore_errors=True)
+            shutil.rmtree(step_folder / name, ignore_errors=True)
 
 
 def _clear_leftovers(path: Path, ranks: int) -> None:
-    """Put away what a process left that died while it wrote; a step that it was replacing comes back.
+    """Delete unfinished files that a killed process left, and restore a step that it was replacing.
 
-    What ranks wrote that record now stays: they may have ended a step before the first one looked at the folder.
+    Parts of ranks that record now stay: they may have ended a step before rank 0 prepares the folder.
     """
     at_work = [rank for rank in range(1, ranks) if is_recording(path, rank)]
-    for left in (hidden for place in (STEPS, PACKS, FLOORS) for hidden in (path / place).glob(".*")):
-        if at_work and left.name.endswith(".partial") and left.is_dir():
-            kept = {f"{dot}rank_{rank}" for rank in at_work for dot in ("", ".")}
-            for own in left.iterdir():
-                if own.name not in kept:
-                    shutil.rmtree(own, ignore_errors=True)
+    for leftover in (hidden for place in (STEPS, PACKS, FLOORS) for hidden in (path / place).glob(".*")):
+        if at_work and leftover.name.endswith(".partial") and leftover.is_dir():
+            active = {f"{dot}rank_{rank}" for rank in at_work for dot in ("", ".")}
+            for part in leftover.iterdir():
+                if part.name not in active:
+                    shutil.rmtree(part, ignore_errors=True)
             continue
-        final = left.with_name(left.name[1:].removesuffix(".old"))
-        if left.name.endswith(".old") and not final.exists():
-            os.rename(left, final)
+        final = leftover.with_name(leftover.name[1:].removesuffix(".old"))
+        if leftover.name.endswith(".old") and not final.exists():
+            os.rename(leftover, final)
         else:
-            shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(leftover, ignore_errors=True)
     for folder in (path, path / STRUCTURES, path / SHARED):
-        for left in folder.glob(".*.partial"):
-            left.unlink(missing_ok=True)
-    for left in path.glob(f".{STEPS}.*.overwritten"):
-        shutil.rmtree(left, ignore_errors=True)
+        for leftover in folder.glob(".*.partial"):
+            leftover.unlink(missing_ok=True)
+    for leftover in path.glob(f".{STEPS}.*.overwritten"):
+        shutil.rmtree(leftover, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Reading run folders. Nothing in a folder is trusted: paths stay inside, nothing is unpickled, sizes are checked."""
+"""Reading of run folders. Files are not trusted: paths stay inside, nothing is unpickled, sizes are checked."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from padiff.records import (
 from padiff.records.environment import environment_from_json
 from padiff.records.pack import Pack
 
-# The folder of a run's only process, and its step in one file.
+# The rank's folder in a run of one process, and a packed step in it.
 _ALONE = "rank_0"
 _ALONE_PACKED = f"{os.sep}{_ALONE}{os.sep}{PACK_FILE}"
 _STEP_NAME = re.compile(r"\d{8,}")
 
 
 class _OnDisk(ABC):
-    """What the runs on disk have in common: where they lie, and what holds for all of their steps."""
+    """Base class of runs on disk: path, description and texts."""
 
     path: AnyPath
     _info: RunInfo
@@ -67,7 +67,7 @@ class _OnDisk(ABC):
         return run_text(self)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Return HTML for notebooks."""
         return run_card(self)
 
     def __repr__(self) -> str:
@@ -83,26 +83,26 @@ class _OnDisk(ABC):
 
     @property
     def packs(self) -> Mapping[int, Pack]:
-        """What steps need to be done again, by their numbers; each is read when it is asked for."""
+        """Return the packs to replay steps, by step number; each is read on access."""
         return {}
 
 
 class FolderRun(_OnDisk):
-    """A `Run` in a folder. Steps that come to be while it is open are seen."""
+    """A `Run` in a folder. Steps that are written later appear too."""
 
     def __init__(self, path: str | AnyPath) -> None:
         self.path = path if isinstance(path, RemotePath) else Path(path)
         self._info = read_info(self.path / RUN_FILE)
         self._packed, self._files = PackReader(self.path), FileReader()
         self._packs = Packs(self.path)
-        # As text: of a long run the objects that paths are made of would take as long as reading the steps does.
+        # As text: for a long run, creating Path objects would take as long as reading the steps.
         self._floors = os.path.join(str(path), FLOORS)
         self._steps = self.path / STEPS
-        # What a run declares is fixed with its first step.
+        # The declared settings in `run.json` are final once the first step is written.
         self._info_fixed = bool(self.numbers())
 
     def numbers(self) -> list[int]:
-        # By number: as text, 10 would come before 2.
+        # Sorted by number, as text sorts 10 before 2.
         assert isinstance(self.path, Path)
         return sorted(int(name) for name in names_of(self.path / STEPS) if _STEP_NAME.fullmatch(name))
 
@@ -115,11 +115,11 @@ class FolderRun(_OnDisk):
         return steps if floors is None else [replace(steps[0], floors=floors)]
 
     def _ranks(self, number: int) -> list[Step]:
-        """A step of all ranks that wrote it."""
+        """Return a step of all ranks that wrote it."""
         name = step_folder(number)
-        # To look for one name takes a fraction of what listing the folder does.
+        # Checking for one name is much faster than listing the folder.
         if self._info.world_size == 1 and os.path.lexists(f"{self._steps}{os.sep}{name}{_ALONE_PACKED}"):
-            return [self._packed.read(self._steps / name / _ALONE)]  # which makes sure that it lies in the run
+            return [self._packed.read(self._steps / name / _ALONE)]  # checks that the file lies in the run
         return [self._read_rank(rank) for rank in self._folders(self._steps / name)]
 
     def _folders(self, folder: AnyPath) -> Sequence[Path]:
@@ -135,7 +135,7 @@ class FolderRun(_OnDisk):
         return self._packed.read(rank) if _is_packed(rank) else self._read(rank)
 
     def _has_floors(self, number: int) -> bool:
-        """Whether it is worth a look."""
+        """Return True if a step may have floors; a cheap check."""
         return os.path.lexists(f"{self._floors}{os.sep}{step_folder(number)}")
 
     def _read(self, rank: Path) -> Step:
@@ -151,7 +151,7 @@ class FolderRun(_OnDisk):
 
 
 class SingleDump(_OnDisk):
-    """A `Run` of one step: a step's folder or a dump folder, looked at alone."""
+    """A `Run` of one step: a single step folder or dump folder."""
 
     def __init__(self, path: Path, ranks: list[Path], files: Sequence[str]) -> None:
         self.path = path
@@ -181,12 +181,12 @@ class DumpSeries(_OnDisk):
         return sorted(self._folders)
 
     def dump(self, number: int) -> SingleDump:
-        """One step's dump."""
+        """Return the dump of one step."""
         folder = self._folders[number]
         return SingleDump(folder, ranks_of(folder) or [folder], self._files)
 
     def steps(self, number: int) -> list[Step]:
-        # Numbered by its folder: a dump does not know which of many it is.
+        # Numbered by the folder, as a dump does not know its step number.
         return [replace(step, number=number) for step in self.dump(number).steps(number)]
 
     def finished(self) -> bool:
@@ -198,10 +198,10 @@ def _is_packed(rank: Path) -> bool:
 
 
 def _check_whole(rank: Path) -> None:
-    """Make sure that a rank's part of a recorded step has both of its JSON files.
+    """Check that a rank's part of a recorded step has both of its JSON files.
 
     Raises:
-        RunFolderError: one of them is lost; what is left would look like a step in which something did not happen.
+        RunFolderError: one file is missing; with the other alone, the step would seem to lack some stages.
     """
     lost = {REPORT_FILE, PARAMS_FILE} - {*names_of(rank)}
     if len(lost) == 1:
@@ -211,7 +211,7 @@ def _check_whole(rank: Path) -> None:
 
 
 def _read_rank(folder: Path, files: Sequence[str]) -> tuple[RunInfo, Step]:
-    """One rank's folder of a step; what a packed one is of, the run folder around it says."""
+    """Read one rank's folder of a step; a packed step needs the ``run.json`` of the run folder around it."""
     run = folder.resolve().parent.parent.parent
     if not _is_packed(folder):
         if set(files) == {REPORT_FILE, PARAMS_FILE} and (run / RUN_FILE).exists():
@@ -235,16 +235,16 @@ def read_info(run_file: AnyPath) -> RunInfo:
 
 
 def read_dump(folder: Path, files: Sequence[str] = (REPORT_FILE, PARAMS_FILE)) -> tuple[RunInfo, Step]:
-    """Read one rank's dump folder; of the JSON files, some may be absent.
+    """Read one rank's dump folder; some of the JSON files may be absent.
 
     Raises:
-        RunFolderError: none of the files is there, or one of them is damaged.
+        RunFolderError: none of the files exists, or one of them is damaged.
     """
     step, contents = FileReader().read(folder, files)
     path, content = contents[-1]
     with Explained(path):
         info = _info(content, tuple(layer for layer, _ in tree_from_json(content["tree"])))
-    return replace(info, settings={}), step  # what stands there is the step's
+    return replace(info, settings={}), step  # settings in a dump's JSON belong to the step
 
 
 def _info(content: Mapping[str, Any], layers: tuple[Layer, ...]) -> RunInfo:

@@ -1,4 +1,4 @@
-"""Reading steps whose tensors lie in files of their own, beside JSON trees that say what they are called."""
+"""Reading of steps in many files: JSON trees with the records, and one file per tensor."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from padiff.sketches.sketch import ROW
 _Others = Mapping[str, tuple[AnyPath, str]]
 
 
-# What the JSON says of a record: its file, what messages call it, and what `Record` has: layer, stage, slot, dtype,
-# shape, call, order, layer type, whether it is recomputed, and which part it is. A plain tuple, as in `structures`.
+# The JSON entry of a record: file, site (for messages), layer, stage, slot, dtype, shape, call, order, layer type,
+# recomputed, part. A plain tuple, which the garbage collector stops tracking.
 _Entry: TypeAlias = tuple[str, str, str, str, str, str, tuple[int, ...], int, int, str, bool, Part | None]
 _ORDER = 8
-# What each JSON file says of records: the tree, and what is the loop's.
+# Content of each JSON file as far as it concerns records: path, layer tree, the loop's node.
 _Said: TypeAlias = list[tuple[Path, Any, Any]]
 
 
 class _Structure:
-    """Stands for what the records of steps are called where pairs are remembered, without keeping it.
+    """Identity of a step structure, as a weak key of caches: it does not keep the records alive.
 
     Attributes:
-        facts: what was found out from the records (`padiff.records.structured.Structured.fact`).
+        facts: cached results computed from the records (`padiff.records.structured.Structured.fact`).
     """
 
     def __init__(self) -> None:
@@ -51,12 +51,12 @@ class _Structure:
 
 
 class _Known:
-    """What the records of a rank's latest step are called, and of all steps before it that were alike.
+    """The parsed entries of a rank's latest step, reused for further steps with the same entries.
 
     Attributes:
-        said: by the JSON files, of their records.
-        entries: one for each record, in their order.
-        structure: stands for it; `None` where these are too many.
+        said: the content of the JSON files from which the entries were parsed.
+        entries: the entry of each record, in recorded order.
+        structure: identity of the structure; `None` if the run has too many structures.
     """
 
     __slots__ = ("entries", "said", "structure")
@@ -72,11 +72,11 @@ class _Known:
         self.entries = sorted(entries, key=itemgetter(_ORDER))
 
     def is_of(self, said: _Said) -> bool:
-        return [one[1:] for one in self.said] == [one[1:] for one in said]
+        return [content[1:] for content in self.said] == [content[1:] for content in said]
 
 
 class FileReader:
-    """Reads steps of one run. What their records are called is worked out once for those that are alike."""
+    """Reader of one run's unpacked steps; entries of successive steps with the same structure are parsed once."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
@@ -85,23 +85,23 @@ class FileReader:
     def read(
         self, folder: Path, files: Sequence[str] = (REPORT_FILE, PARAMS_FILE)
     ) -> tuple[Step, list[tuple[Path, Any]]]:
-        """One rank's records, without the tree that they hang in; and the JSON files that they come from.
+        """Return one rank's step, and path and content of the JSON files that it was read from.
 
         Raises:
-            RunFolderError: none of the files is there, or one of them is damaged.
+            RunFolderError: none of the files exists, or one of them is damaged.
         """
         contents = [(folder / name, _read_json(folder / name)) for name in files if (folder / name).exists()]
         if not contents:
             raise RunFolderError(f"{folder} holds neither {' nor '.join(files)}: it is no dump folder")
         others = elsewhere(folder)
-        known = self._called(folder.name, contents)
-        records = _records(folder, known.entries, others)
+        parsed = self._called(folder.name, contents)
+        records = _records(folder, parsed.entries, others)
         path, content = contents[-1]
         with Explained(path):
             step = Step(
                 number=whole(content["step"]),
-                # What another rank has in one step it need not have in the next.
-                records=tuple(records) if others or known.structure is None else Structured(records, known.structure),
+                # Tensors that another rank stores for one step may be stored differently for the next.
+                records=tuple(records) if others or parsed.structure is None else Structured(records, parsed.structure),
                 rank=whole(content.get("rank", 0)),
                 loss_scale=_scale(content.get("loss_scale", 1.0)),
                 micro_batches=whole(content.get("micro_batches", 1)),
@@ -113,18 +113,18 @@ class FileReader:
         return step, contents
 
     def _called(self, rank: str, contents: Sequence[tuple[Path, Any]]) -> _Known:
-        said = []
+        trees = []
         for path, content in contents:
             with Explained(path):
-                said.append((path, content["tree"], content.get("loop", {})))
-        known = self._known.get(rank)
+                trees.append((path, content["tree"], content.get("loop", {})))
+        parsed = self._known.get(rank)
         with Explained(path):
-            if known is None or not known.is_of(said):
+            if parsed is None or not parsed.is_of(trees):
                 self._structures[rank] += 1
-                # No more of them than packed steps have files that say so.
+                # As many as a run of packed steps has structure files.
                 structure = _Structure() if self._structures[rank] <= MOST else None
-                known = self._known[rank] = _Known(said, structure)
-        return known
+                parsed = self._known[rank] = _Known(trees, structure)
+        return parsed
 
 
 def _read_json(path: Path) -> Any:
@@ -142,10 +142,10 @@ def _trace(folder: Path, others: _Others, path: Path, content: Mapping[str, Any]
         if kept_as not in ("sketch", "turned") or place < 0:
             raise ValueError(f"kept as {kept_as!r} at {place!r}")
         if not table:
-            kept = trace["sketches"]
-            rows = (whole(kept["rows"]), ROW)
+            table_entry = trace["sketches"]
+            rows = (whole(table_entry["rows"]), ROW)
             table.append(
-                np.array(TensorFile(folder, str(kept["file"]), "float64", rows, "sketches").read(), np.float64)
+                np.array(TensorFile(folder, str(table_entry["file"]), "float64", rows, "sketches").read(), np.float64)
             )
         size = math.prod(shape) * (2 if dtype.startswith("complex") else 1)
         return Sketched(table[0][place], size, kept_as == "turned")
@@ -161,17 +161,17 @@ def _scale(value: Any) -> float:
 
 
 def _entries(layer: str, layer_type: str, said: Iterable[dict[str, Any]]) -> Iterator[_Entry]:
-    # The same words in every step: a long comparison keeps one of each.
+    # Interned, as the same texts occur in every step of a long comparison.
     layer, layer_type = intern(layer), intern(layer_type)
-    for one in said:
-        stage, slot, call = intern(str(one["stage"])), intern(str(one["slot"])), whole(one["call"])
+    for entry in said:
+        stage, slot, call = intern(str(entry["stage"])), intern(str(entry["slot"])), whole(entry["call"])
         if stage not in STAGES:
             raise ValueError(f"unknown stage {stage!r}")
         site = intern(f"{layer}/{stage}/{slot}")
-        dtype, shape, order = known_dtype(one["dtype"], site), _shape(tuple(one["shape"])), whole(one["order"])
-        file = intern(str(one["file"]))
-        part = Part.of_json(one["part"], shape) if "part" in one else None
-        recomputed = bool(one.get("recomputed"))
+        dtype, shape, order = known_dtype(entry["dtype"], site), _shape(tuple(entry["shape"])), whole(entry["order"])
+        file = intern(str(entry["file"]))
+        part = Part.of_json(entry["part"], shape) if "part" in entry else None
+        recomputed = bool(entry.get("recomputed"))
         yield file, site, layer, stage, slot, dtype, shape, call, order, layer_type, recomputed, part
 
 

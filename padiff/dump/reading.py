@@ -1,7 +1,7 @@
-"""Reading a part of a file into memory.
+"""Reading of a part of a file into memory.
 
-Nothing is mapped: a file that becomes shorter while it is mapped ends the process that looks at it (SIGBUS), and no
-check beforehand prevents that. A read tells.
+Files are not mapped: if a mapped file becomes shorter, an access ends the process (SIGBUS), and no check beforehand
+prevents that. A read returns an error instead.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ _lock = threading.Lock()
 
 
 def fill(descriptor: int, start: int, *parts: np.ndarray) -> None:
-    """Fill parts of memory (bytes in a row), one after the other, with a file's content from a byte on.
+    """Fill contiguous byte arrays, one after the other, with a file's content from offset ``start`` on.
 
     Raises:
-        ValueError: the file ends before.
+        ValueError: the file is too short.
         OSError: it cannot be read.
     """
     if hasattr(os, "preadv"):
         done = os.preadv(descriptor, [part.data for part in parts], start)
-        if done == sum(part.size for part in parts):  # as a rule
+        if done == sum(part.size for part in parts):  # the usual case
             return
     for part in parts:
         done = 0
@@ -36,15 +36,16 @@ def fill(descriptor: int, start: int, *parts: np.ndarray) -> None:
 
 
 def read(descriptor: int, start: int, size: int) -> bytes:
-    """So many bytes of a file from one on.
+    """Return ``size`` bytes of a file from offset ``start`` on.
 
     Raises:
-        ValueError, OSError: as there.
+        ValueError: the file is too short.
+        OSError: it cannot be read.
     """
     if hasattr(os, "pread"):
-        found = os.pread(descriptor, size, start)
-        if len(found) == size:  # as a rule
-            return found
+        data = os.pread(descriptor, size, start)
+        if len(data) == size:  # the usual case
+            return data
     memory = np.empty(size, np.uint8)
     fill(descriptor, start, memory)
     return memory.tobytes()
@@ -53,8 +54,8 @@ def read(descriptor: int, start: int, size: int) -> bytes:
 def _read(descriptor: int, start: int, memory: np.ndarray) -> int:
     if hasattr(os, "preadv"):
         return os.preadv(descriptor, [memory.data], start)
-    with _lock:  # Windows has no such call: the place is the descriptor's, which threads share
+    with _lock:  # Windows has no `preadv`: seek and read need a lock, as threads share the descriptor's position
         os.lseek(descriptor, start, os.SEEK_SET)
-        found = os.read(descriptor, min(memory.size, 1 << 30))
-    memory[: len(found)] = np.frombuffer(found, np.uint8)
-    return len(found)
+        data = os.read(descriptor, min(memory.size, 1 << 30))
+    memory[: len(data)] = np.frombuffer(data, np.uint8)
+    return len(data)

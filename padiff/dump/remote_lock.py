@@ -1,4 +1,4 @@
-"""One recording process for each rank of a run in a store: a lock that is an object, put only where there is none."""
+"""Locks of runs in a store: one recording process per rank, through an object that only one process can create."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from padiff.dump.format import RUN_FILE
 from padiff.dump.lock import BEAT, DEAD, BusyError, FolderLock, machine, runs_here, started
 from padiff.dump.remote_path import RemotePath
 
-# Seconds that a release waits for a sign of life that is under way. Chosen: many times what a store takes to answer.
+# Seconds that a release waits for a running refresh of the lock. Chosen: many times the response time of a store.
 _LAST_BEAT = 5.0
 
 
 class StoreLock(FolderLock):
-    """Says that this process records a rank into a run of a store.
+    """The lock of one rank of a run in a store, held by this process.
 
-    The object says who holds it and since when it was last alive. One whose process has ended on this machine is taken
-    over at once, one of another machine after `DEAD` seconds without a sign of life.
+    The lock's object holds the process and the time of its last refresh. A lock of a process that has ended on this
+    machine is taken over at once, one of another machine `DEAD` seconds after its last refresh.
     """
 
     _path: RemotePath
     _beating: threading.Thread | None = None
 
     def check(self) -> None:
-        """Make sure that the run is still there, and still this recorder's.
+        """Check that the run still exists and that this recorder still holds its lock.
 
         Raises:
             FileNotFoundError: the run was removed.
-            RunFolderError: another process holds the lock by now.
+            RunFolderError: another process holds the lock now.
             StoreError: the store does not answer.
         """
         if self._is_held():
@@ -47,7 +47,7 @@ class StoreLock(FolderLock):
         if sys.is_finalizing():
             return
         self._ended.set()
-        # A sign of life that is under way would put the lock back.
+        # A running refresh would write the lock's object again.
         beating = self._beating
         if self._own.get("pid") == os.getpid() and beating is not None and beating is not threading.current_thread():
             beating.join(_LAST_BEAT)
@@ -67,13 +67,13 @@ class StoreLock(FolderLock):
                 break
             except FileExistsError:
                 owner = _owner(self._path)
-                if owner.get("id") == self._own["id"]:  # it was put, and the answer got lost
+                if owner.get("id") == self._own["id"]:  # the object was written, but the store's answer got lost
                     break
                 if owner and _lives(owner):
                     self._own = {}
                     raise BusyError(owner) from None
                 self._path.unlink()
-        if not self._is_held():  # another one took it at the same moment
+        if not self._is_held():  # another process took it at the same moment
             self._own = {}
             raise BusyError(_owner(self._path))
         self._beating = threading.Thread(
@@ -93,7 +93,7 @@ def _alive(own: dict[str, Any]) -> bytes:
 
 
 def _owner(path: RemotePath) -> dict[str, Any]:
-    """Who holds a lock; empty where nobody does, or nobody knows."""
+    """Return the holder in a lock's object; empty if the object does not exist or can't be parsed."""
     try:
         content = json.loads(path.store.get_range(path.key, 0, 4096))
     except (FileNotFoundError, ValueError, RecursionError):

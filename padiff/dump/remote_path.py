@@ -1,4 +1,4 @@
-"""Places in a store, with what of a path the rooms ask for."""
+"""Paths in a store, with the methods of `pathlib.Path` that padiff needs."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from padiff.dump.store import Store
 
 
 class RemoteStatus(NamedTuple):
-    """What is known of an object."""
+    """Status of an object, as `os.stat_result` of a file."""
 
     st_size: int
 
 
 @dataclass(frozen=True)
 class RemotePath:
-    """A place in a store: a key, or a part of one, as a folder is part of a path. A store has no folders: one is there
-    as long as something is below it.
+    """A path in a store: the key of an object, or the prefix of keys, used like a folder.
+
+    A store has no folders of its own: a folder exists as long as an object lies below it.
 
     Attributes:
-        store: where.
-        key: the parts of the key, joined by slashes; empty: the store's own url.
+        store: the store.
+        key: the key, with parts joined by slashes; empty: the store's root.
     """
 
     store: Store
@@ -55,11 +56,11 @@ class RemotePath:
 
     @property
     def parent(self) -> RemotePath:
-        """What this is below of; of the store's own url itself."""
+        """Return the folder that holds this path; the root is its own parent."""
         return RemotePath(self.store, self.key.rpartition("/")[0])
 
     def exists(self) -> bool:
-        """Whether there is an object, or something below."""
+        """Return True if an object with this key, or below it, exists."""
         try:
             self.store.version(self.key)
         except FileNotFoundError:
@@ -73,33 +74,33 @@ class RemotePath:
         return bool(self.store.list(self.key))
 
     def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
-        """Nothing to do: what is put makes its folders."""
+        """Do nothing: a store creates folders with their objects."""
 
     def iterdir(self) -> Iterator[RemotePath]:
-        """What lies directly in this folder."""
+        """Yield the paths directly in this folder."""
         for name in self.names():
             yield self / name
 
     def names(self) -> list[str]:
-        """Names of what lies directly in this folder."""
+        """Return the sorted names of the entries directly in this folder."""
         start = len(self.key) + 1 if self.key else 0
         return sorted({key[start:].partition("/")[0] for key in self.store.list(self.key)} - {""})
 
     def glob(self, pattern: str) -> Iterator[RemotePath]:
-        """What fits a pattern of names, one for each folder on the way."""
-        first, _, rest = pattern.partition("/")
+        """Yield the paths below that match a pattern, level by level."""
+        first, _, remainder = pattern.partition("/")
         for entry in self.iterdir():
             if fnmatchcase(entry.name, first):
-                yield from entry.glob(rest) if rest else (entry,)
+                yield from entry.glob(remainder) if remainder else (entry,)
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of every object below this folder, or of this one, by key."""
-        found = self.store.list(self.key)
-        status = None if found else self.stat_or_none()
-        return found if status is None else {self.key: status.st_size}
+        """Return the size in bytes of every object below this folder, by key; or of this object."""
+        sizes = self.store.list(self.key)
+        status = None if sizes else self.stat_or_none()
+        return sizes if status is None else {self.key: status.st_size}
 
     def stat_or_none(self) -> RemoteStatus | None:
-        """What is known of the object; `None` where there is none."""
+        """Return the status of the object, or `None` if it does not exist."""
         above = self.store.list(self.parent.key)
         return RemoteStatus(above[self.key]) if self.key in above else None
 
@@ -113,14 +114,14 @@ class RemotePath:
         return self.store.get(self.key)
 
     def write_bytes(self, data: bytes) -> None:
-        """Put an object, whole at once for whoever looks."""
+        """Write the object atomically."""
         self.store.put(self.key, data)
 
     def unlink(self, missing_ok: bool = False) -> None:
         self.store.delete(self.key)
 
     def remove(self) -> None:
-        """Take everything below this folder away, the last first: what says that something is whole was put last."""
+        """Delete all objects below this folder, in reverse order of their keys."""
         for key in sorted(self.store.list(self.key), reverse=True):
             self.store.delete(key)
 
@@ -128,12 +129,12 @@ class RemotePath:
         return self
 
 
-#: A folder of this machine, or a place in a store.
+#: A local path, or a path in a store.
 AnyPath = Path | RemotePath
 
 
 def lies_in(inner: AnyPath, outer: AnyPath) -> bool:
-    """Whether one place is another one, or below it."""
+    """Return True if a path equals another one or lies below it."""
     if isinstance(inner, Path) and isinstance(outer, Path):
         return inner.resolve() == outer.resolve() or outer.resolve() in inner.resolve().parents
     return type(inner) is type(outer) and f"{inner}/".startswith(f"{outer}/")

@@ -1,4 +1,4 @@
-"""A run in a store, opened."""
+"""Reading runs in a store."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from padiff.dump.remote_steps import STEP_FILE, is_whole, steps_in
 from padiff.errors import PadiffError, RunFolderError
 from padiff.records import Step
 
-#: Steps that are fetched ahead of the one that is looked at.
+#: Steps that are prefetched after the current one.
 _AHEAD = 2
-# Ranks that are named where they are missing.
+# Ranks that a message names.
 _NAMED = 8
 
 
 class StoreRun(FolderRun):
-    """A `Run` in a store. A step is one of it once the objects of all ranks are there.
+    """A `Run` in a store. A step counts once the objects of all ranks exist.
 
     Raises:
-        RunFolderError: there is no run, or the store does not answer.
+        RunFolderError: the place holds no run, or the store does not answer.
     """
 
     def __init__(self, path: RemotePath) -> None:
@@ -47,14 +47,14 @@ class StoreRun(FolderRun):
         return self._whole()
 
     def _whole(self) -> list[int]:
-        return sorted(n for n, there in self._there.items() if is_whole(there, self._info.world_size))
+        return sorted(n for n, sizes in self._there.items() if is_whole(sizes, self._info.world_size))
 
     def _ranks(self, number: int) -> list[Step]:
         if not is_whole(self._there.get(number, {}), self._info.world_size):
             self.numbers()
-        there = self._there.get(number, {})
-        if not is_whole(there, self._info.world_size):
-            named = ", ".join(map(str, sorted(there)[:_NAMED])) or "none"
+        sizes = self._there.get(number, {})
+        if not is_whole(sizes, self._info.world_size):
+            named = ", ".join(map(str, sorted(sizes)[:_NAMED])) or "none"
             raise RunFolderError(
                 f"step {number} of {self._place} is not whole: of {self._info.world_size} ranks {named} put theirs"
             )
@@ -62,7 +62,7 @@ class StoreRun(FolderRun):
         self._fetching.expect(
             {self._rank(n, rank) / STEP_FILE: self._there[n][rank] for n in later for rank in sorted(self._there[n])}
         )
-        return [self._packed.read(self._rank(number, rank)) for rank in sorted(there)]
+        return [self._packed.read(self._rank(number, rank)) for rank in sorted(sizes)]
 
     def _rank(self, number: int, rank: int) -> RemotePath:
         return self._place / STEPS / step_folder(number) / f"rank_{rank}"

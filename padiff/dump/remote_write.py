@@ -1,4 +1,4 @@
-"""Writing a run into a store. A store that fails or is slow costs records, and never the training."""
+"""The writer of runs in a store. If the store fails or is slow, steps are lost, but the training goes on."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from padiff.records import RunInfo, Step
 from padiff.records.pack import Pack
 from padiff.system.warn import warn
 
-#: Seconds that a training waits for its store in all, over the whole run, while steps can't be queued.
+#: Seconds that the training waits for the store over the whole run, while the queue is full.
 PATIENCE = 30.0
-#: Seconds in which a step is tried again, after so many more each time.
+#: Seconds in which writing a step is retried, and the pauses before each retry.
 RETRYING, PAUSES = 30.0, (0.5, 2.0, 5.0)
-#: Seconds that closing waits for what is still being written.
+#: Seconds that closing waits for queued steps.
 CLOSING = 60.0
-# Steps that finished.json names where they are lost; of more there is the number.
+# Largest number of lost steps that finished.json names; it always holds their count.
 _NAMED = 1000
 
 
 class StoreWriter(RunWriter):
     """A `RunWriter` for a run in a store.
 
-    A step that the store does not take, or that it has no time for, is left out: said once with a warning, and in
-    ``finished.json`` (``lost``). Steps after it are written again.
+    A step that the store does not accept, or not in time, is lost. The first loss raises a warning, and
+    ``finished.json`` lists all of them (``lost``). Later steps are written as usual.
     """
 
     path: RemotePath
@@ -42,7 +42,7 @@ class StoreWriter(RunWriter):
     def __init__(self, path: RemotePath, info: RunInfo, **options: Any) -> None:
         self._numbers: set[int] = set()
         self._waited, self._why, self._said = 0.0, "", False
-        #: Steps that are lost, and how many.
+        #: Numbers of lost steps (at most `_NAMED`), and the count of all.
         self._lost: list[int] = []
         self._count = 0
         self._closing, self._answers = threading.Event(), True
@@ -60,7 +60,7 @@ class StoreWriter(RunWriter):
         self._raise_error()
 
     def close(self, finished: bool = True) -> None:
-        """Write what is queued, for `CLOSING` seconds at most, and end the thread."""
+        """Write the queued steps, for `CLOSING` seconds at most, end the thread and release the run."""
         if self._left:
             return
         exit_flush.unregister(self)
@@ -74,7 +74,7 @@ class StoreWriter(RunWriter):
             if self._answers:
                 self._lock.release()
             else:
-                self._lock.abandon()  # not to wait for the store again
+                self._lock.abandon()  # releasing would wait for the store again
 
     def _end(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -103,10 +103,10 @@ class StoreWriter(RunWriter):
     # -- called by the training loop -----------------------------------------------------------------------
 
     def _is_there(self, number: int) -> bool:
-        # What others write is looked at under the lock: to ask the store takes the training's time.
-        there = number in self._numbers
+        # Only this process's steps are checked, without a slow query of the store; the lock excludes other processes.
+        is_repeated = number in self._numbers
         self._numbers.add(number)
-        return there
+        return is_repeated
 
     def _enqueue(self, waiting: Waiting) -> None:
         self._say()
@@ -120,7 +120,7 @@ class StoreWriter(RunWriter):
         self._waited += time.monotonic() - begin
 
     def _say(self) -> None:
-        """Warn of what is lost, once, where the training's code sees it."""
+        """Warn once of lost steps, on the training's thread."""
         if not self._why or self._said:
             return
         self._said = True
@@ -133,7 +133,7 @@ class StoreWriter(RunWriter):
     # -- the thread ----------------------------------------------------------------------------------------
 
     def _store(self, step: Step, info: RunInfo, pack: Pack | None) -> None:
-        """Write a step, again and again for some time if the store fails."""
+        """Write a step; retry for `RETRYING` seconds if the store fails."""
         until = time.monotonic() + RETRYING
         for pause in (*PAUSES, None):
             try:
@@ -159,10 +159,13 @@ class StoreWriter(RunWriter):
         self._why = self._why or why
 
     def end(self, seconds: float) -> None:
-        """Write what is queued, for so many seconds at most; nobody closed the recorder.
+        """Write the queued steps and release the run, for a recorder that was not closed.
+
+        Args:
+            seconds: timeout.
 
         Raises:
-            WriterError: a step could not be written, or not in time.
+            WriterError: a step is lost, or was not written in time.
         """
         super().end(seconds)
         if self._count:

@@ -1,12 +1,12 @@
-"""The packs of a run: what a recorded step needs to be done again elsewhere.
+"""Packs: the weights, optimizer states, batches, masks and seeds to replay a recorded step.
 
 ::
 
     packs/00000500/rank_0/
       pack.safetensors    all tensors
-      pack.json           what they are
+      pack.json           their descriptions
 
-Tensors are named after what they are: ``weight:encoder.0/bias``, ``optimizer.0:encoder.0/bias:first_moment``,
+Tensors are named after their role: ``weight:encoder.0/bias``, ``optimizer.0:encoder.0/bias:first_moment``,
 ``batch.0:2``, ``mask:17``, ``seed:numpy``. Nothing is unpickled.
 """
 
@@ -44,7 +44,7 @@ SCHEMA_VERSION = 1
 
 _NAME = re.compile(r"\d{8,}")
 _DEEPEST = 16
-# What a tensor costs beside its values: its entries in the two headers.
+# Bytes of a tensor's entries in the header and in the JSON file.
 _PER_TENSOR = 700
 
 
@@ -52,22 +52,22 @@ _PER_TENSOR = 700
 
 
 def write_pack(folder: AnyPath, pack: Pack, once: HeldOnce | None = None) -> None:
-    """Write a rank's pack into a folder that is there.
+    """Write a rank's pack into an existing folder.
 
     Args:
-        once: what other ranks have written, and need not be written again.
+        once: deduplication between ranks: tensors that another rank has written are left out.
     """
     tensors: dict[str, np.ndarray] = {}
 
-    known: dict[Hashable, dict[str, Any]] = {}
+    entries: dict[Hashable, dict[str, Any]] = {}
 
     def put(name: str, source: TensorSource) -> dict[str, Any]:
-        entry = known.get(source.identity)
+        entry = entries.get(source.identity)
         if entry is None:
             array = source.read()
             tensors[name] = plain_array(array)
             entry = {"tensor": name, "dtype": array.dtype.name, "shape": list(array.shape)}
-            known[source.identity] = entry
+            entries[source.identity] = entry
         return entry
 
     content: dict[str, Any] = {
@@ -111,7 +111,7 @@ def write_pack(folder: AnyPath, pack: Pack, once: HeldOnce | None = None) -> Non
 
 
 def room_of(pack: Pack) -> int:
-    """Bytes that a pack takes on disk, or a few more."""
+    """Return the size of a pack on disk in bytes, estimated on the high side."""
     entries = len(pack.weights) + len(pack.masks) + sum(1 for batch in pack.batches for _ in batch.sources)
     entries += sum(len(optimizer.arrays()) for optimizer in pack.optimizers)
     return pack.nbytes + _PER_TENSOR * (entries + 8)
@@ -130,7 +130,7 @@ def _batch_to_json(number: int, batch: Batch, put: Any) -> dict[str, Any]:
         if isinstance(value, Unkept):
             return {"unkept": value.kind}
         if isinstance(value, float) and not math.isfinite(value):
-            return {"number": repr(value)}  # JSON has none of these
+            return {"number": repr(value)}  # JSON has no infinity or NaN
         return {"value": value}
 
     parts = {name: nested(getattr(batch, name)) for name in ("args", "kwargs", "labels", "whole")}
@@ -145,7 +145,7 @@ def _listed(folder: AnyPath) -> list[str]:
 
 
 class Packs(Mapping[int, Pack]):
-    """The packs of a run by step, as its first rank wrote them; each is read when it is asked for.
+    """The packs of a run's first rank by step number; each is read on access.
 
     Args:
         run: the run folder.
@@ -165,16 +165,21 @@ class Packs(Mapping[int, Pack]):
         return step in list(self)
 
     def __getitem__(self, step: int) -> Pack:
-        """A step's pack.
+        """Return a step's pack.
 
         Raises:
-            KeyError: there is none.
-            RunFolderError: it is damaged.
+            KeyError: the step has no pack.
+            RunFolderError: the pack is damaged.
         """
         return self.ranks(step)[0]
 
     def ranks(self, step: int) -> list[Pack]:
-        """A step's pack as each rank wrote it."""
+        """Return a step's packs of all ranks.
+
+        Raises:
+            KeyError: the step has no pack.
+            RunFolderError: a pack is damaged.
+        """
         if step not in self:
             raise KeyError(step)
         folder = self._run / PACKS / step_folder(step)
@@ -184,7 +189,7 @@ class Packs(Mapping[int, Pack]):
         return [self._read(folder / name) for name in names]
 
     def size(self, step: int) -> int:
-        """Bytes of a step's pack."""
+        """Return the size of a step's pack in bytes."""
         folder = self._run / PACKS / step_folder(step)
         return size_of(folder)
 
@@ -205,28 +210,33 @@ class Packs(Mapping[int, Pack]):
         places = self._places(folder)
         others = elsewhere(folder)
         with Explained(path):
-            beside = {where: self._places(where) for where in {where for where, _ in others.values()}}
-            places |= {name: beside[where][other] for name, (where, other) in others.items()}
+            other_places = {where: self._places(where) for where in {where for where, _ in others.values()}}
+            places |= {name: other_places[where][tensor] for name, (where, tensor) in others.items()}
             return _pack(content, _Tensors(places, frozenset(map(str, content.get("complex", ())))))
 
     def _places(self, folder: AnyPath) -> dict[str, tuple[ArrayFile, Place]]:
-        """Where the tensors of a rank's file are, by name."""
+        """Return file and position of the tensors in a rank's file, by name."""
         file = opened(check_inside(folder / TENSORS_FILE, self._run), self._recent)
         return {name: (file, place) for name, place in file.header()[1].items()}
 
 
 class _Tensors(Mapping[str, np.ndarray]):
-    """The tensors of a pack: in a rank's file, or another's that holds the same.
+    """The tensors of a pack, in the rank's file or in another rank's.
 
     Args:
-        pairs: names of the optimizers' that are complex, and stored as pairs of numbers.
+        places: file and position of each tensor.
+        pairs: names of complex tensors of optimizers, which are stored as pairs of real numbers.
     """
 
     def __init__(self, places: Mapping[str, tuple[ArrayFile, Place]], pairs: frozenset[str]) -> None:
         self._places, self._pairs = places, pairs
 
     def source(self, entry: Mapping[str, Any]) -> PackedTensor:
-        """The source of a tensor, given what is said of it."""
+        """Return the source of the tensor that a JSON entry describes.
+
+        Raises:
+            ValueError: the stored tensor has another dtype or shape.
+        """
         (file, place), dtype, shape = self._places[entry["tensor"]], str(entry["dtype"]), shape_of(entry["shape"])
         source = PackedTensor(file, place, dtype, shape, place.dtype)
         stored = {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
@@ -249,7 +259,7 @@ class _Tensors(Mapping[str, np.ndarray]):
 
 
 class _Below(Mapping[str, np.ndarray]):
-    """Those tensors whose names begin alike, without that."""
+    """The tensors whose names begin with a prefix, by name without the prefix."""
 
     def __init__(self, tensors: _Tensors, prefix: str) -> None:
         self._tensors, self._prefix = tensors, prefix

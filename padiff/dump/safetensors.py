@@ -1,7 +1,7 @@
-"""The safetensors format (https://huggingface.co/docs/safetensors): many arrays in one file, each read by itself.
+"""The safetensors format (https://huggingface.co/docs/safetensors): many arrays in one file, each readable on its own.
 
-A file is eight bytes with the header's length, a JSON header with each array's dtype, shape and place, and the arrays'
-bytes one after the other.
+A file is eight bytes with the header's length, a JSON header with each array's dtype, shape and offsets, and the
+arrays' bytes one after the other.
 """
 
 from __future__ import annotations
@@ -28,14 +28,20 @@ from padiff.records import Room, Storable, Unread
 from padiff.system.memory import new_memory
 
 _MOST_OPEN = 4
-# Bytes of the largest file that is read at once, as it is opened: each further read costs as much as copying these.
+# Largest file in bytes that is read at once when it is opened: a separate read costs as much as copying this.
 _AT_ONCE = 1 << 18
 
 
 def write_safetensors(path: AnyPath, tensors: Mapping[str, Storable], about: Mapping[str, str]) -> None:
-    """Write arrays into one file, wide dtypes first so that each begins at a multiple of its width.
+    """Write arrays into one file, wide dtypes first so that each array is aligned.
 
-    Where some of them were written already, while they were recorded, these come first, and the file is that one.
+    If some arrays were written into a spool while they were recorded, the spool becomes the file, with these arrays
+    first.
+
+    Args:
+        path: path of the file.
+        tensors: arrays by name.
+        about: the file's metadata.
     """
     spool = None if isinstance(path, RemotePath) else spool_of(tensors.values())
     if spool is not None and isinstance(path, Path) and _finished(spool, path, tensors, about):
@@ -45,7 +51,7 @@ def write_safetensors(path: AnyPath, tensors: Mapping[str, Storable], about: Map
     text += b" " * (-len(text) % 8)
     text = len(text).to_bytes(8, "little") + text
     if isinstance(path, RemotePath):
-        # Each piece as bytes of its own: it does not last.
+        # Each piece is copied to bytes, as its memory is reused for the next one.
         path.write_bytes(b"".join((text, *(bytes(bytes_of(piece)) for piece in _pieces(ordered)))))
         return
     with open(path, "wb", buffering=0) as file:
@@ -55,8 +61,8 @@ def write_safetensors(path: AnyPath, tensors: Mapping[str, Storable], about: Map
 
 
 def _finished(spool: Spool, path: Path, tensors: Mapping[str, Storable], about: Mapping[str, str]) -> bool:
-    """Give the file a name that tensors were written into while they were recorded; false where it can't be used."""
-    there: list[tuple[str, Storable]] = []
+    """Complete a spool and give it the path; return False if the spool can't be used."""
+    spooled: list[tuple[str, Storable]] = []
     starts: list[int] = []
     more: list[tuple[str, Storable]] = []
     for name, array in tensors.items():
@@ -64,20 +70,20 @@ def _finished(spool: Spool, path: Path, tensors: Mapping[str, Storable], about: 
         if start is None:
             more.append((name, array))
         else:
-            there.append((name, array))
+            spooled.append((name, array))
             starts.append(start)
     more.sort(key=lambda item: -item[1].dtype.itemsize)
     places = [start - spool.begin for start in starts] + _starts(more, spool.end - spool.begin)
-    return spool.finish(path, _header(about, [*there, *more], places), starts, _pieces(more))
+    return spool.finish(path, _header(about, [*spooled, *more], places), starts, _pieces(more))
 
 
 def _starts(ordered: Sequence[tuple[str, Storable]], first: int) -> list[int]:
-    """Where arrays begin that lie one after the other."""
+    """Return the offsets of arrays that lie one after the other, beginning at ``first``."""
     return list(accumulate((array.nbytes for _, array in ordered), initial=first))[:-1]
 
 
 def _header(about: Mapping[str, str], ordered: Sequence[tuple[str, Storable]], starts: Sequence[int]) -> bytes:
-    """What a file says of its arrays, as JSON."""
+    """Return the JSON header of a file."""
     header: dict[str, Any] = {"__metadata__": dict(about)}
     for (name, array), start in zip(ordered, starts):
         header[name] = {
@@ -89,7 +95,7 @@ def _header(about: Mapping[str, str], ordered: Sequence[tuple[str, Storable]], s
 
 
 def _pieces(ordered: Iterable[tuple[str, Storable]]) -> Iterator[np.ndarray]:
-    """The elements of arrays; each piece lasts until the next one is asked for."""
+    """Yield the elements of arrays in pieces; the memory of a piece is valid until the next one."""
     for _, array in ordered:
         if isinstance(array, Unread):
             yield from array.pieces()
@@ -98,12 +104,12 @@ def _pieces(ordered: Iterable[tuple[str, Storable]]) -> Iterator[np.ndarray]:
 
 
 class ArrayFile:
-    """A file of arrays, which is held open while they are read, one by one.
+    """A file of arrays, which stays open while they are read one by one.
 
     Args:
         path: the file.
-        recent: files that are open, the oldest first: with too many of them it is closed, and opened again if need be.
-            A report refers to the files of all steps; to have them open would be more than systems allow.
+        recent: the open files, oldest first. If there are too many, the oldest is closed, and opened again on access: a
+            report refers to the files of all steps, which are too many to keep open.
     """
 
     __slots__ = ("_descriptor", "_identity", "_recent", "path")
@@ -114,10 +120,10 @@ class ArrayFile:
         self._identity: tuple[int, ...] | None = None
 
     def header(self) -> tuple[dict[str, str], Places]:
-        """The file's own metadata, and where its arrays lie: inside of the file.
+        """Return the file's metadata, and the positions of its arrays, which are checked to lie in the file.
 
         Raises:
-            RunFolderError: it is missing or damaged.
+            RunFolderError: the file is missing or damaged.
         """
         try:
             return self._parsed()
@@ -131,11 +137,11 @@ class ArrayFile:
             ) from error
 
     def array(self, place: Place, room: Room = new_memory) -> np.ndarray:
-        """One of the arrays, in memory of the room where that is large enough. Default: in new memory.
+        """Return one of the arrays, in memory from ``room`` if that is large enough. Default: in new memory.
 
         Raises:
             OSError: the file is gone.
-            ValueError: it has become shorter, another one has its name, or so much memory is not free.
+            ValueError: the file has become shorter, was replaced, or the array exceeds the free memory.
         """
         file = self._open()
         memory = room(place.size, place.start)
@@ -145,21 +151,21 @@ class ArrayFile:
         return memory.view(place.dtype).reshape(place.shape)
 
     def view(self, place: Place) -> np.ndarray:
-        """One of the arrays, not to be written to. Where the file was read at once, it is no copy.
+        """Return one of the arrays, which must not be modified; without a copy if the file was read at once.
 
         Raises:
-            OSError, ValueError: as there.
+            OSError, ValueError: see `array`.
         """
-        held = self._open().held(place.start, place.size)
-        return self.array(place) if held is None else np.frombuffer(held, place.dtype).reshape(place.shape)
+        content = self._open().held(place.start, place.size)
+        return self.array(place) if content is None else np.frombuffer(content, place.dtype).reshape(place.shape)
 
     def forget(self) -> None:
-        """Read again what is asked for from now on: a small file is read at once, with its header."""
+        """Free the content of a small file that was read at once; later accesses read from disk."""
         if self._descriptor is not None:
             self._descriptor.forget()
 
     def let_go(self) -> None:
-        """Close the file; it is opened again if need be."""
+        """Close the file; the next access opens it again."""
         self._descriptor = None
 
     def _parsed(self) -> tuple[dict[str, str], Places]:
@@ -167,28 +173,31 @@ class ArrayFile:
         return parse_header(file.size, file.bytes_at)
 
     def _open(self) -> _Descriptor:
-        found = self._descriptor
-        if found is None:
+        descriptor = self._descriptor
+        if descriptor is None:
             assert isinstance(self.path, Path)
             number = os.open(self.path, NO_LINK)
             status = os.fstat(number)
-            found = _Descriptor(number, status.st_size)
+            descriptor = _Descriptor(number, status.st_size)
             if not stat.S_ISREG(status.st_mode):
                 raise ValueError("it is no plain file")
             identity = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
             if self._identity not in (None, identity):
                 raise ValueError("the step was recorded again")
             self._identity = identity
-            self._descriptor = found
+            self._descriptor = descriptor
             self._recent.append(self)
             if len(self._recent) > _MOST_OPEN:
                 self._recent.popleft().let_go()
-        return found
+        return descriptor
 
 
 class _Descriptor:
-    """A file that is open for as long as this is used, and how many bytes it had; a small one is read at once, until
-    that is to be forgotten.
+    """An open file, closed when this object is freed. A small file is read at once, until `forget`.
+
+    Attributes:
+        number: the file descriptor.
+        size: size of the file in bytes when it was opened.
     """
 
     __slots__ = ("_at_once", "_content", "number", "size")
@@ -202,46 +211,46 @@ class _Descriptor:
         os.close(self.number)
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
-        """None at all: a copy of what holds this opens the file for itself, or two would close one number."""
+        """Copy and pickle as None: a copied `ArrayFile` opens the file anew, else both would close one descriptor."""
         return type(None), ()
 
     def fill(self, start: int, memory: np.ndarray) -> None:
-        """Fill memory with what stands from a byte on.
+        """Fill memory with the file's content from offset ``start`` on.
 
         Raises:
-            ValueError: the file ends before.
+            ValueError: the file is too short.
             OSError: it cannot be read.
         """
-        held = self.held(start, memory.size)
-        if held is None:
+        content = self.held(start, memory.size)
+        if content is None:
             fill(self.number, start, memory)
         else:
-            memory[:] = np.frombuffer(held, np.uint8)
+            memory[:] = np.frombuffer(content, np.uint8)
 
     def held(self, start: int, size: int) -> memoryview | None:
-        """So many bytes of a small file from one on, not copied; `None` of another one, or once it was forgotten.
+        """Return ``size`` bytes from offset ``start`` without a copy; `None` for a large file, or after `forget`.
 
         Raises:
-            ValueError, OSError: as there.
+            ValueError, OSError: see `fill`.
         """
         if not self._at_once:
             return None
         if self._content is None:
             self._content = read(self.number, 0, self.size)
-        found = memoryview(self._content)[start : start + size]
-        if len(found) != size:
+        content = memoryview(self._content)[start : start + size]
+        if len(content) != size:
             raise ValueError("the file was cut off")
-        return found
+        return content
 
     def forget(self) -> None:
-        """Forget what was read."""
+        """Free the content that was read at once."""
         self._content, self._at_once = None, False
 
     def bytes_at(self, start: int, size: int) -> bytes:
-        """So many bytes from one on.
+        """Return ``size`` bytes from offset ``start``.
 
         Raises:
-            ValueError, OSError: as there.
+            ValueError, OSError: see `fill`.
         """
-        held = self.held(start, size)
-        return read(self.number, start, size) if held is None else bytes(held)
+        content = self.held(start, size)
+        return read(self.number, start, size) if content is None else bytes(content)

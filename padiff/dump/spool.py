@@ -1,7 +1,7 @@
-"""Tensors of a step go into its file while they are recorded: one copy, and no memory that would have to be found.
+"""Spools: files into which a step's tensors are written while they are recorded, without a copy in memory.
 
-Copied into memory first, and from there into the file, a step's tensors go through the processor's memory twice; and
-memory for a whole step is cleared by the kernel, page by page, before it is filled.
+With a copy in memory first, tensors would be copied twice, and the kernel would have to clear memory for a whole step
+page by page.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ import numpy as np
 from padiff.dump.files import bytes_of
 from padiff.records import RunInfo, Storable, Unread
 
-#: Bytes of the smallest tensor that goes into the file at once. Chosen: below, a copy in memory takes less than a call
-#: of the kernel does.
+#: Size in bytes of the smallest tensor that is written at once. Chosen: for smaller ones, a copy in memory takes less
+#: time than a system call.
 LEAST = 1 << 15
-# Bytes that a file may have while it is written: it takes up only those that there are.
+# Size in bytes of the sparse file while it is written; only written bytes take up space.
 _MOST = 1 << 36
-# What the starts of tensors are multiples of: wide enough for each dtype.
+# Alignment of tensors in bytes, enough for each dtype.
 _WIDE = 8
 _PAGE = 4096
-# Bytes of a header for each tensor, and records of each layer and of each parameter: more than most have.
+# Estimates, on the high side: header bytes per tensor, tensors per layer, tensors per parameter.
 _PER_TENSOR, _OF_LAYER, _OF_PARAMETER = 100, 4, 3
 
 
 class Spools:
-    """The files that the steps of one run are recorded into.
+    """Factory of the spools of one run's steps.
 
     Args:
-        folder: where they get their names, later.
-        info: the run.
+        folder: a folder on the file system of the run.
+        info: the run; its layers give an estimate of the header's size.
 
     Attributes:
-        begin: bytes that are left for a file's header.
-        useful: whether steps are to go on being recorded like that. Not where tensors are copied that are not stored
-            after all: a file must have no holes.
+        begin: bytes reserved for a file's header.
+        useful: False once spools do not work: the system has none, or tensors are copied that are not stored, which
+            would leave holes in the file.
     """
 
     def __init__(self, folder: Path, info: RunInfo) -> None:
@@ -51,11 +51,11 @@ class Spools:
         self._folder = folder
 
     def leave(self, header: int) -> None:
-        """Leave room for headers somewhat longer than this."""
+        """Reserve room for headers up to a quarter longer than this many bytes."""
         self.begin = max(self.begin, -(-(header + header // 4) // _PAGE) * _PAGE)
 
     def next(self) -> Spool | None:
-        """A file for a step; `None` where the file system has none without a name."""
+        """Return a spool for a step, or `None` if the file system has no unnamed files."""
         if self.useful:
             try:
                 return Spool(self._folder, self)
@@ -65,7 +65,7 @@ class Spools:
 
 
 class SpoolOfStep:
-    """A step's file, which comes to be with the first tensor that goes into it."""
+    """The spool of one step, created with the first tensor."""
 
     def __init__(self, run: Spools) -> None:
         self._run = run
@@ -73,7 +73,7 @@ class SpoolOfStep:
         self._lock = threading.Lock()
 
     def keep(self, array: Storable) -> np.ndarray | None:
-        """`Spool.keep`."""
+        """Write an array and return the written copy, or `None`; see `Spool.keep`."""
         with self._lock:
             if self._spool is None and self._run.useful:
                 self._spool = self._run.next()
@@ -81,13 +81,13 @@ class SpoolOfStep:
 
 
 class Spool:
-    """A file of one step, which has no name until it is whole: whatever becomes of the process, nothing of it stays.
+    """A file of one step that has no name until it is complete: if the process ends before, the kernel deletes it.
 
-    What was written is seen as arrays, through a mapping: nobody else can make a file without a name shorter. Later,
-    when it has one, only those who still hold the step read from there.
+    Written tensors are arrays on a memory mapping of the file. That is safe: no other process can truncate a file
+    without a name, and later only holders of the step read from the mapping.
 
     Attributes:
-        begin, end: where tensors begin in the file, and where the next one is to begin.
+        begin, end: offset of the first tensor, and of the next one.
     """
 
     def __init__(self, folder: Path, run: Spools) -> None:
@@ -102,8 +102,9 @@ class Spool:
         self._lock = threading.Lock()
 
     def keep(self, array: Storable) -> np.ndarray | None:
-        """Write an array, and give what was written; `None`: it is too small, does not lie in order, or there is no
-        room for it.
+        """Write an array, and return an array on the file's memory mapping.
+
+        Return `None` if the array is too small or not contiguous, or the file or disk is full.
         """
         size, in_order = array.nbytes, isinstance(array, Unread) or array.flags.c_contiguous
         if size < LEAST or size % _WIDE or not in_order:
@@ -119,26 +120,31 @@ class Spool:
             for piece in array.pieces() if isinstance(array, Unread) else (array,):
                 _write(self._descriptor, piece, place)
                 place += piece.nbytes
-        except OSError:  # the disk is full, say: writing the step says so
+        except OSError:  # for example a full disk, which is reported when the step is written
             return None
         view: np.ndarray = np.asarray(_Kept(self, start, self._address + start, size))
         return view.view(array.dtype).reshape(array.shape)
 
     def finish(self, path: Path, header: bytes, kept: Collection[int], more: Iterable[np.ndarray]) -> bool:
-        """Write the header and more tensors, and give the file its name. False: the file can't be used.
+        """Write the header and the remaining tensors, and give the file its name.
 
         Args:
-            header: the JSON text.
-            kept: where those begin that were written before.
+            path: the name.
+            header: the JSON text of the header.
+            kept: offsets of the stored tensors that were written before.
+            more: tensors that were not written before.
+
+        Returns:
+            False if the file can't be used: it has unused tensors, the header is too long, or a link is impossible.
 
         Raises:
-            OSError: the disk is full, say.
+            OSError: a write failed, for example as the disk is full.
         """
         self._run.leave(8 + len(header))
         if {*kept} != self._starts:
             self._run.useful = False
             return False
-        if 8 + len(header) > self.begin:  # next time there will be room
+        if 8 + len(header) > self.begin:  # room for it is reserved from the next step on
             return False
         for array in more:
             _write(self._descriptor, array, self.end)
@@ -152,18 +158,18 @@ class Spool:
                 os.link(str(self._descriptor), path, src_dir_fd=numbers, follow_symlinks=True)
             finally:
                 os.close(numbers)
-        except OSError:  # a container without that folder, say
+        except OSError:  # for example a container without /proc
             self._run.useful = False
             return False
         return True
 
     def start_of(self, array: Storable) -> int | None:
-        """Where an array begins that was written before; `None` of others."""
-        kept = _kept(array)
-        if kept is None or kept.spool is not self or not isinstance(array, np.ndarray):
+        """Return the offset of an array that `keep` returned, or `None` for other arrays."""
+        tensor = _kept(array)
+        if tensor is None or tensor.spool is not self or not isinstance(array, np.ndarray):
             return None
-        begins = array.__array_interface__["data"][0] == kept.address
-        return kept.start if begins and array.nbytes == kept.size and array.flags.c_contiguous else None
+        begins = array.__array_interface__["data"][0] == tensor.address
+        return tensor.start if begins and array.nbytes == tensor.size and array.flags.c_contiguous else None
 
     def __del__(self) -> None:
         if self._descriptor >= 0:
@@ -171,7 +177,7 @@ class Spool:
 
 
 class _Kept:
-    """What was written of one tensor. It is no array: numpy looks through an array that is a view to what is below."""
+    """Memory of one written tensor, as the base of its arrays. No ndarray, as numpy replaces a view by its own base."""
 
     __slots__ = ("__array_interface__", "address", "size", "spool", "start")
 
@@ -181,12 +187,12 @@ class _Kept:
 
 
 def spool_of(arrays: Iterable[Storable]) -> Spool | None:
-    """The file that some of these were written into before."""
-    return next((kept.spool for kept in map(_kept, arrays) if kept is not None), None)
+    """Return the spool that some of these arrays were written into, or `None`."""
+    return next((tensor.spool for tensor in map(_kept, arrays) if tensor is not None), None)
 
 
 def _kept(array: Storable) -> _Kept | None:
-    """What was written of the tensor that an array is a view of, if anything was."""
+    """Return the written tensor that an array is a view of, or `None`."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base

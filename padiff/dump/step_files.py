@@ -1,4 +1,4 @@
-"""A dump, and the steps of a run, as files."""
+"""Writing of dumps and unpacked steps: JSON trees, and one file per tensor."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from padiff.dump.traces import NOWHERE, Place, trace_to_json
 from padiff.records import LOOP, PARAMETER_STAGES, Record, RunInfo, Sketched, Step, TensorSource
 from padiff.records.parts import SHARD
 
-#: Steps of many files, without a limit.
+#: Storage of unpacked steps, without a size limit.
 PLAIN = Storage()
-#: Files of a step that are written at a time: what the kernel does for a new file takes longer than its bytes do.
+#: Files of a step that are written in parallel: creating a file takes the kernel longer than writing its bytes.
 FILES_AT_ONCE = 2
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -48,41 +48,40 @@ def write_dump(
     """Write one rank's records of one step: JSON trees and the tensors' files.
 
     Args:
-        places: by stage, which JSON file and which folder of tensors; records of other stages are left out.
-        deduplication: what was written before, to link to.
-        final: what the folder will be called when the step is whole.
-        once: what other ranks have written of parameters, and of activations where layers are split, and need not be
-            written again.
+        places: by stage, the JSON file and the folder of tensors; records of other stages are left out.
+        deduplication: tensors that were written before, to link to.
+        final: path of the folder once the step is complete.
+        once: deduplication between ranks, of parameters, and of activations if layers are split.
     """
     files: dict[Hashable, str] = {}
     entries: dict[str, dict[str, list[dict[str, Any]]]] = {name: defaultdict(list) for name, _ in places.values()}
     for sub in {sub for _, sub in places.values()}:
         (folder / sub).mkdir(exist_ok=True)
 
-    # Partners in split layers see the same samples. Who shares out a batch would look for what no other rank has.
+    # Ranks that split layers see the same samples. Under data parallelism, no two ranks have equal activations.
     parts = (record.part for record in step.records)
-    together = any(part is not None and part.kind == SHARD and part.share < 0 for part in parts)
+    is_sharded = any(part is not None and part.kind == SHARD and part.share < 0 for part in parts)
 
     def write(record: Record, name: str) -> None:
         array = record.value
-        if once is not None and (together or record.stage in PARAMETER_STAGES) and once.elsewhere(name, array):
+        if once is not None and (is_sharded or record.stage in PARAMETER_STAGES) and once.elsewhere(name, array):
             return
         if deduplication is None or not deduplication.link(record, array, folder / name, (final or folder) / name):
             write_npy(folder / name, array)
 
     def write_traced(source: TensorSource, name: str) -> None:
         array = source.read()
-        if once is None or not together or not once.elsewhere(name, array):
+        if once is None or not is_sharded or not once.elsewhere(name, array):
             write_npy(folder / name, array)
 
     trace: dict[str, Any] = {}
     with ThreadPoolExecutor(FILES_AT_ONCE, "padiff-files") as pool:
-        under_way: list[Future[None]] = []
+        pending: list[Future[None]] = []
 
         def start(job: Callable[..., None], *args: Any) -> None:
             try:
-                under_way.append(pool.submit(job, *args))
-            except RuntimeError:  # the interpreter is ending, and starts no threads any more
+                pending.append(pool.submit(job, *args))
+            except RuntimeError:  # the interpreter is ending, and starts no new threads
                 job(*args)
 
         for record in step.records:
@@ -121,7 +120,7 @@ def write_dump(
             if sketches:
                 trace["sketches"] = {"file": f"{sub}/{SKETCHES_FILE}", "rows": len(sketches)}
                 write_npy(folder / sub / SKETCHES_FILE, np.stack(sketches))
-        for writing in under_way:
+        for writing in pending:
             writing.result()
     if once is not None:
         once.write(folder)
@@ -148,7 +147,7 @@ def write_dump(
 
 
 def run_to_json(info: RunInfo) -> dict[str, Any]:
-    """The content of ``run.json``."""
+    """Return the content of ``run.json``."""
     return {
         "schema_version": SCHEMA_VERSION,
         **({"id": info.identity} if info.identity else {}),
@@ -164,6 +163,6 @@ def run_to_json(info: RunInfo) -> dict[str, Any]:
 
 
 def _file_name(record: Record) -> str:
-    # The order makes it unique, the rest is for people; a name of 255 bytes is too long for file systems.
+    # The order makes the name unique; the rest, cut off as file systems limit names to 255 bytes, is for readers.
     text = _UNSAFE.sub("_", f"{record.stage}-{record.layer}-{record.slot}-{record.call}")
     return f"{record.order:06d}-{text[:120]}.npy"

@@ -1,4 +1,4 @@
-"""How a run's steps are stored: in one file each or in many, compressed, within a limit."""
+"""Storage options of a run: one file per step or many, compression, and a size limit."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from padiff.errors import UsageError
 
 @dataclass(frozen=True)
 class Storage:
-    """How a run's steps are stored.
+    """Storage options of a run.
 
     Args:
-        pack: all of a rank's step in one file, in the safetensors format (`padiff.dump.pack`).
-        compression: of packed tensors: ``zlib`` or ``zstd``; empty: none.
-        mixed: steps that have no sketches are stored in many files all the same.
-        max_bytes: how large the run folder may become; see `padiff.dump.budget`. Default: no limit.
+        pack: store a rank's step in one file, in the safetensors format (`padiff.dump.pack`).
+        compression: codec of packed tensors, ``zlib`` or ``zstd``; empty: none.
+        mixed: although ``pack`` is set, store steps without sketches in many files.
+        max_bytes: largest size of the run folder; see `padiff.dump.budget`. Default: no limit.
 
     Raises:
-        UsageError: an unknown codec, one that is not installed, or a limit that is no positive number.
+        UsageError: the codec is unknown or not installed, or the limit is no positive number.
     """
 
     pack: bool = False
@@ -40,11 +40,14 @@ class Storage:
     def of(
         cls, pack: bool | None, compression: str, max_bytes: float | None, sketches: bool, mixed: bool = False
     ) -> Storage:
-        """What a recorder's arguments mean: sketches, and compression, ask for packed steps.
+        """Return the storage for a recorder's arguments. If ``pack`` is None, sketches or compression turn it on.
 
         Args:
-            sketches: whether steps may have sketches.
-            mixed: whether others may have none.
+            sketches: True if steps may have sketches.
+            mixed: True if some steps may have none.
+
+        Raises:
+            UsageError: ``pack`` is False although steps may have sketches.
         """
         if pack is False and sketches:
             raise UsageError("sketches are written into packed steps: leave pack=False away")
@@ -52,10 +55,10 @@ class Storage:
         return cls(packed, compression, max_bytes, mixed=mixed and pack is None and not compression)
 
     def in_store(self, pack: bool | None) -> Storage:
-        """The same for a run in a store, where a rank's step is one object: put at once, and whole or absent by that.
+        """Return these options for a run in a store, where a rank's step is one object, written atomically.
 
         Raises:
-            UsageError: steps of many files were asked for.
+            UsageError: ``pack`` is False.
         """
         if pack is False:
             raise UsageError("in a store a step is one object, as with pack=True: leave pack=False away")

@@ -1,6 +1,6 @@
-"""Stores of objects, such as S3: what a run folder needs of one, and those that fsspec reaches.
+"""Object stores such as S3: the interface that run folders need, and its implementation by fsspec.
 
-Folders of this machine are no store: they are written and read by path, and mapped into memory.
+Local folders are no store: they are written and read by path.
 """
 
 from __future__ import annotations
@@ -12,60 +12,60 @@ from typing import Any, Protocol
 
 from padiff.errors import UsageError
 
-#: What runs are recorded to and read from; the packages that fsspec needs for each.
+#: Url schemes of supported stores -> the package that fsspec needs for each.
 SCHEMES = {"s3": "s3fs", "gs": "gcsfs", "hdfs": "pyarrow", "memory": ""}
 
-#: Seconds that one operation may take, the client's own retries included. An object of 1 GB takes less at 20 MB/s.
+#: Timeout of one operation in seconds, with the client's own retries. An object of 1 GB takes less at 20 MB/s.
 OPERATION = 60.0
 
-# Schemes of file systems, where a file that is written is seen half: there it is written aside and renamed.
+# Schemes of file systems, where readers can see a half-written file: it is written under another name and renamed.
 _RENAMED = {"hdfs", "file"}
 
 
 class StoreError(OSError):
-    """A store does not answer, answers with an error, or takes too long."""
+    """Raised if a store does not answer, answers with an error, or takes too long."""
 
 
 class Store(Protocol):
-    """Objects under keys such as ``steps/00000010/rank_0/step.safetensors``. May be used by several threads.
+    """A thread-safe store of objects under keys such as ``steps/00000010/rank_0/step.safetensors``.
 
-    Each method raises `StoreError` where the store does not answer in time, and `PermissionError` where it refuses.
+    Each method raises `StoreError` if the store does not answer in time, and `PermissionError` if it refuses access.
     """
 
     url: str
 
     def get(self, key: str) -> bytes:
-        """All of an object; `FileNotFoundError` where there is none."""
+        """Return the content of an object; raise `FileNotFoundError` if it does not exist."""
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
-        """Bytes of an object from start up to, not including, end: fewer where it ends before."""
+        """Return the bytes of an object from ``start`` to ``end`` (exclusive), fewer if the object is shorter."""
 
     def put(self, key: str, data: bytes, *, new: bool = False) -> None:
-        """Put an object, whole at once for whoever looks.
+        """Write an object atomically.
 
         Args:
-            new: only where there is none yet; `FileExistsError` else.
+            new: raise `FileExistsError` if the object exists.
         """
 
     def list(self, prefix: str = "") -> dict[str, int]:
-        """The keys below a prefix (a folder's name), and their sizes in bytes."""
+        """Return the keys below a prefix (a folder's name) and the objects' sizes in bytes."""
 
     def delete(self, key: str) -> None:
-        """Take an object away; one that is not there is no error."""
+        """Delete an object, if it exists."""
 
     def version(self, key: str) -> str:
-        """Changes when the object is put again; `FileNotFoundError` where there is none."""
+        """Return a text that changes whenever the object is written; raise `FileNotFoundError` if it does not exist."""
 
 
 class FsspecStore:
-    """A `Store` that fsspec reaches. It connects when it is first used, in each process by itself.
+    """A `Store` behind fsspec. It connects on first use, in each process anew.
 
     Args:
-        url: as fsspec takes it, ``s3://bucket/run``. Addresses and credentials are the environment's
-            (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``), or those of fsspec's own configuration.
+        url: an fsspec url, ``s3://bucket/run``. Endpoint and credentials come from the environment
+            (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``) or from fsspec's own configuration.
 
     Raises:
-        UsageError: fsspec, or what it needs for the scheme, is not installed.
+        UsageError: fsspec, or its package for the scheme, is not installed.
     """
 
     def __init__(self, url: str) -> None:
@@ -85,7 +85,7 @@ class FsspecStore:
         if self._scheme not in _RENAMED:
             self._call("pipe_file", key, data, mode="create" if new else "overwrite")
             return
-        if new and self._call("exists", key):  # the file system has nothing that looks and writes at once
+        if new and self._call("exists", key):  # these file systems cannot check and write in one operation
             raise FileExistsError(f"{self.url}/{key} is there")
         folder, _, name = key.rpartition("/")
         aside = f"{folder}/.{name}.{os.urandom(4).hex()}.partial".lstrip("/")
@@ -98,11 +98,11 @@ class FsspecStore:
     def list(self, prefix: str = "") -> dict[str, int]:
         _, root = self._open()
         try:
-            # With its slash: `steps` is not to find `steps.old`.
-            found = self._call("find", f"{prefix}/" if prefix else "", detail=True)
+            # With a trailing slash, so that `steps` does not match `steps.old`.
+            infos = self._call("find", f"{prefix}/" if prefix else "", detail=True)
         except FileNotFoundError:
             return {}
-        keys = {str(path).lstrip("/").removeprefix(f"{root.strip('/')}/"): info for path, info in found.items()}
+        keys = {str(path).lstrip("/").removeprefix(f"{root.strip('/')}/"): info for path, info in infos.items()}
         return {key: int(info["size"] or 0) for key, info in keys.items()}
 
     def delete(self, key: str) -> None:
@@ -117,16 +117,16 @@ class FsspecStore:
         return repr([str(info[name]) for name in names if name in info])
 
     def _open(self) -> tuple[Any, str]:
-        """The file system, and where the run lies in it."""
+        """Return the file system, and the path of the run in it."""
         with self._lock:
-            # A fork has copies of the connections, and none of the threads that serve them.
+            # A fork has copies of the connections, but not the threads that serve them.
             if self._opened is None or self._opened[0] != os.getpid():
                 fs = _client(self.url)
                 self._opened = os.getpid(), fs, str(fs._strip_protocol(self.url)).rstrip("/")
             return self._opened[1:]
 
     def _call(self, name: str, key: str, *args: Any, **options: Any) -> Any:
-        if sys.is_finalizing():  # the threads that would serve it are gone
+        if sys.is_finalizing():  # the client's threads have ended
             raise StoreError(f"{self.url}: the interpreter is ending")
         try:
             fs, root = self._open()
@@ -139,32 +139,32 @@ class FsspecStore:
         except (FileNotFoundError, FileExistsError):
             raise
         except PermissionError:
-            _clients.clear()  # what it may do can change, and a client looks only when it is made
+            _clients.clear()  # permissions may change, but a client reads credentials only when it is created
             raise
         except TimeoutError as error:
             raise StoreError(f"{self.url} did not answer within {OPERATION:g} seconds ({name} of {key})") from error
-        except Exception as error:  # each client has errors of its own
+        except Exception as error:  # each client library has its own error types
             raise StoreError(f"{self.url}: {name} of {key} failed ({type(error).__name__}: {error})") from error
 
 
-# The last client of each scheme, and what it was made of: to make one takes a tenth of a second.
+# The last client of each scheme, with the settings it was created from: creating one takes a tenth of a second.
 _clients: dict[str, tuple[object, Any]] = {}
 _SETTINGS = ("AWS_", "BOTO_", "FSSPEC_", "GOOGLE_", "GCSFS_", "HADOOP_")
 
 
 def _client(url: str) -> Any:
-    """fsspec's file system of a url, shared by the stores of one bucket as long as the environment stays the same."""
+    """Return fsspec's file system for a url; stores of one bucket share it while the environment stays the same."""
     scheme = url.partition(":")[0]
     settings = frozenset((name, value) for name, value in os.environ.items() if name.startswith(_SETTINGS))
-    made_of = os.getpid(), url.split("/")[2], settings
-    found = _clients.get(scheme)
-    if found is None or found[0] != made_of:
+    origin = os.getpid(), url.split("/")[2], settings
+    client = _clients.get(scheme)
+    if client is None or client[0] != origin:
         from fsspec.core import url_to_fs
 
-        # Listings are not to be remembered: others write into the run while it is watched.
+        # Listings must not be cached: other processes write into the run while it is watched.
         fs, _ = url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
-        _clients[scheme] = found = made_of, fs
-    return found[1]
+        _clients[scheme] = client = origin, fs
+    return client[1]
 
 
 def _check_installed(scheme: str) -> None:

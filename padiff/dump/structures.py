@@ -1,8 +1,9 @@
-"""What the records of packed steps are called.
+"""Structures of packed steps: names, dtypes and shapes of the records, and the storage of each.
 
-It is the same in most steps, and so lies beside them in ``structures/<name>.json``, named after its content. Where
-there are `MOST` of these (batches of ever other shapes), a further step says it in its own file, compressed: then
-nothing is left behind by steps that are taken away, and no other process's step can lose what it refers to.
+Most steps have the same structure, so it is stored beside the steps in ``structures/<name>.json``, named after a digest
+of its content. Once a run has `MOST` such files (batches of ever new shapes), a further step holds its structure in its
+own file, compressed: then deleted steps leave no files behind, and no step refers to a file that another process may
+delete.
 """
 
 from __future__ import annotations
@@ -34,35 +35,34 @@ from padiff.records.structured import Name, Names, Sketches
 
 STRUCTURES = "structures"
 SCHEMA_VERSION = 1
-#: Where a record is a part of a tensor: its entry has one field more, and sketches are of the whole tensor with zeros
-#: where others' elements are.
+#: Schema version if a record is a part of a tensor: its entry has one more field, and sketches are of the full tensor,
+#: with zeros for the elements of other ranks.
 WITH_PARTS = 2
 
 _FIELDS = ["layer", "stage", "slot", "call", "type", "dtype", "shape", "recomputed", "kept_as", "place"]
 
-#: Files of structures that the folder of a run of one process holds, and of several one more for each process more:
-#: where parameters are spread, each has a structure of its own. (Processes that write at the same time may make a few
-#: more.)
+#: Limit on the structure files of a run of one process. Each further process adds one, as each has its own structure if
+#: parameters are sharded. (Processes that write at the same time may exceed the limit by a few.)
 MOST = 16
 
-# Structures of a run that a reader remembers: as many as a step of so many processes needs, at 2 MB each for a model of
-# 70 billion parameters. Taking them up again costs ten times what the rest of reading a step does.
+# Structures that a reader caches: enough for a step of this many processes, at 2 MB each for a model of 70 billion
+# parameters. Parsing one again takes ten times as long as the rest of reading a step.
 _REMEMBERED = 256
 
-# Digits of a structure's name, which are the first ones of its content's digest.
+# Length of a structure's name: the first hex digits of the digest of its content.
 _NAME = 16
 
-#: The tensor that holds the structure of a step that says it itself.
+#: Name of the tensor that holds a step's structure if the step's own file stores it.
 OWN = "structure"
 
 
 class StructureWriter:
-    """Says what the records of one run's steps are called.
+    """Writer of the structures of one run's steps.
 
     Args:
         run: the run folder.
-        compression: how the steps' tensors are compressed.
-        processes: how many record the run.
+        compression: codec of the steps' tensors; empty: uncompressed.
+        processes: number of processes that record the run.
     """
 
     def __init__(self, run: AnyPath, compression: str, processes: int = 1) -> None:
@@ -73,23 +73,26 @@ class StructureWriter:
     def of(
         self, step: Step, places: list[tuple[str, Any]], traced: list[tuple[str, Any]]
     ) -> tuple[str, np.ndarray | None]:
-        """The name of the file that says it, written where there is none yet; or no name, and what the step is to hold.
+        """Return the name of the step's structure, whose file is written if it does not exist.
+
+        Once the run has its maximum of structure files, return an empty name, and the compressed structure as an array
+        that the step's own file has to hold.
 
         Args:
-            places: of each record, how it is kept and where.
-            traced: likewise of each tensor of the trace.
+            places: kind and position of storage of each record.
+            traced: kind and position of storage of each tensor of the trace.
         """
         entries = [
             (r.layer, r.stage, r.slot, r.call, r.layer_type, r.dtype, r.shape, r.recomputed, *place, *_part(r))
             for r, place in zip(step.records, places)
         ]
         key = (tuple(entries), *trace_key(step.trace, traced))
-        found = self._known.get(key)
-        if found is None:
-            if len(self._known) >= 64:  # sequences of ever other lengths
+        description = self._known.get(key)
+        if description is None:
+            if len(self._known) >= 64:  # batches of ever new shapes
                 self._known.clear()
-            found = self._known[key] = self._described(entries, step.trace, traced)
-        return found
+            description = self._known[key] = self._described(entries, step.trace, traced)
+        return description
 
     def _described(
         self, entries: list[Any], trace: Trace, traced: list[tuple[str, Any]]
@@ -109,28 +112,27 @@ class StructureWriter:
             folder.mkdir(exist_ok=True)
             if sum(1 for _ in folder.glob("[!.]*.json")) >= self._most:
                 return "", np.frombuffer(zlib.compress(text.encode()), np.uint8)
-            write_text(path, text)  # ranks write the same content: whichever comes last replaces it by itself
+            write_text(path, text)  # ranks write the same content, so a second write changes nothing
         return name, None
 
 
-#: How the step's file keeps a record, and where.
+#: Storage of a record: kind (`SKETCHES`, `TENSOR` or ``shared``) and position.
 Kept: TypeAlias = tuple[str, Any]
 
-#: How a sketch is kept: of a tensor, or of the transposed matrix.
+#: Kinds of storage of a sketch: of the tensor, or of the transposed matrix.
 SKETCHES = ("sketch", "turned")
-#: How a tensor of the step's file is.
+#: Kind of storage of a full tensor in the step's file.
 TENSOR = "tensor"
 
 
 @dataclass(eq=False)
 class Structure:
-    """What the records of a step are called, and how they are kept: one object for all steps that refer to files of the
-    same content.
+    """Names, dtypes, shapes and storage of a step's records. Steps with the same structure share one object.
 
     Attributes:
-        compression: how its tensors are compressed.
-        records: an entry for each, as JSON has it.
-        trace: its trace; `None` where it has none.
+        compression: codec of the tensors; empty: uncompressed.
+        records: the JSON entry of each record; emptied once the entries are checked.
+        trace: the step's trace; `None` if it has none.
     """
 
     compression: str
@@ -139,10 +141,10 @@ class Structure:
 
     @cached_property
     def sketches(self) -> Sketches:
-        """Which records are sketches, and where.
+        """Return the row, size, orientation and shape of each record's sketch; row -1 for records without one.
 
         Raises:
-            ValueError: one of them is nowhere.
+            ValueError: a row is negative.
         """
         rows = [where if kept_as in SKETCHES else None for kept_as, where in self.kept]
         if any(row is not None and row < 0 for row in rows):
@@ -156,58 +158,59 @@ class Structure:
 
     @cached_property
     def rows(self) -> int:
-        """How many rows the step's table of sketches has at least."""
+        """Return the smallest number of rows that the step's table of sketches must have."""
         return int(self.sketches.rows.max(initial=-1)) + 1
 
     @cached_property
     def tensors(self) -> dict[int, tuple[str, np.dtype[Any], tuple[int, ...]]]:
-        """The records that are tensors of the step's file, by their places: what each is called there, and what it is
-        if it is not compressed. (Not complex ones, which are stored as real numbers.)
+        """Return name, dtype and shape of the records stored as tensors of the step's file, by record index.
+
+        Complex tensors are left out, as the file stores them as real numbers.
         """
-        found = {}
+        tensors = {}
         for place, ((kept_as, where), name) in enumerate(zip(self.kept, self.names.entries)):
             _, _, _, _, _, dtype, shape, *_ = name
             if kept_as == TENSOR and where[1] == NAMES.get(dtype):
-                found[place] = where[0], DTYPES[where[1]], shape
-        return found
+                tensors[place] = where[0], DTYPES[where[1]], shape
+        return tensors
 
     @cached_property
     def others(self) -> list[int]:
-        """The places of the records that are neither these nor sketches."""
-        known = self.tensors
-        return [place for place in np.flatnonzero(self.sketches.rows < 0).tolist() if place not in known]
+        """Return the indices of the records that are neither sketches nor in `tensors`."""
+        tensors = self.tensors
+        return [place for place in np.flatnonzero(self.sketches.rows < 0).tolist() if place not in tensors]
 
     @property
     def names(self) -> Names:
-        """What the records are called; checked once.
+        """Return the names, dtypes and shapes of the records; they are checked once.
 
         Raises:
-            ValueError, TypeError, AttributeError, OverflowError: one of them is damaged.
+            ValueError, TypeError, AttributeError, OverflowError: an entry is damaged.
         """
         return self._checked[0]
 
     @property
     def kept(self) -> list[Kept]:
-        """How each record is kept, and where.
+        """Return kind and position of storage of each record.
 
         Raises:
-            ValueError, TypeError, AttributeError, OverflowError: likewise.
+            ValueError, TypeError, AttributeError, OverflowError: an entry is damaged.
         """
         return self._checked[1]
 
     @cached_property
     def _checked(self) -> tuple[Names, list[Kept]]:
         entries = [_name(entry) for entry in self.records]
-        kept = [(entry[_KEPT_AS], _plain(entry[_KEPT_AS + 1])) for entry in self.records]
+        storage = [(entry[_KEPT_AS], _plain(entry[_KEPT_AS + 1])) for entry in self.records]
         self.records = []
-        return _names_of(entries), kept
+        return _names_of(entries), storage
 
 
 _KEPT_AS = _FIELDS.index("kept_as")
 
 
 def _plain(where: Any) -> Any:
-    """Where a record is kept; not as a list, which the garbage collector would look at again and again."""
+    """Return a position with lists turned into tuples, which the garbage collector stops tracking."""
     return tuple(where) if isinstance(where, list) else where
 
 
@@ -231,16 +234,16 @@ def _name(entry: Any) -> Name:
     )
 
 
-#: Those that somebody uses, by their hash: of most runs the steps differ in how they are kept, if at all.
+#: Names in use, by their hash: steps of one run mostly differ in their storage, if at all.
 _NAMED: WeakValueDictionary[int, Names] = WeakValueDictionary()
 
 
 def _names_of(entries: list[Name]) -> Names:
     key = hash(tuple(entries))
-    found = _NAMED.get(key)
-    if found is None or found.entries != entries:
-        found = _NAMED[key] = Names(entries)
-    return found
+    names = _NAMED.get(key)
+    if names is None or names.entries != entries:
+        names = _NAMED[key] = Names(entries)
+    return names
 
 
 def _part(record: Record) -> tuple[Part, ...]:
@@ -251,12 +254,12 @@ def _as_json(entry: tuple[Any, ...]) -> tuple[Any, ...]:
     return entry if len(entry) == len(_FIELDS) else (*entry[:-1], entry[-1].to_json())
 
 
-#: Those that somebody uses, by their content: runs of one model have the same.
+#: Structures in use, by the digest of their content: runs of one model have the same.
 _IN_USE: WeakValueDictionary[str, Structure] = WeakValueDictionary()
 
 
 class StructureReader:
-    """Reads what the records of one run's steps are called.
+    """Reader of the structures of one run's steps, with a cache.
 
     Args:
         run: the run folder.
@@ -267,18 +270,22 @@ class StructureReader:
         self._known: dict[str, Structure] = {}
 
     def read(self, name: str, file: ArrayFile, places: Mapping[str, Place]) -> Structure:
-        """What a step's records are called, given the name and the step's file.
+        """Return a step's structure.
+
+        Args:
+            name: name of the structure; empty: the step's own file holds it.
+            file, places: the step's file, and the positions of its arrays.
 
         Raises:
             RunFolderError: the structure's file is missing or damaged.
-            ValueError, KeyError, TypeError: what the step's file says of it is.
+            ValueError, KeyError, TypeError: the name, or the structure in the step's file, is damaged.
         """
         if not name:
             return _parsed(_unpacked(file.array(places[OWN])))
         if name not in self._known:
             if not re.fullmatch(f"[0-9a-f]{{{_NAME}}}", name):
                 raise ValueError(f"{name!r} is no name of a structure")
-            if len(self._known) >= _REMEMBERED:  # the same for most steps of a run
+            if len(self._known) >= _REMEMBERED:  # most steps of a run share one
                 self._known.clear()
             self._known[name] = _read(self._run / STRUCTURES / f"{name}.json", self._run)
         return self._known[name]
@@ -290,10 +297,10 @@ def _read(path: AnyPath, run: AnyPath) -> Structure:
         content = hashlib.sha256(text).hexdigest()
         if content[:_NAME] != path.stem:
             raise ValueError("its content is not what it is named after")
-        found = _IN_USE.get(content)
-        if found is None:
-            found = _IN_USE[content] = _parsed(text)
-        return found
+        structure = _IN_USE.get(content)
+        if structure is None:
+            structure = _IN_USE[content] = _parsed(text)
+        return structure
     except RunFolderError:
         raise
     except FileNotFoundError:
@@ -314,7 +321,7 @@ def _parsed(text: bytes) -> Structure:
 
 
 def _unpacked(data: np.ndarray) -> bytes:
-    """The text of a structure that a step's file holds; never more of it than of one that is a file."""
+    """Return the JSON text of a structure that a step's file holds, of at most `LARGEST_JSON` bytes."""
     if data.dtype != np.uint8 or data.ndim != 1:
         raise ValueError(f"a structure of {data.dtype} {data.shape}")
     unpacking = zlib.decompressobj()

@@ -1,4 +1,4 @@
-"""A tensor in an ``.npy`` file: read when asked, and not trusted."""
+"""Tensors in ``.npy`` files, which are read on demand and not trusted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,14 @@ from padiff.system.memory import check_free, new_memory
 @quickly_made
 @dataclass(frozen=True, slots=True)
 class TensorFile(TensorSource):
-    """A tensor source: one ``.npy`` file, read when asked."""
+    """A tensor source: one ``.npy`` file, read on demand.
+
+    Attributes:
+        folder: the folder that the file must not leave.
+        file: path of the file in it.
+        dtype, shape: dtype and shape of the recorded tensor.
+        site: name of the tensor in messages.
+    """
 
     folder: AnyPath
     file: str
@@ -43,24 +50,24 @@ class TensorFile(TensorSource):
         return self.folder, self.file
 
     def read(self) -> np.ndarray:
-        """The tensor.
+        """Return the tensor.
 
         Raises:
-            TensorFileError: missing, truncated, pickled, outside of the folder, not of the recorded shape, or too large
-                for the memory that is free.
+            TensorFileError: the file is missing, truncated, pickled, outside of the folder, not of the recorded shape
+                or dtype, or too large for the free memory.
         """
         return self.read_into(new_memory)
 
     def read_into(self, room: Room) -> np.ndarray:
-        """`read`, into memory of the room where that is large enough.
+        """Return the tensor, in memory from ``room`` if that is large enough.
 
         Raises:
-            TensorFileError: as there.
+            TensorFileError: see `read`.
         """
         stored = stored_dtype(self.dtype)
         if stored is not None and not isinstance(self.folder, RemotePath):
             array = read_plain(str(self.folder), self.file, stored, self.shape, room)
-            if array is not None:  # of that dtype and shape
+            if array is not None:  # dtype and shape are checked
                 return from_stored(array, self.dtype)
         array = self._read_thoroughly()
         if array.shape != self.shape:
@@ -91,12 +98,12 @@ class TensorFile(TensorSource):
             raise self._error("is missing", "copy the whole run folder, or record the run again") from None
         except TensorFileError:
             raise
-        except Exception as error:  # a header made to harm raises nearly anything, MemoryError too
+        except Exception as error:  # a malicious header can raise nearly any error, MemoryError too
             if "pickle" in str(error).lower():
                 raise self._error("holds pickled objects, which are never loaded", "record the run again") from error
             raise self._error(f"is damaged ({error})", "copy it again from where it was recorded") from error
         if not isinstance(array, np.ndarray):
-            array.close()  # an .npz archive under the name of an .npy
+            array.close()  # an .npz archive with the name of an .npy file
             raise self._other(type(array).__name__)
         return array
 
@@ -122,16 +129,16 @@ class TensorFile(TensorSource):
 
 
 def _check_header(file: BinaryIO) -> tuple[int, ...] | None:
-    """The shape of the array in an open ``.npy`` file, before memory is taken for it; `None`: it is another file.
+    """Return the shape of the array in an open ``.npy`` file, before its memory is allocated; `None` for other files.
 
     Raises:
-        ValueError: the header is damaged, the file is shorter than it says, or more is to be read than memory is free.
+        ValueError: the header is damaged, the file is shorter than the array, or the array exceeds the free memory.
     """
     start = file.read(12)
     file.seek(0)
     if start[:6] != b"\x93NUMPY":
         return None
-    # numpy looks at the length that a header of the later formats claims when it has read it.
+    # For the later formats, numpy checks the claimed length of the header only after reading it.
     if start[6:7] > b"\x01" and int.from_bytes(start[8:], "little") > 1 << 20:
         raise ValueError("a header of that length is no tensor's")
     version = np.lib.format.read_magic(file)

@@ -1,4 +1,4 @@
-"""Traces as JSON: the calls of a step, and where what was kept of their tensors lies."""
+"""JSON form of traces: the calls of a step, and the storage of their tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from padiff.system.frames import Frame
 
 _Thing = TypeVar("_Thing")
 
-#: Where a tensor is: how it is kept, and the place; for one of which nothing was kept both are empty.
+#: Storage of a traced tensor: kind and position; both are empty if its values were not recorded.
 Place = tuple[str, Any]
 NOWHERE: Place = ("", "")
 #: ``source(kept_as, place, dtype, shape)``: the tensor source at a place.
@@ -22,7 +22,7 @@ SourceAt = Callable[[str, Any, str, tuple[int, ...]], TensorSource]
 
 
 def trace_to_json(trace: Trace, places: Sequence[Place]) -> dict[str, Any]:
-    """A trace, with the place of each of its tensors."""
+    """Return a trace as JSON, with the storage of each of its tensors."""
     frames: dict[Frame, int] = {}
     calls = [_call_to_json(call, frames) for call in trace.calls]
     return {
@@ -34,7 +34,7 @@ def trace_to_json(trace: Trace, places: Sequence[Place]) -> dict[str, Any]:
 
 
 def _call_to_json(call: TracedCall, frames: dict[Frame, int]) -> dict[str, Any]:
-    """A call; lines of stacks are numbers of ``frames``, to which new ones are added."""
+    """Return a call as JSON; its stack is a list of indices into ``frames``, to which new frames are added."""
     return {
         "layer": call.layer,
         "type": call.layer_type,
@@ -49,7 +49,7 @@ def _call_to_json(call: TracedCall, frames: dict[Frame, int]) -> dict[str, Any]:
 
 
 def trace_key(trace: Trace, places: Sequence[Place]) -> tuple[Any, ...]:
-    """Equal for traces that are the same JSON."""
+    """Return a key that is equal for traces with the same JSON."""
     if not trace.calls:
         return ()
     calls = [
@@ -64,10 +64,12 @@ def _said(arguments: Mapping[str, Any]) -> str:
 
 
 def trace_from_json(content: Any, source: SourceAt, where: object) -> Trace:
-    """A trace, taken apart when it is looked at: most are not.
+    """Return the trace of its JSON; it is decoded on first access, as most traces are never read.
 
     Args:
-        where: the file that it is in, for errors.
+        content: the JSON of the trace; `NO_TRACE` is returned if it is empty.
+        source: creates the tensor source at a position.
+        where: the file of the trace, for error messages.
     """
     return _read(lambda: content, bool(content.get("functions")), source, where) if content else NO_TRACE
 
@@ -77,26 +79,26 @@ def _read(content: Callable[[], Any], functions: bool, source: SourceAt, where: 
     return Trace(tensors, _Later(lambda: _calls(content()), where), functions)
 
 
-# What comes before a trace in a text, and how it begins: inside of JSON's strings there are no bare quotes.
+# The bytes before a trace in JSON, and its beginning. JSON strings can't contain them, as quotes are escaped there.
 _NAME = b', "trace": '
 _BEGINS = _NAME + b'{"functions": '
 
 
 class StoredTrace:
-    """A trace as JSON, parsed when it is looked at.
+    """A trace as JSON text, parsed on first access.
 
     Args:
-        text: the JSON.
-        content: what it says, where that is known.
+        text: the JSON text.
+        content: the parsed JSON, if already known; then ``text`` is not used.
     """
 
     def __init__(self, text: bytes, content: Any = None) -> None:
         self._text, self._content = text, content
-        known = content is not None
-        self._functions = bool(content.get("functions")) if known else text.startswith(b'{"functions": true')
+        is_parsed = content is not None
+        self._functions = bool(content.get("functions")) if is_parsed else text.startswith(b'{"functions": true')
 
     def read(self, source: SourceAt, where: object) -> Trace:
-        """The trace of a step, as `trace_from_json` gives it."""
+        """Return the trace of a step; see `trace_from_json`."""
         return _read(self._parsed, self._functions, source, where)
 
     def _parsed(self) -> Any:
@@ -107,11 +109,13 @@ class StoredTrace:
 
 
 def without_trace(text: bytes) -> tuple[Any, StoredTrace | None]:
-    """The content of JSON that may have a trace, and that. Where it comes last, as it is written, it is not parsed yet.
+    """Split JSON text into its parsed content, and its trace if it has one.
+
+    The trace is not parsed yet if it is the last entry, as padiff writes it.
 
     Raises:
-        ValueError: it is no JSON, or holds too much.
-        AttributeError: its trace is none.
+        ValueError: the text is no JSON, or holds too many values.
+        AttributeError: the trace is no object.
     """
     begin = text.find(_BEGINS)
     if begin >= 0:
@@ -123,10 +127,10 @@ def without_trace(text: bytes) -> tuple[Any, StoredTrace | None]:
 
 
 class _Later(Sequence[_Thing]):
-    """A sequence that is made when it is looked at.
+    """A sequence that is decoded on first access.
 
     Raises:
-        RunFolderError: it is damaged.
+        RunFolderError: on first access, if the content is damaged.
     """
 
     def __init__(self, make: Callable[[], list[_Thing]], where: object) -> None:
@@ -164,8 +168,8 @@ def _tensor(entry: Any, source: SourceAt) -> TracedTensor:
     dtype, shape, kept_as, place = entry
     shape = shape_of(shape)
     dtype = known_dtype(dtype, "a tensor of the trace")
-    found = source(str(kept_as), place, dtype, shape) if kept_as else None
-    return TracedTensor(found, dtype, shape)
+    values = source(str(kept_as), place, dtype, shape) if kept_as else None
+    return TracedTensor(values, dtype, shape)
 
 
 def _calls(content: Mapping[str, Any]) -> list[TracedCall]:
@@ -192,7 +196,7 @@ def _call(entry: Mapping[str, Any], tensors: int, frames: Sequence[Frame]) -> Tr
 
 
 def _operands(entries: Any, tensors: int) -> tuple[Operand, ...]:
-    found = tuple(Operand(intern(str(slot)), whole(number)) for slot, number in entries)
-    if any(not 0 <= operand.tensor < tensors for operand in found):
+    operands = tuple(Operand(intern(str(slot)), whole(number)) for slot, number in entries)
+    if any(not 0 <= operand.tensor < tensors for operand in operands):
         raise ValueError("a tensor that is not there")
-    return found
+    return operands

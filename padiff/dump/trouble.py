@@ -1,4 +1,4 @@
-"""What an error of the operating system means for a run folder, and what to do."""
+"""Explanations of operating system errors for users."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOST = frozenset(
 
 
 def explain(error: BaseException, folder: AnyPath) -> tuple[str, str]:
-    """What went wrong, and what to do about it; both without a full stop."""
+    """Return the cause of an error in a run folder, and what to do; both without a full stop."""
     if isinstance(folder, RemotePath):
         return str(error) or type(
             error

@@ -1,4 +1,4 @@
-"""Reading untrusted files: only plain ones, inside of the folder, of limited size and content."""
+"""Reading of untrusted files: only regular files, inside of the folder, of limited size and content."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ AnyT = TypeVar("AnyT", bound=AnyPath)
 
 #: Larger JSON files are refused; the trees of models with 100,000 layers are smaller.
 LARGEST_JSON = 128 << 20
-#: So are files with more values: a short text (``[[],[],...``) can take 30 times its length in memory.
+#: JSON files with more values are refused: a short text (``[[],[],...``) can take 30 times its length in memory.
 MOST_VALUES = 8_000_000
 
-#: Opens for reading: no link, and without waiting for whoever would write into a pipe.
+#: Flags to open a file for reading: no symbolic link, and without waiting for the writer of a pipe.
 NO_LINK = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _LARGEST = 2**63 - 1
 _MOST_AXES = 64
@@ -31,10 +31,10 @@ def check_inside(path: AnyT, root: AnyPath) -> AnyT:
     """Check that a path, with all links followed, lies in ``root``.
 
     Returns:
-        The path to open, with no link in it: what becomes a link from now on is not followed (`NO_LINK`).
+        The path to open, without links. Opened with `NO_LINK`, it is not followed if it becomes a link later.
 
     Raises:
-        RunFolderError: it does not, or is no path.
+        RunFolderError: the path leads out of ``root``, or is no valid path.
     """
     if isinstance(path, RemotePath) or isinstance(root, RemotePath):  # a store has no links, and a key has no `..`
         inside = isinstance(path, RemotePath) and f"{path}/".startswith(f"{root}/") and ".." not in path.key.split("/")
@@ -43,7 +43,7 @@ def check_inside(path: AnyT, root: AnyPath) -> AnyT:
         return path
     if _without_links(os.fspath(path), os.fspath(root)):
         return path
-    try:  # without the objects that paths are made of
+    try:  # as text, which is faster than Path objects
         inner, outer = os.path.realpath(path, strict=True), os.path.realpath(root, strict=True)
         if inner == outer or inner.startswith(outer + os.sep):
             return type(path)(inner)
@@ -61,11 +61,11 @@ def check_inside(path: AnyT, root: AnyPath) -> AnyT:
 
 
 def _without_links(path: str, root: str) -> bool:
-    """Whether a path begins with ``root``, and nothing of the rest of it leads elsewhere: the plain case.
+    """Return True if a path begins with ``root``, and its remaining parts exist and are no links or ``..``.
 
-    What ``root`` itself leads to is the same for both, and need not be looked at.
+    Links in ``root`` itself do not matter, as they are the same for both.
     """
-    if os.name == "nt" or not path.startswith(root + os.sep):  # Windows has further links, which lstat does not tell
+    if os.name == "nt" or not path.startswith(root + os.sep):  # Windows has kinds of links that lstat does not report
         return False
     at = root
     try:
@@ -79,11 +79,11 @@ def _without_links(path: str, root: str) -> bool:
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """Open a plain file for reading, and no link: a file may become one after its path was checked.
+    """Open a regular file for reading, but no link: a file may become a link after its path was checked.
 
     Raises:
-        OSError: it cannot be opened.
-        ValueError: it is something else: a pipe and a device would never end.
+        OSError: the file cannot be opened.
+        ValueError: the path is no regular file: reading a pipe or device may never end.
     """
     descriptor = os.open(path, NO_LINK)
     try:
@@ -96,14 +96,14 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def read_text(path: AnyPath, largest: int = LARGEST_JSON) -> bytes:
-    """The content of a plain file that may hold JSON.
+    """Return the content of a regular file of limited size, such as JSON.
 
     Args:
-        largest: how many bytes are read at most.
+        largest: largest size in bytes.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is something else, or too large.
+        OSError: the file cannot be read.
+        ValueError: the path is no regular file, or the file is too large.
     """
     if isinstance(path, RemotePath):
         text = path.store.get_range(path.key, 0, largest + 1)
@@ -118,13 +118,13 @@ def read_text(path: AnyPath, largest: int = LARGEST_JSON) -> bytes:
 
 
 def parse_json(text: bytes, of_object: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """Parse JSON that fits into memory.
+    """Parse JSON of limited size.
 
     Args:
-        of_object: what becomes of each object, the inner ones first. Default: a dictionary.
+        of_object: converts each object, inner objects first. Default: objects stay dictionaries.
 
     Raises:
-        ValueError: it is no JSON, or holds too much.
+        ValueError: the text is no JSON, holds too many values, or is nested too deeply.
     """
     values = sum(text.count(mark) for mark in (b",", b"[", b"{"))
     if values > MOST_VALUES:
@@ -138,10 +138,10 @@ def parse_json(text: bytes, of_object: Callable[[dict[str, Any]], Any] | None = 
 
 
 def whole(value: Any) -> int:
-    """A whole number that 64 bits hold.
+    """Return a value as an integer that fits into 64 bits.
 
     Raises:
-        ValueError, TypeError, OverflowError: it is none.
+        ValueError, TypeError, OverflowError: the value is no number, or too large.
     """
     number = int(value)
     if not -_LARGEST <= number <= _LARGEST:
@@ -150,10 +150,10 @@ def whole(value: Any) -> int:
 
 
 def shape_of(value: Iterable[Any]) -> tuple[int, ...]:
-    """A tensor's shape.
+    """Return a list of extents as a tensor's shape.
 
     Raises:
-        ValueError, TypeError, OverflowError: it is none.
+        ValueError, TypeError, OverflowError: the value is no valid shape.
     """
     return _shape_of(tuple(value))
 
@@ -171,10 +171,10 @@ def _shape_of(value: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """A value as it may stand among settings.
+    """Return a JSON value for use among settings, with all keys as text.
 
     Raises:
-        ValueError: it is nested too deeply, or holds a number that 64 bits do not.
+        ValueError: the value is nested too deeply, or holds an integer of more than 64 bits.
     """
     if depth > _DEEPEST:
         raise ValueError(f"values nested more than {_DEEPEST} deep")

@@ -1,8 +1,7 @@
-"""Weights in safetensors files, as model libraries save them: one file, or several with an index. Nothing is trusted.
+"""Weights in safetensors files, as model libraries save them: one file, or several with an index; not trusted.
 
-A folder holds ``model.safetensors``, or ``model.safetensors.index.json`` whose ``weight_map`` says which tensor lies in
-which of the files beside it, or one other file ``*.safetensors``. Pickles are never read: to read one is to run what is
-in it.
+A folder holds ``model.safetensors``, or ``model.safetensors.index.json`` whose ``weight_map`` maps tensor names to the
+files beside it, or one other file ``*.safetensors``. Pickles are never read, as reading one can run any code.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ from padiff.system.naming import first_few
 _SUFFIX = ".safetensors"
 _INDEX = re.compile(r".+\.safetensors\.index\.json")
 _PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".pdparams", ".pdopt"})
-# The names under which libraries save a model, the most usual first; a folder may hold others beside it.
+# File names under which libraries save a model, the most usual first; a folder may hold other files beside it.
 _MODELS = ("model", "diffusion_pytorch_model", "paddle_model", "pytorch_model")
-#: The file's word for its framework -> the framework's name.
+#: The ``format`` entry of a file's metadata -> the framework's name.
 FORMATS = {"pt": "torch", "pd": "paddle"}
 
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """Tensors by their names.
+    """The tensors of a file or folder of weights.
 
     Attributes:
-        path: the file, or the folder.
-        framework: what the files say that they are of; empty: nothing.
-        tensors: by dotted names, as the files order them.
+        path: the file or folder.
+        framework: the framework named in the files' metadata; empty: none, or several.
+        tensors: tensors by dotted name, in the order of the files.
     """
 
     path: Path
@@ -47,7 +46,7 @@ class WeightFiles:
 
 
 def holds_weights(path: Path) -> bool:
-    """Whether a path looks like weights in files, rather than a run folder."""
+    """Return True if a path looks like files of weights, rather than a run folder."""
     if path.is_file():
         return True
     if not path.is_dir() or any((path / name).exists() for name in (RUN_FILE, STEPS, PACKS)):
@@ -57,45 +56,45 @@ def holds_weights(path: Path) -> bool:
 
 
 def open_weights(path: Path) -> WeightFiles:
-    """The weights of a safetensors file, or of a folder with them.
+    """Open the weights of a safetensors file, or of a folder of such files.
 
     Raises:
-        UsageError: it is a pickle, or a folder that holds several models.
+        UsageError: the path is a pickle, or a folder that holds several models.
         RunFolderError: a file is missing or damaged.
     """
-    files, wanted = ([path], None) if path.is_file() else _files(path)
+    files, index = ([path], None) if path.is_file() else _files(path)
     recent: deque[ArrayFile] = deque()
-    found: dict[str, TensorSource] = {}
+    tensors: dict[str, TensorSource] = {}
     formats: set[str] = set()
     for file in files:
         if file.suffix != _SUFFIX:
             raise _is_pickle(file)
-        # A file that the caller names may be a link; one of a folder leads nowhere else.
+        # A file named by the caller may be a link; a file of a folder must not lead out of it.
         opened = ArrayFile(check_inside(file, path) if path.is_dir() else file.resolve(), recent)
         about, places = opened.header()
         formats.add(FORMATS.get(about.get("format", ""), ""))
         for name, place in places.items():
-            if wanted is not None and wanted.get(name) != file.name:
+            if index is not None and index.get(name) != file.name:
                 continue
-            found[name] = PackedTensor(opened, place, place.dtype.name, place.shape, place.dtype)
-    missing = sorted(set(wanted or ()) - set(found))
+            tensors[name] = PackedTensor(opened, place, place.dtype.name, place.shape, place.dtype)
+    missing = sorted(set(index or ()) - set(tensors))
     if missing:
         raise RunFolderError(
             f"{path}: the index names {first_few(missing, 1)}, which its files do not hold: copy the whole folder again"
         )
-    if not found:
+    if not tensors:
         raise RunFolderError(f"{path} holds no tensor")
-    return WeightFiles(path, formats.pop() if len(formats) == 1 else "", found)
+    return WeightFiles(path, formats.pop() if len(formats) == 1 else "", tensors)
 
 
 def _files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
-    """The files of a folder, and which tensor is to be taken from which."""
+    """Return the files of a folder, and its index: tensor name -> file name (`None` without an index)."""
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
     indexes = _preferred([name for name in names if _INDEX.fullmatch(name)], ".safetensors.index.json")
     single = _preferred([name for name in names if name.endswith(_SUFFIX)], _SUFFIX)
     if len(indexes) == 1 and not (len(single) == 1 and Path(single[0]).stem in _MODELS):
-        wanted = _index(folder / indexes[0])
-        return [folder / name for name in dict.fromkeys(wanted.values())], wanted
+        index = _index(folder / indexes[0])
+        return [folder / name for name in dict.fromkeys(index.values())], index
     if len(single) == 1:
         return [folder / single[0]], None
     if single:
@@ -105,7 +104,7 @@ def _files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
 
 
 def _preferred(names: list[str], ending: str) -> list[str]:
-    """The one that is called as a model's is, else all of them."""
+    """Return only the name that libraries use for a model if it is present, else all names."""
     usual = [f"{name}{ending}" for name in _MODELS if f"{name}{ending}" in names]
     return usual[:1] or names
 
@@ -114,12 +113,12 @@ def _index(path: Path) -> dict[str, str]:
     inside = check_inside(path, path.parent)
     try:
         content: Any = parse_json(read_text(inside))
-        wanted = {str(name): str(file) for name, file in content["weight_map"].items()}
+        weight_map = {str(name): str(file) for name, file in content["weight_map"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(f"{path} is damaged ({error!r}): copy it again") from error
-    if any(Path(file).name != file for file in wanted.values()):
+    if any(Path(file).name != file for file in weight_map.values()):
         raise RunFolderError(f"{path} names files outside of its folder, which are not read")
-    return wanted
+    return weight_map
 
 
 def _is_pickle(path: Path) -> UsageError:

@@ -1,4 +1,4 @@
-"""Writing a run folder, on a background thread with a queue of limited length."""
+"""The writer of run folders: a background thread with a bounded queue."""
 
 from __future__ import annotations
 
@@ -31,28 +31,29 @@ from padiff.errors import PadiffError, RunFolderError, UnwritableFolderError, Us
 from padiff.records import RunInfo, Step, make_sketches, settings_at, settings_delta
 from padiff.records.pack import Pack
 
-#: Steps that may wait for the disk; the loop waits when it is further ahead, so memory stays limited: to what is
-#: recorded, what waits and what is written.
+#: Steps that may wait for the disk; with more, the training loop waits. So memory holds three steps at most: one being
+#: recorded, one queued, one being written.
 QUEUED_STEPS = 1
 
 
 class RunWriter:
-    """Writes steps into a run folder while the training goes on. In a fork of its process it does nothing.
+    """Writer of steps into a run folder, on a background thread. In a fork of its process all calls do nothing.
 
     Args:
-        path: the run folder; made if need be.
-        info: what holds for all steps.
-        rank: which process this is; rank 0 also writes ``run.json``.
-        storage: in one file or many, compressed or not, within a limit; steps with sketches have to be packed.
-        existing: ``error``, ``resume`` or ``overwrite`` a run that is there already.
-        on_written: called on the writer's thread after each written step, whose memory is used again afterwards.
-        on_done: called there with each step once nothing looks at it any more, written or not.
+        path: the run folder; created if it does not exist.
+        info: description of the run (framework, layers, settings), common to all steps.
+        rank: rank of this process; rank 0 also writes ``run.json``.
+        storage: storage options; steps with sketches have to be packed.
+        existing: ``error``, ``resume`` or ``overwrite`` if the folder already holds a run.
+        on_written: called on the writer's thread with each step after it is written. The step's memory is reused
+            afterwards.
+        on_done: called on the writer's thread with each step, written or not, once the writer no longer needs it.
 
     Raises:
         UsageError: ``existing`` is none of the three.
         RunFolderError: the folder holds a run (with ``error``), another model's run (with ``resume``), or files
             that are no run; or another process records into it.
-        UnwritableFolderError: the folder cannot be made, or not be written to.
+        UnwritableFolderError: the folder cannot be created, or not be written to.
     """
 
     def __init__(
@@ -69,9 +70,9 @@ class RunWriter:
         if existing not in ("error", "resume", "overwrite"):
             raise UsageError(f"existing is 'error', 'resume' or 'overwrite', got {existing!r}")
         self.path: AnyPath = path if isinstance(path, RemotePath) else Path(path)
-        #: What ``run.json`` says; each step comes with what held when it was put.
+        #: The current description, and the one in ``run.json``; each queued step carries its own.
         self._info = self._described = info
-        #: What ``run.json`` says of the settings, where it has to stay: steps before refer to it. And what was put.
+        #: The settings in ``run.json`` of a resumed run, which must not change as earlier steps refer to them.
         self._kept: Mapping[str, Any] | None = None
         self._given = info.settings
         self._rank = rank
@@ -79,7 +80,7 @@ class RunWriter:
         self._on_written = on_written
         self._on_done = on_done
         self._deduplication = Deduplication(info)
-        #: How many steps this process wrote, and their bytes; of one that is written again the last.
+        #: Steps that this process wrote -> bytes of the latest write of each.
         self.written: dict[int, int] = {}
         self._pack = (
             PackWriter(self.path, self._deduplication, storage.compression, info.world_size) if storage.pack else None
@@ -105,8 +106,8 @@ class RunWriter:
         self._mixed = storage.mixed
         limited = storage.max_bytes is not None and rank == 0
         self._budget = Budget(self.path, storage.max_bytes or 0, info.world_size) if limited else None
-        # The thread knows the queue, and the writer only weakly: a recorder that is dropped without being closed (a
-        # host that told its callback of no exception) is freed, and its thread ends.
+        # The thread holds the writer by a weak reference: a recorder that is dropped without being closed (a host that
+        # did not pass an exception to its callback) is freed, and its thread ends.
         work = (weakref.ref(self), self._queue)
         self._thread = threading.Thread(target=_work, args=work, name="padiff-writer", daemon=True)
         self._thread.start()
@@ -119,13 +120,13 @@ class RunWriter:
     # -- called by the training loop -----------------------------------------------------------------------
 
     def put(self, step: Step, pack: Pack | None = None) -> None:
-        """Queue a step for writing; waits only while `QUEUED_STEPS` others are still being written.
+        """Queue a step for writing; wait only while `QUEUED_STEPS` other steps are in the queue.
 
         Args:
-            pack: what it needs to be done again.
+            pack: the data to replay the step, if it was recorded.
 
         Raises:
-            WriterError: an earlier step could not be written, or this one was recorded already.
+            WriterError: an earlier step could not be written, or the run already has a step of this number.
         """
         if self._left:
             return
@@ -141,7 +142,7 @@ class RunWriter:
         self._enqueue((step, self._info, pack))
 
     def describe(self, info: RunInfo) -> None:
-        """Say anew what holds for all steps; written with the next step. Steps before keep their own tree of layers."""
+        """Replace the run's description, which is written with the next step. Earlier steps keep their layer trees."""
         self._given = info.settings
         self._info = self._identified(info, self._info.identity)
 
@@ -149,7 +150,7 @@ class RunWriter:
         return replace(info, identity=identity, settings=info.settings if self._kept is None else self._kept)
 
     def mark(self, number: int, severity: float) -> None:
-        """Say how bad a step is; with a limit on the folder's size, the worst ones are kept."""
+        """Set the severity of a step's differences; if the folder's size is limited, the worst steps are kept."""
         if self._budget is not None:
             self._budget.mark(number, severity)
 
@@ -161,7 +162,14 @@ class RunWriter:
         self._raise_error()
 
     def close(self, finished: bool = True) -> None:
-        """Write what is queued and end the thread; ``finished`` says that no further step will come."""
+        """Write the queued steps, end the thread and release the folder.
+
+        Args:
+            finished: mark the run as complete: no further step will come.
+
+        Raises:
+            WriterError: a step, or the mark, could not be written.
+        """
         if self._left:
             return
         exit_flush.unregister(self)
@@ -183,7 +191,10 @@ class RunWriter:
             self._lock.release()
 
     def end(self, seconds: float) -> None:
-        """Write what is queued, for so many seconds at most, and let the folder go; nobody closed the recorder.
+        """Write the queued steps and release the folder, for a recorder that was not closed.
+
+        Args:
+            seconds: timeout.
 
         Raises:
             WriterError: a step could not be written, or not in time.
@@ -198,7 +209,7 @@ class RunWriter:
         self._raise_error()
 
     def leave_in_fork(self) -> None:
-        """The thread is the parent's, and may hold the queue's lock in this copy for ever."""
+        """Disable this copy of the writer: a fork has no writer thread, and the queue's lock may stay locked."""
         self._left = True
         self._ending.detach()
         exit_flush.unregister(self)
@@ -238,7 +249,7 @@ class RunWriter:
                 self._failed = ""
                 if self._on_written is not None:
                     self._on_written(step)
-        except BaseException as error:  # it reaches the loop at its next call
+        except BaseException as error:  # the training loop raises it in its next call
             if not self._is_survived(error, step):
                 self._error = error
         finally:
@@ -256,11 +267,11 @@ class RunWriter:
         self._write(step, pack)
 
     def _is_survived(self, error: BaseException, step: Step) -> bool:
-        """Whether an error costs no more than the step."""
+        """Return True if recording can go on after an error: only this step is lost."""
         return False
 
     def _write(self, step: Step, pack: Pack | None) -> None:
-        """Write aside, then rename: a step is whole or absent. Its pack is there before it is."""
+        """Write a step atomically, after its pack. Make room first if the folder's size is limited."""
         final = self._step_path(step.number)
         ranks = self._described.world_size
         if self._budget is not None:
@@ -276,7 +287,7 @@ class RunWriter:
 
             write_whole(place, step.rank, ranks, write_its_pack, fold if ranks > 1 else None)
         elif self._replace and place.exists():
-            drop_whole(place)  # of the step that is recorded again
+            drop_whole(place)  # the pack of the step that is now replaced
         if self._replace and (self.path / FLOORS).exists():
             drop_whole(self.path / FLOORS / step_folder(step.number))
 
@@ -288,8 +299,8 @@ class RunWriter:
                 self._pack.write(folder, step, once)
             else:
                 assert isinstance(folder, Path) and isinstance(final, Path)  # in a store all steps are packed
-                own = final / f"rank_{step.rank}"
-                write_dump(folder, self._described, step, deduplication=self._deduplication, final=own, once=once)
+                target = final / f"rank_{step.rank}"
+                write_dump(folder, self._described, step, deduplication=self._deduplication, final=target, once=once)
             sizes.append(size_of(folder))
             if self._budget is not None:
                 self._budget.written(step, sizes[-1], sum(sizes[:-1]))
@@ -298,13 +309,13 @@ class RunWriter:
         write_whole(final, step.rank, ranks, write_step, fold if ranks > 1 else None)
 
     def _once(self, folder: AnyPath, form: str) -> HeldOnce | None:
-        """What other ranks have written beside a folder; in a store they don't meet before they have put theirs."""
+        """Return the deduplication between ranks for a step; `None` for a single rank, and in a store."""
         if self._described.world_size == 1 or not isinstance(folder, Path) or not isinstance(self.path, Path):
             return None
         return HeldOnce(self.path, folder.parent, self._rank, form)
 
     def _drop(self, number: int) -> None:
-        """Take a step away, and its pack."""
+        """Delete a step with its pack and floors."""
         drop_whole(self._step_path(number))
         drop_whole(self.path / PACKS / step_folder(number))
         drop_whole(self.path / FLOORS / step_folder(number))
@@ -314,13 +325,13 @@ def _has_sketches(step: Step) -> bool:
     return any(record.source.sketched for record in step.records)
 
 
-#: What the thread is to write: a step, what holds for all of them, and its pack.
+#: A queue entry: a step, the description of the run at that time, and the step's pack.
 Waiting = tuple[Step, RunInfo, Pack | None]
 
 
 def _end_thread(steps: queue.Queue[Waiting | None]) -> None:
-    # Where a step is queued the thread finds that the writer is gone. To wait for room would be to wait for ever: it
-    # may be the thread itself that lets the writer go.
+    # If the queue is full, the thread will see that the writer is gone. Waiting for room could deadlock: this may run
+    # on the thread itself.
     with contextlib.suppress(queue.Full):
         steps.put_nowait(None)
 
@@ -333,7 +344,7 @@ def _work(owner: weakref.ref[RunWriter], steps: queue.Queue[Waiting | None]) -> 
             if waiting is None or writer is None:
                 return
             writer._handle(*waiting)
-        except Exception as error:  # a thread that ended would have the training wait for ever
+        except Exception as error:  # if the thread ended here, the training would wait for ever
             if writer is not None:
                 writer._error = error
         finally:

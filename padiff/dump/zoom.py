@@ -1,4 +1,4 @@
-"""Asking recorders for full tensors: a small file in the run folder, written by who compares, read by who records."""
+"""Requests for full tensors: a small file in the run folder, written by a comparison and read by the recorder."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from padiff.dump.untrusted import read_text
 ZOOM_FILE = "zoom.json"
 SCHEMA_VERSION = 1
 
-# Larger than any request; what is larger is none.
+# Largest size of a request's file in bytes; a larger file is ignored.
 _LARGEST = 1 << 20
-# Seconds between two looks into a store.
+# Seconds between two checks of a store.
 _BETWEEN = 2.0
 
 
@@ -28,7 +28,7 @@ class Zoom:
     """A request for full tensors of some layers.
 
     Attributes:
-        from_step: the first due step from this one on is meant.
+        from_step: the request is for the first recorded step from this number on.
         layers: paths of the layers.
     """
 
@@ -37,9 +37,9 @@ class Zoom:
 
 
 def ask(run: AnyPath, zoom: Zoom) -> bool:
-    """Leave a request in a run folder; returns whether a recorder may still see it.
+    """Write a request into a run folder; return True if a recorder may still read it.
 
-    A folder that has ended, or that can't be written to, is left alone.
+    Nothing is written if the run has finished, or the folder is not writable.
     """
     if (run / FINISHED_FILE).exists() or not (run / RUN_FILE).exists():
         return False
@@ -52,7 +52,7 @@ def ask(run: AnyPath, zoom: Zoom) -> bool:
 
 
 class Requests:
-    """The requests that reach one recorder. Looking for one costs a file status in each due step.
+    """The requests for one recorder. Checking for a new one costs one file status per recorded step.
 
     Args:
         run: the run folder.
@@ -60,12 +60,12 @@ class Requests:
 
     def __init__(self, run: AnyPath) -> None:
         self._path = run / ZOOM_FILE
-        # What lies there already was meant for a recorder before this one.
+        # An existing request was meant for an earlier recorder.
         self._seen = self._stamp()
         self._waiting: Zoom | None = None
 
     def due(self, step: int) -> frozenset[str]:
-        """Layers whose full tensors are asked for in this due step; each request is answered once."""
+        """Return the layers whose full tensors are requested for this step; each request is returned once."""
         self._look()
         if self._waiting is None or step < self._waiting.from_step:
             return frozenset()
@@ -88,7 +88,7 @@ class Requests:
         return status.st_mtime_ns, status.st_ino
 
     def _read(self) -> Zoom | None:
-        """The request; what can't be read is none: the training must not suffer from it."""
+        """Return the request, or `None` if it can't be read: errors must not reach the training."""
         try:
             content = json.loads(read_text(self._path, _LARGEST).decode("utf-8"))
             if content["schema_version"] != SCHEMA_VERSION:
@@ -99,7 +99,7 @@ class Requests:
 
 
 class StoreRequests(Requests):
-    """The requests that reach a recorder through a store, which is asked on a thread: the training does not wait."""
+    """The requests for one recorder in a store; they are read on a thread, so that the training does not wait."""
 
     def __init__(self, run: RemotePath) -> None:
         super().__init__(run)
@@ -116,5 +116,5 @@ class StoreRequests(Requests):
 
 
 def requests_of(run: AnyPath) -> Requests:
-    """The requests that reach the recorder of a run."""
+    """Return the requests for the recorder of a run."""
     return StoreRequests(run) if isinstance(run, RemotePath) else Requests(run)

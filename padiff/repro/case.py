@@ -1,4 +1,4 @@
-"""What a script is made of, for one side of a first diff."""
+"""The content of a script that reproduces one side of a first diff."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ RECORD_IN_FULL = (
 
 
 class CannotWriteError(UsageError):
-    """Of this first diff there is no script; the text says why."""
+    """Raised if no script can be written for a first diff; the message gives the reason."""
 
 
 @dataclass
 class Case:
-    """A computation, as one side's script does it.
+    """The computation that one side's script repeats.
 
     Attributes:
-        framework: the side's.
-        what: what is computed, in words.
-        given: tensors by the name of their variable.
-        dtypes: of these, what each is in the run.
-        origins: of these, what each is, in words; a comment.
-        learns: names of those whose gradient is asked for, or is computed along with it.
-        lines: the code, which sets ``made``.
-        own, other: what the side recorded, and what the other one did, in this side's order.
-        limit: relative L2 error that is allowed.
-        remarks: what is to be known of it, as sentences.
-        autocast: dtype, level and device of the autocast that the run computes under; `None`: none.
+        framework: the side's framework.
+        what: description of the computation, in words.
+        given: input tensors by variable name.
+        dtypes: dtype of each input tensor in the run.
+        origins: description of each input tensor, for a comment.
+        learns: names of tensors that require a gradient.
+        lines: lines of code, which set the variable ``made``.
+        own, other: the result recorded on this side, and the one of the other side in this side's layout.
+        limit: allowed relative L2 error.
+        remarks: sentences for the script's docstring.
+        autocast: dtype, level and device of the run's autocast; `None`: no autocast.
     """
 
     framework: str
@@ -59,19 +59,22 @@ class Case:
     autocast: tuple[str, str, str] | None = None
 
     def give(self, wish: str, source: TensorSource | None, dtype: str, what: str) -> str:
-        """The name of the variable that holds a recorded tensor.
+        """Add a recorded tensor to the inputs, and return the name of its variable.
 
         Args:
-            wish: what to call it.
-            what: what it is, for an error.
+            wish: preferred name of the variable.
+            source: values of the tensor.
+            dtype: dtype of the tensor in the run.
+            what: description of the tensor, for comments and errors.
 
         Raises:
-            CannotWriteError: its values were not kept.
+            CannotWriteError: the values were not recorded, or can't be read.
+            ForeignCodeError: no framework has the dtype.
         """
         return self.give_array(wish, values_of(source, what), dtype, what)
 
     def give_array(self, wish: str, array: np.ndarray, dtype: str, what: str = "") -> str:
-        """Return the name of the variable that holds an array.
+        """Add an array to the inputs, and return the name of its variable.
 
         Raises:
             ForeignCodeError: no framework has the dtype.
@@ -90,14 +93,14 @@ class Case:
 
 
 def values_of(source: TensorSource | None, what: str) -> np.ndarray:
-    """The values of a recorded tensor, as an array that any reader of safetensors knows.
+    """Return the values of a recorded tensor in a dtype that numpy knows.
 
     Raises:
-        CannotWriteError: they were not kept.
+        CannotWriteError: the values were not recorded, or can't be read.
     """
     if source is None or source.sketched:
-        kept = "nothing" if source is None else "only a sketch"
-        raise CannotWriteError(f"of {what} {kept} was kept. {RECORD_IN_FULL}")
+        available = "nothing" if source is None else "only a sketch"
+        raise CannotWriteError(f"of {what} {available} was kept. {RECORD_IN_FULL}")
     try:
         array = source.read()
     except PadiffError as error:
@@ -106,29 +109,29 @@ def values_of(source: TensorSource | None, what: str) -> np.ndarray:
 
 
 def plain_array(array: np.ndarray) -> np.ndarray:
-    """Of numpy's own dtypes: bfloat16 and its like are float32, which holds all of their values."""
+    """Return an array in one of numpy's dtypes: bfloat16 and float8 become float32, which holds all of their values."""
     return np.ascontiguousarray(array if array.dtype.kind in "biuf" else array.astype(np.float32))
 
 
 def comment(text: str) -> str:
-    """Return a text as what may stand in a comment: in ASCII, on one line."""
+    """Return a text for a comment: in ASCII, on one line."""
     return text.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 def variable(wish: str) -> str:
-    """Return the name of a variable: a word of the catalog, perhaps with a number, whatever a run calls the tensor."""
+    """Return a safe variable name: a word of `VARIABLES`, perhaps with a number, else ``x``."""
     name, number = re.fullmatch(r"(.*?)(_[0-9]+)?", wish.rpartition("/")[2], re.DOTALL).groups("")  # type: ignore[union-attr]
     if name not in VARIABLES:
         return "x"
     return f"x_{name}" if name in _TAKEN and not number else name + number
 
 
-#: What variables of recorded tensors may be called: what tensors are to layers, losses and optimizers, and the
-#: functions that gave them.
+#: Names of variables for recorded tensors: roles in layers, losses and optimizers, and names of the functions that
+#: returned the tensors.
 VARIABLES = frozenset({"x", "gradient", "running_mean", "running_var", "in_proj_weight", "in_proj_bias"}).union(
     WEIGHTS, ("bias",), *ROLES.values(), *(LANGUAGES[name].calls for name in LANGUAGES), OPERATORS
 )
-# What the text around uses itself.
+# Variable names that the script's template uses.
 _TAKEN = frozenset(
     (
         *("made", "given", "compute", "cast", "gradient", "array", "off", "dtype", "loss", "float", "torch", "paddle"),
@@ -138,9 +141,9 @@ _TAKEN = frozenset(
 
 
 def tensors_of(case: Case) -> Mapping[str, np.ndarray]:
-    """All that the script's file of tensors holds."""
-    found = dict(case.given)
+    """Return the tensors of the script's file: inputs, and the recorded results of both sides."""
+    tensors = dict(case.given)
     assert case.own is not None and case.other is not None
-    found["recorded.here"] = plain_array(case.own)
-    found["recorded.there"] = plain_array(case.other)
-    return found
+    tensors["recorded.here"] = plain_array(case.own)
+    tensors["recorded.there"] = plain_array(case.other)
+    return tensors

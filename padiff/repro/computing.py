@@ -1,4 +1,4 @@
-"""Scripts of outputs and of gradients: the calls between tensors that agree and the one that does not."""
+"""Scripts for outputs and gradients: the calls between tensors that agree and the tensor that differs."""
 
 from __future__ import annotations
 
@@ -20,18 +20,29 @@ _NO_TRACE = (
     "what goes into layers and comes out of them was not recorded in this step (it has no trace): record it with this "
     "version of padiff"
 )
-#: Calls that one script has, at most: more are no small script.
+#: Largest number of calls in a script.
 MOST = 40
 
 
 def output_cases(
     diff: Diff, place: Place, sides: Both[Side], step: list[Diff], policy: Policy
 ) -> Both[Case | CannotWriteError]:
-    """Scripts of an output that differs."""
+    """Return the scripts' cases for an output that differs.
+
+    Args:
+        diff: the first diff.
+        place: location of the difference among the calls of the traces.
+        sides: both sides of the step.
+        step: all diffs of the step.
+        policy: the policy that judges them.
+
+    Raises:
+        CannotWriteError: neither side can have a script.
+    """
     graphs = place.graphs
     if graphs is None:
         raise CannotWriteError(_NO_TRACE)
-    # A call is known by its identity.
+    # Calls are compared by identity, so the sides need the graphs of `place`.
     sides = Both(replace(sides.reference, graph=graphs.reference), replace(sides.candidate, graph=graphs.candidate))
     for window in _windows(diff, place, graphs, sides, step, policy):
         ends, calls = window
@@ -53,28 +64,28 @@ def output_cases(
 def _windows(
     diff: Diff, place: Place, graphs: Both[Graph], sides: Both[Side], step: list[Diff], policy: Policy
 ) -> Iterator[tuple[Both[int], Both[list[TracedCall]]]]:
-    """What may be shown: a tensor of either side that differs, and the calls that it comes from; the smallest first."""
+    """Yield pairs of differing tensors with the calls that compute them, the smallest computation first."""
     same = place.calls.same if place.calls is not None and place.calls.slots is None else None
     if same is not None:
         yield same.map(lambda call: call.outputs[0].tensor), same.map(lambda call: [call])
     records = diff.pair.sides
     assert records.reference is not None and records.candidate is not None
-    own = Both(_own_call(sides.reference, records.reference), _own_call(sides.candidate, records.candidate))
+    layer_calls = Both(_own_call(sides.reference, records.reference), _own_call(sides.candidate, records.candidate))
     outputs = Both(graphs.reference.tensor_of(records.reference), graphs.candidate.tensor_of(records.candidate))
     relations = Relations(diff, graphs, policy)
     agreed = agreeing(step, graphs)
     for ends in (place.ends, outputs):
         if ends is None or ends.reference is None or ends.candidate is None:
             continue
-        found = Both(ends.reference, ends.candidate)
-        if place.inside is True and own.reference is not None and own.candidate is not None:
-            yield found, Both([own.reference], [own.candidate])
+        tensors = Both(ends.reference, ends.candidate)
+        if place.inside is True and layer_calls.reference is not None and layer_calls.candidate is not None:
+            yield tensors, Both([layer_calls.reference], [layer_calls.candidate])
             continue
         yield (
-            found,
+            tensors,
             Both(
-                _back(graphs.reference, found.reference, agreed.reference, relations, True),
-                _back(graphs.candidate, found.candidate, agreed.candidate, relations, False),
+                _back(graphs.reference, tensors.reference, agreed.reference, relations, True),
+                _back(graphs.candidate, tensors.candidate, agreed.candidate, relations, False),
             ),
         )
 
@@ -82,12 +93,12 @@ def _windows(
 def _back(
     graph: Graph, end: int, agreed: Collection[int], relations: Relations, is_reference: bool
 ) -> list[TracedCall]:
-    """The calls that a tensor is computed by, from tensors that agree on."""
+    """Return the calls that compute a tensor from tensors that agree."""
     return graph.back(end, lambda t: t != end and (t in agreed or relations.is_found(t, is_reference)))
 
 
 def _own_call(side: Side, record: Record | None) -> TracedCall | None:
-    """The layer's call that a record is of, where it can be written as one line."""
+    """Return the layer's call of a record if it can be written as one line, else `None`."""
     call = None if record is None or is_functional(record.slot) else side.graph.of_record(record)
     layer = None if call is None else side.layers.get(call.layer)
     return call if layer is not None and is_writable(layer) else None
@@ -116,27 +127,29 @@ def _what(calls: list[TracedCall]) -> str:
 
 
 def _each(sides: Both[Side], write, recorded: Both[np.ndarray]) -> Both[Case | CannotWriteError]:  # type: ignore[no-untyped-def]
-    """A case for each side, or why there is none."""
-    found: list[Case | CannotWriteError] = []
+    """Return the case of each side, or the reason why a side has none."""
+    cases: list[Case | CannotWriteError] = []
     for is_reference, side in ((True, sides.reference), (False, sides.candidate)):
-        own, other = recorded if is_reference else recorded.swapped()
+        recorded_here, recorded_there = recorded if is_reference else recorded.swapped()
         try:
             case = write(side, is_reference)
-            case.own, case.other = own, other
-            found.append(case)
+            case.own, case.other = recorded_here, recorded_there
+            cases.append(case)
         except CannotWriteError as error:
-            found.append(error)
-    return Both(*found)
+            cases.append(error)
+    return Both(*cases)
 
 
 # -- gradients ---------------------------------------------------------------------------------------------------------
 
 
 def gradient_cases(diff: Diff, sides: Both[Side], agreed: Both[Collection[int]]) -> Both[Case | CannotWriteError]:
-    """Scripts of the gradient of an output, or of a parameter, that differs.
+    """Return the scripts' cases for a gradient, of an output or parameter, that differs.
 
     Args:
-        agreed: tensors whose gradients agree, by number.
+        diff: the first diff.
+        sides: both sides of the step.
+        agreed: numbers of the tensors whose gradients agree.
     """
     records = diff.pair.sides
     assert records.reference is not None and records.candidate is not None
@@ -205,7 +218,7 @@ def _backward(side: Side, record: Record, agreed: Collection[int]) -> Case:
 
 
 def _ahead(side: Side, start: int | None, site: str, agreed: Collection[int]) -> tuple[list[TracedCall], list[int]]:
-    """The calls that make something of a tensor or parameter, up to tensors whose gradients are known; and these."""
+    """Return the calls that use a tensor or parameter, up to tensors whose gradients agree, and these tensors."""
     graph = side.graph
     reached = set() if start is None else {start}
     calls: list[TracedCall] = []

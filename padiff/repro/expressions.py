@@ -1,4 +1,4 @@
-"""A recorded call as a line of its framework's code."""
+"""Recorded calls as code of their framework."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from padiff.system.code import literal, refused
 _POOL = ("kernel_size", "stride", "padding", "ceil_mode")
 _CONV = ("stride", "padding", "dilation", "groups")
 _STATISTICS = ("running_mean", "running_var")
-# Functions of each element that need nothing else.
+# Elementwise functions without settings.
 _SAME = "relu relu6 selu mish tanh sigmoid hardswish hardsigmoid softsign tanhshrink logsigmoid"
-# Common kind of layer -> function, the tensors that it owns, and what of its settings is an argument.
+# Common kind of layer -> function, slots of the layer's tensors, and settings that are arguments.
 _LAYERS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "linear": ("linear", ("weight", "bias"), ()),
     **{f"conv{n}d": (f"conv{n}d", ("weight", "bias"), _CONV) for n in (1, 2, 3)},
@@ -52,28 +52,28 @@ _LAYERS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "softmax": ("softmax", (), ("axis",)),
     "logsoftmax": ("log_softmax", (), ("axis",)),
 }  # fmt: skip
-#: Functions that layers become, and the arguments of these.
+#: Functions that layers are written as, and the arguments of these functions.
 LAYER_FUNCTIONS = frozenset(function for function, _, _ in _LAYERS.values())
 LAYER_ARGUMENTS = frozenset(name for _, slots, names in _LAYERS.values() for name in (*slots, *names)) | {"dim", "axis"}
-# They hand on what they are given, when they do not train.
+# Layers that return their input, if they are not in training mode.
 _QUIET = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "alphadropout", "identity"})
 _DROPS = frozenset({"dropout", "dropout2d", "dropout3d", "alpha_dropout"})
 
 
 def language_of(framework: str) -> Language:
-    """How a framework writes.
+    """Return the language of a framework.
 
     Raises:
-        CannotWriteError: it is not known here.
+        CannotWriteError: scripts of the framework are not supported.
     """
-    found = LANGUAGES.get(framework)
-    if found is None:
+    language = LANGUAGES.get(framework)
+    if language is None:
         raise CannotWriteError(f"scripts are written for {' and '.join(LANGUAGES)}; the run is one of {framework}")
-    return found
+    return language
 
 
 def is_writable(layer: Layer) -> bool:
-    """Whether a layer is one of the framework's own that can be written as a call of a function."""
+    """Return True if a layer is one of the framework's own, and can be written as a function call."""
     kind = equivalents.kind(layer)
     return (
         not layer.children
@@ -83,7 +83,7 @@ def is_writable(layer: Layer) -> bool:
 
 
 def owned(layer: Layer) -> tuple[str, ...]:
-    """Common names of the tensors that the function of a layer takes."""
+    """Return the common names of the layer's tensors that its function takes."""
     return _LAYERS.get(equivalents.kind(layer), ("", (), ()))[1]
 
 
@@ -96,17 +96,19 @@ def layer_text(
     output: tuple[int, ...],
     axis: int | None = None,
 ) -> str:
-    """The call of a layer, as a call of its framework's function.
+    """Return the call of a layer as a call of its framework's function.
 
     Args:
-        given: the variable that goes in.
-        tensors: the variables that it owns, by common names.
-        training: whether it trains.
-        output: the shape of what comes out.
-        axis: the axis of a softmax, which its settings do not tell.
+        framework: the framework.
+        layer: the layer.
+        given: variable of the input.
+        tensors: variables of the layer's tensors, by common slot.
+        training: training mode of the layer; `None`: unknown.
+        output: shape of the output.
+        axis: axis of a softmax, which is not in the layer's settings.
 
     Raises:
-        CannotWriteError: it is not known here, or not all of its settings are recorded.
+        CannotWriteError: the layer can't be written as a call, or a setting was not recorded.
     """
     kind, settings = equivalents.kind(layer), dict(layer.settings)
     if kind in _QUIET:
@@ -163,19 +165,19 @@ def layer_text(
     return f"{language.functional}.{language.layers.get(function, function)}({', '.join([given, *arguments])})"
 
 
-#: How ``linear`` takes its matrix.
+#: Layout of the matrix in ``linear``.
 FUNCTIONAL_LAYOUT = {"torch": "out_in", "paddle": "in_out"}
 _AXIS = {"torch": "dim", "paddle": "axis"}
 
 
 def softmax_axis(output: np.ndarray) -> int | None:
-    """The axis along which an output adds up to 1; `None` where that is none, or more than one."""
-    found = [
+    """Return the axis (negative) along which an output adds up to 1; `None` if no axis does, or several do."""
+    axes = [
         axis
         for axis in range(output.ndim)
         if output.shape[axis] > 1 and np.allclose(output.astype(np.float64).sum(axis), 1, atol=1e-3)
     ]
-    return found[0] - output.ndim if len(found) == 1 else None
+    return axes[0] - output.ndim if len(axes) == 1 else None
 
 
 # -- functions ---------------------------------------------------------------------------------------------------------
@@ -184,15 +186,18 @@ def softmax_axis(output: np.ndarray) -> int | None:
 def function_text(
     framework: str, call: TracedCall, operands: Mapping[str, str], parameters: Sequence[str], dtype: str
 ) -> str:
-    """The call of a function by a layer's code.
+    """Return a function call inside a layer as one line of code.
 
     Args:
-        operands: the variables that go in, by slot.
-        parameters: those of parameters, of which it is not known what they are to it.
-        dtype: of what comes out.
+        framework: the framework.
+        call: the recorded call.
+        operands: variables of the inputs, by slot.
+        parameters: variables of parameters, whose slots are not recorded.
+        dtype: dtype of the output.
 
     Raises:
-        CannotWriteError: it is not known here.
+        CannotWriteError: the call can't be written.
+        ForeignCodeError: the name of the function, of an argument or of the dtype is not in the catalog.
     """
     language, name = language_of(framework), call.function
     arguments = {key: value for key, value in call.arguments.items() if key not in ("inplace", "name", "out")}
@@ -221,42 +226,46 @@ def function_text(
         first, second = _in_order(call, named)
         return OPERATORS[name].format(_atom(first), _atom(second))
     if name in language.methods and (tensors or parameters):
-        own, *rest = _positional(named)
-        return f"{_atom(own[1])}.{language.methods[name]}({', '.join(_argument(*one) for one in rest)})"
+        receiver, *others = _positional(named)
+        return f"{_atom(receiver[1])}.{language.methods[name]}({', '.join(_argument(*pair) for pair in others)})"
     if name not in language.calls:
         raise CannotWriteError(
             f"the code of `{call.layer}` calls {name}(), which is not known here as a line of {framework}"
         )
-    return f"{language.calls[name]}({', '.join(_argument(*one) for one in _positional(named))})"
+    return f"{language.calls[name]}({', '.join(_argument(*pair) for pair in _positional(named))})"
 
 
 def _lists(operands: Mapping[str, str]) -> dict[str, str]:
-    """Operands by parameter; those of a list are one."""
-    found: dict[str, list[str]] = {}
+    """Return operands by parameter; the operands of a list become one list."""
+    names_by_slot: dict[str, list[str]] = {}
     for slot, name in operands.items():
-        found.setdefault(slot if slot.isdigit() else slot.partition(".")[0], []).append(name)
+        names_by_slot.setdefault(slot if slot.isdigit() else slot.partition(".")[0], []).append(name)
     several = {slot.partition(".")[0] for slot in operands if "." in slot}
-    return {slot: f"[{', '.join(names)}]" if slot in several else names[0] for slot, names in found.items()}
+    return {slot: f"[{', '.join(names)}]" if slot in several else names[0] for slot, names in names_by_slot.items()}
 
 
 def _named(
     call: TracedCall, tensors: Mapping[str, str], arguments: Mapping[str, Any], parameters: Sequence[str]
 ) -> dict[str, str]:
-    """All that goes in, by parameter, in the order of the parameters as far as that is known."""
-    given = {**tensors, **{name: _value(value) for name, value in arguments.items()}}
-    known = list(parameters_of(call.function))
-    if ({"x", "y"} & given.keys() and call.function in OPERATORS) or "x" in given:
-        known = [{"input": "x", "other": "y"}.get(name, name) for name in known]
-    elif "self" in given:
-        known = ["self" if name == "input" else name for name in known]
+    """Return all arguments by parameter, in the order of the function's parameters as far as known."""
+    named = {**tensors, **{name: _value(value) for name, value in arguments.items()}}
+    parameter_names = list(parameters_of(call.function))
+    if ({"x", "y"} & named.keys() and call.function in OPERATORS) or "x" in named:
+        parameter_names = [{"input": "x", "other": "y"}.get(name, name) for name in parameter_names]
+    elif "self" in named:
+        parameter_names = ["self" if name == "input" else name for name in parameter_names]
     waiting = list(parameters)
-    usual = [*known, *(name for name in ("weight", "bias") if name not in known), *map(str, range(8))]
-    numbered = any(name.isdigit() for name in given) and not any(name in known for name in given)
+    usual = [
+        *parameter_names,
+        *(name for name in ("weight", "bias") if name not in parameter_names),
+        *map(str, range(8)),
+    ]
+    numbered = any(name.isdigit() for name in named) and not any(name in parameter_names for name in named)
     for name in map(str, range(8)) if numbered else usual:
-        if waiting and name not in given:
-            given[name] = waiting.pop(0)
+        if waiting and name not in named:
+            named[name] = waiting.pop(0)
     order = {name: place for place, name in enumerate(usual)}
-    return dict(sorted(given.items(), key=lambda item: int(item[0]) if item[0].isdigit() else order.get(item[0], 99)))
+    return dict(sorted(named.items(), key=lambda item: int(item[0]) if item[0].isdigit() else order.get(item[0], 99)))
 
 
 def _in_order(call: TracedCall, named: Mapping[str, str]) -> tuple[str, str]:
@@ -265,7 +274,7 @@ def _in_order(call: TracedCall, named: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _positional(named: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Arguments with the names that they are given by; the first one, and those known by place only, have none."""
+    """Return the arguments with their keywords, which are empty for the first and for purely positional arguments."""
     return [("" if name.isdigit() or place == 0 else name, value) for place, (name, value) in enumerate(named.items())]
 
 
@@ -274,10 +283,10 @@ def _argument(name: str, value: str) -> str:
 
 
 def keyword_text(name: str, value: str) -> str:
-    """Return an argument by name.
+    """Return a keyword argument as code.
 
     Raises:
-        ForeignCodeError: no function is known to have such an argument.
+        ForeignCodeError: no function in the catalog has this argument.
     """
     if name not in ARGUMENTS and name not in LOSS_SETTINGS:
         raise refused("the argument", name)
@@ -292,14 +301,14 @@ def _value(value: Any) -> str:
     if value in ("inf", "-inf", "nan"):
         return literal(float(value))
     if isinstance(value, list):
-        return f"[{', '.join(_value(one) for one in value)}]"
+        return f"[{', '.join(_value(item) for item in value)}]"
     return literal(value)
 
 
 def _index(key: Any) -> str:
-    """What stands in the brackets."""
+    """Return a recorded index as the code in the brackets."""
     if isinstance(key, list):
-        return ", ".join(_index(one) for one in key)
+        return ", ".join(_index(item) for item in key)
     if isinstance(key, str) and re.fullmatch(r"\.\.\.|-?\d*:-?\d*(:-?\d*)?", key, re.ASCII):
         return key
     if key is None or isinstance(key, (bool, int)):

@@ -1,11 +1,11 @@
-"""How each framework writes a layer, a function, an optimizer; known by its name, as a run on disk is."""
+"""The code of each framework for layers, functions and optimizers, by the framework's name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-#: Operators, by the common name of what they call: ``{0}`` and ``{1}`` are the operands in their order.
+#: Common name of a function -> operator; ``{0}`` and ``{1}`` are the operands in order.
 OPERATORS = {
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "matmul": "{0} @ {1}",
     "pow": "{0} ** {1}", "rsub": "{1} - {0}", "rdiv": "{1} / {0}", "rmatmul": "{1} @ {0}", "rpow": "{1} ** {0}",
@@ -14,7 +14,7 @@ OPERATORS = {
     "bitwise_and": "{0} & {1}", "bitwise_or": "{0} | {1}", "neg": "-{0}", "logical_not": "~{0}",
 }  # fmt: skip
 
-# Of functional calls, those that stand in the framework's module of them.
+# Functions in the framework's module `nn.functional`.
 _FUNCTIONAL = (
     "linear bilinear embedding conv1d conv2d conv3d layer_norm batch_norm group_norm instance_norm normalize "
     "local_response_norm interpolate pad max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d "
@@ -25,7 +25,7 @@ _FUNCTIONAL = (
     "hardshrink softshrink tanhshrink one_hot cross_entropy mse_loss l1_loss smooth_l1_loss nll_loss kl_div "
     "binary_cross_entropy binary_cross_entropy_with_logits"
 )
-# Those that stand in the framework itself under one name.
+# Functions of the framework's top module, with the same name in both frameworks.
 _OWN = (
     "mean sum max min prod var std exp log sqrt rsqrt abs sin cos tan atan sinh cosh expm1 log1p floor round ceil erf "
     "square cumsum cumprod where maximum minimum logsumexp einsum zeros ones full arange linspace eye zeros_like "
@@ -50,19 +50,21 @@ def _in(module: str, names: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Language:
-    """How one framework writes what a script needs.
+    """The code of one framework that a script needs.
 
     Attributes:
-        packages: what the script imports beside numpy and safetensors.
-        functional: its module of functional calls.
-        prelude: ``given`` (a tensor by name, in the run's dtype or another one), ``array`` and ``gradient``.
-        calls: the common name of a function -> what it is called.
-        methods: functions that are methods of their first tensor.
-        cast: how a tensor is cast.
-        autocast: the line that opens an autocast of a dtype, level and device, where no other dtype is asked for.
-        layers: common kind of layer -> function, where that is not what both call it.
-        arguments: ``function.setting`` -> the argument, where the function calls it otherwise than the layer.
-        optimizer: lines that step an optimizer of this call once.
+        packages: packages that the script imports besides numpy and safetensors.
+        functional: module of functional calls.
+        prelude: definitions of ``given`` (a tensor by name, in the run's dtype or another one), ``cast``, ``array`` and
+            ``gradient``.
+        calls: common name of a function -> qualified name.
+        methods: common name of a function -> name of the tensor method.
+        cast: format of a cast.
+        autocast: format of the line that opens an autocast, for a dtype, level and device; it is off if `compute` has
+            another dtype.
+        layers: common kind of layer -> function, if the framework uses another name.
+        arguments: ``function.setting`` -> argument, if the function and the layer use different names.
+        optimizer: format of the lines that apply an optimizer over all steps.
     """
 
     packages: tuple[str, ...]

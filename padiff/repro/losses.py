@@ -1,4 +1,4 @@
-"""Scripts of loss functions."""
+"""Scripts for loss functions."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from padiff.repro.expressions import keyword_text, language_of
 from padiff.repro.side import Side
 from padiff.system.code import refused
 
-# What only one framework's function takes; where it is as the other one has it by default, nothing is lost.
+# Settings that a framework's function lacks -> values that equal its behaviour, so the setting can be left out.
 _ONLY = {"torch": {"soft_label": (False,), "use_softmax": (True,), "axis": (-1, 1)}, "paddle": {}}
 
 
 def loss_cases(diff: Diff, sides: Both[Side]) -> Both[Case | CannotWriteError]:
-    """Scripts of a loss function's call whose outcome differs."""
+    """Return the scripts' cases for a loss that differs."""
     records = diff.pair.sides
-    found: list[Case | CannotWriteError] = []
-    for side, own, other in ((sides.reference, *records), (sides.candidate, *records.swapped())):
-        assert own is not None and other is not None
+    cases: list[Case | CannotWriteError] = []
+    for side, record, counterpart in ((sides.reference, *records), (sides.candidate, *records.swapped())):
+        assert record is not None and counterpart is not None
         try:
-            case = _case(side, own)
-            case.own, case.other = (values_of(one.source, "the loss") for one in (own, other))
-            found.append(case)
+            case = _case(side, record)
+            case.own, case.other = (values_of(loss.source, "the loss") for loss in (record, counterpart))
+            cases.append(case)
         except CannotWriteError as error:
-            found.append(error)
-    return Both(*found)
+            cases.append(error)
+    return Both(*cases)
 
 
 def _case(side: Side, record: Record) -> Case:
@@ -49,21 +49,26 @@ def _case(side: Side, record: Record) -> Case:
 def loss_lines(
     side: Side, case: Case, shape: tuple[int, ...] | None = None, record: Record | None = None
 ) -> tuple[str, str]:
-    """The call of the step's loss function, and the variable of what it is the loss of.
+    """Return the call of the step's loss function as code, and the variable of its first input.
 
     Args:
-        shape: of the tensor that goes in first, of which it may be another view.
-        record: which loss; default: the only one.
+        side: the side of the step.
+        case: the case, which gets the inputs.
+        shape: shape of the tensor that must be the first input, apart from a reshape. Default: not checked.
+        record: the record of the loss. Default: the step's only loss.
 
     Raises:
-        CannotWriteError: there are several, or it can't be written.
+        CannotWriteError: the step has several losses, or the call can't be written.
+        ForeignCodeError: the loss function is not in the catalog.
     """
     losses = recorded_losses(side.step.records)
     foreign = [loss.function for loss in losses if loss.function not in ROLES]
     if foreign:
         raise refused("the loss function", foreign[0])
     if record is not None and is_functional(record.slot):
-        losses = [one for one in losses if one.function == record.slot.partition("()")[0] and one.call == record.call]
+        losses = [
+            entry for entry in losses if entry.function == record.slot.partition("()")[0] and entry.call == record.call
+        ]
     if len(losses) != 1:
         raise CannotWriteError(
             f"the {side.name}'s step calls {len(losses)} loss functions that were recorded: one is what a script shows"
@@ -71,11 +76,13 @@ def loss_lines(
     [loss] = losses
     roles = ROLES.get(loss.function, ())
     names = {}
-    for role in (*roles, *(one for one in ("weight", "pos_weight") if one in loss.records)):
+    for role in (*roles, *(entry for entry in ("weight", "pos_weight") if entry in loss.records)):
         if role not in loss.records:
             raise CannotWriteError(f"the {role} of {loss.function}() of the {side.name} were not recorded")
-        own = loss.records[role]
-        names[role] = case.give(role, own.source, own.dtype, f"the {role} of {loss.function}() of the {side.name}")
+        tensor = loss.records[role]
+        names[role] = case.give(
+            role, tensor.source, tensor.dtype, f"the {role} of {loss.function}() of the {side.name}"
+        )
     first = next(iter(names.values()))
     if shape is not None and math.prod(shape) != case.given[first].size:
         raise CannotWriteError(
@@ -87,17 +94,17 @@ def loss_lines(
 def _text(side: Side, loss: RecordedLoss, names: dict[str, str]) -> str:
     framework = side.info.framework
     language, spelling = language_of(framework), SPELLINGS[framework]
-    several = loss_settings(side.settings, loss.function)
-    if not is_loss(loss.function, [name for settings in several for name in settings]):
+    variants = loss_settings(side.settings, loss.function)
+    if not is_loss(loss.function, [name for settings in variants for name in settings]):
         raise refused("the loss function, or a setting of it,", loss.function)
-    if len(several) != 1:
-        raise CannotWriteError(f"{loss.function}() is set in {len(several)} ways in this step of the {side.name}")
-    function, more = spelling.losses.get(loss.function, (loss.function, ""))
-    arguments = [more] if more else []
-    for name, value in several[0].items():
-        usual = _ONLY[framework].get(name)
-        if name == "function" or usual is not None:
-            if usual is not None and value not in usual:
+    if len(variants) != 1:
+        raise CannotWriteError(f"{loss.function}() is set in {len(variants)} ways in this step of the {side.name}")
+    function, extra = spelling.losses.get(loss.function, (loss.function, ""))
+    arguments = [extra] if extra else []
+    for name, value in variants[0].items():
+        neutral = _ONLY[framework].get(name)
+        if name == "function" or neutral is not None:
+            if neutral is not None and value not in neutral:
                 raise CannotWriteError(
                     f"{loss.function}() is set to {name}={value!r}, which {framework} has no word for"
                 )

@@ -1,4 +1,4 @@
-"""The text of a script, and the check of all that is in it."""
+"""The text of a script, and the check that it holds no foreign code."""
 
 from __future__ import annotations
 
@@ -82,15 +82,16 @@ sys.exit(1 if differs else 0)
 
 
 def script_text(case: Case, verdict: str, tensors: str, versions: str) -> str:
-    """The script of a case.
+    """Return the text of a case's script.
 
     Args:
-        verdict: what the runs' report says, a text of its own lines.
-        tensors: the name of its file of tensors.
-        versions: what it was recorded with.
+        case: the computation.
+        verdict: message of the report about the first diff; may have several lines.
+        tensors: name of the script's file of tensors.
+        versions: framework and version of the run.
 
     Raises:
-        ForeignCodeError: the script would have a word that only the run has.
+        ForeignCodeError: the script would use a name from the run that is not in the vocabulary.
     """
     text = _text(case, verdict, tensors, versions)
     check_script(text, case)
@@ -127,7 +128,7 @@ def _text(case: Case, verdict: str, tensors: str, versions: str) -> str:
 
 
 def _is_used(name: str, lines: list[str]) -> bool:
-    """Whether lines name it; what they ask for themselves, in a loop, they do not."""
+    """Return True if the lines use a variable; a name in quotes, which a loop reads itself, does not count."""
     return any(re.search(rf"(?<!['\w]){re.escape(name)}\b", line) for line in lines)
 
 
@@ -141,12 +142,12 @@ def _plain(text: str) -> str:
 
 
 def _doc(text: str) -> str:
-    """A text within a docstring: it ends nowhere but where this ends, and has no escapes."""
+    """Return a text for the inside of a docstring, without quotes or escapes that could end it."""
     return printable(text, lines=True).replace("\\", "\\\\").replace('"', "'")
 
 
 def _comment(text: str) -> str:
-    """Return a text of a run as a comment: ASCII, and no end of a line."""
+    """Return a text of a run as a comment at the end of a line; empty for an empty text."""
     return f"  # {comment(text)}" if text else ""
 
 
@@ -154,12 +155,12 @@ def _comment(text: str) -> str:
 
 
 def check_script(text: str, case: Case) -> None:
-    """Check a finished script: its frame is the template's, and `compute` has words of the vocabulary only.
+    """Check that a script equals the template outside of `compute`, and that `compute` uses only the vocabulary.
 
-    This is the second line of defence: whatever wrote the lines took its names from the catalog already.
+    This is the second line of defence: the code that writes the lines already uses names of the catalog only.
 
     Raises:
-        ForeignCodeError: there is anything else in it.
+        ForeignCodeError: the script has any other code.
     """
     frame, lines = _taken_apart(text)
     words = {node.id for line in lines for node in ast.walk(line) if isinstance(node, ast.Name)}
@@ -175,7 +176,7 @@ def _frame(framework: str) -> str:
 
 
 def _taken_apart(text: str) -> tuple[str, list[ast.stmt]]:
-    """Return what is around the computation, without the texts and tables in it; and the lines of the computation."""
+    """Return a script's frame (the code around `compute`, without texts and tables), and the lines of `compute`."""
     tree = parsed(text)
     lines: list[ast.stmt] = []
     for node in tree.body:

@@ -1,4 +1,4 @@
-"""One side's step, as scripts are written of it."""
+"""One side of a step, and the code lines of its calls."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from padiff.records import Layer, Record, TracedCall
 from padiff.repro.case import CannotWriteError, Case, comment
 from padiff.repro.expressions import function_text, is_writable, language_of, layer_text, owned, softmax_axis
 
-# Lines of a script, after which a tensor that was not kept is no longer computed.
+# Number of lines after which a script no longer recomputes tensors that were not recorded.
 _MOST = 200
 
 
 @dataclass(frozen=True)
 class Side(Recorded):
-    """What one side recorded of the first diff's step.
+    """The records of one side in the step of the first diff.
 
     Attributes:
         name: ``reference`` or ``candidate``.
@@ -31,22 +31,26 @@ class Side(Recorded):
 
     @cached_property
     def gradients(self) -> Mapping[int, Record]:
-        """The recorded gradients of tensors, by their numbers in the trace."""
-        found: dict[int, Record] = {}
+        """Return the recorded gradients of tensors, by their numbers in the trace."""
+        gradients: dict[int, Record] = {}
         for record in self.step.records:
             if record.stage == "backward" and not record.source.sketched:
                 tensor = self.graph.tensor_of(record)
                 if tensor is not None:
-                    found.setdefault(tensor, record)
-        return found
+                    gradients.setdefault(tensor, record)
+        return gradients
 
     def case(self, what: str) -> Case:
-        """A script of this side to be filled."""
+        """Return an empty case of this side.
+
+        Raises:
+            CannotWriteError: scripts of the framework are not supported.
+        """
         language_of(self.info.framework)
         return Case(self.info.framework, what)
 
     def under_autocast(self, case: Case) -> Case:
-        """The case, computed under the autocast that the run says it calls its model in."""
+        """Set the autocast of a case to the one that the run recorded, and return the case."""
         about = self.info.environment
         dtype, level = about.get("autocast.dtype", "off"), about.get("autocast.level", "O1")
         if dtype in ("float16", "bfloat16"):
@@ -58,53 +62,61 @@ class Side(Recorded):
         return case
 
     def weight(self, site: str) -> Record:
-        """A recorded parameter or buffer.
+        """Return the record of a parameter or buffer; a tied parameter may be recorded under its other name.
 
         Raises:
-            CannotWriteError: it has no record.
+            CannotWriteError: the step has no record of it.
         """
         path, _, slot = site.rpartition("/")
-        found = self._weights.get((path, slot))
-        if found is None:
-            own = (
+        record = self._weights.get((path, slot))
+        if record is None:
+            parameter = (
                 next((p for p in self.layers[path].parameters if p.slot == slot), None) if path in self.layers else None
             )
-            tied = own.tied_to.rpartition("/") if own is not None and own.tied_to else None
-            found = self._weights.get((tied[0], tied[2])) if tied is not None else None
-        if found is None:
+            tied = parameter.tied_to.rpartition("/") if parameter is not None and parameter.tied_to else None
+            record = self._weights.get((tied[0], tied[2])) if tied is not None else None
+        if record is None:
             raise CannotWriteError(f"{site} of the {self.name} was not recorded in step {self.step.number}")
-        return found
+        return record
 
 
 class Chain:
-    """Writes calls of a trace, one line each.
+    """Writer of a trace's calls into a case, one line each.
 
     Args:
-        side: whose.
-        case: what is written into.
-        learns: whether parameters learn, as they do where a gradient is computed along with them.
-        window: calls whose tensors are computed, also where they were recorded.
+        side: the side of the trace.
+        case: the case, which gets the lines and inputs.
+        learns: parameters require a gradient.
+        window: calls whose outputs are computed even if they were recorded.
     """
 
     def __init__(self, side: Side, case: Case, learns: bool = False, window: Sequence[TracedCall] = ()) -> None:
         self._side, self._case, self._learns = side, case, learns
         self._window = {id(call) for call in window}
-        #: Variables of tensors that are computed, and that are given, by number; and of parameters by site.
+        #: Variables of computed tensors and of input tensors, by number; and of parameters, by site.
         self.made: dict[int, str] = {}
         self.given: dict[int, str] = {}
         self.parameters: dict[str, str] = {}
 
     def tensor(self, number: int, wish: str = "x") -> str:
-        """The variable of a tensor: as it was recorded, or, where the window has it or only a sketch was kept, as the
-        lines before compute it.
+        """Return the variable of a tensor, which is an input, or is computed by earlier lines.
+
+        It is computed if its call is in the window, or its full values were not recorded.
+
+        Raises:
+            CannotWriteError: the tensor was not recorded and can't be computed.
         """
         if number in self.made:
             return self.made[number]
         if number not in self.given:
             traced = self._side.graph.trace.tensors[number]
             producer = self._side.graph.producers.get(number)
-            kept = traced.source is not None and not traced.source.sketched
-            if producer is not None and (id(producer) in self._window or not kept) and len(self._case.lines) < _MOST:
+            is_recorded = traced.source is not None and not traced.source.sketched
+            if (
+                producer is not None
+                and (id(producer) in self._window or not is_recorded)
+                and len(self._case.lines) < _MOST
+            ):
                 self.write(producer)
                 return self.made[number]
             if producer is None:
@@ -116,31 +128,32 @@ class Chain:
         return self.given[number]
 
     def parameter(self, site: str) -> str:
-        """The variable of a parameter or buffer."""
+        """Return the variable of a parameter or buffer."""
         if site not in self.parameters:
             record = self._side.weight(site)
             name = self._case.give(site, record.source, record.dtype, f"{site} of the {self._side.name}")
             self.parameters[site] = name
             path, _, slot = site.rpartition("/")
             layer = self._side.layers.get(path)
-            owned_ = next((p for p in layer.parameters if p.slot == slot), None) if layer is not None else None
-            if self._learns and owned_ is not None and owned_.role == "parameter" and owned_.trainable:
+            parameter = next((p for p in layer.parameters if p.slot == slot), None) if layer is not None else None
+            if self._learns and parameter is not None and parameter.role == "parameter" and parameter.trainable:
                 self._case.learns.append(name)
         return self.parameters[site]
 
     def write(self, call: TracedCall, keep: Collection[int] = ()) -> None:
-        """Write a call.
+        """Add the line of a call.
 
         Args:
-            keep: of what it gives, tensors that the lines after it do not use: they use what was recorded.
+            call: the call.
+            keep: outputs for which later lines use the recorded values, not the computed ones.
 
         Raises:
-            CannotWriteError: it is not known here how.
+            CannotWriteError: the call can't be written as a line.
         """
-        given = {operand.tensor for operand in call.inputs}
+        inputs = {operand.tensor for operand in call.inputs}
         outputs = [operand.tensor for operand in call.outputs]
-        if outputs and all(tensor in given for tensor in outputs):
-            return  # handed on
+        if outputs and all(tensor in inputs for tensor in outputs):
+            return  # the call returns its inputs
         text = self._function(call) if call.function else self._layer(call)
         names = []
         for number in outputs:
@@ -167,11 +180,11 @@ class Chain:
                 "framework's own they are heard in the first recorded step: record so that this step is that one "
                 f"(every_n_steps=padiff.Schedule(every=1, first={side.step.number}))"
             )
-        wanted = owned(layer)
+        slots = owned(layer)
         tensors = {
             equivalents.slot(p.slot): self.parameter(f"{layer.path}/{p.slot}")
             for p in layer.parameters
-            if equivalents.slot(p.slot) in wanted
+            if equivalents.slot(p.slot) in slots
         }
         output = side.graph.trace.tensors[call.outputs[0].tensor]
         axis = None
@@ -191,16 +204,16 @@ class Chain:
         source = self._side.graph.trace.tensors[call.outputs[0].tensor].source
         if source is not None and not source.sketched:
             values = source.read()
-            found = softmax_axis(np.exp(values) if equivalents.kind(layer) == "logsoftmax" else values)
-            if found is not None:
-                return found
+            axis = softmax_axis(np.exp(values) if equivalents.kind(layer) == "logsoftmax" else values)
+            if axis is not None:
+                return axis
         raise CannotWriteError(
             f"the axis of `{layer.path}` ({layer.type}) is not recorded, and its output does not tell it"
         )
 
 
 def calls_in_order(graph: Graph, calls: Sequence[TracedCall]) -> list[TracedCall]:
-    """Calls in the order of the trace, each once."""
+    """Return calls in the order of the trace, without duplicates."""
     places = {id(call): graph.places[id(call)] for call in calls}
     return [call for call in graph.trace.calls if id(call) in places]
 

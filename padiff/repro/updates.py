@@ -1,4 +1,4 @@
-"""Scripts of what an optimizer does to a parameter, and of the statistics that a normalisation keeps."""
+"""Scripts for updates by an optimizer, and for running statistics of a normalization."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from padiff.repro.expressions import language_of, layer_text
 from padiff.repro.side import Side
 from padiff.system.code import literal
 
-#: Steps that one script does, at most.
+#: Largest number of steps in a script.
 MOST_STEPS = 64
 
 
 def update_cases(scene: Scene, sides: Both[Side]) -> Both[Case | CannotWriteError]:
-    """Scripts of an update that differs: the optimizer over all steps so far, on recorded weights."""
+    """Return the scripts' cases for an update that differs: the optimizer over all steps so far, on recorded weights.
+
+    Raises:
+        CannotWriteError: neither side can have a script.
+    """
     pair = scene.diff.pair
     if pair.anchor.layer == LOOP:
         raise CannotWriteError(
@@ -37,16 +41,16 @@ def update_cases(scene: Scene, sides: Both[Side]) -> Both[Case | CannotWriteErro
 
 
 def _each_side(pair: Pair, sides: Both[Side], write) -> Both[Case | CannotWriteError]:  # type: ignore[no-untyped-def]
-    found: list[Case | CannotWriteError] = []
-    for side, own, other in ((sides.reference, *pair.sides), (sides.candidate, *pair.sides.swapped())):
-        assert own is not None and other is not None
+    cases: list[Case | CannotWriteError] = []
+    for side, record, counterpart in ((sides.reference, *pair.sides), (sides.candidate, *pair.sides.swapped())):
+        assert record is not None and counterpart is not None
         try:
-            case = write(side, own)
-            case.own, case.other = (values_of(one.source, one.site) for one in (own, other))
-            found.append(case)
+            case = write(side, record)
+            case.own, case.other = (values_of(tensor.source, tensor.site) for tensor in (record, counterpart))
+            cases.append(case)
         except CannotWriteError as error:
-            found.append(error)
-    return Both(*found)
+            cases.append(error)
+    return Both(*cases)
 
 
 def _update(scene: Scene, side: Side, record: Record) -> Case:
@@ -67,27 +71,31 @@ def _update(scene: Scene, side: Side, record: Record) -> Case:
     rates: list[float] = []
     place = group.values.get("rate", 0)
     for number in range(scene.number + 1):
-        steps, found = scene.sides(number), getattr(scene.rates(number), side.name)
-        if steps is None or not isinstance(place, int) or place >= len(found):
+        steps, step_rates = scene.sides(number), getattr(scene.rates(number), side.name)
+        if steps is None or not isinstance(place, int) or place >= len(step_rates):
             raise CannotWriteError(f"the learning rate of step {number} of the {side.name} was not recorded")
-        rates.append(found[place] * group.number("lr_factor", 1.0))
-        own = {(r.layer, r.stage, r.slot): r for r in getattr(steps, side.name).records}
+        rates.append(step_rates[place] * group.number("lr_factor", 1.0))
+        records = {(r.layer, r.stage, r.slot): r for r in getattr(steps, side.name).records}
         for stage, name in (("weight", "weight"), ("grad", "gradient")):
-            seen = own.get((record.layer, stage, record.slot))
+            tensor = records.get((record.layer, stage, record.slot))
             what = f"the {name} of {site} of the {side.name} in step {number}"
-            if seen is None:
+            if tensor is None:
                 raise CannotWriteError(f"{what} was not recorded")
-            array = values_of(seen.source, what)
-            case.give_array(f"{name}_{number}", array, seen.dtype, what)
+            array = values_of(tensor.source, what)
+            case.give_array(f"{name}_{number}", array, tensor.dtype, what)
     case.lines += [f"RATES = {literal(rates)}", *(line.format(call=call) for line in language.optimizer)]
     return case
 
 
 def statistics_cases(scene: Scene, sides_at) -> Both[Case | CannotWriteError]:  # type: ignore[no-untyped-def]
-    """Scripts of a weight or buffer of a later step: what a normalisation makes of its input in the step before.
+    """Return the scripts' cases for running statistics that differ: the normalization layer in the step before.
 
     Args:
-        sides_at: gives both sides of a step, by its number.
+        scene: the context of the first diff.
+        sides_at: returns both sides of a step, given its number, or `None`.
+
+    Raises:
+        CannotWriteError: neither side can have a script, as for weights that are no running statistics.
     """
     pair, number = scene.diff.pair, scene.number
     assert pair.reference is not None
@@ -119,14 +127,14 @@ def _statistic(side: Side, record: Record, slot: str) -> Case:
             f"`{layer.path}` ({layer.type}) is called {len(calls)} times in a step, or is no BatchNorm"
         )
     case = side.case(f"{layer.type}, {record.slot} after one step")
-    given = side.graph.trace.tensors[calls[0].inputs[0].tensor]
-    x = case.give("x", given.source, given.dtype, f"what goes into `{layer.path}` of the {side.name}")
+    traced = side.graph.trace.tensors[calls[0].inputs[0].tensor]
+    x = case.give("x", traced.source, traced.dtype, f"what goes into `{layer.path}` of the {side.name}")
     tensors = {}
     for parameter in layer.parameters:
-        own = equivalents.slot(parameter.slot)
-        if own not in equivalents.ONE_SIDED:
+        slot_name = equivalents.slot(parameter.slot)
+        if slot_name not in equivalents.ONE_SIDED:
             weight = side.weight(f"{layer.path}/{parameter.slot}")
-            tensors[own] = case.give(own, weight.source, weight.dtype, weight.site)
+            tensors[slot_name] = case.give(slot_name, weight.source, weight.dtype, weight.site)
     if side.training(layer) is not True:
         raise CannotWriteError(
             f"`{layer.path}` of the {side.name} does not train, or it is not recorded whether it does"

@@ -1,4 +1,4 @@
-"""All words that the computation of a script may have."""
+"""The vocabulary of scripts: all names that the code of a script may use."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from padiff.repro.expressions import LAYER_ARGUMENTS, LAYER_FUNCTIONS
 from padiff.repro.languages import LANGUAGES
 from padiff.system.code import Vocabulary
 
-#: What tables of values are made of.
+#: The vocabulary of tables of values.
 LITERALS = Vocabulary(functions=frozenset({"float"}))
 
-# What the lines around an optimizer and an autocast have.
+# Names in the lines that call an optimizer or open an autocast.
 _VARIABLES = "made loss dtype weight optimizer step rate before group RATES TENSORS DTYPES"
 _CHAINS = {
     "torch": "torch.nn.Parameter torch.no_grad torch.autocast torch.float16 torch.bfloat16",
@@ -23,7 +23,7 @@ _MEMBERS = "T reshape shape sum backward step clear_grad set_lr set_value param_
 
 @lru_cache(maxsize=8)
 def vocabulary_of(framework: str) -> Vocabulary:
-    """Return the words that scripts of a framework may have, but for the variables of their tensors."""
+    """Return the vocabulary of a framework's scripts, without the variables of their tensors."""
     language, fixes = LANGUAGES[framework], FIXES[framework]
     functions = (language.layers.get(name, name) for name in LAYER_FUNCTIONS)
     return Vocabulary(

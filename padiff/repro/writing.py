@@ -1,4 +1,4 @@
-"""Finds the first diff of two runs, and writes its scripts."""
+"""Writing of the scripts that reproduce the first diff of two runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from padiff.repro.script import script_text
 from padiff.repro.side import Side
 from padiff.repro.updates import statistics_cases, update_cases
 
-# What of an environment an upstream issue asks for.
+# Beginnings of the environment entries that issue templates of the frameworks ask for.
 _ASKED = ("framework.", "device", "cpu", "python", "platform", "threads", "tf32", "autocast", "matmul", "deterministic",
           "onednn", "cudnn", "numpy", "dtype", "attention")  # fmt: skip
 _README, _ENVIRONMENT = "README.md", "environment.json"
@@ -40,13 +40,13 @@ _README, _ENVIRONMENT = "README.md", "environment.json"
 
 @dataclass(frozen=True)
 class Repro:
-    """What was written.
+    """The written scripts.
 
     Attributes:
-        folder: where.
+        folder: the folder of the scripts.
         first: the first diff.
-        scripts: by side, those that were written.
-        reasons: by side, why there is none.
+        scripts: side -> path of its script.
+        reasons: side -> reason why it has no script.
     """
 
     folder: Path
@@ -65,20 +65,20 @@ def write_repro(
 ) -> Repro | None:
     """Write the first diff of two runs as two short scripts, with the tensors that they need and the environments.
 
-    Each script computes what differs as its run did, from what that run recorded, and exits with 1 if it is apart from
-    what the other run recorded. They need the framework, numpy and safetensors.
+    Each script repeats the computation that differs, from the inputs that its run recorded, and exits with 1 if the
+    result differs from the one that the other run recorded. A script needs the framework, numpy and safetensors.
 
     Args:
         reference, candidate: run folders, or runs in memory.
-        out: the folder to write; it must not be there, or be empty.
-        layer_map, policy: as `padiff.compare_runs` has them.
-        overwrite: replace the scripts that a folder holds.
+        out: the folder to write; it must be new or empty.
+        layer_map, policy: see `padiff.compare_runs`.
+        overwrite: replace the scripts in an existing folder of scripts.
 
     Returns:
-        What was written; `None` if the runs match.
+        The written scripts; `None` if the runs match.
 
     Raises:
-        UsageError: neither side's script can be written (the error says why), or the folder holds something.
+        UsageError: neither side's script can be written (the error gives the reason), or the folder is not empty.
     """
     folder = Path(out)
     _check(folder, overwrite)
@@ -115,10 +115,10 @@ def _place(first: FirstDiff) -> str:
 def _cases(
     failed: Diff, diffs: Sequence[Diff], comparison: RunComparison, policy: Policy
 ) -> Both[Case | CannotWriteError]:
-    """Both sides' cases, or why there is none.
+    """Return the case of each side, or the reason why a side has none.
 
     Raises:
-        CannotWriteError: there can be none of either.
+        CannotWriteError: neither side can have a script.
     """
     pair = failed.pair
     if not pair.complete:
@@ -157,15 +157,15 @@ def _at(scene: Scene, number: int, infos: Both[RunInfo]) -> Both[Side] | None:
 
 
 def _agreeing_gradients(scene: Scene, sides: Both[Side]) -> Both[set[int]]:
-    """Tensors whose gradients agree, by their numbers."""
-    found: Both[set[int]] = Both(set(), set())
+    """Return the numbers of the tensors whose gradients agree, for each side."""
+    agreeing: Both[set[int]] = Both(set(), set())
     for diff in scene.step:
         if diff.pair.stage == "backward" and diff.passed and diff.compared:
-            for numbers, side, record in zip(found, sides, diff.pair.sides):
+            for numbers, side, record in zip(agreeing, sides, diff.pair.sides):
                 tensor = side.graph.tensor_of(record) if record is not None else None
                 if tensor is not None:
                     numbers.add(tensor)
-    return found
+    return agreeing
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def _written(
         versions = f"{run.info.framework} {run.info.framework_version}"
         texts[name] = script_text(case, verdict, tensors.name, versions), case
         scripts[name] = file
-    # Nothing is written, or replaced, before both scripts are checked.
+    # Both scripts are checked before anything is written or replaced.
     if overwrite and folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -210,10 +210,10 @@ def _written(
 def _check(folder: Path, overwrite: bool) -> None:
     if not folder.exists():
         return
-    own = (folder / _ENVIRONMENT).exists() and (folder / _README).exists()
-    if not folder.is_dir() or (any(folder.iterdir()) and not (own and overwrite)):
-        hint = "--overwrite replaces them" if own else "give another one"
-        raise UsageError(f"{folder} holds {'scripts' if own else 'something'} already: {hint}")
+    is_repro = (folder / _ENVIRONMENT).exists() and (folder / _README).exists()
+    if not folder.is_dir() or (any(folder.iterdir()) and not (is_repro and overwrite)):
+        hint = "--overwrite replaces them" if is_repro else "give another one"
+        raise UsageError(f"{folder} holds {'scripts' if is_repro else 'something'} already: {hint}")
 
 
 def _limit(failed: Diff) -> float:
@@ -224,21 +224,23 @@ def _limit(failed: Diff) -> float:
 
 
 def _in_own_order(case: Case, failed: Diff, is_reference: bool) -> np.ndarray:
-    """What the other side recorded, as this side's lies; as it is where it is of another size."""
-    own, other = case.own, case.other
-    assert own is not None and other is not None
+    """Return the other side's tensor in the layout of this side; unchanged if the sizes differ."""
+    recorded, counterpart = case.own, case.other
+    assert recorded is not None and counterpart is not None
     pair = failed.pair
     layout: Layout = pair.layout
     shapes = pair.sides.map(lambda record: record.shape if record is not None else ())
     shapes = shapes if is_reference else shapes.swapped()
-    if (own.shape, other.shape) == (shapes.reference, shapes.candidate):
-        other = layout.apply(other, own.shape) if is_reference else layout.undo(other, own.shape)
-    elif other.shape != own.shape:
-        between = layout_between(own.shape, other.shape)
-        other = between.apply(other, own.shape) if between else other
-    if other.shape != own.shape and other.size == own.size:
-        other = other.reshape(own.shape)
-    return np.ascontiguousarray(other)
+    if (recorded.shape, counterpart.shape) == (shapes.reference, shapes.candidate):
+        counterpart = (
+            layout.apply(counterpart, recorded.shape) if is_reference else layout.undo(counterpart, recorded.shape)
+        )
+    elif counterpart.shape != recorded.shape:
+        between = layout_between(recorded.shape, counterpart.shape)
+        counterpart = between.apply(counterpart, recorded.shape) if between else counterpart
+    if counterpart.shape != recorded.shape and counterpart.size == recorded.size:
+        counterpart = counterpart.reshape(recorded.shape)
+    return np.ascontiguousarray(counterpart)
 
 
 def _environment(info: RunInfo) -> dict[str, Any]:
