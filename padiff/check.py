@@ -92,21 +92,21 @@ def tolerance_of(cfg: Mapping[str, Any] | None) -> Tolerance:
 
 def _check(
     what: str,
-    given: Both[_Dump | None],
+    positional: Both[_Dump | None],
     named: Mapping[str, _Dump],
     cfg: Mapping[str, Any] | None,
     stages: Collection[str],
 ) -> Report:
     tolerance = tolerance_of(cfg)
-    dumps = _dumps(what, given, named)
+    dumps = _dumps(what, positional, named)
     runs = dumps.map(lambda dump: _opened(dump, stages) if isinstance(dump, (str, Path)) else dump)
     return compare_runs(runs.reference, runs.candidate, policy=tolerance, stages=stages)
 
 
-def _dumps(what: str, given: Both[_Dump | None], named: Mapping[str, _Dump]) -> Both[_Dump]:
+def _dumps(what: str, positional: Both[_Dump | None], named: Mapping[str, _Dump]) -> Both[_Dump]:
     """Return the two dumps, from the function's own argument names or those of another check."""
     number_by_name = {f"{kind}_path_{number}": number for kind in _KINDS for number in (0, 1)}
-    dumps = list(given)
+    dumps = list(positional)
     for name, path in named.items():
         if name not in number_by_name:
             raise UsageError(f"{what}: unknown argument {name!r}. {nearest(name, [*number_by_name, 'cfg'])}")

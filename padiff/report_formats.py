@@ -146,14 +146,14 @@ def first_to_json(first: FirstDiff) -> dict[str, Any]:
     }
 
 
-def _recomputed(one: Recomputed) -> dict[str, Any]:
-    errors = dict(SIDES.zip(one.errors.map(number)))
+def _recomputed(recomputed: Recomputed) -> dict[str, Any]:
+    errors = dict(SIDES.zip(recomputed.errors.map(number)))
     return {
-        "what": one.what,
-        "rules": dict(SIDES.zip(one.rules)),
+        "what": recomputed.what,
+        "rules": dict(SIDES.zip(recomputed.rules)),
         "errors": errors,
-        "wrong": one.wrong,
-        "text": one.text,
+        "wrong": recomputed.wrong,
+        "text": recomputed.text,
     }
 
 

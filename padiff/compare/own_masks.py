@@ -266,26 +266,26 @@ class _Seen:
         return self._known[rank]
 
 
-def _bits_of(one: _Values, other: _Values) -> float:
+def _bits_of(first: _Values, second: _Values) -> float:
     """Return the evidence, in bits, that two processes drop the same elements of different values.
 
     Returns `_APART` if the masks differ, `_EQUAL` if the outputs themselves are equal, 0 if unknown.
     """
-    a, b = one.out, other.out
+    a, b = first.out, second.out
     if a is None or b is None or a.shape != b.shape or not a.size:
         return 0.0
     if np.array_equal(a, b):
         return _EQUAL
-    if one.given is not None and other.given is not None:
-        informative = _may_show(one.given, a) & _may_show(other.given, b)
+    if first.given is not None and second.given is not None:
+        informative = _may_show(first.given, a) & _may_show(second.given, b)
         if not np.array_equal(a[informative] == 0, b[informative] == 0):
             return _APART
         return bits(int(informative.sum()), 0.0, float(np.mean(a[informative] == 0)) if informative.any() else 0.0)
     # What went in was not recorded, and may hold zeros: they must be about as many as dropout makes.
-    if not all(_is_rate(float(np.mean(x == 0)), one.rate, x.size) for x in (a, b)):
+    if not all(_is_rate(float(np.mean(x == 0)), first.rate, x.size) for x in (a, b)):
         return 0.0
-    assert isinstance(one.rate, int | float)
-    return bits(a.size, float(np.mean((a == 0) != (b == 0))), one.rate) or _APART
+    assert isinstance(first.rate, int | float)
+    return bits(a.size, float(np.mean((a == 0) != (b == 0))), first.rate) or _APART
 
 
 def _is_rate(share: float, rate: object, count: int) -> bool:
@@ -325,10 +325,10 @@ def bits(count: int, apart: float, share: float) -> float:
     return count * (bound + (apart * math.log2(apart / expected) if apart else 0.0))
 
 
-def _may_show(given: np.ndarray, out: np.ndarray) -> np.ndarray:
+def _may_show(inputs: np.ndarray, out: np.ndarray) -> np.ndarray:
     """Return a mask of the elements where a zero output means a drop: the input is not zero, also behind a ReLU."""
-    rectified = bool((given[out != 0] > 0).all())
-    shown: np.ndarray = given > 0 if rectified else given != 0
+    rectified = bool((inputs[out != 0] > 0).all())
+    shown: np.ndarray = inputs > 0 if rectified else inputs != 0
     return shown
 
 

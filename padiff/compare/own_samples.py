@@ -58,8 +58,8 @@ def same_samples(steps: Sequence[Step], looked: int) -> list[list[int]]:
     return sorted(groups)
 
 
-def _same(one: Mapping[str, Record], other: Mapping[str, Record]) -> bool:
-    return all(error(record, other[site]) == 0 for site, record in one.items())
+def _same(first: Mapping[str, Record], second: Mapping[str, Record]) -> bool:
+    return all(error(record, second[site]) == 0 for site, record in first.items())
 
 
 def _begins(record: Record) -> Hashable:
@@ -115,16 +115,16 @@ def _value(record: Record | None) -> np.ndarray | None:
     return None if record is None else wide_values_of(record.source)
 
 
-def _differ(site: str, one: Mapping[str, Record], other: Mapping[str, Record]) -> bool:
-    return error(one[site], other[site]) > 0
+def _differ(site: str, first: Mapping[str, Record], second: Mapping[str, Record]) -> bool:
+    return error(first[site], second[site]) > 0
 
 
-def _normalised(path: str, kept: Mapping[str, Record]) -> bool:
+def _normalised(path: str, records: Mapping[str, Record]) -> bool:
     """Return True if the mean of each channel of a batch norm's output equals its bias."""
-    out = _value(kept.get(f"{path}/forward/output.0"))
+    out = _value(records.get(f"{path}/forward/output.0"))
     if out is None or out.ndim < 2 or out.size <= 2 * out.shape[1]:
         return False
-    bias, weight = (_value(kept.get(f"{path}/weight/{slot}")) for slot in ("bias", "weight"))
+    bias, weight = (_value(records.get(f"{path}/weight/{slot}")) for slot in ("bias", "weight"))
     bias = np.zeros(out.shape[1]) if bias is None else bias
     weight = np.ones(out.shape[1]) if weight is None else weight
     if not bias.shape == weight.shape == (out.shape[1],):

@@ -87,12 +87,12 @@ def classes(records: Sequence[tuple[int, Record]]) -> list[list[tuple[int, Recor
     """
     groups: list[list[tuple[int, Record]]] = []
     for entry in records:
-        same = next((own for own in groups if error(own[0][1], entry[1]) == 0), None)
+        same = next((group for group in groups if error(group[0][1], entry[1]) == 0), None)
         if same is None:
             groups.append([entry])
         else:
             same.append(entry)
-    return sorted(groups, key=lambda own: (-len(own), own[0][0]))
+    return sorted(groups, key=lambda group: (-len(group), group[0][0]))
 
 
 def _relative(x: np.ndarray, y: np.ndarray) -> float:

@@ -217,13 +217,13 @@ class MasksFed(_Calls):
         mask = self._kept(about) if about is not None else None
         return None if mask is None else partial(self._drop, call, name, mask)
 
-    def _drop(self, call: Heard, name: str, kept: np.ndarray) -> Any:
+    def _drop(self, call: Heard, name: str, mask: np.ndarray) -> Any:
         assert self._source is not None
         self._inside = True
         try:
             if self._source.draws:
                 self._framework.draw(name, call)
-            return self._framework.keeping(name, call, kept)
+            return self._framework.keeping(name, call, mask)
         finally:
             self._inside = False
 

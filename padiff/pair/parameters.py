@@ -186,17 +186,20 @@ def _pair_rows(parameters: ParameterPair, sides: Both[_Side]) -> Iterator[Record
 
 
 def _pair(parameters: ParameterPair, sides: Both[_Side], records: Both[list[Record]], stage: str) -> list[RecordPair]:
-    known = all(id(record) in side.used for side, found in zip(sides, records) for record in found)
-    if known and all(slice_.whole for slices in parameters for slice_ in slices):
+    all_used = all(id(record) in side.used for side, side_records in zip(sides, records) for record in side_records)
+    if all_used and all(slice_.whole for slices in parameters for slice_ in slices):
         return []  # tied on both sides: compared where they were first seen
-    for side, found in zip(sides, records):
-        side.used.update([id(record) for record in found])
+    for side, side_records in zip(sides, records):
+        side.used.update([id(record) for record in side_records])
     if len(parameters.reference) == len(parameters.candidate) == 1:
-        one = Both(parameters.reference[0], parameters.candidate[0]), Both(records.reference[0], records.candidate[0])
-        fused = _fused(*one)
+        pair = (
+            Both(parameters.reference[0], parameters.candidate[0]),
+            Both(records.reference[0], records.candidate[0]),
+        )
+        fused = _fused(*pair)
         if fused is not None:
-            return [] if known else [fused]
-        unsliced = _unsliced(*one)
+            return [] if all_used else [fused]
+        unsliced = _unsliced(*pair)
         if unsliced is not None:
             return [unsliced]
     sliced = Both(*map(_sliced, parameters, records, parameters.swapped()))
@@ -288,7 +291,7 @@ def pair_split_outputs(split: SplitPair, parameters: Sequence[ParameterPair], in
 
 
 def _slices(
-    whole: Layer, parts: Sequence[Layer], parameters: Sequence[ParameterPair], swapped: bool
+    fused_layer: Layer, parts: Sequence[Layer], parameters: Sequence[ParameterPair], swapped: bool
 ) -> Mapping[str, Slice]:
     """Return the rows of the fused weight that belong to each part."""
     by_path: dict[str, Slice] = {}
@@ -296,7 +299,7 @@ def _slices(
     for pair in parameters:
         if len(pair.reference) == len(pair.candidate) == 1:
             (slice_,), (part_slice,) = pair.swapped() if swapped else pair
-            if slice_.layer == whole.path and not slice_.whole and part_slice.layer in paths:
+            if slice_.layer == fused_layer.path and not slice_.whole and part_slice.layer in paths:
                 by_path.setdefault(part_slice.layer, slice_)
     return by_path
 

@@ -161,13 +161,13 @@ def _one(terms: Sequence[Piece], transposed: bool) -> Sketch:
     return replace(sketches[0], projection=np.sum([sketch.projection for sketch in sketches], axis=0))
 
 
-def _differ(one: Sequence[Piece], other: Sequence[Piece]) -> bool:
+def _differ(first: Sequence[Piece], second: Sequence[Piece]) -> bool:
     """Return True if two replicas differ in any bit."""
-    if _is_sketched((*one, *other)):
-        transposed = _transposed((*one, *other))
-        a, b = (_one(terms, transposed).projection for terms in (one, other))
+    if _is_sketched((*first, *second)):
+        transposed = _transposed((*first, *second))
+        a, b = (_one(terms, transposed).projection for terms in (first, second))
     else:
-        a, b = _added(one), _added(other)
+        a, b = _added(first), _added(second)
     return not np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
 
 
@@ -287,8 +287,8 @@ def replicas(steps: Sequence[Step]) -> dict[str, TensorSource]:
     }
 
 
-def _alike(one: Record, other: Record) -> bool:
-    return one.shape == other.shape and one.source.sketched == other.source.sketched
+def _alike(first: Record, second: Record) -> bool:
+    return first.shape == second.shape and first.source.sketched == second.source.sketched
 
 
 def _replica(record: Record) -> Part:
@@ -332,12 +332,12 @@ def _overlap(pieces: Sequence[Piece], shape: tuple[int, ...]) -> bool:
     return False
 
 
-def _in_order(records: Sequence[Record], made: Sequence[Record]) -> tuple[Record, ...]:
+def _in_order(records: Sequence[Record], merged: Sequence[Record]) -> tuple[Record, ...]:
     """Return the first process's records, with whole tensors in place of parts.
 
     Tensors that the first process does not hold come at the end of their stage.
     """
-    tensors_by_site = {record.site: record for record in made}
+    tensors_by_site = {record.site: record for record in merged}
     ordered = [tensors_by_site.pop(record.site, None) if _is_parameter(record) else record for record in records]
     result = [record for record in ordered if record is not None]
     for record in tensors_by_site.values():

@@ -117,9 +117,9 @@ def together(fixes: Sequence[str]) -> str:
     calls: dict[str, list[str]] = {}
     for fix in dict.fromkeys(fix for fix in fixes if fix):
         head, dots, arguments = fix.partition("(..., ")
-        some = calls.setdefault(head + dots, [])
-        if dots and arguments not in some:
-            some.append(arguments.removesuffix(")"))
+        call_arguments = calls.setdefault(head + dots, [])
+        if dots and arguments not in call_arguments:
+            call_arguments.append(arguments.removesuffix(")"))
     return "; ".join(f"{head}{', '.join(arguments)})" if arguments else head for head, arguments in calls.items())
 
 

@@ -218,18 +218,18 @@ def _rate(group: Group, rates: Mapping[int, float]) -> float | None:
 
 
 def _together(
-    found: list[tuple[GroupPair, list[_Found]]], framework: str, count: int | None = None
+    groups: list[tuple[GroupPair, list[_Found]]], framework: str, count: int | None = None
 ) -> Iterator[Difference]:
     """Merge equal differences of several groups."""
     merged: dict[tuple[Any, ...], tuple[_Found, GroupPair, Both[list[str]], int]] = {}
-    for pair, differences in found:
+    for pair, differences in groups:
         for difference in differences:
             key = difference.name, *map(str, difference.values), difference.rule
             first, origin, sites, number = merged.get(key, (difference, pair, Both([], []), 0))
             sites.reference.extend(pair.sites.reference)
             sites.candidate.extend(pair.sites.candidate)
             merged[key] = first, origin, sites, number + 1
-    count = len(found) if count is None else count
+    count = len(groups) if count is None else count
     for difference, pair, sites, number in merged.values():
         # All of what is compared: then it need not be named.
         parameters = Both((), ()) if number == count else sites.map(tuple)

@@ -117,8 +117,8 @@ def loss_differences(settings: Both[Mapping[str, Any]], framework: str) -> Itera
         number, _, setting = name.rpartition(".")
         if name not in losses.candidate or setting in OF_LAYOUT or same(value, losses.candidate[name]):
             continue
-        said = f"{number}.function" if number else "function"
-        function = losses.map(lambda side, said=said: side.get(said))  # type: ignore[misc]
+        function_key = f"{number}.function" if number else "function"
+        function = losses.map(lambda side, function_key=function_key: side.get(function_key))  # type: ignore[misc]
         alike = function.reference is not None and function.reference == function.candidate
         about = f"the loss {function.reference}" if alike else "the loss"
         yield Difference(

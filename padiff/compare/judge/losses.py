@@ -47,14 +47,14 @@ def confirmed(diffs: StepDiffs) -> StepDiffs:
     def counts(place: int, diff: Diff) -> bool:
         if diff.passed or not is_of_loss(diff.pair.anchor):
             return True
-        given = grads if diff.pair.stage == "grad" else after
-        if not given:
+        evidence = grads if diff.pair.stage == "grad" else after
+        if not evidence:
             return diff.pair.stage == "loss"
         if diff.pair.stage == "grad" and _hidden(diff, grads):
             return True
-        if any(not other.passed for other in given):
+        if any(not witness.passed for witness in evidence):
             return not exact[place] or _other_labels(diff) > 0
-        return diff.pair.stage == "loss" and exact[place] and _tells(_other_labels(diff), given, noise)
+        return diff.pair.stage == "loss" and exact[place] and _tells(_other_labels(diff), evidence, noise)
 
     return diffs.replaced([diff if counts(place, diff) else _excused(diff) for place, diff in enumerate(diffs)])
 
@@ -116,10 +116,10 @@ def _other_labels(diff: Diff) -> float:
     return float(differ.mean())
 
 
-def _tells(share: float, given: Sequence[Diff], noise: float) -> bool:
+def _tells(share: float, diffs: Sequence[Diff], noise: float) -> bool:
     """Return True if a gradient is off by as much as a share of different labels explains, though within its limit."""
     least = max(limits.OF_LABELS * math.sqrt(share), noise)
-    gradients = [diff.figures for diff in given if diff.pair.stage == "backward"]
+    gradients = [diff.figures for diff in diffs if diff.pair.stage == "backward"]
     return share > 0 and any(figures is not None and figures.rel_l2 >= least for figures in gradients)
 
 

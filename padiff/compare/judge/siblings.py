@@ -108,9 +108,9 @@ class AllOffs:
             return self._of_stage[stage]
         return self._of(stage, self._known & ~noise)
 
-    def _of(self, stage: str, known: np.ndarray) -> Offs:
+    def _of(self, stage: str, has_figures: np.ndarray) -> Offs:
         places = self._places[stage]
-        places = places[known[places]]
+        places = places[has_figures[places]]
         sizes, spreads = self._rows["size"][places], self._rows["spread"][places]
         return Offs(places, self._ratios[places], self._errors[places], sizes, spreads)
 

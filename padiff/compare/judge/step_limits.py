@@ -245,9 +245,9 @@ class StepLimits:
         sites = self._diffs.sites
         dtypes = [dtype for dtype in (side[place] for side in sites.dtypes) if dtype is not None]
         rounding = max(limits.ROUNDING.get(limits.coarse(dtype), 0.0) for dtype in dtypes)
-        own = max(limits.allowed(limits.coarse(sites.anchor_dtypes[place]), "loss"), rounding) * size
-        made_of = limits.LOSS_OF_OUTPUTS * max(outputs.first_order, outputs.error * size)
-        return min(limit, Limit(self._factor * (own + made_of), Rule.OUTPUTS), key=value_of)
+        rounding_limit = max(limits.allowed(limits.coarse(sites.anchor_dtypes[place]), "loss"), rounding) * size
+        output_limit = limits.LOSS_OF_OUTPUTS * max(outputs.first_order, outputs.error * size)
+        return min(limit, Limit(self._factor * (rounding_limit + output_limit), Rule.OUTPUTS), key=value_of)
 
     def _grad_limit(self, place: int) -> Limit:
         limits_by_place = self._grad_limits.get(self._stepped)

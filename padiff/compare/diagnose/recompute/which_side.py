@@ -164,11 +164,11 @@ def _loss_of_own_code(scene: Scene) -> Recomputed | None:
     return _judged("loss", names, errors, _off(logged.candidate, logged.reference), allowed("float32", "loss"), False)
 
 
-def _off(values: np.ndarray | None, made: np.ndarray | None) -> float:
-    if values is None or made is None or values.size != made.size:
+def _off(values: np.ndarray | None, expected: np.ndarray | None) -> float:
+    if values is None or expected is None or values.size != expected.size:
         return math.inf
-    norm = float(np.linalg.norm(made))
-    error = float(np.linalg.norm(values.ravel() - made.ravel())) / norm if norm else math.inf
+    norm = float(np.linalg.norm(expected))
+    error = float(np.linalg.norm(values.ravel() - expected.ravel())) / norm if norm else math.inf
     return error if math.isfinite(error) else math.inf
 
 
