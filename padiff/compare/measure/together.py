@@ -106,7 +106,7 @@ def _groups(pairs: Sequence[Pair]) -> list[_Group]:
 
 
 def _in_tables(pairs: PlannedPairs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return indices, sizes and a mask of transposed layouts of the `_measurable` pairs whose sketches lie in tables."""
+    """Return indices, sizes and a mask of transposed layouts of the `_measurable` pairs with sketches in tables."""
     a, b = (side.sketches for side in pairs.records)
     assert a is not None and b is not None
     rows = pairs.fact(sketch_rows)
