@@ -12,8 +12,7 @@ def to_junit(report: Report) -> str:
     """Return the report as JUnit XML: a test case for each pair, failed if the pair differs.
 
     ``tests`` and ``failures`` are the numbers of the verdict. A pair that could not be compared is a skipped case and
-    is
-    counted in ``skipped`` alone. If the outcome is ``cannot tell``, an additional case is an error.
+    is counted in ``skipped`` alone. If the outcome is ``cannot tell``, an additional case is an error.
     """
     suite = ElementTree.Element("testsuite", name="padiff")
 

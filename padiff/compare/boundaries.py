@@ -26,10 +26,8 @@ def other_boundaries(diffs: StepDiffs, alignment: Alignment, values: bool = True
     """Return pairs of layers, by path, whose outputs differ although later outputs agree.
 
     Only layers that are built differently are candidates: their sublayers differ, or the models have different numbers
-    of
-    their kind. The model itself and pairs from the user's layer map are never candidates. Outputs that differ by
-    little, or
-    right before the first other diff, are not returned.
+    of their kind. The model itself and pairs from the user's layer map are never candidates. Outputs that differ by
+    little, or right before the first other diff, are not returned.
 
     Args:
         values: True to also consider outputs that have the same shape on both sides.

@@ -31,8 +31,7 @@ class Measuring:
     """Reader of the steps of two runs, which also measures their pairs.
 
     Small steps are read and measured several at a time, together with the steps that follow. An error in one of the
-    later
-    steps is raised when that step is requested.
+    later steps is raised when that step is requested.
 
     Args:
         runs: reference and candidate.
@@ -125,8 +124,8 @@ class Measuring:
     def _with_later(
         self, pairs: Sequence[Pair], alignment: Alignment, plans: PairPlans, later: Sequence[Both[int]]
     ) -> StepDiffs | None:
-        """Return the diffs of a step that is measured together with later steps; `None` if the step must be
-        measured alone.
+        """Return the diffs of a step that is measured together with later steps; `None` if the step must be measured
+        alone.
         """
         batch: dict[Both[int], Sequence[Pair]] = {}
         try:

@@ -121,8 +121,7 @@ class MaskCheck:
         """Return processes that drop the same elements, as full tensors show.
 
         All calls of the first step are read; in later steps, only the first calls with enough evidence, because
-        processes with
-        the same seed agree in all calls.
+        processes with the same seed agree in all calls.
         """
         agree: dict[tuple[int, int], dict[tuple[str, int], float]] = defaultdict(dict)
         apart: set[tuple[int, int]] = set()

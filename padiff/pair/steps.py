@@ -36,8 +36,7 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
     Parameters are paired by the alignment, by rows if one side fuses several into one tensor. Within two paired layers,
     other records of one stage and call are paired by slot, and remaining records by position if the shapes agree
     (``output.logits`` and ``output.0``, ``input.x`` and ``input.input``); a tensor in another layout gets the `Layout`
-    that
-    brings it into the reference's layout.
+    that brings it into the reference's layout.
     """
     steps = Both(reference, candidate)
     indexes = steps.map(_index)
@@ -142,8 +141,8 @@ def _features(layers: LayerPair, a: Record | None, b: Record | None) -> Layout:
 
 
 def _same_tensors(pairs: list[RecordPair]) -> list[RecordPair]:
-    """Return the pairs, with an inner layer's layout also on a container's output that is the same tensor, and
-    its gradient.
+    """Return the pairs, with an inner layer's layout also on a container's output that is the same tensor, and its
+    gradient.
     """
     layouts: dict[object, Layout] = {}
     sites: dict[tuple[str, str, int], Layout] = {}
@@ -288,8 +287,7 @@ def causal_order(steps: Both[Step]) -> Order:
     """Return the sort key of pairs.
 
     Pairs are ordered by turn (see `_turns`), by stage, and by the reference's order; parameters are ordered by the
-    first
-    forward of their layer.
+    first forward of their layer.
     """
     ran: dict[str, int] = {}
     for record in steps.reference.records:
