@@ -1,4 +1,4 @@
-"""The seeds' offline checks: ``check_report``, ``check_params``, ``check_weights``, ``check_grads``."""
+"""Offline checks of two dumps: ``check_report``, ``check_params``, ``check_weights``, ``check_grads``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from padiff.errors import UsageError
 from padiff.records import Both, Report, Run
 from padiff.system.spelling import nearest
 
-#: What a ``cfg`` may say, and what holds where it does not.
+#: Keys of a ``cfg``, with their defaults.
 DEFAULTS: Mapping[str, Any] = {"atol": 1e-4, "rtol": 1e-7, "compare_mode": "mean"}
 
-#: Where a dump is, or a run in memory.
+#: Path of a dump, or a run in memory.
 _Dump = str | Path | Run
-# Each function has names of its own for the two dumps in the documents, and one name for all functions besides.
+# Kinds in the names of the functions' path arguments; each function accepts all of these names.
 _KINDS = ("report", "param", "params", "weight", "weights", "grad", "grads")
 
 
@@ -32,7 +32,7 @@ def check_report(
 
     Args:
         report_path_0: the dump to trust: a run folder (all of its steps), a step's folder, or a dump folder.
-        report_path_1: the dump in question, likewise.
+        report_path_1: the dump in question, in one of the same forms.
         cfg: ``atol`` (default 1e-4), ``rtol`` (1e-7), ``compare_mode`` (``"mean"``; or ``"strict"``).
             `mean` judges the mean of the error, `strict` every element.
         paths: the two dumps under the names of the other checks: ``report_path_0``, ``param_path_0``,

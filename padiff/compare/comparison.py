@@ -53,22 +53,21 @@ _NO_STEPS: Both[Sequence[int]] = Both((), ())
 
 
 class RunComparison:
-    """Compares two runs a step at a time, so that runs that still grow can be compared.
+    """Comparison of two runs one step at a time, which also works while the runs grow.
 
     Args:
-        reference, candidate: the run to trust, the run in question.
+        reference, candidate: the run to trust, and the run in question.
         layer_map: layers to pair, in the form that `padiff.model.given_map.GivenMap.of` accepts.
         policy: the rule that passes or fails a diff. Default: `NoisePolicy`.
-        stages: only these stages are reported; a policy may look at the others for what it allows these.
+        stages: stages to report; the limits of a policy may also depend on other stages.
         layers: only layers whose paths in either run match one of these patterns are reported.
-        boundaries: whether to look for all layers that end at other places of the computation
-            (`padiff.compare.boundaries`); where one side's layers run on the other's values, only for those whose
-            outputs have other shapes.
+        boundaries: True to search for all layers that end at different places of the computation
+            (`padiff.compare.boundaries`); False if one side's layers run on the other's values: then only layers with
+            outputs of different shapes are searched for.
         aligned: function that pairs the layers, with the signature of `padiff.align.align`.
         workers: processes that measure steps ahead of the one that is judged.
-        measuring: called now and then while a step is measured, with the share of it that is done.
-        alone: whether each step is judged by itself, as a first one is: both sides began it equal, and nothing is
-            allowed for the steps before.
+        measuring: called from time to time while a step is measured, with the finished share of the step.
+        alone: True to judge each step like a first step: both sides begin the step equal, so limits contain no drift.
 
     Raises:
         UsageError: the layer map does not fit the runs; an unknown stage; a pattern that matches no layer.
@@ -120,11 +119,11 @@ class RunComparison:
         #: Call stacks of the layers, from one of the steps.
         self._stacks: Both[Stacks] = Both({}, {})
         if aligned is not align or is_mapped(self._infos.reference, self._infos.candidate, self._map):
-            aligned(*self._infos, self._map)  # a map that does not fit is refused before any step is there
+            aligned(*self._infos, self._map)  # raises an error for a wrong map, before any step is recorded
 
     @property
     def alignment(self) -> Alignment:
-        """Alignment of the layers, based on the first compared step, which shows the called layers."""
+        """Return the alignment of the layers, based on the first compared step, which shows the called layers."""
         return self._plan.alignment if self._plan is not None else self._aligned(*self._infos, self._map)
 
     def common(self) -> list[int]:

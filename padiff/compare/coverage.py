@@ -128,7 +128,7 @@ class Tally:
 
     @property
     def compared(self) -> int:
-        """Number of compared pairs."""
+        """Return the number of compared pairs."""
         return self._counts["compared"]
 
     def coverage(
@@ -139,7 +139,7 @@ class Tally:
         infos: Both[RunInfo],
         called: Both[Collection[str]],
     ) -> Coverage:
-        """The coverage of all that was added.
+        """Return the coverage of all added steps.
 
         Args:
             steps: numbers of the steps.

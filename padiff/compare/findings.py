@@ -1,4 +1,4 @@
-"""Diffs of a comparison so far: stored as they are while few, in compact form for many steps."""
+"""Diffs of a comparison so far: as objects for few steps, in compact form for many steps."""
 
 from __future__ import annotations
 

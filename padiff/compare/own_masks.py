@@ -332,8 +332,9 @@ def _may_show(inputs: np.ndarray, out: np.ndarray) -> np.ndarray:
 
 
 def _went_in(step: Step, call: _Dropout, out: np.ndarray) -> np.ndarray | None:
-    """Return the input of a dropout: the last earlier output of which its output is a multiple at all nonzero
-    elements.
+    """Return the input of a dropout call, as recorded, or found among the earlier outputs; `None` if unknown.
+
+    The dropout's output is a multiple of its input at all nonzero elements.
     """
     if call.given is not None:
         input_values = wide_values_of(call.given)

@@ -151,7 +151,7 @@ class _Calls(ABC):
 
 
 class MasksSeen(_Calls):
-    """Passes dropout masks to an observer, without changing the training's numbers or random generators."""
+    """Listener that passes dropout masks to an observer, without changing numbers or random generators."""
 
     def __init__(self, framework: DropoutFunctions, observer: MaskObserver) -> None:
         self._observer: MaskObserver | None = observer
@@ -193,7 +193,7 @@ class MasksSeen(_Calls):
 
 
 class MasksFed(_Calls):
-    """Makes dropout functions use the masks of a source."""
+    """Listener that makes dropout functions use the masks of a source."""
 
     def __init__(self, framework: DropoutFunctions, source: MaskSource) -> None:
         self._source: MaskSource | None = source

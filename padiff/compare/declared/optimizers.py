@@ -44,7 +44,7 @@ class Group:
 
     @property
     def known(self) -> bool:
-        """True if the rule is one of the framework's own, with the same meaning in both frameworks."""
+        """Return True if the rule is one of the framework's own, with the same meaning in both frameworks."""
         return "." not in self.rule
 
     def number(self, name: str, default: float = 0.0) -> float:

@@ -33,7 +33,7 @@ class Calls:
 
     @property
     def one(self) -> tuple[TracedCall, bool] | None:
-        """The only call that can be the cause, and True if it is the reference's; `None` if there are several."""
+        """Return the only call that can be the cause, and True if the call is the reference's; `None` for several."""
         if self.same is not None:
             return self.same.reference, True
         counts = self.only.map(len)
@@ -67,7 +67,7 @@ class Place:
 
     @property
     def between(self) -> bool:
-        """True if the diff comes from code between layers: before this layer, or in it after its inner layers."""
+        """Return True if the diff comes from code before this layer, or in this layer after its inner layers."""
         reference = self.diff.pair.reference
         return self.inside is False or (reference is not None and is_below(self.last_agreeing, reference.layer))
 
