@@ -114,7 +114,7 @@ def head_to_json(report: Report) -> dict[str, Any]:
             "lost": list(coverage.lost),
         },
     }
-    # What those look at who see a report as a page.
+    # Further content for the page that shows the report.
     head["models"] = None if report.models is None else _models(report.models)
     if first is not None:
         head["first_diff"]["site"] = None if first.diff is None else _sites(first.diff)
@@ -191,7 +191,7 @@ def diff_to_json(diff: Diff, standing: Standing | None = None) -> dict[str, Any]
     if diff.grade is not None:
         out["grade"] = diff.grade.name.lower()
     if diff.floors is not None and figures is not None and figures.floor is not None:
-        # As a share of the reference, as `rel_l2` is.
+        # As a share of the reference, like `rel_l2`.
         scale = figures.reference_l2
         out["floor"] = number(figures.floor / scale) if scale else 0.0
         out["floors"] = number(diff.floors)

@@ -23,7 +23,7 @@ def to_junit(report: Report) -> str:
 
     tests, failures, errors = report.coverage.compared, len(report.failed), 0
     if report.first_diff is not None and report.first_diff.diff is None:
-        # What the runs declare differently, where no tensor differs yet.
+        # Settings that the runs declare differently, although no tensor differs.
         tests, failures = tests + 1, failures + 1
         case_of("settings", str(report.first_diff.reference), "failure", report.first_diff.message)
     # Further faults that no tensor shows.
@@ -58,7 +58,7 @@ def to_junit(report: Report) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 
 
-# Of what is written into an attribute, the characters that XML can't hold, whatever they are written as.
+# Characters that XML does not allow in an attribute, not even as character references.
 _NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 

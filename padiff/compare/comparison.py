@@ -105,12 +105,12 @@ class RunComparison:
         #: The first step that was compared, if it has diffs.
         self._began: int | None = None
         self._before = Before()
-        #: How far off each tensor was in the steps before the latest one, and up to it.
+        #: Largest errors of each tensor, in the steps before the latest one and in all steps.
         self._agreed = self._agreed_now = Agreement()
         self._declared = Declared()
         #: The step that was compared last, if it has diffs.
         self._parted: tuple[int, Both[list[Step]]] | None = None
-        #: The step that was compared last, of each rank.
+        #: Records of the latest compared step, of each rank.
         self._compared: list[Both[Step]] = []
         #: The diffs of the first rank of the step that was compared last.
         self._latest: Sequence[Diff] = ()
@@ -151,7 +151,7 @@ class RunComparison:
         Args:
             later: the step numbers that will be requested next; small steps are read and measured together.
         """
-        # Two steps at a time would take twice the memory, and the garbage collector twice as long to look at it.
+        # Released first: two steps at a time would take twice the memory, and garbage collections twice the time.
         self._compared, self._latest = [], ()
         return self._diffs(self._measuring.steps(numbers), numbers, later)
 

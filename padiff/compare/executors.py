@@ -40,7 +40,7 @@ def executor_of(given: Any) -> Executor:
     """
     if isinstance(given, Executor):
         return given
-    if callable(getattr(given, "get_executor", None)):  # dask's, whose own `submit` gives other futures
+    if callable(getattr(given, "get_executor", None)):  # dask's client, whose `submit` returns futures of another kind
         inner = given.get_executor()
         if isinstance(inner, Executor):
             return inner

@@ -19,14 +19,15 @@ from padiff.compare.rank_figures import values_of, wide_values_of
 from padiff.records import Layer, Record, Step, TensorSource
 from padiff.sketches.sketch import Sketch
 
-# What is equal by chance is reported in one of 2 ** 14 runs, at most two of them: 10 ** -4.
+# Evidence, in bits, from which on equal masks are reported. Masks that are equal by chance are reported in about one of
+# 2 ** 14 runs.
 _BITS = 14.0
-# What the first elements of a large tensor have to tell before all of two masks are looked at: in one of 256 clean
-# pairs they do. Of 4,096, behind a ReLU, equal masks tell 24 bits.
+# Evidence, in bits, that the first elements of a large tensor must give before all elements are read (one of 256 clean
+# pairs does so); and the number of these elements. 4,096 elements of equal masks behind a ReLU give 24 bits.
 _HINT, _FIRST = 8.0, 4096
-#: Of masks that differ; of tensors that are equal, which partners in split layers hold alike.
+#: Results in place of evidence: masks differ; and tensors are equal, as on partners in split layers.
 _APART, _EQUAL = -1.0, -2.0
-# A share of zeros that is the dropout's own rate, and not what went in: within so many standard deviations.
+# Standard deviations within which a share of zeros counts as the dropout's rate, without zeros of the input.
 _SPREAD = 5.0
 
 
@@ -176,7 +177,7 @@ class MaskCheck:
         for ranks in groups.values():
             bits = sum(_chance(by_rank[ranks[0]]) for by_rank in sketches_by_place.values()) if len(ranks) > 1 else 0.0
             for pair in combinations(ranks, 2):
-                # What is equal is what partners in split layers hold alike.
+                # Equal tensors are those of partners in split layers.
                 entry, partner = pair
                 if any(
                     not np.array_equal(by_rank[entry].projection, by_rank[partner].projection)
@@ -280,7 +281,7 @@ def _bits_of(first: _Values, second: _Values) -> float:
         if not np.array_equal(a[informative] == 0, b[informative] == 0):
             return _APART
         return bits(int(informative.sum()), 0.0, float(np.mean(a[informative] == 0)) if informative.any() else 0.0)
-    # What went in was not recorded, and may hold zeros: they must be about as many as dropout makes.
+    # The unrecorded input may contain zeros: the share of zeros must be about the dropout's rate.
     if not all(_is_rate(float(np.mean(x == 0)), first.rate, x.size) for x in (a, b)):
         return 0.0
     assert isinstance(first.rate, int | float)

@@ -18,8 +18,8 @@ from padiff.records import ROOT, Layer, Record, Step
 _FRACTION = 8.0
 # Number of elements compared before all elements of an input are compared.
 _FIRST = 4096
-# What a batch norm gives has the mean that its bias says, but for rounding of float32; of other samples' statistics it
-# is off by the square root of one in so many elements: above it up to 10 ** 8 of them.
+# Largest difference, by rounding in float32, between the mean of a batch norm's output and its bias. With statistics of
+# other samples the difference is 1 over the square root of the number of elements: larger for up to 10 ** 8 elements.
 _MEAN = 1e-4
 #: Names of a batch norm's running statistics in either framework.
 STATISTICS = ("running_mean", "running_var", "_mean", "_variance")

@@ -82,8 +82,8 @@ class ReplicaCheck:
         #: Number of checked steps, and the number of the latest step.
         self._looked, self._latest = 0, -1
         self.findings: list[RankFinding] = []
-        #: By layer and rank, which of the layer's weights were equal at the start: they differ where a model is spread
-        #: out by hand, or was not broadcast, and only those that were equal are held against each other.
+        #: Class of equal weights at the start, by layer and rank. Weights differ at the start if a model is split by
+        #: hand, or was not broadcast; only weights that were equal are compared with each other.
         self._start: dict[str, dict[int, Hashable]] | None = None
         self._known: set[tuple[RankFault, int]] = set()
 
@@ -123,7 +123,7 @@ class ReplicaCheck:
             if kind is RankFault.WRITTEN and any(entry[1].updated_apart for entry in departing):
                 also = "did before this step"
             if kind is RankFault.NOT_REDUCED and has_cause and not also:
-                continue  # what was wrong with another rank's batch, reduced into this one's gradient
+                continue  # the fault is in another rank's batch, and came into this gradient by the reduction
             worst, of = max(entry.error for _, entry in departing), departing[0][1].of
             self._find(kind, number, ranks, sites, worst, of, factor, also)
         self._own_norms(ordered)
@@ -182,7 +182,7 @@ class ReplicaCheck:
 
     def _own_norms(self, steps: Sequence[Step]) -> None:
         evidence = self._norms.look(steps)
-        # For ranks that share gradients, the gradients' own finding already reports the fault, and its factor.
+        # For ranks that share gradients, the finding about gradients already reports the fault and its factor.
         named = {rank for kind, rank in self._known if kind.fault}
         if evidence is not None and not named & {*evidence.ranks}:
             text = own_norms_text(evidence, ranks_text(evidence.ranks))

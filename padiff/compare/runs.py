@@ -158,7 +158,7 @@ def _common(runs: Both[Run], numbers: Both[list[int]], chosen: Container[int] | 
                 f"none of the steps asked for ({chosen}) is one that both runs have: these are {_listed(available)}"
             )
     if not numbers_in_both and all(isinstance(run, SingleDump) for run in runs):
-        # Two single dumps are compared whatever steps they were.
+        # Two single dumps are compared regardless of their step numbers.
         return [numbers.map(lambda side: side[0])]
     if not numbers_in_both:
         raise NothingToCompareError(

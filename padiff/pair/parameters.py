@@ -204,7 +204,7 @@ def _pair(parameters: ParameterPair, sides: Both[_Side], records: Both[list[Reco
             return [unsliced]
     sliced = Both(*map(_sliced, parameters, records, parameters.swapped()))
     if stage == "grad":
-        # What is added up has one gradient, which each of them gets.
+        # The terms of a sum all have the same gradient.
         return [RecordPair(a, b) for a, b in product(*sliced)]
     return [RecordPair(*sliced.map(_added))]
 

@@ -98,7 +98,7 @@ def _pair_layer(layers: LayerPair, indexes: Both[Index], outputs: bool) -> list[
         if not records.reference and not records.candidate:
             continue
         if stage in PARAMETER_STAGES:
-            # What the trees declare is paired by the alignment; a record of anything else, by its slot.
+            # The alignment pairs the parameters in the layer trees; other records are paired by slot.
             slots = layers.map(lambda layer: {parameter.slot for parameter in layer.parameters})
             declared, undeclared = _parted(records, slots, lambda record: record.slot)
             pairs += _match(undeclared, equivalents.slot) + alone(declared)
@@ -177,7 +177,7 @@ def _with_layouts(pairs: list[RecordPair]) -> list[RecordPair]:
             pair = RecordPair(a, b, layout) if layout else pair
         result.append(pair)
     pairs, result = _same_tensors(result), []
-    # Where two swapped axes happen to be equally long the shape is no help: the run's other tensors tell.
+    # If two swapped axes have the same length, the layout follows from the run's other tensors.
     usual: dict[int, set[Layout]] = defaultdict(set)
     for pair in pairs:
         a, b = pair.reference, pair.candidate
@@ -190,7 +190,8 @@ def _with_layouts(pairs: list[RecordPair]) -> list[RecordPair]:
         if a is not None and b is not None and a.stage not in PARAMETER_STAGES:
             layouts = usual[len(a.shape)]
             if a.stage == "backward" and pair.layout == BROADCAST:
-                # A gradient of what is the same for all samples is their sum: no quantity of the other side.
+                # The gradient of a tensor shared by all samples is a sum over samples, which the other side does not
+                # have.
                 result += alone(Both([a], [b]))
                 continue
             if not pair.layout and a.shape == b.shape and len(layouts) == 1 and layouts != {SAME}:
@@ -279,7 +280,7 @@ def _pair_inputs(indexes: Both[Index]) -> list[RecordPair]:
     return [RecordPair(a, b) for a, b in zip(*inputs)]
 
 
-#: A key by which pairs are put in order, given both sides of one.
+#: Sort key of a pair, given both sides.
 Order = Callable[["Record | None", "Record | None"], tuple[int, int, int, int, int]]
 
 

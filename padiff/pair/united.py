@@ -318,7 +318,7 @@ def _overlap(pieces: Sequence[Piece], shape: tuple[int, ...]) -> bool:
     if any(piece.part.is_range(piece.record.shape) for piece in extents):
         ends = sorted((piece.part.offset[0], piece.part.offset[0] + piece.record.shape[0]) for piece in extents)
         return any(end > start for (_, end), (start, _) in pairwise(ends))
-    # In their order along the axis that splits most, so that a piece is held against its neighbours alone.
+    # Sorted along the axis with the most parts, so that a piece is compared with its neighbours only.
     splits = [len({piece.part.offset[axis] for piece in extents}) for axis in range(len(shape))]
     axis = splits.index(max(splits)) if splits else 0
     extents.sort(key=lambda piece: piece.part.offset[axis : axis + 1])

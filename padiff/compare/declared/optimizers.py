@@ -20,17 +20,18 @@ from padiff.records import LOOP, Both, Difference, Record, RunInfo, Step, settin
 from padiff.records.structured import fact_of
 
 _NAME = re.compile(r"optimizer\.(\d{1,6})\.(?:group\.(\d{1,6})\.)?(.+)", re.DOTALL)
-# What a value is where it is not said: the framework has nothing of the kind, or it is off.
+# Values of settings that a run does not declare, because the framework lacks the setting or it is off.
 _USUAL = {
     "momentum": 0.0, "dampening": 0.0, "nesterov": False, "amsgrad": False, "maximize": False, "centered": False,
     "rescale_grad": 1.0, "lr_decay": 0.0, "initial_accumulator_value": 0.0,
 }  # fmt: skip
-# What is compared in its own way, or is none of the rule.
+# Settings that are compared separately, or do not belong to the rule.
 _APART = frozenset({"lr", "lr_factor", "rate", "parameters", "others", "clipped"})
 _FORMS = {"decay.coupled": "coupled, as L2 of the gradient", "decay.decoupled": "decoupled", "decay.l1": "L1"}
 # Rules in which the frameworks add epsilon in different places: the same number is not the same rule there.
 _EPS_ELSEWHERE = frozenset({"RMSProp", "Adamax"})
-# How far two numbers may be apart that are one: one may have been kept in float32. Schedules add up.
+# Largest relative difference of equal numbers, one of which may be stored in float32; and of equal learning rates,
+# whose schedules add up rounding.
 _SAME, _SAME_RATE = 1e-6, 1e-5
 
 
@@ -164,7 +165,7 @@ def rate_differences(
     pairs: list[GroupPair], optimizers: Both[Optimizers], steps: Both[Step], frameworks: Both[str]
 ) -> Iterator[Difference]:
     """Return the parameters with different learning rates, as the step's records show."""
-    # Of several optimizers it is not known whose rate a record is.
+    # With several optimizers, the records do not tell which optimizer a rate belongs to.
     if max(optimizers.map(lambda side: side.count)) != 1 or not pairs:
         return
     rates = steps.map(_rates)
@@ -231,7 +232,7 @@ def _together(
             merged[key] = first, origin, sites, number + 1
     count = len(groups) if count is None else count
     for difference, pair, sites, number in merged.values():
-        # All of what is compared: then it need not be named.
+        # If all groups differ, the parameters need no names.
         parameters = Both((), ()) if number == count else sites.map(tuple)
         yield Difference(
             difference.name,
@@ -258,7 +259,7 @@ def _between(pair: GroupPair, frameworks: Both[str]) -> list[_Found]:
     reference, candidate = pair.reference, pair.candidate
     if _family(reference.rule) != _family(candidate.rule):
         if not (reference.known and candidate.known):
-            return []  # a class of somebody's own may well compute the same
+            return []  # an unknown optimizer class may compute the same
         return [_Found("rule", pair.map(lambda group: group.rule), tuple(_said(reference)), reference.rule)]
     if not reference.known and frameworks.reference != frameworks.candidate:
         return []

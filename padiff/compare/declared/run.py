@@ -19,10 +19,10 @@ _LEFT_OVER = (
     "what a step does not clear, or an epoch that ends within a step leaves, is added to the next step's gradients: "
     "clear them, or have the number of batches in an epoch be a multiple of the accumulation"
 )
-#: Settings that say how the classes lie: two runs may have them in other axes.
+#: Settings of the axis of the classes, which may differ between the runs.
 OF_LAYOUT = ("axis",)
-# What acts in some batches only, so that tensors need not show it; all else that is set differently they do show, or it
-# comes to the same: labels that one side ignores by their number and the other by a mask, say.
+# Settings that only have an effect in some batches, so that tensors may not show a difference. A difference in any
+# other setting shows in tensors, or has no effect: one side may ignore labels by number, the other by a mask.
 _OF_LOSS = frozenset({"delta", "beta", "weight", "pos_weight"})
 
 
@@ -45,7 +45,7 @@ def clip_differences(
         return
     for name in ("limit", "norm_type", "lowest", "by_group"):
         values = clips.map(lambda side, name=name: side.get(name))  # type: ignore[misc]
-        # What one side does not say is as usual.
+        # An undeclared value is the default.
         if None in (values.reference, values.candidate) and name in ("limit", "norm_type"):
             continue
         if not same(*values):
@@ -87,7 +87,7 @@ def _clip(settings: Mapping[str, Any], optimizers: Optimizers) -> Mapping[str, A
         return None if acting else called
     if acting:
         return acting[0] if len(set_) == len(clips) and all(clip == acting[0] for clip in set_) else None
-    # Where calls were watched, and nothing else could clip.
+    # No clipping, if the calls were observed and no optimizer clips.
     return _NO_CLIP if "kind" in called else None
 
 
@@ -113,7 +113,7 @@ def loss_differences(settings: Both[Mapping[str, Any]], framework: str) -> Itera
     """
     losses = settings.map(lambda side: _of(side, "loss."))
     for name, value in losses.reference.items():
-        # Of several losses each has a number in front.
+        # With several losses, each setting has the loss's number as a prefix.
         number, _, setting = name.rpartition(".")
         if name not in losses.candidate or setting in OF_LAYOUT or same(value, losses.candidate[name]):
             continue
@@ -178,7 +178,7 @@ Doubtful = list[tuple[Both[str], Both[bool]]]
 def doubtful_sites(sites: list[Both[str]], infos: Both[RunInfo], optimizers: Both[Optimizers]) -> Doubtful:
     """Return the parameters that only one run trains, by the runs' declarations."""
     frozen = infos.map(_frozen)
-    # Of several processes each may have some of the parameters.
+    # With several processes, each one's optimizer may have only some of the parameters.
     declared = optimizers.zip(infos).map(lambda side: side[0] if side[1].world_size == 1 else Optimizers())
     sides = frozen.zip(declared)
     trained = [pair.zip(sides).map(lambda side: _is_trained(side[0], *side[1])) for pair in sites]

@@ -30,7 +30,7 @@ class TrainerSetting:
     note: str
 
 
-#: In causal order; of one stage, what says more comes first.
+#: Settings in causal order; within a stage, the most informative settings come first.
 TRAINER = (
     TrainerSetting(
         "micro_batch_size", "samples of a micro-batch", "input", "both trainers have to be given batches of one size"
