@@ -33,7 +33,7 @@ __all__ = [
     "json_parts", "number", "stage_table", "steps_to_json", "to_json", "to_junit", "to_markdown", "verdict",
 ]  # fmt: skip
 
-#: Version of what `to_json` gives.
+#: Version of the format that `to_json` returns.
 SCHEMA_VERSION = 1
 
 

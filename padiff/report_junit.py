@@ -44,7 +44,7 @@ def to_junit(report: Report) -> str:
     for diff in report.diffs:
         kind = message = ""
         if not diff.passed:
-            # The first one has all of the message, with its cause.
+            # The first diff has the full message, with its cause.
             pair, standing = diff.pair, report.standing(diff)
             shown = report.first_diff if first else None
             if standing is Standing.NEW and not first:

@@ -116,7 +116,7 @@ _ENTITIES = {"<": "lt", "&": "amp"}
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
     for row in rows:
-        # A cell ends at its pipe, also where that is within code.
+        # A pipe ends a cell, even within code.
         cells = [_text(str(cell)).replace("|", "\\|") for cell in row]
         lines.append(f"| {' | '.join(cells)} |")
     return lines

@@ -17,8 +17,8 @@ from padiff.model import equivalents
 from padiff.records import ROOT, Both, Diff, Kind, Layer
 from padiff.records.step_diffs import StepDiffs
 
-# An activation more or less changes a tensor by far more than this share of its norm; few negative values after a
-# normalisation, by less.
+# Relative errors: a missing or additional activation changes a tensor by more than the first share of its norm, or by
+# more than the second share if a normalisation leaves few negative values.
 _GROSS, _VISIBLE = 0.05, 1e-3
 
 
@@ -83,7 +83,7 @@ class _Built:
             kinds = pair.map(equivalents.kind)
             built = self._kinds.zip(kinds).map(lambda side: (side[1], side[0][side[1]]))
         else:
-            # A normalisation that is a class of the user's may hold the activation, too.
+            # A normalisation of the user's own class may contain the activation.
             built = pair.map(lambda layer: (_is_own_class(layer), layer.settings.get("act")))
         return built.reference != built.candidate
 

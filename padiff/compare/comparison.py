@@ -93,7 +93,7 @@ class RunComparison:
         self._map = GivenMap.of(layer_map)
         self._policy: Policy = policy if policy is not None else NoisePolicy()
         self._asked = Asked.of(stages, layers, self._infos)
-        # A limit comes from the rest of the step, too.
+        # A limit also depends on the other diffs of the step.
         self._measured_stages = frozenset(STAGES) if self._policy.in_context else self._asked.stages
         self._measuring = Measuring(self.runs, self._measured_stages, self._policy.elementwise, workers, measuring)
         self._boundaries, self._aligned = boundaries, aligned
@@ -102,17 +102,17 @@ class RunComparison:
         self._place: diagnose.Place | None = None
         #: Consequences of the first diff, and independent faults, once a first diff exists.
         self._around: diagnose.Around | None = None
-        #: The first step that was compared, if it has diffs.
+        #: The first compared step, if it has diffs.
         self._began: int | None = None
         self._before = Before()
         #: Largest errors of each tensor, in the steps before the latest one and in all steps.
         self._agreed = self._agreed_now = Agreement()
         self._declared = Declared()
-        #: The step that was compared last, if it has diffs.
+        #: The latest compared step, if it has diffs.
         self._parted: tuple[int, Both[list[Step]]] | None = None
         #: Records of the latest compared step, of each rank.
         self._compared: list[Both[Step]] = []
-        #: The diffs of the first rank of the step that was compared last.
+        #: The diffs of the first rank in the latest compared step.
         self._latest: Sequence[Diff] = ()
         #: True if processes held parts of the compared tensors.
         self.spread = False
@@ -305,7 +305,7 @@ class RunComparison:
         first, place = diagnose.described(failed, step, evidence, compute=not later)
         if self._around is not None:
             return self._around.placed(first, failed)
-        # Now, as long as its step can be read: a recorder within max_bytes takes steps away.
+        # Created now, because a recorder with max_bytes may delete the step later.
         first = replace(first, picture=picture_of(failed.pair))
         self._around = diagnose.Around(first, failed, place, step, evidence, self._began)
         self._first_diff, self._place = first, place
@@ -364,7 +364,7 @@ class RunComparison:
         tensor = first
         if self._policy.settings_count if settings is None else settings:
             first = diagnose.settings_first(differ, first) if differ else first
-            # Runs that are set differently come apart for that reason.
+            # Different settings explain the distance of the runs, so no amplified rounding is reported.
             coverage = replace(coverage, amplified=None) if first is not tensor else coverage
         around = self._around
         return Report(

@@ -229,7 +229,7 @@ def _uncovered(
         for p in layer.parameters
         if p.slot not in ONE_SIDED and not p.tied_to and not stands_for_none(layer, p)
         if (layer.path, p.slot) not in covered
-        # Tables and masks that a model computes are no gap; running statistics are.
+        # Running statistics count; tables and masks that a model computes do not.
         if p.role == "parameter" or (layer.path in alone and slot(p.slot) in STATISTICS)
     )
 

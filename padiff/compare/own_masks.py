@@ -145,7 +145,8 @@ class MaskCheck:
                 break
         alike: dict[tuple[int, int], list[str]] = {}
         for pair, found_at in agree.items():
-            # One seed is one chance, however many places agree; of some that agree, each is one.
+            # If all places agree, one equal seed explains this, and the evidence is added up; otherwise each place
+            # counts alone.
             together = pair not in apart and sum(found_at.values()) >= certain(self._looked, len(steps))
             alike[pair] = [place for (place, _), agreement in found_at.items() if together or agreement >= enough]
             if self._looked and alike[pair]:  # add the places that were not checked yet

@@ -80,7 +80,7 @@ def _evidence(record: Record) -> float:
     if values is None or not values.size:
         return 0.0
     if sketch is not None and sketch.minimum == 0 and sketch.maximum == 1 and sketch.mean == sketch.mean_square:
-        # A mask: signs make many values of its sums, which tell no more than where its zeros are.
+        # A mask: its projection has many values because of the random signs, but only the zeros carry information.
         return bits(sketch.looked_at, 0.0, sketch.zeros)
     values = np.asarray(values.reshape(-1)[:_FIRST], np.float64)
     different, counts = np.unique(values[np.isfinite(values)], return_counts=True)

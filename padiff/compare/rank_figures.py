@@ -11,7 +11,8 @@ from padiff.records import Record, TensorSource
 
 # Sums in sketches from two machines may differ in their last digits.
 _SKETCHES_DIFFER = 1e-6
-# Gradients that are one multiple of another rank's: float32 rounds their ratio by some units in the last place.
+# Largest relative error of gradients that are a multiple of another rank's, and largest relative spread of the factors:
+# float32 rounds by some units in the last place.
 _ONE_FACTOR = 1e-5
 
 

@@ -147,6 +147,6 @@ def _layout(reference: tuple[int, ...], candidate: tuple[int, ...]) -> Layout | 
     if len(few) <= 1 or few[-1] == many[-1]:
         return RESHAPED  # all rows in one row, classes last in both
     if few == reference and len(many) > 2 and few[-1] == many[1]:
-        # Classes are the second axis there, the last here.
+        # Classes are the second axis on the other side, and the last axis on this side.
         return Layout(((0, *range(2, len(many)), 1), "reshape"))
     return None

@@ -154,7 +154,7 @@ def _pair_whole(parameters: ParameterPair, layout: Layout, sides: Both[_Side]) -
     for when, record in sides.reference.records(parameters.reference[0]).items():
         partner = others.get(when)
         if partner is None or (id(record) in used and id(partner) in others_used):
-            continue  # tied on both sides: compared where they were first seen
+            continue  # tied on both sides: compared at their first site
         used.add(id(record))
         others_used.add(id(partner))
         yield RecordPair(record, partner, layout)
@@ -188,7 +188,7 @@ def _pair_rows(parameters: ParameterPair, sides: Both[_Side]) -> Iterator[Record
 def _pair(parameters: ParameterPair, sides: Both[_Side], records: Both[list[Record]], stage: str) -> list[RecordPair]:
     all_used = all(id(record) in side.used for side, side_records in zip(sides, records) for record in side_records)
     if all_used and all(slice_.whole for slices in parameters for slice_ in slices):
-        return []  # tied on both sides: compared where they were first seen
+        return []  # tied on both sides: compared at their first site
     for side, side_records in zip(sides, records):
         side.used.update([id(record) for record in side_records])
     if len(parameters.reference) == len(parameters.candidate) == 1:
@@ -227,7 +227,7 @@ def _unsliced(slices: Both[Slice], records: Both[Record]) -> RecordPair | None:
     """Return the pair of two parameters with all their rows, or in different shapes; `None` for rows."""
     shape, candidate_size = slices.reference.size, slices.candidate.size
     if without_ones(shape) != without_ones(candidate_size) and math.prod(shape) == math.prod(candidate_size):
-        # A convolution over patches and the linear layer that it is, a picture and its places.
+        # A convolution over patches and an equivalent linear layer, or an image and its positions in a row.
         sources = (_Flat(_Rows(record.source, slice_), shape) for record, slice_ in zip(records, slices))
         a, b = (replace(record, shape=shape, source=source) for record, source in zip(records, sources))
         return RecordPair(a, b)

@@ -254,9 +254,9 @@ def _match(records: Both[list[Record]], name: Callable[[str], str] = str) -> lis
     waiting = {key: record for key, record in waiting.items() if not is_functional(record.slot)}
     for record in unmatched:
         if is_functional(record.slot):
-            pairs.append(RecordPair(record, None))  # of another name it is another computation
+            pairs.append(RecordPair(record, None))  # functional calls with different names are different computations
             continue
-        # By position within the call, only where this leaves no choice: as many on either side.
+        # By position within the call, if both sides have equally many.
         same_call = [rival for rival in waiting.values() if rival.call == record.call]
         rivals = [rival for rival in unmatched if rival.call == record.call and not is_functional(rival.slot)]
         position = next(k for k, rival in enumerate(rivals) if rival is record)

@@ -99,7 +99,7 @@ def layer_fix(framework: str, layer: Layer, name: str, value: Any) -> str:
     """Return a line that creates a layer with the reference's value of a setting; empty for a class of the user's."""
     spelling = SPELLINGS.get(framework)
     if spelling is None or layer.type.lower() != layer.kind or layer.type not in LAYERS[framework]:
-        return ""  # a class of the user's, with arguments of its own
+        return ""  # a class of the user's, whose arguments are unknown
     if name not in LAYER_SETTINGS:
         return ""
     convert = spelling.converted.get(name)

@@ -48,9 +48,9 @@ def differing(pair: LayerPair) -> list[str]:
         name
         for name, value in reference.items()
         if name in candidate and not _equal(name, value, candidate[name])
-        # A convolution over patches and a linear layer are of other sizes, and compute the same.
+        # A convolution over patches and a linear layer compute the same with different sizes.
         if name not in _SIZES or equivalents.kind(pair.reference) == equivalents.kind(pair.candidate)
-        # Without padding there is nothing to count.
+        # The setting has no effect without padding.
         if name != "count_include_pad" or any(_pads(layer) for layer in pair)
     ]
 

@@ -176,7 +176,7 @@ def rate_differences(
             continue
         values = Both(expected, actual)
         first = max(group.number("lr") for group in pair)
-        # At the end of a schedule both are nothing.
+        # Rates near zero, as at the end of a schedule, are compared relative to the initial rate.
         if abs(values.reference - values.candidate) > _SAME_RATE * max(
             abs(values.reference), abs(values.candidate), 1e-3 * first
         ):

@@ -171,7 +171,7 @@ def _losses(step: Step) -> int:
     return logged or sum(1 for _ in results)
 
 
-#: Parameters that one run may train and the other not, each with which of them does.
+#: Parameters that may be trained in one run only: the site in either run, and True for the run that trains it.
 Doubtful = list[tuple[Both[str], Both[bool]]]
 
 

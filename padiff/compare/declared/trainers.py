@@ -9,7 +9,7 @@ from typing import Any
 from padiff.compare.declared.optimizers import same
 from padiff.records import Both, Difference
 
-# Has the Trainer alone divide; to be written before ``trainer.train()``.
+# Line that makes only the Trainer divide the loss; it belongs before ``trainer.train()``.
 _DIVIDE_ONCE = "trainer.accelerator.gradient_accumulation_steps = 1"
 
 
@@ -77,6 +77,6 @@ def trainer_differences(settings: Both[Mapping[str, Any]]) -> Iterator[Differenc
         if setting.name == "loss_divided_by":
             twice = values.zip(settings).map(lambda side: side[0] == side[1].get("accumulation", 0) ** 2)
             if twice.reference == twice.candidate:
-                continue  # it is the accumulation that differs
+                continue  # the different accumulation explains the divisors
             fix = _DIVIDE_ONCE if twice.candidate else ""
         yield Difference(setting.words, values, setting.stage, "trainer", changes=False, fix=fix, note=setting.note)
