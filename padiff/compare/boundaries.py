@@ -17,8 +17,8 @@ from padiff.model import equivalents
 from padiff.records import ROOT, Both, Diff, Kind, Layer
 from padiff.records.step_diffs import StepDiffs
 
-# Relative errors: a missing or additional activation changes a tensor by more than the first share of its norm, or by
-# more than the second share if a normalisation leaves few negative values.
+# Least relative error that a different boundary explains, of a container's outputs and of other outputs. A missing
+# activation changes a tensor by far more than the first share, unless a normalisation leaves few negative values.
 _GROSS, _VISIBLE = 0.05, 1e-3
 
 

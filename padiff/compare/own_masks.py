@@ -1,7 +1,7 @@
 """Detect ranks that draw identical dropout masks; each rank should draw its own.
 
-Full tensors show the mask by their zeros. Of a sketch the share of zeros is exact: two processes that drop different
-elements have the same number of zeros by chance only, and never in all layers for several steps.
+Zeros of full tensors show the mask. A sketch contains only the number of zeros in its sample: two processes that drop
+different elements have equal numbers only by chance, and not in all layers for several steps.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class MaskCheck:
         for ranks in groups.values():
             bits = sum(_chance(by_rank[ranks[0]]) for by_rank in sketches_by_place.values()) if len(ranks) > 1 else 0.0
             for pair in combinations(ranks, 2):
-                # Equal tensors are those of partners in split layers.
+                # Equal sketches are no evidence: partners in split layers hold equal tensors.
                 entry, partner = pair
                 if any(
                     not np.array_equal(by_rank[entry].projection, by_rank[partner].projection)

@@ -34,10 +34,11 @@ class OwnNorms:
     """Evidence of clipping by shard norms.
 
     Attributes:
-        ranks: processes whose norms equal the limit; all processes if `recorded`.
-        norm: norm of each process's shards; the largest.
+        ranks: processes whose norms equal the limit, or the largest norm if the limit is unknown; all processes if
+            `recorded`.
+        norm: the limit, if known; otherwise the largest norm of a process's shards.
         whole: norm of all shards together.
-        recorded: True if the norms that clipping returned differ.
+        recorded: True if clipping returned different norms in the processes.
         since: the first step that shows the fault.
     """
 

@@ -62,7 +62,7 @@ def constant(record: Record) -> bool:
 
 
 def one_factor(pairs: Iterable[tuple[Record, Record]]) -> float | None:
-    """Return the factor between the first and the second records; `None` unless all pairs share one factor."""
+    """Return the factor between the first and the second records; `None` unless two or more pairs share one factor."""
     factors = []
     for a, b in pairs:
         x, y = (

@@ -189,7 +189,7 @@ class ReplicaCheck:
             self._find(RankFault.OWN_NORM, evidence.since, evidence.ranks, (), 0.0, 0, text=text)
 
     def _shares_out(self, weights: _Held, first: int, second: int) -> bool:
-        """Return True if two processes read different samples: they hold the same model, or gather it for each call."""
+        """Return True if two processes should read different samples, because either uses the whole model."""
         both = {
             key: (records[first], records[second])
             for key, records in weights.items()
