@@ -278,7 +278,7 @@ def _rounded(value: float) -> float | str | None:
 
 
 def number(value: float | None) -> float | str | None:
-    """Return a float in a form that JSON can hold."""
+    """Return a float in a form that JSON can hold: ``inf`` and ``-inf`` as text, NaN as `None`."""
     if value is None or math.isnan(value):
         return None
     return float(value) if math.isfinite(value) else ("inf" if value > 0 else "-inf")

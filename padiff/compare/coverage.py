@@ -144,8 +144,8 @@ class Tally:
         Args:
             steps: numbers of the steps.
             only: steps that only one run has.
-            infos: what holds for all steps of each run.
-            called: paths of the layers that each run was seen to call.
+            infos: description of each run.
+            called: paths of the layers that each run has called so far.
         """
         counts = self._counts
         unpaired: Both[Sequence[Layer]] = Both(alignment.reference_only, alignment.candidate_only)

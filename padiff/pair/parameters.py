@@ -148,7 +148,7 @@ def pair_parameters(indexes: Both[Index], alignment: Alignment) -> list[RecordPa
 
 
 def _pair_whole(parameters: ParameterPair, layout: Layout, sides: Both[_Side]) -> Iterator[RecordPair]:
-    """Return the pairs of two whole parameters."""
+    """Yield the pairs of two whole parameters."""
     others = sides.candidate.records(parameters.candidate[0])
     used, others_used = sides.reference.used, sides.candidate.used
     for when, record in sides.reference.records(parameters.reference[0]).items():
@@ -171,7 +171,7 @@ def whole_layout(parameters: ParameterPair) -> Layout | None:
 
 
 def _pair_rows(parameters: ParameterPair, sides: Both[_Side]) -> Iterator[RecordPair]:
-    """Return the pairs of parameters that are fused, or differ in shape from their partners."""
+    """Yield the pairs of parameters that are fused, or differ in shape from their partners."""
     records_by_side = Both(
         [sides.reference.records(slice_) for slice_ in parameters.reference],
         [sides.candidate.records(slice_) for slice_ in parameters.candidate],

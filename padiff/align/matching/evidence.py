@@ -164,8 +164,8 @@ def _by_names(items: Both[list[Item]], linked: names.Linked) -> np.ndarray:
 
 def _names(side: Sequence[names.Name]) -> list[names.NameKey]:
     """Return the comparable parts of one side's names."""
-    # Without numbers, so that a thousand equal blocks have one key.
-    # Words that all names of a side share distinguish nothing.
+    # Without numbers, so that a thousand equal blocks have one key. Words that all names of a side share distinguish
+    # nothing.
     common = frozenset.intersection(*(name.words for name in side)) if len(side) > 1 else frozenset()
     return [(name.roles, name.words - common or name.words) for name in side]
 
@@ -259,7 +259,7 @@ def line_up(items: Both[list[Item]]) -> Both[list[int]]:
 
 
 def _found_places(keys: Both[list[Any]]) -> list[int | None]:
-    """Return the position in the reference of each of the candidate's keys; equal keys correspond in order."""
+    """Return the index in the reference of each of the candidate's keys, or `None`; equal keys correspond in order."""
     places: dict[Any, deque[int]] = {}
     for place, key in enumerate(keys.reference):
         if key is not None:

@@ -74,7 +74,7 @@ _OF_TRAINING = frozenset({"p", "dropout"})
 def layer_differences(
     alignment: Alignment, settings: Both[Mapping[str, Any]], called: Both[Collection[str]], framework: str
 ) -> Iterator[Difference]:
-    """Return the settings of layers that differ; a difference counts if both layers ran.
+    """Yield the settings of layers that differ; a difference counts if both layers ran.
 
     Args:
         framework: the candidate's framework.
@@ -105,7 +105,7 @@ def layer_differences(
 def mode_differences(
     alignment: Alignment, settings: Both[Mapping[str, Any]], called: Both[Collection[str]]
 ) -> Iterator[Difference]:
-    """Return the layers that train in one run and evaluate in the other, if the mode changes the computation."""
+    """Yield the layers that train in one run and evaluate in the other, if the mode changes the computation."""
     modes = settings.map(modes_of)
     if modes.reference is None or modes.candidate is None:
         return

@@ -157,14 +157,14 @@ class _Found:
 
 
 def optimizer_differences(pairs: list[GroupPair], frameworks: Both[str]) -> Iterator[Difference]:
-    """Return the differences between the groups of two runs; equal differences are merged."""
+    """Yield the differences between the groups of two runs; equal differences are merged."""
     yield from _together([(pair, _between(pair, frameworks)) for pair in pairs], frameworks.candidate)
 
 
 def rate_differences(
     pairs: list[GroupPair], optimizers: Both[Optimizers], steps: Both[Step], frameworks: Both[str]
 ) -> Iterator[Difference]:
-    """Return the parameters with different learning rates, as the step's records show."""
+    """Yield the parameters with different learning rates, as the step's records show."""
     # With several optimizers, the records do not tell which optimizer a rate belongs to.
     if max(optimizers.map(lambda side: side.count)) != 1 or not pairs:
         return
@@ -292,7 +292,7 @@ def _family(rule: str) -> str:
 
 
 def _said(group: Group) -> Iterator[str]:
-    """Return the names of a group's values that differ from the usual values."""
+    """Yield the names of a group's values that differ from the usual values."""
     for name, value in group.values.items():
         if name in _APART or (name.startswith("decay.") and not value):
             continue

@@ -29,7 +29,7 @@ _OF_LOSS = frozenset({"delta", "beta", "weight", "pos_weight"})
 def clip_differences(
     settings: Both[Mapping[str, Any]], optimizers: Both[Optimizers], framework: str
 ) -> Iterator[Difference]:
-    """Return the differences in gradient clipping.
+    """Yield the differences in gradient clipping.
 
     A side without clipping alone is no difference: it may clip in user code; the gradients show any effect.
     """
@@ -107,7 +107,7 @@ def _of(settings: Mapping[str, Any], family: str) -> dict[str, Any]:
 
 
 def loss_differences(settings: Both[Mapping[str, Any]], framework: str) -> Iterator[Difference]:
-    """Return the differences in the settings of losses.
+    """Yield the differences in the settings of losses.
 
     Two functions may be one loss, and so may two reductions, up to a factor in the loop: the tensors show the effect.
     """
@@ -133,7 +133,7 @@ def loss_differences(settings: Both[Mapping[str, Any]], framework: str) -> Itera
 
 
 def loop_differences(settings: Both[Mapping[str, Any]]) -> Iterator[Difference]:
-    """Return the differences in the number of batches per step, as hosts report.
+    """Yield the differences in the number of batches per step, as hosts report.
 
     Batches that are larger by the same factor are equivalent: the tensors show the effect.
     """
@@ -148,7 +148,7 @@ def loop_differences(settings: Both[Mapping[str, Any]]) -> Iterator[Difference]:
 
 
 def micro_batch_differences(steps: Both[Step]) -> Iterator[Difference]:
-    """Return a difference if one run has more micro-batches per step, of the same size, and so other samples.
+    """Yield a difference if one run has more micro-batches per step, of the same size, and so other samples.
 
     Calls of the model without a loss do not count: each micro-batch must have its loss.
     """
@@ -186,7 +186,7 @@ def doubtful_sites(sites: list[Both[str]], infos: Both[RunInfo], optimizers: Bot
 
 
 def trained_differences(doubtful: Doubtful, steps: Both[Step]) -> Iterator[Difference]:
-    """Return the parameters that only one run trains, if the step shows gradients in that run only."""
+    """Yield the parameters that only one run trains, if the step shows gradients in that run only."""
     if not doubtful:
         return
     moved = steps.map(_moved)
@@ -217,7 +217,7 @@ def _moved(step: Step) -> set[str]:
 
 
 def tied_differences(alignment: Alignment, infos: Both[RunInfo]) -> Iterator[Difference]:
-    """Return the parameters that are one tensor in one run and two in the other."""
+    """Yield the parameters that are one tensor in one run and two in the other."""
     homes = infos.map(tied_homes)
     if not any(homes):
         return

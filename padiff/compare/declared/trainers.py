@@ -68,7 +68,7 @@ TRAINER = (
 
 
 def trainer_differences(settings: Both[Mapping[str, Any]]) -> Iterator[Difference]:
-    """Return the differences in trainer settings. None counts alone: the tensors show any effect."""
+    """Yield the differences in trainer settings. None counts alone: the tensors show any effect."""
     for setting in TRAINER:
         values = settings.map(lambda side, name=setting.name: side.get(f"trainer.{name}"))  # type: ignore[misc]
         if None in (values.reference, values.candidate) or same(*values):

@@ -85,7 +85,7 @@ class Graph:
         return {id(call): place for place, call in enumerate(self.trace.calls)}
 
     def of_record(self, record: Record) -> TracedCall | None:
-        """Return the layer call that a record belongs to."""
+        """Return the layer call that a record belongs to; `None` if the trace lacks the call."""
         return self.layers.get((record.layer, record.call))
 
     def tensor_of(self, record: Record) -> int | None:

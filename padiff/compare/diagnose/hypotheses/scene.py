@@ -193,7 +193,7 @@ def alike(pairs: Sequence[Pair | None], most: int = ELEMENTS) -> list[Both[np.nd
 
 
 def _projected(pair: Pair, arrays: Arrays, pattern: Pair, sketches: Sketches) -> Both[np.ndarray] | None:
-    """Return the projections of whole tensors, made like the sketches of another pair of the same shape."""
+    """Return the projections of whole tensors, made like the sketches of another pair; `None` if not comparable."""
     assert pair.candidate is not None and pattern.reference is not None
     reference, candidate = arrays.reference, arrays.candidate
     if not sketches.aligned or reference.dtype.kind == "c" or reference.size != sketches.reference.size:

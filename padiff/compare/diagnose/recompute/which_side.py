@@ -65,7 +65,10 @@ def which_side(scene: Scene, place: Place, evidence: Evidence) -> Recomputed | N
 def _judged(
     what: str, rules: Both[str], errors: Both[float], apart: float, limit: float, differ: bool = True
 ) -> Recomputed | None:
-    """Return the result from the error of each side, the difference of the sides, and the limit of rounding."""
+    """Return the result from the error of each side, the difference of the sides, and the limit of rounding.
+
+    `None` if the errors do not decide which side is wrong.
+    """
     if not apart > 0:
         return None
     near = errors.map(lambda error: error <= min(limit, apart / _NEARER))
@@ -176,7 +179,10 @@ def _off(values: np.ndarray | None, expected: np.ndarray | None) -> float:
 
 
 def _weight(scene: Scene) -> Recomputed | None:
-    """Return the result for a weight of a later step: the sum of the weight and update of the step before."""
+    """Return the result for a weight of a later step: the sum of the weight and update of the step before.
+
+    `None` if these are not recorded, or decide nothing.
+    """
     diff, at = scene.diff, place_of(scene.diff.pair)
     before, added = (scene.pairs(scene.number - 1, stage).get(at) for stage in ("weight", "update"))
     if before is None or added is None:
@@ -190,7 +196,10 @@ def _weight(scene: Scene) -> Recomputed | None:
 
 
 def _update(scene: Scene) -> Recomputed | None:
-    """Return the result for an update: each side against the rule that its optimizer declares."""
+    """Return the result for an update: each side against the rule that its optimizer declares.
+
+    `None` if a rule or the history of the parameter is unknown, or the errors decide nothing.
+    """
     diff = scene.diff
     if diff.pair.anchor.layer == LOOP:
         # A diff of the learning rates themselves: their effect shows in a parameter.
