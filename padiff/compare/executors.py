@@ -56,10 +56,10 @@ def executor_of(given: Any) -> Executor:
 
 
 class _PoolExecutor(Executor):
-    """A pool with ``apply_async(function, arguments, {}, callback, error_callback)``, which ray's has.
+    """Executor for a pool with ``apply_async(function, arguments, {}, callback, error_callback)``, such as ray's.
 
     Args:
-        pool: it; it stays its owner's, and open.
+        pool: the pool, which stays open.
     """
 
     def __init__(self, pool: Any) -> None:

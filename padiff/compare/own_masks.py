@@ -64,11 +64,11 @@ class _Dropout:
     """Call of dropout.
 
     Attributes:
-        place: its layer, or the function that a layer calls.
+        place: the dropout layer, or the layer and function of a functional call.
         rate: share of dropped elements, if known.
         out: output of the call.
         given: input of the call, if known; otherwise it is searched among the outputs before the call.
-        site: site of its record; empty for a function.
+        site: site of the output's record; empty for a functional call.
     """
 
     place: str
