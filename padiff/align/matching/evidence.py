@@ -218,7 +218,10 @@ def _overlap(reference: Bag, candidate: Bag) -> float:
 
 
 def _by_values(values: Both[list[frozenset[int]]]) -> np.ndarray:
-    """Return scores by the share of values that two items have in common; 0 if either has none."""
+    """Return scores by the share of values that two items have in common.
+
+    The score is negative if the items have no common values, and 0 if the values of either are unknown.
+    """
     # Most items have no values in common: the index avoids a million lookups for a thousand layers.
     having: dict[int, list[int]] = {}
     for j, numbers in enumerate(values.candidate):
