@@ -1,4 +1,4 @@
-"""The seeds' offline checks: ``check_report``, ``check_params``, ``check_weights``, ``check_grads``."""
+"""Offline checks of two dumps: ``check_report``, ``check_params``, ``check_weights``, ``check_grads``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from padiff.errors import UsageError
 from padiff.records import Both, Report, Run
 from padiff.system.spelling import nearest
 
-#: What a ``cfg`` may say, and what holds where it does not.
+#: Keys of a ``cfg``, with their defaults.
 DEFAULTS: Mapping[str, Any] = {"atol": 1e-4, "rtol": 1e-7, "compare_mode": "mean"}
 
-#: Where a dump is, or a run in memory.
+#: Path of a dump, or a run in memory.
 _Dump = str | Path | Run
-# Each function has names of its own for the two dumps in the documents, and one name for all functions besides.
+# Kinds in the names of the functions' path arguments; each function accepts all of these names.
 _KINDS = ("report", "param", "params", "weight", "weights", "grad", "grads")
 
 
@@ -32,7 +32,7 @@ def check_report(
 
     Args:
         report_path_0: the dump to trust: a run folder (all of its steps), a step's folder, or a dump folder.
-        report_path_1: the dump in question, likewise.
+        report_path_1: the dump in question, in one of the same forms.
         cfg: ``atol`` (default 1e-4), ``rtol`` (1e-7), ``compare_mode`` (``"mean"``; or ``"strict"``).
             `mean` judges the mean of the error, `strict` every element.
         paths: the two dumps under the names of the other checks: ``report_path_0``, ``param_path_0``,
@@ -92,21 +92,21 @@ def tolerance_of(cfg: Mapping[str, Any] | None) -> Tolerance:
 
 def _check(
     what: str,
-    given: Both[_Dump | None],
+    positional: Both[_Dump | None],
     named: Mapping[str, _Dump],
     cfg: Mapping[str, Any] | None,
     stages: Collection[str],
 ) -> Report:
     tolerance = tolerance_of(cfg)
-    dumps = _dumps(what, given, named)
+    dumps = _dumps(what, positional, named)
     runs = dumps.map(lambda dump: _opened(dump, stages) if isinstance(dump, (str, Path)) else dump)
     return compare_runs(runs.reference, runs.candidate, policy=tolerance, stages=stages)
 
 
-def _dumps(what: str, given: Both[_Dump | None], named: Mapping[str, _Dump]) -> Both[_Dump]:
+def _dumps(what: str, positional: Both[_Dump | None], named: Mapping[str, _Dump]) -> Both[_Dump]:
     """Return the two dumps, from the function's own argument names or those of another check."""
     number_by_name = {f"{kind}_path_{number}": number for kind in _KINDS for number in (0, 1)}
-    dumps = list(given)
+    dumps = list(positional)
     for name, path in named.items():
         if name not in number_by_name:
             raise UsageError(f"{what}: unknown argument {name!r}. {nearest(name, [*number_by_name, 'cfg'])}")

@@ -1,14 +1,14 @@
-"""Every error that padiff raises on purpose.
+"""The errors that padiff raises on purpose.
 
 PadiffError
-├── UsageError          a call that cannot be meant (also a ValueError)
-│   ├── SelectionError  a list's item that matches no layer
+├── UsageError          a call with wrong arguments (also a ValueError)
+│   ├── SelectionError  an item of a list that matches no layer
 │   └── OptionError     an option that a call does not have (also a TypeError)
 ├── RunFolderError      a run folder that cannot be read or must not be written (also an OSError)
-│   └── TensorFileError one tensor of it: missing, truncated, pickled, outside of the folder
-├── WriterError         the background writer could not write (disk full, say)
+│   └── TensorFileError a tensor of a run folder that is missing, truncated, pickled or outside of the folder
+├── WriterError         a step that the background writer could not write (disk full, for example)
 ├── NothingToCompareError  two runs without a common step, or steps without a common quantity
-└── RunsDifferError     a live comparison found a diff and was asked to raise
+└── RunsDifferError     a diff that a live comparison found with ``on_diff="raise"``
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class PadiffError(Exception):
 
 
 class UsageError(PadiffError, ValueError):
-    """A call that cannot be meant: the message says what was expected and what was got."""
+    """A call has wrong arguments; the message states the expected and the received values."""
 
 
 class SelectionError(UsageError):
@@ -39,23 +39,23 @@ class TensorFileError(RunFolderError):
 
 
 class SketchOnlyError(PadiffError):
-    """The values of a tensor are asked for of which a sketch is all that was recorded."""
+    """The values of a tensor can't be read, because only a sketch of the tensor was recorded."""
 
 
 class WriterError(PadiffError):
-    """The background writer could not write a step; what was written before is intact."""
+    """The background writer could not write a step; earlier steps are intact."""
 
 
 class UnwritableFolderError(RunFolderError, WriterError):
-    """A run folder cannot be made or written to: the disk is full, it is read-only, ..."""
+    """A run folder cannot be created or written to, for example because the disk is full or read-only."""
 
 
 class NothingToCompareError(PadiffError):
-    """Comparing nothing is an error, never a match."""
+    """Two runs or steps have nothing in common to compare, which is an error and never a match."""
 
 
 class RunsDifferError(PadiffError):
-    """Raised in a training loop by ``on_diff="raise"``; ``report`` holds the step's report."""
+    """A step differs, in a training loop with ``on_diff="raise"``; ``report`` holds the step's report."""
 
     def __init__(self, message: str, report: object = None) -> None:
         super().__init__(message)

@@ -33,7 +33,7 @@ __all__ = [
     "json_parts", "number", "stage_table", "steps_to_json", "to_json", "to_junit", "to_markdown", "verdict",
 ]  # fmt: skip
 
-#: Version of what `to_json` gives.
+#: Version of the format that `to_json` returns.
 SCHEMA_VERSION = 1
 
 
@@ -114,7 +114,7 @@ def head_to_json(report: Report) -> dict[str, Any]:
             "lost": list(coverage.lost),
         },
     }
-    # What those look at who see a report as a page.
+    # Further content for the page that shows the report.
     head["models"] = None if report.models is None else _models(report.models)
     if first is not None:
         head["first_diff"]["site"] = None if first.diff is None else _sites(first.diff)
@@ -146,14 +146,14 @@ def first_to_json(first: FirstDiff) -> dict[str, Any]:
     }
 
 
-def _recomputed(one: Recomputed) -> dict[str, Any]:
-    errors = dict(SIDES.zip(one.errors.map(number)))
+def _recomputed(recomputed: Recomputed) -> dict[str, Any]:
+    errors = dict(SIDES.zip(recomputed.errors.map(number)))
     return {
-        "what": one.what,
-        "rules": dict(SIDES.zip(one.rules)),
+        "what": recomputed.what,
+        "rules": dict(SIDES.zip(recomputed.rules)),
         "errors": errors,
-        "wrong": one.wrong,
-        "text": one.text,
+        "wrong": recomputed.wrong,
+        "text": recomputed.text,
     }
 
 
@@ -191,7 +191,7 @@ def diff_to_json(diff: Diff, standing: Standing | None = None) -> dict[str, Any]
     if diff.grade is not None:
         out["grade"] = diff.grade.name.lower()
     if diff.floors is not None and figures is not None and figures.floor is not None:
-        # As a share of the reference, as `rel_l2` is.
+        # As a share of the reference, like `rel_l2`.
         scale = figures.reference_l2
         out["floor"] = number(figures.floor / scale) if scale else 0.0
         out["floors"] = number(diff.floors)
@@ -278,7 +278,7 @@ def _rounded(value: float) -> float | str | None:
 
 
 def number(value: float | None) -> float | str | None:
-    """Return a float in a form that JSON can hold."""
+    """Return a float in a form that JSON can hold: ``inf`` and ``-inf`` as text, NaN as `None`."""
     if value is None or math.isnan(value):
         return None
     return float(value) if math.isfinite(value) else ("inf" if value > 0 else "-inf")

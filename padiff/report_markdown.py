@@ -23,13 +23,13 @@ from padiff.records import (
     where_lines,
 )
 
-# Rows of the table of diffs that is there at first sight, and of the one that unfolds.
+# Rows of the visible table of diffs, and of the foldable table.
 _SHOWN, _MOST = 10, 200
-# What makes something else of a text than text: code, emphasis, tags, links, strikethrough, formulas.
+# Characters with an effect in Markdown: code, emphasis, tags, links, strikethrough, formulas.
 _MARKUP = re.compile(r"[\\`*~$<]|(?<!\w)_|_(?!\w)|\](?=[(:\[])|&(?=#?\w+;)")
-# Code is as it is: no markup, no link. What has no second backtick is none.
+# Code, in which markup and links have no effect. A single backtick starts no code.
 _CODE = re.compile("(`[^`]+`)")
-# What a forge makes links of: mentions, numbers of issues, addresses.
+# Text that a forge turns into links: mentions, numbers of issues, addresses.
 _LINKED = re.compile(r"@(?=\w)|(?<!\w)#(?=\d)|(?<=\w):(?=//)|(?<!\w)www(?=\.)")
 
 
@@ -116,7 +116,7 @@ _ENTITIES = {"<": "lt", "&": "amp"}
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
     for row in rows:
-        # A cell ends at its pipe, also where that is within code.
+        # A pipe ends a cell, even within code.
         cells = [_text(str(cell)).replace("|", "\\|") for cell in row]
         lines.append(f"| {' | '.join(cells)} |")
     return lines

@@ -1,4 +1,4 @@
-"""Calls back when a module is imported: what somebody else's script imports, and when, is left to the script."""
+"""Callbacks that run once a module is imported, without importing the module."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class AfterImport:
-    """Calls back once a module was imported; at once, where it is imported already.
+    """Import hook that calls a function once a module is imported; at once if the module is imported already.
 
     Args:
-        waiting: by the module's name, what to call with it.
+        waiting: functions by the names of their modules. Each is called once, with the module.
     """
 
     def __init__(self, waiting: Mapping[str, OnImport]) -> None:
@@ -31,7 +31,7 @@ class AfterImport:
                 self._waiting.pop(name)(module)
 
     def remove(self) -> None:
-        """Wait for no module any more."""
+        """Remove the hook; modules imported later cause no callback."""
         self._waiting.clear()
         if self in sys.meta_path:
             sys.meta_path.remove(self)
@@ -51,7 +51,7 @@ class AfterImport:
 
 
 class _Loader:
-    """Loads as another does, gives the module back to that one, and calls back."""
+    """Loader that runs another loader, sets that one as the module's loader, and calls back with the module."""
 
     def __init__(self, loader: Any, imported: OnImport) -> None:
         self._loader, self._imported = loader, imported
@@ -70,5 +70,5 @@ class _Loader:
 
 
 def _is_proxy(module: ModuleType) -> bool:
-    """Return True for a module of `paddle.enable_compat`, which gives paddle's under a name of torch's."""
+    """Return True for a module of `paddle.enable_compat`, which puts paddle's modules under names of torch's."""
     return type(module).__module__.startswith("paddle.")

@@ -1,4 +1,4 @@
-"""What the commands' arguments have in common: how they are read, and what is said where they can't be meant."""
+"""Arguments that several commands share: adding, checking and reading them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 
 
 def add_pair(parser: argparse.ArgumentParser) -> None:
-    """Add what every comparison of two runs takes."""
+    """Add the arguments of a comparison of two runs: the runs, the layer map and the tolerance."""
     parser.add_argument("reference", metavar="REFERENCE", help="the run to trust")
     parser.add_argument("candidate", metavar="CANDIDATE", help="the run in question")
     parser.add_argument("--layer-map", metavar="MAP.yaml", help="which layer answers to which (see `padiff map`)")
@@ -34,7 +34,7 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
 
 
 def add_tags(parser: argparse.ArgumentParser) -> None:
-    """Add what says which curves a command with ``--logdir`` writes."""
+    """Add ``--tags``, which selects the curves that a command with ``--logdir`` writes."""
     parser.add_argument(
         "--tags",
         choices=TAGS,
@@ -45,10 +45,10 @@ def add_tags(parser: argparse.ArgumentParser) -> None:
 
 
 def check_pair(args: argparse.Namespace) -> None:
-    """Refuse a folder that is compared with itself.
+    """Raise an error if both runs are the same folder.
 
     Raises:
-        UsageError: both are one folder.
+        UsageError: both paths lead to one folder.
     """
     names = names_of(paths_of(args))
     if names.reference == names.candidate:
@@ -59,46 +59,46 @@ def check_pair(args: argparse.Namespace) -> None:
 
 
 def policy_of(args: argparse.Namespace) -> Policy | None:
-    """The tolerance that was given; `None` for the default policy."""
+    """Return the tolerance from the arguments, or `None` for the default policy."""
     if args.atol is None and args.rtol is None and args.compare_mode is None:
         return None
-    given = args.atol is not None or args.rtol is not None
+    has_bounds = args.atol is not None or args.rtol is not None
     return Tolerance(
-        atol=args.atol if args.atol is not None else (0.0 if given else Tolerance.atol),
-        rtol=args.rtol if args.rtol is not None else (0.0 if given else Tolerance.rtol),
+        atol=args.atol if args.atol is not None else (0.0 if has_bounds else Tolerance.atol),
+        rtol=args.rtol if args.rtol is not None else (0.0 if has_bounds else Tolerance.rtol),
         mode=args.compare_mode or Tolerance.mode,
     )
 
 
 def paths_of(args: argparse.Namespace) -> Both[str]:
-    """The two runs, as they were given."""
+    """Return the paths of the two runs as the user wrote them."""
     return Both(args.reference, args.candidate)
 
 
 def names_of(paths: Both[str]) -> Both[str]:
-    """What distinguishes the two runs from others."""
+    """Return the two runs' resolved paths, which identify the runs."""
     return paths.map(lambda path: str(run_folder(path, "run").resolve()))
 
 
 def steps_of(args: argparse.Namespace) -> dict[str, Any]:
-    """``steps`` and ``stages`` for `padiff.compare_runs`, as far as they were given.
+    """Return the options ``steps`` and ``stages`` of `padiff.compare_runs` that the arguments contain.
 
     Raises:
-        UsageError: no numbers, or an unknown stage.
+        UsageError: ``--steps`` contains no step numbers, or ``--stage`` an unknown stage.
     """
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if args.steps is not None:
-        found["steps"] = Steps(args.steps)
+        options["steps"] = Steps(args.steps)
     if args.stage is not None:
-        found["stages"] = [stage.strip() for stage in args.stage.split(",")]
-        for stage in found["stages"]:
+        options["stages"] = [stage.strip() for stage in args.stage.split(",")]
+        for stage in options["stages"]:
             if stage not in STAGES:
                 raise UsageError(f"--stage: unknown stage {stage!r}. {nearest(stage, STAGES)}")
-    return found
+    return options
 
 
 class Steps:
-    """Numbers of steps, as ``0,8,100-200`` names them."""
+    """Step numbers parsed from a text such as ``0,8,100-200``; ``in`` tests a number."""
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -1,4 +1,4 @@
-"""A dask cluster that compares: ``padiff compare --dask ADDRESS``."""
+"""Client of the dask cluster that measures for ``padiff compare --dask ADDRESS``."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 from padiff.errors import UsageError
 
-# Seconds until a scheduler has to answer.
+# Seconds in which the scheduler has to answer.
 _ANSWER = 20
 
 
 @contextmanager
 def dask_client(address: str | None) -> Iterator[Any]:
-    """A client of the cluster at an address, closed at the end; `None` where no address is given.
+    """Yield a client of the cluster at an address, and close it at the end; yield `None` for no address.
 
     Raises:
-        UsageError: the package is missing; nothing answers there; the cluster has no worker.
+        UsageError: the package ``distributed`` is missing, no scheduler answers, or the cluster has no worker.
     """
     if address is None:
         yield None

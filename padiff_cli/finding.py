@@ -1,7 +1,7 @@
-"""Finds the models and the optimizers of a loop that does not record by itself.
+"""Search for the models and the optimizers of a training loop that does not record by itself.
 
-Layers that are called, and the script's variables, are searched for those that own what the optimizers hold. A step
-ends when the last optimizer of an iteration has stepped. Who derives from `ModelFinder` records both.
+The finder searches the called layers and the script's variables for layers that own the parameters of the optimizers.
+A step ends when the last optimizer of an iteration has stepped. Subclasses of `ModelFinder` record the model.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ NO_OWNER = "no layer that it calls owns parameters that the optimizer holds"
 
 
 class ModelFinder(ABC):
-    """Watches layers and optimizers until a recorder of the script's own is opened.
+    """Watcher of layers and optimizers, until the script opens a recorder of its own.
 
     Attributes:
-        model, optimizers: what is recorded; `None` and empty before.
-        unowned: how many parameters the optimizers hold that no layer owns.
-        gone: whether nothing is watched any more.
+        model, optimizers: the recorded ones; `None` and empty until the finder has found a model.
+        unowned: number of parameters of the optimizers that no layer owns.
+        gone: True once the finder watches nothing any more.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class ModelFinder(ABC):
         )
 
     def leave(self) -> None:
-        """Watch nothing any more, and remove all that watches."""
+        """Stop watching, and remove all hooks and patches."""
         if self.gone:
             return
         self.gone = True
@@ -78,44 +78,44 @@ class ModelFinder(ABC):
         self._end()
 
     def _records_itself(self) -> None:
-        """The script makes a recorder of its own."""
+        """Stop watching, because the script opens a recorder of its own."""
         self.leave()
 
     def give_up(self, error: Exception) -> None:
-        """Watch nothing any more, because of an error of padiff's own."""
+        """Stop watching, because of an error inside of padiff."""
         try:
             self._refuse(f"padiff failed: {type(error).__name__}: {error}")
         except Exception:
             self.gone = True
 
-    # -- for those who derive --------------------------------------------------------------------------------
+    # -- for subclasses --------------------------------------------------------------------------------------
 
     @abstractmethod
     def _begin(self) -> None:
-        """Model and optimizers are found: begin to record them."""
+        """Begin to record; called when ``model`` and ``optimizers`` are set."""
 
     @abstractmethod
     def _end_step(self) -> None:
-        """The last optimizer of an iteration stepped."""
+        """End a recorded step; called when the last optimizer of an iteration has stepped."""
 
     @abstractmethod
     def _end(self) -> None:
-        """Nothing more is watched: end what was begun."""
+        """End the recording; called when the finder stops watching."""
 
     @abstractmethod
     def _refuse(self, why: str) -> None:
-        """The training cannot be recorded."""
+        """Report the reason for which the training cannot be recorded, and stop."""
 
     def _call(self, layer: Any) -> None:
-        """A layer is called."""
+        """Remember a layer; called when the layer is about to run."""
         self._called.setdefault(id(layer), layer)
 
     def _before_step(self, optimizer: Any) -> None:
-        """An optimizer is about to step; this is not seen of all optimizers."""
+        """Do nothing; called when an optimizer is about to step (not for every kind of optimizer)."""
         return
 
     def _step(self, optimizer: Any) -> None:
-        """An optimizer stepped."""
+        """Find the models or end a recorded step; called when an optimizer has stepped."""
         frame = sys._getframe(1)
         if any(optimizer is each for each in self.optimizers):
             if self._iterations.end(optimizer, frame):
@@ -133,7 +133,7 @@ class ModelFinder(ABC):
     # -- models ----------------------------------------------------------------------------------------------
 
     def _alive(self) -> list[Any]:
-        """Return the optimizers that are still there, and hold parameters."""
+        """Return the optimizers that still exist and have parameters."""
         optimizers = []
         for reference, name in self._made:
             optimizer = reference()
@@ -142,7 +142,7 @@ class ModelFinder(ABC):
         return optimizers
 
     def _find(self, optimizers: Sequence[Any], frame: FrameType | None, layer: Any = None) -> bool:
-        """Begin with the models of optimizers, if there are any; return whether there are."""
+        """Search the models that own the optimizers' parameters and begin to record them; return True if any exists."""
         models, unowned = self._select(optimizers, frame, layer)
         if not models:
             self._refuse(NO_OWNER)
@@ -164,7 +164,7 @@ class ModelFinder(ABC):
 
     @contextmanager
     def _own_recorder(self) -> Iterator[None]:
-        """Within it, a recorder that is made is not the script's."""
+        """Keep the finder watching although a recorder is opened, within the context."""
         Recorder.leaving.remove(self._records_itself)
         try:
             yield
@@ -175,18 +175,18 @@ class ModelFinder(ABC):
     def _select(
         self, optimizers: Sequence[Any], frame: FrameType | None, layer: Any = None
     ) -> tuple[dict[str, Any], int]:
-        """Return the models that own what optimizers hold, by name, and how many parameters no layer owns.
+        """Return the owners of the optimizers' parameters by name, and the number of parameters without an owner.
 
         Args:
-            layer: one that is called now.
+            layer: a layer that is being called.
         """
         name = next(name for reference, name in self._made if reference() is optimizers[0])
         framework = _framework(name)
-        held = {id(tensor) for each in optimizers for tensor in framework.optimizers.optimized(each)}
+        optimized = {id(tensor) for each in optimizers for tensor in framework.optimizers.optimized(each)}
         called = [each for each in (layer, *self._called.values()) if framework.layers.is_model(each)]
         owned = {id(each): _owned(each) for each in called}
         for each in called:
-            if held <= owned[id(each)]:
+            if optimized <= owned[id(each)]:
                 return {"": each}, 0
         named = [(label, value) for label, value in variables(frame) if framework.layers.is_model(value)]
         named += [(type(each).__name__.lower(), each) for each in called]
@@ -195,33 +195,33 @@ class ModelFinder(ABC):
         for label, value in named:
             if id(value) not in candidates:
                 owned.setdefault(id(value), _owned(value))
-                if owned[id(value)] & held:
+                if owned[id(value)] & optimized:
                     candidates[id(value)] = label, value
         models: dict[str, Any] = {}
-        left = set(held)
+        unowned = set(optimized)
         while candidates:
-            # The most of what is left; the smallest layer that has so much; the one that was called first.
+            # The layer that owns most of the remaining parameters; then called layers, the smallest, the first called.
             key = max(
                 candidates,
-                key=lambda k: (len(owned[k] & left), k in order, -len(owned[k] - held), order.get(k, 0)),
+                key=lambda k: (len(owned[k] & unowned), k in order, -len(owned[k] - optimized), order.get(k, 0)),
             )
             label, value = candidates.pop(key)
-            if not owned[key] & left:
+            if not owned[key] & unowned:
                 break
-            left -= owned[key]
+            unowned -= owned[key]
             while label in models:
                 label += "_"
             models[label] = value
         places = {label: place for place, (label, _) in enumerate(reversed(named))}
-        return dict(sorted(models.items(), key=lambda item: -places.get(item[0], 0))), len(left)
+        return dict(sorted(models.items(), key=lambda item: -places.get(item[0], 0))), len(unowned)
 
     # -- both frameworks -------------------------------------------------------------------------------------
 
     def _watch(self, on: bool) -> None:
-        """Have the calls of layers seen, or not."""
+        """Switch the watching of layer calls on or off."""
         self._watching = on
         if not on:
-            # What is compiled while calls are seen would be compiled anew without: then the watch stays, idle.
+            # Code that was compiled with the patches would be compiled again without: then they stay, and do nothing.
             while self._watches and not _has_compiled():
                 self._watches.pop()()
         else:
@@ -232,7 +232,7 @@ class ModelFinder(ABC):
                 self._watches.append(functools.partial(_restore, owner, name, watched, original))
 
     def _watch_class(self, owner: Any, name: str, watch: Callable[[Any, Any], Any]) -> None:
-        """Have the calls of a class's layers seen while they are watched."""
+        """Add a class whose layer calls are watched; ``watch(owner, original)`` returns the replacement method."""
         if not any(owner is each for each, _, _ in self._classes):
             self._classes.append((owner, name, watch))
             if self._watching:
@@ -254,12 +254,12 @@ class ModelFinder(ABC):
             self._step(optimizer)
 
     def _add(self, optimizer: Any, framework: str) -> None:
-        """An optimizer was made."""
+        """Add an optimizer that the script has created, and drop those that no longer exist."""
         self._made = [each for each in self._made if each[0]() is not None]
         self._made.append((weakref.ref(optimizer), framework))
 
     def _watch_begin(self, kind: Any, made: Callable[[Any], None]) -> None:
-        """Call back with each optimizer whose ``__init__`` is this class's, once that is over."""
+        """Patch ``kind.__init__`` so that it calls ``made`` with the optimizer when it returns."""
         begin = kind.__init__
 
         @functools.wraps(begin)
@@ -283,21 +283,21 @@ class ModelFinder(ABC):
         self._watch_class(module.Module, "_call_impl", self._torch_call)
         self._watch_compiling(module.Module)
         self._watch_begin(optimizers.Optimizer, lambda optimizer: self._add(optimizer, "torch"))
-        # Not on the optimizer itself: recording changes its hooks just then. These are called after its own.
+        # Global hooks, because recording changes the optimizer's own hooks at this time. They run after its own.
         before = optimizers.register_optimizer_step_pre_hook(_uncompiled(self._on_before_step))
         stepped = optimizers.register_optimizer_step_post_hook(_uncompiled(self._on_step))
         self._patches += [before.remove, stepped.remove]
 
     def _torch_call(self, module_class: Any, call: Any) -> Any:
-        """Return a ``Module._call_impl`` that sees calls, and that torch.compile takes for torch's own.
+        """Return a ``Module._call_impl`` that reports calls, and that torch.compile treats as torch's own.
 
-        Not a hook: what is put on a layer inside of one is not called in the same call any more. A compiler skips
-        torch's own file, and follows the calls from there, as it does without.
+        A hook would be too late: hooks that are added within a hook do not run in the same call. The compiler skips
+        code of torch's own file, and follows the calls from there, as it does without the patch.
         """
         on_call, torch = _uncompiled(self._on_call), sys.modules["torch"]
 
         def _call_impl(layer: Any, *args: Any, **kwargs: Any) -> Any:
-            # In this order: what a compiler does not read, it does not compile anew for.
+            # In this order: a compiler that does not read `_watching` does not compile again when it changes.
             if not torch.compiler.is_compiling() and self._watching:
                 on_call(layer)
             return call(layer, *args, **kwargs)
@@ -305,7 +305,7 @@ class ModelFinder(ABC):
         return functools.wraps(call)(_as_torch(_call_impl))
 
     def _watch_compiling(self, module_class: Any) -> None:
-        """See the calls of modules that are compiled in place, which do not come by ``_call_impl``."""
+        """Patch ``Module.compile``, because calls of modules compiled in place bypass ``_call_impl``."""
         torch: Any = sys.modules["torch"]
         compile_in_place, on_call = module_class.compile, _uncompiled(self._on_call)
 
@@ -313,19 +313,19 @@ class ModelFinder(ABC):
         def compile(module: Any, *args: Any, **kwargs: Any) -> None:
             compile_in_place(module, *args, **kwargs)
             call: Any = vars(module).get("_compiled_call_impl")
-            held: Any = weakref.ref(module)
+            reference: Any = weakref.ref(module)
             if call is None or self.gone:
                 return
 
             def watched(*args: Any, **kwargs: Any) -> Any:
                 if not torch.compiler.is_compiling() and self._watching:
-                    layer = held()
+                    layer = reference()
                     on = vars(layer).get("_compiled_call_impl") is watched
                     if on:
                         vars(layer)["_compiled_call_impl"] = call
                     on_call(layer)
                     if vars(layer).get("_compiled_call_impl") is not call:
-                        return layer(*args, **kwargs)  # recorded from now on
+                        return layer(*args, **kwargs)  # the layer is recorded from now on
                     if on and self._watching:
                         vars(layer)["_compiled_call_impl"] = watched
                 return call(*args, **kwargs)
@@ -343,19 +343,19 @@ class ModelFinder(ABC):
 
     @guarded
     def _on_paddle(self, optimizers: ModuleType) -> None:
-        # Not all call the ``__init__`` of the class that they derive from: AdamW does not.
+        # Some subclasses, such as AdamW, do not call the ``__init__`` of their base class.
         cls = optimizers.Optimizer
         watched: set[Any] = set()
 
         def made(owner: Any, optimizer: Any) -> None:
-            if _beginning(type(optimizer)) is owner:  # and not one that derives from it, half made
+            if _beginning(type(optimizer)) is owner:  # not a subclass whose own ``__init__`` still runs
                 self._on_paddle_optimizer(optimizer)
 
         def new(kind: Any, *args: Any, **kwargs: Any) -> Any:
             self._on_paddle_new(kind, watched, made)
             return object.__new__(kind)
 
-        # It stays: once there was one, Python takes ``object``'s for a mistake.
+        # Never removed: without it, Python would then reject arguments that reach ``object.__new__``.
         cls.__new__ = new
 
     @guarded
@@ -380,7 +380,7 @@ class ModelFinder(ABC):
         return called
 
     def _on_top(self, optimizer: Any) -> None:
-        """Have the end of its step seen after everybody else on it: after the recorder, above all."""
+        """Put the finder's hooks above all others on an optimizer, so that they run after the recorder's."""
         self._off_top(optimizer)
         alive = weakref.ref(optimizer)
 
@@ -391,7 +391,7 @@ class ModelFinder(ABC):
 
     @guarded
     def _on_paddle_step(self, optimizer: Any) -> None:
-        # Off while the recorder's hooks come and go, and on above them again.
+        # Removed while the recorder adds and removes its hooks, then put above these again.
         self._off_top(optimizer)
         self._on_step(optimizer)
         if not self.gone:
@@ -409,34 +409,34 @@ def _framework(name: str) -> Any:
 
 
 def _owned(layer: Any) -> set[int]:
-    """Return the identities of what a layer and those inside of it own."""
+    """Return the ids of the parameters of a layer and of the layers inside of it."""
     framework = framework_of(layer)
     return {id(tensor) for node in walk(layer, framework) for _, tensor, _ in framework.layers.parameters(node.layer)}
 
 
 def _has_compiled() -> bool:
-    """Return True if torch.compile has compiled something in this process."""
+    """Return True if torch.compile has compiled any code in this process."""
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters["stats"])
 
 
 def _without_fabric(layer: Any) -> Any:
-    """Return the layer that Lightning Fabric's wrapper calls; any other layer itself."""
+    """Return the layer inside of Lightning Fabric's wrapper, or the layer itself if it has no wrapper."""
     while type(layer).__name__ == "_FabricModule":
         layer = layer._forward_module
     return layer
 
 
 def _as_torch(function: Any) -> Any:
-    """Have torch.compile take a function for one of ``torch.nn.Module``'s, whose file it does not compile by itself."""
+    """Set a function's file to that of ``torch.nn.Module``, whose functions torch.compile skips, and return it."""
     file = sys.modules["torch.nn.modules.module"].__file__
     function.__code__ = function.__code__.replace(co_filename=file)
     return function
 
 
 def _uncompiled(callback: Callable[[Any], None]) -> Callable[..., None]:
-    """Return a call of a watcher that torch.compile neither compiles nor follows."""
-    torch: Any = sys.modules["torch"]  # which may be half imported: what is in it is looked up later
+    """Return a wrapper of a callback that torch.compile neither compiles nor traces."""
+    torch: Any = sys.modules["torch"]  # may be only partly imported, so its attributes are looked up later
 
     def uncompiled(watched: Any, *_: Any) -> None:
         if not torch.compiler.is_compiling():
@@ -447,16 +447,16 @@ def _uncompiled(callback: Callable[[Any], None]) -> Callable[..., None]:
             finally:
                 switch(compiler)
 
-    seen: Callable[..., None] = _as_torch(uncompiled)
-    return seen
+    wrapper: Callable[..., None] = _as_torch(uncompiled)
+    return wrapper
 
 
 def _restore(owner: Any, name: str, watched: Any, original: Any) -> None:
-    # Somebody may have set another one over this meanwhile: that one stays.
+    # If other code has replaced the method meanwhile, the replacement stays.
     if vars(owner).get(name) is watched:
         setattr(owner, name, original)
 
 
 def _beginning(kind: Any) -> Any:
-    """The class whose ``__init__`` a class has."""
+    """Return the class in the method resolution order that defines ``__init__``."""
     return next(each for each in kind.__mro__ if "__init__" in vars(each))

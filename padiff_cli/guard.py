@@ -1,4 +1,4 @@
-"""The boundary between padiff's watchers and the script that they watch: an error of padiff's own ends at it."""
+"""Boundary between padiff's watchers and the watched script, which padiff's own errors do not cross."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 def guarded(method: _Method) -> _Method:
     """Hand an error of a watcher's method to the watcher's ``give_up(error)``, and return None to the script.
 
-    An exception that ends the script on purpose passes: `RunsDifferError`, and each that is no `Exception`.
+    An exception that ends the script on purpose passes through: `RunsDifferError`, and any that is no `Exception`.
     """
 
     @functools.wraps(method)

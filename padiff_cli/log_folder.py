@@ -1,4 +1,4 @@
-"""The log folder of `padiff compare` and `padiff watch`, and what is said where it can't be written to."""
+"""Log folder of `padiff compare` and `padiff watch`, with error messages for a folder that can't be written."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from padiff_hooks.tags import LAYERS
 
 
 def check_logdir(logdir: str | Path | None) -> None:
-    """Refuse a log folder that lies in a run folder, which holds what was recorded and nothing else.
+    """Raise an error for a log folder inside of a run folder, which may hold only recorded data.
 
     Raises:
-        UsageError: it lies in one.
+        UsageError: the log folder lies in a run folder.
     """
     if logdir is None:
         return
@@ -37,10 +37,10 @@ def check_logdir(logdir: str | Path | None) -> None:
 
 @contextlib.contextmanager
 def explained(logdir: str) -> Iterator[None]:
-    """Say of an error of the operating system which folder it is about, and what it means.
+    """Turn an error of the operating system into one that names the log folder and explains the error.
 
     Raises:
-        WriterError: instead of the operating system's.
+        WriterError: in place of an `OSError` within the context.
     """
     try:
         yield
@@ -53,7 +53,10 @@ def explained(logdir: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_threads() -> Iterator[None]:
-    """TensorBoard's writing threads hand their errors on; they are not to print tracebacks, too."""
+    """Suppress the tracebacks that threads print for an `OSError`, within the context.
+
+    TensorBoard's writer threads pass such errors on to the main thread, which reports them.
+    """
     before = threading.excepthook
 
     def printed(failed: threading.ExceptHookArgs) -> None:
@@ -68,16 +71,16 @@ def quiet_threads() -> Iterator[None]:
 
 
 class Streaming:
-    """Writes the reports of steps for TensorBoard as they come; the log folder is made with the first one.
+    """Writer of the reports of steps for TensorBoard; the first report creates the log folder.
 
     Args:
         logdir: the log folder.
         runs: paths of the two runs.
-        console: where it is said what of the log folder is replaced.
-        tags: which curves are written, as `DiffStream` takes it.
+        console: prints a message if the log folder's content is replaced.
+        tags: the curves to write, as for `DiffStream`.
 
     Attributes:
-        trouble: why nothing more is written; the comparison goes on.
+        trouble: the error after which nothing more is written, or `None`; the comparison goes on.
     """
 
     def __init__(self, logdir: str, runs: Both[str], console: Console, tags: str = LAYERS) -> None:
@@ -92,7 +95,7 @@ class Streaming:
             with explained(self._logdir):
                 if self._stream is None:
                     self._stream = self._begun()
-                self._stream.write(report)  # passes over what the log folder has already
+                self._stream.write(report)  # skips steps that the log folder already has
         except WriterError as error:
             self.trouble = error
 

@@ -23,13 +23,13 @@ MISUSE, INTERRUPTED = 2, 130
 
 
 class Command(NamedTuple):
-    """A command: what it does in a line, and the module that says what it takes (``add_arguments``) and does it."""
+    """A command: a line of help, and the module that adds its arguments (``add_arguments``) and runs it."""
 
     help: str
     module: str
 
 
-# A module is imported when its command is given: `padiff --help` needs none, and no command those of the others.
+# A module is imported only when its command runs: `padiff --help` imports none of them.
 COMMANDS = {
     "demo": Command("train two real runs and compare them; nothing to prepare", "padiff_cli.commands.demo"),
     "run": Command("record a training script of which no line changes", "padiff_cli.commands.run"),
@@ -62,21 +62,21 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    given = sys.argv[1:] if arguments is None else arguments
-    if given[:1] == ["run"]:
+    """Run the command line and return its exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == ["run"]:
         # Its output, its exit code and its errors are the script's.
-        code: int = importlib.import_module(COMMANDS["run"].module).main(given[1:])
+        code: int = importlib.import_module(COMMANDS["run"].module).main(words[1:])
         return code
     show_anything()
     try:
-        code = _run(given)
-        sys.stdout.flush()  # a full disk is an error here, and not when the interpreter ends
+        code = _run(words)
+        sys.stdout.flush()  # so that a full disk is an error here, not at the end of the interpreter
         return code
-    except BrokenPipeError:  # the reader of our output left
+    except BrokenPipeError:  # the reader of the output closed the pipe
         give_up_output()
         return MISUSE
-    except (PadiffError, OSError) as error:  # also a disk that is full, a name that is too long
+    except (PadiffError, OSError) as error:  # OSError: a full disk, or a name that is too long, for example
         give_up_output(error)
         print(f"padiff: {printable(str(error), lines=True)}", file=sys.stderr)
         return MISUSE
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("padiff: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except Exception as error:  # never the exit code that says that the runs differ
+    except Exception as error:  # never the exit code for runs that differ
         text = f"padiff: this should not have happened, please report it: {type(error).__name__}: {error}"
         print(f"{text}\n\npadiff {__version__}, python {sys.version.split()[0]}", file=sys.stderr)
         traceback.print_exc()
@@ -97,10 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     warn_of_older()
-    own, behind = split_arguments(arguments)
-    args = _parser(own).parse_args(own)
-    if behind is not None:
-        args.args = [*args.args, *behind]
+    words, script_arguments = split_arguments(arguments)
+    args = _parser(words).parse_args(words)
+    if script_arguments is not None:
+        args.args = [*args.args, *script_arguments]
     from padiff_cli.log_folder import quiet_threads
     from padiff_hooks.outputs import console_for
 
@@ -110,14 +110,14 @@ def _run(arguments: Sequence[str]) -> int:
     return code
 
 
-def _parser(given: Sequence[str]) -> Any:
+def _parser(words: Sequence[str]) -> Any:
     parser = Parser(prog="padiff", description="Where do two training runs that should be equal part?")
     parser.add_argument("--version", action="version", version=f"padiff {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
-        one = commands.add_parser(name, help=command.help)
-        if given[:1] == [name]:
-            importlib.import_module(command.module).add_arguments(one)
+        subparser = commands.add_parser(name, help=command.help)
+        if words[:1] == [name]:
+            importlib.import_module(command.module).add_arguments(subparser)
     return parser
 
 

@@ -1,4 +1,4 @@
-"""A found layer map as YAML, for a person to read, edit and give back."""
+"""Layer map of two runs as YAML that a user can read, edit and pass to ``--layer-map``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from padiff.records import SIDES, Both, Layer
 
 
 def map_to_yaml(alignment: Alignment, reference: str, candidate: str) -> str:
-    """The layer map as YAML with comments, as `padiff.model.given_map.GivenMap.read` reads it.
+    """Return the layer map as YAML with comments, readable by `padiff.model.given_map.GivenMap.read`.
 
-    Each pair comes with its confidence (0 to 1) and why it was found; close choices are followed by what else would
-    have fitted. What was assumed, and what has no partner, stands at the end.
+    Each pair has its confidence (0 to 1) and the reason of the match; an ambiguous pair also lists the alternatives.
+    Comments at the end list assumptions, and layers and parameters without a partner.
     """
     lines = [
         f"# Which layer of {reference} (reference) answers to which of {candidate} (candidate).",
@@ -52,7 +52,7 @@ def _pair(pair: LayerPair) -> list[str]:
 def _splits(alignment: Alignment) -> Iterator[list[str]]:
     paired = {path for pair in alignment.pairs for path in zip(SIDES, _paths(pair))}
     for split in alignment.splits:
-        # What a pair's own insides hold is found again from the pair.
+        # Splits inside of a pair of layers follow from the pair.
         if paired.isdisjoint((side, layer.path) for side, layers in zip(SIDES, split) for layer in layers):
             paths = split.map(lambda layers: [layer.path for layer in layers])
             entry = _entry(paths.map(lambda side: side[0] if len(side) == 1 else side), split.confidence)

@@ -1,4 +1,4 @@
-"""How arguments are read: what is mistyped gets its nearest name."""
+"""Argument parser that suggests the nearest name for a mistyped one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from padiff.system.spelling import nearest
 
 
 class Parser(argparse.ArgumentParser):
-    """Names the nearest command or option where one is mistyped."""
+    """Argument parser whose errors suggest the nearest command or option for a mistyped one."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -23,31 +23,32 @@ class Parser(argparse.ArgumentParser):
     def _hint(self, message: str) -> str:
         choice = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
         if choice is not None:
-            known = re.findall(r"[\w-]+", choice[2])
-            return f". {nearest(choice[1], known)}"
+            names = re.findall(r"[\w-]+", choice[2])
+            return f". {nearest(choice[1], names)}"
         return ""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        found, unknown = self.parse_known_args(args, namespace)
+        values, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            command: Parser = found.parser
+            command: Parser = values.parser
             wrong = next((text for text in unknown if text.startswith("--")), unknown[0]).partition("=")[0]
             hint = f". {nearest(wrong, command.option_names())}" if wrong.startswith("--") else ""
             command.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-        return found
+        return values
 
     def option_names(self) -> list[str]:
-        """The long options of this command."""
+        """Return the long options of this command."""
         return [name for action in self._actions for name in action.option_strings if name.startswith("--")]
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """Our own arguments, and those of the script behind ``--``; `None` where there are none.
+    """Split the arguments of ``padiff doctor`` at ``--`` into those of padiff and those of the script.
 
-    By hand: argparse takes what is behind ``--`` only if no option of ours stands between it and the script.
+    The second part is `None` for other commands and without ``--``. argparse accepts arguments behind ``--`` only if
+    no option of padiff stands between the script and ``--``.
     """
-    own = list(arguments)
-    if own[:1] != ["doctor"] or "--" not in own:
-        return own, None
-    place = own.index("--")
-    return own[:place], own[place + 1 :]
+    words = list(arguments)
+    if words[:1] != ["doctor"] or "--" not in words:
+        return words, None
+    place = words.index("--")
+    return words[:place], words[place + 1 :]

@@ -87,11 +87,11 @@ def splits(
     for swapped in (False, True):
         wholes, parts = places.swapped(swapped)
         whole_layers, part_layers = layers.swapped(swapped)
-        for path, known in wholes.items():
-            several = sorted(known, key=lambda part, known=known: known[part][:2])  # type: ignore[misc]
+        for path, partners in wholes.items():
+            several = sorted(partners, key=lambda part, partners=partners: partners[part][:2])  # type: ignore[misc]
             pairs = {Both(path, part).swapped(swapped) for part in several}
             if len(several) < 2 or any(len(parts[part]) > 1 for part in several) or not pairs.isdisjoint(paired):
                 continue
-            match = known[several[0]][2]
+            match = partners[several[0]][2]
             split = Both((whole_layers[path],), tuple(part_layers[part] for part in several)).swapped(swapped)
             yield SplitPair(split.reference, split.candidate, match.reason, match.confidence, match.evidence)

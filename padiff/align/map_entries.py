@@ -55,12 +55,12 @@ def _named(infos: Both[RunInfo], layer_map: GivenMap) -> list[Entry]:
     return [Entry(*paths) for paths in zip(*columns)]
 
 
-def _check(path: object, names: dict[str, str], seen: Collection[str], side: str) -> None:
+def _check(path: object, names: dict[str, str], used: Collection[str], side: str) -> None:
     if not isinstance(path, str):
         raise UsageError(f"layer map: {path!r} is no path: recorded runs know their layers by path")
     if path not in names:
         raise UsageError(f"layer map: the {side} has no layer {path!r}. {nearest(path, names)}")
-    if names[path] in seen:
+    if names[path] in used:
         raise UsageError(
             f"layer map: the {side}'s layer {path!r} is given twice; a layer has one partner (several are given as a "
             "list, in the order of its parts)"

@@ -147,17 +147,17 @@ class _Words:
             self.put(key, value, f"options[{key!r}]")
 
 
-def _put_rest(call: _Words, rest: Sequence[Any], old_shape: bool) -> None:
+def _put_rest(call: _Words, values: Sequence[Any], old_shape: bool) -> None:
     """Add the positional arguments that follow the models and inputs."""
     if not old_shape:
-        if len(rest) > 2:
-            raise UsageError(f"auto_diff takes at most 5 positional arguments, got {3 + len(rest)}")
-        for word, value in zip(("loss_fns", "optimizers"), rest):
+        if len(values) > 2:
+            raise UsageError(f"auto_diff takes at most 5 positional arguments, got {3 + len(values)}")
+        for word, value in zip(("loss_fns", "optimizers"), values):
             call.put(word, value)
         return
-    call.put("auto_weights", rest[0])
+    call.put("auto_weights", values[0])
     losses = 0
-    for value in rest[1:]:
+    for value in values[1:]:
         # The first generation's documents disagree on the order of these arguments: the type decides.
         if isinstance(value, int) and not isinstance(value, bool):
             call.put("steps", value)
@@ -181,9 +181,9 @@ def _is_nothing(value: Any) -> bool:
     return value is None or (isinstance(value, (GivenMap, Mapping)) and not len(value))
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(first: Any, second: Any) -> bool:
     plain = (bool, int, float, str, GivenMap, dict)
-    return one is other or (isinstance(one, plain) and isinstance(other, plain) and bool(one == other))
+    return first is second or (isinstance(first, plain) and isinstance(second, plain) and bool(first == second))
 
 
 def _short(value: Any) -> str:

@@ -73,20 +73,20 @@ def _two_or_none(value: Any, what: str, names: Both[str]) -> Both[Any]:
     return pair
 
 
-def _call(given: Any, name: str, live: LiveModel) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _call(inputs: Any, name: str, live: LiveModel) -> tuple[tuple[Any, ...], dict[str, Any]]:
     framework = live.framework
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
-    if isinstance(given, Mapping):
-        kwargs = dict(given)
-    elif framework.tensors.is_tensor(given):
-        args = (given,)
-    elif isinstance(given, (tuple, list)):
-        args = tuple(given)
+    if isinstance(inputs, Mapping):
+        kwargs = dict(inputs)
+    elif framework.tensors.is_tensor(inputs):
+        args = (inputs,)
+    elif isinstance(inputs, (tuple, list)):
+        args = tuple(inputs)
     else:
         raise UsageError(
             f"inputs: the {name} model's input is a dict of named inputs, a {framework.name} tensor or a tuple of "
-            f"them, got {type(given).__module__}.{type(given).__qualname__}"
+            f"them, got {type(inputs).__module__}.{type(inputs).__qualname__}"
         )
     check_call(args, kwargs, name, live)
     return args, kwargs

@@ -17,8 +17,8 @@ from padiff.model import equivalents
 from padiff.records import ROOT, Both, Diff, Kind, Layer
 from padiff.records.step_diffs import StepDiffs
 
-# An activation more or less changes a tensor by far more than this share of its norm; few negative values after a
-# normalisation, by less.
+# Least relative error that a different boundary explains, of a container's outputs and of other outputs. A missing
+# activation changes a tensor by far more than the first share, unless a normalisation leaves few negative values.
 _GROSS, _VISIBLE = 0.05, 1e-3
 
 
@@ -26,10 +26,8 @@ def other_boundaries(diffs: StepDiffs, alignment: Alignment, values: bool = True
     """Return pairs of layers, by path, whose outputs differ although later outputs agree.
 
     Only layers that are built differently are candidates: their sublayers differ, or the models have different numbers
-    of
-    their kind. The model itself and pairs from the user's layer map are never candidates. Outputs that differ by
-    little, or
-    right before the first other diff, are not returned.
+    of their kind. The model itself and pairs from the user's layer map are never candidates. Outputs that differ by
+    little, or right before the first other diff, are not returned.
 
     Args:
         values: True to also consider outputs that have the same shape on both sides.
@@ -85,7 +83,7 @@ class _Built:
             kinds = pair.map(equivalents.kind)
             built = self._kinds.zip(kinds).map(lambda side: (side[1], side[0][side[1]]))
         else:
-            # A normalisation that is a class of the user's may hold the activation, too.
+            # A normalisation of the user's own class may contain the activation.
             built = pair.map(lambda layer: (_is_own_class(layer), layer.settings.get("act")))
         return built.reference != built.candidate
 

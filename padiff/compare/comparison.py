@@ -53,22 +53,21 @@ _NO_STEPS: Both[Sequence[int]] = Both((), ())
 
 
 class RunComparison:
-    """Compares two runs a step at a time, so that runs that still grow can be compared.
+    """Comparison of two runs one step at a time, which also works while the runs grow.
 
     Args:
-        reference, candidate: the run to trust, the run in question.
+        reference, candidate: the run to trust, and the run in question.
         layer_map: layers to pair, in the form that `padiff.model.given_map.GivenMap.of` accepts.
         policy: the rule that passes or fails a diff. Default: `NoisePolicy`.
-        stages: only these stages are reported; a policy may look at the others for what it allows these.
+        stages: stages to report; the limits of a policy may also depend on other stages.
         layers: only layers whose paths in either run match one of these patterns are reported.
-        boundaries: whether to look for all layers that end at other places of the computation
-            (`padiff.compare.boundaries`); where one side's layers run on the other's values, only for those whose
-            outputs have other shapes.
+        boundaries: True to search for all layers that end at different places of the computation
+            (`padiff.compare.boundaries`); False if one side's layers run on the other's values: then only layers with
+            outputs of different shapes are searched for.
         aligned: function that pairs the layers, with the signature of `padiff.align.align`.
         workers: processes that measure steps ahead of the one that is judged.
-        measuring: called now and then while a step is measured, with the share of it that is done.
-        alone: whether each step is judged by itself, as a first one is: both sides began it equal, and nothing is
-            allowed for the steps before.
+        measuring: called from time to time while a step is measured, with the finished share of the step.
+        alone: True to judge each step like a first step: both sides begin the step equal, so limits contain no drift.
 
     Raises:
         UsageError: the layer map does not fit the runs; an unknown stage; a pattern that matches no layer.
@@ -94,7 +93,7 @@ class RunComparison:
         self._map = GivenMap.of(layer_map)
         self._policy: Policy = policy if policy is not None else NoisePolicy()
         self._asked = Asked.of(stages, layers, self._infos)
-        # A limit comes from the rest of the step, too.
+        # A limit also depends on the other diffs of the step.
         self._measured_stages = frozenset(STAGES) if self._policy.in_context else self._asked.stages
         self._measuring = Measuring(self.runs, self._measured_stages, self._policy.elementwise, workers, measuring)
         self._boundaries, self._aligned = boundaries, aligned
@@ -103,28 +102,28 @@ class RunComparison:
         self._place: diagnose.Place | None = None
         #: Consequences of the first diff, and independent faults, once a first diff exists.
         self._around: diagnose.Around | None = None
-        #: The first step that was compared, if it has diffs.
+        #: The first compared step, if it has diffs.
         self._began: int | None = None
         self._before = Before()
-        #: How far off each tensor was in the steps before the latest one, and up to it.
+        #: Largest errors of each tensor, in the steps before the latest one and in all steps.
         self._agreed = self._agreed_now = Agreement()
         self._declared = Declared()
-        #: The step that was compared last, if it has diffs.
+        #: The latest compared step, if it has diffs.
         self._parted: tuple[int, Both[list[Step]]] | None = None
-        #: The step that was compared last, of each rank.
+        #: Records of the latest compared step, of each rank.
         self._compared: list[Both[Step]] = []
-        #: The diffs of the first rank of the step that was compared last.
+        #: The diffs of the first rank in the latest compared step.
         self._latest: Sequence[Diff] = ()
         #: True if processes held parts of the compared tensors.
         self.spread = False
         #: Call stacks of the layers, from one of the steps.
         self._stacks: Both[Stacks] = Both({}, {})
         if aligned is not align or is_mapped(self._infos.reference, self._infos.candidate, self._map):
-            aligned(*self._infos, self._map)  # a map that does not fit is refused before any step is there
+            aligned(*self._infos, self._map)  # raises an error for a wrong map, before any step is recorded
 
     @property
     def alignment(self) -> Alignment:
-        """Alignment of the layers, based on the first compared step, which shows the called layers."""
+        """Return the alignment of the layers, based on the first compared step, which shows the called layers."""
         return self._plan.alignment if self._plan is not None else self._aligned(*self._infos, self._map)
 
     def common(self) -> list[int]:
@@ -152,7 +151,7 @@ class RunComparison:
         Args:
             later: the step numbers that will be requested next; small steps are read and measured together.
         """
-        # Two steps at a time would take twice the memory, and the garbage collector twice as long to look at it.
+        # Released first: two steps at a time would take twice the memory, and garbage collections twice the time.
         self._compared, self._latest = [], ()
         return self._diffs(self._measuring.steps(numbers), numbers, later)
 
@@ -306,7 +305,7 @@ class RunComparison:
         first, place = diagnose.described(failed, step, evidence, compute=not later)
         if self._around is not None:
             return self._around.placed(first, failed)
-        # Now, as long as its step can be read: a recorder within max_bytes takes steps away.
+        # Created now, because a recorder with max_bytes may delete the step later.
         first = replace(first, picture=picture_of(failed.pair))
         self._around = diagnose.Around(first, failed, place, step, evidence, self._began)
         self._first_diff, self._place = first, place
@@ -365,7 +364,7 @@ class RunComparison:
         tensor = first
         if self._policy.settings_count if settings is None else settings:
             first = diagnose.settings_first(differ, first) if differ else first
-            # Runs that are set differently come apart for that reason.
+            # Different settings explain the distance of the runs, so no amplified rounding is reported.
             coverage = replace(coverage, amplified=None) if first is not tensor else coverage
         around = self._around
         return Report(

@@ -128,7 +128,7 @@ class Tally:
 
     @property
     def compared(self) -> int:
-        """Number of compared pairs."""
+        """Return the number of compared pairs."""
         return self._counts["compared"]
 
     def coverage(
@@ -139,13 +139,13 @@ class Tally:
         infos: Both[RunInfo],
         called: Both[Collection[str]],
     ) -> Coverage:
-        """The coverage of all that was added.
+        """Return the coverage of all added steps.
 
         Args:
             steps: numbers of the steps.
             only: steps that only one run has.
-            infos: what holds for all steps of each run.
-            called: paths of the layers that each run was seen to call.
+            infos: description of each run.
+            called: paths of the layers that each run has called so far.
         """
         counts = self._counts
         unpaired: Both[Sequence[Layer]] = Both(alignment.reference_only, alignment.candidate_only)
@@ -229,7 +229,7 @@ def _uncovered(
         for p in layer.parameters
         if p.slot not in ONE_SIDED and not p.tied_to and not stands_for_none(layer, p)
         if (layer.path, p.slot) not in covered
-        # Tables and masks that a model computes are no gap; running statistics are.
+        # Running statistics count; tables and masks that a model computes do not.
         if p.role == "parameter" or (layer.path in alone and slot(p.slot) in STATISTICS)
     )
 

@@ -40,7 +40,7 @@ def executor_of(given: Any) -> Executor:
     """
     if isinstance(given, Executor):
         return given
-    if callable(getattr(given, "get_executor", None)):  # dask's, whose own `submit` gives other futures
+    if callable(getattr(given, "get_executor", None)):  # dask's client, whose `submit` returns futures of another kind
         inner = given.get_executor()
         if isinstance(inner, Executor):
             return inner
@@ -56,10 +56,10 @@ def executor_of(given: Any) -> Executor:
 
 
 class _PoolExecutor(Executor):
-    """A pool with ``apply_async(function, arguments, {}, callback, error_callback)``, which ray's has.
+    """Executor for a pool with ``apply_async(function, arguments, {}, callback, error_callback)``, such as ray's.
 
     Args:
-        pool: it; it stays its owner's, and open.
+        pool: the pool, which stays open.
     """
 
     def __init__(self, pool: Any) -> None:

@@ -1,4 +1,4 @@
-"""Diffs of a comparison so far: stored as they are while few, in compact form for many steps."""
+"""Diffs of a comparison so far: as objects for few steps, in compact form for many steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from padiff.records import Both, Diff, FoldedDiffs, Run
 from padiff.records.on_demand import Joined
 from padiff.records.step_diffs import StepDiffs
 
-# Diffs stored as they are, before compaction begins: some 2 kB each, including their sketches.
+# Number of diffs stored as objects before compaction begins: some 2 kB each, including their sketches.
 _UNFOLDED = 20_000
 
 

@@ -23,7 +23,7 @@ from padiff.records.step_diffs import StepDiffs
 _TICK = 0.2
 #: Steps with few pairs that are measured at a time: enough to make the overhead of numpy's calls small.
 STEPS_AT_A_TIME = 64
-# Of a step's pairs, the share that may be measured one by one where several steps are measured at a time.
+# Largest share of pairs that must be measured one by one, if several steps are to be measured at a time.
 _ALONE_AT_MOST = 0.25
 
 
@@ -31,8 +31,7 @@ class Measuring:
     """Reader of the steps of two runs, which also measures their pairs.
 
     Small steps are read and measured several at a time, together with the steps that follow. An error in one of the
-    later
-    steps is raised when that step is requested.
+    later steps is raised when that step is requested.
 
     Args:
         runs: reference and candidate.
@@ -125,8 +124,8 @@ class Measuring:
     def _with_later(
         self, pairs: Sequence[Pair], alignment: Alignment, plans: PairPlans, later: Sequence[Both[int]]
     ) -> StepDiffs | None:
-        """Return the diffs of a step that is measured together with later steps; `None` if the step must be
-        measured alone.
+        """Return the diffs of a step that is measured together with later steps; `None` if the step must be measured
+        alone.
         """
         batch: dict[Both[int], Sequence[Pair]] = {}
         try:
@@ -144,7 +143,7 @@ class Measuring:
         try:
             current, *following = measured_alike([pairs, *batch.values()])
         except (PadiffError, OSError):
-            return None  # measured one by one, each step raises its own error
+            return None  # each step is then measured alone, and raises its own error
         self._ahead = dict(zip(batch, following))
         return current
 

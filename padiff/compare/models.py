@@ -10,7 +10,7 @@ from padiff.errors import RunFolderError
 from padiff.records import Both, Models, Partners, RunInfo, Step
 from padiff.system.frames import Frame
 
-#: Where layers are called, by path.
+#: Call stacks of layers, by path.
 Stacks = Mapping[str, tuple[Frame, ...]]
 
 
@@ -18,7 +18,7 @@ def stacks_of(step: Step) -> Stacks:
     """Return the stack of each layer's first call, as far as the step's trace holds stacks."""
     stacks: dict[str, tuple[Frame, ...]] = {}
     if step.trace.functions:
-        with contextlib.suppress(RunFolderError):  # a damaged trace: what is judged needs none
+        with contextlib.suppress(RunFolderError):  # a damaged trace: the judgement does not need the trace
             for call in step.trace.calls:
                 if call.stack and not call.function:
                     stacks.setdefault(call.layer, call.stack)

@@ -1,7 +1,7 @@
 """Detect ranks that draw identical dropout masks; each rank should draw its own.
 
-Full tensors show the mask by their zeros. Of a sketch the share of zeros is exact: two processes that drop different
-elements have the same number of zeros by chance only, and never in all layers for several steps.
+Zeros of full tensors show the mask. A sketch contains only the number of zeros in its sample: two processes that drop
+different elements have equal numbers only by chance, and not in all layers for several steps.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from padiff.compare.rank_figures import values_of, wide_values_of
 from padiff.records import Layer, Record, Step, TensorSource
 from padiff.sketches.sketch import Sketch
 
-# What is equal by chance is reported in one of 2 ** 14 runs, at most two of them: 10 ** -4.
+# Evidence, in bits, from which on equal masks are reported. Masks that are equal by chance are reported in about one of
+# 2 ** 14 runs.
 _BITS = 14.0
-# What the first elements of a large tensor have to tell before all of two masks are looked at: in one of 256 clean
-# pairs they do. Of 4,096, behind a ReLU, equal masks tell 24 bits.
+# Evidence, in bits, that the first elements of a large tensor must give before all elements are read (one of 256 clean
+# pairs does so); and the number of these elements. 4,096 elements of equal masks behind a ReLU give 24 bits.
 _HINT, _FIRST = 8.0, 4096
-#: Of masks that differ; of tensors that are equal, which partners in split layers hold alike.
+#: Results in place of evidence: masks differ; and tensors are equal, as on partners in split layers.
 _APART, _EQUAL = -1.0, -2.0
-# A share of zeros that is the dropout's own rate, and not what went in: within so many standard deviations.
+# Standard deviations within which a share of zeros counts as the dropout's rate, without zeros of the input.
 _SPREAD = 5.0
 
 
@@ -63,11 +64,11 @@ class _Dropout:
     """Call of dropout.
 
     Attributes:
-        place: its layer, or the function that a layer calls.
+        place: the dropout layer, or the layer and function of a functional call.
         rate: share of dropped elements, if known.
         out: output of the call.
         given: input of the call, if known; otherwise it is searched among the outputs before the call.
-        site: site of its record; empty for a function.
+        site: site of the output's record; empty for a functional call.
     """
 
     place: str
@@ -121,8 +122,7 @@ class MaskCheck:
         """Return processes that drop the same elements, as full tensors show.
 
         All calls of the first step are read; in later steps, only the first calls with enough evidence, because
-        processes with
-        the same seed agree in all calls.
+        processes with the same seed agree in all calls.
         """
         agree: dict[tuple[int, int], dict[tuple[str, int], float]] = defaultdict(dict)
         apart: set[tuple[int, int]] = set()
@@ -145,7 +145,8 @@ class MaskCheck:
                 break
         alike: dict[tuple[int, int], list[str]] = {}
         for pair, found_at in agree.items():
-            # One seed is one chance, however many places agree; of some that agree, each is one.
+            # If all places agree, one equal seed explains this, and the evidence is added up; otherwise each place
+            # counts alone.
             together = pair not in apart and sum(found_at.values()) >= certain(self._looked, len(steps))
             alike[pair] = [place for (place, _), agreement in found_at.items() if together or agreement >= enough]
             if self._looked and alike[pair]:  # add the places that were not checked yet
@@ -177,7 +178,7 @@ class MaskCheck:
         for ranks in groups.values():
             bits = sum(_chance(by_rank[ranks[0]]) for by_rank in sketches_by_place.values()) if len(ranks) > 1 else 0.0
             for pair in combinations(ranks, 2):
-                # What is equal is what partners in split layers hold alike.
+                # Equal sketches are no evidence: partners in split layers hold equal tensors.
                 entry, partner = pair
                 if any(
                     not np.array_equal(by_rank[entry].projection, by_rank[partner].projection)
@@ -266,26 +267,26 @@ class _Seen:
         return self._known[rank]
 
 
-def _bits_of(one: _Values, other: _Values) -> float:
+def _bits_of(first: _Values, second: _Values) -> float:
     """Return the evidence, in bits, that two processes drop the same elements of different values.
 
     Returns `_APART` if the masks differ, `_EQUAL` if the outputs themselves are equal, 0 if unknown.
     """
-    a, b = one.out, other.out
+    a, b = first.out, second.out
     if a is None or b is None or a.shape != b.shape or not a.size:
         return 0.0
     if np.array_equal(a, b):
         return _EQUAL
-    if one.given is not None and other.given is not None:
-        informative = _may_show(one.given, a) & _may_show(other.given, b)
+    if first.given is not None and second.given is not None:
+        informative = _may_show(first.given, a) & _may_show(second.given, b)
         if not np.array_equal(a[informative] == 0, b[informative] == 0):
             return _APART
         return bits(int(informative.sum()), 0.0, float(np.mean(a[informative] == 0)) if informative.any() else 0.0)
-    # What went in was not recorded, and may hold zeros: they must be about as many as dropout makes.
-    if not all(_is_rate(float(np.mean(x == 0)), one.rate, x.size) for x in (a, b)):
+    # The unrecorded input may contain zeros: the share of zeros must be about the dropout's rate.
+    if not all(_is_rate(float(np.mean(x == 0)), first.rate, x.size) for x in (a, b)):
         return 0.0
-    assert isinstance(one.rate, int | float)
-    return bits(a.size, float(np.mean((a == 0) != (b == 0))), one.rate) or _APART
+    assert isinstance(first.rate, int | float)
+    return bits(a.size, float(np.mean((a == 0) != (b == 0))), first.rate) or _APART
 
 
 def _is_rate(share: float, rate: object, count: int) -> bool:
@@ -325,16 +326,17 @@ def bits(count: int, apart: float, share: float) -> float:
     return count * (bound + (apart * math.log2(apart / expected) if apart else 0.0))
 
 
-def _may_show(given: np.ndarray, out: np.ndarray) -> np.ndarray:
+def _may_show(inputs: np.ndarray, out: np.ndarray) -> np.ndarray:
     """Return a mask of the elements where a zero output means a drop: the input is not zero, also behind a ReLU."""
-    rectified = bool((given[out != 0] > 0).all())
-    shown: np.ndarray = given > 0 if rectified else given != 0
+    rectified = bool((inputs[out != 0] > 0).all())
+    shown: np.ndarray = inputs > 0 if rectified else inputs != 0
     return shown
 
 
 def _went_in(step: Step, call: _Dropout, out: np.ndarray) -> np.ndarray | None:
-    """Return the input of a dropout: the last earlier output of which its output is a multiple at all nonzero
-    elements.
+    """Return the input of a dropout call, as recorded, or found among the earlier outputs; `None` if unknown.
+
+    The dropout's output is a multiple of its input at all nonzero elements.
     """
     if call.given is not None:
         input_values = wide_values_of(call.given)

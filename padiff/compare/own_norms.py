@@ -16,15 +16,16 @@ from padiff.errors import PadiffError
 from padiff.records import LOOP, Record, RunInfo, Step, settings_at
 from padiff.records.parts import PARTIAL, SHARD
 
-# Two norms of one limit: clipping adds 1e-6 to the norm that it divides by, and float32 rounds.
+# Largest relative difference of two norms clipped to one limit: clipping adds 1e-6 to the divisor, and float32 rounds.
 _ONE_LIMIT = 1e-5
-# The same if the limit is known: a norm equals a known limit less easily by chance.
+# Largest relative difference of a norm from a known limit; larger, because a chance agreement is less likely.
 _THE_LIMIT = 1e-4
-# Norms of shards that are added up are above the limit by more than rounding.
+# Least relative excess of the total norm over the limit, beyond rounding.
 _ABOVE = 1e-3
-# Processes whose norms are equal in one step by chance, once in 10 ** 8 steps; of two, two steps have to agree.
+# Number of processes whose equal norms in one step suffice: chance makes these equal once in 10 ** 8 steps. With two
+# processes, two steps have to agree.
 _MANY = 3
-# Elements that are read and made float64 at once.
+# Elements that are read and converted to float64 at a time.
 _AT_ONCE = 1 << 20
 
 
@@ -33,10 +34,11 @@ class OwnNorms:
     """Evidence of clipping by shard norms.
 
     Attributes:
-        ranks: processes whose norms equal the limit; all processes if `recorded`.
-        norm: norm of each process's shards; the largest.
+        ranks: processes whose norms equal the limit, or the largest norm if the limit is unknown; all processes if
+            `recorded`.
+        norm: the limit, if known; otherwise the largest norm of a process's shards.
         whole: norm of all shards together.
-        recorded: True if the norms that clipping returned differ.
+        recorded: True if clipping returned different norms in the processes.
         since: the first step that shows the fault.
     """
 
@@ -52,7 +54,7 @@ class NormCheck:
 
     def __init__(self, info: RunInfo) -> None:
         self._settings = info.settings
-        #: The step before, if several processes' norms were the largest and equal: which step, ranks and norm.
+        #: Number, ranks and norm of the step before, if several processes had equal largest norms in that step.
         self._before: tuple[int, tuple[int, ...], float] | None = None
 
     def look(self, steps: Sequence[Step]) -> OwnNorms | None:
@@ -83,7 +85,7 @@ class NormCheck:
             return OwnNorms(at_it, limit, total, False, number) if at_it and above else None
         largest = max(norms.values())
         alike = tuple(rank for rank, norm in norms.items() if norm >= largest * (1 - _ONE_LIMIT))
-        # Replicas of one shard have one norm; those that hold others show it.
+        # Replicas of one shard have equal norms anyway; only different shards are evidence.
         apart = len({tuple(sorted(shards[rank])) for rank in alike})
         if not largest or apart < 2 or total <= largest * (1 + _ABOVE):
             return None
@@ -124,8 +126,8 @@ def own_norms_text(found: OwnNorms, ranks: str) -> str:
 
 
 def _shards(step: Step) -> dict[tuple[object, ...], Record]:
-    """Return by place the gradients that the process's optimizers consumed, if some are shards; otherwise an
-    empty dict.
+    """Return by place the gradients that the process's optimizers consumed, if some are shards; otherwise an empty
+    dict.
     """
     gradients = {
         (r.layer, r.slot, *((r.part.offset, r.shape) if r.part is not None else ())): r

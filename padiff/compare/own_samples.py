@@ -18,8 +18,8 @@ from padiff.records import ROOT, Layer, Record, Step
 _FRACTION = 8.0
 # Number of elements compared before all elements of an input are compared.
 _FIRST = 4096
-# What a batch norm gives has the mean that its bias says, but for rounding of float32; of other samples' statistics it
-# is off by the square root of one in so many elements: above it up to 10 ** 8 of them.
+# Largest difference, by rounding in float32, between the mean of a batch norm's output and its bias. With statistics of
+# other samples the difference is 1 over the square root of the number of elements: larger for up to 10 ** 8 elements.
 _MEAN = 1e-4
 #: Names of a batch norm's running statistics in either framework.
 STATISTICS = ("running_mean", "running_var", "_mean", "_variance")
@@ -58,8 +58,8 @@ def same_samples(steps: Sequence[Step], looked: int) -> list[list[int]]:
     return sorted(groups)
 
 
-def _same(one: Mapping[str, Record], other: Mapping[str, Record]) -> bool:
-    return all(error(record, other[site]) == 0 for site, record in one.items())
+def _same(first: Mapping[str, Record], second: Mapping[str, Record]) -> bool:
+    return all(error(record, second[site]) == 0 for site, record in first.items())
 
 
 def _begins(record: Record) -> Hashable:
@@ -80,7 +80,7 @@ def _evidence(record: Record) -> float:
     if values is None or not values.size:
         return 0.0
     if sketch is not None and sketch.minimum == 0 and sketch.maximum == 1 and sketch.mean == sketch.mean_square:
-        # A mask: signs make many values of its sums, which tell no more than where its zeros are.
+        # A mask: its projection has many values because of the random signs, but only the zeros carry information.
         return bits(sketch.looked_at, 0.0, sketch.zeros)
     values = np.asarray(values.reshape(-1)[:_FIRST], np.float64)
     different, counts = np.unique(values[np.isfinite(values)], return_counts=True)
@@ -115,16 +115,16 @@ def _value(record: Record | None) -> np.ndarray | None:
     return None if record is None else wide_values_of(record.source)
 
 
-def _differ(site: str, one: Mapping[str, Record], other: Mapping[str, Record]) -> bool:
-    return error(one[site], other[site]) > 0
+def _differ(site: str, first: Mapping[str, Record], second: Mapping[str, Record]) -> bool:
+    return error(first[site], second[site]) > 0
 
 
-def _normalised(path: str, kept: Mapping[str, Record]) -> bool:
+def _normalised(path: str, records: Mapping[str, Record]) -> bool:
     """Return True if the mean of each channel of a batch norm's output equals its bias."""
-    out = _value(kept.get(f"{path}/forward/output.0"))
+    out = _value(records.get(f"{path}/forward/output.0"))
     if out is None or out.ndim < 2 or out.size <= 2 * out.shape[1]:
         return False
-    bias, weight = (_value(kept.get(f"{path}/weight/{slot}")) for slot in ("bias", "weight"))
+    bias, weight = (_value(records.get(f"{path}/weight/{slot}")) for slot in ("bias", "weight"))
     bias = np.zeros(out.shape[1]) if bias is None else bias
     weight = np.ones(out.shape[1]) if weight is None else weight
     if not bias.shape == weight.shape == (out.shape[1],):

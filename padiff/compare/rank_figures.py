@@ -11,7 +11,8 @@ from padiff.records import Record, TensorSource
 
 # Sums in sketches from two machines may differ in their last digits.
 _SKETCHES_DIFFER = 1e-6
-# Gradients that are one multiple of another rank's: float32 rounds their ratio by some units in the last place.
+# Largest relative error of gradients that are a multiple of another rank's, and largest relative spread of the factors:
+# float32 rounds by some units in the last place.
 _ONE_FACTOR = 1e-5
 
 
@@ -61,7 +62,7 @@ def constant(record: Record) -> bool:
 
 
 def one_factor(pairs: Iterable[tuple[Record, Record]]) -> float | None:
-    """Return the factor between the first and the second records; `None` unless all pairs share one factor."""
+    """Return the factor between the first and the second records; `None` unless two or more pairs share one factor."""
     factors = []
     for a, b in pairs:
         x, y = (
@@ -87,12 +88,12 @@ def classes(records: Sequence[tuple[int, Record]]) -> list[list[tuple[int, Recor
     """
     groups: list[list[tuple[int, Record]]] = []
     for entry in records:
-        same = next((own for own in groups if error(own[0][1], entry[1]) == 0), None)
+        same = next((group for group in groups if error(group[0][1], entry[1]) == 0), None)
         if same is None:
             groups.append([entry])
         else:
             same.append(entry)
-    return sorted(groups, key=lambda own: (-len(own), own[0][0]))
+    return sorted(groups, key=lambda group: (-len(group), group[0][0]))
 
 
 def _relative(x: np.ndarray, y: np.ndarray) -> float:

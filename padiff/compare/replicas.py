@@ -82,8 +82,8 @@ class ReplicaCheck:
         #: Number of checked steps, and the number of the latest step.
         self._looked, self._latest = 0, -1
         self.findings: list[RankFinding] = []
-        #: By layer and rank, which of the layer's weights were equal at the start: they differ where a model is spread
-        #: out by hand, or was not broadcast, and only those that were equal are held against each other.
+        #: Class of equal weights at the start, by layer and rank. Weights differ at the start if a model is split by
+        #: hand, or was not broadcast; only weights that were equal are compared with each other.
         self._start: dict[str, dict[int, Hashable]] | None = None
         self._known: set[tuple[RankFault, int]] = set()
 
@@ -123,7 +123,7 @@ class ReplicaCheck:
             if kind is RankFault.WRITTEN and any(entry[1].updated_apart for entry in departing):
                 also = "did before this step"
             if kind is RankFault.NOT_REDUCED and has_cause and not also:
-                continue  # what was wrong with another rank's batch, reduced into this one's gradient
+                continue  # the fault is in another rank's batch, and came into this gradient by the reduction
             worst, of = max(entry.error for _, entry in departing), departing[0][1].of
             self._find(kind, number, ranks, sites, worst, of, factor, also)
         self._own_norms(ordered)
@@ -182,32 +182,32 @@ class ReplicaCheck:
 
     def _own_norms(self, steps: Sequence[Step]) -> None:
         evidence = self._norms.look(steps)
-        # For ranks that share gradients, the gradients' own finding already reports the fault, and its factor.
+        # For ranks that share gradients, the finding about gradients already reports the fault and its factor.
         named = {rank for kind, rank in self._known if kind.fault}
         if evidence is not None and not named & {*evidence.ranks}:
             text = own_norms_text(evidence, ranks_text(evidence.ranks))
             self._find(RankFault.OWN_NORM, evidence.since, evidence.ranks, (), 0.0, 0, text=text)
 
-    def _shares_out(self, weights: _Held, one: int, other: int) -> bool:
-        """Return True if two processes read different samples: they hold the same model, or gather it for each call."""
+    def _shares_out(self, weights: _Held, first: int, second: int) -> bool:
+        """Return True if two processes should read different samples, because either uses the whole model."""
         both = {
-            key: (records[one], records[other])
+            key: (records[first], records[second])
             for key, records in weights.items()
-            if one in records and other in records
+            if first in records and second in records
         }
         parts = [(a.part, b.part) for a, b in both.values() if a.part is not None and b.part is not None]
         if any(a.share != b.share for a, b in parts if a.share >= 0 <= b.share):
             return True
         alike = {key for key, (a, b) in both.items() if _place(a) == _place(b) is not None}
         assert self._start is not None
-        same = all(ranks.get(one) == ranks.get(other) for ranks in self._start.values())
+        same = all(ranks.get(first) == ranks.get(second) for ranks in self._start.values())
         return alike >= self._trainable and same
 
-    def _departing(self, held: _Held) -> dict[int, _Departs]:
+    def _departing(self, stage_records: _Held) -> dict[int, _Departs]:
         """Return the differences of each rank from the ranks that hold the same part of the same parameter."""
         departures: dict[int, _Departs] = defaultdict(_Departs)
         assert self._start is not None
-        for key, records in held.items():
+        for key, records in stage_records.items():
             start = self._start.get(key[0], {})
             for group in _groups(records):
                 began: dict[Hashable, list[tuple[int, Record]]] = defaultdict(list)
@@ -221,17 +221,17 @@ class ReplicaCheck:
                         departures[rank].apart[key] = (first[0][0], first[0][1], record)
         return departures
 
-    def _kind(self, own: Mapping[str, _Departs], number: int) -> tuple[RankFault | None, str, float | None]:
+    def _kind(self, departures: Mapping[str, _Departs], number: int) -> tuple[RankFault | None, str, float | None]:
         """Return the fault of a rank in a step, the stage that shows the fault, and the factor of the gradients."""
-        if own["grad"].apart:
-            factor = one_factor((a, b) for _, a, b in own["grad"].apart.values())
+        if departures["grad"].apart:
+            factor = one_factor((a, b) for _, a, b in departures["grad"].apart.values())
             return (RankFault.NOT_REDUCED if factor is None else RankFault.OWN_FACTOR), "grad", factor
-        own["weight"].updated_apart = bool(own["update"].apart)
+        departures["weight"].updated_apart = bool(departures["update"].apart)
         # The step before was recorded, and equal: a difference before this update does not come from that step.
-        written = own["weight"].apart and self._latest == number - 1
-        if own["update"].apart and own["grad"].of and not written:
+        written = departures["weight"].apart and self._latest == number - 1
+        if departures["update"].apart and departures["grad"].of and not written:
             return RankFault.OWN_UPDATE, "update", None
-        return (RankFault.WRITTEN if own["weight"].apart else None), "weight", None
+        return (RankFault.WRITTEN if departures["weight"].apart else None), "weight", None
 
     def _own_statistics(self, steps: Sequence[Step]) -> None:
         """Report batch norms whose statistics differ, or whose outputs show that each process uses its own samples."""

@@ -39,38 +39,38 @@ def compare_runs(
     alone: bool | None = None,
     executor: Any = None,
 ) -> Report:
-    """Compare two runs: all of their common steps, in the order of their numbers.
+    """Compare all common steps of two runs, in the order of their numbers.
 
     Args:
         reference: the run to trust: a run folder, one step of it, a dump folder, or a run in memory.
         candidate: the run in question, in the same forms.
         layer_map: layers to pair: a mapping or pairs of paths (reference, candidate), or the
-            YAML file that ``padiff map`` wrote. Given pairs win, the rest is found around them.
+            YAML file that ``padiff map`` wrote. Given pairs have priority; other pairs are found automatically.
         policy: the rule that passes or fails a diff. Default: `NoisePolicy`; `Tolerance` has fixed limits.
-        stages: only these stages are reported; a policy may look at the others for what it allows these.
-        progress: called with ``(steps done, steps in all)``; while a large step is measured, with parts of a step too.
+        stages: stages to report; the limits of a policy may also depend on other stages.
+        progress: called with ``(finished steps, all steps)``, with fractions while a large step is measured.
         each: called with the report of each common step.
-        workers: how many processes measure steps of run folders, ahead of the one that is judged; the report is the
-            same whatever the number, and 1 is this process alone. Default: as many as there are cores for it, and as
-            there is work for: a comparison of a second or two starts none.
-        steps: only these of the common steps are compared.
-        layers: path patterns (``encoder.*``); only what layers of either run that match one recorded is reported.
-        alone: True to judge each step by itself, at the tolerance of a first step. Default: True if the candidate is
+        workers: number of processes that measure later steps of run folders while a step is judged; 1 for this process
+            alone. The number does not change the report. Default: one for each core, as far as there is enough work; a
+            comparison of a second or two starts none.
+        steps: numbers of the common steps to compare. Default: all.
+        layers: path patterns (``encoder.*``); only records of layers that match a pattern, in either run, are reported.
+        alone: True to judge each step by itself, with the limits of a first step. Default: True if the candidate is
             a replay of the reference (`padiff.replay`).
-        executor: whose workers read and measure steps, ahead of the one that is judged here: any
-            `concurrent.futures.Executor`, a ``dask.distributed.Client``, a ``ray.util.multiprocessing.Pool``. Both runs
-            have to be paths or stores that its workers see, too, and padiff has to be installed there; ``workers`` then
-            says how many tasks it is given at a time. It stays open. The report is the same. Where a worker is lost, a
-            warning says so, and its step is measured in this process.
+        executor: executor whose workers read and measure later steps while a step is judged here: a
+            `concurrent.futures.Executor`, a ``dask.distributed.Client`` or a ``ray.util.multiprocessing.Pool``. Its
+            workers need access to both runs, as paths or stores, and an installed padiff; ``workers`` is then the
+            number of tasks at a time. The executor stays open, and does not change the report. If a worker is lost,
+            padiff warns and measures the step in this process.
 
     Returns:
-        The report: true in a condition if the runs match, with ``first_diff`` and ``coverage``.
+        The report, with ``first_diff`` and ``coverage``; true in a condition if the runs match.
 
     Raises:
         RunFolderError: a folder can't be read.
-        NothingToCompareError: no common step, or steps without a common quantity.
-        UsageError: the layer map does not fit the runs; no number of workers; a pattern that matches no layer;
-            no executor, or one whose workers don't see a run.
+        NothingToCompareError: the runs have no common step, or the steps no common quantity.
+        UsageError: the layer map does not fit the runs, ``workers`` or ``executor`` is invalid, a pattern matches no
+            layer, or the executor's workers can't read a run.
     """
     check_workers(workers)
     pool = None if executor is None else executor_of(executor)
@@ -158,7 +158,7 @@ def _common(runs: Both[Run], numbers: Both[list[int]], chosen: Container[int] | 
                 f"none of the steps asked for ({chosen}) is one that both runs have: these are {_listed(available)}"
             )
     if not numbers_in_both and all(isinstance(run, SingleDump) for run in runs):
-        # Two single dumps are compared whatever steps they were.
+        # Two single dumps are compared regardless of their step numbers.
         return [numbers.map(lambda side: side[0])]
     if not numbers_in_both:
         raise NothingToCompareError(

@@ -35,18 +35,17 @@ from padiff.records.rows import empty_rows
 from padiff.records.step_diffs import StepDiffs
 from padiff.system.follow import follow
 
-# Seconds that a pair of tensors takes to measure, each of its elements, and a pair of sketches, or of small tensors of
-# packed steps, among many; and that it takes to have a step measured by another process. As measured on one core, to
-# know what is worth it.
+# Seconds of measuring on one core: for a pair of tensors, for each of its elements, and for a pair of sketches, or of
+# small tensors of packed steps, among many; and seconds to send a step to another process and back.
 _PAIR, _ELEMENT, _AMONG_MANY, _SENT = 5e-5, 2e-9, 4e-6, 1e-3
-# Each process is started for so many seconds of measuring; it needs some 0.3 s to start. And so many more for each
-# record of a step, which it pairs for itself.
+# Seconds of measuring that justify one more process, which takes some 0.3 s to start; and seconds more for each record
+# of a step, because each process pairs the records itself.
 _EACH, _PAIRED = 0.75, 2.5e-5
-# A step is shared out by processes only if each of them has so many seconds to do.
+# Least seconds of measuring for each process, if a step is divided among processes.
 _PART = 0.1
-# Processes that are started for each core, at most, whatever is asked for.
+# Most processes for each core, even if more are requested.
 _PER_CORE = 4
-# Numpy in a process that is one of several is not to start threads of its own.
+# Environment that keeps numpy in the worker processes from starting threads.
 _ALONE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
@@ -80,20 +79,20 @@ def check_workers(workers: int | None) -> None:
 
 
 class Workers:
-    """Workers that measure steps of two runs ahead of the one that is judged; to be used in a ``with``.
+    """Workers that measure later steps of two runs while one step is judged; a context manager.
 
-    Without an executor they are processes: started where that pays, and ended with the ``with``. An executor that is
-    given is used from the second step on, or at once where a step is large; it stays open. What they can't do, whatever
-    the reason, is left to be done without them, so that a report and an error are the same whatever their number.
+    Without an executor the workers are processes, which start if this saves time and end with the context. A given
+    executor is used from the second step on, or at once for a large step, and stays open. Steps that the workers fail
+    to measure are measured by the caller, so reports and errors do not depend on the workers.
 
     Args:
-        paths: the two runs, as `padiff.dump.open_run` takes them.
-        numbers: the steps that will be compared, in their order, as each run numbers them.
-        count: how many processes, at most; 1: none but this one. Default: as many as there are cores, where that
-            pays. There are never more than there is work for, nor more than four for each core. Of an executor: how
-            many tasks it works on at a time. Default: as many as it says.
-        executor: whose workers measure.
-        identities: with an executor, which recordings the runs are, so that no worker measures others.
+        paths: paths of the two runs, in the form that `padiff.dump.open_run` accepts.
+        numbers: the numbers in each run of the steps to compare, in order.
+        count: most processes; 1 for no workers. Default: one for each core, if this saves time. There are never more
+            processes than parts of steps, nor more than four for each core. With an executor: number of tasks that it
+            runs at a time. Default: the executor's own number.
+        executor: executor that measures in place of processes. Default: none.
+        identities: with an executor, the identities of the two recordings, so that no worker measures other ones.
     """
 
     def __init__(
@@ -132,7 +131,7 @@ class Workers:
         if self._count is None and seconds < 2 * each:
             return
         try:
-            from loky import ProcessPoolExecutor, cpu_count  # takes time to import that short comparisons do not have
+            from loky import ProcessPoolExecutor, cpu_count  # takes too long to import for short comparisons
 
             count = self._count or min(cpu_count(), int(seconds / each))
             # More processes than parts of steps would idle; too many for each core would only use memory.
@@ -165,7 +164,7 @@ class Workers:
             return None
         if self._job[0] is not alignment:
             self._again()
-            plain = replace(alignment, storage=None)  # no questions are open any more
+            plain = replace(alignment, storage=None)  # all storage ambiguities are resolved
             self._job = alignment, pickle.dumps((self._paths, self._identities, plain, frozenset(stages), elementwise))
         try:
             self._submit(numbers, fact_of_pairs(pairs, _seconds_of))
@@ -182,7 +181,7 @@ class Workers:
             self._say(numbers, error, "such steps are measured in this process")
             return None
         if sum(len(part.places) for _, part in parts) != len(pairs) or any(total != len(pairs) for total, _ in parts):
-            return None  # the step was recorded again between their reading and ours
+            return None  # the step was recorded again after the workers read it
         rows = empty_rows(len(pairs))
         problems: dict[int, Problem] = {}
         odd: dict[int, tuple[int, ...]] = {}
@@ -197,7 +196,7 @@ class Workers:
         """Warn, once, that an executor fails to measure. (Failures of padiff's own processes need no warning.)"""
         if self._given is not None and not self._said:
             self._said = True
-            # Lines after the first are the other machine's traceback.
+            # Lines after the first are the worker's traceback.
             about = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
             text = f"the executor did not measure step {numbers.reference} ({about}); {so}. The report is the same"
             warnings.warn(f"padiff: {text}", RuntimeWarning, stacklevel=2)
@@ -208,16 +207,16 @@ class Workers:
         if self._left and self._left[0] == numbers:
             parts = min(self._count, int(seconds / _PART))
             if parts < 2:
-                self._left.popleft()  # shared out among processes it would take longer, and the others are not kept
+                self._left.popleft()  # too small to divide: the caller measures this step
         while self._left and len(self._ahead) < 2 * self._count:
             step = self._left.popleft()
-            # The last ones are shared out, so that no process is left alone with one of them.
+            # The last steps are divided, so that all processes finish at the same time.
             parts = max(1, min(self._count // (len(self._left) + 1), int(seconds / _PART)))
             futures = [self._pool.submit(measure_part, self._job[1], step, part, parts) for part in range(parts)]
             self._ahead.append((step, futures))
 
     def _again(self) -> None:
-        """Take back what is measured by another alignment."""
+        """Cancel the submitted steps, and queue them again, because the alignment has changed."""
         for step, futures in reversed(self._ahead):
             self._left.appendleft(step)
             for future in futures:
@@ -230,7 +229,7 @@ class Workers:
         elif self._pool is not None:
             for _, futures in self._ahead:
                 for future in futures:
-                    future.cancel()  # what its owner does next does not wait for it
+                    future.cancel()  # so that the owner's next tasks need not wait
         self._pool = None
         self._ahead.clear()
 
@@ -258,7 +257,7 @@ def measure_part(job: bytes, numbers: Both[int], part: int, parts: int) -> _Meas
     return len(pairs), _Part(np.array(chosen, np.intp), diffs.rows, dict(diffs.problems), dict(diffs.odd))
 
 
-# What the latest job of a thread is: an executor's workers may be threads of one process.
+# Latest job of each thread, because an executor's workers may be threads of one process.
 _LATEST = threading.local()
 
 

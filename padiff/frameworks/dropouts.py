@@ -151,7 +151,7 @@ class _Calls(ABC):
 
 
 class MasksSeen(_Calls):
-    """Passes dropout masks to an observer, without changing the training's numbers or random generators."""
+    """Listener that passes dropout masks to an observer, without changing numbers or random generators."""
 
     def __init__(self, framework: DropoutFunctions, observer: MaskObserver) -> None:
         self._observer: MaskObserver | None = observer
@@ -193,7 +193,7 @@ class MasksSeen(_Calls):
 
 
 class MasksFed(_Calls):
-    """Makes dropout functions use the masks of a source."""
+    """Listener that makes dropout functions use the masks of a source."""
 
     def __init__(self, framework: DropoutFunctions, source: MaskSource) -> None:
         self._source: MaskSource | None = source
@@ -217,13 +217,13 @@ class MasksFed(_Calls):
         mask = self._kept(about) if about is not None else None
         return None if mask is None else partial(self._drop, call, name, mask)
 
-    def _drop(self, call: Heard, name: str, kept: np.ndarray) -> Any:
+    def _drop(self, call: Heard, name: str, mask: np.ndarray) -> Any:
         assert self._source is not None
         self._inside = True
         try:
             if self._source.draws:
                 self._framework.draw(name, call)
-            return self._framework.keeping(name, call, kept)
+            return self._framework.keeping(name, call, mask)
         finally:
             self._inside = False
 

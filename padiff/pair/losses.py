@@ -1,7 +1,7 @@
-"""Pairing what went into loss functions and came out of them: by what a tensor is to the loss, call by call.
+"""Pairing of the inputs and results of loss functions, by their roles in the loss, call by call.
 
-Two people write a loss in different ways, so only what is the same quantity for certain is paired: calls of one
-function of which either side makes as many, and of them tensors with as many elements.
+The same loss can be written in different ways, so only tensors that are certainly the same quantity are paired: calls
+of a function that both sides call equally often, and tensors of these calls with equally many elements.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from padiff.pair.layouts import layout_between
 from padiff.pair.parameters import RecordPair, alone
 from padiff.records import BROADCAST, RESHAPED, SAME, Both, Layout, Record, is_of_loss, loss_role
 
-# Tensors of one quantity are at most so far apart, relative to their size, where the runs have not parted. Chosen.
+# Largest relative distance of two tensors of the same quantity, while the runs still agree. Chosen.
 _ALIKE = 0.1
-#: What tells one call from another: in most losses the labels, else what is predicted.
+#: Roles that distinguish one call from another: the labels in most losses, else the predictions.
 _TELLING = ("labels", "target", "logits", "prediction", "log_probabilities", "probabilities", "scores", "first")
 _INTEGERS = ("int", "uint", "bool")
-# Labels mean the same, whatever function they go into.
+# Labels have the same meaning for all loss functions.
 _LABELS = "labels"
 
 
@@ -49,7 +49,7 @@ def pair_losses(records: Both[Sequence[Record]]) -> list[RecordPair]:
             unmatched += [call for call in side if all(call is not call_matched for call_matched in matched_calls)]
     labels = waiting.map(lambda side: [call for call in side if _LABELS in call.roles])
     if len(labels.reference) == len(labels.candidate) == 1:
-        # One takes logits, the other their logarithms of the softmax: the labels are the same quantity all the same.
+        # One function may take logits, the other log-probabilities: the labels are the same quantity.
         (reference,), (candidate,) = labels
         pairs += _pair_roles(reference, candidate, only=_LABELS)
         waiting = waiting.zip(labels).map(lambda side: [call for call in side[0] if call is not side[1][0]])
@@ -147,6 +147,6 @@ def _layout(reference: tuple[int, ...], candidate: tuple[int, ...]) -> Layout | 
     if len(few) <= 1 or few[-1] == many[-1]:
         return RESHAPED  # all rows in one row, classes last in both
     if few == reference and len(many) > 2 and few[-1] == many[1]:
-        # Classes are the second axis there, the last here.
+        # Classes are the second axis on the other side, and the last axis on this side.
         return Layout(((0, *range(2, len(many)), 1), "reshape"))
     return None

@@ -148,13 +148,13 @@ def pair_parameters(indexes: Both[Index], alignment: Alignment) -> list[RecordPa
 
 
 def _pair_whole(parameters: ParameterPair, layout: Layout, sides: Both[_Side]) -> Iterator[RecordPair]:
-    """Return the pairs of two whole parameters."""
+    """Yield the pairs of two whole parameters."""
     others = sides.candidate.records(parameters.candidate[0])
     used, others_used = sides.reference.used, sides.candidate.used
     for when, record in sides.reference.records(parameters.reference[0]).items():
         partner = others.get(when)
         if partner is None or (id(record) in used and id(partner) in others_used):
-            continue  # tied on both sides: compared where they were first seen
+            continue  # tied on both sides: compared at their first site
         used.add(id(record))
         others_used.add(id(partner))
         yield RecordPair(record, partner, layout)
@@ -171,7 +171,7 @@ def whole_layout(parameters: ParameterPair) -> Layout | None:
 
 
 def _pair_rows(parameters: ParameterPair, sides: Both[_Side]) -> Iterator[RecordPair]:
-    """Return the pairs of parameters that are fused, or differ in shape from their partners."""
+    """Yield the pairs of parameters that are fused, or differ in shape from their partners."""
     records_by_side = Both(
         [sides.reference.records(slice_) for slice_ in parameters.reference],
         [sides.candidate.records(slice_) for slice_ in parameters.candidate],
@@ -186,22 +186,25 @@ def _pair_rows(parameters: ParameterPair, sides: Both[_Side]) -> Iterator[Record
 
 
 def _pair(parameters: ParameterPair, sides: Both[_Side], records: Both[list[Record]], stage: str) -> list[RecordPair]:
-    known = all(id(record) in side.used for side, found in zip(sides, records) for record in found)
-    if known and all(slice_.whole for slices in parameters for slice_ in slices):
-        return []  # tied on both sides: compared where they were first seen
-    for side, found in zip(sides, records):
-        side.used.update([id(record) for record in found])
+    all_used = all(id(record) in side.used for side, side_records in zip(sides, records) for record in side_records)
+    if all_used and all(slice_.whole for slices in parameters for slice_ in slices):
+        return []  # tied on both sides: compared at their first site
+    for side, side_records in zip(sides, records):
+        side.used.update([id(record) for record in side_records])
     if len(parameters.reference) == len(parameters.candidate) == 1:
-        one = Both(parameters.reference[0], parameters.candidate[0]), Both(records.reference[0], records.candidate[0])
-        fused = _fused(*one)
+        pair = (
+            Both(parameters.reference[0], parameters.candidate[0]),
+            Both(records.reference[0], records.candidate[0]),
+        )
+        fused = _fused(*pair)
         if fused is not None:
-            return [] if known else [fused]
-        unsliced = _unsliced(*one)
+            return [] if all_used else [fused]
+        unsliced = _unsliced(*pair)
         if unsliced is not None:
             return [unsliced]
     sliced = Both(*map(_sliced, parameters, records, parameters.swapped()))
     if stage == "grad":
-        # What is added up has one gradient, which each of them gets.
+        # The terms of a sum all have the same gradient.
         return [RecordPair(a, b) for a, b in product(*sliced)]
     return [RecordPair(*sliced.map(_added))]
 
@@ -224,7 +227,7 @@ def _unsliced(slices: Both[Slice], records: Both[Record]) -> RecordPair | None:
     """Return the pair of two parameters with all their rows, or in different shapes; `None` for rows."""
     shape, candidate_size = slices.reference.size, slices.candidate.size
     if without_ones(shape) != without_ones(candidate_size) and math.prod(shape) == math.prod(candidate_size):
-        # A convolution over patches and the linear layer that it is, a picture and its places.
+        # A convolution over patches and an equivalent linear layer, or an image and its positions in a row.
         sources = (_Flat(_Rows(record.source, slice_), shape) for record, slice_ in zip(records, slices))
         a, b = (replace(record, shape=shape, source=source) for record, source in zip(records, sources))
         return RecordPair(a, b)
@@ -288,7 +291,7 @@ def pair_split_outputs(split: SplitPair, parameters: Sequence[ParameterPair], in
 
 
 def _slices(
-    whole: Layer, parts: Sequence[Layer], parameters: Sequence[ParameterPair], swapped: bool
+    fused_layer: Layer, parts: Sequence[Layer], parameters: Sequence[ParameterPair], swapped: bool
 ) -> Mapping[str, Slice]:
     """Return the rows of the fused weight that belong to each part."""
     by_path: dict[str, Slice] = {}
@@ -296,7 +299,7 @@ def _slices(
     for pair in parameters:
         if len(pair.reference) == len(pair.candidate) == 1:
             (slice_,), (part_slice,) = pair.swapped() if swapped else pair
-            if slice_.layer == whole.path and not slice_.whole and part_slice.layer in paths:
+            if slice_.layer == fused_layer.path and not slice_.whole and part_slice.layer in paths:
                 by_path.setdefault(part_slice.layer, slice_)
     return by_path
 

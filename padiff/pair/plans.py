@@ -15,8 +15,8 @@ from padiff.records.planned import PairColumns, PlannedPairs
 from padiff.records.sites import Sites
 from padiff.records.structured import AskedError, Structured, called
 
-# Structures of a run that are remembered: most steps of a run have one, or take turns at a few; where parameters are
-# spread, each process has one.
+# Most cached pairings. The steps of most runs have one structure, or alternate between a few; with sharded parameters
+# each process has its own.
 _MOST = 256
 
 
@@ -37,7 +37,7 @@ class _Plan(NamedTuple):
     by_name: bool
 
     def is_of(self, structures: Both[object], alignment: Alignment) -> bool:
-        # A structure is equal to itself alone; of several steps put together it is a tuple of theirs.
+        # A structure equals only itself; merged steps have a tuple of structures.
         return self.structures == structures and self.alignment is alignment
 
 
@@ -115,7 +115,7 @@ def _planned(pairs: Sequence[Pair], records: Both[Sequence[Record]]) -> PairColu
         if (reference_place is None) != (pair.reference is None) or (candidate_place is None) != (
             pair.candidate is None
         ):
-            return None  # a part of a parameter, say
+            return None  # a computed record, such as a part of a parameter
         places_by_side.reference.append(reference_place)
         places_by_side.candidate.append(candidate_place)
     return PairColumns(

@@ -1,5 +1,5 @@
-"""Comparison of runs with different numbers of processes, limited to quantities that do not depend on the split
-of the batch.
+"""Comparison of runs with different numbers of processes, limited to quantities that do not depend on the split of
+the batch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from padiff.pair.united import replicas
 from padiff.records import PARAMETER_STAGES, Both, InMemory, Kind, Problem, Record, RunInfo, Step, is_loss
 
-#: Why the rest is not compared.
+#: Reason why the other quantities are not compared.
 OWN_SAMPLES = Problem(Kind.OWN_SAMPLES, "each process saw samples of its own")
 
 

@@ -48,7 +48,7 @@ def _answers(alignment: Alignment) -> Callable[[Record], bool] | None:
         if expected != actual:
             return None
         parameters.add(expected)
-    # One that is tied to another is recorded as that one.
+    # A tied parameter is recorded under its target.
     homes = alignment.layers.map(tie_targets)
     if homes.reference != homes.candidate:
         return None

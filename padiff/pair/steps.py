@@ -36,8 +36,7 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
     Parameters are paired by the alignment, by rows if one side fuses several into one tensor. Within two paired layers,
     other records of one stage and call are paired by slot, and remaining records by position if the shapes agree
     (``output.logits`` and ``output.0``, ``input.x`` and ``input.input``); a tensor in another layout gets the `Layout`
-    that
-    brings it into the reference's layout.
+    that brings it into the reference's layout.
     """
     steps = Both(reference, candidate)
     indexes = steps.map(_index)
@@ -99,7 +98,7 @@ def _pair_layer(layers: LayerPair, indexes: Both[Index], outputs: bool) -> list[
         if not records.reference and not records.candidate:
             continue
         if stage in PARAMETER_STAGES:
-            # What the trees declare is paired by the alignment; a record of anything else, by its slot.
+            # The alignment pairs the parameters in the layer trees; other records are paired by slot.
             slots = layers.map(lambda layer: {parameter.slot for parameter in layer.parameters})
             declared, undeclared = _parted(records, slots, lambda record: record.slot)
             pairs += _match(undeclared, equivalents.slot) + alone(declared)
@@ -142,8 +141,8 @@ def _features(layers: LayerPair, a: Record | None, b: Record | None) -> Layout:
 
 
 def _same_tensors(pairs: list[RecordPair]) -> list[RecordPair]:
-    """Return the pairs, with an inner layer's layout also on a container's output that is the same tensor, and
-    its gradient.
+    """Return the pairs, with an inner layer's layout also on a container's output that is the same tensor, and its
+    gradient.
     """
     layouts: dict[object, Layout] = {}
     sites: dict[tuple[str, str, int], Layout] = {}
@@ -178,7 +177,7 @@ def _with_layouts(pairs: list[RecordPair]) -> list[RecordPair]:
             pair = RecordPair(a, b, layout) if layout else pair
         result.append(pair)
     pairs, result = _same_tensors(result), []
-    # Where two swapped axes happen to be equally long the shape is no help: the run's other tensors tell.
+    # If two swapped axes have the same length, the layout follows from the run's other tensors.
     usual: dict[int, set[Layout]] = defaultdict(set)
     for pair in pairs:
         a, b = pair.reference, pair.candidate
@@ -191,7 +190,8 @@ def _with_layouts(pairs: list[RecordPair]) -> list[RecordPair]:
         if a is not None and b is not None and a.stage not in PARAMETER_STAGES:
             layouts = usual[len(a.shape)]
             if a.stage == "backward" and pair.layout == BROADCAST:
-                # A gradient of what is the same for all samples is their sum: no quantity of the other side.
+                # The gradient of a tensor shared by all samples is a sum over samples, which the other side does not
+                # have.
                 result += alone(Both([a], [b]))
                 continue
             if not pair.layout and a.shape == b.shape and len(layouts) == 1 and layouts != {SAME}:
@@ -254,9 +254,9 @@ def _match(records: Both[list[Record]], name: Callable[[str], str] = str) -> lis
     waiting = {key: record for key, record in waiting.items() if not is_functional(record.slot)}
     for record in unmatched:
         if is_functional(record.slot):
-            pairs.append(RecordPair(record, None))  # of another name it is another computation
+            pairs.append(RecordPair(record, None))  # functional calls with different names are different computations
             continue
-        # By position within the call, only where this leaves no choice: as many on either side.
+        # By position within the call, if both sides have equally many.
         same_call = [rival for rival in waiting.values() if rival.call == record.call]
         rivals = [rival for rival in unmatched if rival.call == record.call and not is_functional(rival.slot)]
         position = next(k for k, rival in enumerate(rivals) if rival is record)
@@ -280,7 +280,7 @@ def _pair_inputs(indexes: Both[Index]) -> list[RecordPair]:
     return [RecordPair(a, b) for a, b in zip(*inputs)]
 
 
-#: A key by which pairs are put in order, given both sides of one.
+#: Sort key of a pair, given both sides.
 Order = Callable[["Record | None", "Record | None"], tuple[int, int, int, int, int]]
 
 
@@ -288,8 +288,7 @@ def causal_order(steps: Both[Step]) -> Order:
     """Return the sort key of pairs.
 
     Pairs are ordered by turn (see `_turns`), by stage, and by the reference's order; parameters are ordered by the
-    first
-    forward of their layer.
+    first forward of their layer.
     """
     ran: dict[str, int] = {}
     for record in steps.reference.records:

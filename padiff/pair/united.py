@@ -1,4 +1,4 @@
-"""Merge tensors that processes hold parts of into whole ones: shards are joined, replicas unified, terms added up."""
+"""Merge the parts of distributed tensors into whole tensors: join shards, choose a replica, add up terms."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Piece:
 
     Attributes:
         rank: rank of the process.
-        record: its record.
+        record: record of the part.
         part: position of the part in the tensor.
     """
 
@@ -38,11 +38,11 @@ class Piece:
 
     @property
     def place(self) -> tuple[Hashable, ...]:
-        """Key of the elements that the piece holds, equal for replicas."""
+        """Return a key of the elements that the piece holds, equal for replicas."""
         return self.part.offset, self.record.shape
 
     def within(self, whole: np.ndarray) -> np.ndarray:
-        """Elements of the whole tensor that the piece holds."""
+        """Return the elements of the whole tensor that the piece holds."""
         if self.part.is_range(self.record.shape):
             start = self.part.offset[0]
             return whole.reshape(-1)[start : start + self.record.shape[0]]
@@ -56,7 +56,7 @@ class Pieces(TensorSource):
 
     Attributes:
         shape: shape of the whole tensor.
-        pieces: the parts; every place of the whole is held by at least one.
+        pieces: the parts, which cover the whole tensor; several pieces may be replicas of one place.
         choice: index of the replica to read for each part.
     """
 
@@ -66,7 +66,7 @@ class Pieces(TensorSource):
 
     @property
     def replicas(self) -> int:
-        """Number of replicas of a part if any replica differs from the first one; otherwise 1."""
+        """Return the largest number of replicas of a part, or 1 if all replicas of each part are equal."""
         replica_groups = [_copies(group) for group in self._places()]
         if not any(_differ(copies[0], replica) for copies in replica_groups for replica in copies[1:]):
             return 1
@@ -161,13 +161,13 @@ def _one(terms: Sequence[Piece], transposed: bool) -> Sketch:
     return replace(sketches[0], projection=np.sum([sketch.projection for sketch in sketches], axis=0))
 
 
-def _differ(one: Sequence[Piece], other: Sequence[Piece]) -> bool:
+def _differ(first: Sequence[Piece], second: Sequence[Piece]) -> bool:
     """Return True if two replicas differ in any bit."""
-    if _is_sketched((*one, *other)):
-        transposed = _transposed((*one, *other))
-        a, b = (_one(terms, transposed).projection for terms in (one, other))
+    if _is_sketched((*first, *second)):
+        transposed = _transposed((*first, *second))
+        a, b = (_one(terms, transposed).projection for terms in (first, second))
     else:
-        a, b = _added(one), _added(other)
+        a, b = _added(first), _added(second)
     return not np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
 
 
@@ -206,10 +206,9 @@ def _has_parts(records: Sequence[Record]) -> bool:
 
 
 def shared_out(steps: Sequence[Step]) -> bool:
-    """Return True if the optimizer is sharded: one process alone consumes each gradient and sends its update to the
-    others.
+    """Return True if the optimizer is sharded: a single process consumes each gradient and sends the update on.
 
-    Returns False if only some of the processes lack a gradient.
+    The result is False if two processes consume the same gradient, or only one process consumes any.
     """
     if len(steps) < 2:
         return False
@@ -231,7 +230,7 @@ def layout_of(steps: Sequence[Step]) -> Hashable:
 
 
 def united(steps: Sequence[Step]) -> list[Step]:
-    """Return a step's processes, with each parameter whole in the first process and absent from the others.
+    """Return the step's records by process, with whole parameters in the first process and none in the others.
 
     Records of a sharded optimizer, which each process records for its own parameters, are merged in the same way. A
     parameter with missing parts has no record, and the first process's notes say so. Steps without parts are unchanged.
@@ -287,8 +286,8 @@ def replicas(steps: Sequence[Step]) -> dict[str, TensorSource]:
     }
 
 
-def _alike(one: Record, other: Record) -> bool:
-    return one.shape == other.shape and one.source.sketched == other.source.sketched
+def _alike(first: Record, second: Record) -> bool:
+    return first.shape == second.shape and first.source.sketched == second.source.sketched
 
 
 def _replica(record: Record) -> Part:
@@ -312,13 +311,13 @@ def _whole(pieces: Sequence[Piece]) -> Record | None:
 
 
 def _overlap(pieces: Sequence[Piece], shape: tuple[int, ...]) -> bool:
-    """Return True if pieces at different places overlap, leave elements out, or reach outside."""
+    """Return True if pieces at different places overlap."""
     blocks = {piece.place: piece for piece in pieces if math.prod(piece.record.shape)}
     extents = list(blocks.values())
     if any(piece.part.is_range(piece.record.shape) for piece in extents):
         ends = sorted((piece.part.offset[0], piece.part.offset[0] + piece.record.shape[0]) for piece in extents)
         return any(end > start for (_, end), (start, _) in pairwise(ends))
-    # In their order along the axis that splits most, so that a piece is held against its neighbours alone.
+    # Sorted along the axis with the most parts, so that a piece is compared with its neighbours only.
     splits = [len({piece.part.offset[axis] for piece in extents}) for axis in range(len(shape))]
     axis = splits.index(max(splits)) if splits else 0
     extents.sort(key=lambda piece: piece.part.offset[axis : axis + 1])
@@ -332,12 +331,12 @@ def _overlap(pieces: Sequence[Piece], shape: tuple[int, ...]) -> bool:
     return False
 
 
-def _in_order(records: Sequence[Record], made: Sequence[Record]) -> tuple[Record, ...]:
+def _in_order(records: Sequence[Record], merged: Sequence[Record]) -> tuple[Record, ...]:
     """Return the first process's records, with whole tensors in place of parts.
 
     Tensors that the first process does not hold come at the end of their stage.
     """
-    tensors_by_site = {record.site: record for record in made}
+    tensors_by_site = {record.site: record for record in merged}
     ordered = [tensors_by_site.pop(record.site, None) if _is_parameter(record) else record for record in records]
     result = [record for record in ordered if record is not None]
     for record in tensors_by_site.values():

@@ -134,7 +134,7 @@ class ProxyModel:
         if due and not self.guard.tripped:
             try:
                 self._dump(dir_path)
-            except (PadiffError, OSError):  # a full disk, say: this call is there to dump
+            except (PadiffError, OSError):  # a full disk, for example: the caller wants a dump
                 raise
             except Exception as error:
                 self.guard.catch(error)

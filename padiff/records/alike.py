@@ -188,17 +188,17 @@ def numbers_of(dtype: str, shape: tuple[int, ...], part: Part | None = None) -> 
     return math.prod(shape if part is None else part.shape) * (2 if dtype.startswith("complex") else 1)
 
 
-def _record(pattern: Pattern, order: int, samples: Samples, number: int, other: TensorSource | None) -> Record:
+def _record(pattern: Pattern, order: int, samples: Samples, number: int, full: TensorSource | None) -> Record:
     layer, layer_type, stage, slot, dtype, shape, call, _, transposed, part = pattern.sites[order]
-    source = sketched(samples, number, dtype, shape, transposed, part) if other is None else other
+    source = sketched(samples, number, dtype, shape, transposed, part) if full is None else full
     return Record(layer, stage, slot, source, dtype, shape, call, order, layer_type, part=part)
 
 
-def _traced(pattern: Pattern, place: int, samples: Samples, number: int, other: TensorSource | None) -> TracedTensor:
+def _traced(pattern: Pattern, place: int, samples: Samples, number: int, full: TensorSource | None) -> TracedTensor:
     dtype, shape, transposed = pattern.traced[place]
-    if other is None and number != NO_SAMPLE:
-        other = sketched(samples, number, dtype, shape, transposed)
-    return TracedTensor(other, dtype, shape)
+    if full is None and number != NO_SAMPLE:
+        full = sketched(samples, number, dtype, shape, transposed)
+    return TracedTensor(full, dtype, shape)
 
 
 def sources_of(step: Step) -> Iterator[TensorSource]:

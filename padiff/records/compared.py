@@ -24,7 +24,7 @@ class Pair:
     Attributes:
         step: the step's number.
         reference, candidate: the records; `None` if that side has none.
-        layout: how the candidate's values are converted to the reference's layout.
+        layout: conversion of the candidate's values to the reference's layout.
         scales: divisors of each side's values before the comparison (loss scaling).
         optional: True if a missing side is no diff: a buffer that only one model has.
         anchor: the record that names the pair: the reference's, or the candidate's if there is no other.
@@ -80,8 +80,8 @@ class Third:
 
     @property
     def times(self) -> float:
-        """Return the ratio of the larger distance to the smaller one; infinity if only the smaller one is 0, 1 if both
-        are.
+        """Return the ratio of the larger distance to the smaller one; infinity if only the smaller one is 0, 1 if
+        both are.
         """
         least, most = sorted(self.errors)
         return most / least if least > 0 else (1.0 if most == 0 else math.inf)
@@ -112,7 +112,7 @@ class Figures:
         mismatched: number of elements beyond an elementwise tolerance (0 without such a tolerance).
         nonfinite: number of positions that are NaN or infinite on one side only, or unequally on both.
         overflowed: number of positions that are NaN or infinite on both sides, equal or not.
-        basis: what was measured: ``tensors``, ``sketches`` (L2 norms are estimates, ``max_abs``, ``max_rel`` and
+        basis: the measured values: ``tensors``, ``sketches`` (L2 norms are estimates, ``max_abs``, ``max_rel`` and
             ``mismatched`` lower bounds, ``mean_abs`` the root of the mean square), or ``moments`` (lower bounds).
         spread: relative standard deviation of ``l2``, if it is an estimate.
         third: distances of both sides from float64; `None` if not known.

@@ -32,7 +32,7 @@ class Coverage:
         sketched: number of pairs that were judged from sketches; their relative L2 error is an estimate.
         bounded: number of the sketched pairs that were judged from norms and means only, because one side has another
             layout.
-        ranks: what is compared if the runs have different numbers of processes, in words.
+        ranks: the compared quantities of runs with different numbers of processes, in words.
         amplified: the first step whose outputs differ by more than a tenth of themselves although no diff failed:
             rounding that the training amplified. `None` if there is none.
         unmeasured: sites of pairs that have sketches only, from which nothing can be computed: parts of a fused tensor.

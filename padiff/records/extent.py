@@ -50,8 +50,8 @@ class Extent:
     Attributes:
         stage: the diff's stage.
         within: the part of the tensor that differs; `None` if all of it differs, or if not known.
-        differing, others: how many other tensors of the same stage and step differ, and how many there are. For outputs
-            and activation gradients only later ones count.
+        differing, others: number of other tensors of the same stage and step that differ, and number of all others. For
+            outputs and activation gradients only later ones count.
         only: the kinds of parameters that differ (``norms``, ``biases``, ``matrices``), if all parameters of these
             kinds differ and none of another kind.
         agreed: largest relative L2 error of the same tensor in the steps compared before; `None` without such a step.

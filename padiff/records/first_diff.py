@@ -29,7 +29,7 @@ class FirstDiff:
         cause: the explanation; `None` if nothing indicates a cause.
         caveat: a sentence that says why this may be no diff at all; else empty.
         statement: a sentence that describes the fault if no tensor shows it.
-        extent: how much of the tensor, the step and the run differs; `None` if no tensor shows the fault.
+        extent: the share of the tensor, the step and the run that differs; `None` if no tensor shows the fault.
         parameters: parameters that a difference in declared settings affects, by ``layer/slot``; empty: all.
         last_agreeing: for an output, the last layer before it whose output agrees, by the reference's path; empty if
             not known.
@@ -37,7 +37,7 @@ class FirstDiff:
             If False, the cause is in the code between the last layer that agrees and this one, and ``slot`` and
             ``diff`` are those of the differing input.
         call: the function call that causes the diff, in words; empty if not known.
-        recomputed: which side agrees with a computation in float64; `None` if that cannot be computed.
+        recomputed: agreement of either side with a computation in float64; `None` if not computable.
         standing: relation to the first diff of the run: it is the first, follows from it (in a later step's report), or
             is a separate fault.
         picture: distributions and worst elements of both tensors; `None` if they were not recorded in full.

@@ -242,7 +242,7 @@ def _place(r: Record) -> tuple[Any, ...]:
 
 
 def _record(place: tuple[Any, ...] | None, steps: Steps, number: int, rank: int) -> Record | None:
-    """Return a record of a step, from its description; its values are read again at each access."""
+    """Return a record of a step, from its description, if any; its values are read again at each access."""
     if place is None:
         return None
     layer, stage, slot, dtype, shape, call, order, layer_type, recomputed = place

@@ -38,10 +38,10 @@ def quickly_made(cls: _Class) -> _Class:
     return cls
 
 
-def _parameter(one: Field[Any], names: dict[str, Any]) -> str:
+def _parameter(field: Field[Any], names: dict[str, Any]) -> str:
     """Return the source text of one parameter of the generated ``__init__``, and add its default to `names`."""
-    assert one.default_factory is MISSING, f"{one.name} has a default that is made"
-    if one.default is MISSING:
-        return one.name
-    names[f"_default_{one.name}"] = one.default
-    return f"{one.name}=_default_{one.name}"
+    assert field.default_factory is MISSING, f"{field.name} has a default that is made"
+    if field.default is MISSING:
+        return field.name
+    names[f"_default_{field.name}"] = field.default
+    return f"{field.name}=_default_{field.name}"

@@ -96,8 +96,8 @@ class Judgement:
 
     Attributes:
         figure: the judged quantity.
-        value: its value.
-        limit: its largest allowed value.
+        value: value of the figure.
+        limit: largest allowed value.
         rule: the rule that set the limit.
     """
 

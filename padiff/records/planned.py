@@ -123,7 +123,7 @@ def sites_of(pairs: Sequence[Pair]) -> Sites:
 def of_called(
     pairs: PlannedPairs, find: Callable[[Record], _Fact]
 ) -> Iterator[tuple[_Fact | None, _Fact | None]] | None:
-    """Yield the results of a function for both records of each pair, computed from records without values.
+    """Return the results of a function for both records of each pair, computed from records without values.
 
     The function may read a record's description only (`padiff.records.structured.called`). If both sides share their
     descriptions, the function is called once for both.

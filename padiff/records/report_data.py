@@ -27,10 +27,11 @@ class ReportData:
         diffs: every diff, including those that passed and pairs with a missing side. Diffs of a long comparison are
             created on access (`padiff.records.FoldedDiffs`).
         first_diff: the first diff that did not pass, with its explanation, or `None`.
-        coverage: how much of each run was compared.
+        coverage: amount of each run that was compared.
         tolerance: the tolerance policy, in words.
         reference, candidate: names of the two runs.
-        settings_differ: what the two runs declare differently (optimizers, clipping, loss, layers), in causal order.
+        settings_differ: settings that the two runs declare differently (optimizers, clipping, loss, layers), in causal
+            order.
         aftermath: relation of each diff to the first one.
         independent: further faults that do not follow from the first diff, in causal order; only a few that are
             certain.

@@ -137,7 +137,7 @@ def odd_indexes(diffs: Mapping[int, Diff]) -> dict[int, tuple[int, ...]]:
 
 
 def measured_and_judged(row: tuple[Any, ...], shape: Sequence[int]) -> tuple[Figures | None, bool, Judgement | None]:
-    """Return the figures, `passed`, and the judgement of a diff's row.
+    """Return the figures, `passed`, and the judgement of a diff's row; `None` for missing figures or judgement.
 
     Args:
         shape: shape of the anchor's tensor.

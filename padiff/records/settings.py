@@ -30,8 +30,8 @@ def settings_delta(run: Settings, now: Settings) -> dict[str, Any]:
     return changed | {name: None for name in run if name not in now}
 
 
-def _same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and bool(one == other)
+def _same(first: Any, second: Any) -> bool:
+    return type(first) is type(second) and bool(first == second)
 
 
 def plain_setting(value: Any) -> Any:

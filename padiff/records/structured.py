@@ -87,7 +87,7 @@ class Sketches(NamedTuple):
 
     Attributes:
         rows: row in the step's table of sketches; -1 for a record without a sketch.
-        sizes: how many numbers the tensor has.
+        sizes: number of numbers in the tensor.
         transposed: True if the sketch is of the transposed matrix.
         shapes: shape of the tensor.
     """

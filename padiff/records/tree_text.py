@@ -80,11 +80,11 @@ def _line(layers: Sequence[Layer], position: int, here: bool) -> str:
     layer = layers[position]
     depth = 0 if layer.path == ROOT else layer.path.count(".") + 1
     name = f"({layer.path.rsplit('.', 1)[-1]}) " if depth else ""
-    last = not any(_is_sibling(layer, other) for other in layers[position + 1 :])
+    last = not any(_is_sibling(layer, later) for later in layers[position + 1 :])
     branch = "" if not depth else "     " * (depth - 1) + (" +--- " if last else " |--- ")
     return f"    {branch}{printable(name + layer.type)}{HERE if here else ''}"
 
 
-def _is_sibling(layer: Layer, other: Layer) -> bool:
+def _is_sibling(layer: Layer, later: Layer) -> bool:
     above = layer.path.rpartition(".")[0]
-    return other.path.rpartition(".")[0] == above and other.path != ROOT
+    return later.path.rpartition(".")[0] == above and later.path != ROOT

@@ -131,17 +131,17 @@ def opened(
     return Reference(str(reference), run, packs, _chosen(packed, steps, reference))
 
 
-def _chosen(there: Sequence[int], steps: Container[int] | None, reference: str | Path) -> tuple[int, ...]:
+def _chosen(packed: Sequence[int], steps: Container[int] | None, reference: str | Path) -> tuple[int, ...]:
     if steps is None:
-        return tuple(there)
+        return tuple(packed)
     if not isinstance(steps, Container) or isinstance(steps, (str, bytes)):
         raise UsageError(f"steps is a list of the steps' numbers, or a range of them, got {steps!r}")
-    chosen = tuple(number for number in there if number in steps)
+    chosen = tuple(number for number in packed if number in steps)
     # A container without iteration, such as a Schedule, cannot list its steps.
-    lacking = sorted(set(steps) - set(there)) if isinstance(steps, Collection) else []
+    lacking = sorted(set(steps) - set(packed)) if isinstance(steps, Collection) else []
     if lacking or not chosen:
         what = f"no pack of step {lacking[0]}" if lacking else "no pack of the steps asked for"
-        shown = ", ".join(map(str, there[:_NAMED])) + (", ..." if len(there) > _NAMED else "")
+        shown = ", ".join(map(str, packed[:_NAMED])) + (", ..." if len(packed) > _NAMED else "")
         raise UsageError(f"{reference} has {what}: packed are {shown}")
     return chosen
 

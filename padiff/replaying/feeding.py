@@ -140,9 +140,9 @@ def fitted(mask: Mask, shape: tuple[int, ...]) -> np.ndarray | None:
     return None
 
 
-def _tails(one: tuple[int, ...], other: tuple[int, ...]) -> range:
+def _tails(first: tuple[int, ...], second: tuple[int, ...]) -> range:
     """Return the numbers of trailing axes to compare, if one shape merges leading axes of the other."""
-    return range(1, min(len(one), len(other)) + 1) if len(one) != len(other) else range(0)
+    return range(1, min(len(first), len(second)) + 1) if len(first) != len(second) else range(0)
 
 
 def _orders(axes: int) -> Iterator[tuple[int, ...]]:

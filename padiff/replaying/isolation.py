@@ -125,12 +125,12 @@ class Isolator:
             for tensor, values in buffers:
                 tensors.write(tensor, values)
 
-    def _found(self, own: OwnError, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: TracedCall) -> Any:
+    def _found(self, row: OwnError, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: TracedCall) -> Any:
         framework, is_tensor = self._framework, self._framework.tensors.is_tensor
         slots = [slot for slot, _ in flatten_inputs(layer.forward, args, kwargs, is_tensor)]
         if len(slots) != len(call.inputs):
             what = f"it takes {len(slots)} tensors, the reference's {len(call.inputs)}"
-            return replace(own, why=what)
+            return replace(row, why=what)
         by_name = {operand.slot: operand.tensor for operand in call.inputs}
         named = set(slots) == set(by_name)
         numbers = iter([by_name[slot] for slot in slots] if named else [operand.tensor for operand in call.inputs])
@@ -156,12 +156,12 @@ class Isolator:
                 errors.append(_error(framework.tensors.copy(tensor), expected[slot].read()))
                 worst = _coarser(worst, framework.tensors.dtype(tensor))
         if not errors:
-            return replace(own, why="the reference's outputs are not paired with its own")
+            return replace(row, why="the reference's outputs are not paired with its own")
         backward = None
         with suppress(LookupError):
             backward = self._backward(outputs, leaves, call)
         limit = allowed(worst, "forward")
-        return replace(own, forward=max(errors), backward=backward, unit=ROUNDING[worst], limit=limit)
+        return replace(row, forward=max(errors), backward=backward, unit=ROUNDING[worst], limit=limit)
 
     def _like(self, tensor: Any, array: np.ndarray) -> Any:
         """Return the reference's tensor in the candidate's shape and dtype, as a leaf that can receive a gradient.
@@ -176,13 +176,13 @@ class Isolator:
             raise LookupError(f"what goes in is {list(array.shape)} there, {list(shape)} here")
         return tensors.leaf(tensor, array)
 
-    def _backward(self, outputs: Sequence[tuple[str, Any]], given: Sequence[tuple[int, Any]], call: TracedCall) -> Any:
+    def _backward(self, outputs: Sequence[tuple[str, Any]], leaves: Sequence[tuple[int, Any]], call: TracedCall) -> Any:
         """Return the largest error of the input gradients that only this call contributes to.
 
         Raises:
             LookupError: there are no such recorded gradients, or their shapes do not correspond.
         """
-        expected = [(self._gradient_of(number, call), tensor) for number, tensor in given]
+        expected = [(self._gradient_of(number, call), tensor) for number, tensor in leaves]
         targets = [(source, tensor) for source, tensor in expected if source is not None]
         seeds = _paired(self._gradients.get((call.layer, call.call), {}), [slot for slot, _ in outputs])
         learning = [(slot, tensor) for slot, tensor in outputs if self._framework.tensors.trainable(tensor)]
@@ -273,23 +273,23 @@ def _parents(calls: Sequence[TracedCall]) -> dict[int, TracedCall]:
     return parents
 
 
-def _paired(there: Mapping[str, Any], slots: Sequence[str]) -> Mapping[str, Any]:
+def _paired(values: Mapping[str, Any], slots: Sequence[str]) -> Mapping[str, Any]:
     """Return the reference's values by the candidate's slots: by name, or by position if all names differ."""
-    if len(slots) == len(there) and not there.keys() & set(slots):
-        return dict(zip(slots, there.values()))
-    return there
+    if len(slots) == len(values) and not values.keys() & set(slots):
+        return dict(zip(slots, values.values()))
+    return values
 
 
-def _error(own: np.ndarray, reference: np.ndarray) -> float:
-    layout = layout_between(reference.shape, own.shape)
-    own = layout.apply(own, reference.shape)
-    if own.shape != reference.shape:
-        raise LookupError(f"it gives {list(own.shape)}, the reference {list(reference.shape)}")
-    a, b = own.astype(np.float64), reference.astype(np.float64)
+def _error(result: np.ndarray, reference: np.ndarray) -> float:
+    layout = layout_between(reference.shape, result.shape)
+    result = layout.apply(result, reference.shape)
+    if result.shape != reference.shape:
+        raise LookupError(f"it gives {list(result.shape)}, the reference {list(reference.shape)}")
+    a, b = result.astype(np.float64), reference.astype(np.float64)
     size, apart = float(np.linalg.norm(b)), float(np.linalg.norm(a - b))
     return apart / size if size > 0 else apart
 
 
-def _coarser(one: str, other: str) -> str:
-    comparable = [dtype for dtype in (one, coarse(other)) if dtype in ROUNDING]
+def _coarser(first: str, second: str) -> str:
+    comparable = [dtype for dtype in (first, coarse(second)) if dtype in ROUNDING]
     return max(comparable, key=ROUNDING.__getitem__, default="float32")

@@ -90,9 +90,9 @@ class Isolation:
         return "\n".join(lines)
 
 
-def _larger(one: float | None, other: float | None) -> float | None:
-    return max((value for value in (one, other) if value is not None), default=None)
+def _larger(first: float | None, second: float | None) -> float | None:
+    return max((value for value in (first, second) if value is not None), default=None)
 
 
-def _units(value: float | None, one: OwnError) -> str:
-    return f"{'-':>9}" if value is None else f"{value / one.unit:>9.3g}"
+def _units(value: float | None, entry: OwnError) -> str:
+    return f"{'-':>9}" if value is None else f"{value / entry.unit:>9.3g}"

@@ -120,9 +120,9 @@ class Resync:
                 f"them do ({all_taken}): several differ. Mend what helps most first, and try again: "
                 f"{self._best.name} ({self._best.apart:.2g})."
             )
-        fixes = [one for one in self.single if one.taken[0] in self.helping]
-        best = min(fixes, key=lambda one: one.apart)
-        names = " or ".join(one.name for one in fixes)
+        fixes = [experiment for experiment in self.single if experiment.taken[0] in self.helping]
+        best = min(fixes, key=lambda experiment: experiment.apart)
+        names = " or ".join(experiment.name for experiment in fixes)
         return (
             f"{names[0].upper()}{names[1:]} {'keeps' if len(fixes) == 1 else 'keep'} the runs together: taken from the "
             f"reference {span}, updates are at most {best.apart:.2g} of themselves apart, else {alone}."
@@ -130,8 +130,8 @@ class Resync:
 
     @property
     def _best(self) -> Resynced:
-        done = [one for one in self.single if not math.isnan(one.apart)]
-        return min(done, key=lambda one: one.apart, default=self.nothing)
+        done = [experiment for experiment in self.single if not math.isnan(experiment.apart)]
+        return min(done, key=lambda experiment: experiment.apart, default=self.nothing)
 
     def plain(self) -> dict[str, Any]:
         """Return the result as JSON values."""

@@ -77,20 +77,20 @@ def resync(
     return experiments.run()
 
 
-def _numbers(reference: Reference, own: Reference | None, step: int | None, steps: int) -> list[int]:
+def _numbers(reference: Reference, candidate: Reference | None, step: int | None, steps: int) -> list[int]:
     """Return the numbers of the steps to run.
 
     Raises:
         UsageError: there are not enough consecutive packed steps.
     """
-    both = [number for number in reference.numbers if own is None or number in own.numbers]
+    both = [number for number in reference.numbers if candidate is None or number in candidate.numbers]
     rows = ([*range(number, number + steps)] for number in (both if step is None else [step]))
     consecutive = next((row for row in rows if set(row) <= set(both)), None)
     if consecutive is not None:
         return consecutive
     begin = (step if step is not None else both[0]) if both or step is not None else 0
     lacking = next((number for number in range(begin, begin + steps) if number not in both), begin)
-    which = reference.path if own is None or lacking not in reference.numbers else own.path
+    which = reference.path if candidate is None or lacking not in reference.numbers else candidate.path
     raise UsageError(
         f"{which} has no pack of step {lacking}, and a resync from step {begin} on needs one of each of {steps} steps. "
         f"Record it with replay_every_n_steps=padiff.Schedule(steps=range({begin}, {begin + steps})), or ask for fewer "
@@ -163,14 +163,14 @@ class _Experiments:
         sides = [side for side in (self._reference, self._own) if side is not None]
         return thing != "masks" or any(side.packs[number].masks for side in sides for number in self._numbers)
 
-    def _experiment(self, taken: Collection[str], begins: bool = False) -> Resynced:
+    def _experiment(self, things: Collection[str], begins: bool = False) -> Resynced:
         """Run one experiment.
 
         Args:
-            taken: things to take from the reference.
+            things: names of the things to take from the reference.
             begins: True to begin with the reference's weights.
         """
-        self._taken, self._sets_rates = frozenset(taken), False
+        self._taken, self._sets_rates = frozenset(things), False
         updates, losses = [], []
         for place, number in enumerate(self._numbers):
             update, loss = self._step(number, first=place == 0, begins=begins)
@@ -254,6 +254,6 @@ class _Experiments:
         return self._distance.of(Both(self._reference.run.steps(number)[0], step))
 
 
-def _same_rates(one: OptimizerState, other: OptimizerState) -> bool:
-    sites = {site for state in (one, other) for rate in state.rates for site in rate.parameters}
-    return all(one.rate(site) == other.rate(site) for site in sites)
+def _same_rates(first: OptimizerState, second: OptimizerState) -> bool:
+    sites = {site for state in (first, second) for rate in state.rates for site in rate.parameters}
+    return all(first.rate(site) == second.rate(site) for site in sites)

@@ -196,8 +196,8 @@ class Samples:
         self._differences.clear()
 
 
-def _extremes(row: np.ndarray, own: Own) -> tuple[float, float]:
+def _extremes(row: np.ndarray, sampling: Own) -> tuple[float, float]:
     """Return the minimum and the maximum of a part's finite elements; zeros if there are none."""
-    values = row.reshape(-1)[own.places]
+    values = row.reshape(-1)[sampling.places]
     values = values[np.isfinite(values)]
     return (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)

@@ -150,17 +150,17 @@ class StateCarrier:
     def _is_short(self, part: Slice) -> bool:
         return self._raw.framework.tensors.dtype(self._raw.tensor(part.layer, part.slot)) in SHORT
 
-    def _with_all_digits(self, source: _Site, held: ParameterState | None) -> ParameterState | None:
+    def _with_all_digits(self, source: _Site, state: ParameterState | None) -> ParameterState | None:
         """Return the state with the recorded float32 weight added, for optimizers that keep master weights."""
-        if held is None or MASTER_WEIGHT in held.tensors:
-            return held
+        if state is None or MASTER_WEIGHT in state.tensors:
+            return state
         value = self._stored.value(*source)
-        return replace(held, tensors={**held.tensors, MASTER_WEIGHT: value}) if value.itemsize >= 4 else held
+        return replace(state, tensors={**state.tensors, MASTER_WEIGHT: value}) if value.itemsize >= 4 else state
 
-    def _value(self, parts: Sequence[Slice], held: Sequence[ParameterState | None], name: str) -> np.ndarray:
+    def _value(self, parts: Sequence[Slice], states: Sequence[ParameterState | None], name: str) -> np.ndarray:
         values = [
             part.take(state.tensors[name])
-            for part, state in zip(parts, held)
+            for part, state in zip(parts, states)
             if state is not None and name in state.tensors
         ]
         for value in values[1:]:

@@ -252,7 +252,7 @@ def _sites(parameters: Sequence[Any], names: Mapping[int, str]) -> list[str]:
     return sites
 
 
-def _started(stored: Stored, carried: Carried, given: Sequence[OptimizerState]) -> Started:
+def _started(stored: Stored, carried: Carried, states: Sequence[OptimizerState]) -> Started:
     transfer = carried.transfer
     wholes = [f"{base} to {raw}" for base, raw in transfer.left_wholes]
     return Started(
@@ -263,7 +263,7 @@ def _started(stored: Stored, carried: Carried, given: Sequence[OptimizerState]) 
         buffers=transfer.buffers,
         by_rule=len(transfer.calls),
         left_as_is=(*transfer.not_carried, *transfer.left_as_is, *wholes),
-        optimizers=tuple(map(_without_tensors, given)),
+        optimizers=tuple(map(_without_tensors, states)),
         computed=transfer.computed,
         assumed=() if carried.proved else tuple(_assumed(carried)),
         outputs=_outputs_text(stored, carried),

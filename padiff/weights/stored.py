@@ -193,12 +193,12 @@ def _without(
         what = (
             f"step {number} of {label} has no weights of {first_few(lacking, _NAMED)}: they were left out by the lists"
         )
-    near = sorted((n for n in numbers if n != number), key=lambda other: abs(other - number))[:_LOOKED_AT]
-    for other in near:
-        pack = run.packs.get(other)
-        recorded = run.steps(other)[0] if other in run.numbers() else None
+    near = sorted((n for n in numbers if n != number), key=lambda neighbour: abs(neighbour - number))[:_LOOKED_AT]
+    for neighbour in near:
+        pack = run.packs.get(neighbour)
+        recorded = run.steps(neighbour)[0] if neighbour in run.numbers() else None
         if not _lacking(info, _weights(pack, recorded)):
-            return f"{what}. The nearest step that has them is {other}: give step={other}"
+            return f"{what}. The nearest step that has them is {neighbour}: give step={neighbour}"
     return (
         f"{what}, and no step near it does. Record the run with full_every_n_steps=N (values in every Nth step), with "
         "detail='full', or with replay_every_n_steps=N (packs)"

@@ -195,9 +195,9 @@ class _Kinds:
         return _by_bias(self._shapes[path]) or (layout.most_common(1)[0][0] if layout else self._else)
 
 
-def _by_bias(own: Mapping[str, Shape]) -> str:
+def _by_bias(shapes: Mapping[str, Shape]) -> str:
     """Return a matrix's layout (``out_in`` or ``in_out``) if the length of its bias reveals the outputs, else empty."""
-    weight, bias = own.get("weight", ()), own.get("bias", ())
+    weight, bias = shapes.get("weight", ()), shapes.get("bias", ())
     if len(weight) != 2 or len(bias) != 1 or weight[0] == weight[1] or bias[0] not in weight:
         return ""
     return "out_in" if bias[0] == weight[0] else "in_out"

@@ -288,7 +288,7 @@ class _Planner:
             return None
         partner = {p.reference.path: p.candidate.path for p in self._alignment.pairs}
         back = {candidate: reference for reference, candidate in partner.items()}
-        places = unmatched.map(lambda rest: rest[0][0].path if rest else None)
+        places = unmatched.map(lambda parameters: parameters[0][0].path if parameters else None)
         if unmatched.reference and not unmatched.candidate and places.reference in partner:
             what = f"the raw layer has no parameter for {_listed(unmatched.reference, False)}"
             return TransferError(what, Both(places.reference, partner[places.reference]))
@@ -296,10 +296,10 @@ class _Planner:
             what = f"the base layer has nothing for the raw layer's {_listed(unmatched.candidate, False)}"
             return TransferError(what, Both(back[places.candidate], places.candidate))
         sides = []
-        for name, rest, surplus in zip(("base", "raw"), unmatched, self._alignment.surplus):
+        for name, parameters, surplus in zip(("base", "raw"), unmatched, self._alignment.surplus):
             where = f"{', '.join(surplus[:4])}{' and more' if len(surplus) > 4 else ''}: " if surplus else ""
-            if rest:
-                sides.append(f"the {name} model's {where}{_listed(rest, True)}")
+            if parameters:
+                sides.append(f"the {name} model's {where}{_listed(parameters, True)}")
         return TransferError(f"no partner for {' and for '.join(sides)}", places)
 
     def _is_used(self, path: str, slot: str) -> bool:
@@ -310,10 +310,10 @@ class _Planner:
         return target is not None and bool(target.filled.all())
 
 
-def _listed(left: _Left, where: bool) -> str:
-    return first_few(_names(left, where), 6)
+def _listed(unmatched: _Left, where: bool) -> str:
+    return first_few(_names(unmatched, where), 6)
 
 
-def _names(left: _Left, where: bool) -> list[str]:
+def _names(owned: _Left, where: bool) -> list[str]:
     """Return the parameters with their shapes; with ``where``, also the paths of their layers."""
-    return [f"{layer.path}/{p.slot} {list(p.shape)}" if where else f"`{p.slot}` {list(p.shape)}" for layer, p in left]
+    return [f"{layer.path}/{p.slot} {list(p.shape)}" if where else f"`{p.slot}` {list(p.shape)}" for layer, p in owned]

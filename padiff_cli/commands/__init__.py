@@ -1,1 +1,1 @@
-"""The commands: a module each, read only when its command is given."""
+"""One module for each command, imported only when that command runs."""

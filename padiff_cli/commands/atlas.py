@@ -1,4 +1,4 @@
-"""``padiff atlas``: what the installed torch and paddle do differently."""
+"""``padiff atlas``: list operations that the installed torch and paddle compute differently."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from padiff_hooks.outputs import check_out
 
 
 def add_arguments(parser: Any) -> None:
-    """Say what the command takes."""
+    """Add the command's arguments to its parser."""
     parser.description = (
         "Run some hundred operations in the installed torch and paddle, called alike; print what differs, by how much, "
         "and the call that agrees. Exit code: 0 all such calls agree, 1 one does not, 2 misuse, or a framework is "

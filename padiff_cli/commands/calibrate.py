@@ -1,4 +1,4 @@
-"""``padiff calibrate RUN MODULE:FUNCTION``: what rounding makes of each tensor of a run, by its own model."""
+"""``padiff calibrate RUN MODULE:FUNCTION``: measure how rounding changes each tensor of a run, with its own model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from padiff_cli.commands.replay import RETURNS, made_by
 
 
 def add_arguments(parser: Any) -> None:
-    """Say what the command takes."""
+    """Add the command's arguments to its parser."""
     parser.description = (
         "Do the packed steps of a run again with its own model, moved by units in the last place and in "
         f"float64, and write what comes of it into the run. FUNCTION takes nothing; {RETURNS}. Exit code: 0, "
@@ -34,7 +34,7 @@ def _calibrate(args: argparse.Namespace, console: Console) -> int:
     layer_map = GivenMap.of(args.layer_map)
     model, optimizer, train = made_by(args.target)
 
-    found = padiff.calibrate(
+    step_floors = padiff.calibrate(
         args.run_folder,
         model,
         train,
@@ -44,7 +44,7 @@ def _calibrate(args: argparse.Namespace, console: Console) -> int:
         float64=not args.no_float64,
         layer_map=layer_map,
     )
-    for floors in found:
+    for floors in step_floors:
         exact = f", {len(floors.exact)} of them in float64, too" if floors.exact else ""
         text = f"step {floors.step}: floors of {len(floors.sites)} tensors, {floors.runs} runs{exact}"
         for line in (text, *floors.notes):

@@ -1,4 +1,4 @@
-"""``padiff compare A B``: two runs, step by step."""
+"""``padiff compare A B``: compare two runs step by step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from padiff_hooks.step_lines import page_lines
 
 
 def add_arguments(parser: Any) -> None:
-    """Say what the command takes."""
+    """Add the command's arguments to its parser."""
     parser.description = f"Compare two runs, step by step. Exit code: {EXIT_CODES}."
     add_pair(parser)
     parser.add_argument("--steps", metavar="N", help="only these: numbers and ranges, e.g. 0,8,100-200")
@@ -98,7 +98,7 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
     if args.markdown:
         write_out(args.markdown, to_markdown(report))
     if streaming.trouble is not None:
-        raise streaming.trouble  # last: it is no reason to keep the report back
+        raise streaming.trouble  # last, so that the report is still written
     if args.logdir:
         console.print(f"TensorBoard: tensorboard --logdir {args.logdir}")
     return CODES[report.outcome]

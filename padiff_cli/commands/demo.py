@@ -1,4 +1,4 @@
-"""``padiff demo``: two real trainings, recorded and compared."""
+"""``padiff demo``: record two real trainings and compare them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from padiff.errors import UsageError
 
 
 def add_arguments(parser: Any) -> None:
-    """Say what the command takes."""
+    """Add the command's arguments to its parser."""
     parser.add_argument("dir", nargs="?", default="padiff-demo", help="where the runs go (default: %(default)s)")
     parser.set_defaults(run=_demo)
 

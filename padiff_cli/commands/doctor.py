@@ -1,4 +1,4 @@
-"""``padiff doctor SCRIPT|RUN``: whether recording leaves a training alone, whether a run folder is whole."""
+"""``padiff doctor SCRIPT|RUN``: check that recording does not change a training, or that a run folder is readable."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from padiff_hooks.outputs import check_out, write_out
 
 WELL, ILL, MISUSE = 0, 1, 2
 
-# Damaged places that are listed.
+# How many damaged places are listed.
 _LISTED = 20
 
 
 def add_arguments(parser: Any) -> None:
-    """Say what the command takes."""
+    """Add the command's arguments to its parser."""
     parser.description = (
         "SCRIPT: run a training script with and without recording; are losses, gradients and parameters the "
         "same to the bit, and what does recording cost? RUN: read everything that a run folder holds."
@@ -39,10 +39,10 @@ def add_arguments(parser: Any) -> None:
 
 
 def run_doctor(args: argparse.Namespace, console: Console) -> int:
-    """Run the command; returns the exit code.
+    """Run the command and return its exit code.
 
     Raises:
-        PadiffError: the path is neither, or the script cannot be examined.
+        PadiffError: the path is neither a script nor a run folder, or the script cannot be examined.
     """
     path = run_folder(args.path, "run") if is_remote(args.path) else Path(args.path)
     if args.steps < 1:
@@ -99,8 +99,8 @@ def _print_health(health: Health, console: Console) -> None:
         console.print(f"environment: {caution}")
     for remark in health.remarks:
         console.print(f"mind: {remark}")
-    for found in health.ranks:
-        console.print(f"{'ranks' if found.kind.fault else 'mind'}: {found}")
+    for finding in health.ranks:
+        console.print(f"{'ranks' if finding.kind.fault else 'mind'}: {finding}")
     for place in health.damaged[:_LISTED]:
         console.print(f"damaged: {place}")
     if len(health.damaged) > _LISTED:
@@ -142,15 +142,15 @@ def _health_to_json(health: Health) -> dict[str, Any]:
         "cautions": list(health.cautions),
         "ranks": [
             {
-                "kind": found.kind.name.lower(),
-                "fault": found.kind.fault,
-                "step": found.step,
-                "ranks": list(found.ranks),
-                "sites": list(found.sites),
-                "error": found.error,
-                "sentence": found.sentence,
+                "kind": finding.kind.name.lower(),
+                "fault": finding.kind.fault,
+                "step": finding.step,
+                "ranks": list(finding.ranks),
+                "sites": list(finding.sites),
+                "error": finding.error,
+                "sentence": finding.sentence,
             }
-            for found in health.ranks
+            for finding in health.ranks
         ],
         "steps": health.steps,
         "tensors": health.tensors,

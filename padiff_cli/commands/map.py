@@ -1,4 +1,4 @@
-"""``padiff map A B``: the layer map that was found, as YAML."""
+"""``padiff map A B``: print the layer map of two runs as YAML."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from padiff_cli.map_yaml import map_to_yaml
 
 
 def add_arguments(parser: Any) -> None:
-    """Say what the command takes."""
+    """Add the command's arguments to its parser."""
     parser.add_argument("reference", metavar="REFERENCE")
     parser.add_argument("candidate", metavar="CANDIDATE")
     parser.add_argument("--layer-map", metavar="MAP.yaml", help="pairs to start from; the rest is found around them")
@@ -28,7 +28,7 @@ def _map(args: argparse.Namespace, console: Console) -> int:
     reference, candidate = paths_of(args).map(open_run)
     comparison = RunComparison(reference, candidate, args.layer_map)
     for number in comparison.common()[:1]:
-        # The first common step shows which layers are called; wrappers that never are get no partner.
+        # The first common step shows which layers are called; wrappers that are never called get no partner.
         comparison.diffs(number)
     sys.stdout.write(map_to_yaml(comparison.alignment, reference.name, candidate.name))
     return 0

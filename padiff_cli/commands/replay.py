@@ -1,4 +1,4 @@
-"""``padiff replay RUN MODULE:FUNCTION``: packed steps again, with the model that a function makes."""
+"""``padiff replay RUN MODULE:FUNCTION``: replay packed steps with the model that a function makes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RETURNS = (
 
 
 def add_arguments(parser: Any) -> None:
-    """Say what the command takes."""
+    """Add the command's arguments to its parser."""
     parser.description = (
         "Do the packed steps of a run (recorded with replay_every_n_steps) again with the model that a "
         f"function makes, and compare each by itself. FUNCTION takes nothing; {RETURNS}. Exit code: "
@@ -106,11 +106,16 @@ def _replay(args: argparse.Namespace, console: Console) -> int:
 
 
 def made_by(target: str) -> tuple[Any, Any, Callable[[Any], object]]:
-    """What the function returned. Its step function names itself and the step when it fails, but for a step in float64:
-    whoever asked for that goes on without.
+    """Return the model, the optimizer and the step function that the target function returns.
+
+    An error of the step function becomes a `UsageError` that names the target and the step. In a float64 step the
+    error stays as it is, so that the caller can go on without float64.
+
+    Args:
+        target: ``MODULE:FUNCTION`` or ``FILE.py:FUNCTION``.
 
     Raises:
-        UsageError: there is no such function, it failed, or returned something else.
+        UsageError: the function does not exist, failed, or returned something else.
     """
     name, _, function = target.rpartition(":")
     if not name or not function:
@@ -118,17 +123,17 @@ def made_by(target: str) -> tuple[Any, Any, Callable[[Any], object]]:
     module = _imported(name)
     make = getattr(module, function, None)
     if not callable(make):
-        known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
-        raise UsageError(f"{name} has no function {function!r}. {nearest(function, known)}")
+        functions = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
+        raise UsageError(f"{name} has no function {function!r}. {nearest(function, functions)}")
     try:
-        made = make()
+        parts = make()
     except PadiffError:
         raise
     except Exception as error:
         raise UsageError(f"{target} failed: {type(error).__name__}: {error}") from error
-    if not isinstance(made, tuple) or len(made) != 3 or not callable(made[2]):
-        raise UsageError(f"{target} returned {type(made).__name__}: {RETURNS}")
-    model, optimizer, train = made
+    if not isinstance(parts, tuple) or len(parts) != 3 or not callable(parts[2]):
+        raise UsageError(f"{target} returned {type(parts).__name__}: {RETURNS}")
+    model, optimizer, train = parts
 
     def trained(step: Any) -> None:
         try:

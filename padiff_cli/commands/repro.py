@@ -1,4 +1,4 @@
-"""``padiff repro REFERENCE CANDIDATE --out DIR``: the first diff as two small scripts."""
+"""``padiff repro REFERENCE CANDIDATE --out DIR``: write the first diff as two small scripts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DESCRIPTION = (
 
 
 def add_arguments(parser: Any) -> None:
-    """Say what the command takes."""
+    """Add the command's arguments to its parser."""
     parser.description = _DESCRIPTION
     add_pair(parser)
     parser.add_argument("--out", metavar="DIR", default="repro", help="the folder to write (default: %(default)s)")
@@ -33,7 +33,7 @@ def add_arguments(parser: Any) -> None:
 @few_collections()
 def _repro(args: argparse.Namespace, console: Console) -> int:
     check_pair(args)
-    found = write_repro(
+    repro = write_repro(
         args.reference,
         args.candidate,
         args.out,
@@ -41,13 +41,13 @@ def _repro(args: argparse.Namespace, console: Console) -> int:
         policy=policy_of(args),
         overwrite=args.overwrite,
     )
-    if found is None:
+    if repro is None:
         console.print("The runs match: there is nothing to reproduce.", style="bold green")
         return 0
-    console.print(f"The runs part at {found.first.place_text}", style="bold red")
-    for name, path in found.scripts.items():
+    console.print(f"The runs part at {repro.first.place_text}", style="bold red")
+    for name, path in repro.scripts.items():
         console.print(f"  {name}: python {path}")
-    for name, why in found.reasons.items():
+    for name, why in repro.reasons.items():
         console.print(f"  {name}: no script: {why}", style="yellow")
-    console.print(f"Tensors, environments and a text for an issue: {found.folder}")
+    console.print(f"Tensors, environments and a text for an issue: {repro.folder}")
     return 1

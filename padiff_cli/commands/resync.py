@@ -1,4 +1,4 @@
-"""``padiff resync RUN MODULE:FUNCTION``: which one thing, taken from the reference, keeps two trainings together."""
+"""``padiff resync RUN MODULE:FUNCTION``: find which item, copied from the reference, keeps two trainings equal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from padiff_hooks.outputs import check_out, write_out
 
 
 def add_arguments(parser: Any) -> None:
-    """Say what the command takes."""
+    """Add the command's arguments to its parser."""
     parser.description = (
         "Train on from a packed step of a run with the model that a function makes: as it does by itself, "
         "then with its weights, its optimizer's state, its batches, its learning rate or its dropout's "
@@ -39,7 +39,7 @@ def _resync(args: argparse.Namespace, console: Console) -> int:
     layer_map = GivenMap.of(args.layer_map)
     model, optimizer, train = made_by(args.target)
 
-    found = padiff.resync(
+    table = padiff.resync(
         args.reference,
         model,
         train,
@@ -49,8 +49,8 @@ def _resync(args: argparse.Namespace, console: Console) -> int:
         steps=args.steps,
         layer_map=layer_map,
     )
-    for line in str(found).splitlines():
+    for line in str(table).splitlines():
         console.print(line, markup=False, emoji=False, soft_wrap=True)
     if args.json:
-        write_out(args.json, json.dumps(found.plain(), indent=1))
+        write_out(args.json, json.dumps(table.plain(), indent=1))
     return 0

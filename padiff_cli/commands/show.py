@@ -1,4 +1,4 @@
-"""``padiff show RUN``: what a run holds."""
+"""``padiff show RUN``: print the contents of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from padiff_hooks.show import print_run
 
 
 def add_arguments(parser: Any) -> None:
-    """Say what the command takes."""
+    """Add the command's arguments to its parser."""
     parser.add_argument("path", metavar="RUN")
     parser.set_defaults(run=_show)
 

@@ -1,4 +1,4 @@
-"""``padiff watch``: follows two runs that still grow and streams their diffs."""
+"""``padiff watch``: compare two growing runs and stream their diffs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from padiff_hooks.stream import DiffStream
 
 
 def add_arguments(parser: Any) -> None:
-    """Say what the command takes."""
+    """Add the command's arguments to its parser."""
     parser.description = f"Compare two runs while they grow. Exit code: {EXIT_CODES}."
     add_pair(parser)
     parser.add_argument("--logdir", metavar="TB", required=True, help="where scalars and first-diff events go")
@@ -35,24 +35,24 @@ def add_arguments(parser: Any) -> None:
 
 
 class _Watched:
-    """What the steps so far came to."""
+    """Summary of the steps that this watch has compared."""
 
     def __init__(self) -> None:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Forget everything: a folder holds another recording."""
+        """Reset the summary, because one of the folders holds a new recording."""
         self._first: str | None = None
         self._doubt, self._worst, self._failed = "", 0.0, 0
         self._follows = False
-        #: Sentences of steps that a rank did not write.
+        #: Sentences about steps that a rank did not write.
         self.lost: list[str] = []
 
     def add(self, report: Report, known: bool) -> str:
-        """Add a step; returns the lines that say what it came to.
+        """Add the report of one step, and return the lines that describe its result.
 
         Args:
-            known: whether a step before it has a diff, also one that was compared by a watch before this one.
+            known: True if an earlier step differs, including steps that an earlier watch compared.
         """
         known_now = f"\n{CAUSE_KNOWN}: {printable(report.explained.message)}" if report.explained is not None else ""
         return f"{self._added(report, known)}{known_now}"
@@ -67,22 +67,22 @@ class _Watched:
                 self._doubt = verdict(report)
             return f"step {step}: {report.outcome}, {report.coverage.compared} tensors{figure}"
         self._failed += 1
-        more = "".join(f"\n{Standing.NEW}: {printable(one.message)}" for one in report.independent)
+        more = "".join(f"\n{Standing.NEW}: {printable(diff.message)}" for diff in report.independent)
         if self._first is None:
             self._first = printable(report.first_diff.message)
             return f"{'' if known else f'{Standing.FIRST}: '}{self._first}{more}"
         if not report.failed:
             return f"step {step}: {printable(report.first_diff.message)}{more}"
-        # Said once: from then on all that differs does.
-        said = "" if self._follows else f", which {Standing.FOLLOWS} from it"
+        # Said once: all later diffs follow, too.
+        suffix = "" if self._follows else f", which {Standing.FOLLOWS} from it"
         self._follows = True
-        return f"step {step}: {count_text(report)}{said}{more}"
+        return f"step {step}: {count_text(report)}{suffix}{more}"
 
     def verdict(self, differs: bool) -> str:
-        """What the steps came to, in one sentence.
+        """Return the result of all steps in one sentence.
 
         Args:
-            differs: whether one of them had a diff, also one that was compared by a watch before this one.
+            differs: True if one of the steps differs, including steps that an earlier watch compared.
         """
         if self._first is not None:
             return f"{self._failed} of them differ. {self._first}"
@@ -93,7 +93,7 @@ class _Watched:
 
 
 def run_watch(args: argparse.Namespace, console: Console) -> int:
-    """Run the command; returns the exit code.
+    """Run the command and return its exit code.
 
     Raises:
         PadiffError: a run can't be read, or nothing was compared.
@@ -139,7 +139,7 @@ def run_watch(args: argparse.Namespace, console: Console) -> int:
 def _follow(
     pairs: PairedRuns, stream: DiffStream, watched: _Watched, args: argparse.Namespace, console: Console
 ) -> str:
-    """Compare steps as they come; returns why it ended."""
+    """Compare steps as they arrive until the watch ends, and return the reason for the end."""
     last_news = time.monotonic()
     while True:
         for report in pairs.poll():

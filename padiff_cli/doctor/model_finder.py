@@ -1,6 +1,6 @@
-"""Records a script that does not record by itself, for the doctor.
+"""Recording of a script without a recorder of its own, for ``padiff doctor``.
 
-The first step is watched only, and recording begins with the second one.
+The finder only watches the first step; recording begins with the second step.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from padiff.recorder import Recorder, record
 from padiff.recorder.doctor_recorder import Enough, Plan
 from padiff_cli.finding import ModelFinder
 
-#: What the finder writes where it gives up.
+#: Name of the file into which the finder writes the reason when it gives up.
 REFUSED = "refused.txt"
 
 
 class DoctorFinder(ModelFinder):
-    """Looks on until it has found a model, or until the script opens a recorder of its own."""
+    """Watcher that records the first model of the script, unless the script opens a recorder of its own."""
 
     def __init__(self) -> None:
         self._recorder: Recorder | None = None

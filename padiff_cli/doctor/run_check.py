@@ -1,4 +1,4 @@
-"""Whether a run folder is whole: every tensor of every step is read."""
+"""Check of a run folder that reads every tensor of every step."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from padiff.records import Record, Run, Step
 from padiff.records.environment import cautions
 from padiff.records.pack import Pack
 
-# Ranks that are named where they are missing; of more only the first.
+# How many missing ranks, or steps without all their ranks, a message names.
 _NAMED = 8
 
 
 @dataclass(frozen=True)
 class Health:
-    """What a run folder is like.
+    """Result of a check of a run folder.
 
     Attributes:
-        damaged: what can't be read, or is not as it was recorded, each with its place.
-        remarks: what is worth knowing, though nothing is broken: leftovers of a process that died, NaN.
-        cautions: what of the environment makes the run hard to repeat.
-        ranks: where the processes of the training hold something else than they should, or read the same.
-        steps, tensors, sketches: how many were read whole.
-        bytes: the folder's size.
+        damaged: sentences about parts that can't be read or differ from what was recorded, each with its place.
+        remarks: sentences about things that are no damage, such as leftovers of a process that died, or NaN.
+        cautions: sentences about settings of the environment that make the run hard to repeat.
+        ranks: findings about ranks whose tensors break a rule of data parallelism (see `RankFinding`).
+        steps, tensors, sketches: how many were read without an error.
+        bytes: size of the folder.
     """
 
     damaged: tuple[str, ...]
@@ -48,30 +48,30 @@ class Health:
 
     @property
     def well(self) -> bool:
-        """Whether all can be read, and nothing is wrong between the ranks."""
-        return not self.damaged and not any(found.kind.fault for found in self.ranks)
+        """Return True if everything can be read and no finding about the ranks is a fault."""
+        return not self.damaged and not any(finding.kind.fault for finding in self.ranks)
 
 
 def check_run(run: Run, path: AnyPath) -> Health:
-    """Read everything that a run folder holds."""
+    """Read everything in a run folder, and return the result of the check."""
     damaged: list[str] = []
     nonfinite: list[str] = []
-    whole = tensors = sketches = 0
+    readable = tensors = sketches = 0
     numbers = run.numbers()
     replicas = ReplicaCheck(run.info)
     for number in numbers:
-        found: list[str] = []
+        faults: list[str] = []
         try:
             steps = run.steps(number)
         except PadiffError as error:
             damaged.append(f"step {number}: {error}")
             continue
-        found += _missing_ranks(number, steps, run.info.world_size)
+        faults += _missing_ranks(number, steps, run.info.world_size)
         for record in (record for step in steps for record in step.records):
             try:
                 finite = _finite(record)
             except (PadiffError, OSError, ValueError) as error:
-                found.append(f"step {number}: {error}")
+                faults.append(f"step {number}: {error}")
                 continue
             tensors += record.sketch is None
             sketches += record.sketch is not None
@@ -81,11 +81,11 @@ def check_run(run: Run, path: AnyPath) -> Health:
             try:
                 _read_trace(step)
             except (PadiffError, OSError, ValueError) as error:
-                found.append(f"step {number}: {error}")
-        if not found:
+                faults.append(f"step {number}: {error}")
+        if not faults:
             replicas.look(steps)
-        whole += not found
-        damaged += found
+        readable += not faults
+        damaged += faults
     packs = run.packs if isinstance(run, FolderRun) else None
     for number in packs or ():
         try:
@@ -108,7 +108,7 @@ def check_run(run: Run, path: AnyPath) -> Health:
         tuple(remarks),
         tuple(cautions(run.info.environment)),
         tuple(replicas.findings),
-        whole,
+        readable,
         tensors,
         sketches,
         size,
@@ -122,25 +122,25 @@ def _finite(record: Record) -> bool:
     values = record.value
     if tuple(values.shape) != tuple(record.shape):
         raise RunFolderError(f"{record.site} has shape {values.shape}, but {record.shape} was recorded")
-    # A part at a time: a tensor may be larger than the memory. Reading all of it also shows a file that was cut.
+    # In parts, because a tensor may be larger than the memory. Reading all of it also detects a truncated file.
     flat = values.reshape(-1)
     return all(bool(np.isfinite(part).all()) for part in _parts(flat))
 
 
 def _read_pack(pack: Pack) -> int:
-    """Read all of a pack; returns how many tensors it has."""
+    """Read all of a pack, and return the number of its tensors."""
     sources = [*pack.weights.values(), *pack.seeds.values(), *(mask.bits for mask in pack.masks)]
     sources += [source for batch in pack.batches for source in batch.sources]
     arrays = [source.read() for source in sources]
     arrays += [array for optimizer in pack.optimizers for array in optimizer.arrays().values()]
     for array in arrays:
         for part in _parts(np.asarray(array).reshape(-1)):
-            part.sum()  # reading all of it shows a file that was cut
+            part.sum()  # reading every element detects a truncated file
     return len(arrays)
 
 
 def _read_trace(step: Step) -> None:
-    """Read the calls of a step, and what was kept of their tensors besides records."""
+    """Read the calls of a step's trace, and the tensors that the trace stores in full."""
     list(step.trace.calls)
     for tensor in step.trace.tensors:
         if tensor.source is not None and not tensor.source.sketched:
@@ -154,40 +154,40 @@ def _parts(flat: np.ndarray, size: int = 1 << 22) -> Iterator[np.ndarray]:
 
 
 def _missing_ranks(number: int, steps: list[Step], world_size: int) -> list[str]:
-    there = {step.rank for step in steps if 0 <= step.rank < world_size}
-    # Not all that could be: what a run says of itself may be any number.
-    first = list(islice((rank for rank in range(world_size) if rank not in there), _NAMED + 1))
+    present = {step.rank for step in steps if 0 <= step.rank < world_size}
+    # Only the first ones, because the world size in a damaged or hostile run file may be any number.
+    first = list(islice((rank for rank in range(world_size) if rank not in present), _NAMED + 1))
     if len(first) <= _NAMED:
         return [f"step {number}: rank {rank} of {world_size} is missing" for rank in first]
     named = ", ".join(map(str, first[:_NAMED]))
-    return [f"step {number}: {world_size - len(there)} of {world_size} ranks are missing: {named}, ..."]
+    return [f"step {number}: {world_size - len(present)} of {world_size} ranks are missing: {named}, ..."]
 
 
 def _lacking(lacking: Mapping[int, list[int]], world_size: int) -> list[str]:
-    """The steps of a finished run that some ranks did not write, and nobody will."""
+    """Return sentences about the steps of a finished run that some ranks did not write."""
     return [
-        f"step {number} can't be read: of {world_size} ranks only {', '.join(map(str, there)) or 'none'} wrote it"
-        for number, there in islice(lacking.items(), _NAMED)
+        f"step {number} can't be read: of {world_size} ranks only {', '.join(map(str, ranks)) or 'none'} wrote it"
+        for number, ranks in islice(lacking.items(), _NAMED)
     ] + ([f"and {len(lacking) - _NAMED} more such steps"] if len(lacking) > _NAMED else [])
 
 
 def _lost(path: AnyPath) -> list[str]:
-    """What a recorder says that its store did not take."""
+    """Return a sentence with the number of steps that the recorder could not write into its store, or no sentence."""
     count, why = lost_steps(path)
     return [f"{count} step{'s' if count > 1 else ''} could not be written into the store: {why}"] if count else []
 
 
 def _leftovers(path: AnyPath, numbers: list[int], world_size: int, lacking: Container[int]) -> list[str]:
-    found: list[str] = []
-    if isinstance(path, RemotePath):  # where nothing is written aside
-        return found
-    for left in sorted([*(path / STEPS).glob(".*"), *(path / PACKS).glob(".*")]):
-        digits = left.name[1:].partition(".")[0]
+    remarks: list[str] = []
+    if isinstance(path, RemotePath):  # a store has no temporary folders of unfinished steps
+        return remarks
+    for folder in sorted([*(path / STEPS).glob(".*"), *(path / PACKS).glob(".*")]):
+        digits = folder.name[1:].partition(".")[0]
         if not digits.isdecimal() or int(digits) in lacking:
             continue
-        there = [name for name in names_in(left) if name.startswith("rank_")]
-        text = f"step {int(digits)} was being written when its process died, or is being written ({left.name})"
+        ranks = [name for name in names_in(folder) if name.startswith("rank_")]
+        text = f"step {int(digits)} was being written when its process died, or is being written ({folder.name})"
         if world_size > 1 and int(digits) not in numbers:
-            text += f"; of {world_size} ranks {', '.join(there) or 'none'} wrote"
-        found.append(text)
-    return found
+            text += f"; of {world_size} ranks {', '.join(ranks) or 'none'} wrote"
+        remarks.append(text)
+    return remarks

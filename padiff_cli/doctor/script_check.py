@@ -1,4 +1,4 @@
-"""Whether recording changes a user's own training: the script is run with and without, and what it did is compared."""
+"""Check that recording does not change a training: runs of the script with and without recording are compared."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 from padiff.errors import UsageError
 from padiff_cli.doctor.script_runs import ScriptRun, ScriptRuns
 
-# How far two runs' median step times may be apart before the times are called rough.
+# Ratio of two runs' median step times above which a remark calls the times rough.
 _ROUGH = 1.1
 
-#: What of two runs is compared.
+#: Kinds of values that are compared between two runs.
 COMPARED = ("losses", "gradients", "parameters")
 
 ADVICE = (
@@ -39,13 +39,13 @@ and with Lightning or paddle.Model give the callback: callbacks=[PaDiffCallback(
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where two runs of a script are first not the same to the bit.
+    """The first place where two runs of a script are not equal to the bit.
 
     Attributes:
-        step: the step's number.
-        what: ``loss``, ``gradient``, ``parameter``, ``number of losses``, or ``steps`` (only one run has this one).
-        name: which one, as ``layer/slot``; the loss's number.
-        values: both sides' values, where they are known.
+        step: number of the step.
+        what: ``loss``, ``gradient``, ``parameter``, ``number of losses``, or ``steps`` (only one run has the step).
+        name: ``layer/slot`` of the gradient or parameter; empty otherwise.
+        values: the loss in either run, for a loss.
     """
 
     step: int
@@ -64,7 +64,7 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Examination:
-    """What came of it. ``verdict`` is ``same``, ``changed`` or ``not deterministic``."""
+    """Result of an examination of a script. ``verdict`` is ``same``, ``changed`` or ``not deterministic``."""
 
     verdict: str
     sentence: str
@@ -94,12 +94,12 @@ def _examine(runs: ScriptRuns) -> Examination:
             f"none of the first {plain.length} steps is due to be recorded, so there is nothing to examine: give "
             "--steps N with a larger N, or record more often"
         )
-    # In between, so that a machine that grows slower or faster does so for both.
+    # Between the two runs without recording, so that a machine that gets slower or faster does so for both kinds.
     recording = runs.run("recording", record=True)
     again = runs.run("without recording, again", record=False)
     unstable, first = first_divergence(plain, again), first_divergence(plain, recording)
     if unstable is None and first is not None:
-        # A script may be unstable now and then only: what parted once by chance does not part again at the same place.
+        # A script may be unstable only now and then: a chance difference does not come again at the same place.
         unstable = first_divergence(plain, runs.run("without recording, a third time", record=False))
         second = first_divergence(plain, runs.run("recording, again", record=True))
         if unstable is None and second != first:
@@ -118,15 +118,18 @@ def _examine(runs: ScriptRuns) -> Examination:
 
 
 def first_divergence(first: ScriptRun, second: ScriptRun) -> Divergence | None:
-    """Where two runs of a script first differ, in the order in which things come into being; `None` if nowhere."""
-    found: list[Divergence] = []
+    """Return the first difference of two runs of a script, or `None` if the runs are equal.
+
+    Within a step, losses are compared first, then gradients, then parameters.
+    """
+    divergences: list[Divergence] = []
     for key in sorted({*first.steps, *second.steps}):
         steps, others = first.steps.get(key, []), second.steps.get(key, [])
-        found += [d for d in map(_step_divergence, steps, others) if d is not None][:1]
+        divergences += [d for d in map(_step_divergence, steps, others) if d is not None][:1]
         if len(steps) != len(others):
             longer = max(steps, others, key=len)
-            found.append(Divergence(longer[min(len(steps), len(others))]["step"], "steps"))
-    return min(found, key=lambda divergence: divergence.step, default=None)
+            divergences.append(Divergence(longer[min(len(steps), len(others))]["step"], "steps"))
+    return min(divergences, key=lambda divergence: divergence.step, default=None)
 
 
 def _step_divergence(first: Mapping[str, Any], second: Mapping[str, Any]) -> Divergence | None:
@@ -148,7 +151,7 @@ def _step_divergence(first: Mapping[str, Any], second: Mapping[str, Any]) -> Div
 
 def _unstable_text(unstable: Divergence, first: Divergence | None, recording: ScriptRun) -> str:
     text = f"This script is not deterministic: two runs without recording part, first in {unstable.text()}. "
-    # Of steps that are not due nothing is recorded, so they prove nothing.
+    # Steps that are not due are not recorded, so these prove nothing.
     proved = any(step["due"] and step["step"] < unstable.step for steps in recording.steps.values() for step in steps)
     if proved and (first is None or first.step >= unstable.step):
         text += f"In the steps before, recording changed nothing. To know more, {ADVICE}."
@@ -158,19 +161,19 @@ def _unstable_text(unstable: Divergence, first: Divergence | None, recording: Sc
 
 
 def _remarks(plain: ScriptRun, again: ScriptRun, recording: ScriptRun) -> tuple[str, ...]:
-    found = []
+    remarks = []
     times = [statistics.median(run.seconds() or [0.0]) for run in (plain, again)]
     if max(times) > _ROUGH * min(times):
         both = " and ".join(f"{time * 1e3:.3g}" for time in times)
-        found.append(f"the times are rough: two runs without recording took {both} ms a step (is the machine busy?)")
+        remarks.append(f"the times are rough: two runs without recording took {both} ms a step (is the machine busy?)")
     if not plain.count("losses"):
-        found.append("no loss was logged (rec.log_loss): gradients and parameters are what was compared")
+        remarks.append("no loss was logged (rec.log_loss): gradients and parameters are what was compared")
     if not plain.count("gradients"):
-        found.append("no gradient was seen: give optimizer= to padiff.record")
+        remarks.append("no gradient was seen: give optimizer= to padiff.record")
     for what, run in (("without recording", plain), ("recording", recording)):
         if run.trouble:
-            found.append(f"after its steps, {what}, the script failed: {run.trouble}")
-    return tuple(found)
+            remarks.append(f"after its steps, {what}, the script failed: {run.trouble}")
+    return tuple(remarks)
 
 
 def _seconds(plain: Sequence[ScriptRun], recording: ScriptRun) -> dict[str, float | None]:

@@ -1,4 +1,4 @@
-"""Runs a user's script as ``python SCRIPT ARGS`` would; started by `padiff doctor`, in a process of its own."""
+"""Entry point of the processes in which `padiff doctor` runs a user's script, as ``python SCRIPT ARGS`` would."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 
 def main() -> None:
-    """``python script_child.py PARENT SCRIPT ARGS``: PARENT is the number of the process that started it."""
+    """Run ``script_child.py PARENT SCRIPT ARGS``; PARENT is the id of the process that started this one."""
     parent, script, *args = sys.argv[1:]
     sys.argv = [script, *args]
     sys.path[0] = str(Path(script).resolve().parent)
-    # Last: whatever padiff the script itself would find comes first.
+    # At the end, so that a padiff that the script itself would import comes first.
     sys.path.append(str(Path(__file__).resolve().parent.parent))
     from padiff.system.follow import follow
     from padiff_cli.doctor.model_finder import DoctorFinder

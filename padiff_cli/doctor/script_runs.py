@@ -1,4 +1,4 @@
-"""A user's script, run in processes of its own with and without recording, and what each run of it noted."""
+"""Runs of a user's script in processes of their own, with and without recording, and the notes of each run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from padiff_cli.doctor.model_finder import REFUSED
 
 CHILD = Path(__file__).with_name("script_child.py")
 
-# The first steps of a run make buffers and choose algorithms; they are left out of the times where others are left.
+# Steps at the start that allocate buffers and choose algorithms; the times exclude these if enough steps remain.
 _WARM_UP = 2
 
 
 @dataclass
 class ScriptRun:
-    """What one run of the script noted: steps by recorder and rank, the bytes recorded, and how it ended."""
+    """Notes of one run of the script: its steps by recorder and rank, the bytes recorded, and the error at its end."""
 
     steps: dict[str, list[dict[str, Any]]]
     recorded: int = 0
@@ -47,16 +47,16 @@ class ScriptRun:
         return max((step["peak"] for steps in self.steps.values() for step in steps), default=0)
 
     def seconds(self, due: bool | None = None) -> list[float]:
-        """Times of the steps, of all or of those that are due or not."""
-        found = []
+        """Return the seconds of each step after the warm-up; with ``due``, only of steps that are due, or are not."""
+        times = []
         for steps in self.steps.values():
             warm = steps[_WARM_UP:] if len(steps) > 2 * _WARM_UP else steps[1:]
-            found += [step["seconds"] for step in warm if due is None or step["due"] == due]
-        return found
+            times += [step["seconds"] for step in warm if due is None or step["due"] == due]
+        return times
 
 
 class ScriptRuns:
-    """Runs the script in processes of their own, each with a folder of its own."""
+    """Runner that executes the script in a new process with a new folder for each run."""
 
     def __init__(self, script: Path, args: Sequence[str], steps: int, folder: Path, say: Callable[[str], None]) -> None:
         self.script, self._args, self._steps, self._folder, self._say = script, args, steps, folder, say
@@ -66,7 +66,7 @@ class ScriptRuns:
         """Run the script once.
 
         Raises:
-            UsageError: it failed before its first step was over.
+            UsageError: the script failed before the end of its first step.
         """
         self._say(f"running {self.script} {what}")
         self._number += 1
@@ -82,7 +82,7 @@ class ScriptRuns:
         with open(output, "wb") as out:
             code = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out).returncode
         steps = {path.stem: _read(path) for path in sorted(folder.glob("notes_*.jsonl"))}
-        run = ScriptRun({key: found for key, found in steps.items() if found}, _size(folder))
+        run = ScriptRun({key: notes for key, notes in steps.items() if notes}, _size(folder))
         if code:
             run.trouble = _tail(output, code)
             if not run.steps:
@@ -93,18 +93,18 @@ class ScriptRuns:
         elif not run.steps:
             run.refused = "it made no second step with an optimizer"
         for recorded in folder.glob("run_*"):
-            shutil.rmtree(recorded, ignore_errors=True)  # full tensors: the disk is not to hold those of all runs
+            shutil.rmtree(recorded, ignore_errors=True)  # full tensors: the disk may be too small for those of all runs
         return run
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    found = []
+    notes = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            found.append(json.loads(line))
+            notes.append(json.loads(line))
         except ValueError:  # the last line of a process that was killed
             break
-    return found
+    return notes
 
 
 def _size(folder: Path) -> int:

@@ -164,8 +164,8 @@ def _by_names(items: Both[list[Item]], linked: names.Linked) -> np.ndarray:
 
 def _names(side: Sequence[names.Name]) -> list[names.NameKey]:
     """Return the comparable parts of one side's names."""
-    # Without numbers, so that a thousand equal blocks have one key.
-    # Words that all names of a side share distinguish nothing.
+    # Without numbers, so that a thousand equal blocks have one key. Words that all names of a side share distinguish
+    # nothing.
     common = frozenset.intersection(*(name.words for name in side)) if len(side) > 1 else frozenset()
     return [(name.roles, name.words - common or name.words) for name in side]
 
@@ -218,7 +218,10 @@ def _overlap(reference: Bag, candidate: Bag) -> float:
 
 
 def _by_values(values: Both[list[frozenset[int]]]) -> np.ndarray:
-    """Return scores by the share of values that two items have in common; 0 if either has none."""
+    """Return scores by the share of values that two items have in common.
+
+    The score is negative if the items have no common values, and 0 if the values of either are unknown.
+    """
     # Most items have no values in common: the index avoids a million lookups for a thousand layers.
     having: dict[int, list[int]] = {}
     for j, numbers in enumerate(values.candidate):
@@ -259,7 +262,7 @@ def line_up(items: Both[list[Item]]) -> Both[list[int]]:
 
 
 def _found_places(keys: Both[list[Any]]) -> list[int | None]:
-    """Return the position in the reference of each of the candidate's keys; equal keys correspond in order."""
+    """Return the index in the reference of each of the candidate's keys, or `None`; equal keys correspond in order."""
     places: dict[Any, deque[int]] = {}
     for place, key in enumerate(keys.reference):
         if key is not None:

@@ -124,11 +124,11 @@ def _gates(units: Sequence[Unit], rows: int) -> Sequence[Unit]:
     return ()
 
 
-def _same_group(kind: str, other: str) -> bool:
+def _same_group(first: str, second: str) -> bool:
     """Return False if an embedding or a normalisation is paired with another group of kinds: these fuse with nothing
     else.
     """
-    groups = equivalents.group_of_kinds(kind), equivalents.group_of_kinds(other)
+    groups = equivalents.group_of_kinds(first), equivalents.group_of_kinds(second)
     return groups[0] == groups[1] or not _ALONE & set(groups)
 
 
@@ -194,10 +194,10 @@ def _runs(units: Sequence[Unit]) -> Iterator[Sequence[Unit]]:
             yield units[start:stop]
 
 
-def _one_bias_of_two(unit: Unit, whole: Unit) -> bool:
+def _one_bias_of_two(unit: Unit, fused: Unit) -> bool:
     """Return True if only one of the units has a bias because a recurrent cell has one bias, the other two."""
-    keys = unit.parameters.keys() | whole.parameters.keys()
-    return keys == {"weight", "bias"} and names.role(whole.name, "recurrent part") != ""
+    keys = unit.parameters.keys() | fused.parameters.keys()
+    return keys == {"weight", "bias"} and names.role(fused.name, "recurrent part") != ""
 
 
 def _comes_last(unit: Unit) -> bool:

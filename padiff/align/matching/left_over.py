@@ -40,8 +40,8 @@ def with_left_over(infos: Both[RunInfo], pairs: Sequence[ParameterPair]) -> list
     return [*pairs, *_paired(unmatched)] if all(unmatched) else list(pairs)
 
 
-def _paired(left: Both[list[Owned]]) -> Iterator[ParameterPair]:
-    shapes = left.map(lambda side: grouped(side, lambda owned: owned[1].shape))
+def _paired(unmatched: Both[list[Owned]]) -> Iterator[ParameterPair]:
+    shapes = unmatched.map(lambda side: grouped(side, lambda owned: owned[1].shape))
     for shape, references in shapes.reference.items():
         others = shapes.candidate.get(shape, [])
         if len(references) == len(others) and 0 not in shape:

@@ -51,9 +51,9 @@ def _held(info: RunInfo, path: str) -> _Held:
     return recorded, frozenset(layer.path for layer in within) - recorded
 
 
-def _unlike(pair: ParameterPair, held: Both[_Held]) -> bool:
+def _unlike(pair: ParameterPair, parameters: Both[_Held]) -> bool:
     """Return True if parameters of the two layers have different shapes, or only one run recorded them."""
-    present = [any(part.layer in side for part in parts) for (side, _), parts in zip(held, pair)]
+    present = [any(part.layer in side for part in parts) for (side, _), parts in zip(parameters, pair)]
     if not any(present):
         return False
     if not all(present):

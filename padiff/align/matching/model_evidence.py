@@ -50,10 +50,10 @@ class ModelEvidence:
             context=self._context(node.path, node.frozen[1]),
         )
 
-    def _context(self, path: str, own: int) -> Bag:
+    def _context(self, path: str, count: int) -> Bag:
         """Return the contents of the innermost layer at or above a path that contains more than `own` units."""
         node = self.nodes.get(path)
-        while node is not None and node.frozen[1] <= own:
+        while node is not None and node.frozen[1] <= count:
             node = node.parent
         return node.frozen if node is not None else NOTHING
 

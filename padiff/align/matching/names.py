@@ -277,5 +277,5 @@ def vocabulary(paths: Iterable[Both[str]]) -> Linked:
     )
 
 
-def _begins(word: str, other: str) -> bool:
-    return min(len(word), len(other)) >= 3 and (word.startswith(other) or other.startswith(word))
+def _begins(first: str, second: str) -> bool:
+    return min(len(first), len(second)) >= 3 and (first.startswith(second) or second.startswith(first))

@@ -147,15 +147,15 @@ def _may_be_one(reference: Layer, candidate: Layer) -> bool:
     )
 
 
-def _prefer(chain: list[Layer], seen: Seen) -> list[Layer]:
+def _prefer(chain: list[Layer], evidence: Seen) -> list[Layer]:
     """Return the layers that were called, or all if none was: a wrapper that is never called has no outputs to
     compare.
     """
-    return [layer for layer in chain if layer.path in seen.order] or chain
+    return [layer for layer in chain if layer.path in evidence.order] or chain
 
 
 def _by_contents(
-    tree: Tree, held: Mapping[str, Collection[int]], paired: Mapping[str, int]
+    tree: Tree, contents_by_path: Mapping[str, Collection[int]], paired: Mapping[str, int]
 ) -> dict[frozenset[int], list[Layer]]:
     """Return unpaired layers by their contents, outer layers first."""
     contents: dict[str, set[int]] = {}
@@ -163,7 +163,7 @@ def _by_contents(
     for layer in tree.layers:
         while above and not inside(layer.path, above[-1].path):
             above.pop()
-        direct = set(held.get(layer.path, ()))
+        direct = set(contents_by_path.get(layer.path, ()))
         if layer.path in paired:
             direct.add(paired[layer.path])
         contents.setdefault(layer.path, set()).update(direct)

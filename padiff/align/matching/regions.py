@@ -39,9 +39,9 @@ class RegionPairing:
         """Pair all units in two forests and the units next to them; return the units without a partner."""
         return self._units.pair_loosely(self._region(nodes, own))
 
-    def _region(self, nodes: Both[list[LayerNode]], own: Both[list[Unit]]) -> Both[list[Unit]]:
+    def _region(self, nodes: Both[list[LayerNode]], units: Both[list[Unit]]) -> Both[list[Unit]]:
         """Pair units in two forests and the units next to them; return the units without a partner."""
-        open_units: Both[list[Unit]] = own.map(list)
+        open_units: Both[list[Unit]] = units.map(list)
         if "containers" in self._without:
             for lying_open, side in zip(open_units, nodes):
                 lying_open.extend(unit for node in side for unit in node.below())

@@ -127,9 +127,9 @@ class Declared:
         texts = [f"{difference.text_alone}: {difference.note}" for difference in made_by]
         return replace(rate, note="; ".join([rate.note, *texts] if rate.note else texts)) if texts else rate
 
-    def _dated(self, found: Iterable[Difference], number: int) -> tuple[Difference, ...]:
+    def _dated(self, differences: Iterable[Difference], number: int) -> tuple[Difference, ...]:
         dated = []
-        for difference in found:
+        for difference in differences:
             first = self._first.get(difference.key)
             if first is None or (difference.changes and not first.changes):  # a layer that was not called before
                 self._first[difference.key] = first = replace(difference, step=number)

@@ -1,4 +1,4 @@
-"""The line that mends a setting, in the candidate's framework."""
+"""Lines of code that set what the reference sets, in the candidate's framework."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ from padiff.frameworks.spelled import SPELLINGS, Spelling, number_text
 from padiff.records import Layer
 from padiff.system.code import literal
 
-# Parameters that a line names.
+# How many parameters a line names.
 _NAMED = 3
 
 
 def optimizer_fix(
     framework: str, rule: str, names: Sequence[str], values: Mapping[str, Any], parameters: Sequence[str] = ()
 ) -> str:
-    """The optimizer with some values as the reference has them; empty where the framework has no such option.
+    """Return a call of the optimizer with some of the reference's values; empty if the framework lacks an option.
 
     Args:
-        rule: the common name of the reference's rule.
-        names: which values.
-        values: all of the reference's.
-        parameters: the candidate's names of the parameters that they are for; empty: all.
+        framework: name of the candidate's framework, here and below.
+        rule: common name of the reference's optimizer rule.
+        names: names of the values to set.
+        values: all settings of the reference's optimizer.
+        parameters: the candidate's names of the parameters to set the values for; empty for all parameters.
     """
     spelling = SPELLINGS.get(framework)
     if spelling is None or _class(spelling, rule, values) not in OPTIMIZERS[framework]:
         return ""
     kind = f"{spelling.optimizers}.{_class(spelling, rule, values)}"
     if rule == "SGD" and spelling.with_momentum and not values.get("momentum"):
-        names = [name for name in names if name != "momentum"]  # the class says it
+        names = [name for name in names if name != "momentum"]  # the class implies no momentum
     arguments = [_argument(spelling, name, values) for name in names]
     if not all(arguments):
         return ""
     if not parameters:
         return checked_fix(framework, f"{kind}({', '.join(['...', *dict.fromkeys(arguments)])})")
-    # Names of parameters are a run's: they stay strings.
+    # Names of parameters come from a run, so these become string literals.
     listed = ", ".join(literal(site.replace("/", ".")) for site in parameters[:_NAMED])
     listed += ", ..." if len(parameters) > _NAMED else ""
     group = ", ".join(f'"{name}": {value}' for name, _, value in (a.partition("=") for a in dict.fromkeys(arguments)))
@@ -64,7 +65,7 @@ def _argument(spelling: Spelling, name: str, values: Mapping[str, Any]) -> str:
 
 
 def clip_fix(framework: str, rule: str, kind: str, limit: Any) -> str:
-    """A line that clips as the reference does; empty where the framework has nothing of the kind."""
+    """Return a line that clips gradients as the reference does; empty if the framework has no such clipping."""
     spelling = SPELLINGS.get(framework)
     line = spelling.clips.get(kind) if spelling is not None else None
     if spelling is None or line is None:
@@ -76,10 +77,10 @@ def clip_fix(framework: str, rule: str, kind: str, limit: Any) -> str:
 
 
 def loss_fix(framework: str, function: str, settings: Mapping[str, Any]) -> str:
-    """A call of a loss function with settings as the reference has them.
+    """Return a call of a loss function with the reference's settings; empty for an unknown function.
 
     Args:
-        function: its common name.
+        function: common name of the function.
     """
     spelling = SPELLINGS.get(framework)
     if spelling is None or not is_loss(function, settings):
@@ -95,17 +96,17 @@ def loss_fix(framework: str, function: str, settings: Mapping[str, Any]) -> str:
 
 
 def layer_fix(framework: str, layer: Layer, name: str, value: Any) -> str:
-    """A layer with a setting as the reference has it."""
+    """Return a line that creates a layer with the reference's value of a setting; empty for a class of the user's."""
     spelling = SPELLINGS.get(framework)
     if spelling is None or layer.type.lower() != layer.kind or layer.type not in LAYERS[framework]:
-        return ""  # a class of the user's, with arguments of its own
+        return ""  # a class of the user's, whose arguments are unknown
     if name not in LAYER_SETTINGS:
         return ""
     convert = spelling.converted.get(name)
     if convert is not None and (name != "momentum" or "norm" in layer.kind):
         try:
             value = convert(value)
-        except (TypeError, ValueError, OverflowError):  # not what a framework declares
+        except (TypeError, ValueError, OverflowError):  # no value that a framework declares
             return ""
     value = None if value == "none" and name == "padding_idx" else value
     argument = spelling.arguments.get(name, name)
@@ -113,22 +114,23 @@ def layer_fix(framework: str, layer: Layer, name: str, value: Any) -> str:
 
 
 def together(fixes: Sequence[str]) -> str:
-    """Several lines as one; arguments of one call stand in one call."""
+    """Return several fixes as one line, with the arguments of equal calls merged into one call."""
     calls: dict[str, list[str]] = {}
     for fix in dict.fromkeys(fix for fix in fixes if fix):
         head, dots, arguments = fix.partition("(..., ")
-        some = calls.setdefault(head + dots, [])
-        if dots and arguments not in some:
-            some.append(arguments.removesuffix(")"))
+        call_arguments = calls.setdefault(head + dots, [])
+        if dots and arguments not in call_arguments:
+            call_arguments.append(arguments.removesuffix(")"))
     return "; ".join(f"{head}{', '.join(arguments)})" if arguments else head for head, arguments in calls.items())
 
 
 def optimizer_call(framework: str, rule: str, values: Mapping[str, Any], rate: str, parameter: str) -> str:
-    """A line that makes an optimizer of one parameter, with all that it is set to; empty where it can't be said.
+    """Return a line that creates an optimizer of one parameter with all settings; empty if a setting is not
+    expressible.
 
     Args:
-        rate: the expression of its learning rate.
-        parameter: the variable of the parameter.
+        rate: expression of the learning rate.
+        parameter: name of the parameter's variable.
     """
     spelling = SPELLINGS.get(framework)
     if spelling is None:
@@ -138,7 +140,7 @@ def optimizer_call(framework: str, rule: str, values: Mapping[str, Any], rate: s
         return ""
     decays = [name for name in values if name.startswith("decay.") and values[name]]
     usual = [name for name in values if name.startswith("decay.")][:1]
-    # Of SGD without momentum the class has no such argument.
+    # A class for SGD without momentum has none of these arguments.
     without = {"momentum", "nesterov", "dampening"} if spelling.with_momentum and kind == "SGD" else set()
     names = [
         name for name in values if name in spelling.values and not name.startswith("decay.") and name not in without

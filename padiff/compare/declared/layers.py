@@ -12,7 +12,7 @@ from padiff.compare.declared.fixes import layer_fix
 from padiff.model import equivalents
 from padiff.records import Both, Difference, Layer
 
-# Settings that change what is computed or learnt, though it may be less than rounding shows; dropout's rate is none.
+# Settings that change the computation or the training, even by less than rounding; a dropout rate does not count.
 _TELLING = frozenset(
     {
         "eps",
@@ -48,9 +48,9 @@ def differing(pair: LayerPair) -> list[str]:
         name
         for name, value in reference.items()
         if name in candidate and not _equal(name, value, candidate[name])
-        # A convolution over patches and a linear layer are of other sizes, and compute the same.
+        # A convolution over patches and a linear layer compute the same with different sizes.
         if name not in _SIZES or equivalents.kind(pair.reference) == equivalents.kind(pair.candidate)
-        # Without padding there is nothing to count.
+        # The setting has no effect without padding.
         if name != "count_include_pad" or any(_pads(layer) for layer in pair)
     ]
 
@@ -65,16 +65,16 @@ def _pads(layer: Layer) -> bool:
     return bool(layer.settings.get("padding") or layer.settings.get("ceil_mode"))
 
 
-# How much goes in and comes out.
+# Numbers of input and output features.
 _SIZES = frozenset({"inputs", "outputs"})
-# What only training looks at.
+# Settings that only have an effect in training mode.
 _OF_TRAINING = frozenset({"p", "dropout"})
 
 
 def layer_differences(
     alignment: Alignment, settings: Both[Mapping[str, Any]], called: Both[Collection[str]], framework: str
 ) -> Iterator[Difference]:
-    """Return the settings of layers that differ; a difference counts if both layers ran.
+    """Yield the settings of layers that differ; a difference counts if both layers ran.
 
     Args:
         framework: the candidate's framework.
@@ -105,7 +105,7 @@ def layer_differences(
 def mode_differences(
     alignment: Alignment, settings: Both[Mapping[str, Any]], called: Both[Collection[str]]
 ) -> Iterator[Difference]:
-    """Return the layers that train in one run and evaluate in the other, if the mode changes the computation."""
+    """Yield the layers that train in one run and evaluate in the other, if the mode changes the computation."""
     modes = settings.map(modes_of)
     if modes.reference is None or modes.candidate is None:
         return
@@ -137,7 +137,7 @@ def _sides(pair: LayerPair) -> str:
 def _mode_fix(path: str, training: bool) -> str:
     suffix = "" if path.startswith("(") else f".{path}"
     if not re.fullmatch(r"(\.[A-Za-z0-9]\w*)*", suffix, re.ASCII):
-        return ""  # a run's own words are no code
+        return ""  # text from a run must not become code
     return f"model{suffix}.{'train' if training else 'eval'}()"
 
 
@@ -152,7 +152,7 @@ def modes_of(settings: Mapping[str, Any]) -> tuple[bool, frozenset[str]] | None:
 def trains(layer: Layer, training: bool, others: Collection[str]) -> bool:
     """Return True if a layer trains, given the result of `modes_of`."""
     on = training is not (layer.path in others)
-    # It normalises by what it has learnt, in whatever mode.
+    # With global statistics, a BatchNorm uses its running statistics in both modes.
     return on and not (_is_batch_norm(layer) and layer.settings.get("use_global_stats") is True)
 
 

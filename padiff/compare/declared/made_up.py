@@ -14,8 +14,8 @@ from padiff.records.step_diffs import StepDiffs
 
 #: Rules whose weights are larger by the share ``rate * decay`` after a step without decay.
 _LINEAR = frozenset({"AdamW", "SGD"})
-#: What is left of the effect where it is made up for, at most, and how far beyond rounding it has to be to be reported.
-#: Chosen: a decay that is missing leaves all of it, one of half the size a half.
+#: Largest remaining share of a decay's effect on the weights that proves compensation by hand; and least multiple of
+#: rounding that the effect must have. Chosen: a missing decay leaves the whole effect, one of half the size half of it.
 _LEFT, _BEYOND = 0.1, 10.0
 
 
@@ -66,14 +66,17 @@ def _rate_places(sites: Sites) -> list[int]:
 
 
 def rate_of(ranks: Sequence[StepDiffs]) -> float | None:
-    """Return the smallest learning rate of a step; `None` if the step records none."""
+    """Return the reference's smallest learning rate in a step; `None` if none was compared."""
     rate_diffs = [diffs[place] for diffs in ranks for place in diffs.sites.fact(_rate_places)]
     return min((diff.figures.values.reference for diff in rate_diffs if diff.figures), default=None)
 
 
 def without_made_up(found: Sequence[Difference], known: Mapping[object, int]) -> tuple[Difference, ...]:
-    """Return the differences; those with a key in ``known`` (mapped to the step that proves it) are marked as
-    harmless.
+    """Return the differences, with those marked as harmless that the other run compensates by hand.
+
+    Args:
+        found: the differences.
+        known: by a difference's key, the step whose weights prove the compensation.
     """
     return tuple(
         replace(

@@ -20,17 +20,18 @@ from padiff.records import LOOP, Both, Difference, Record, RunInfo, Step, settin
 from padiff.records.structured import fact_of
 
 _NAME = re.compile(r"optimizer\.(\d{1,6})\.(?:group\.(\d{1,6})\.)?(.+)", re.DOTALL)
-# What a value is where it is not said: the framework has nothing of the kind, or it is off.
+# Values of settings that a run does not declare, because the framework lacks the setting or it is off.
 _USUAL = {
     "momentum": 0.0, "dampening": 0.0, "nesterov": False, "amsgrad": False, "maximize": False, "centered": False,
     "rescale_grad": 1.0, "lr_decay": 0.0, "initial_accumulator_value": 0.0,
 }  # fmt: skip
-# What is compared in its own way, or is none of the rule.
+# Settings that are compared separately, or do not belong to the rule.
 _APART = frozenset({"lr", "lr_factor", "rate", "parameters", "others", "clipped"})
 _FORMS = {"decay.coupled": "coupled, as L2 of the gradient", "decay.decoupled": "decoupled", "decay.l1": "L1"}
 # Rules in which the frameworks add epsilon in different places: the same number is not the same rule there.
 _EPS_ELSEWHERE = frozenset({"RMSProp", "Adamax"})
-# How far two numbers may be apart that are one: one may have been kept in float32. Schedules add up.
+# Largest relative difference of equal numbers, one of which may be stored in float32; and of equal learning rates,
+# whose schedules add up rounding.
 _SAME, _SAME_RATE = 1e-6, 1e-5
 
 
@@ -44,7 +45,7 @@ class Group:
 
     @property
     def known(self) -> bool:
-        """True if the rule is one of the framework's own, with the same meaning in both frameworks."""
+        """Return True if the rule is one of the framework's own, with the same meaning in both frameworks."""
         return "." not in self.rule
 
     def number(self, name: str, default: float = 0.0) -> float:
@@ -156,15 +157,15 @@ class _Found:
 
 
 def optimizer_differences(pairs: list[GroupPair], frameworks: Both[str]) -> Iterator[Difference]:
-    """Return the differences between the groups of two runs; equal differences are merged."""
+    """Yield the differences between the groups of two runs; equal differences are merged."""
     yield from _together([(pair, _between(pair, frameworks)) for pair in pairs], frameworks.candidate)
 
 
 def rate_differences(
     pairs: list[GroupPair], optimizers: Both[Optimizers], steps: Both[Step], frameworks: Both[str]
 ) -> Iterator[Difference]:
-    """Return the parameters with different learning rates, as the step's records show."""
-    # Of several optimizers it is not known whose rate a record is.
+    """Yield the parameters with different learning rates, as the step's records show."""
+    # With several optimizers, the records do not tell which optimizer a rate belongs to.
     if max(optimizers.map(lambda side: side.count)) != 1 or not pairs:
         return
     rates = steps.map(_rates)
@@ -175,7 +176,7 @@ def rate_differences(
             continue
         values = Both(expected, actual)
         first = max(group.number("lr") for group in pair)
-        # At the end of a schedule both are nothing.
+        # Rates near zero, as at the end of a schedule, are compared relative to the initial rate.
         if abs(values.reference - values.candidate) > _SAME_RATE * max(
             abs(values.reference), abs(values.candidate), 1e-3 * first
         ):
@@ -218,20 +219,20 @@ def _rate(group: Group, rates: Mapping[int, float]) -> float | None:
 
 
 def _together(
-    found: list[tuple[GroupPair, list[_Found]]], framework: str, count: int | None = None
+    groups: list[tuple[GroupPair, list[_Found]]], framework: str, count: int | None = None
 ) -> Iterator[Difference]:
     """Merge equal differences of several groups."""
     merged: dict[tuple[Any, ...], tuple[_Found, GroupPair, Both[list[str]], int]] = {}
-    for pair, differences in found:
+    for pair, differences in groups:
         for difference in differences:
             key = difference.name, *map(str, difference.values), difference.rule
             first, origin, sites, number = merged.get(key, (difference, pair, Both([], []), 0))
             sites.reference.extend(pair.sites.reference)
             sites.candidate.extend(pair.sites.candidate)
             merged[key] = first, origin, sites, number + 1
-    count = len(found) if count is None else count
+    count = len(groups) if count is None else count
     for difference, pair, sites, number in merged.values():
-        # All of what is compared: then it need not be named.
+        # If all groups differ, the parameters need no names.
         parameters = Both((), ()) if number == count else sites.map(tuple)
         yield Difference(
             difference.name,
@@ -258,7 +259,7 @@ def _between(pair: GroupPair, frameworks: Both[str]) -> list[_Found]:
     reference, candidate = pair.reference, pair.candidate
     if _family(reference.rule) != _family(candidate.rule):
         if not (reference.known and candidate.known):
-            return []  # a class of somebody's own may well compute the same
+            return []  # an unknown optimizer class may compute the same
         return [_Found("rule", pair.map(lambda group: group.rule), tuple(_said(reference)), reference.rule)]
     if not reference.known and frameworks.reference != frameworks.candidate:
         return []
@@ -291,7 +292,7 @@ def _family(rule: str) -> str:
 
 
 def _said(group: Group) -> Iterator[str]:
-    """Return the names of a group's values that differ from the usual values."""
+    """Yield the names of a group's values that differ from the usual values."""
     for name, value in group.values.items():
         if name in _APART or (name.startswith("decay.") and not value):
             continue

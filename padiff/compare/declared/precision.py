@@ -16,7 +16,7 @@ _NOTE = "the coarser one rounds each output, and so much is allowed of all stage
 
 
 def precision_differences(alignment: Alignment, steps: Both[Step]) -> Iterator[Difference]:
-    """Return the floating dtypes of outputs that differ between paired layers.
+    """Yield the floating dtypes of outputs that differ between paired layers.
 
     The difference alone does not count: both may be intended, and tensors are judged by the coarser dtype.
     """

@@ -19,17 +19,17 @@ _LEFT_OVER = (
     "what a step does not clear, or an epoch that ends within a step leaves, is added to the next step's gradients: "
     "clear them, or have the number of batches in an epoch be a multiple of the accumulation"
 )
-#: Settings that say how the classes lie: two runs may have them in other axes.
+#: Settings of the axis of the classes, which may differ between the runs.
 OF_LAYOUT = ("axis",)
-# What acts in some batches only, so that tensors need not show it; all else that is set differently they do show, or it
-# comes to the same: labels that one side ignores by their number and the other by a mask, say.
+# Settings that only have an effect in some batches, so that tensors may not show a difference. A difference in any
+# other setting shows in tensors, or has no effect: one side may ignore labels by number, the other by a mask.
 _OF_LOSS = frozenset({"delta", "beta", "weight", "pos_weight"})
 
 
 def clip_differences(
     settings: Both[Mapping[str, Any]], optimizers: Both[Optimizers], framework: str
 ) -> Iterator[Difference]:
-    """Return the differences in gradient clipping.
+    """Yield the differences in gradient clipping.
 
     A side without clipping alone is no difference: it may clip in user code; the gradients show any effect.
     """
@@ -45,7 +45,7 @@ def clip_differences(
         return
     for name in ("limit", "norm_type", "lowest", "by_group"):
         values = clips.map(lambda side, name=name: side.get(name))  # type: ignore[misc]
-        # What one side does not say is as usual.
+        # An undeclared value is the default.
         if None in (values.reference, values.candidate) and name in ("limit", "norm_type"):
             continue
         if not same(*values):
@@ -87,7 +87,7 @@ def _clip(settings: Mapping[str, Any], optimizers: Optimizers) -> Mapping[str, A
         return None if acting else called
     if acting:
         return acting[0] if len(set_) == len(clips) and all(clip == acting[0] for clip in set_) else None
-    # Where calls were watched, and nothing else could clip.
+    # No clipping, if the calls were observed and no optimizer clips.
     return _NO_CLIP if "kind" in called else None
 
 
@@ -107,18 +107,18 @@ def _of(settings: Mapping[str, Any], family: str) -> dict[str, Any]:
 
 
 def loss_differences(settings: Both[Mapping[str, Any]], framework: str) -> Iterator[Difference]:
-    """Return the differences in the settings of losses.
+    """Yield the differences in the settings of losses.
 
     Two functions may be one loss, and so may two reductions, up to a factor in the loop: the tensors show the effect.
     """
     losses = settings.map(lambda side: _of(side, "loss."))
     for name, value in losses.reference.items():
-        # Of several losses each has a number in front.
+        # With several losses, each setting has the loss's number as a prefix.
         number, _, setting = name.rpartition(".")
         if name not in losses.candidate or setting in OF_LAYOUT or same(value, losses.candidate[name]):
             continue
-        said = f"{number}.function" if number else "function"
-        function = losses.map(lambda side, said=said: side.get(said))  # type: ignore[misc]
+        function_key = f"{number}.function" if number else "function"
+        function = losses.map(lambda side, function_key=function_key: side.get(function_key))  # type: ignore[misc]
         alike = function.reference is not None and function.reference == function.candidate
         about = f"the loss {function.reference}" if alike else "the loss"
         yield Difference(
@@ -133,7 +133,7 @@ def loss_differences(settings: Both[Mapping[str, Any]], framework: str) -> Itera
 
 
 def loop_differences(settings: Both[Mapping[str, Any]]) -> Iterator[Difference]:
-    """Return the differences in the number of batches per step, as hosts report.
+    """Yield the differences in the number of batches per step, as hosts report.
 
     Batches that are larger by the same factor are equivalent: the tensors show the effect.
     """
@@ -148,7 +148,7 @@ def loop_differences(settings: Both[Mapping[str, Any]]) -> Iterator[Difference]:
 
 
 def micro_batch_differences(steps: Both[Step]) -> Iterator[Difference]:
-    """Return a difference if one run has more micro-batches per step, of the same size, and so other samples.
+    """Yield a difference if one run has more micro-batches per step, of the same size, and so other samples.
 
     Calls of the model without a loss do not count: each micro-batch must have its loss.
     """
@@ -171,14 +171,14 @@ def _losses(step: Step) -> int:
     return logged or sum(1 for _ in results)
 
 
-#: Parameters that one run may train and the other not, each with which of them does.
+#: Parameters that may be trained in one run only: the site in either run, and True for the run that trains it.
 Doubtful = list[tuple[Both[str], Both[bool]]]
 
 
 def doubtful_sites(sites: list[Both[str]], infos: Both[RunInfo], optimizers: Both[Optimizers]) -> Doubtful:
     """Return the parameters that only one run trains, by the runs' declarations."""
     frozen = infos.map(_frozen)
-    # Of several processes each may have some of the parameters.
+    # With several processes, each one's optimizer may have only some of the parameters.
     declared = optimizers.zip(infos).map(lambda side: side[0] if side[1].world_size == 1 else Optimizers())
     sides = frozen.zip(declared)
     trained = [pair.zip(sides).map(lambda side: _is_trained(side[0], *side[1])) for pair in sites]
@@ -186,7 +186,7 @@ def doubtful_sites(sites: list[Both[str]], infos: Both[RunInfo], optimizers: Bot
 
 
 def trained_differences(doubtful: Doubtful, steps: Both[Step]) -> Iterator[Difference]:
-    """Return the parameters that only one run trains, if the step shows gradients in that run only."""
+    """Yield the parameters that only one run trains, if the step shows gradients in that run only."""
     if not doubtful:
         return
     moved = steps.map(_moved)
@@ -217,7 +217,7 @@ def _moved(step: Step) -> set[str]:
 
 
 def tied_differences(alignment: Alignment, infos: Both[RunInfo]) -> Iterator[Difference]:
-    """Return the parameters that are one tensor in one run and two in the other."""
+    """Yield the parameters that are one tensor in one run and two in the other."""
     homes = infos.map(tied_homes)
     if not any(homes):
         return

@@ -9,7 +9,7 @@ from typing import Any
 from padiff.compare.declared.optimizers import same
 from padiff.records import Both, Difference
 
-# Has the Trainer alone divide; to be written before ``trainer.train()``.
+# Line that makes only the Trainer divide the loss; it belongs before ``trainer.train()``.
 _DIVIDE_ONCE = "trainer.accelerator.gradient_accumulation_steps = 1"
 
 
@@ -30,7 +30,7 @@ class TrainerSetting:
     note: str
 
 
-#: In causal order; of one stage, what says more comes first.
+#: Settings in causal order; within a stage, the most informative settings come first.
 TRAINER = (
     TrainerSetting(
         "micro_batch_size", "samples of a micro-batch", "input", "both trainers have to be given batches of one size"
@@ -68,7 +68,7 @@ TRAINER = (
 
 
 def trainer_differences(settings: Both[Mapping[str, Any]]) -> Iterator[Difference]:
-    """Return the differences in trainer settings. None counts alone: the tensors show any effect."""
+    """Yield the differences in trainer settings. None counts alone: the tensors show any effect."""
     for setting in TRAINER:
         values = settings.map(lambda side, name=setting.name: side.get(f"trainer.{name}"))  # type: ignore[misc]
         if None in (values.reference, values.candidate) or same(*values):
@@ -77,6 +77,6 @@ def trainer_differences(settings: Both[Mapping[str, Any]]) -> Iterator[Differenc
         if setting.name == "loss_divided_by":
             twice = values.zip(settings).map(lambda side: side[0] == side[1].get("accumulation", 0) ** 2)
             if twice.reference == twice.candidate:
-                continue  # it is the accumulation that differs
+                continue  # the different accumulation explains the divisors
             fix = _DIVIDE_ONCE if twice.candidate else ""
         yield Difference(setting.words, values, setting.stage, "trainer", changes=False, fix=fix, note=setting.note)

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from padiff.compare.diagnose.place import Place
     from padiff.compare.diagnose.settings import before_the_first, settings_first
 else:
-    # A third of what a comparison imports. Runs that match need none of it.
+    # Imported on first access: these modules are a third of a comparison's imports, and runs that match need none of
+    # them.
     __getattr__ = names_from(
         __name__,
         {

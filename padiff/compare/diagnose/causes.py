@@ -60,7 +60,7 @@ def guess(diff: Diff, step: Sequence[Diff], alignment: Alignment, excluded: tupl
     try:
         cause = cause_by_stage(diff, step, _layers(diff.pair, alignment))
     except (RunFolderError, SketchOnlyError):
-        return None  # the values are no longer there to look at; the figures stand
+        return None  # the values can't be read any more; the figures remain valid
     return replace(cause, excluded=excluded)
 
 

@@ -1,4 +1,4 @@
-"""The input of the search for a cause, besides the diffs of a step."""
+"""Inputs of the search for a cause, in addition to the diffs of a step."""
 
 from __future__ import annotations
 

@@ -262,11 +262,13 @@ class _Answers:
 
     @staticmethod
     def _input(
-        graph: Graph, other: Graph, tensor: int, there: Sequence[Operand], slot: str, place: int
+        graph: Graph, partner: Graph, tensor: int, partner_inputs: Sequence[Operand], slot: str, place: int
     ) -> np.ndarray | None:
         """Return the value in the same slot, else position, of the counterpart layer; `None` if not recorded."""
-        operands = [operand for operand in there if operand.slot == slot] or list(there[place : place + 1])
-        source = other.trace.tensors[operands[0].tensor].source if operands else None
+        operands = [operand for operand in partner_inputs if operand.slot == slot] or list(
+            partner_inputs[place : place + 1]
+        )
+        source = partner.trace.tensors[operands[0].tensor].source if operands else None
         if source is None or source.sketched:
             return None
         shape, value = graph.trace.tensors[tensor].shape, np.asarray(source.read())

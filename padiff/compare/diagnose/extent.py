@@ -71,11 +71,11 @@ class Agreement:
         return Agreement(columns, others)
 
     def _after_one_by_one(
-        self, others: Mapping[Site, Agreed], diffs: StepDiffs, known: np.ndarray
+        self, others: Mapping[Site, Agreed], diffs: StepDiffs, places: np.ndarray
     ) -> dict[Site, Agreed]:
         after = dict(others)
         errors, sites = diffs.relative.tolist(), _sites(diffs.sites)
-        for place in np.flatnonzero(known).tolist():
+        for place in np.flatnonzero(places).tolist():
             site, error = sites[place], errors[place]
             most = after.get(site, NEVER)[0]
             after[site] = error if error > most else most, self._others.get(site, NEVER)[1] + 1

@@ -213,7 +213,7 @@ def scene_of(diff: Diff, step: Sequence[Diff], alignment: Alignment, runs: Both[
 
 
 def _paths(pair: Pair, alignment: Alignment) -> Both[str | None]:
-    """Return the paths of both layers; where one side's record is missing, the path of the aligned layer."""
+    """Return the paths of both layers; if a side has no record, the path of the aligned layer, or `None`."""
     reference, candidate = pair.sides.map(lambda record: record.layer if record is not None else None)
     for layers in alignment.pairs:
         if reference is None and layers.candidate.path == candidate:

@@ -48,7 +48,7 @@ def rank_of(pair: Pair) -> int | None:
     return None
 
 
-def _apart(source: Pieces, other: np.ndarray) -> int | None:
+def _apart(source: Pieces, partner: np.ndarray) -> int | None:
     """Return the process whose part is the only one that differs from the other side's tensor; `None` if there is
     none.
     """
@@ -56,7 +56,7 @@ def _apart(source: Pieces, other: np.ndarray) -> int | None:
         return None
     errors: dict[int, float] = defaultdict(float)
     for piece in source.pieces:
-        errors[piece.rank] += _error(piece, other)
+        errors[piece.rank] += _error(piece, partner)
     return _largest(errors)
 
 
@@ -81,8 +81,8 @@ def _sketched_apart(source: TensorSource, other: TensorSource) -> int | None:
     return _largest(errors)
 
 
-def _error(piece: Piece, other: np.ndarray) -> float:
+def _error(piece: Piece, partner: np.ndarray) -> float:
     with np.errstate(all="ignore"):
-        difference = piece.record.value.astype(np.float64) - piece.within(other)
+        difference = piece.record.value.astype(np.float64) - piece.within(partner)
         square = float(np.sum(difference * difference))
     return square if np.isfinite(square) else np.inf

@@ -33,7 +33,7 @@ class Calls:
 
     @property
     def one(self) -> tuple[TracedCall, bool] | None:
-        """The only call that can be the cause, and True if it is the reference's; `None` if there are several."""
+        """Return the only call that can be the cause, and True if the call is the reference's; `None` for several."""
         if self.same is not None:
             return self.same.reference, True
         counts = self.only.map(len)
@@ -67,7 +67,7 @@ class Place:
 
     @property
     def between(self) -> bool:
-        """True if the diff comes from code between layers: before this layer, or in it after its inner layers."""
+        """Return True if the diff comes from code before this layer, or in this layer after its inner layers."""
         reference = self.diff.pair.reference
         return self.inside is False or (reference is not None and is_below(self.last_agreeing, reference.layer))
 
@@ -197,17 +197,17 @@ def _back(
 
 
 def _calls_between(
-    back: Both[list[TracedCall]], own: Both[TracedCall | None], graphs: Both[Graph], relations: Relations
+    back: Both[list[TracedCall]], layer_calls: Both[TracedCall | None], graphs: Both[Graph], relations: Relations
 ) -> Calls | None:
     """Return the calls that can explain the difference, except the calls of the two layers; `None` if there are none.
 
     Args:
         back: the calls of either side between tensors that agree and the tensors that differ.
-        own: the call of the layer on either side.
+        layer_calls: the call of the layer on either side.
         graphs: the traces.
         relations: the comparison of tensors of the traces.
     """
-    suspects = back.zip(own).map(lambda side: [call for call in side[0] if call is not side[1]])
+    suspects = back.zip(layer_calls).map(lambda side: [call for call in side[0] if call is not side[1]])
     # Calls that only rearrange values, or make a constant, are reported only if there are no other calls.
     fewer = suspects.map(lambda calls: [call for call in calls if not is_looking(call)])
     suspects = fewer if any(fewer) else suspects

@@ -85,7 +85,7 @@ class Graph:
         return {id(call): place for place, call in enumerate(self.trace.calls)}
 
     def of_record(self, record: Record) -> TracedCall | None:
-        """Return the layer call that a record belongs to."""
+        """Return the layer call that a record belongs to; `None` if the trace lacks the call."""
         return self.layers.get((record.layer, record.call))
 
     def tensor_of(self, record: Record) -> int | None:
@@ -230,40 +230,40 @@ class Relations:
             records.append(record)
         return Both(*records)
 
-    def _pair(self, one: Record, other: Record) -> Pair:
+    def _pair(self, first: Record, second: Record) -> Pair:
         usual = self._first.pair.layout
-        if math.prod(one.shape) != math.prod(other.shape):
+        if math.prod(first.shape) != math.prod(second.shape):
             layout = SAME
-        elif one.shape == other.shape:
-            layout = square_layout(one.shape, [usual]) if usual else SAME
+        elif first.shape == second.shape:
+            layout = square_layout(first.shape, [usual]) if usual else SAME
         else:
-            layout = layout_between(one.shape, other.shape) or RESHAPED
-        return Pair(self._first.pair.step, one, other, layout)
+            layout = layout_between(first.shape, second.shape) or RESHAPED
+        return Pair(self._first.pair.step, first, second, layout)
 
-    def _related(self, one: Record | None, other: Record | None) -> Relation:
-        if one is None or other is None or _kind(one) != _kind(other):
+    def _related(self, first: Record | None, second: Record | None) -> Relation:
+        if first is None or second is None or _kind(first) != _kind(second):
             return Relation.UNKNOWN
-        if math.prod(one.shape) != math.prod(other.shape):
+        if math.prod(first.shape) != math.prod(second.shape):
             return Relation.DIFFER
-        diff = measure_pair(self._pair(one, other), self._policy.elementwise)
+        diff = measure_pair(self._pair(first, second), self._policy.elementwise)
         figures = diff.figures
         if figures is None or figures.size == 0:
             return Relation.UNKNOWN
-        if _stands_for_infinity(one) or _stands_for_infinity(other):
-            return self._masked(one, other)
+        if _stands_for_infinity(first) or _stands_for_infinity(second):
+            return self._masked(first, second)
         if diff.problem is not None:
             return Relation.DIFFER if diff.problem.kind is Kind.NONFINITE else Relation.UNKNOWN
         if not self._passes(diff):
             # If the shapes differ, the axes may be in another order.
-            sure = one.shape == other.shape or layout_between(one.shape, other.shape)
+            sure = first.shape == second.shape or layout_between(first.shape, second.shape)
             return Relation.DIFFER if sure else Relation.UNKNOWN
         return Relation.UNKNOWN if figures.basis == "moments" else Relation.AGREE
 
-    def _masked(self, one: Record, other: Record) -> Relation:
+    def _masked(self, first: Record, second: Record) -> Relation:
         """Return whether two tensors with values that stand for infinity agree in the remaining values."""
-        if one.source.sketched or other.source.sketched or one.shape != other.shape:
+        if first.source.sketched or second.source.sketched or first.shape != second.shape:
             return Relation.UNKNOWN
-        reference, candidate = (np.asarray(record.value, np.float64) for record in (one, other))
+        reference, candidate = (np.asarray(record.value, np.float64) for record in (first, second))
         with np.errstate(all="ignore"):
             plain = [np.isfinite(values) & (np.abs(values) < _INFINITE) for values in (reference, candidate)]
         if not np.array_equal(plain[0], plain[1]):

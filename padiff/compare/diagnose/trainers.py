@@ -101,9 +101,9 @@ def _way(reference: np.ndarray, candidate: np.ndarray) -> str | None:
     return None
 
 
-def _alike(one: np.ndarray, other: np.ndarray) -> bool:
-    counted = (one >= 0) | (other >= 0)
-    return bool(counted.any() and (one == other)[counted].all())
+def _alike(first: np.ndarray, second: np.ndarray) -> bool:
+    counted = (first >= 0) | (second >= 0)
+    return bool(counted.any() and (first == second)[counted].all())
 
 
 def _mean(scene: Scene) -> Cause | None:

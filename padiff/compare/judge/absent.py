@@ -1,6 +1,4 @@
-"""Detect a stage that one side lacks in a step but records in other steps, for example an optimizer that did not
-step.
-"""
+"""Detect a stage that one side lacks in a step but records in others, such as the updates of a skipped step."""
 
 from __future__ import annotations
 
@@ -15,7 +13,8 @@ from padiff.records import LOOP, Both, Diff, Record, Run, Step
 from padiff.records.step_diffs import StepDiffs
 from padiff.records.structured import fact_of
 
-# A loss may be logged now and then only; inputs and weights are there wherever the model was called.
+# Stages whose absence is a diff. A loss may be logged in some steps only; inputs and weights are recorded whenever the
+# model is called.
 _STAGES = ("forward", "backward", "grad", "update")
 # Number of other steps of a run that are searched for records of a stage.
 _OTHERS = 8
@@ -62,7 +61,7 @@ def _stages(records: Sequence[Record]) -> frozenset[str]:
 
 
 def _looked_elsewhere(history: History, stage: str, run: Run, number: int) -> History:
-    """Search the nearest other steps for a stage that no step so far had, and return the new history."""
+    """Search the nearest other steps for a stage that no step so far had, and return the extended history."""
     others = sorted((n for n in run.numbers() if n != number), key=lambda n: abs(n - number))
     for neighbour in others[:_OTHERS]:
         stages = history.stages.union(*map(_stages_of, run.steps(neighbour)))

@@ -30,7 +30,7 @@ class Apart(NamedTuple):
     inputs: float
 
     def error(self, unseen: float = 0.0) -> float:
-        """Return the relative L2 error at the start of the step.
+        """Return the relative L2 error at the start of the step, at most `MOST`.
 
         Args:
             unseen: error to add if only samples of a weight are known.
@@ -69,17 +69,18 @@ class BlockFacts:
     """Facts about each step from its measured diffs. The first axis of arrays, and of lists, is the step.
 
     Attributes:
-        bulk: errors without a few elements.
+        bulk: L2 errors without a few elements; NaN if unknown.
         grad_scales: largest root mean square of the reference's gradients of each diff's layer.
-        noise: mask of the diffs of parameters whose gradients are rounding noise.
-        update_scale: largest root mean square of an update.
-        weights: squared norm of all weights.
+        noise: mask of the diffs of parameters whose gradients are rounding noise, or sketches that may contain it.
+        update_scale: largest root mean square of the reference's updates.
+        weights: squared norm of all of the reference's weights.
         start, later: distance at the start of the step; `later` leaves out noise-driven weights, for stages after
             forward.
         kinked: True if the step may have kinks.
-        came_back: largest relative error of the gradients that reached each diff's layer.
+        came_back: largest relative error of the output gradients of each diff's layer; NaN if unknown.
         went_in: largest relative error of an output.
-        made_of: mask of gradients whose inputs are all known: the layer's output gradients and the model's outputs.
+        made_of: mask of the diffs of simple layers (`SiteFacts.simple`) whose output gradients have known errors, in
+            steps where outputs differ: `came_back` and `went_in` limit the errors of these layers' gradients.
     """
 
     def __init__(self, block: Block) -> None:

@@ -30,7 +30,7 @@ from padiff.records.step_diffs import StepDiffs
 
 # Number of steps after which updates may be unrelated.
 _LONG = math.ceil(UNRELATED / UNSEEN_KINKS)
-#: Figures that are relative L2 errors.
+#: Figures that express a relative L2 error.
 RELATIVE = frozenset({Figure.REL_L2, Figure.BULK, Figure.WITHOUT_NOISE, Figure.AROUND_ZERO})
 _IS_RELATIVE = np.array([figure in RELATIVE for figure in FIGURES])
 _REL_L2 = FIGURE_NUMBERS[Figure.REL_L2]
@@ -59,19 +59,20 @@ class Drift:
 
     Attributes:
         step: number of the step.
-        stages: largest relative L2 error of each stage, over diffs that passed and are more than their own noise.
+        stages: largest relative L2 error of each stage but ``input``, over passed diffs whose limit is at most
+            `GROWN_AT_MOST`; running statistics and tensors of loss functions are left out.
         weights: ``||c - r||`` of each weight.
         updates: error of each update; several updates in one step are added up.
         gain: largest ratio so far of the outputs' error to the error at the start of the step. For equal weights, the
             amplification of the rounding of single numbers by the layers.
         known: True if all trainable weights are recorded; otherwise the error at the start of a step is unknown.
         unseen: relative error of all weights together that may lie outside their samples.
-        unseen_each: largest contribution of one step to `unseen`.
-        typical: median relative L2 error of the outputs, and of the updates, that passed.
+        unseen_each: contribution of this step to `unseen`, assumed for each later step, too.
+        typical: median relative L2 error of the outputs (``forward``) and of the updates (``update``).
         rounding: relative error of rounding one number of the coarsest outputs.
-        element: root of the share of one element in the smallest output before the last.
-        ratio: largest common ratio, less 1, of gradients or updates of a step so far.
-        began: norms of the reference's weights in the first compared step.
+        element: root of the share of one element in the smallest output whose shape differs from the last output's.
+        ratio: largest absolute median ratio, less 1, of the gradients or updates of a step so far (`Offs.ratio`).
+        began: norm of each of the reference's weights in the first compared step that has the weight.
         equal: True if both sides begin the next step equal, whatever its number: the step is judged as step 0.
     """
 
@@ -126,14 +127,13 @@ class Drift:
         """Return the allowed L2 error of an update in a later step, due to the optimizer's memory of earlier steps.
 
         Momentum carries on the errors of the last updates. Errors of updates in uncompared steps show in the weight
-        that
-        these updates changed.
+        that these updates changed.
 
         Args:
             weight: L2 error of the weight in the later step; `None` if unknown.
         """
         update = self.updates.get(key, NO_UPDATE)
-        # An error that was not allowed then is no excuse now.
+        # An error that failed in its step does not excuse later errors.
         error = update.error if update.passed else 0.0
         if weight is not None and step - self.step > 1 and key in self.weights:
             error += max(weight - self.weights[key], 0.0)
@@ -174,7 +174,7 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
     used = moved.used[number]
     followed = ~(facts.running | facts.of_loss)
     passed = used & rows["passed"] & _IS_RELATIVE[rows["figure"]]
-    # Without what an estimate was allowed beyond its limit.
+    # Limits of estimates include a multiple of their spread.
     ordinary = passed & followed & (rows["limit"] <= GROWN_AT_MOST * (1 + SURE * rows["spread"]))
     largest = sites.largest_of_stages(np.where(ordinary, np.fmax(rows["value"], 0.0), -1.0))
     stages = {stage: error for stage, error in largest.items() if error >= 0 and stage != "input"}

@@ -16,8 +16,9 @@ def without_noise(
 ) -> Diff:
     """Return the diff, passed if its error lies in elements whose gradients are rounding noise, or differ by much.
 
-    Example: one bias of query, key and value; the attention does not depend on the key's part. Where rounding flips the
-    sign of an element's gradient, an adaptive optimizer makes a full-size update of either sign.
+    Rounding noise is searched for in vectors only. Example: one bias of query, key and value; the attention does not
+    depend on the key's part. Where rounding flips the sign of an element's gradient, an adaptive optimizer makes a
+    full-size update of either sign.
 
     Args:
         diff: diff of a parameter's weight or update.
@@ -32,7 +33,7 @@ def without_noise(
         return diff
     gradients, sides = elements(gradient.pair), elements(diff.pair)
     if gradients is None or sides is None:
-        return diff  # a sketch does not show single elements
+        return diff  # a sketch does not contain single elements
     largest = np.maximum(*gradients.map(np.abs))
     noise = (largest <= rounding) & (len(diff.pair.anchor.shape) == 1)
     if another:
@@ -51,8 +52,7 @@ def without_last_places(diff: Diff, weight: Diff | None, limit: float) -> Diff:
     """Return the diff of an update, passed if its error lies in the last place of the weights.
 
     Nothing smaller than a last place can be added to a weight. Early in a warm-up an update is a few last places, and
-    its
-    value depends on rounding decay and step together or one after the other.
+    its value depends on whether decay and step are rounded together or one after the other.
 
     Args:
         diff: diff of an update.
@@ -67,7 +67,7 @@ def without_last_places(diff: Diff, weight: Diff | None, limit: float) -> Diff:
         return diff
     unit, size = 2 * limits.ROUNDING[dtype], figures.reference_l2 or 1.0
     weights, sides = elements(weight.pair), elements(diff.pair)
-    if weights is None or sides is None:  # which elements were stepped, a sketch does not show
+    if weights is None or sides is None:  # a sketch does not contain single elements
         most = limit + unit * weight.figures.reference_l2
         passed = figures.l2 <= most * (1 + limits.SURE * figures.spread)
         return diff.judged(True, Figure.REL_L2, figures.rel_l2, most / size, Rule.LAST_PLACE) if passed else diff

@@ -11,8 +11,7 @@ from padiff.records.rows import TENSORS
 
 
 def may_have_kinks(block: Block) -> np.ndarray:
-    """Return for each step True if its layers or functions have kinks, or an activation gradient's error suggests
-    kinks.
+    """Return a mask of the steps whose layers or functions have kinks, or whose activation gradients suggest kinks.
 
     Functions that a model calls outside of layers may be unrecorded; therefore the errors are checked, too.
     """
@@ -30,7 +29,7 @@ def look_like_few(rows: np.ndarray) -> np.ndarray:
     is_full = rows["basis"] == TENSORS
     if not is_full.any():
         return np.asarray(is_known & few)
-    # Of values of one size the mean is nearly the root of the mean square; of few among zeros it is far less.
+    # The mean of equally large values is nearly their root mean square; of a few values among zeros it is far less.
     root, reference = np.sqrt(size), rows["reference_l2"]
     with np.errstate(all="ignore"):
         spread = rows["mean_abs"] * root / l2

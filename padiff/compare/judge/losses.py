@@ -1,8 +1,8 @@
 """Excuse differences in the arguments and results of loss functions, and in norms before clipping.
 
-Two people write one loss in different ways: one ignores labels of -100 and one multiplies by a mask, one smooths labels
-before and one has the function do so, one takes the sum and divides. If losses and gradients agree, such a difference
-is no diff.
+The same loss can be written in different ways: ignore labels of -100 or multiply by a mask, smooth the labels before
+the call or by an argument, take the mean or divide the sum. If losses and gradients agree, such a difference is no
+diff.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.records import LOOP, Both, Diff, Figure, Judgement, Rule, is_loss, is_of_loss
 from padiff.records.step_diffs import StepDiffs
 
-# What models call the labels that they are given.
+# Slots of labels among a model's inputs.
 _LABELS = frozenset({"input.labels", "input.label"})
 
 
@@ -47,14 +47,14 @@ def confirmed(diffs: StepDiffs) -> StepDiffs:
     def counts(place: int, diff: Diff) -> bool:
         if diff.passed or not is_of_loss(diff.pair.anchor):
             return True
-        given = grads if diff.pair.stage == "grad" else after
-        if not given:
+        evidence = grads if diff.pair.stage == "grad" else after
+        if not evidence:
             return diff.pair.stage == "loss"
         if diff.pair.stage == "grad" and _hidden(diff, grads):
             return True
-        if any(not other.passed for other in given):
+        if any(not witness.passed for witness in evidence):
             return not exact[place] or _other_labels(diff) > 0
-        return diff.pair.stage == "loss" and exact[place] and _tells(_other_labels(diff), given, noise)
+        return diff.pair.stage == "loss" and exact[place] and _tells(_other_labels(diff), evidence, noise)
 
     return diffs.replaced([diff if counts(place, diff) else _excused(diff) for place, diff in enumerate(diffs)])
 
@@ -116,10 +116,10 @@ def _other_labels(diff: Diff) -> float:
     return float(differ.mean())
 
 
-def _tells(share: float, given: Sequence[Diff], noise: float) -> bool:
-    """Return True if a gradient is off by as much as a share of different labels explains, though within its limit."""
+def _tells(share: float, diffs: Sequence[Diff], noise: float) -> bool:
+    """Return True if a gradient that is within its limit is off by as much as a share of different labels explains."""
     least = max(limits.OF_LABELS * math.sqrt(share), noise)
-    gradients = [diff.figures for diff in given if diff.pair.stage == "backward"]
+    gradients = [diff.figures for diff in diffs if diff.pair.stage == "backward"]
     return share > 0 and any(figures is not None and figures.rel_l2 >= least for figures in gradients)
 
 
@@ -129,5 +129,5 @@ def _excused(diff: Diff, rule: Rule = Rule.WRITTEN_OTHERWISE) -> Diff:
     limit = max(value, judged.limit if judged is not None else 0.0)
     figures = diff.figures
     if figures is not None and (figures.floor is not None or figures.third is not None):
-        figures = replace(figures, floor=None, third=None)  # it is another quantity
+        figures = replace(figures, floor=None, third=None)  # measured for another quantity
     return Diff(diff.pair, figures, True, Judgement(figure, value, limit, rule), diff.problem)

@@ -1,4 +1,4 @@
-"""The default policy: rounding noise by dtype and stage, and the drift of the run."""
+"""Default policy: limits by the rounding noise of dtype and stage, and by the drift of the run."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from padiff.records.step_diffs import StepDiffs
 
 @dataclass(frozen=True)
 class NoisePolicy:
-    """The default: relative L2 error against the rounding noise of dtype and stage, and the drift of the run.
+    """Default policy: limits of the relative L2 error by the rounding noise of dtype and stage, and the run's drift.
 
     * Each stage has a limit by the coarsest floating dtype seen so far in the step.
-    * An output may be off by five times what the outputs before it are off: deep networks add rounding up.
+    * An output may have five times the error of the outputs before it, because deep networks add rounding up.
     * A step that starts from slightly different weights or inputs (rounding noise of the steps before) may differ
       accordingly: the relative error of all weights together, and of the inputs, enters the limits of later stages.
     * Limits of gradients and updates grow with the root of the error of the outputs: kinks (ReLU, max pooling).
-    * Where not all weights that train are recorded, a step after the first may start from anything: only what is far
-      off is reported there.
-    * Weights may drift by the share of their updates that the update's own limit allows.
-    * A gradient is judged against the largest gradient of its layer: that of a convolution's bias before a BatchNorm,
-      or of an attention's key bias, is pure rounding noise. The update that an adaptive optimizer makes from such a
-      gradient can't be judged, and passes unless it is of another size.
+    * If some trainable weights are not recorded, the error at the start of later steps is unknown: only large errors
+      are reported there.
+    * Weights may drift by the share of their updates that the limit of updates allows.
+    * A gradient is judged against the largest gradient of its layer, because the gradient of a convolution's bias
+      before a BatchNorm, or of an attention's key bias, is pure rounding noise. The update that an adaptive optimizer
+      makes from such a gradient can't be judged, and passes unless its size differs, too.
     * Diffs that grow from one compared step to the next by less than five times are rounding that training amplifies.
     * A BatchNorm's running variance: torch feeds it the unbiased, paddle the biased estimate, ``n / (n - 1)`` apart.
 
     Args:
-        factor: all limits are multiplied by it.
+        factor: multiplier of all limits.
     """
 
     factor: float = 1.0

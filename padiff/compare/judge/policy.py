@@ -25,7 +25,7 @@ class Policy(Protocol):
 
     @property
     def elementwise(self) -> tuple[float, float] | None:
-        """``(atol, rtol)`` for which `measure` must count mismatched elements, or `None`."""
+        """``(atol, rtol)`` for which the measurement must count mismatched elements, or `None`."""
 
     @property
     def in_context(self) -> bool:
@@ -39,10 +39,10 @@ class Policy(Protocol):
         """Return the same diffs in the same order, judged.
 
         The diffs must be those of one rank's step in causal order, as `padiff.pair.steps.pair_steps` returns them: the
-        limit of
-        a diff depends on the errors of earlier diffs.
+        limit of a diff depends on the errors of earlier diffs.
 
-        ``before`` is the drift of the runs at the step that was compared before this one.
+        Args:
+            before: drift of the runs at the step that was compared before this one.
         """
 
     def describe(self) -> str:
@@ -51,7 +51,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class Tolerance:
-    """One tolerance for everything, as the seeds have it.
+    """One fixed tolerance for all tensors.
 
     Args:
         atol, rtol: absolute and relative tolerance.
@@ -74,7 +74,7 @@ class Tolerance:
         for name, value in (("atol", self.atol), ("rtol", self.rtol)):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not (0 <= value < math.inf):
                 raise UsageError(f"{name} has to be a number of at least 0, got {value!r}")
-            object.__setattr__(self, name, float(value))  # not numpy's, whose answers are no plain booleans
+            object.__setattr__(self, name, float(value))  # comparisons with numpy's floats return numpy's booleans
 
     @property
     def elementwise(self) -> tuple[float, float] | None:
@@ -128,8 +128,7 @@ def _overflows_pass(diffs: StepDiffs) -> StepDiffs:
     """Pass diffs of gradients behind a gradient that has overflowed on both sides.
 
     A scaler skips such a step. After an overflow the frameworks differ legitimately: a ReLU's backward blocks NaN in
-    one
-    framework, and multiplies by NaN in the other.
+    one framework, and multiplies by NaN in the other.
     """
     if not diffs.rows["overflowed"].any():
         return diffs
@@ -149,8 +148,7 @@ def _missing_fail(diffs: StepDiffs) -> StepDiffs:
     """Fail a parameter, gradient or update that only one of two paired layers has.
 
     The pair's neighbours show that the layers are paired; a stage that one side did not record at all (a dump of
-    weights
-    only) is a gap.
+    weights only) is a gap.
     """
     sites = diffs.sites
     if sites.complete.all():

@@ -13,7 +13,7 @@ from padiff.records.step_diffs import StepDiffs
 
 
 def with_rates(ranks: list[StepDiffs], agree: Callable[[], bool]) -> list[StepDiffs]:
-    """Return the diffs of each rank, with learning rates of groups passed if each parameter's own rates agree.
+    """Return the diffs of each rank, with all learning rates of groups passed if each parameter's rates agree.
 
     Args:
         agree: function that returns True if each parameter's rates agree; called only if a learning rate did not pass.

@@ -15,7 +15,7 @@ from padiff.records.rows import MOMENTS, RULES
 from padiff.records.sites import Key
 from padiff.records.step_diffs import StepDiffs
 
-# A gradient that is judged by its layer's largest, or an update that noise drives, says nothing of its own size.
+# Rules of diffs whose size proves nothing, such as a gradient judged by its layer's largest, or an update from noise.
 _NO_WITNESS = frozenset({None, Rule.LAYER, Rule.NOISE_DRIVEN, Rule.AROUND_ZERO, Rule.STATISTICS, Rule.EQUAL})
 _IS_WITNESS = np.array([rule not in _NO_WITNESS for rule in RULES])
 
@@ -44,21 +44,21 @@ class Offs(NamedTuple):
 
     @property
     def typical_ratio(self) -> float:
-        """Median of the ratios."""
+        """Return the median of the ratios; 0 if there are none."""
         return statistics.median(self.ratio.tolist()) if len(self.places) else 0.0
 
     @property
     def typical_error(self) -> float:
-        """Median of the relative errors."""
+        """Return the median of the relative errors; 0 if there are none."""
         return statistics.median(self.error.tolist()) if len(self.places) else 0.0
 
     def where(self, which: np.ndarray) -> Offs:
-        """Return the masked tensors."""
+        """Return the entries of the masked tensors."""
         return Offs(*(column[which] for column in self))
 
 
 def ratios_of(rows: np.ndarray) -> np.ndarray:
-    """Return the relative excess of each candidate along its reference."""
+    """Return each candidate's ratio to its reference, less 1, along the direction of the reference."""
     with np.errstate(all="ignore"):
         square = rows["reference_l2"] ** 2
         ratio = (rows["candidate_l2"] ** 2 - square - rows["l2"] ** 2) / (2 * square)
@@ -70,7 +70,10 @@ def _ratios(block: Block) -> np.ndarray:
 
 
 def _may_witness(block: Block) -> np.ndarray:
-    """Return a mask of the diffs with a finite error and a finite reference other than zero."""
+    """Return a mask of the diffs of layers that may be witnesses of a common ratio.
+
+    A witness has at least `WITNESS` elements, a finite error, and a finite reference that is not zero.
+    """
     rows, reference = block.rows, block.rows["reference_l2"]
     is_known = block.known & (rows["basis"] != MOMENTS) & block.sites.fact(SiteFacts).own & ~block.troubled
     return np.asarray(
@@ -108,9 +111,9 @@ class AllOffs:
             return self._of_stage[stage]
         return self._of(stage, self._known & ~noise)
 
-    def _of(self, stage: str, known: np.ndarray) -> Offs:
+    def _of(self, stage: str, has_figures: np.ndarray) -> Offs:
         places = self._places[stage]
-        places = places[known[places]]
+        places = places[has_figures[places]]
         sizes, spreads = self._rows["size"][places], self._rows["spread"][places]
         return Offs(places, self._ratios[places], self._errors[places], sizes, spreads)
 

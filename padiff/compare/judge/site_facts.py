@@ -32,10 +32,11 @@ class SiteFacts:
         rounding: relative error of rounding one number of the anchor; 0 for a dtype that is not floating.
         exact: mask of the pairs of integers or booleans on both sides (token ids, masks, counters).
         vectors: mask of the pairs with fewer than two axes.
-        biases: mask of the gradients of parameters that are added to a layer's output.
+        biases: mask of the pairs of one-dimensional biases.
         fused: mask of the biases of query, key and value in one.
-        simple: mask of the pairs of layers whose gradients depend only on their inputs and output gradients.
-        kinked: True if layers or functions have kinks (ReLU, max pooling).
+        simple: mask of the pairs of layers that compute nothing in between their inputs and outputs: linear layers,
+            convolutions, normalisations and embeddings.
+        kinked: True if layers or functions with recorded outputs have kinks (ReLU, max pooling).
     """
 
     def __init__(self, sites: Sites) -> None:
@@ -58,7 +59,7 @@ class SiteFacts:
                 for dtype in map(limits.coarse, dtypes)
             ]
         )
-        #: Mask of the pairs that measure the distance at the start. Running statistics may be n / (n - 1) apart.
+        #: Mask of the pairs that measure the distance at the start. Running variances may differ by n / (n - 1).
         self.starting = (self.rounding > 0) & ~self.running
         self.exact = _array(
             expected is not None
@@ -72,13 +73,14 @@ class SiteFacts:
         self.fused = _array(is_fused(slot) and len(shape) == 1 for slot, shape in zip(sites.slots, sites.shapes))
         kinds = _each(str.lower, sites.types)
         self.simple = _array(_each(lambda kind: equivalents.group_of_kinds(kind) in limits.SIMPLE, kinds))
-        #: Masks of the outputs of activations, and of the inputs of loss functions: mostly outputs.
+        #: Mask of the pairs of activation layers.
         self.activations = _each(equivalents.is_activation, kinds)
+        #: Mask of the inputs of loss functions, most of which are outputs of the model.
         self.into_loss = [
             bool(of_loss) and stage == "loss" and loss_role(slot) != "0"
             for of_loss, stage, slot in zip(self.of_loss, sites.stages, sites.slots)
         ]
-        #: Mask of the losses of micro-batches.
+        #: Mask of the losses that the training loop logged.
         self.losses = [
             bool(loop) and stage == "loss" and not called
             for loop, stage, called in zip(self.of_loop, sites.stages, functional)
@@ -119,7 +121,7 @@ def coarsest(dtypes: Mapping[str, set[str]], stages: Collection[str]) -> str:
 
 
 def _each(find: Callable[[str], _Fact], values: Sequence[str]) -> list[_Fact]:
-    """Apply a function to many words, once for each different word."""
+    """Return a function's result for each word, calling the function once for each different word."""
     results = {value: find(value) for value in set(values)}
     return [results[value] for value in values]
 

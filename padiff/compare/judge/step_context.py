@@ -29,16 +29,13 @@ class StepContext:
         diffs, factor, before: the arguments.
         facts: facts about the diffs' sites.
         bulk: errors without a few elements.
-        updates, grads: index of each parameter's update, and gradient, as far as they have figures.
-        noise: mask of the diffs of parameters whose gradients are rounding noise.
-        made_of: mask of gradients whose inputs are all known: the layer's output gradients and the model's outputs.
-        grad_errors: relative errors of gradients, up to their limits.
-        update_scale: largest root mean square of an update.
+        updates, grads: indices of the last measured update, and gradient, of each parameter.
+        noise, made_of, update_scale: see `BlockFacts`.
+        grad_errors: relative errors of the gradients within their limits, by parameter.
         inherited: relative error at the start of the step, for outputs and for later stages.
         gain: allowed ratio of the outputs' error to the error at the start of the step.
         apart: distance at the start of the step, in units in the last place, for measured floors; `None` if the
-            distance is
-            larger than floors were measured for.
+            distance is larger than floors were measured for.
     """
 
     def __init__(self, diffs: StepDiffs, factor: float, before: Drift) -> None:
@@ -87,7 +84,7 @@ class StepContext:
         return apart if apart <= limits.MOST_UNITS else None
 
     def _largest_forward(self) -> float:
-        """Return the largest relative L2 error of an output, within its limit."""
+        """Return the largest relative L2 error of an output that is within the limit of outputs."""
         errors = self._errors[self.diffs.known_places("forward")]
         limit = limits.DEEP * (
             self.allowed("forward") + max(limits.GAIN["forward"], self.gain) * self.inherited["later"]
@@ -127,13 +124,14 @@ class StepContext:
         gain = max(limits.GAIN[stage], self.gain) if stage in limits.APART else 0.0
         kinks = limits.KINKS.get(stage, 0.0) * math.sqrt(self._forward_error) if self._kinked else 0.0
         more = gain * inherited + kinks
-        # Weights a hundredth apart are as far as drift goes. In half precision they come near it in a few steps.
+        # The share grows with the amplification of `MOST`, the largest drift; half precision comes near it in a few
+        # steps.
         amplification = max(self.gain, limits.GAIN["forward"]) if limits.is_half(self._dtypes[stage]) else self.gain
         further = max(1.0, limits.MOST * amplification / limits.AT_MOST["forward"])
         if stage not in ("forward", "loss"):
             further = max(further, limits.FURTHER * self._forward_error / limits.AT_MOST["forward"])
         at_most = min(limits.AT_MOST.get(stage, rounding) * further, limits.APART.get(stage, rounding))
-        # Of weights that are further apart than drift goes, nothing says how far.
+        # Beyond the largest drift, the error at the start is unknown.
         larger = at_most if inherited >= limits.MOST else min(rounding + more, at_most)
         return Limit(self.factor * max(rounding, larger), Rule.INHERITED if larger > rounding else Rule.ROUNDING)
 
@@ -142,7 +140,7 @@ class StepContext:
         places, rows = self._places["grad"], self.diffs.rows
         reference = rows["reference_l2"][places]
         scale = self.grad_scales[places] * np.sqrt(rows["size"][places])
-        # The few elements of an activation gradient that are off are in every gradient that is made of it.
+        # A few wrong elements of an activation gradient reach every gradient that is computed from it.
         limit = self.relative("grad", stepped)
         if self._kinks:
             limit = Limit(limit.value + 2 * self.factor * self._kinks, Rule.HANDED_BACK)

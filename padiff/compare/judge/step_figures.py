@@ -18,10 +18,10 @@ from padiff.records.step_diffs import StepDiffs
 
 
 def bulk_of(block: Block) -> np.ndarray:
-    """Return L2 errors of gradients and updates without a few of their elements; of a small tensor, without the
-    largest.
+    """Return the L2 error of each diff without a few of its elements; NaN if unknown.
 
-    NaN where the error is unknown.
+    For a full tensor without such a measurement (activation gradients and updates only), the error without the largest
+    element is returned.
     """
     rows = block.rows
     bulk = rows["bulk_l2"].copy()
@@ -50,9 +50,8 @@ class Outputs(NamedTuple):
 
     Attributes:
         error: largest relative L2 error, over all calls.
-        first_order: first-order bound of the loss's error, over all calls: the norm of the outputs' error times the
-            norm
-            of their gradient.
+        first_order: first-order bound of the loss's error: the norm of an output's error times the norm of the
+            output's gradient, added up over all calls.
     """
 
     error: float
@@ -78,7 +77,10 @@ def _last_outputs(sites: Sites) -> list[tuple[int, int]]:
 
 
 def outputs_of(diffs: StepDiffs) -> Outputs | None:
-    """Return the errors of a step's last outputs; `None` if one of them, or of their gradients, was not recorded."""
+    """Return the errors of a step's last outputs.
+
+    The result is `None` without outputs, or if the figures of one output or of its gradient are unknown or infinite.
+    """
     last_outputs, is_known = diffs.sites.fact(_last_outputs), diffs.known
     if not last_outputs:
         return None
@@ -96,7 +98,10 @@ def outputs_of(diffs: StepDiffs) -> Outputs | None:
 
 
 def hiding_noise(block: Block) -> np.ndarray:
-    """Return a mask of the sketches of fused query, key and value biases; the key's part has rounding gradients."""
+    """Return a mask of the sketches of fused query, key and value biases.
+
+    The gradient of the key's part is rounding noise, which a sketch does not separate from the other parts.
+    """
     sketched = block.measured & (block.rows["basis"] != TENSORS)
     return np.asarray(sketched & block.sites.fact(SiteFacts).fused)
 
@@ -106,7 +111,7 @@ def _running_variances(sites: Sites) -> list[int]:
 
 
 def deviations_of(diffs: StepDiffs) -> dict[str, float]:
-    """Return the L2 norm of the running standard deviations of each layer's channels."""
+    """Return the L2 norm of the running standard deviations of each layer's channels, by layer."""
     places = diffs.sites.fact(_running_variances)
     if not places:
         return {}

@@ -33,7 +33,7 @@ class StepLimits:
         sites, rows, self._facts = diffs.sites, diffs.rows, context.facts
         self._step = diffs.number or 0
         self._keys, self._stages, self._layers, self._shapes = sites.keys, sites.stages, sites.layers, sites.shapes
-        # Lists: an element of an array takes several times as long to look at.
+        # Lists, because reading an element of an array takes several times as long.
         floats = ("l2", "reference_l2", "spread", "floor")
         columns: list[list[float]] = [rows[name].tolist() for name in floats]
         self._l2, self._reference, self._spread, self._floor = columns
@@ -44,30 +44,31 @@ class StepLimits:
         which: list[list[bool]] = [each.tolist() for each in (diffs.known, context.noise, context.made_of, has_floor)]
         self._known, self._noise, self._made_of, self._has_floor = which
         self._rows = rows.copy()
-        #: What was judged: which passed, the numbers of figures and rules, values and limits.
+        #: The judgements: passed, numbers of the figures, values, limits, and numbers of the rules.
         self._passed, self._figures, self._values, self._limits, self._rules = (rows[name].tolist() for name in _JUDGED)
-        #: The share that the same stage was off by in the step before, as far as that explains more.
+        #: Relative error that the growth of each stage's error since the step before explains.
         self._grown = {
             stage: min(limits.GROWTH * before.stages.get(stage, 0.0), limits.GROWN_AT_MOST) for stage in STAGES
         }
-        #: The places of the weights that passed.
+        #: Indices of the weights that passed.
         self._explained: dict[Key, int] = {}
-        #: Layers that own a parameter which is nothing but rounding any more.
+        #: Layers with a parameter that has vanished into rounding noise.
         self._gone: set[str] = set()
-        #: Squared errors of the updates that were judged so far: an optimizer may have stepped before layers run again.
+        #: Sum of the squared errors of the updates judged so far: an optimizer may step before layers run again.
         self._stepped = 0.0
-        #: What updates may be off by whose gradients are known.
+        #: Limit of the relative error of updates whose gradients are known.
         self._of_gradients = Limit(factor * context.allowed("update"), Rule.ROUNDING)
-        #: Of each stage, and of the squared errors that it was worked out for.
+        #: Cached limit of each stage's relative error, and the value of `_stepped` that the limit is for.
         self._relatives: dict[str, tuple[float, Limit]] = {}
         self._grad_limits: dict[float, dict[int, Limit]] = {}
-        #: Whether a value was seen to have gone over a kink.
+        #: True once a value has crossed a kink.
         self._crossed = False
-        #: Largest relative L2 error of the outputs that were judged so far, in the order in which they came.
+        #: Largest relative L2 error of the outputs judged so far.
         self._handed_on = 0.0
-        #: The same of activation gradients, from the first one on that is off in a few elements only.
+        #: Largest relative L2 error of the activation gradients from the first one on that differs in a few elements
+        #: only.
         self._handed_back = 0.0
-        #: Of the last output that passed: its shape, and its error (L2).
+        #: Shape and L2 error of the last output that passed.
         self._last: tuple[tuple[int, ...], float] = ((), 0.0)
 
     def judged(self) -> StepDiffs:
@@ -127,9 +128,13 @@ class StepLimits:
             self._gone.add(self._layers[place])
 
     def _hold(self, place: int, stage: str, limit: Limit) -> Figure:
-        """Compare a diff with its limit; for a gradient or an update, a few elements may be left out."""
+        """Compare a diff with its limit, and return the figure that decided.
+
+        A diff also passes if the bulk of its error is within the limit, and the whole error within a share of the
+        tensor.
+        """
         value, scale = self._l2[place], self._reference[place]
-        # An estimate is reported only where chance does not explain it.
+        # An estimate fails only if chance does not explain its error.
         most, figure = limit.value * (1 + limits.SURE * self._spread[place]), Figure.REL_L2
         passed = value <= most
         if not passed:
@@ -148,9 +153,8 @@ class StepLimits:
         """Return the limit by the measured floor, where the floor applies; otherwise the modelled limit.
 
         The floor does not apply if the step starts further apart than the measurement moved the step; nor to a gradient
-        that is
-        rounding noise, whose size differs on each side and in float64; nor after a value has crossed a kink, because
-        everything computed from its gradient has a larger error than in runs without a crossing.
+        that is rounding noise, whose size differs on each side and in float64; nor after a value has crossed a kink,
+        because everything computed from its gradient has a larger error than in runs without a crossing.
         """
         if stage in ("grad", "update") and self._noise[place]:
             without_third(self._rows, place)
@@ -164,7 +168,10 @@ class StepLimits:
         return self._measured(place, stage, modelled)
 
     def _measured(self, place: int, stage: str, modelled: Limit) -> Limit:
-        """Return the limit by the measured floor; the modelled limit if smaller, but at least the limit for noise."""
+        """Return the smaller of the limit by the measured floor and the modelled limit.
+
+        The modelled limit is raised to `FLOORS_AT_LEAST` times the floor, within `AT_MOST` of the reference.
+        """
         floor = self._factor * (self.context.apart or 1.0) * self._floor[place]
         most = self._factor * limits.AT_MOST[stage] * self._reference[place]
         least = Limit(min(limits.FLOORS_AT_LEAST * floor, most), Rule.MEASURED)
@@ -191,14 +198,14 @@ class StepLimits:
             return self._update_limit(place), self._keys[place] in self.context.grads
         relative = self._output_limit() if stage == "forward" else self._relative(stage)
         if stage == "backward":
-            # What a kink made of a few elements, the layers before spread over all of theirs.
+            # Earlier layers spread the error of a few elements, caused by a kink, over all of their elements.
             spread = min(limits.GROWTH * self._handed_back, self._factor * limits.AT_MOST["backward"])
             relative = Limit(spread, Rule.HANDED_BACK) if spread > relative.value else relative
         if self._gone and stage in ("forward", "backward"):
             relative = max(relative, self._multiplied(self._layers[place]), key=value_of)
         limit = relative.times(reference)
         if stage == "forward" and self._facts.activations[place] and self._shapes[place] == self._last[0]:
-            # Where it lets little through, that little is off by as much as what went in.
+            # An activation that lets little through keeps the absolute error of its input.
             limit = max(limit, Limit(self._factor * limits.STEEPEST * self._last[1], Rule.ACTIVATION), key=value_of)
         return limit, False
 
@@ -206,8 +213,8 @@ class StepLimits:
         if stage == "update":
             return Limit(self._factor * limits.SCALAR * reference, Rule.SCALAR)
         if self._facts.into_loss[place]:
-            return self._output_limit().times(reference)  # what goes in is an output
-        # A scalar that should go to zero (a loss) has no scale of its own there.
+            return self._output_limit().times(reference)  # the input of a loss function is an output of the model
+        # A loss may go to zero, where its size is no scale for its error.
         limit = self._relative(stage).times(max(reference, limits.LOSS_SCALE if stage == "loss" else 0.0))
         return self._loss_limit(place, limit) if self._facts.losses[place] else limit
 
@@ -217,10 +224,10 @@ class StepLimits:
         return self._reference[place] < limits.GONE * began
 
     def _multiplied(self, layer: str) -> Limit:
-        """Return the limit for values that a layer's code multiplies by a vanished parameter of the layer or its
-        containers.
+        """Return the limit of values that a layer multiplies by a vanished parameter, of its own or of a container.
 
-        A scale that a step brought back to almost zero is rounding noise, and so are all products with the scale.
+        The limit is 0 for layers without such a parameter. A scale that a step brought back to almost zero is rounding
+        noise, and so are all products with the scale.
         """
         inside = any(layer == path or (path != ROOT and is_below(layer, path)) for path in self._gone)
         return Limit(self._factor * limits.MULTIPLIED * inside, Rule.INHERITED)
@@ -236,18 +243,22 @@ class StepLimits:
         return Limit(deeper, Rule.HANDED_ON) if deeper > relative.value else relative
 
     def _loss_limit(self, place: int, limit: Limit) -> Limit:
-        """A loss differs by what the outputs differ: by their error times the gradient that comes back to them."""
+        """Return the limit of a loss, lowered to the error that the outputs' error explains.
+
+        The explained error is the outputs' error times their gradient. The limit is not lowered if the outputs' error
+        is unknown or large.
+        """
         outputs = self.context.outputs
         if outputs is None or outputs.error > limits.AT_MOST["forward"]:
             return limit
         size = max(self._reference[place], limits.LOSS_SCALE)
-        # Where one side keeps it in fewer digits than the other, that alone rounds it.
+        # A coarser dtype on one side rounds the loss by itself.
         sites = self._diffs.sites
         dtypes = [dtype for dtype in (side[place] for side in sites.dtypes) if dtype is not None]
         rounding = max(limits.ROUNDING.get(limits.coarse(dtype), 0.0) for dtype in dtypes)
-        own = max(limits.allowed(limits.coarse(sites.anchor_dtypes[place]), "loss"), rounding) * size
-        made_of = limits.LOSS_OF_OUTPUTS * max(outputs.first_order, outputs.error * size)
-        return min(limit, Limit(self._factor * (own + made_of), Rule.OUTPUTS), key=value_of)
+        rounding_limit = max(limits.allowed(limits.coarse(sites.anchor_dtypes[place]), "loss"), rounding) * size
+        output_limit = limits.LOSS_OF_OUTPUTS * max(outputs.first_order, outputs.error * size)
+        return min(limit, Limit(self._factor * (rounding_limit + output_limit), Rule.OUTPUTS), key=value_of)
 
     def _grad_limit(self, place: int) -> Limit:
         limits_by_place = self._grad_limits.get(self._stepped)
@@ -258,12 +269,12 @@ class StepLimits:
         return limits_by_place[place]
 
     def _noise_limit(self, place: int) -> float:
-        # Of any direction, but not larger than the reference's updates are.
+        # An update from noise has any direction, and at most the size of the reference's updates.
         return limits.UNRELATED * max(self._reference[place], self.context.update_scale * math.sqrt(self._size[place]))
 
     def _update_limit(self, place: int) -> Limit:
         key, reference = self._keys[place], self._reference[place]
-        # What a gradient was allowed to be off by, its update may be, too.
+        # An update may have the allowed relative error of its gradient.
         relative = self._of_gradients if key in self.context.grads else self._relative("update")
         of_gradient = limits.OF_GRADIENT * self._factor * self.context.grad_errors.get(key, 0.0)
         limit = Limit((relative.value + of_gradient) * reference, relative.rule)
@@ -280,9 +291,8 @@ class StepLimits:
     def _rounded_weight(self, weight: int | None, error: float) -> float:
         """Return the error of an update due to rounding the weight to half precision.
 
-        An update shows only in whole units of the weight's last place: if the sides differ by ``d``, one of ``unit /
-        d``
-        elements goes to the next unit on one side.
+        An update shows only in whole units of the weight's last place: if the sides differ by ``d``, one of
+        ``unit / d`` elements goes to the next unit on one side.
         """
         if weight is None or not limits.is_half(self._diffs.sites.anchor_dtypes[weight]):
             return 0.0
@@ -343,7 +353,7 @@ class StepLimits:
         gap = number - self._before.step
         each = self._noise_limit(update) if update is not None and self._noise[place] else 0.0
         if explained and gap == 1:
-            # What both sides do to it besides (a norm that is kept, weights that are clamped) may double it.
+            # Further operations on the weight on both sides (normalisation, clamping) may double the error.
             return Limit(limit + 2 * self._factor * drifted, Rule.UPDATES if drifted else rounding_limit.rule), True
         if explained:
             return Limit(limit + self._factor * (drifted + (gap - 1) * each), Rule.UPDATES), True
@@ -355,12 +365,12 @@ class StepLimits:
         )
         limit += self._factor * min(ramp, limits.DRIFT_AT_MOST) * reference
         if update is not None:
-            # Adam's updates from noise shrink with time; those of the steps before were as large as the others'.
+            # Adam's updates from noise shrink with time: in earlier steps these were as large as other updates.
             limit += self._factor * number * max(each, limits.OFF * self._larger(update))
         limit = max(limit, self._factor * drifted)
         slot, layer = equivalents.slot(key[1]), key[0]
         if slot in limits.RUNNING:
-            # A mean near zero is made of values that are not: its error goes with theirs.
+            # A mean near zero comes from values that are not near zero, and has their error.
             deviation = self.context.deviations.get(layer, 0.0) if slot == "running_mean" else 0.0
             limit += self._relative("forward").value * max(reference, deviation)
         if slot == "running_var":

@@ -24,8 +24,9 @@ _NOWHERE = np.zeros(0, np.intp)
 
 
 def agreeing(found: Offs, floor: float) -> tuple[np.ndarray, float]:
-    """Return the indices of the tensors that share a ratio above ``floor``, if most of the stage does; and the
-    ratio.
+    """Return the indices of the tensors that share a ratio above ``floor``, and the ratio.
+
+    There are no indices unless most tensors of the stage share the ratio.
     """
     ratio = found.typical_ratio
     if len(found.places) < 2 or abs(ratio) <= floor:
@@ -52,11 +53,10 @@ def common_growth(found: Offs, floor: float) -> Decay | None:
     """Return a common growth of the weights that chance does not explain, or `None`.
 
     The standard error of each weight's growth is its error over the root of its number of elements; the best common
-    growth
-    is the mean weighted by these. A different weight decay causes such a growth; rounding and different gradients do
-    not.
+    growth is the mean weighted by these. A different weight decay causes such a growth; rounding and different
+    gradients do not.
     """
-    # A mean is no larger than the largest.
+    # The mean can't exceed the largest ratio.
     if not len(found.places) or np.abs(found.ratio).max() <= floor:
         return None
     found = found.where(found.error > 0)
@@ -65,7 +65,7 @@ def common_growth(found: Offs, floor: float) -> Decay | None:
     sigma = found.error / np.sqrt(found.size) + limits.NORMS
     total = float((sigma**-2).sum())
     ratio = float((found.ratio / sigma**2).sum()) / total
-    # If the values scatter more than their own errors say, the mean is less sure, too.
+    # If the values scatter more than their standard errors say, the mean is less certain, too.
     squares = float((((found.ratio - ratio) / sigma) ** 2).sum())
     scatter = max(1.0, math.sqrt(squares / (len(found.places) - 1)))
     limit = max(floor, limits.DECAY_SURE * scatter / math.sqrt(total))
@@ -113,14 +113,14 @@ def without_systematic(diffs: StepDiffs, start: Start) -> StepDiffs:
     larger, explained = 0.0, limits.OF_OUTPUTS * _last_error(result)
     for stage in ("backward", "grad", "update"):
         stage_offs = offs(result, stage, start.noise)
-        # What the stage before was off by, and what momentum remembers, are not new here.
+        # The ratio of earlier stages, and of momentum from earlier steps, is not new in this stage.
         inherited_ratio = max(explained, 2 * larger, 2 * start.before.ratio if stage == "update" else 0.0)
         floor = start.factor * (limits.ratio_floor(dtypes[stage]) + inherited_ratio)
         alike, ratio = agreeing(stage_offs, floor)
         result = failed(result, alike, floor)
         larger = max(larger, abs(ratio))
         if len(stage_offs.places):
-            # A norm that gradients are clipped by is off as they are, and hands that on to all of them alike.
+            # Clipping by a norm hands the norm's error on to all gradients as one ratio.
             explained = limits.OF_NORM * stage_offs.typical_error if start.inherited else 0.0
     return result
 
@@ -163,12 +163,10 @@ def _apart_alike(diffs: StepDiffs, start: Start) -> StepDiffs:
 
 
 def _outputs(diffs: StepDiffs, start: Start, dtype: str) -> StepDiffs:
-    """Fail outputs that are a constant multiple of the reference's outputs, in a step that starts from equal
-    weights.
-    """
+    """Fail outputs that are a multiple of the reference's outputs, beyond rounding and the error at the start."""
     floor = start.factor * (limits.ratio_floor(dtype) + limits.GAIN["forward"] * start.inherited)
     output_offs = offs(diffs, "forward")
-    # A tensor that may be off by all of itself is rounding.
+    # A limit of 1 or more means that the tensor is rounding noise.
     rounding = diffs.rows["limit"][output_offs.places] >= 1
     return failed(
         diffs, output_offs.places[output_offs.mostly_ratio & (np.abs(output_offs.ratio) > floor) & ~rounding], floor
@@ -184,9 +182,7 @@ def _last_error(diffs: StepDiffs) -> float:
 
 
 def _grown_alike(diffs: StepDiffs, start: Start) -> StepDiffs:
-    """Fail weights that grew, or shrank, by one common share on one side; matrices and vectors are checked
-    separately.
-    """
+    """Fail weights that grew or shrank by a common share on one side; matrices and vectors are checked separately."""
     if not diffs.number:
         return diffs
     weight_offs = offs(diffs, "weight", start.noise)

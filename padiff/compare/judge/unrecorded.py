@@ -1,4 +1,4 @@
-"""Parameters that train and have no record: a comparison can't say that they match."""
+"""Trainable parameters without a record, which leave the result of a comparison open."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from padiff.records.sites import Key
 from padiff.records.step_diffs import StepDiffs
 from padiff.records.structured import called
 
-#: What holds for all steps of a run, and what it was seen to record.
+#: A run's description, and the history of its records.
 Side = tuple[RunInfo, History]
 
 
@@ -39,7 +39,7 @@ def with_unrecorded(coverage: Coverage, sides: Both[Side], layers: Both[Collecti
 
 
 def excused(diffs: StepDiffs, sides: Both[Side], steps: Both[Step], alignment: Alignment) -> StepDiffs:
-    """Return a step's judged diffs; a parameter that one side could not record is a gap, not a diff."""
+    """Return a step's judged diffs, with diffs passed whose missing side could not be recorded."""
     failed = np.flatnonzero(~diffs.rows["passed"] & ~diffs.sites.complete).tolist()
     if not failed:
         return diffs
@@ -97,6 +97,6 @@ def _detail(info: RunInfo) -> Detail:
     """Return the level of detail of the run's tensors."""
     detail = info.recording.get("detail", {})
     try:
-        return Detail.of(detail if isinstance(detail, dict) else {})  # none: a run that keeps everything says nothing
-    except UsageError:  # edited, or of another version: then everything should be there
+        return Detail.of(detail if isinstance(detail, dict) else {})  # missing in runs that record everything
+    except UsageError:  # an edited file, or another version: assume that everything was recorded
         return Detail()

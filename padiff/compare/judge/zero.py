@@ -35,8 +35,7 @@ def rounding_gradients(block: Block) -> np.ndarray:
 
     A bias's gradient is a sum of gradients of its layer's outputs; rounding leaves `SiteFacts.level` of the root of the
     sum of their squares. If these are unknown, or for another parameter, the layer's largest gradient estimates the
-    scale.
-    Because that estimate depends on the layer's inputs, noise then has to differ clearly.
+    scale. Because that estimate depends on the layer's inputs, noise then has to differ clearly.
     """
     facts, scales, rows = block.sites.fact(SiteFacts), block.fact(Scales), block.rows
 
@@ -66,7 +65,7 @@ def noted(diff: Diff) -> Diff:
     """Return the diff of a gradient, passed as rounding noise around zero."""
     figures = diff.figures
     assert figures is not None
-    # Two unrelated tensors differ by at most the sum of their sizes, whatever share of either that is.
+    # Two unrelated tensors differ by at most the sum of their norms.
     most = (figures.reference_l2 + figures.candidate_l2) / (figures.reference_l2 or 1.0)
     value = figures.l2 / (figures.reference_l2 or 1.0)
     return diff.judged(True, Figure.AROUND_ZERO, value, max(most, value), Rule.AROUND_ZERO)
@@ -75,7 +74,7 @@ def noted(diff: Diff) -> Diff:
 def largest_rms(block: Block, stage: str) -> np.ndarray:
     """Return the largest root mean square of the reference's gradients or updates, of each diff's layer."""
     sites, size = block.sites, block.of_stage(stage, block.rows["size"])
-    # Of nothing there is no such root; the loop's own numbers are no gradients.
+    # Empty tensors have no root mean square; the loop's numbers are no gradients.
     is_gradient = block.of_stage(stage, block.known & ~sites.fact(SiteFacts).of_loop) & (size > 0)
     rms = np.where(is_gradient, block.of_stage(stage, block.rows["reference_l2"]) / np.sqrt(np.maximum(size, 1)), 0.0)
     return np.asarray(np.fmax(sites.largest_of_layers(stage, rms), 0.0))

@@ -1,1 +1,1 @@
-"""Arithmetic of the distance between two tensors."""
+"""Measurement of the distance between two tensors."""

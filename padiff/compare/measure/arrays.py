@@ -1,4 +1,4 @@
-"""Figures of two arrays, in float64: the only definition of the arithmetic."""
+"""Figures of two arrays, computed in float64: the definition that all faster computations must match."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _GROUPS = 1024
 _TINY = 5e-324
 # One in this many samples may be left out.
 _SAMPLES = 8
-# Relative L2 error from which on a few elements are looked at, which costs as much again: less is within every limit of
-# float32, and of float64 all but nothing is.
+# Relative L2 error from which on the error without a few elements is measured, which takes as long again. Smaller
+# errors are within every limit of float32; float64's limits are smaller.
 _BULK_FROM = {"float64": 1e-4}
 _BULK_ELSE = 1e-3
 
@@ -45,8 +45,7 @@ def _bulk_l2(arrays: Arrays, by_sample: bool) -> float:
 
     Where rounding moves a value across the kink of a ReLU, or to the other of two nearly equal maxima of a pool, single
     elements of the gradient differ completely though both sides are right; and where an element of a gradient is
-    rounding
-    noise, an adaptive optimizer makes a full-size update of its sign.
+    rounding noise, an adaptive optimizer makes a full-size update of its sign.
     """
     reference, candidate = arrays.reference, arrays.candidate
     left_out = few(reference.size)
@@ -59,7 +58,7 @@ def _bulk_l2(arrays: Arrays, by_sample: bool) -> float:
             r, c, _ = wide(r, c, arrays.scales)
             squares = np.square(np.abs(np.subtract(c, r, out=c)) if c.dtype.kind == "c" else np.subtract(c, r, out=c))
             if not math.isfinite(np.add.reduce(squares)):
-                # As in the other figures, positions that are not finite are left out.
+                # Positions that are not finite are left out, as in the other figures.
                 squares[~np.isfinite(squares)] = 0.0
             if by_sample:
                 first = start // each
@@ -67,7 +66,7 @@ def _bulk_l2(arrays: Arrays, by_sample: bool) -> float:
                     samples[first] += np.add.reduce(squares)
                 else:
                     samples[first : first + squares.size // each] = squares.reshape(-1, each).sum(axis=1)
-            # The largest so far are kept aside, not subtracted from a sum that they may dwarf.
+            # The largest squares are added up separately, not subtracted from a sum that they may dwarf.
             large = np.flatnonzero(squares >= max(largest[0], _among_largest(squares, left_out)))
             if large.size:
                 largest = np.concatenate([largest, squares[large]])
@@ -89,22 +88,25 @@ def few(elements: int) -> int:
 
 
 def _among_largest(values: np.ndarray, count: int) -> float:
-    """A number above 0 that ``count`` of the values reach, and not many more; or the smallest, if none is known."""
+    """Return a positive number that ``count`` of the values reach, and not many more.
+
+    For few values the smallest positive number is returned, which all other positive values reach.
+    """
     rows = values.size // _GROUPS
     if rows == 0 or count > _GROUPS:
         return _TINY
-    # So many groups have one that reaches it.
+    # Exactly `count` groups have a maximum that reaches the number.
     tops = values[: rows * _GROUPS].reshape(rows, _GROUPS).max(axis=0)
     tops.partition(_GROUPS - count)
     return max(float(tops[_GROUPS - count]), _TINY)
 
 
 def figures_of(arrays: Arrays, elementwise: tuple[float, float] | None = None) -> Figures:
-    """Figures of two arrays of one shape.
+    """Return the figures of two arrays of the same shape.
 
-    Positions where both hold the same kind of NaN or infinity count as equal; where only one does, they are counted
-    in ``nonfinite`` and left out of the other figures. Integers that float64 can't tell
-    apart still differ.
+    Positions that are not finite on one side or both are left out of norms and means. Equal infinities, and NaN on both
+    sides, count as equal; other such positions are counted in ``nonfinite``. Different integers differ even if they are
+    equal in float64.
 
     Args:
         elementwise: ``(atol, rtol)``: count elements with ``|c - r| > atol + rtol * |r|`` (numpy.isclose's formula).
@@ -151,7 +153,7 @@ def _sums(arrays: Arrays, elementwise: tuple[float, float] | None) -> Sums:
     if kernel is not None:
         total = Sums(reference.size)
         if reference.flags.c_contiguous and candidate.flags.c_contiguous:
-            # What lies in order is one chunk: the loop needs no room of its own.
+            # Contiguous arrays are one chunk: the compiled loop needs no buffers.
             if total.add_compiled(kernel, reference.reshape(-1), candidate.reshape(-1), 0):
                 return total
         elif all(total.add_compiled(kernel, r, c, start) for start, r, c in _chunks(reference, candidate)):
@@ -166,13 +168,18 @@ def _sums(arrays: Arrays, elementwise: tuple[float, float] | None) -> Sums:
 def _chunks(
     reference: np.ndarray, candidate: np.ndarray, each: int = 1, most: int = CHUNK
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Position and elements of pieces that fit into the cache, row by row; whole multiples, or parts, of ``each``."""
+    """Yield pieces that fit into the cache: the position of the first element, and both sides' elements, row by row.
+
+    Args:
+        each: pieces have a whole multiple of this number of elements, or lie within one multiple.
+        most: largest number of elements of a piece.
+    """
     if reference.size <= most and each == 1:
         yield 0, reference.ravel(), candidate.ravel()
         return
     blocks = [(0, reference, candidate)]
     if not (reference.flags.c_contiguous and candidate.flags.c_contiguous):
-        # In slices of the first axis: a tensor in another layout is never copied whole.
+        # In slices along the first axis, so that a non-contiguous tensor is never copied as a whole.
         row = reference.size // len(reference)
         rows = max(1, most // row)
         blocks = [(k * row, reference[k : k + rows], candidate[k : k + rows]) for k in range(0, len(reference), rows)]

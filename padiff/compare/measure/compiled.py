@@ -1,6 +1,6 @@
-"""Measuring in a compiled loop, with the extra ``fast`` (numba): when that pays, and what it takes.
+"""Loading of the compiled measurement (extra ``fast``, numba), if the amount of work makes up for the load time.
 
-Figures are those of `padiff.compare.measure.sums` to 1e-12: only the order of the sums is another one.
+Its figures equal those of `padiff.compare.measure.sums` to 1e-12: only the order of the sums differs.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ Kernel: TypeAlias = Callable[
     [np.ndarray, np.ndarray, float, float], tuple[float, float, float, float, float, float, int, float]
 ]
 
-# Elements that numpy measures in a process before the kernel is loaded. Measured: to import numba and to load what it
-# kept takes 0.3 s of processor time, and numpy takes 1.3 ns longer an element. So nobody waits for it twice as long as
-# is needed, however much there is still to come.
+# Elements that numpy measures in a process before the kernel is loaded. Measured: importing numba and loading its
+# cached code takes 0.3 s of processor time, and numpy takes 1.3 ns longer for each element. So the whole measurement
+# never takes more than twice as long as the better choice, however much work follows.
 _PAYS = 250_000_000
 #: Smallest number of elements for the kernel. Smaller tensors take equally long either way; numpy always measures them,
 #: so that their figures do not depend on installed packages.
@@ -27,7 +27,7 @@ _TAKEN = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 class _Compiled:
-    """Kernel loaded by this process, and the number of elements measured so far."""
+    """Kernel of this process, and the number of elements measured without it."""
 
     def __init__(self) -> None:
         self.seen = 0
@@ -52,8 +52,8 @@ def load() -> Kernel | None:
 
 
 def kernel_for(reference: np.ndarray, candidate: np.ndarray) -> Kernel | None:
-    """Return the kernel for two arrays, or `None` if numpy must measure them: kernel unavailable, not worth
-    loading, or unsuited.
+    """Return the kernel for two arrays, or `None` if numpy must measure them: kernel unavailable, not worth loading, or
+    unsuited.
     """
     if reference.size < LEAST or reference.dtype != candidate.dtype or reference.dtype not in _TAKEN:
         return None
@@ -69,7 +69,7 @@ def _loaded() -> Kernel | None:
     try:
         from padiff.compare.measure.kernel import one_pass
 
-        # Compiled for arrays that must not be written to, as those of files are: one version for each dtype.
+        # Compiled for read-only arrays, as those of files are: one version for each dtype.
         def kernel(
             reference: np.ndarray, candidate: np.ndarray, max_abs: float, max_rel: float
         ) -> tuple[float, float, float, float, float, float, int, float]:
@@ -77,7 +77,7 @@ def _loaded() -> Kernel | None:
 
         probe = np.ones(1, np.float32)
         return kernel if kernel(probe, probe, 0.0, 0.0)[1] == 1.0 else None
-    except Exception:  # not installed, not for this numpy, no folder to keep what is compiled: numpy does it all
+    except Exception:  # numba is missing, does not fit this numpy, or has no cache folder: numpy measures
         return None
 
 

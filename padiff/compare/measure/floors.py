@@ -14,7 +14,7 @@ from padiff.records.step_diffs import StepDiffs
 
 
 def with_floors(diffs: StepDiffs, steps: Both[Sequence[Step]]) -> StepDiffs:
-    """Return the measured diffs of a step, each with its floor if one was measured.
+    """Return the diffs of a step, with their floors and their distances from float64 where these were measured.
 
     Floors measured in a finer dtype than the step's dtype on either side are ignored.
     """
@@ -23,7 +23,7 @@ def with_floors(diffs: StepDiffs, steps: Both[Sequence[Step]]) -> StepDiffs:
     all_floors = steps.map(lambda side: side[0].floors if len(side) == 1 else None)
     dtype = _coarsest(record for side in steps for step in side for record in step.records)
     floors = all_floors.map(lambda each: each if each is not None and _as_coarse(each.dtype, dtype) else None)
-    # Rounding of the weight limits the precision of the update that was added to it.
+    # Rounding of a weight limits the precision of the update that was added to the weight.
     rounded = {
         _parameter(d): _rounding(d) * d.figures.reference_l2 for d in diffs if d.figures and d.pair.stage == "weight"
     }
@@ -58,8 +58,8 @@ def _with_floor(diff: Diff, floors: Both[Floors | None], rounded: Mapping[tuple[
 
 
 def _with_third(diff: Diff, floors: Both[Floors | None]) -> Diff:
-    """Return the diff with both sides' distances from the step in float64, preferably as the candidate's code
-    computed it.
+    """Return the diff with both sides' distances from the step in float64, preferably as the candidate's code computed
+    it.
     """
     pair, figures = diff.pair, diff.figures
     if figures is None or figures.basis != "tensors" or not pair.complete or pair.stage not in MEASURED_STAGES:

@@ -1,6 +1,6 @@
-"""One pass over two arrays, compiled by numba. Only `padiff.compare.measure.compiled` imports this.
+"""One pass over two arrays, compiled by numba. Only `padiff.compare.measure.compiled` imports this module.
 
-Numba keeps what it compiled beside this file or, where it must not write there, in the user's cache folder.
+Numba caches the compiled code beside this file or, if that folder is not writable, in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -8,18 +8,18 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-# Elements that are looked at at a time: they are still in the first cache when they are looked at again.
+# Elements of a block, which stay in the first-level cache until the second look at them.
 _BLOCK = 1024
-# And of those, where some are off by more than any before: these are looked at one by one.
+# Elements of a part of a block. Parts with a new largest error are searched element by element.
 _PART = 64
-# Sums may be added up in another order and products fused, so that several elements go at once; nothing is assumed of
-# NaN and infinity.
+# The compiler may reorder sums and fuse products, to compute several elements at once; it assumes nothing about NaN and
+# infinity.
 _ANY_ORDER = {"reassoc", "contract", "nsz"}
 
 
 @njit(cache=True, nogil=True, fastmath=_ANY_ORDER)
 def _block(reference, candidate, max_abs, max_rel):  # type: ignore[no-untyped-def]
-    """Sums of a block, and whether some of its elements are off by more than any before."""
+    """Return the sums of a block, and True if some of its elements may have a larger error than all before."""
     squares = reference_squares = candidate_squares = sum_abs = sum_reference = 0.0
     above = False
     for k in range(reference.size):
@@ -30,7 +30,7 @@ def _block(reference, candidate, max_abs, max_rel):  # type: ignore[no-untyped-d
         candidate_squares += c * c
         sum_abs += error
         sum_reference += size
-        # One question, of the smaller limit, and its answer in float64 as all the rest: the fastest of several ways.
+        # One comparison with the smaller limit, in float64 like the sums, is the fastest of several ways.
         least = min(max_abs, max_rel * size if size > 0.0 else max_abs)
         above |= error > least
     return squares, reference_squares, candidate_squares, sum_abs, sum_reference, above
@@ -38,7 +38,7 @@ def _block(reference, candidate, max_abs, max_rel):  # type: ignore[no-untyped-d
 
 @njit(cache=True, nogil=True, fastmath=_ANY_ORDER)
 def _above(reference, candidate, max_abs, max_rel):  # type: ignore[no-untyped-def]
-    """Return True if some elements of a part have a larger error than all before."""
+    """Return True if some elements of a part may have a larger error than all before."""
     above = False
     for k in range(reference.size):
         r, c = np.float64(reference[k]), np.float64(candidate[k])
@@ -50,15 +50,15 @@ def _above(reference, candidate, max_abs, max_rel):  # type: ignore[no-untyped-d
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def one_pass(reference, candidate, max_abs, max_rel):  # type: ignore[no-untyped-def]
-    """Sums over two flat arrays of one length and dtype, float32 or float64, and their largest errors.
+    """Return sums over two flat arrays of equal length and dtype (float32 or float64), and the largest errors.
 
     Args:
-        max_abs, max_rel: the largest so far.
+        max_abs, max_rel: the largest absolute and relative error so far.
 
     Returns:
-        Sums of ``(c - r)**2``, ``r**2``, ``c**2``, ``|c - r|`` and ``|r|``; the largest ``|c - r|``, its first place
-        (-1: it was above that before), and the largest ``|c - r| / |r|``. If some value is not finite, a sum of squares
-        is not.
+        Sums of ``(c - r)**2``, ``r**2``, ``c**2``, ``|c - r|`` and ``|r|``; the largest ``|c - r|``, its first index
+        (-1 if no error exceeds ``max_abs``), and the largest ``|c - r| / |r|``. A sum of squares is not finite if some
+        value is not finite.
     """
     squares = reference_squares = candidate_squares = sum_abs = sum_reference = 0.0
     worst = -1

@@ -1,4 +1,4 @@
-"""Labels of a step's loss functions, by micro-batch, whatever the labels' shape."""
+"""Comparison of the labels that a step's loss functions receive, regardless of the labels' shape."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from padiff.records import Record, is_of_loss, loss_role
 
 
 def labels_by_call(records: Sequence[Record]) -> dict[int, Record]:
-    """Whole labels by the number of the call; where several functions are called, which is whose is not known."""
+    """Return the integer labels of loss functions, by call number.
+
+    A call number with several labels is left out, because several functions share the number.
+    """
     used = [record for record in records if is_of_loss(record) and loss_role(record.slot) == "labels"]
     labels = [record for record in used if record.dtype.startswith(("int", "uint"))]
     times = Counter(record.call for record in labels)

@@ -13,7 +13,7 @@ import numpy as np
 from padiff.frameworks.known import known
 from padiff.records import Record, is_of_loss, loss_role
 
-#: Tensors by what they are to a loss function (`padiff.frameworks.losses.ROLES`), and ``weight``, ``pos_weight``.
+#: Tensors by their role in a loss function (`padiff.frameworks.losses.ROLES`, ``weight``, ``pos_weight``).
 Inputs = Mapping[str, np.ndarray]
 Settings = Mapping[str, Any]
 
@@ -23,9 +23,9 @@ class RecordedLoss:
     """Recorded call of a loss function.
 
     Attributes:
-        function: its common name.
-        call: 0 for the function's first call in its step, 1 for its second, ...
-        records: its records by role; role ``0`` is the result.
+        function: common name of the function.
+        call: 0 for the function's first call in its step, 1 for the second, ...
+        records: records of the call by role; role ``0`` is the result.
     """
 
     function: str
@@ -33,7 +33,7 @@ class RecordedLoss:
     records: Mapping[str, Record]
 
     def inputs(self) -> dict[str, np.ndarray]:
-        """Inputs of the loss function.
+        """Return the inputs of the loss function by role.
 
         Raises:
             SketchOnlyError: only a sketch of some tensor was recorded.
@@ -71,7 +71,7 @@ def loss_of(function: str, inputs: Inputs, settings: Settings, framework: str) -
     Without a reduction the losses are in the order of the function's result, but flat.
 
     Args:
-        function: its common name.
+        function: common name of the function.
         inputs: the function's inputs.
         settings: the function's settings; a missing setting has the default of both frameworks.
         framework: framework of the function: some frameworks reduce differently (`padiff.frameworks.known.Known`).
@@ -84,7 +84,7 @@ def loss_of(function: str, inputs: Inputs, settings: Settings, framework: str) -
         with np.errstate(all="ignore"):
             return np.asarray(compute(wide, settings, framework), np.float64)
     except (KeyError, ValueError, IndexError):
-        return None  # a tensor is missing, or they do not fit together
+        return None  # a tensor is missing, or shapes do not fit
 
 
 def _counts_ignored(framework: str) -> bool:
@@ -178,7 +178,11 @@ def _of_soft_rows(
     ignored: int,
     settings: Settings,
 ) -> np.ndarray:
-    """Compute as paddle: a row is weighed as a whole, and with an index to be ignored each class of a row counts."""
+    """Return the cross-entropy of soft or smoothed labels as paddle computes it.
+
+    A row has one weight for all of its classes. With an ``ignore_index`` of 0 or more, the mean divides by the
+    (weighted) number of elements of the targets that differ from the index.
+    """
     count = logs.shape[-1]
     targets = (labels if soft else np.eye(count)[labels]) * (1 - smoothing) + smoothing / count
     losses, among = -(targets * logs).sum(-1), float(len(logs))
@@ -207,7 +211,7 @@ def _nll(inputs: Inputs, settings: Settings, framework: str) -> np.ndarray:
 
 def _binary(inputs: Inputs, settings: Settings, framework: str) -> np.ndarray:
     p, y = inputs["probabilities"], inputs["labels"]
-    yes, no = (np.maximum(np.log(probability), -100.0) for probability in (p, 1 - p))  # both frameworks bound it so
+    yes, no = (np.maximum(np.log(probability), -100.0) for probability in (p, 1 - p))  # both frameworks have this bound
     return _reduced(-(y * yes + (1 - y) * no) * inputs.get("weight", np.ones(())), settings)
 
 

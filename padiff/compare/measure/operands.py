@@ -111,7 +111,7 @@ def _sketches(pair: Pair) -> Sketches | Problem:
         return _other_shapes(reference.shape, shape)
     expected, actual = reference.sketch, candidate.sketch
     try:
-        # A side that was kept in full is brought into the other's layout.
+        # A full tensor is converted to the other side's layout and sketched.
         if expected is not None and actual is None:
             values = pair.layout.apply(candidate.value, reference.shape)
             return Sketches(expected, sketch_of(values, expected.transposed), pair.scales, True)

@@ -14,7 +14,8 @@ from padiff.compare.measure.sketches import estimated
 from padiff.pair.united import as_held, replicas_of
 from padiff.records import Both, Diff, Figures, Kind, Pair, Problem
 
-# Two replicas of a gradient that was not reduced are as far to either side of it: rounding is not to choose.
+# Factor by which another choice of replicas has to be farther. Two replicas of a gradient that was not reduced are
+# equally far from the reduced gradient, and rounding must not decide between them.
 _FARTHER = 1.01
 
 
@@ -26,8 +27,8 @@ def measure_pair(pair: Pair, elementwise: tuple[float, float] | None = None) -> 
         elementwise: ``(atol, rtol)``: count elements with ``|c - r| > atol + rtol * |r|`` (numpy.isclose's formula).
 
     Returns:
-        The diff, not judged yet: ``passed`` is false only if ``problem`` states a reason. Parts of a sketch can't be
-        measured: such a pair passes, and has no figures.
+        The diff, not judged yet: ``passed`` is false only if ``problem`` states a reason. A pair that can't be
+        measured, such as a part of a sketch, passes and has no figures.
     """
     if pair.reference is not None and pair.candidate is not None:
         replicas = Both(replicas_of(pair.reference.source), replicas_of(pair.candidate.source))
@@ -37,7 +38,7 @@ def measure_pair(pair: Pair, elementwise: tuple[float, float] | None = None) -> 
 
 
 def _farthest(pair: Pair, replicas: Both[int], elementwise: tuple[float, float] | None) -> Diff:
-    """A pair of which processes hold replicas that differ: as those are that are farthest from the other side."""
+    """Measure a pair with replicas that differ between processes, by the replicas that are farthest apart."""
     candidates = []
     for choices in product(*map(range, replicas)):
         a, b = (replace(r, source=as_held(r.source, k)) for r, k in zip(pair.sides, choices) if r is not None)
@@ -74,7 +75,7 @@ def _measured(pair: Pair, elementwise: tuple[float, float] | None) -> Diff:
 
 
 def _lone(pair: Pair) -> Figures | None:
-    """The norm of a pair's one side; `None` of a part of a sketch."""
+    """Return figures with the norm of a pair's only side; `None` for a part of a sketch."""
     source, scales = pair.anchor.source, pair.scales
     is_reference = pair.reference is not None
     if source.sketched:

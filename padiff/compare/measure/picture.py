@@ -10,10 +10,10 @@ from padiff.compare.measure.operands import Arrays, operands
 from padiff.errors import PadiffError
 from padiff.records import PARAMETER_STAGES, Both, Element, Pair, Picture, Problem
 
-# Bins of a histogram (few for few values), elements that are named, and fields of the grid: some ten kilobytes as
-# JSON, and as many as a card has room for.
+# Least and most bins of a histogram, number of worst elements, and largest rows and columns of the grid: some ten
+# kilobytes as JSON, and as much as a card can show.
 _BINS, _WORST, _GRID = (8, 32), 6, (24, 48)
-# Elements beyond which no picture is made: in float64 they would take hundreds of megabytes.
+# Largest number of elements of a picture: more would take hundreds of megabytes in float64.
 _MOST = 1 << 24
 
 
@@ -24,7 +24,7 @@ def picture_of(pair: Pair) -> Picture | None:
     try:
         pair_operands = operands(pair)
     except PadiffError:
-        # Of a sketch, or of a step that a recorder took away meanwhile: the diff stands without a picture.
+        # A sketch, or a step that a recorder has deleted meanwhile: the diff has no picture.
         return None
     if isinstance(pair_operands, Problem) or not isinstance(pair_operands, Arrays) or not pair_operands.reference.size:
         return None
@@ -33,7 +33,7 @@ def picture_of(pair: Pair) -> Picture | None:
         return None  # complex numbers have no order, and so no histogram
     with np.errstate(all="ignore"):
         error = np.abs(values.candidate - values.reference)
-    # What is NaN or infinite on one side only is further off than any number; alike on both sides it agrees.
+    # NaN or infinity on one side only is an infinite error; the same on both sides is no error.
     odd = ~np.isfinite(error)
     if odd.any():
         reference, candidate = values
@@ -57,7 +57,7 @@ def _histograms(values: Both[np.ndarray]) -> tuple[tuple[float, ...], Both[tuple
     nonempty = [side for side in finite if side.size]
     low = min((float(side.min()) for side in nonempty), default=0.0)
     high = max((float(side.max()) for side in nonempty), default=0.0)
-    # numpy's own widening of an empty range rounds away for large values, and so does a range below their precision.
+    # numpy's own widening of an empty range, or a range below the values' precision, vanishes by rounding.
     least = max(abs(low), abs(high)) * 1e-9 or 1.0
     if high - low < least:
         low, high = low - least / 2, high + least / 2
@@ -84,8 +84,7 @@ def _grid(error: np.ndarray, parameter: bool) -> tuple[np.ndarray, str, str]:
     """Return the error, reduced by maximum to a small grid, and the meaning of the grid's rows and columns.
 
     Rows of a parameter are its first axis; rows of an activation with three or more axes are its second axis: channels,
-    or
-    places in a sequence, reduced over samples.
+    or places in a sequence, reduced over samples.
     """
     axes = error.ndim
     if axes <= 1:

@@ -1,7 +1,7 @@
-"""Measuring all small tensors of a step at once: the figures of `padiff.compare.measure.arrays`, in few calls.
+"""Measurement of all small tensors of a step at once: the figures of `padiff.compare.measure.arrays`, in few calls.
 
-Most time of measuring a pair of small tensors goes into calling numpy for a few hundred numbers. Here those of one
-size are the rows of two tables. Each row is worked out as a tensor by itself is, to the bit.
+Most time of measuring a pair of small tensors goes into calls of numpy for a few hundred numbers. Here tensors of the
+same size are the rows of two tables. The figures of a row equal those of the tensor measured alone, to the bit.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from padiff.records import UNSCALED, Both, InMemory, Pair, Record, TensorSource
 from padiff.records.planned import PlannedPairs, records_of
 from padiff.records.rows import NO_INDEX, TENSORS
 
-#: Elements of the largest tensors that are rows: those of a thousand may need a look at their bulk, and numpy's calls
-#: weigh little from there on.
+#: Elements of the largest tensors in tables. From a thousand elements on, `bulk_l2` may be needed, and the calls of
+#: numpy take little of the time.
 LARGEST_ROW = 999
-# Elements that are looked at at a time: they stay in a core's own cache.
+# Elements of a table, which stay in a core's own cache.
 _BLOCK = 1 << 15
 _FLOAT32 = np.dtype(np.float32)
-# One tensor is one file or a part of one; others are put together of several, and may be replicas.
+# Sources that hold one tensor. Other sources join several parts, and may have replicas.
 _WHOLE = (PackedTensor, TensorFile, InMemory)
 
 
@@ -34,10 +34,8 @@ def measure_in_rows(pairs: Sequence[Pair], places: Sequence[int], rows: np.ndarr
     """Measure pairs of small float32 tensors.
 
     Pairs are left out, to be measured one by one, if they have another layout or dtype, loss scales, values that are
-    not
-    finite, or values whose squares leave float32's range. A tensor that can't be read is left out, too; measuring it
-    alone
-    raises its error.
+    not finite, or values whose squares leave float32's range. A tensor that can't be read is left out, too; measuring
+    it alone raises its error.
 
     Args:
         pairs: pairs of a step.
@@ -69,8 +67,8 @@ def measure_in_rows(pairs: Sequence[Pair], places: Sequence[int], rows: np.ndarr
 
 
 def _in_tables(pairs: PlannedPairs, places: np.ndarray, rows: np.ndarray) -> list[int]:
-    """Measure pairs whose tensors lie side by side in their steps' files, without an object for each, and return
-    their indices.
+    """Measure pairs whose tensors lie side by side in their steps' files, without an object for each, and return their
+    indices.
     """
     done: list[int] = []
     a, b = (side.tensors for side in pairs.records)
@@ -200,7 +198,7 @@ def _measure(places: np.ndarray, axes: np.ndarray, tables: Both[np.ndarray], siz
 
 
 def _unlike(reference: np.ndarray, candidate: np.ndarray, size: int) -> tuple[list[np.ndarray], np.ndarray]:
-    """Figures of rows as `Sums` works them out of a small tensor of float32, and of which rows they hold."""
+    """Return the figures of rows, as `Sums` computes those of small float32 tensors, and a mask of the valid rows."""
     error = candidate - reference
     squares = [_products(values, values) for values in (error, reference, candidate)]
     np.absolute(error, out=error)
@@ -222,7 +220,7 @@ def _unlike(reference: np.ndarray, candidate: np.ndarray, size: int) -> tuple[li
 
 
 def _equal(reference: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-    """The same of rows that both sides share, which `Sums` looks at in float64."""
+    """Return the figures of rows that are equal on both sides, in float64 as in `Sums`, and a mask of finite rows."""
     wide = reference.astype(np.float64)
     squares = np.einsum("ij,ij->i", wide, wide)
     sum_reference = np.add.reduce(np.absolute(wide, out=wide), axis=1)

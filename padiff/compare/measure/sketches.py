@@ -12,35 +12,35 @@ from padiff.compare.measure.operands import Arrays, Sketches
 from padiff.records import Both, Figures
 from padiff.sketches.sketch import BUCKETS, ELEMENTS, SPREAD, Sketch
 
-# Moments of two samples of one tensor that lie at other places: so much of the norm may be chance. Outputs of
-# convolutions, whose channels are of different size, were seen a third apart, channels first against last.
+# Share of the norm that may differ by chance between samples of one tensor at different places. Norms of outputs of
+# convolutions, whose channels differ in size, were measured a third apart, channels first against channels last.
 _CHANCE = 0.5
 
 
 def estimated(sketches: Sketches, elementwise: tuple[float, float] | None) -> Figures:
-    """Figures of two sketches.
+    """Return the figures of two sketches.
 
-    Where both look at the same elements in the same order, their projections give the relative L2 error (``basis`` is
-    ``sketches``). Else norms and means still bound the error from below (``moments``).
+    If both sample the same elements in the same order, the projections estimate the L2 error (``basis`` is
+    ``sketches``). Otherwise norms and means bound the error from below (``moments``).
     """
     reference, candidate = sketches.reference, sketches.candidate
     figures = _estimated(sketches, elementwise) if sketches.aligned else _bounded(sketches)
     share = abs(reference.nonfinite - candidate.nonfinite)
     both = min(reference.nonfinite, candidate.nonfinite)
-    # Samples of other places have another share by chance, where both sides have such values.
+    # Samples at different places have different shares by chance, if both sides have such values.
     by_chance = not sketches.aligned and reference.size > ELEMENTS and both > 0
     count = max(1, round(share * figures.size)) if share > (_CHANCE if by_chance else 0.0) else 0
     overflowed = math.ceil(both * figures.size)
     if not (count or overflowed or figures.nonfinite or figures.overflowed):
-        return figures  # a copy takes longer than the measuring
+        return figures  # a copy takes longer than the measurement
     return replace(figures, nonfinite=count, overflowed=overflowed)
 
 
 def _estimated(sketches: Sketches, elementwise: tuple[float, float] | None) -> Figures:
-    """Figures from the projections."""
+    """Return the figures of aligned sketches, from their projections."""
     reference, candidate, scales = sketches.reference, sketches.candidate, sketches.scales
     if reference.size <= BUCKETS:
-        # Each number of the projection is one element, give or take its sign: nothing is estimated.
+        # Each number of the projection is one element, up to its sign: nothing is estimated.
         exact = figures_of(Arrays(reference.projection, candidate.projection, scales), elementwise)
         return replace(exact, basis="sketches")
     errors = reference.errors(candidate, *scales)
@@ -50,18 +50,20 @@ def _estimated(sketches: Sketches, elementwise: tuple[float, float] | None) -> F
 
 
 def bulk_of_squares(squares: np.ndarray) -> np.ndarray:
-    """L2 norms of errors without a few of their elements, given the squared errors of projections, which are reordered.
+    """Return estimates of the L2 norms of errors without a few of their elements.
 
-    The error of a few elements is in a few numbers of the projection: their median does not know of it.
+    The error of a few elements is in a few numbers of the projection, and does not change the numbers' median.
+
+    Args:
+        squares: squared errors of projections, one along the last axis; this array is reordered.
     """
-    # 0.4549 is the median of a squared normal variable. (Not numpy.median, most of whose time goes into what is not
-    # needed here.)
+    # 0.4549 is the median of a squared normal variable. numpy.median would take much longer.
     squares.partition(BUCKETS // 2, axis=-1)
     return np.asarray(np.sqrt(squares[..., BUCKETS // 2] / 0.4549 * BUCKETS))
 
 
 def _bounded(sketches: Sketches) -> Figures:
-    """Figures from norms and means, which bound the error from below whatever the order of the elements is."""
+    """Return figures from norms and means, which bound the error from below for any order of the elements."""
     reference, candidate, scales = sketches.reference, sketches.candidate, sketches.scales
     norms = Both(reference.l2 / scales.reference, candidate.l2 / scales.candidate)
     means = abs(reference.mean / scales.reference - candidate.mean / scales.candidate) * math.sqrt(reference.size)
@@ -86,7 +88,7 @@ def _figures(
     largest = max(abs(reference.minimum), abs(reference.maximum)) / scales.reference
     mismatched = 0
     if elementwise is not None:
-        # Some element is off by as much as the root of the mean square, or more.
+        # At least one element has an error of the root mean square or more.
         mismatched = int(root_mean_square > elementwise[0] + elementwise[1] * largest)
     return Figures(
         max_abs=max([root_mean_square, *extremes]) if size else 0.0,
@@ -105,7 +107,7 @@ def _figures(
 
 
 def _extremes(reference: Sketch, candidate: Sketch) -> list[tuple[float, float]]:
-    # Only of whole tensors, or of the same elements: a sample elsewhere has other extremes.
+    # Only if the sketches cover whole tensors or the same elements: other samples have other extremes.
     if reference.size > ELEMENTS and reference.transposed != candidate.transposed:
         return []
     return [(reference.minimum, candidate.minimum), (reference.maximum, candidate.maximum)]

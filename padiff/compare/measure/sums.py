@@ -1,6 +1,6 @@
-"""Sums over the elements of two arrays, from which their figures come: in one pass over pieces that stay in the cache.
+"""Sums over the elements of two arrays, in one pass over pieces that stay in the cache.
 
-What is here is numpy's; `padiff.compare.measure.compiled` does the same in one loop, where it is installed and pays.
+This module uses numpy; `padiff.compare.measure.compiled` computes the same sums in one loop, if that is available.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from padiff.compare.measure import compiled
 from padiff.records import UNSCALED, Both
 
-#: Elements that are held in float64 at a time: few enough to stay in a core's own cache.
+#: Elements that are converted to float64 at a time: few enough to stay in a core's own cache.
 CHUNK = 1 << 15
 # Elements that are multiplied and added up at a time: OpenBLAS starts threads for vectors of more than 10,000.
 _PIECE = 1 << 13
@@ -23,7 +23,7 @@ _ONES = np.ones((_PIECE, 1))
 _ONES32 = np.ones(compiled.LEAST, np.float32)
 _ONES.setflags(write=False)
 _ONES32.setflags(write=False)
-#: Between these, sums of squares of float32 neither overflow nor lose their smallest terms.
+#: Range in which sums of squares of float32 neither overflow nor lose their smallest terms.
 SMALL, LARGE = 1e-24, 1e30
 
 
@@ -67,8 +67,8 @@ class Sums:
         elementwise: tuple[float, float] | None,
         scales: Both[float],
     ) -> None:
-        """Add a chunk of at most `CHUNK` elements, of which the first is at ``start``."""
-        # A look at the bits is cheap, and two runs of one code are often equal; once they differ they mostly go on to.
+        """Add a chunk of at most `CHUNK` elements; ``start`` is the index of its first element."""
+        # Comparing bits is cheap, and runs of the same code are often equal; after a difference, more are likely.
         if self._equal_so_far and reference.dtype == candidate.dtype and scales.reference == scales.candidate:
             if _same_bits(reference, candidate) and self._add_equal(reference, scales.reference):
                 return
@@ -108,10 +108,10 @@ class Sums:
         self.max_rel = _largest_ratio(error, size, spare[: size.size], self.max_rel)
 
     def _add_float32(self, start: int, reference: np.ndarray, candidate: np.ndarray) -> bool:
-        """Add a small tensor of float32, in float32 where that loses nothing that is shown; false where it might.
+        """Add a small float32 tensor in float32; return False, adding nothing, if its values need float64.
 
-        Differences of neighbours are exact, sums are taken over short pieces and added up in float64: norms and means
-        are right to some 1e-7, in half the time. Numbers whose squares leave float32's range are left to float64.
+        Sums over short pieces are added up in float64: norms and means are right to about 1e-7, in half the time.
+        Values whose squares leave float32's range need float64.
         """
         error, size, spare = (room[: reference.size] for room in _buffers.narrow)
         np.subtract(candidate, reference, out=error)
@@ -137,7 +137,7 @@ class Sums:
         return True
 
     def _add_equal(self, values: np.ndarray, scale: float) -> bool:
-        """Add a chunk that both sides share; false where it is not all finite."""
+        """Add a chunk that is equal on both sides; return False, adding nothing, if it is complex or not all finite."""
         if values.dtype.kind == "c":
             return False
         size, _, _ = wide(values, values[:0], Both(scale, 1.0))
@@ -176,7 +176,7 @@ _buffers = _Buffers()
 def wide(
     reference: np.ndarray, candidate: np.ndarray, scales: Both[float]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Two chunks in float64, divided by their scales, and room for a third; they last until the next call."""
+    """Return two chunks in float64, divided by their scales, and a spare buffer; all are valid until the next call."""
     room = _buffers.arrays
     widened: list[np.ndarray] = []
     for array, scale, buffer in zip((reference, candidate), scales, room):
@@ -195,7 +195,7 @@ def wide(
 def _dot(values: np.ndarray) -> float:
     """Return the sum of squares."""
     if values.size < CHUNK:
-        # Not numpy.dot, which starts threads of its own for long vectors, beside ours.
+        # Not numpy.dot, which starts threads for long vectors, in addition to padiff's.
         return float(np.einsum("i,i->", values, values))
     pieces = values.reshape(-1, 1, _PIECE)
     return float(np.add.reduce(np.matmul(pieces, values.reshape(-1, _PIECE, 1)), axis=None))
@@ -219,7 +219,7 @@ def _sum32(values: np.ndarray) -> float:
 
 
 def _products32(a: np.ndarray, b: np.ndarray) -> float:
-    """Sum of the products of two vectors of float32; pieces are so short that numpy starts no threads beside ours."""
+    """Return the sum of the products of two float32 vectors, in pieces so short that numpy starts no threads."""
     full_length = a.size // _PIECE32 * _PIECE32
     total = float(np.dot(a[full_length:], b[full_length:]))
     if full_length:
@@ -229,20 +229,24 @@ def _products32(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _largest_ratio(error: np.ndarray, size: np.ndarray, spare: np.ndarray, least: float = 0.0) -> float:
-    """The largest relative error, or ``least`` if none is above that; where the reference is 0 there is none."""
+    """Return the largest relative error of elements whose reference is not 0, or ``least`` if that is larger.
+
+    Args:
+        spare: buffer of the arrays' size.
+    """
     if least:
-        # To multiply and to look takes half as long as to divide, and few elements are above all before.
+        # Multiplying and comparing takes half as long as dividing, and few elements exceed all before.
         above = error > np.multiply(size, least, out=spare)
         if not above.any():
             return least
         error, size = error[above], size[above]
         spare = spare[: error.size]
-    # 0 / 0, which a ReLU gives often, is passed over by fmax.
+    # fmax ignores 0 / 0, which is frequent behind a ReLU.
     relative = float(np.fmax.reduce(np.divide(error, size, out=spare)))
     if not math.isfinite(relative):
         np.multiply(error, size != 0, out=spare)
         relative = float(np.fmax.reduce(np.divide(spare, size, out=spare)))
-    # All of them 0 / 0: nothing is above nothing.
+    # NaN if all ratios are 0 / 0: then there is no relative error.
     return least if math.isnan(relative) else max(least, relative)
 
 

@@ -111,25 +111,25 @@ def state(optimizer: Any, names: Mapping[int, str]) -> OptimizerState:
     return OptimizerState(rule, states, rates_of((site, entry.rate) for site, entry in entries))
 
 
-def _state_of(held: _Held) -> ParameterState:
-    kind, accumulators = type(held.optimizer).__name__, held.accumulators
+def _state_of(target: _Held) -> ParameterState:
+    kind, accumulators = type(target.optimizer).__name__, target.accumulators
     arrays = {name: tensors.copy(tensor) for name, tensor in accumulators.items()}
-    master = held.optimizer._master_weights.get(held.parameter.name)
+    master = target.optimizer._master_weights.get(target.parameter.name)
     slots = {} if master is None else {MASTER_WEIGHT: tensors.copy(master)}
-    if not _is_known(held.optimizer):
-        shape = tuple(held.parameter.shape)
+    if not _is_known(target.optimizer):
+        shape = tuple(target.parameter.shape)
         slots |= {OWN + name: array for name, array in arrays.items() if array.shape == shape}
         numbers = {OWN + n: float(a.reshape(())) for n, a in arrays.items() if a.shape != shape and a.size == 1}
         return ParameterState(slots, numbers)
-    common_names = _wanted(held)
+    common_names = _wanted(target)
     slots |= {
         common: arrays[name] for name, common in _TENSORS[kind].items() if common in common_names and name in arrays
     }
     if kind == "RMSProp" and MOMENTUM in slots:
-        slots[MOMENTUM] = _per_rate(slots[MOMENTUM], held.rate)
+        slots[MOMENTUM] = _per_rate(slots[MOMENTUM], target.rate)
     numbers = {}
     if kind in POWERS:
-        numbers[STEPS] = float(steps_of(kind, held.values, arrays))
+        numbers[STEPS] = float(steps_of(kind, target.values, arrays))
     if kind == "NAdam":
         numbers[MU_PRODUCT] = float(arrays["mu_product"].flat[0])
     return ParameterState(slots, numbers)
@@ -152,9 +152,9 @@ def _is_known(optimizer: Any) -> bool:
     return type(optimizer).__name__ in _TENSORS and "." not in rule_of(optimizer)[0]
 
 
-def _wanted(held: _Held) -> frozenset[str]:
+def _wanted(target: _Held) -> frozenset[str]:
     """Return the common names of the tensors that the optimizer needs under the group's settings."""
-    return needed(_TENSORS[type(held.optimizer).__name__].values(), held.values)
+    return needed(_TENSORS[type(target.optimizer).__name__].values(), target.values)
 
 
 # -- setting -------------------------------------------------------------------------------------------------------
@@ -230,68 +230,68 @@ class _Undo:
                 where["learning_rate"] = factor
 
 
-def _drop(held: _Held) -> None:
-    optimizer, name = held.optimizer, held.parameter.name
+def _drop(target: _Held) -> None:
+    optimizer, name = target.optimizer, target.parameter.name
     master = optimizer._master_weights.pop(name, None)
     for tensors_of in optimizer._accumulators.values():
         tensors_of.pop(name if master is None else master.name, None)
     optimizer._already_create_accumulator.discard(name)
 
 
-def _create(held: Sequence[_Held]) -> None:
+def _create(targets: Sequence[_Held]) -> None:
     """Create the accumulators by paddle's own method, as paddle does in its first step."""
-    if not held:
+    if not targets:
         return
-    optimizer = held[0].optimizer
+    optimizer = targets[0].optimizer
     optimizer._accumulators_holder.clear()  # discard a state that was loaded before and not used yet
     block = paddle.base.framework.default_main_program().global_block()
     groups: dict[int, tuple[Mapping[str, Any], list[Any]]] = {}
-    for entry in held:
+    for entry in targets:
         groups.setdefault(id(entry.group), (entry.group, []))[1].append(entry.parameter)
     with paddle.no_grad():
         for group, parameters in groups.values():
             optimizer._create_accumulators(block, {**group, "params": parameters} if group else parameters)
 
 
-def _write(site: str, held: _Held, given: ParameterState) -> None:
-    kind, accumulators = type(held.optimizer).__name__, held.accumulators
+def _write(site: str, target: _Held, state: ParameterState) -> None:
+    kind, accumulators = type(target.optimizer).__name__, target.accumulators
     new: dict[str, np.ndarray] = {}
-    if _is_known(held.optimizer):
-        new = {name: given.tensors[common] for name, common in _TENSORS[kind].items() if common in given.tensors}
+    if _is_known(target.optimizer):
+        new = {name: state.tensors[common] for name, common in _TENSORS[kind].items() if common in state.tensors}
         if kind == "RMSProp" and "momentum" in new:
-            new["momentum"] = new["momentum"] * np.asarray(held.rate, new["momentum"].dtype)
-        new |= _counters(held, given, accumulators)
+            new["momentum"] = new["momentum"] * np.asarray(target.rate, new["momentum"].dtype)
+        new |= _counters(target, state, accumulators)
     else:
-        new = {name.removeprefix(OWN): array for name, array in given.tensors.items() if name != MASTER_WEIGHT}
-        for name, number in given.numbers.items():
+        new = {name.removeprefix(OWN): array for name, array in state.tensors.items() if name != MASTER_WEIGHT}
+        for name, number in state.numbers.items():
             tensor = accumulators[name.removeprefix(OWN)]
             new[name.removeprefix(OWN)] = np.full(tuple(tensor.shape), number)
     for name, array in new.items():
         if name not in accumulators:
             raise UsageError(f"{site}: {kind} holds no {name!r} of it")
         tensors.write(accumulators[name], array)
-    master = held.optimizer._master_weights.get(held.parameter.name)
-    if master is not None and MASTER_WEIGHT in given.tensors:
-        tensors.write(master, given.tensors[MASTER_WEIGHT])
+    master = target.optimizer._master_weights.get(target.parameter.name)
+    if master is not None and MASTER_WEIGHT in state.tensors:
+        tensors.write(master, state.tensors[MASTER_WEIGHT])
 
 
-def _counters(held: _Held, given: ParameterState, there: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _counters(target: _Held, state: ParameterState, accumulators: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return the accumulators that depend on the count of steps, as arrays."""
-    kind, values = type(held.optimizer).__name__, held.values
-    steps = round(given.numbers.get(STEPS, 0))
+    kind, values = type(target.optimizer).__name__, target.values
+    steps = round(state.numbers.get(STEPS, 0))
 
     def dtype_of(name: str) -> np.dtype[Any]:
-        return np.dtype(np.float64 if tensors.dtype(there[name]) == "float64" else np.float32)
+        return np.dtype(np.float64 if tensors.dtype(accumulators[name]) == "float64" else np.float32)
 
     def full(name: str, value: float) -> np.ndarray:
-        return np.full(tuple(there[name].shape), value, dtype_of(name))
+        return np.full(tuple(accumulators[name].shape), value, dtype_of(name))
 
     arrays = {}
     for name, value, ahead in POWERS.get(kind, ()):
         arrays[name] = full(name, power_of(float(values[value]), steps + ahead, dtype_of(name)))
     if kind == "NAdam":
         arrays["momentum_decay_pow"] = full("momentum_decay_pow", power_of(_NADAM_BASE, steps, np.dtype(np.float32)))
-        arrays["mu_product"] = full("mu_product", given.numbers[MU_PRODUCT])
+        arrays["mu_product"] = full("mu_product", state.numbers[MU_PRODUCT])
     if kind == "RAdam":
         arrays["rho"] = full("rho", rho_of(float(values["beta2"]), steps))
     return arrays
@@ -302,9 +302,9 @@ def _counters(held: _Held, given: ParameterState, there: Mapping[str, Any]) -> d
 _SAME_RATE = 1e-6  # relative; the rounding of a product in float32
 
 
-def _set_rates(optimizer: Any, held: Sequence[tuple[str, _Held]], rates: Mapping[str, float | None]) -> None:
+def _set_rates(optimizer: Any, entries: Sequence[tuple[str, _Held]], rates: Mapping[str, float | None]) -> None:
     """Set the optimizer's learning rate, and the factors of those parameters whose rate would still be different."""
-    targets = [(entry, rate) for site, entry in held for rate in [rates[site]] if rate is not None]
+    targets = [(entry, rate) for site, entry in entries for rate in [rates[site]] if rate is not None]
     if not targets or optimizer._learning_rate is None:
         return
     bases = [rate / entry.factor for entry, rate in targets if entry.factor]

@@ -87,14 +87,14 @@ def draw(name: str, heard: Heard) -> None:
             heard.function(torch.ones_like(arguments["input"]), float(arguments["p"]), True)
 
 
-def _kept_by_attention(heard: Heard, given: dict[str, Any], output: Any, before: Any) -> np.ndarray | None:
+def _kept_by_attention(heard: Heard, arguments: dict[str, Any], output: Any, before: Any) -> np.ndarray | None:
     """Return the mask of attention weights, by calling attention with the identity matrix as values.
 
     The identity is passed in blocks of columns as wide as the real values. The result is `None` if attention with this
     mask does not reproduce the output.
     """
-    query, key, value = given["query"], given["key"], given["value"]
-    more = {name: given[name] for name in given if name not in ("query", "key", "value")}
+    query, key, value = arguments["query"], arguments["key"], arguments["value"]
+    more = {name: arguments[name] for name in arguments if name not in ("query", "key", "value")}
     length, width = key.shape[-2], value.shape[-1]
     parts = []
     for start in range(0, length, width):
@@ -110,7 +110,7 @@ def _kept_by_attention(heard: Heard, given: dict[str, Any], output: Any, before:
             parts.append(heard.function(*again, **more).detach()[..., : min(width, length - start)] != 0)
     mask = torch.cat(parts, -1)
     with torch.no_grad():
-        if not _is_like(_attention(given, mask), output):
+        if not _is_like(_attention(arguments, mask), output):
             return None
     return tensors.copy(mask)
 
@@ -150,20 +150,20 @@ def keeping(name: str, heard: Heard, mask: np.ndarray) -> Any:
     return source.mul_(factor) if arguments.get("inplace") else source * factor
 
 
-def _attention(given: dict[str, Any], mask: Any) -> Any:
+def _attention(arguments: dict[str, Any], mask: Any) -> Any:
     """Compute attention with a mask for its weights, in place of dropout."""
-    query, key, value, scale = given["query"], given["key"], given["value"], given.get("scale")
-    if given.get("enable_gqa"):
+    query, key, value, scale = arguments["query"], arguments["key"], arguments["value"], arguments.get("scale")
+    if arguments.get("enable_gqa"):
         times = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
     weights = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    allowed = given.get("attn_mask")
-    if given.get("is_causal"):
+    allowed = arguments.get("attn_mask")
+    if arguments.get("is_causal"):
         allowed = torch.ones(weights.shape[-2:], dtype=torch.bool, device=weights.device).tril()
     if allowed is not None:
         no = float("-inf")
         weights = weights.masked_fill(~allowed, no) if allowed.dtype == torch.bool else weights + allowed
-    rate = float(given["dropout_p"])
+    rate = float(arguments["dropout_p"])
     weights = torch.softmax(weights, -1).masked_fill(~mask, 0.0)
     return (weights @ value) * (1 / (1 - rate))
 

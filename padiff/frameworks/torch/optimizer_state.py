@@ -88,16 +88,16 @@ def _rates(optimizers: Sequence[Any], names: Mapping[int, str]) -> Iterable[tupl
                 yield names[id(parameter)], float(group["lr"])
 
 
-def _untouched(rule: str, held: Mapping[str, Any]) -> bool:
+def _untouched(rule: str, state: Mapping[str, Any]) -> bool:
     """Return True for the state of a parameter that was never stepped: Adagrad creates it in advance."""
-    return rule == "Adagrad" and float(held.get("step", 1)) == 0
+    return rule == "Adagrad" and float(state.get("step", 1)) == 0
 
 
-def _of_parameter(rule: str, group: Mapping[str, Any], held: Mapping[str, Any], parameter: Any) -> ParameterState:
+def _of_parameter(rule: str, group: Mapping[str, Any], state: Mapping[str, Any], parameter: Any) -> ParameterState:
     common = _TENSORS.get(rule)
     arrays: dict[str, np.ndarray] = {}
     numbers: dict[str, float] = {}
-    for name, value in held.items():
+    for name, value in state.items():
         if common is not None and name in common:
             if value is not None:
                 arrays[common[name]] = tensors.copy(value)
@@ -154,9 +154,9 @@ def _copied(rate: Any) -> Any:
     return rate.clone() if isinstance(rate, torch.Tensor) else rate
 
 
-def _put(optimizer: Any, parameter: Any, held: dict[str, Any] | None) -> None:
-    if held:
-        optimizer.state[parameter] = held
+def _put(optimizer: Any, parameter: Any, state: dict[str, Any] | None) -> None:
+    if state:
+        optimizer.state[parameter] = state
     else:
         optimizer.state.pop(parameter, None)
 
@@ -209,9 +209,9 @@ def _wanted(rule: str, group: Mapping[str, Any]) -> frozenset[str] | None:
     return needed(_TENSORS[rule].values(), group) if rule in _TENSORS else None
 
 
-def _steps(group: Mapping[str, Any], site: str, given: ParameterState) -> float:
-    if STEPS in given.numbers:
-        return given.numbers[STEPS]
+def _steps(group: Mapping[str, Any], site: str, state: ParameterState) -> float:
+    if STEPS in state.numbers:
+        return state.numbers[STEPS]
     if group.get("lr_decay"):
         raise UsageError(f"{site}: the state has no count of steps, which lr_decay needs")
     return 1.0  # no effect on this rule: torch stores a count, the other framework may have none

@@ -1,1 +1,1 @@
-"""Further faults besides the first diff, and the diffs that follow from the first diff."""
+"""Further faults in addition to the first diff, and the diffs that follow from the first diff."""

@@ -1,4 +1,4 @@
-"""Further faults that a comparison finds besides its first diff, collected step by step."""
+"""Further faults that a comparison finds in addition to the first diff, collected step by step."""
 
 from __future__ import annotations
 

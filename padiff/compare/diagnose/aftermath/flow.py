@@ -88,7 +88,7 @@ class Flow:
 
     @cached_property
     def _given(self) -> Both[set[int]]:
-        """The inputs of the models."""
+        """Return the tensors that are inputs of each side's model."""
         return self._graphs.map(_given_to)
 
     def _before(self, record: Record, graph: Graph, of_reference: bool, agreed: set[int]) -> set[int]:

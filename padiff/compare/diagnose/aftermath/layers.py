@@ -92,8 +92,9 @@ def _weights(scene: Scene) -> dict[str, dict[str, Pair]]:
 
 
 def _cause(diff: Diff, part: Part, fed_values: np.ndarray, scene: Scene, weights: Sequence[Pair]) -> Cause | None:
-    """Return the cause of a layer's fault: its output compared with the reference's layer computed from the same
-    input.
+    """Return the cause of a layer's fault; `None` if no hypothesis explains the fault.
+
+    The layer's output is compared with the output of the reference's layer, computed from the same input.
     """
     pair = diff.pair
     reference, candidate = pair.reference, pair.candidate

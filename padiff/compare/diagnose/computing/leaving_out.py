@@ -136,16 +136,16 @@ def _is_mask(sheet: Sheet, node: int) -> bool:
     return bool(values.size > 1 and ((values == 0) | (values == 1)).all() and (values == 0).any())
 
 
-def _is_residual(sheet: Sheet, given: int, other: int) -> bool:
+def _is_residual(sheet: Sheet, derived: int, source: int) -> bool:
     """Return True if one operand of a sum was computed from the other.
 
     Args:
         sheet: the formula.
-        given: the node that may have been computed from the other.
-        other: the other node.
+        derived: the node that may have been computed from the other.
+        source: the other node.
     """
-    tensor, start = sheet.tensor(other), sheet.tensor(given)
-    if tensor is None or start is None or sheet.nodes[other].name:
+    tensor, start = sheet.tensor(source), sheet.tensor(derived)
+    if tensor is None or start is None or sheet.nodes[source].name:
         return False
     back = sheet.graph.back(start, lambda one: one == tensor)
     return any(operand.tensor == tensor for call in back for operand in call.inputs)

@@ -26,7 +26,7 @@ _MOST = 600
 
 
 class Writer:
-    """Writes tensors of one side's trace as a formula.
+    """Writer of tensors of one side's trace as a formula.
 
     Args:
         graph: the graph of the trace.

@@ -133,19 +133,21 @@ def _at(norm: float, limit: float) -> bool:
     return abs(norm - limit) <= 5 * ROUND * limit
 
 
-def _limit_of_each(gradients: Gradients, norms: Sequence[Both[float]], limit: float, other: float) -> Hypothesis:
+def _limit_of_each(
+    gradients: Gradients, norms: Sequence[Both[float]], limit: float, reference_limit: float
+) -> Hypothesis:
     """Return the hypothesis that both sides clip each tensor, to different limits; only tensors at a limit differ."""
-    clipped = [_at(norm.candidate, limit) or _at(norm.reference, other) for norm in norms]
+    clipped = [_at(norm.candidate, limit) or _at(norm.reference, reference_limit) for norm in norms]
     shares = [n.candidate / n.reference if is_clipped and n.reference else 1.0 for n, is_clipped in zip(norms, clipped)]
     return Hypothesis(
         "clip_limit",
         "another limit of clipping by tensor",
-        f"the candidate clips each tensor's gradient to a norm of {limit:.6g}, the reference to {other:.6g}",
+        f"the candidate clips each tensor's gradient to a norm of {limit:.6g}, the reference to {reference_limit:.6g}",
         partial(_shared, gradients.tensors, shares),
         "gradients",
         free=len(gradients.tensors),
         tried=2,
-        telling=not _at(limit, other),
+        telling=not _at(limit, reference_limit),
     )
 
 

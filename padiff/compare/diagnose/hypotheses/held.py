@@ -84,10 +84,10 @@ def _skipped(scene: Scene, side: str, step: Step) -> Cause:
     return Cause("step_skipped", text, True, "its backward ran, and no gradient overflowed")
 
 
-def _repeated(scene: Scene, side: str, other: str) -> Cause:
+def _repeated(scene: Scene, side: str, partner: str) -> Cause:
     steps = optimizer_steps(scene.step)
-    count, other_count = getattr(steps, side), getattr(steps, other)
-    text = f"the {other}'s optimizer stepped {_often(other_count)} in this step, the {side}'s {_often(count)}"
+    count, other_count = getattr(steps, side), getattr(steps, partner)
+    text = f"the {partner}'s optimizer stepped {_often(other_count)} in this step, the {side}'s {_often(count)}"
     return Cause("step_repeated", text, True, "each step's updates are recorded")
 
 

@@ -150,7 +150,10 @@ def case_of(scene: Scene) -> Case | None:
 
 
 def _last_place(pair: Pair) -> tuple[Both[np.ndarray], Both[Look]] | None:
-    """Return the last states of a recurrent layer that outputs all states on one side and the last on the other."""
+    """Return the last states of a recurrent layer that outputs all states on one side and the last on the other.
+
+    `None` if the shapes are of another kind, or a tensor is missing or sketched.
+    """
     arrays = []
     for record in pair.sides:
         if record is None or record.source.sketched:

@@ -192,14 +192,14 @@ def alike(pairs: Sequence[Pair | None], most: int = ELEMENTS) -> list[Both[np.nd
     return [None if pair is None else like(pair, sketched, most) for pair in pairs]
 
 
-def _projected(pair: Pair, arrays: Arrays, other: Pair, sketches: Sketches) -> Both[np.ndarray] | None:
-    """Return the projections of whole tensors, made like the sketches of another pair of the same shape."""
-    assert pair.candidate is not None and other.reference is not None
+def _projected(pair: Pair, arrays: Arrays, pattern: Pair, sketches: Sketches) -> Both[np.ndarray] | None:
+    """Return the projections of whole tensors, made like the sketches of another pair; `None` if not comparable."""
+    assert pair.candidate is not None and pattern.reference is not None
     reference, candidate = arrays.reference, arrays.candidate
     if not sketches.aligned or reference.dtype.kind == "c" or reference.size != sketches.reference.size:
         return None
     transposed = sketches.reference.transposed
-    if not other.reference.source.sketched:
+    if not pattern.reference.source.sketched:
         # Projected in the candidate's layout.
         transposed, shape = sketches.candidate.transposed, pair.candidate.shape
         reference, candidate = (pair.layout.undo(array, shape) for array in (reference, candidate))

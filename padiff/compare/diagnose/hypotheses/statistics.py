@@ -49,15 +49,15 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
     statistics = [statistic for statistic in statistics if statistic.layer in wrong] or statistics
     if not means:
         return
-    for side, other in (("candidate", "reference"), ("reference", "candidate")):
+    for side, partner in (("candidate", "reference"), ("reference", "candidate")):
         text = (
-            f"the {side}'s running statistics do not move, the {other}'s do: eval mode, or momentum 0 (torch's count)"
+            f"the {side}'s running statistics do not move, the {partner}'s do: eval mode, or momentum 0 (torch's count)"
         )
         yield Hypothesis(
             "running_statistics_frozen",
             "running statistics that stay",
             text,
-            lambda side=side, other=other: _kept(statistics, side, other),  # type: ignore[misc]
+            lambda side=side, partner=partner: _kept(statistics, side, partner),  # type: ignore[misc]
             "running statistics",
             tried=2,
         )
@@ -94,13 +94,13 @@ def _statistics(scene: Scene) -> Iterator[_Statistic]:
         yield _Statistic(pair.anchor.site, pair.anchor.layer, before, after, noise, share, mean)
 
 
-def _kept(statistics: Sequence[_Statistic], side: str, other: str) -> Iterator[Prediction]:
+def _kept(statistics: Sequence[_Statistic], side: str, partner: str) -> Iterator[Prediction]:
     for statistic in statistics:
         yield Prediction(
             statistic.site,
             getattr(statistic.after, side),
             getattr(statistic.before, side),
-            getattr(statistic.after, other),
+            getattr(statistic.after, partner),
             statistic.noise,
         )
 

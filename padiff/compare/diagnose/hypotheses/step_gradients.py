@@ -161,9 +161,9 @@ def made_of(scene: Scene, number: int) -> Both[float | None]:
         above = below = error = 0.0
         pairs = []
         for pair, sums in rows:
-            whole = whole_of(pair)
-            if whole is not None:
-                pairs.append((getattr(whole, side).ravel(), sum(getattr(sums, side))))
+            gradients = whole_of(pair)
+            if gradients is not None:
+                pairs.append((getattr(gradients, side).ravel(), sum(getattr(sums, side))))
         for got, gave in pairs:
             above, below = above + float(got @ gave), below + float(gave @ gave)
         ratio = above / below if below > 0 else None

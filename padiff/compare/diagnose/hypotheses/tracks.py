@@ -137,10 +137,10 @@ def joined(tracks: Sequence[Track], side: str, most: int | None = None) -> tuple
         noise.append(errors[:, ::step])
         edges.append(edges[-1] + noise[-1].shape[1])
     gradients, weights, updates = (np.concatenate(arrays, axis=1) for arrays in zip(*parts))
-    whole = all(track.whole for track in tracks) and each is None
+    complete = all(track.whole for track in tracks) and each is None
     tensors = tuple(slice(a, b) for a, b in pairwise(edges))
     ones = np.ones(len(gradients))
-    return History(gradients, weights, updates, ones, tensors, whole), np.concatenate(noise, axis=1)
+    return History(gradients, weights, updates, ones, tensors, complete), np.concatenate(noise, axis=1)
 
 
 def _row(scene: Scene, last: int, later: int) -> list[int]:
@@ -183,8 +183,8 @@ def _track(scene: Scene, place: Place, numbers: Sequence[int], most: int) -> Tra
         return None
     noise = histories.map(lambda history: _noise(history, rounding, elements))
     shape = scene.pairs(numbers[0], "weight")[place].anchor.shape
-    whole = elements and histories.reference.weights.shape[1] == size
-    return Track(place, shape, elements, whole, histories, noise)
+    complete = elements and histories.reference.weights.shape[1] == size
+    return Track(place, shape, elements, complete, histories, noise)
 
 
 def _history(rows: dict[str, list[np.ndarray]], steps: int) -> History:

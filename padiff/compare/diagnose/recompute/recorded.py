@@ -196,10 +196,10 @@ def as_float64(values: np.ndarray) -> np.ndarray:
     return values if values.dtype.kind in "iub" else values.astype(np.float64)
 
 
-def _out_in(values: np.ndarray, layout: str, given: int) -> np.ndarray:
+def _out_in(values: np.ndarray, layout: str, inputs: int) -> np.ndarray:
     if layout not in ("in_out", "out_in"):
         # The layer's class does not tell the layout; the shape of a square matrix does not either.
-        layout = "out_in" if values.shape[1] == given else "in_out"
+        layout = "out_in" if values.shape[1] == inputs else "in_out"
         if values.shape[0] == values.shape[1]:
             raise ValueError(layout)
     return values.T if layout == "in_out" else values

@@ -65,7 +65,10 @@ def which_side(scene: Scene, place: Place, evidence: Evidence) -> Recomputed | N
 def _judged(
     what: str, rules: Both[str], errors: Both[float], apart: float, limit: float, differ: bool = True
 ) -> Recomputed | None:
-    """Return the result from the error of each side, the difference of the sides, and the limit of rounding."""
+    """Return the result from the error of each side, the difference of the sides, and the limit of rounding.
+
+    `None` if the errors do not decide which side is wrong.
+    """
     if not apart > 0:
         return None
     near = errors.map(lambda error: error <= min(limit, apart / _NEARER))
@@ -164,11 +167,11 @@ def _loss_of_own_code(scene: Scene) -> Recomputed | None:
     return _judged("loss", names, errors, _off(logged.candidate, logged.reference), allowed("float32", "loss"), False)
 
 
-def _off(values: np.ndarray | None, made: np.ndarray | None) -> float:
-    if values is None or made is None or values.size != made.size:
+def _off(values: np.ndarray | None, expected: np.ndarray | None) -> float:
+    if values is None or expected is None or values.size != expected.size:
         return math.inf
-    norm = float(np.linalg.norm(made))
-    error = float(np.linalg.norm(values.ravel() - made.ravel())) / norm if norm else math.inf
+    norm = float(np.linalg.norm(expected))
+    error = float(np.linalg.norm(values.ravel() - expected.ravel())) / norm if norm else math.inf
     return error if math.isfinite(error) else math.inf
 
 
@@ -176,7 +179,10 @@ def _off(values: np.ndarray | None, made: np.ndarray | None) -> float:
 
 
 def _weight(scene: Scene) -> Recomputed | None:
-    """Return the result for a weight of a later step: the sum of the weight and update of the step before."""
+    """Return the result for a weight of a later step: the sum of the weight and update of the step before.
+
+    `None` if these are not recorded, or decide nothing.
+    """
     diff, at = scene.diff, place_of(scene.diff.pair)
     before, added = (scene.pairs(scene.number - 1, stage).get(at) for stage in ("weight", "update"))
     if before is None or added is None:
@@ -190,7 +196,10 @@ def _weight(scene: Scene) -> Recomputed | None:
 
 
 def _update(scene: Scene) -> Recomputed | None:
-    """Return the result for an update: each side against the rule that its optimizer declares."""
+    """Return the result for an update: each side against the rule that its optimizer declares.
+
+    `None` if a rule or the history of the parameter is unknown, or the errors decide nothing.
+    """
     diff = scene.diff
     if diff.pair.anchor.layer == LOOP:
         # A diff of the learning rates themselves: their effect shows in a parameter.
