@@ -247,7 +247,7 @@ class TrainingRecorder:
 
     @guarded(passing=(PadiffError,))
     def carried(self, micro_batches: int) -> None:
-        """Note that a step starts with gradients that were accumulated over a number of micro-batches before."""
+        """Note that the host begins the step again, with gradients left from a number of earlier micro-batches."""
         if self._recorder is not None:
             self._recorder.carried(micro_batches)
 
