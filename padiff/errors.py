@@ -1,14 +1,17 @@
-"""Every error that padiff raises on purpose.
+"""The errors that padiff raises on purpose.
 
 PadiffError
-├── UsageError          a call that cannot be meant (also a ValueError)
-│   ├── SelectionError  a list's item that matches no layer
+├── UsageError          an invalid call (also a ValueError)
+│   ├── SelectionError  an item of a list that matches no layer
 │   └── OptionError     an option that a call does not have (also a TypeError)
 ├── RunFolderError      a run folder that cannot be read or must not be written (also an OSError)
-│   └── TensorFileError one tensor of it: missing, truncated, pickled, outside of the folder
-├── WriterError         the background writer could not write (disk full, say)
+│   └── TensorFileError one tensor of a run folder: missing, truncated, pickled, outside of the folder
+├── SketchOnlyError     the values of a tensor of which only a sketch was recorded
+├── WriterError         the background writer could not write (for example, the disk is full)
 ├── NothingToCompareError  two runs without a common step, or steps without a common quantity
-└── RunsDifferError     a live comparison found a diff and was asked to raise
+└── RunsDifferError     a live comparison found a diff, and ``on_diff="raise"``
+
+UnwritableFolderError is both a RunFolderError and a WriterError.
 """
 
 from __future__ import annotations
@@ -19,43 +22,47 @@ class PadiffError(Exception):
 
 
 class UsageError(PadiffError, ValueError):
-    """A call that cannot be meant: the message says what was expected and what was got."""
+    """An invalid call; the message gives the expected and the actual values."""
 
 
 class SelectionError(UsageError):
-    """An item of a white list, a black list or a layer map names no layer of the model."""
+    """An item of a white list, a black list or a layer map that matches no layer of the model."""
 
 
 class OptionError(UsageError, TypeError):
-    """A call does not have the option; the message names the nearest ones."""
+    """An option that a call does not have; the message lists similar options."""
 
 
 class RunFolderError(PadiffError, OSError):
-    """A run folder cannot be read, or holds something that must not be overwritten."""
+    """A run folder that cannot be read, or that must not be overwritten."""
 
 
 class TensorFileError(RunFolderError):
-    """One tensor of a run folder is missing, truncated, pickled or outside of the folder."""
+    """A tensor of a run folder that is missing, truncated, pickled or outside of the folder."""
 
 
 class SketchOnlyError(PadiffError):
-    """The values of a tensor are asked for of which a sketch is all that was recorded."""
+    """Access to the values of a tensor of which only a sketch was recorded."""
 
 
 class WriterError(PadiffError):
-    """The background writer could not write a step; what was written before is intact."""
+    """A step that the background writer could not write; all steps before it are intact."""
 
 
 class UnwritableFolderError(RunFolderError, WriterError):
-    """A run folder cannot be made or written to: the disk is full, it is read-only, ..."""
+    """A run folder that cannot be created or written to, for example because the disk is full or read-only."""
 
 
 class NothingToCompareError(PadiffError):
-    """Comparing nothing is an error, never a match."""
+    """Nothing to compare in two runs, which is an error and never a match."""
 
 
 class RunsDifferError(PadiffError):
-    """Raised in a training loop by ``on_diff="raise"``; ``report`` holds the step's report."""
+    """A diff in a training loop with ``on_diff="raise"``.
+
+    Attributes:
+        report: report of the step.
+    """
 
     def __init__(self, message: str, report: object = None) -> None:
         super().__init__(message)

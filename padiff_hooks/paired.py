@@ -19,7 +19,7 @@ from padiff.records import Both, Report, Run, RunInfo
 from padiff_hooks.replaced import Recording
 from padiff_hooks.zooming import Zooming
 
-#: Seconds in which a step that can't be read turns out to be one of a folder that is being removed.
+#: Seconds to wait after a step can't be read, until a folder that is being removed is gone.
 _SETTLING = 0.5
 
 
@@ -193,8 +193,8 @@ class _Replicas:
             numbers = sorted({*self._run.numbers()[:1], number})
         before = len(self._check.findings)
         try:
-            for each in numbers:
-                self._check.look(self._run.steps(each))
+            for step in numbers:
+                self._check.look(self._run.steps(step))
         except RunFolderError:  # the step was removed meanwhile; damaged steps are reported by the comparison
             return []
         return [f"{self._path}: {finding}" for finding in self._check.findings[before:]]

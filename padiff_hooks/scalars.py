@@ -106,10 +106,10 @@ class Tagging:
         for stage, layers in curves.items():
             self.worst.keep(stage, layers)
 
-    def _layers(self, found: dict[tuple[str, str], dict[str, float]]) -> Scalars:
+    def _layers(self, figures_by_place: dict[tuple[str, str], dict[str, float]]) -> Scalars:
         scalars: Scalars = []
         largest: dict[str, float] = {}
-        for (stage, layer), figures in found.items():
+        for (stage, layer), figures in figures_by_place.items():
             if self._tags == WORST and (stage, layer) not in self.worst:
                 continue
             for figure, value in figures.items():

@@ -116,7 +116,10 @@ def verdict_text(report: Report, apart: bool = False) -> Text:
 
 
 def _diff_text(line: str) -> Text:
-    """Return a line of a failed diff, with its place in bold, and diffs that follow from no other one in red."""
+    """Return a line on failed diffs with colours: the place in bold, and marks such as ``(first)`` in red.
+
+    A line that is not about a single diff is red.
+    """
     text = Text(line)
     if line.startswith("  "):
         place = line.find(": ")

@@ -195,9 +195,9 @@ class DiffStream:
         self._sinks.clear()
         self._file = None
 
-    def _write_report(self, whole: dict[str, Any], step: int) -> None:
+    def _write_report(self, report_json: dict[str, Any], step: int) -> None:
         """Write the report so far if more than its coverage has changed."""
-        so_far = {key: value for key, value in whole.items() if key != "steps"}
+        so_far = {key: value for key, value in report_json.items() if key != "steps"}
         so_far |= {"passed": self.outcome == MATCH, "outcome": self.outcome, "first_diff": self._first}
         if self._first is not None:
             so_far["verdict"] = self._first["message"]

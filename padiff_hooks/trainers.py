@@ -289,7 +289,7 @@ class _WriterSink:
         self.flush()
 
     def leave(self) -> None:
-        """Close the writer after the training if its owner closed it before, as later points open it again."""
+        """Close the writer once more after the training if its owner has closed it and later points opened it again."""
         if self._owner.tb_writer is not self._writer:
             self._writer.close()
 

@@ -55,21 +55,23 @@ class Zooming:
         return request
 
 
-def _block(layers: list[Both[str]], place: int, own: Both[str]) -> list[Both[str]]:
+def _block(layers: list[Both[str]], place: int, paths_of_diff: Both[str]) -> list[Both[str]]:
     """Return the layers of the differing block up to the diff, and the layer before them.
 
-    The differing block is the layer `own` if it has layers inside, or else its parent. The layer before the block
+    The block is the differing layer if it has layers inside, or else the layer's parent. The layer before the block
     gives the block's inputs (of a residual, for example), which are needed to compute the block again.
 
     Args:
         layers: paths of all layers on both sides, in execution order.
         place: index of the differing layer.
-        own: paths of the differing layer.
+        paths_of_diff: paths of the differing layer.
     """
-    inside = [k for k, paths in enumerate(layers[:place]) if any(p.startswith(f"{at}.") for p, at in paths.zip(own))]
+    inside = [
+        k for k, paths in enumerate(layers[:place]) if any(p.startswith(f"{at}.") for p, at in paths.zip(paths_of_diff))
+    ]
     if not inside:
         # A layer without layers inside is the framework's: the user's code is in its parent.
-        holders = own.map(lambda path: path.rpartition(".")[0])
+        holders = paths_of_diff.map(lambda path: path.rpartition(".")[0])
         inside = [
             k
             for k, paths in enumerate(layers[:place])

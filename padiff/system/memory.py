@@ -43,7 +43,7 @@ def check_free(size: int) -> None:
 
 
 def new_memory(size: int, _start: int = 0) -> np.ndarray:
-    """Return new memory of `size` bytes for one tensor; the start of the tensor in its file does not matter.
+    """Return new memory of `size` bytes for one tensor; the tensor's start in its file is ignored.
 
     Raises:
         ValueError: there is not enough free memory.

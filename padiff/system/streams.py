@@ -19,7 +19,7 @@ def give_up_output(error: BaseException | None = None) -> None:
     """Redirect standard output to the null device, so that buffered text does not fail again at exit.
 
     Args:
-        error: the error of a write to standard output; if flushing succeeds now, nothing is redirected.
+        error: the error that ended the command. With an error, standard output is redirected only if flushing fails.
     """
     if error is not None:
         with contextlib.suppress(OSError):
