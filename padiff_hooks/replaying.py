@@ -197,8 +197,8 @@ def exchanged(batch: ReplayBatch, own: Any, framework: Framework) -> Any:
     """
     is_tensor = framework.tensors.is_tensor
     host_tensors = list(_tensors(own, is_tensor))
-    host_form = batch.whole
-    reference_tensors = list(_tensors(host_form, is_tensor)) if host_form is not None else []
+    complete_batch = batch.whole
+    reference_tensors = list(_tensors(complete_batch, is_tensor)) if complete_batch is not None else []
     if len(reference_tensors) != len(host_tensors):
         reference_tensors = [
             tensor for part in (batch.inputs, batch.kwargs, batch.labels) for tensor in _tensors(part, is_tensor)
