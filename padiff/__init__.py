@@ -1,4 +1,4 @@
-"""padiff: where do two training runs that should be equal part?
+"""Find the first difference between two training runs.
 
 Importing this package imports neither torch nor paddle, and changes nothing.
 """
@@ -10,7 +10,7 @@ from padiff.system.lazily import names_from
 
 __version__ = "0.1.0"
 
-# Module of each public name, imported on first access to the name. A line of the stub is ``from M import N as N``.
+# Module of each public name, for lazy imports. A line of the stub is ``from M import N as N``.
 with open(__file__ + "i", encoding="utf-8") as _stub:
     _PUBLIC = {words[3]: words[1] for words in map(str.split, _stub) if words[:1] == ["from"]}
 

@@ -1,4 +1,4 @@
-"""The public names of padiff. They stand here alone: the package itself reads this file, as type checkers do."""
+"""Public names of padiff; type checkers read this file, and the package reads it for lazy imports."""
 
 from padiff.align import Alignment as Alignment
 from padiff.auto import auto_diff as auto_diff

@@ -1,8 +1,8 @@
-"""``python -m padiff`` is ``padiff``."""
+"""Entry point of ``python -m padiff``, which runs the command ``padiff``."""
 
 import importlib
 import sys
 
 if __name__ == "__main__":
-    # By name: the commands stand on the hooks, which stand on this package; nothing in it imports them.
+    # Imported by name, because modules of padiff must not import the command line, which is built on them.
     sys.exit(importlib.import_module("padiff_cli.main").main())

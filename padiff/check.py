@@ -1,4 +1,4 @@
-"""Offline checks of two dumps: ``check_report``, ``check_params``, ``check_weights``, ``check_grads``."""
+"""PaDiff's calls that compare two dumps: ``check_report``, ``check_params``, ``check_weights``, ``check_grads``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from padiff.errors import UsageError
 from padiff.records import Both, Report, Run
 from padiff.system.spelling import nearest
 
-#: Keys of a ``cfg``, with their defaults.
+#: The keys of a ``cfg``, and their defaults.
 DEFAULTS: Mapping[str, Any] = {"atol": 1e-4, "rtol": 1e-7, "compare_mode": "mean"}
 
-#: Path of a dump, or a run in memory.
+#: Folder of a dump, or a run in memory.
 _Dump = str | Path | Run
-# Kinds in the names of the functions' path arguments; each function accepts all of these names.
+# In PaDiff's documentation, each function has different argument names for the two dumps; all names are accepted by all
+# functions.
 _KINDS = ("report", "param", "params", "weight", "weights", "grad", "grads")
 
 
@@ -31,20 +32,20 @@ def check_report(
     """Compare inputs, outputs, losses and activation gradients of two dumps.
 
     Args:
-        report_path_0: the dump to trust: a run folder (all of its steps), a step's folder, or a dump folder.
-        report_path_1: the dump in question, in one of the same forms.
+        report_path_0: the reference: a run folder (all of its steps), a step's folder, or a dump folder.
+        report_path_1: the candidate: a run folder, a step's folder, or a dump folder.
         cfg: ``atol`` (default 1e-4), ``rtol`` (1e-7), ``compare_mode`` (``"mean"``; or ``"strict"``).
             `mean` judges the mean of the error, `strict` every element.
-        paths: the two dumps under the names of the other checks: ``report_path_0``, ``param_path_0``,
+        paths: the two dumps under the argument names of another check: ``report_path_0``, ``param_path_0``,
             ``weight_path_0``, ``grad_path_0`` (or in the plural) and so on.
 
     Returns:
-        The report: true in a condition if everything passed.
+        The report, which is true in a condition if everything passed.
 
     Raises:
-        UsageError: an unknown key in ``cfg``; a dump is missing, or given twice.
+        UsageError: an unknown key in ``cfg``; a dump is missing, or passed twice.
         RunFolderError: a folder can't be read.
-        NothingToCompareError: the dumps have nothing of this kind in common.
+        NothingToCompareError: the dumps have no tensors of these kinds in common.
     """
     stages = ("input", "forward", "loss", "backward")
     return _check("check_report", Both(report_path_0, report_path_1), paths, cfg, stages)
@@ -81,7 +82,7 @@ def check_grads(
 
 
 def tolerance_of(cfg: Mapping[str, Any] | None) -> Tolerance:
-    """Return the tolerance of a ``cfg``, which is only read: no call changes the defaults of a later call."""
+    """Return the tolerance of a ``cfg``, with defaults for missing keys; the ``cfg`` is not changed."""
     options = dict(cfg or {})
     for key in options:
         if key not in DEFAULTS:
@@ -104,7 +105,13 @@ def _check(
 
 
 def _dumps(what: str, positional: Both[_Dump | None], named: Mapping[str, _Dump]) -> Both[_Dump]:
-    """Return the two dumps, from the function's own argument names or those of another check."""
+    """Return the two dumps, from the arguments of the function or from argument names of another check.
+
+    Args:
+        what: name of the function.
+        positional: the dumps from the function's first two arguments.
+        named: dumps by other argument names.
+    """
     number_by_name = {f"{kind}_path_{number}": number for kind in _KINDS for number in (0, 1)}
     dumps = list(positional)
     for name, path in named.items():
@@ -121,7 +128,7 @@ def _dumps(what: str, positional: Both[_Dump | None], named: Mapping[str, _Dump]
 
 
 def _opened(path: str | Path, stages: Collection[str]) -> Run:
-    """Open a run or a dump; if ``dump_weights`` or ``dump_grads`` wrote separate files, open those."""
+    """Open a run or a dump; open the separate files of ``dump_weights`` or ``dump_grads`` if they exist."""
     alone = [ALONE[stage][0] for stage in stages if len(stages) == 1 and stage in ALONE]
     folders = [Path(path), *Path(path).glob("rank_*"), *Path(path).glob("step_*"), *Path(path).glob("step_*/rank_*")]
     if any((folder / name).exists() for folder in folders for name in alone):

@@ -1,4 +1,4 @@
-"""The offline checks under the name of the module where released versions of PaDiff have them."""
+"""Alias of `padiff.check` under the module name of released versions of PaDiff."""
 
 from padiff.check import check_grads, check_params, check_report, check_weights
 

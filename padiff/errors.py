@@ -1,14 +1,17 @@
 """The errors that padiff raises on purpose.
 
 PadiffError
-├── UsageError          a call with wrong arguments (also a ValueError)
+├── UsageError          an invalid call (also a ValueError)
 │   ├── SelectionError  an item of a list that matches no layer
 │   └── OptionError     an option that a call does not have (also a TypeError)
 ├── RunFolderError      a run folder that cannot be read or must not be written (also an OSError)
-│   └── TensorFileError a tensor of a run folder that is missing, truncated, pickled or outside of the folder
-├── WriterError         a step that the background writer could not write (disk full, for example)
+│   └── TensorFileError one tensor of a run folder: missing, truncated, pickled, outside of the folder
+├── SketchOnlyError     the values of a tensor of which only a sketch was recorded
+├── WriterError         the background writer could not write (for example, the disk is full)
 ├── NothingToCompareError  two runs without a common step, or steps without a common quantity
-└── RunsDifferError     a diff that a live comparison found with ``on_diff="raise"``
+└── RunsDifferError     a live comparison found a diff, and ``on_diff="raise"``
+
+UnwritableFolderError is both a RunFolderError and a WriterError.
 """
 
 from __future__ import annotations
@@ -19,43 +22,47 @@ class PadiffError(Exception):
 
 
 class UsageError(PadiffError, ValueError):
-    """A call has wrong arguments; the message states the expected and the received values."""
+    """An invalid call; the message gives the expected and the actual values."""
 
 
 class SelectionError(UsageError):
-    """An item of a white list, a black list or a layer map names no layer of the model."""
+    """An item of a white list, a black list or a layer map that matches no layer of the model."""
 
 
 class OptionError(UsageError, TypeError):
-    """A call does not have the option; the message names the nearest ones."""
+    """An option that a call does not have; the message lists similar options."""
 
 
 class RunFolderError(PadiffError, OSError):
-    """A run folder cannot be read, or holds something that must not be overwritten."""
+    """A run folder that cannot be read, or that must not be overwritten."""
 
 
 class TensorFileError(RunFolderError):
-    """One tensor of a run folder is missing, truncated, pickled or outside of the folder."""
+    """A tensor of a run folder that is missing, truncated, pickled or outside of the folder."""
 
 
 class SketchOnlyError(PadiffError):
-    """The values of a tensor can't be read, because only a sketch of the tensor was recorded."""
+    """Access to the values of a tensor of which only a sketch was recorded."""
 
 
 class WriterError(PadiffError):
-    """The background writer could not write a step; earlier steps are intact."""
+    """A step that the background writer could not write; all steps before it are intact."""
 
 
 class UnwritableFolderError(RunFolderError, WriterError):
-    """A run folder cannot be created or written to, for example because the disk is full or read-only."""
+    """A run folder that cannot be created or written to, for example because the disk is full or read-only."""
 
 
 class NothingToCompareError(PadiffError):
-    """Two runs or steps have nothing in common to compare, which is an error and never a match."""
+    """Nothing to compare in two runs, which is an error and never a match."""
 
 
 class RunsDifferError(PadiffError):
-    """A step differs, in a training loop with ``on_diff="raise"``; ``report`` holds the step's report."""
+    """A diff in a training loop with ``on_diff="raise"``.
+
+    Attributes:
+        report: report of the step.
+    """
 
     def __init__(self, message: str, report: object = None) -> None:
         super().__init__(message)

@@ -1,4 +1,7 @@
-"""A report as JSON. (As text: `padiff.records.report_text`; also `padiff.report_junit`, `padiff.report_markdown`.)"""
+"""Reports as JSON.
+
+See `padiff.records.report_text`, `padiff.report_junit` and `padiff.report_markdown` for other formats.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ __all__ = [
     "json_parts", "number", "stage_table", "steps_to_json", "to_json", "to_junit", "to_markdown", "verdict",
 ]  # fmt: skip
 
-#: Version of the format that `to_json` returns.
+#: Version of the schema of `to_json`.
 SCHEMA_VERSION = 1
 
 
@@ -114,7 +117,7 @@ def head_to_json(report: Report) -> dict[str, Any]:
             "lost": list(coverage.lost),
         },
     }
-    # Further content for the page that shows the report.
+    # These entries are shown by the page.
     head["models"] = None if report.models is None else _models(report.models)
     if first is not None:
         head["first_diff"]["site"] = None if first.diff is None else _sites(first.diff)
@@ -179,6 +182,7 @@ def diff_to_json(diff: Diff, standing: Standing | None = None) -> dict[str, Any]
     """Return one diff as JSON values.
 
     Args:
+        diff: the diff.
         standing: relation of the diff to the first diff.
     """
     pair, figures = diff.pair, diff.figures
@@ -191,7 +195,7 @@ def diff_to_json(diff: Diff, standing: Standing | None = None) -> dict[str, Any]
     if diff.grade is not None:
         out["grade"] = diff.grade.name.lower()
     if diff.floors is not None and figures is not None and figures.floor is not None:
-        # As a share of the reference, like `rel_l2`.
+        # Relative to the reference's norm, like `rel_l2`.
         scale = figures.reference_l2
         out["floor"] = number(figures.floor / scale) if scale else 0.0
         out["floors"] = number(diff.floors)
@@ -278,7 +282,7 @@ def _rounded(value: float) -> float | str | None:
 
 
 def number(value: float | None) -> float | str | None:
-    """Return a float in a form that JSON can hold: ``inf`` and ``-inf`` as text, NaN as `None`."""
+    """Return a float for JSON: NaN becomes `None`, and infinity the string ``"inf"`` or ``"-inf"``."""
     if value is None or math.isnan(value):
         return None
     return float(value) if math.isfinite(value) else ("inf" if value > 0 else "-inf")

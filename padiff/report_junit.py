@@ -1,4 +1,4 @@
-"""A report as JUnit XML."""
+"""Reports as JUnit XML."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from padiff.records import CANNOT_TELL, Report, Standing, figures_text, verdict
 def to_junit(report: Report) -> str:
     """Return the report as JUnit XML: a test case for each pair, failed if the pair differs.
 
-    ``tests`` and ``failures`` are the numbers of the verdict. A pair that could not be compared is a skipped case and
-    is counted in ``skipped`` alone. If the outcome is ``cannot tell``, an additional case is an error.
+    ``tests`` and ``failures`` are the numbers of the verdict. A pair that could not be compared is a skipped case,
+    which is counted in ``skipped`` only. If the outcome is ``cannot tell``, an additional case is an error.
     """
     suite = ElementTree.Element("testsuite", name="padiff")
 
@@ -23,7 +23,7 @@ def to_junit(report: Report) -> str:
 
     tests, failures, errors = report.coverage.compared, len(report.failed), 0
     if report.first_diff is not None and report.first_diff.diff is None:
-        # Settings that the runs declare differently, although no tensor differs.
+        # The runs declare different settings, and no tensor differs yet.
         tests, failures = tests + 1, failures + 1
         case_of("settings", str(report.first_diff.reference), "failure", report.first_diff.message)
     # Further faults that no tensor shows.
@@ -44,7 +44,7 @@ def to_junit(report: Report) -> str:
     for diff in report.diffs:
         kind = message = ""
         if not diff.passed:
-            # The first diff has the full message, with its cause.
+            # The first diff has the full message with the cause.
             pair, standing = diff.pair, report.standing(diff)
             shown = report.first_diff if first else None
             if standing is Standing.NEW and not first:
@@ -58,10 +58,10 @@ def to_junit(report: Report) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 
 
-# Characters that XML does not allow in an attribute, not even as character references.
+# Characters that XML can't hold in an attribute in any notation.
 _NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
 def _xml(text: str) -> str:
     """Return a run's text for XML; characters that XML can't hold become their codes (``\\x1b``)."""
-    return _NOT_IN_XML.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
+    return _NOT_IN_XML.sub(lambda match: match[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)

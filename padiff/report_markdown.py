@@ -1,4 +1,4 @@
-"""A report as Markdown, for a pull request or a ticket."""
+"""Reports as Markdown, for a pull request or a ticket."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from padiff.records import (
     where_lines,
 )
 
-# Rows of the visible table of diffs, and of the foldable table.
+# Largest number of rows in the visible table of diffs, and in the foldable one.
 _SHOWN, _MOST = 10, 200
 # Characters with an effect in Markdown: code, emphasis, tags, links, strikethrough, formulas.
 _MARKUP = re.compile(r"[\\`*~$<]|(?<!\w)_|_(?!\w)|\](?=[(:\[])|&(?=#?\w+;)")
-# Code, in which markup and links have no effect. A single backtick starts no code.
+# Code in backticks, in which Markdown has no effect. A single backtick starts no code.
 _CODE = re.compile("(`[^`]+`)")
-# Text that a forge turns into links: mentions, numbers of issues, addresses.
+# Characters from which GitHub and GitLab make links: mentions, numbers of issues, addresses.
 _LINKED = re.compile(r"@(?=\w)|(?<!\w)#(?=\d)|(?<=\w):(?=//)|(?<!\w)www(?=\.)")
 
 
@@ -96,7 +96,7 @@ def _short(value: float | None) -> str:
     return "" if value is None else f"{value:.2g}"
 
 
-# -- the one way of a run's text into Markdown -------------------------------------------------------------------------
+# -- escaping of a run's text for Markdown -----------------------------------------------------------------------------
 
 
 def _text(text: str) -> str:
@@ -106,8 +106,8 @@ def _text(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    escaped = _MARKUP.sub(lambda found: f"&{_ENTITIES[found[0]]};" if found[0] in _ENTITIES else f"\\{found[0]}", text)
-    return _LINKED.sub(lambda found: f"{found[0]}<!-- -->", escaped)
+    escaped = _MARKUP.sub(lambda match: f"&{_ENTITIES[match[0]]};" if match[0] in _ENTITIES else f"\\{match[0]}", text)
+    return _LINKED.sub(lambda match: f"{match[0]}<!-- -->", escaped)
 
 
 _ENTITIES = {"<": "lt", "&": "amp"}
@@ -116,7 +116,7 @@ _ENTITIES = {"<": "lt", "&": "amp"}
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
     for row in rows:
-        # A pipe ends a cell, even within code.
+        # Markdown ends a cell at any pipe, also within code.
         cells = [_text(str(cell)).replace("|", "\\|") for cell in row]
         lines.append(f"| {' | '.join(cells)} |")
     return lines

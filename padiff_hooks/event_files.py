@@ -1,4 +1,4 @@
-"""TensorBoard runs of our own: folders with event files, which others may lie beside."""
+"""TensorBoard runs that padiff writes: folders of event files, which may also hold other programs' event files."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-#: What the names of our event files end with.
+#: Suffix of the names of padiff's event files.
 SUFFIX = ".padiff"
 
 
 class ScalarSink(Protocol):
-    """Where scalars, texts and pictures of one TensorBoard run go."""
+    """Writer of the scalars, texts and pictures of one TensorBoard run."""
 
     def scalar(self, tag: str, value: float, step: int) -> None: ...
 
@@ -29,27 +29,28 @@ class ScalarSink(Protocol):
 
 
 class EventFile:
-    """A TensorBoard run of our own: a folder with an event file.
+    """A TensorBoard run that padiff writes: a folder with an event file.
+
+    Points that a killed process left at or after `first_step` are dropped. They are removed from the files, and an
+    event tells a running TensorBoard to purge the points that it has read already.
 
     Args:
         folder: the run's folder.
-        first_step: the first step that will be written; points that an earlier process left at or after it
-            (it was killed in the middle of a step) are dropped: from the files for readers to come, and by an
-            event that makes a TensorBoard purge them that has read them already.
-        unnamed: whether event files whose names don't say whose they are were written by an older padiff.
+        first_step: the first step that will be written.
+        unnamed: True if event files without padiff's suffix were written by an older padiff.
     """
 
     def __init__(self, folder: Path, first_step: int, unnamed: bool = False) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        own = [file for file in folder.glob("events.out.tfevents.*") if unnamed or file.name.endswith(SUFFIX)]
-        if own:
-            for file in own:
+        files = [file for file in folder.glob("events.out.tfevents.*") if unnamed or file.name.endswith(SUFFIX)]
+        if files:
+            for file in files:
                 _drop_from(file, first_step)
-            _wait_for_next_second(own)
+            _wait_for_next_second(files)
         self._writer = EventFileWriter(str(folder), max_queue_size=1000, flush_secs=1, filename_suffix=SUFFIX)
-        # In the first file, too: TensorBoard purges at the second such event that it reads of a run.
+        # Also written into the first file: TensorBoard purges only from the second START event of a run on.
         start = SessionLog(status=SessionLog.START)
         self._writer.add_event(Event(wall_time=time.time(), step=first_step, session_log=start))
 
@@ -90,26 +91,29 @@ class EventFile:
 
 
 def _drop_from(path: Path, first_step: int) -> None:
-    """Rewrite an event file that holds points at or after a step, without them."""
+    """Remove the points at or after a step from an event file."""
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     events = [Event.FromString(data) for data in RawEventFileLoader(str(path)).Load()]
-    kept = [event for event in events if not event.HasField("summary") or event.step < first_step]
-    if len(kept) == len(events):
+    remaining = [event for event in events if not event.HasField("summary") or event.step < first_step]
+    if len(remaining) == len(events):
         return
     aside = path.with_name(f".{path.name}.partial")
     with open(aside, "wb") as file:
         writer = RecordWriter(file)
-        for event in kept:
+        for event in remaining:
             writer.write(event.SerializeToString())
     os.replace(aside, path)
 
 
 def _wait_for_next_second(files: list[Path]) -> None:
-    """TensorBoard reads event files in the order of their names, which begin with the second they were made in."""
-    made = [file.name.split(".")[3] for file in files]
-    newest = max((int(second) for second in made if second.isdecimal()), default=0)
+    """Wait until a new event file gets a later time in its name than the files that exist.
+
+    TensorBoard reads event files in the order of their names, which begin with the second of creation.
+    """
+    seconds = [file.name.split(".")[3] for file in files]
+    newest = max((int(second) for second in seconds if second.isdecimal()), default=0)
     while newest == int(time.time()):
         time.sleep(0.02)

@@ -1,6 +1,6 @@
-"""The heat map as a picture, for those who look at TensorBoard's own cards: layers by steps, a panel for each stage.
+"""The heat map of layers by steps as a picture for TensorBoard, with a panel for each stage.
 
-Its colours are the page's (``padiff_page/static/codes.js``), and so is what they mean.
+The colours and their meaning are the same as on the page (``padiff_page/static/codes.js``).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from padiff.records import LOOP, STAGES
 from padiff_hooks.step_lines import Rows
 from padiff_hooks.tags import Numbered
 
-# Codes of cells: a larger one is worse.
+# Codes of cells: a larger code is worse.
 _BLANK, _SKIPPED, _EQUAL, _PASS, _FAIL, _ENDLESS = 0, 1, 2, (3, 127), (128, 254), 255
 # Powers of ten that the scales reach below and above the limit.
 _BELOW, _ABOVE = 4, 6
 #: Columns of a panel; with more steps, neighbours are folded by their maximum.
 COLUMNS = 64
-#: Rows of the picture; with more layers likewise.
+#: Rows of a panel; with more layers, neighbours are folded by their maximum.
 ROWS = 360
 
-# Pixels. TensorBoard shows it at half its size.
+# Sizes in pixels. TensorBoard shows the picture at half its size.
 _WIDE, _TALL, _ROW = 920, 360, 40
 _GAP, _TOP, _BOTTOM, _NAMES, _LINE, _FONT = 10, 34, 40, 270, 22, 18
 _INK, _PAPER, _MARK = (60, 60, 64), (255, 255, 255), (20, 20, 20)
@@ -34,10 +34,10 @@ _BEYOND = ((255, 190, 92), (240, 120, 44), (196, 52, 28), (112, 14, 40))
 
 
 class HeatPicture:
-    """Keeps the worst of each layer and stage over the steps, and draws it.
+    """A heat map that keeps the worst code of each layer and stage per column of steps, and draws the picture.
 
     Args:
-        numbered: the layers' order.
+        numbered: order of the layers.
     """
 
     def __init__(self, numbered: Numbered) -> None:
@@ -46,10 +46,10 @@ class HeatPicture:
         self._steps: list[int] = []
         self._fold = 1
         self.first: tuple[str, str, int] | None = None
-        """Stage, layer and step of the first diff, if it is a tensor's."""
+        """Stage, layer and step of the first diff; `None` if no tensor shows it."""
 
     def add(self, step: int, rows: Rows, sites: Sequence[tuple[Any, ...]]) -> None:
-        """Add a step; its column stands after those of the steps before."""
+        """Add a step as the last column; when the columns are used up, pairs of neighbours are folded into one."""
         if len(self._steps) == COLUMNS * self._fold:
             self._fold *= 2
             for place, cells in self._cells.items():
@@ -65,17 +65,20 @@ class HeatPicture:
             row[column] = max(row[column], code)
 
     def draw(self) -> np.ndarray | None:
-        """The picture, of shape (height, width, 3); `None` where there is nothing to draw, or to draw it with."""
+        """Return the picture as an array of shape (height, width, 3).
+
+        Returns `None` if no cell was added, or if Pillow or its font is missing.
+        """
         try:
             from PIL import Image, ImageDraw, ImageFont  # comes with TensorBoard
 
             font = ImageFont.load_default(_FONT)
-        except (ImportError, OSError):  # without fonts: a picture less
+        except (ImportError, OSError):  # no Pillow, or a Pillow without fonts
             return None
-        stages = [stage for stage in STAGES if any(one == stage for one, _ in self._cells)]
-        known = {layer for _, layer in self._cells}
-        layers = [layer for layer in self._numbered.layers if layer in known]
-        layers += [LOOP] * (LOOP in known)
+        stages = [stage for stage in STAGES if any(cell_stage == stage for cell_stage, _ in self._cells)]
+        layer_names = {layer for _, layer in self._cells}
+        layers = [layer for layer in self._numbered.layers if layer in layer_names]
+        layers += [LOOP] * (LOOP in layer_names)
         if not stages or not layers:
             return None
         many = -(-len(layers) // ROWS)
@@ -86,15 +89,15 @@ class HeatPicture:
         image = Image.new("RGB", (_WIDE, _TOP + height + _BOTTOM), _PAPER)
         draw = ImageDraw.Draw(image)
         for k, stage in enumerate(stages):
-            left = _NAMES + k * (wide + _GAP)
-            draw.text((left, 6), stage, _INK, font)
+            panel_x = _NAMES + k * (wide + _GAP)
+            draw.text((panel_x, 6), stage, _INK, font)
             cells = np.stack([self._cells.get((stage, layer), np.zeros(COLUMNS, np.uint8)) for layer in layers])
             pixels = _PALETTE[_folded(cells[:, :columns], many)]
             panel = Image.fromarray(pixels).resize((wide, height), Image.Resampling.NEAREST)
-            image.paste(panel, (left, _TOP))
-            draw.rectangle((left - 1, _TOP - 1, left + wide, _TOP + height), outline=(215, 215, 220))
+            image.paste(panel, (panel_x, _TOP))
+            draw.rectangle((panel_x - 1, _TOP - 1, panel_x + wide, _TOP + height), outline=(215, 215, 220))
             if self.first is not None and self.first[0] == stage and self.first[1] in layers:
-                x = left + self._column(self.first[2]) * wide // columns
+                x = panel_x + self._column(self.first[2]) * wide // columns
                 y = _TOP + layers.index(self.first[1]) // many * height // rows
                 draw.rectangle((x - 2, y - 3, x + wide // columns + 1, y + height // rows + 2), outline=_MARK, width=2)
         middles = [_TOP + (k // many * 2 + 1) * height // rows // 2 for k in range(len(layers))]
@@ -107,19 +110,19 @@ class HeatPicture:
         return self._steps.index(step) // self._fold if step in self._steps else 0
 
     def _write_names(self, draw: Any, font: Any, layers: Sequence[str], middles: Sequence[int]) -> None:
-        """Names of layers where there is room for them; always that of the first diff's."""
-        taken: list[int] = []
+        """Draw the names of layers where there is room; the layer of the first diff is always named."""
+        heights: list[int] = []
         first = self.first[1] if self.first is not None else None
-        for layer, y in sorted(zip(layers, middles), key=lambda one: one[0] != first):
-            if all(abs(y - other) >= _LINE for other in taken):
-                taken.append(y)
+        for layer, y in sorted(zip(layers, middles), key=lambda row: row[0] != first):
+            if all(abs(y - height) >= _LINE for height in heights):
+                heights.append(y)
                 ink = (180, 40, 20) if layer == first else _INK
                 draw.text((6, y), _short(self._numbered.name(layer)), ink, font, anchor="lm")
 
 
-@lru_cache(maxsize=1 << 16)  # the same of each step
+@lru_cache(maxsize=1 << 16)  # all steps have the same sites
 def place_of(site: tuple[Any, ...]) -> tuple[str, str]:
-    """Stage and layer of a site, as lines name it."""
+    """Return the stage and the layer of a site of ``diffs.jsonl``."""
     stage = site[0]
     return stage, str(site[1] or site[2]).partition(f"/{stage}/")[0]
 
@@ -133,8 +136,8 @@ def _codes(rows: Rows) -> np.ndarray:
         powers = np.log10(rows.times)
     inner = _scaled(_PASS, 1 + powers / _BELOW)
     outer = np.where(np.isinf(rows.times), _ENDLESS, _scaled(_FAIL, powers / _ABOVE))
-    found = np.where(rows.passed, np.where(rows.equal, _EQUAL, inner), outer)
-    return np.where(rows.passed & np.isnan(rows.times), _SKIPPED, found).astype(np.uint8)
+    codes = np.where(rows.passed, np.where(rows.equal, _EQUAL, inner), outer)
+    return np.where(rows.passed & np.isnan(rows.times), _SKIPPED, codes).astype(np.uint8)
 
 
 def _scaled(scale: tuple[int, int], share: np.ndarray) -> np.ndarray:
@@ -143,7 +146,7 @@ def _scaled(scale: tuple[int, int], share: np.ndarray) -> np.ndarray:
 
 
 def _folded(cells: np.ndarray, many: int) -> np.ndarray:
-    """Rows folded by their maximum, so many into one."""
+    """Return the rows with each group of `many` neighbours replaced by their maximum."""
     missing = -len(cells) % many
     padded = np.pad(cells, ((0, missing), (0, 0)))
     return np.asarray(padded.reshape(-1, many, cells.shape[1]).max(axis=1))
@@ -167,8 +170,8 @@ _PALETTE = _palette()
 def _write_legend(draw: Any, font: Any, text: str, y: int) -> None:
     draw.text((6, y), text, _INK, font)
     x = _NAMES
-    for label, some in _legend():
-        for colour in some:
+    for label, colours in _legend():
+        for colour in colours:
             draw.rectangle((x, y + 3, x + 12, y + 17), fill=colour)
             x += 13
         draw.text((x + 6, y), label, _INK, font)

@@ -1,4 +1,4 @@
-"""Comparing a training with a reference run while it goes on: compared as steps are written, said as steps end."""
+"""Comparison of a training with a reference run while the training runs."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from padiff_hooks.tags import LAYERS
 
 
 class LiveComparison:
-    """Compares what both runs have by now; the reference is recorded before, or grows beside the candidate.
+    """A comparison of a growing run with a reference, which is finished or grows at the same time.
 
-    A reference that can't be read does not end the recording.
+    Steps are compared on the writer's thread as they are written; differences are reported on the loop's thread when
+    a step ends. A reference that can't be read does not end the recording.
 
     Args:
         reference, candidate: the run folders.
         on_diff: ``warn``, ``stop`` or ``raise``.
-        layer_map, policy: as `PairedRuns` takes them.
-        tags: which curves are streamed, as `DiffStream` takes it.
+        layer_map, policy: the arguments of `PairedRuns`.
+        tags: which curves are streamed, see `DiffStream`.
 
     Attributes:
         first_report: the first report with a diff, or `None`.
@@ -63,11 +64,13 @@ class LiveComparison:
         self.first_report: Report | None = None
 
     def start(self, compares: bool, logdir: str | Path | None, sink: ScalarSink | None) -> None:
-        """A training begins.
+        """Prepare for a training that begins.
 
         Args:
-            compares: whether this process does it: only one looks at the pairs, a step is whole when all have written.
-            logdir, sink: where diffs are streamed to, and the host's logger that gets the verdict.
+            compares: True if this process compares. Only one process of a distributed training does, because a step
+                is complete only when all processes have written it.
+            logdir: folder that diffs are streamed to.
+            sink: logger of the host that gets the verdict.
         """
         self._logdir, self._host_sink, self._recordings = logdir, sink, None
         if compares:
@@ -76,14 +79,16 @@ class LiveComparison:
             )
 
     def look(self, step: int, info: RunInfo) -> None:
-        """The candidate is there, and its first step is to come: is it set as the reference is? Says so at once; to
-        stop is asked for when the first step ends.
+        """Compare the settings of both runs before the first step, and report differences at once.
+
+        With ``on_diff="stop"``, the training is stopped when the first step ends.
 
         Args:
-            info: what the candidate says of itself.
+            step: number of the first step.
+            info: description of the candidate.
 
         Raises:
-            RunsDifferError: it is not, and ``on_diff="raise"``.
+            RunsDifferError: the settings differ, and ``on_diff="raise"``.
         """
         if self._pairs is None:
             return
@@ -98,14 +103,15 @@ class LiveComparison:
 
     @property
     def waits(self) -> bool:
-        """Whether to wait for a step's comparison: to stop at that very step."""
+        """Return True if each step waits for its comparison, so that the training can stop at the step that differs."""
         return self._pairs is not None and self._on_diff != "warn"
 
     def compare(self, recorder: Recorder | None = None) -> None:
-        """Compare and stream what both runs have by now.
+        """Compare and stream the new steps that both runs have.
 
         Args:
-            recorder: of the candidate, while it records: it keeps the worst steps.
+            recorder: the candidate's recorder while it records; failed steps are marked in the recorder, so that it
+                keeps the worst ones.
         """
         if self._pairs is None or self._trouble is not None:
             return
@@ -116,7 +122,7 @@ class LiveComparison:
                 if recorder is not None and report.first_diff is not None and report.failed:
                     recorder.mark(report.coverage.steps[0], max(d.excess for d in report.failed))
             self._add_lost(self._pairs.lost())
-        except Exception as error:  # a curve, a verdict: recording goes on
+        except Exception as error:  # curves and verdicts must not end the recording
             self._trouble = error
 
     def _add(self, report: Report) -> None:
@@ -133,8 +139,8 @@ class LiveComparison:
             self._news.append(report)
             self._following += first.standing is Standing.FOLLOWS
             if self.first_report is not None or len(self._news) > 1:
-                # With the first diff they are reported; later ones are news by themselves.
-                self._remarks += [f"{Standing.NEW}: {printable(one.message)}" for one in report.independent]
+                # Further faults in the step of the first diff are part of its verdict; later ones are separate remarks.
+                self._remarks += [f"{Standing.NEW}: {printable(fault.message)}" for fault in report.independent]
         elif report.outcome == CANNOT_TELL and not self._doubt:
             self._doubt = verdict(report)
             self._remarks.append(self._doubt)
@@ -143,12 +149,12 @@ class LiveComparison:
             self._worst = max(self._worst, worst.figures.rel_l2)
 
     def _add_lost(self, lines: list[str]) -> None:
-        """What is not compared, though it was recorded in part."""
+        """Add remarks on steps that were recorded in part and can't be compared."""
         self._lost += map(printable, lines)
         self._remarks += self._lost[len(self._lost) - len(lines) :]
 
     def _begin(self, recordings: Both[str]) -> Collection[int]:
-        """Both runs are there, for the first time or with a reference that is another recording than before."""
+        """Start the comparison when both runs exist, or start it again when one of them was recorded again."""
         anew = self._recordings is not None
         self._recordings = recordings
         if anew:
@@ -171,29 +177,36 @@ class LiveComparison:
         return self._stream
 
     def close(self) -> None:
-        """Close what diffs are streamed to."""
+        """Close the stream of diffs."""
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
 
     def leave(self) -> None:
-        """In a fork: comparing and streaming is the parent's; closing would wait for threads that are not here."""
+        """Drop the comparison and the stream in a forked process, where they belong to the parent.
+
+        They are not closed: that would wait for threads that do not exist in this process.
+        """
         self._pairs = self._stream = None
 
     # -- on the loop's thread -------------------------------------------------------------------------------
 
     def say(self) -> bool:
-        """Warn of what is new, or raise it, as ``on_diff`` has it. Returns whether the host is asked to stop.
+        """Warn of new differences, or raise them if ``on_diff="raise"``; return True if the host has to stop.
 
         Raises:
             RunsDifferError: a diff was found and ``on_diff="raise"``.
         """
         if self._trouble is not None and not self._warned:
             self._warned = True
-            known = isinstance(self._trouble, PadiffError)
-            if self._on_diff == "raise" and known:
+            is_padiff_error = isinstance(self._trouble, PadiffError)
+            if self._on_diff == "raise" and is_padiff_error:
                 raise self._trouble
-            why = self._trouble if known else f"an error of padiff's own, {Failure.from_error(self._trouble).text}"
+            why = (
+                self._trouble
+                if is_padiff_error
+                else f"an error of padiff's own, {Failure.from_error(self._trouble).text}"
+            )
             text = f"padiff can't compare with the reference run, recording goes on: {why}"
             warn(text)
         while self._remarks:
@@ -214,21 +227,21 @@ class LiveComparison:
         return self._on_diff == "stop"
 
     def warn_of_nothing(self) -> None:
-        """Warn where nothing was compared in all of the training."""
+        """Warn if no step was compared in the whole training."""
         if self._pairs is not None and not self._compared and self._trouble is None:
             why = "has none of this run's steps" if self._pairs.started.reference else "was never there"
             warn(f"padiff compared nothing with the reference run {shown(self._reference)}: it {why}")
 
     def summary(self) -> str:
-        """What it came to; empty where there is nothing to sum up."""
+        """Return the result of the comparison in a sentence; empty if nothing was compared."""
         if not self._compared or self._trouble is not None:
             return ""
         steps = f"compared {self._compared} step{'s' if self._compared > 1 else ''} with {shown(self._reference)}"
         first = self.first_report.first_diff if self.first_report is not None else None
         if first is not None:
             many = f"; {self._following} later step{'s' * (self._following > 1)}" if self._following else ""
-            rest = f"{many} follow{'s' * (self._following == 1)} from it" if many else ""
+            consequence = f"{many} follow{'s' * (self._following == 1)} from it" if many else ""
             where = f"step {first.step}, stage {first.stage}, layer {first.reference}"
-            return f"{steps}: they differ, first at {where}{rest}"
+            return f"{steps}: they differ, first at {where}{consequence}"
         lost = f"; {self._lost[-1]}" if self._lost else ""
         return f"{steps}: {self._doubt or f'they match, largest relative L2 {self._worst:.2g}{lost}'}"

@@ -1,4 +1,4 @@
-"""What is new in a step, as a text for TensorBoard."""
+"""Texts for TensorBoard about new differences."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 from padiff.records import Report, Standing, count_text
 
-# Further faults that a text tells of; so many of a training are never seen.
+# Limit on the further faults in a text; no training has shown so many.
 _FURTHER = 20
 _Place = tuple[Any, ...]
-#: What is said when a step that was recorded in full proves the cause of a first diff that sketches showed.
+#: Heading for the cause of a first diff that sketches showed and that a step recorded in full proves later.
 CAUSE_KNOWN = "its cause is known now"
 
 
 class News:
-    """The first diff, once that others follow from it, further faults: each text holds those before it, too.
+    """Texts on the first diff, the first step that follows from it, and further faults.
 
-    TensorBoard keeps ten texts of a tag, the last one for sure: that one tells all.
+    Each text repeats the texts before it, because TensorBoard keeps ten texts of a tag and always the last one.
     """
 
     def __init__(self) -> None:
@@ -26,10 +26,11 @@ class News:
         self._reported: list[str] = []
 
     def text(self, report: Report, differs: bool) -> str:
-        """All that is known by a step, in Markdown; empty where that brings nothing new.
+        """Return all faults up to a step in Markdown; empty if the step adds nothing new.
 
         Args:
-            differs: whether a step before it has a diff.
+            report: report of the step.
+            differs: True if an earlier step has a diff.
         """
         first, new = report.first_diff, []
         if report.explained is not None:
@@ -38,7 +39,7 @@ class News:
             self._reported += new
             return "\n\n".join(self._reported) if new else ""
         place = first.stage, first.reference, first.candidate, first.slot
-        # A process that was started again has not seen the first one.
+        # A restarted process has not seen the first diff.
         follows = first.standing is Standing.FOLLOWS or (first.standing is Standing.FIRST and differs)
         if not follows and first.standing is Standing.FIRST:
             more = f"\n\n{count_text(report)} in step {first.step}." if len(report.failed) > 1 else ""
@@ -49,13 +50,13 @@ class News:
             new.append(f"{Standing.FOLLOWS}: {count_text(report)} in step {step}, as in those after it.")
         self._place = place
         if len(self._reported) < _FURTHER:
-            new += [f"{Standing.NEW}: **{one.message}**" for one in report.independent]
+            new += [f"{Standing.NEW}: **{fault.message}**" for fault in report.independent]
         self._reported += new
         return "\n\n".join(self._reported) if new else ""
 
     def learn(self, line: Mapping[str, Any]) -> None:
-        """Take over what was said of a step that another process wrote, from its line."""
-        first, standings = line.get("first_diff"), {one: one.name.lower() for one in Standing}
+        """Read the faults that an earlier process reported of a step from its line of ``diffs.jsonl``."""
+        first, standings = line.get("first_diff"), {item: item.name.lower() for item in Standing}
         if first:
             standing = first.get("standing", standings[Standing.FIRST])
             place = tuple(first.get(key) for key in ("stage", "reference", "candidate", "slot"))
@@ -66,4 +67,4 @@ class News:
                 self._reported.append(f"{Standing.FOLLOWS}: as in step {line['step']}, so in those after it.")
             self._place = place
         if len(self._reported) < _FURTHER:
-            self._reported += [f"{Standing.NEW}: **{one['message']}**" for one in line.get("independent", ())]
+            self._reported += [f"{Standing.NEW}: **{fault['message']}**" for fault in line.get("independent", ())]

@@ -1,4 +1,4 @@
-"""The options of the callbacks: what they are, and whether they go together."""
+"""Options of the callbacks, and the checks of their values and combinations."""
 
 from __future__ import annotations
 
@@ -24,42 +24,42 @@ class TrainingOptions(RunOptions, total=False):
     """The options of a callback."""
 
     layer_map: Any
-    """Without a reference, layers of this model that answer, in order, to those of the other run's map; with one, also
-    pairs of paths (reference, candidate), a mapping, or a YAML file."""
+    """Without a reference: a list of layers of this model, which correspond in order to the layers in the other run's
+    list. With a reference: also pairs of paths (reference, candidate), a mapping, or a YAML file."""
     reference: str | Path | None
-    """A run folder, recorded before or growing beside this one, to compare with while training."""
+    """Run folder to compare with while training; finished, or recorded at the same time."""
     on_diff: str
-    """What a diff does: ``"warn"`` once (default), ``"stop"`` the training, or ``"raise"`` `RunsDifferError`."""
+    """Reaction to a diff: ``"warn"`` once (default), ``"stop"`` the training, or ``"raise"`` `RunsDifferError`."""
     logdir: str | Path | None
-    """Where scalars and first-diff events go (without a reference: this run's own loss and norms). Default: nowhere, or
-    the host's TensorBoard logger."""
+    """Folder for scalars and first-diff events (without a reference: this run's loss and norms). Default: the folder of
+    the host's TensorBoard logger; nothing is written if the host has none."""
     tags: str
-    """Which curves go to ``logdir``: ``"layers"`` (default), the diff of each layer at each stage; ``"worst"``, of the
-    ten worst layers of each stage; ``"all"``, norms of each run, maxima and all else that is known, too."""
+    """Curves that go to ``logdir``: ``"layers"`` (default), the diff of each layer at each stage; ``"worst"``, diffs of
+    the ten worst layers of each stage; ``"all"``, the diffs, the norms of each run, maxima and all other scalars."""
     log_to_host: bool
-    """Whether the host's TensorBoard logger gets the verdict, ten tags at most (default); else it gets nothing. All
-    other curves go to folders of their own below its folder."""
+    """If True (default), the host's TensorBoard logger gets the verdict, at most ten tags; if False, nothing. All other
+    curves go to separate folders below the logger's folder."""
     replay: str | Path | None
-    """A run with replay packs, whose steps are done again in the place of the training (`padiff.replay`): each batch of
-    the host's is exchanged for the reference's, and the training stops when all are done. The model is given back."""
+    """Run with replay packs whose steps are replayed instead of the training (`padiff.replay`). Each batch of the host
+    is replaced by the reference's batch. The training stops after the last step, and the model is restored."""
     floors: int | bool
-    """With ``replay``: how often each packed step is done once more, moved by units in the last place, to measure what
-    rounding makes of each tensor; True: 8 times. The training takes as many more optimizer steps. Default: none."""
+    """With ``replay``: number of extra runs of each packed step, perturbed by units in the last place, to measure the
+    effect of rounding on each tensor; True: 8 runs. Each extra run takes an optimizer step. Default: none."""
     float64: bool
-    """With ``replay``: whether each packed step is done once more in float64, the third side. Default: False."""
+    """With ``replay``: if True, each packed step is also run once in float64, as a third side. Default: False."""
     start_from: str | Path | None
-    """A run folder, or a folder of safetensors, whose weights and buffers the model gets before the first step, and
-    the optimizer what the recorded one held where a pack has it (`padiff.start_from`). A training that is resumed goes
-    on from its own checkpoint. Default: the model starts as it is."""
+    """Run folder, or folder of safetensors, whose weights and buffers are loaded into the model before the first step.
+    The optimizer state is loaded, too, if a pack has it (`padiff.start_from`). A resumed training continues from its
+    checkpoint instead. Default: the model starts as it is."""
     policy: Policy | None
-    """When a diff passes. Default: `padiff.NoisePolicy`."""
+    """Rule for when a diff passes. Default: `padiff.NoisePolicy`."""
 
 
 def check(dir_path: str | AnyPath, options: TrainingOptions) -> None:
-    """Check what can be checked before there is a model.
+    """Check the options as far as possible without a model.
 
     Raises:
-        UsageError: an option is unknown, is none of its values, or does not go with another one.
+        UsageError: an option is unknown, has an invalid value, or conflicts with another option.
     """
     check_names(options, TrainingOptions)
     reference, replay, start_from = options.get("reference"), options.get("replay"), options.get("start_from")
@@ -70,7 +70,7 @@ def check(dir_path: str | AnyPath, options: TrainingOptions) -> None:
         raise UsageError(f"log_to_host is True or False, got {to_host!r}")
     if on_diff not in ON_DIFF:
         raise UsageError(f"on_diff is one of {', '.join(ON_DIFF)}, got {on_diff!r}")
-    own = run_folder(dir_path, "dir_path")
+    folder = run_folder(dir_path, "dir_path")
     folders = {"reference": reference, "logdir": options.get("logdir"), "start_from": start_from, "replay": replay}
     for name, path in folders.items():
         if path is not None:
@@ -81,16 +81,15 @@ def check(dir_path: str | AnyPath, options: TrainingOptions) -> None:
         raise UsageError("floors and float64 are measured by doing steps again: give replay='runs/...', too")
     if reference is None and replay is None and on_diff != "warn":
         raise UsageError(f"on_diff={on_diff!r} needs a reference run to differ from: give reference='runs/...'")
-    if reference is not None and run_folder(reference, "reference").resolve() == own.resolve():
+    if reference is not None and run_folder(reference, "reference").resolve() == folder.resolve():
         raise UsageError(f"the reference is this run's own folder, {dir_path}: a run can't be compared with itself")
 
 
 def make_folders_absolute(options: Any) -> None:
-    """Replace the folders among the options by absolute ones: a script may change its working directory before it
-    trains.
+    """Make the folders among the options absolute, as a script may change its working directory before it trains.
 
     Raises:
-        UsageError: one of them is no path, or a place in a store that is not known.
+        UsageError: a folder is no path, or is in an unknown store.
     """
     for name in ("reference", "logdir", "start_from", "replay"):
         if options.get(name) is not None:
@@ -98,19 +97,30 @@ def make_folders_absolute(options: Any) -> None:
 
 
 def lasting(options: TrainingOptions) -> RunOptions:
-    """The options as they hold for every training that the callback is given: checked, and lists listed."""
-    rest: Any = {**options}
-    rest["every_n_steps"] = Schedule.of(options.get("every_n_steps", 1))
-    rest["detail"] = Detail.of(options.get("detail", "auto"), rest.pop("full_every_n_steps", None))
+    """Return the options in the form that can be reused for several trainings.
+
+    The schedule and the detail are parsed (and checked), and iterators of layers become lists.
+    """
+    remaining: Any = {**options}
+    remaining["every_n_steps"] = Schedule.of(options.get("every_n_steps", 1))
+    remaining["detail"] = Detail.of(options.get("detail", "auto"), remaining.pop("full_every_n_steps", None))
     for name in ("white_list", "black_list"):
-        if rest.get(name) is not None:
-            rest[name] = list(rest[name])
-    lasting: RunOptions = rest
+        if remaining.get(name) is not None:
+            remaining[name] = list(remaining[name])
+    lasting: RunOptions = remaining
     return lasting
 
 
 def split_map(layer_map: Any, paired: bool) -> tuple[list[Any] | None, GivenMap | None]:
-    """Tell a list of this model's own layers from pairs of layers of two runs."""
+    """Return the layer map as a list of this model's layers, or as pairs of layers of two runs; the other is `None`.
+
+    Args:
+        layer_map: the user's layer map.
+        paired: True if there is another run to pair with.
+
+    Raises:
+        UsageError: the map holds pairs, and there is no other run.
+    """
     if layer_map is None:
         return None, None
     pairs = isinstance(layer_map, (Mapping, GivenMap, str, Path)) or (

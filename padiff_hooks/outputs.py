@@ -1,4 +1,4 @@
-"""Where the commands write: the console, and the files of reports."""
+"""Output of the commands: the console, progress, and report files."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from padiff.errors import UsageError
 from padiff.records import printable
 from padiff.system.colours import coloured
 
-# Seconds after which the time left is estimated.
+# Seconds after which the remaining time is estimated.
 _STEADY = 1.0
-# Columns of a table that is written into a file or a pipe.
+# Width of tables in a file or a pipe, in columns.
 _WIDE = 160
 
 
 class _Console(Console):
-    """Writes nothing to a terminal but text and its own colours."""
+    """Console that writes only printable text and its own colours; control sequences in names are escaped."""
 
     def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -35,9 +35,10 @@ class _Console(Console):
 
 
 def console_for(stderr: bool = False) -> Console:
-    """A console that prints names as they are: square brackets are no markup there, and ``:cat:`` is no picture.
+    """Return a console that prints names as they are, without markup in square brackets or emoji such as ``:cat:``.
 
-    Colours are for terminals (`padiff.system.colours`). Elsewhere no line is broken, and tables are wide.
+    Colours are used on terminals (`padiff.system.colours`). In files and pipes, lines are not broken and tables are
+    wide.
     """
     stream = sys.stderr if stderr else sys.stdout
     terminal, colours = stream.isatty(), coloured(stream)
@@ -47,7 +48,7 @@ def console_for(stderr: bool = False) -> Console:
         markup=False,
         emoji=False,
         soft_wrap=not terminal,
-        # Of colours that are forced into a file nothing else of a terminal follows.
+        # Colours forced into a file need force_terminal, and must not make the console interactive.
         force_terminal=terminal or colours,
         force_interactive=terminal,
         color_system="auto" if colours else None,
@@ -57,12 +58,17 @@ def console_for(stderr: bool = False) -> Console:
 
 
 class Progress:
-    """Says on a terminal how far something is; to be used in a ``with``, and called with what is done."""
+    """Progress line on a terminal: a context manager that is called with the number of finished steps.
+
+    Args:
+        console: console to write to.
+        what: name of the work.
+    """
 
     def __init__(self, console: Console, what: str) -> None:
         self._what = what
         self._status = console.status(what)
-        self._shown = console.is_interactive  # elsewhere it would be what moves a cursor
+        self._shown = console.is_interactive  # files and pipes would get cursor movements
 
     def __enter__(self) -> Progress:
         self._began = time.monotonic()
@@ -74,15 +80,15 @@ class Progress:
         self._status.stop()
 
     def __call__(self, done: float, total: int) -> None:
-        """``done`` steps of ``total``; a part of a step counts."""
+        """Show that `done` of `total` steps are finished; `done` may include a fraction of a step."""
         self._status.update(progress_text(self._what, done, total, time.monotonic() - self._began))
 
 
 def progress_text(what: str, done: float, total: int, seconds: float) -> str:
-    """How far something is after so many seconds, and how long the rest will take at that speed."""
+    """Return the finished share of the work, and an estimate of the remaining time at the speed so far."""
     share = min(done / total, 1.0) if total else 1.0
     text = f"{what}: {share:.0%}, step {min(int(done) + 1, total)} of {total}"
-    # Before that, what was done says little of what is to be done.
+    # An earlier estimate would be unreliable.
     if 0 < share < 1 and seconds >= _STEADY:
         text += f", about {_duration(seconds * (1 - share) / share)} left"
     return text
@@ -95,10 +101,10 @@ def _duration(seconds: float) -> str:
 
 
 def check_out(out: str | None) -> None:
-    """Make sure, before long work, that a report could be written there.
+    """Check before long work that a report can be written to a path.
 
     Raises:
-        UsageError: its folder is not there, or it is a folder itself.
+        UsageError: the path is a folder, or its folder does not exist.
     """
     if not out or out == "-":
         return
@@ -110,13 +116,14 @@ def check_out(out: str | None) -> None:
 
 
 def write_out(out: str, text: str | Iterable[str]) -> None:
-    """Write a report: into a file, which is whole or as it was before, or to standard output (``-``).
+    """Write a report atomically to a file, or to standard output (``-``).
 
     Args:
-        text: the report, or its parts one after the other.
+        out: path of the file, or ``-``.
+        text: the report, or its parts in order.
 
     Raises:
-        UsageError: it can't be written.
+        UsageError: the report can't be written.
     """
     parts = [text] if isinstance(text, str) else text
     if out == "-":
@@ -125,7 +132,7 @@ def write_out(out: str, text: str | Iterable[str]) -> None:
         return
     path = Path(out)
     try:
-        if path.exists() and not path.is_file():  # a pipe, /dev/null: nothing to be replaced
+        if path.exists() and not path.is_file():  # a pipe or /dev/null can't be replaced
             _write(path, parts)
         else:
             with aside(path) as partial:
@@ -135,5 +142,7 @@ def write_out(out: str, text: str | Iterable[str]) -> None:
 
 
 def _write(path: Path, parts: Iterable[str]) -> None:
-    with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:  # names of files may be no text
+    with open(
+        path, "w", encoding="utf-8", errors="backslashreplace"
+    ) as file:  # file names in a report may not be valid text
         file.writelines(parts)

@@ -1,4 +1,4 @@
-"""A run's own curves, where there is no other run to compare it with."""
+"""Curves of a single run that is not compared with another one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from padiff_hooks.tags import VERDICT
 
 
 class OwnCurves:
-    """Writes a run's loss and learning rate, and its layers' norms if all tags are asked for.
+    """Writer of a run's loss and learning rate, and of its layers' norms with ``tags="all"``.
 
     Args:
-        folder: where they go.
-        tags: which curves (`padiff_hooks.tags.TAGS`).
-        host: a logger that gets loss and learning rate instead; it stays open.
-        resumes: whether points that an earlier process wrote go on being true.
+        folder: folder of the TensorBoard run.
+        tags: which curves are written (`padiff_hooks.tags.TAGS`).
+        host: a logger that gets the loss and the learning rate instead; it stays open.
+        resumes: True if points that an earlier process wrote stay valid.
     """
 
     def __init__(self, folder: Path, tags: str, host: ScalarSink | None, resumes: bool) -> None:
@@ -25,7 +25,7 @@ class OwnCurves:
         self._own: EventFile | None = None
 
     def write(self, step: Step) -> None:
-        """Write one step's points."""
+        """Write the points of one step."""
         for tag, value in own_scalars_of(step, self._tags):
             self._sink(tag, step.number).scalar(tag, value, step.number)
         for sink in (self._host, self._own):
@@ -40,7 +40,7 @@ class OwnCurves:
         return self._own
 
     def close(self) -> None:
-        """Close what was opened here."""
-        own, self._own = self._own, None
-        if own is not None:
-            own.close()
+        """Close the event file; the host's logger stays open."""
+        event_file, self._own = self._own, None
+        if event_file is not None:
+            event_file.close()

@@ -1,4 +1,4 @@
-"""Diffs as rows of a table: what of each is a figure, a site, or what many have alike."""
+"""Conversion of diffs in JSON form to and from table rows: a site, a kind shared by many diffs, and figures."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ import numpy as np
 from padiff.records import STAGES, Standing
 from padiff_hooks.figure_codes import ABSENT, NO_FIGURE, ZERO, as_json, numbers_of
 
-#: Diffs of a step that stand whole: the first diff, further faults, then those furthest beyond their limits.
+#: Number of diffs of a step that are stored unpacked: the first diff, further faults, then the diffs furthest beyond
+#: their limits.
 WHOLE = 10
 #: The figures of a row, in their order.
 FIGURES = ("max_abs", "max_rel", "mean_abs", "rel_l2", "l2.reference", "l2.candidate", "judged.value", "judged.limit")
 KIND = ("passed", "grade", "standing", "problem", "basis", "spread")
 REASON = ("figure", "rule", "allowed_because")
-# In which order diffs that did not pass are reported.
-_TELLING = [one.name.lower() for one in (Standing.FIRST, Standing.NEW, Standing.AGAIN, Standing.FOLLOWS)]
+# Order in which failed diffs are reported.
+_TELLING = [item.name.lower() for item in (Standing.FIRST, Standing.NEW, Standing.AGAIN, Standing.FOLLOWS)]
 
 
 def site_to_json(site: tuple[Any, ...]) -> list[Any]:
-    """A site in a line: the stage's number, the sites without it, 0 for a candidate's that is the reference's."""
+    """Return the short JSON form of a site: the stage's number, then both names without the stage.
+
+    The candidate's name is 0 if it equals the reference's.
+    """
     stage, reference, candidate, *view = site
     short = [name and name.replace(f"/{stage}/", "//", 1) for name in (reference, candidate)]
     entry = [STAGES.index(stage), short[0], 0 if short[0] == short[1] else short[1], *view]
@@ -31,7 +35,7 @@ def site_to_json(site: tuple[Any, ...]) -> list[Any]:
 
 
 def site_from_json(entry: Sequence[Any]) -> tuple[Any, ...]:
-    """A site of a line, as `site_to_json` wrote it."""
+    """Return the site that `site_to_json` wrote."""
     number, reference, candidate, *view = entry
     if isinstance(number, str):
         return tuple(entry)
@@ -41,7 +45,7 @@ def site_from_json(entry: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def telling(diffs: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Places of the diffs that stand whole."""
+    """Return the indices of the diffs that are stored unpacked, in ascending order."""
     failed = [k for k, diff in enumerate(diffs) if not diff["passed"]]
 
     def rank(k: int) -> tuple[int, float]:
@@ -52,7 +56,10 @@ def telling(diffs: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def times_of(diff: Mapping[str, Any]) -> float:
-    """How many times the allowed a diff is; NaN where nothing was judged."""
+    """Return the ratio of a diff's judged value to its limit; NaN if nothing was judged.
+
+    The ratio of a passed diff is at most 1, that of a failed diff at least 1; a failed diff without a ratio gets inf.
+    """
     if "times" in diff:
         return _number(diff["times"])
     judged, passed = diff.get("judged"), diff["passed"]
@@ -64,13 +71,19 @@ def times_of(diff: Mapping[str, Any]) -> float:
 
 
 def on_its_side(times: np.ndarray, passed: np.ndarray) -> np.ndarray:
-    """What passed is within its limit, whatever rounding made of its figures."""
+    """Return the ratios to the limit, clipped to at most 1 for passed and at least 1 for failed diffs.
+
+    Rounding to 16-bit codes may have moved a ratio to the other side of 1.
+    """
     beyond = np.where(np.isnan(times), math.inf, np.maximum(times, 1.0))
     return np.where(passed, np.minimum(times, 1.0), beyond)
 
 
 def times_or_equal(diff: Mapping[str, Any]) -> float | str:
-    """How many times the allowed a diff is, for a code: 0 of what is bit-equal alone."""
+    """Return the ratio of a diff to its limit for encoding, where 0 marks bit-equal diffs only.
+
+    Returns `NO_FIGURE` if nothing was judged.
+    """
     if diff.get("max_abs") == 0 and "basis" not in diff:
         return 0.0
     times = times_of(diff)
@@ -80,10 +93,10 @@ def times_or_equal(diff: Mapping[str, Any]) -> float | str:
 
 
 def figure_of(diff: Mapping[str, Any], name: str) -> Any:
-    """One of the `FIGURES` of a diff; `NO_FIGURE` where it has none."""
+    """Return one of the `FIGURES` of a diff; `NO_FIGURE` if the diff does not have the figure."""
     outer, _, inner = name.partition(".")
-    found = diff.get(outer, NO_FIGURE)
-    return found.get(inner, NO_FIGURE) if inner and isinstance(found, Mapping) else found
+    figure = diff.get(outer, NO_FIGURE)
+    return figure.get(inner, NO_FIGURE) if inner and isinstance(figure, Mapping) else figure
 
 
 def _number(value: float | str | None) -> float:
@@ -91,7 +104,14 @@ def _number(value: float | str | None) -> float:
 
 
 def diff_of(site: tuple[Any, ...], kind: Mapping[str, Any], figures: np.ndarray, folded: bool) -> dict[str, Any]:
-    """A row as `to_json` writes a diff."""
+    """Return a table row as a diff in the form of `to_json`.
+
+    Args:
+        site: site of the diff.
+        kind: attributes that the diff shares with others.
+        figures: codes of the figures.
+        folded: True if the only figure is the ratio to the limit.
+    """
     out = {"stage": site[0], "reference": site[1], "candidate": site[2], **kind}
     if len(site) > 3:
         out["view"] = site[3]
@@ -114,18 +134,18 @@ def diff_of(site: tuple[Any, ...], kind: Mapping[str, Any], figures: np.ndarray,
 
 
 def ranges(numbers: Sequence[int]) -> list[list[int]]:
-    """Numbers as ranges of consecutive ones: the first of each, and the one after the last."""
-    found: list[list[int]] = []
+    """Return numbers as half-open ranges ``[first, end]`` of consecutive numbers."""
+    spans: list[list[int]] = []
     for number in numbers:
-        if found and found[-1][1] == number:
-            found[-1][1] += 1
+        if spans and spans[-1][1] == number:
+            spans[-1][1] += 1
         else:
-            found.append([number, number + 1])
-    return found
+            spans.append([number, number + 1])
+    return spans
 
 
 def unpacked(packed: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Numbers of sites and kinds, and codes of figures, a row of the last for each figure."""
+    """Return the numbers of sites, the numbers of kinds, and the codes of figures with a row for each figure."""
     numbers = np.concatenate([np.arange(first, end) for first, end in packed["rows"]])
     content = packed["figures"] if "figures" in packed else packed["times"]
     table = np.frombuffer(base64.b64decode(content), "<u2").reshape(-1, len(numbers))

@@ -1,4 +1,4 @@
-"""Two run folders that may still grow, compared as steps arrive."""
+"""Comparison of two run folders that may still grow, step by step."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from padiff.records import Both, Report, Run, RunInfo
 from padiff_hooks.replaced import Recording
 from padiff_hooks.zooming import Zooming
 
-#: Seconds in which a step that can't be read turns out to be one of a folder that is being removed.
+#: Seconds to wait after a step can't be read, until a folder that is being removed is gone.
 _SETTLING = 0.5
 
 
 class PairedRuns:
-    """Compares each step of two runs once, as soon as both sides of it exist.
+    """A comparison of two runs that compares each step once, as soon as both runs have written the step.
 
-    Either run may start later, pause, or end early. Where a folder is recorded into anew (overwritten, or removed and
-    made again), nothing of the recording before is kept, and the comparison starts over; a resume goes on.
+    Either run may start later, pause, or end early. If a folder gets a new recording (it is overwritten, or removed and
+    created again), the comparison starts from the beginning. A resumed recording continues the comparison.
 
     Args:
-        reference, candidate: run folders; they need not exist yet.
-        layer_map: layers that answer to each other, as `padiff.model.given_map.GivenMap.of` takes them.
-        policy: when a diff passes. Default: `padiff.NoisePolicy`.
-        done: steps that were compared before (a restart).
-        zoom: whether recorders that still record sketches are asked for full tensors where one is beyond its limit.
-        begin: called with the identities of the two recordings once both are there, and again when one of them is
-            another one; returns the steps that were compared before, instead of ``done``.
+        reference, candidate: run folders, which need not exist yet.
+        layer_map: layers that correspond to each other, in a form that `padiff.model.given_map.GivenMap.of` accepts.
+        policy: rule for when a diff passes. Default: `padiff.NoisePolicy`.
+        done: steps that were compared before a restart.
+        zoom: True to request full tensors from running recorders when a sketch is beyond its limit.
+        begin: called with the identities of the two recordings once both exist, and again when a folder gets a new
+            recording; returns the steps that were compared before, which replace ``done``.
 
     Attributes:
-        asked: what the last report made the recorders be asked for, or `None`.
-        ranks: what is new of the processes of one run that hold something else than they should, after a report.
+        asked: the last request for full tensors, or `None`.
+        ranks: after a report, new findings on the ranks of one run that disagree with each other, a sentence each.
     """
 
     def __init__(
@@ -71,24 +71,25 @@ class PairedRuns:
 
     @property
     def started(self) -> Both[bool]:
-        """Which of the two runs is there."""
+        """Return for each run True if its run file exists."""
         return self._paths.map(_is_begun)
 
     @property
     def runs(self) -> Both[Run] | None:
-        """The two runs, once both are there."""
+        """Return the two runs, or `None` until both exist."""
         comparison = self._opened()
         return comparison.runs if comparison is not None else None
 
     def before(self, step: int, candidate: RunInfo) -> Report | None:
-        """A report of what the runs declare differently before any step (`RunComparison.before`); `None` also where one
-        of them is not there.
+        """Return a report of the settings that differ before the first step (`RunComparison.before`).
+
+        Returns `None` if the settings agree or if a run does not exist yet.
         """
         comparison = self._opened()
         return comparison.before(step, candidate) if comparison is not None else None
 
     def poll(self) -> Iterator[Report]:
-        """Yield a report for each step that both runs have by now and that was not compared before.
+        """Yield a report for each step that both runs have and that was not compared before.
 
         Raises:
             RunFolderError: a step can't be read.
@@ -102,7 +103,7 @@ class PairedRuns:
                 if number in self._done or comparison is None:
                     continue
                 report = self._compared(comparison, number)
-                # What was read while a run began anew may be of either recording.
+                # A step that was read while a new recording began may mix both recordings.
                 again = self._began_anew()
                 if again:
                     break
@@ -117,7 +118,7 @@ class PairedRuns:
                     yield report
 
     def lost(self) -> list[str]:
-        """What is new of steps that a rank did not write, and that will not be compared therefore; a sentence each."""
+        """Return new sentences on steps that can't be compared because a rank did not write them."""
         runs = self.runs
         lines = [line for run, path in runs.zip(self._paths) for line in lost_lines(run, str(path))] if runs else []
         new = [line for line in lines if line not in self._lost]
@@ -125,18 +126,18 @@ class PairedRuns:
         return new
 
     def finished(self) -> bool:
-        """Whether both runs have ended and every common step is compared."""
+        """Return True if both runs have ended and every common step is compared."""
         comparison = self._opened()
         if comparison is None or not all(run.finished() for run in comparison.runs):
             return False
         return all(number in self._done for number in comparison.common())
 
     def _compared(self, comparison: RunComparison, number: int) -> Report | None:
-        """The report of a step, `None` if the step is gone by now."""
+        """Return the report of a step, or `None` if the step was removed in the meantime."""
         try:
             return comparison.compare(number)
         except RunFolderError:
-            # A recorder that has to stay within max_bytes may take a step away while it is being read.
+            # A recorder with a max_bytes limit may remove a step while the step is read.
             if number not in comparison.common():
                 return None
             time.sleep(_SETTLING)
@@ -174,7 +175,7 @@ def _is_begun(path: AnyPath) -> bool:
 
 
 class _Replicas:
-    """Checks the processes of one run against each other, step by step (`padiff.compare.replicas`)."""
+    """Check of the ranks of one run against each other, step by step (`padiff.compare.replicas`)."""
 
     def __init__(self, run: Run, path: AnyPath) -> None:
         self._run, self._path = run, path
@@ -182,18 +183,18 @@ class _Replicas:
         self._begun = False
 
     def look(self, number: int) -> list[str]:
-        """What is new in a step, a sentence each."""
+        """Return the new findings of a step, a sentence each."""
         if self._check is None:
             return []
         numbers = [number]
         if not self._begun:
-            # What a restart compares first may be in the middle: what the processes started with is in the first step.
+            # A restart may begin in the middle; the first step shows the weights that the ranks started with.
             self._begun = True
             numbers = sorted({*self._run.numbers()[:1], number})
         before = len(self._check.findings)
         try:
-            for each in numbers:
-                self._check.look(self._run.steps(each))
-        except RunFolderError:  # the step was taken away meanwhile; what is damaged, comparing has said
+            for step in numbers:
+                self._check.look(self._run.steps(step))
+        except RunFolderError:  # the step was removed meanwhile; damaged steps are reported by the comparison
             return []
         return [f"{self._path}: {finding}" for finding in self._check.findings[before:]]

@@ -1,4 +1,4 @@
-"""Noticing that a run folder holds another recording than it did."""
+"""Detection of a run folder that was replaced by a new recording."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from padiff.errors import RunFolderError
 
 
 class Recording:
-    """A run folder as it was opened; looking whether it is that still costs a file status.
+    """An opened run folder that can be checked for replacement at the cost of one file status.
 
     Args:
         path: the run folder.
 
     Attributes:
-        run: what it holds.
-        latest: the latest step that was read of it; whoever reads it sets it.
+        run: the run in the folder.
+        latest: number of the latest step that was read; the reader sets this attribute.
     """
 
     def __init__(self, path: AnyPath) -> None:
         self._run_file = path / RUN_FILE
-        self._stamp = self._stamped()  # before it is read: what is replaced in between is looked at again
+        self._stamp = self._stamped()  # before reading, so that a replacement during the read is noticed
         self.run = open_run(path)
         self.latest = -1
         self._replaced = False
 
     def is_replaced(self) -> bool:
-        """Whether the folder holds another recording by now. One that is gone is not replaced yet."""
+        """Return True if the folder holds another recording now; a removed folder is not replaced yet."""
         if self._replaced:
             return True
         stamp = self._stamped()
@@ -43,7 +43,7 @@ class Recording:
             except RunFolderError:
                 if self._run_file.exists():
                     raise
-                return False  # it was removed just now
+                return False  # the file was removed between the two calls
             self._stamp = stamp
         return self._replaced
 
@@ -51,7 +51,7 @@ class Recording:
         info, before = read_info(self._run_file), self.run.info
         if info.identity or before.identity:
             return info.identity != before.identity
-        # Of an older padiff, which names no recording: of another model, or with steps that go back.
+        # An older padiff wrote no identity: compare the models, and check whether step numbers went back.
         return [layer.path for layer in info.layers] != [layer.path for layer in before.layers] or (
             max(self.run.numbers(), default=-1) < self.latest
         )

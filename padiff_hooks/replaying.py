@@ -1,4 +1,4 @@
-"""Doing packed steps again inside of a host's own training loop."""
+"""Replay of packed steps inside of a host's training loop."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ _NO_MORE = object()
 
 
 class HostReplay:
-    """Replays a run in the place of a host's training: its batches tick, and the reference's are trained on.
+    """A replay that runs inside of a host's training loop: each batch of the host is replaced by a recorded batch.
 
     Args:
         reference: the run with packs.
-        dir_path: where the candidate is recorded.
-        on_diff: ``raise`` raises where the steps differ; else it is said.
-        floors: how often each step is done once more, moved, to measure its floors.
-        float64: whether each is done in float64, too.
+        dir_path: run folder that the candidate is recorded to.
+        layer_map: pairs of layers of the two models.
+        policy: rule for when a diff passes.
+        existing: treatment of an existing run folder.
+        on_diff: ``raise`` raises an error if the steps differ; any other value reports the result.
+        floors: number of extra perturbed runs of each step that measure its noise floors.
+        float64: True to run each step in float64, too.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class HostReplay:
         self.report: Report | None = None
 
     def start(self, model: Any, optimizers: Sequence[Any], settings: Mapping[str, Any], world_size: int | None) -> None:
-        """Training begins.
+        """Open the replay when the training begins.
 
         Raises:
             UsageError: the run can't be replayed in this training.
@@ -77,13 +80,13 @@ class HostReplay:
         self._steps, self._step, self._over = self._replay.steps(), None, False
 
     def begin_batch(self) -> ReplayBatch | None:
-        """A batch of the host's begins: the one to train on instead; `None` once all steps are done."""
+        """Return the recorded batch to train on instead of the host's next batch; `None` once all steps are done."""
         if self._replay is None or self._steps is None or self._over:
             return None
         if self._step is not None:
             self._replay.attach()
         else:
-            # In what is left as it was at the end of the last one, the host may have changed weights and rates.
+            # Take the next step only now: the host may have changed weights and learning rates since the last step.
             self._step, self._batches = next(self._steps), 0
             assert self._step is not None
         batch = self._step.batches[self._batches]
@@ -92,25 +95,25 @@ class HostReplay:
 
     @property
     def batches(self) -> Sequence[ReplayBatch]:
-        """The micro-batches of the step under way."""
+        """Return the micro-batches of the current step."""
         return self._step.batches if self._step is not None else ()
 
     def detach(self) -> None:
-        """Hooks off; the batch goes on, or was left."""
+        """Remove the hooks until the batch continues, or after it was left by an exception."""
         if self._replay is not None:
             self._replay.detach()
 
     def end_batch(self, loss_scale: float) -> None:
-        """The batch ended."""
+        """Note the loss scale of a batch that ended, and remove the hooks."""
         if self._replay is not None:
             self._replay.loss_scale = loss_scale
             self._replay.detach()
 
     def end_step(self) -> bool:
-        """The optimizer stepped. Returns whether all packed steps are done.
+        """End the current step after an optimizer step, and return True if all packed steps are done.
 
         Raises:
-            UsageError: it stepped before all micro-batches were there.
+            UsageError: the optimizer stepped before the last micro-batch.
         """
         if self._replay is None or self._steps is None or self._step is None:
             return self._over
@@ -119,13 +122,13 @@ class HostReplay:
                 f"replay: the host stepped after {self._batches} of the {len(self._step.batches)} micro-batches of "
                 f"step {self._step.number}: use a number of batches that is a multiple of the accumulation steps"
             )
-        # It ends here, and the next one begins with its batch: in between, the host steps its schedule, or evaluates.
+        # The next step begins with its first batch: until then the host may step its scheduler or evaluate.
         self._over = next(self._steps, _NO_MORE) is _NO_MORE
         self._step = None
         return self._over
 
     def finish(self) -> None:
-        """Training ended: say what came out.
+        """Close the replay when the training ends, and report its result.
 
         Raises:
             RunsDifferError: the steps differ, and ``on_diff="raise"``.
@@ -151,7 +154,7 @@ class HostReplay:
             raise RunsDifferError(self.report.first_diff.message, self.report)
 
     def abort(self) -> None:
-        """Training ended by an exception: the model is given back."""
+        """Close the replay after an exception, and restore the model."""
         exact = self._step is not None and self._step.exact
         replay = self._left()
         if replay is not None:
@@ -163,7 +166,7 @@ class HostReplay:
                 )
 
     def _left(self) -> Replay | None:
-        """The training is over: a step under way is forgotten."""
+        """Drop the current step, and return the replay that is to be closed, if there is one."""
         steps, self._steps, self._step = self._steps, None, None
         if steps is not None:
             steps.close()
@@ -174,58 +177,60 @@ class HostReplay:
 def exchanged_lists(
     batch: ReplayBatch, inputs: Sequence[Any], labels: Sequence[Any], framework: Framework
 ) -> tuple[list[Any], list[Any]]:
-    """The reference's inputs and labels, each in the order that the host gives its own.
+    """Return the recorded inputs and labels in the order of the host's inputs and labels.
 
     Raises:
-        UsageError: they are not as many, or of other kinds.
+        UsageError: the recorded tensors differ from the host's in number, rank or kind.
     """
-    given = [*batch.inputs, *batch.kwargs.values()]
+    values = [*batch.inputs, *batch.kwargs.values()]
     return (
-        _in_order("inputs", batch, given, list(inputs), framework),
+        _in_order("inputs", batch, values, list(inputs), framework),
         _in_order("labels", batch, list(batch.labels), list(labels), framework),
     )
 
 
 def exchanged(batch: ReplayBatch, own: Any, framework: Framework) -> Any:
-    """The reference's batch, in the form that the host's own one has.
+    """Return the recorded batch in the nested form of the host's batch `own`.
 
     Raises:
-        UsageError: its tensors are not as many, or of other kinds.
+        UsageError: the recorded tensors differ from the host's in number, rank or kind.
     """
     is_tensor = framework.tensors.is_tensor
-    wanted = list(_tensors(own, is_tensor))
-    whole = batch.whole
-    given = list(_tensors(whole, is_tensor)) if whole is not None else []
-    if len(given) != len(wanted):
-        given = [tensor for part in (batch.inputs, batch.kwargs, batch.labels) for tensor in _tensors(part, is_tensor)]
-    found = iter(_in_order("tensors", batch, given, wanted, framework))
-    return _filled(own, is_tensor, lambda: next(found))
+    host_tensors = list(_tensors(own, is_tensor))
+    complete_batch = batch.whole
+    reference_tensors = list(_tensors(complete_batch, is_tensor)) if complete_batch is not None else []
+    if len(reference_tensors) != len(host_tensors):
+        reference_tensors = [
+            tensor for part in (batch.inputs, batch.kwargs, batch.labels) for tensor in _tensors(part, is_tensor)
+        ]
+    ordered = iter(_in_order("tensors", batch, reference_tensors, host_tensors, framework))
+    return _filled(own, is_tensor, lambda: next(ordered))
 
 
-def _in_order(what: str, batch: ReplayBatch, given: list[Any], own: list[Any], framework: Framework) -> list[Any]:
+def _in_order(what: str, batch: ReplayBatch, sources: list[Any], targets: list[Any], framework: Framework) -> list[Any]:
     shape, dtype = framework.tensors.shape, framework.tensors.dtype
-    if len(given) != len(own):
+    if len(sources) != len(targets):
         raise UsageError(
-            f"{batch.where}: the reference's batch has {len(given)} {what}, this training's {len(own)}: a replay "
+            f"{batch.where}: the reference's batch has {len(sources)} {what}, this training's {len(targets)}: a replay "
             "needs the same number of tensors. Replay it in a loop of your own (padiff.replay)"
         )
-    found = []
-    for one, other in zip(given, own):
-        if not framework.tensors.is_tensor(one) or not framework.tensors.is_tensor(other):
-            found.append(one)
+    values = []
+    for source, target in zip(sources, targets):
+        if not framework.tensors.is_tensor(source) or not framework.tensors.is_tensor(target):
+            values.append(source)
             continue
-        sizes = shape(one), shape(other)
+        sizes = shape(source), shape(target)
         if len(sizes[0]) != len(sizes[1]) and _per_sample(sizes[0]) == _per_sample(sizes[1]):
-            one = one.reshape([sizes[0][0], *sizes[1][1:]])
-            sizes = shape(one), sizes[1]
-        if len(sizes[0]) != len(sizes[1]) or _is_whole(dtype(one)) != _is_whole(dtype(other)):
+            source = source.reshape([sizes[0][0], *sizes[1][1:]])
+            sizes = shape(source), sizes[1]
+        if len(sizes[0]) != len(sizes[1]) or _is_whole(dtype(source)) != _is_whole(dtype(target)):
             raise UsageError(
-                f"{batch.where}: the reference's batch has {list(sizes[0])} {dtype(one)} where this training's has "
-                f"{list(sizes[1])} {dtype(other)}: the models are not given the same. Give this training batches of "
+                f"{batch.where}: the reference's batch has {list(sizes[0])} {dtype(source)} where this training's has "
+                f"{list(sizes[1])} {dtype(target)}: the models are not given the same. Give this training batches of "
                 "that form, or replay in a loop of your own (padiff.replay)"
             )
-        found.append(one)
-    return found
+        values.append(source)
+    return values
 
 
 def _per_sample(shape: Sequence[int]) -> int:

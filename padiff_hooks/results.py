@@ -1,4 +1,4 @@
-"""What a callback shows of the training that it recorded."""
+"""Result properties that all callbacks share."""
 
 from __future__ import annotations
 
@@ -8,26 +8,29 @@ from padiff_hooks.training import TrainingRecorder
 
 
 class TrainingResults:
-    """The properties that all callbacks have. Who derives sets ``_training``."""
+    """Properties of all callbacks; a derived class sets ``_training``."""
 
     _training: TrainingRecorder
 
     @property
     def guard(self) -> Guard:
-        """Stops errors of the callback's own."""
+        """Return the guard that keeps errors of the callback from the training."""
         return self._training.guard
 
     @property
     def first_report(self) -> Report | None:
-        """The first report with a diff, or `None`; having a diff, it is false in a condition: ask `first_diff`."""
+        """Return the first report with a diff, or `None`.
+
+        A report with a diff is false in a condition: test `first_diff` instead.
+        """
         return self._training.first_report
 
     @property
     def first_diff(self) -> FirstDiff | None:
-        """Where this training and the reference first part, as far as they were compared; `None` if nowhere."""
+        """Return the first difference between this training and the reference; `None` if none was found so far."""
         return self._training.first_diff
 
     @property
     def report(self) -> Report | None:
-        """What a replay (``replay=RUN``) came to, once the training is over; `None` where there was none."""
+        """Return the report of a replay (``replay=RUN``) once the training is over; `None` without a replay."""
         return self._training.report

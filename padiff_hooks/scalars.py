@@ -1,4 +1,4 @@
-"""The scalars of a step's report, or of one run's step, by the TensorBoard run and tag that they go to."""
+"""Scalars of a step's report, or of a single run's step, with their TensorBoard runs and tags."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from padiff_hooks.tags import ALL, LOSS, RATE, WORST, Numbered, Stages, Worst
 
 #: ``(tag, value)`` of one step.
 Scalars = list[tuple[str, float]]
-#: What stands for "endlessly many times the allowed", and for all beyond it: a chart shows no infinity.
+#: Upper bound for the ratio to the limit, infinity included: a chart can't show infinity.
 MOST_TIMES = 1e6
-# A diff beyond its limit is drawn above 1, however little.
+# Lower bound for the ratio of a failed diff, so that the curve is visibly above 1.
 _BEYOND = 1.001
 
 
 @dataclass
 class StepScalars:
-    """The scalars of one step.
+    """Scalars of one step.
 
     Attributes:
-        verdict: of the run ``diff``, for its first group.
-        layers: of the run ``diff``, for each layer.
-        own: of the runs ``reference`` and ``candidate``.
-        curves: layers that have curves from now on, by stage, where only the worst have.
+        verdict: scalars of the run ``diff`` in its first group.
+        layers: scalars of the run ``diff`` for each layer.
+        own: scalars of the runs ``reference`` and ``candidate``.
+        curves: with ``tags="worst"``, the layers that get curves from this step on, by stage.
     """
 
     verdict: Scalars
@@ -39,15 +39,15 @@ class StepScalars:
 
 
 class Tagging:
-    """Names the scalars of reports, one after the other.
+    """Maker of the tagged scalars of successive reports.
 
     Args:
         tags: one of `padiff_hooks.tags.TAGS`.
 
     Attributes:
-        numbered: the layers' numbers.
-        stages: the stages that have a card.
-        worst: the layers that have curves where only the worst have.
+        numbered: numbers of the layers.
+        stages: stages that have a card.
+        worst: layers that have curves with ``tags="worst"``.
     """
 
     def __init__(self, tags: str) -> None:
@@ -55,14 +55,14 @@ class Tagging:
         self.numbered, self.stages, self.worst = Numbered(), Stages(), Worst()
 
     def of(self, report: Report) -> StepScalars:
-        """The scalars of one step's report.
+        """Return the scalars of one step's report.
 
-        A layer's norm is taken over all of its slots and calls at the stage, its diff is the largest among them.
-        Layers are named by the reference's path.
+        A layer's norm covers all of its slots and calls at the stage; a layer's diff is the largest among them. Layers
+        have the reference's paths.
         """
         self.numbered.learn((diff.pair.stage, diff.pair.anchor.layer) for diff in report.diffs)
-        own = Both(*(OwnScalars(self.numbered, self._tags) for _ in SIDES))
-        found: dict[tuple[str, str], dict[str, float]] = {}
+        own_scalars = Both(*(OwnScalars(self.numbered, self._tags) for _ in SIDES))
+        figures_by_place: dict[tuple[str, str], dict[str, float]] = {}
         by_stage: dict[str, float] = {}
         by_layer: dict[tuple[str, str], float] = {}
         for diff in report.diffs:
@@ -75,24 +75,27 @@ class Tagging:
             if figures is None or is_of_loss(anchor):
                 continue
             norms = Both(figures.reference_l2, figures.candidate_l2)
-            for scalars, (record, (value, norm)) in own.zip(diff.pair.sides.zip(figures.values.zip(norms))):
+            for scalars, (record, (value, norm)) in own_scalars.zip(diff.pair.sides.zip(figures.values.zip(norms))):
                 if record is not None:
                     scalars.add(anchor, value, norm**2)
             if diff.compared:
-                known = found.setdefault(place, {"rel_l2": 0.0, "max_abs": 0.0})
-                known["rel_l2"] = max(known["rel_l2"], figures.rel_l2)
-                known["max_abs"] = max(known["max_abs"], figures.max_abs)
+                worst = figures_by_place.setdefault(place, {"rel_l2": 0.0, "max_abs": 0.0})
+                worst["rel_l2"] = max(worst["rel_l2"], figures.rel_l2)
+                worst["max_abs"] = max(worst["max_abs"], figures.max_abs)
         curves = {}
         if self._tags == WORST:
-            curves = self.worst.choose({place: by_layer.get(place, 0.0) for place in found})
-        return StepScalars(self.stages.scalars(by_stage), list(self._layers(found)), own.map(OwnScalars.all), curves)
+            curves = self.worst.choose({place: by_layer.get(place, 0.0) for place in figures_by_place})
+        return StepScalars(
+            self.stages.scalars(by_stage), list(self._layers(figures_by_place)), own_scalars.map(OwnScalars.all), curves
+        )
 
     def learn(self, places: Sequence[tuple[str, str]], rows: Rows, curves: Mapping[str, Iterable[str]]) -> None:
-        """Take over the order and the choices of a step that another process wrote.
+        """Restore the order of layers and the choice of curves from a step that an earlier process wrote.
 
         Args:
             places: stage and layer of each row.
-            curves: layers that got curves in it, by stage.
+            rows: the step's diffs.
+            curves: layers that got curves in the step, by stage.
         """
         self.numbered.learn(places)
         by_stage: dict[str, float] = {}
@@ -103,10 +106,10 @@ class Tagging:
         for stage, layers in curves.items():
             self.worst.keep(stage, layers)
 
-    def _layers(self, found: dict[tuple[str, str], dict[str, float]]) -> Scalars:
+    def _layers(self, figures_by_place: dict[tuple[str, str], dict[str, float]]) -> Scalars:
         scalars: Scalars = []
         largest: dict[str, float] = {}
-        for (stage, layer), figures in found.items():
+        for (stage, layer), figures in figures_by_place.items():
             if self._tags == WORST and (stage, layer) not in self.worst:
                 continue
             for figure, value in figures.items():
@@ -118,7 +121,7 @@ class Tagging:
 
 
 def times_allowed(diff: Diff) -> float | None:
-    """How many times the allowed a diff is, above 1 if it did not pass; `None` where nothing was judged."""
+    """Return the ratio of a diff to its limit, above 1 if the diff failed; `None` if nothing was judged."""
     if not diff.counts:
         return None
     if diff.passed:
@@ -132,7 +135,7 @@ def _name(record: Record) -> str:
 
 
 def own_scalars_of(step: Step, tags: str = ALL) -> Scalars:
-    """One run's own loss, learning rates and per-layer norms, where there is no other run to compare with."""
+    """Return the loss, learning rates and per-layer norms of a run that is not compared with another one."""
     numbered = Numbered()
     numbered.learn((record.stage, record.layer) for record in step.records)
     scalars = OwnScalars(numbered, tags)
@@ -150,7 +153,7 @@ def own_scalars_of(step: Step, tags: str = ALL) -> Scalars:
 
 
 class OwnScalars:
-    """One run's own scalars of a step: what the loop reports, the loss, and the norm of each layer's tensors."""
+    """Collector of one run's scalars of a step: the loop's values, the loss, and the norm of each layer's tensors."""
 
     def __init__(self, numbered: Numbered, tags: str) -> None:
         self._numbered, self._tags = numbered, tags
@@ -159,7 +162,7 @@ class OwnScalars:
         self._squares: dict[str, float] = defaultdict(float)
 
     def add(self, record: Record, value: float, square: float) -> None:
-        """Add what is at a record's site: its value, if it is the loop's, and its squared norm."""
+        """Add a record: its value if the loop reported it, or else its squared norm."""
         if record.layer != LOOP:
             self._squares[f"{record.stage}_l2/{self._numbered.name(record.layer)}"] += square
         elif record.stage == "loss":

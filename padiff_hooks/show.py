@@ -1,4 +1,4 @@
-"""Reports and runs on a console."""
+"""Printing of reports and runs on a console."""
 
 from __future__ import annotations
 
@@ -40,21 +40,22 @@ from padiff.records import (
 from padiff.records.environment import environment_text
 from padiff.records.tree_text import HERE
 
-#: Lines of what differs unless everything is asked for.
+#: Default number of listed diffs.
 LISTED = 10
 
 
 def print_report(report: Report, console: Console, everything: bool = False, top: int | None = None) -> None:
-    """The verdict in short, a row for each stage, the diffs beyond tolerance and where the first one is in both models,
-    the coverage, and the verdict.
+    """Print a report: headline, a row for each stage, failed diffs, place of the first diff, coverage and verdict.
 
     Args:
+        report: the report.
+        console: console to print on.
         everything: list every pair that differs, not only the first ones.
-        top: list so many, those furthest beyond their limits first.
+        top: list this many diffs, sorted by how far they are beyond their limits.
     """
-    said = partial(console.print, markup=False, emoji=False)
-    said(headline(report), style=STYLES[report.outcome])
-    said(f"{printable(report.reference)} (reference) against {printable(report.candidate)} (candidate)\n")
+    print_line = partial(console.print, markup=False, emoji=False)
+    print_line(headline(report), style=STYLES[report.outcome])
+    print_line(f"{printable(report.reference)} (reference) against {printable(report.candidate)} (candidate)\n")
     table = Table(box=None, pad_edge=False, header_style=QUIET)
     for name, justify in (
         ("stage", "left"),
@@ -74,28 +75,29 @@ def print_report(report: Report, console: Console, everything: bool = False, top
         table.add_row(row["stage"], str(row["compared"]), str(row["differ"]), worst, limit, where, style=style)
     console.print(table)
     for line in (*limit_lines(rows), *floor_lines(report), *third_lines(report)):
-        said(line, style=QUIET)
+        print_line(line, style=QUIET)
     if report.failed:
-        said()
+        print_line()
     for line in _listed(report, everything, top):
-        said(_diff_text(line))
+        print_line(_diff_text(line))
     place = where_lines(report, min(console.width, _PLACE))
     if place:
-        said()
+        print_line()
     for line in place:
-        said(_place_text(line))
-    said()
+        print_line(_place_text(line))
+    print_line()
     for line in coverage_lines(report):
-        said(f"  {line}", style=QUIET)
-    said(f"  tolerance: {report.tolerance}\n", style=QUIET)
-    said(verdict_text(report, apart=console.is_terminal))
+        print_line(f"  {line}", style=QUIET)
+    print_line(f"  tolerance: {report.tolerance}\n", style=QUIET)
+    print_line(verdict_text(report, apart=console.is_terminal))
 
 
 def verdict_text(report: Report, apart: bool = False) -> Text:
-    """The verdict, with what it says first, the cause and the line that mends it in colours of their own.
+    """Return the verdict with the place, the cause and the fix in different colours.
 
     Args:
-        apart: cause and mending are lines of their own.
+        report: the report.
+        apart: True to start separate lines for the cause and the fix.
     """
     words = verdict(report)
     first = report.first_diff
@@ -114,7 +116,10 @@ def verdict_text(report: Report, apart: bool = False) -> Text:
 
 
 def _diff_text(line: str) -> Text:
-    """A line of what differs: the place stands out, and so does what does not follow."""
+    """Return a line on failed diffs with colours: the place in bold, and marks such as ``(first here)`` in red.
+
+    A line that is not about a single diff is red.
+    """
     text = Text(line)
     if line.startswith("  "):
         place = line.find(": ")
@@ -132,16 +137,16 @@ def _place_text(line: str) -> Text:
     return text
 
 
-# What is left out of the lines of what differs, so that they are short; the verdict and --all have it.
+# Parts removed from the lines of failed diffs to keep them short; the verdict and --all show them.
 _MORE = re.compile(r"max \|diff\| [^,]+, (?=relative L2 [\d.e+-]+,)|; worst \S+ against \S+( at \[[\d, ]*\])?")
 _ALLOWED = re.compile(r" times the \w+ allowed \([^)]*\)")
-# What begins a line of its own where a verdict is broken up.
+# Parts of a verdict that start a new line.
 _PARTS = re.compile(r" (Cause, proven: |Cause: |Likely cause: |To mend it: |Tried and excluded: |A second fault, )")
-# Columns at most that two trees side by side take.
+# Maximum width of two trees side by side, in columns.
 _PLACE = 160
-#: What is for a second look.
+#: Style of secondary lines.
 QUIET = "dim"
-#: How a verdict is printed.
+#: Styles of verdicts.
 STYLES = {MATCH: "bold green", DIFFER: "bold red", CANNOT_TELL: "bold yellow"}
 
 
@@ -159,7 +164,7 @@ def _listed(report: Report, everything: bool, top: int | None) -> list[str]:
 
 
 def print_run(run: Run, path: AnyPath, console: Console) -> None:
-    """What a run holds: framework, layers, steps, sizes."""
+    """Print the content of a run: framework, layers, steps and sizes."""
     info = run.info
     numbers = run.numbers()
     console.print(

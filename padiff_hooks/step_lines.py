@@ -1,8 +1,8 @@
-"""The lines of steps, as ``diffs.jsonl`` and pages hold them: figures packed, names and reasons written once.
+"""Lines of steps in ``diffs.jsonl`` and pages: figures are packed, names and reasons are written once.
 
-Of a step's diffs those that tell most stand whole in ``diffs``. The rest are rows of a table in ``packed``: a row is
-the number of a site, the number of a kind (what many diffs have alike: passed, rule, ...), and figures as 16-bit codes
-on a logarithmic scale, which are true to 0.4 %. A line names the sites and kinds that no line before it has named.
+The most important diffs of a step are stored unpacked in ``diffs``. The other diffs are rows of a table in ``packed``.
+A row has the number of a site, the number of a kind (attributes that many diffs share: passed, rule, ...), and figures
+as 16-bit codes on a logarithmic scale, exact to 0.4 %. A line lists only the sites and kinds that are new in the file.
 """
 
 from __future__ import annotations
@@ -37,23 +37,24 @@ from padiff_hooks.packing import (
     unpacked,
 )
 
-#: Bytes of a file after which rows hold how many times the allowed a diff is, and no other figure. A ResNet-50 comes
-#: there after some 10,000 steps; what stands whole stays as it is.
+#: Size of a file in bytes from which rows hold only the ratio to the limit, and no other figure. A ResNet-50 reaches
+#: the size after some 10,000 steps; unpacked diffs do not change.
 FOLDED_AFTER = 256 << 20
-#: Bytes of a page until which all diffs stand whole, with all of their digits: some 80 steps of a ResNet-50.
+#: Size of a page in bytes up to which all diffs are unpacked, with all digits: some 80 steps of a ResNet-50.
 PAGE_WHOLE = 32 << 20
-# Bytes that a diff takes which stands whole, about.
+# Approximate size of an unpacked diff in bytes.
 _OF_A_DIFF = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a picture needs of a step's diffs, an element for each.
+    """Columns of a step's diffs for the heat map, an element for each diff.
 
     Attributes:
-        sites: their numbers in `StepLines.sites`.
-        times: how many times the allowed; NaN where nothing was judged.
-        passed, equal: whether it is within its limit, and bit-equal.
+        sites: numbers of the sites in `StepLines.sites`.
+        times: ratios to the limit; NaN if nothing was judged.
+        passed: True if the diff is within its limit.
+        equal: True if the tensors are bit-equal.
     """
 
     sites: np.ndarray
@@ -63,15 +64,15 @@ class Rows:
 
 
 class StepLines:
-    """Makes and reads the lines of one file, in their order.
+    """Encoder and decoder of the lines of one file, which must be passed in order.
 
     Args:
-        whole_bytes: diffs stand whole until so many bytes are written.
-        folded_after: from so many bytes on rows hold no figures.
+        whole_bytes: size of the file in bytes up to which all diffs are unpacked.
+        folded_after: size in bytes from which rows hold only the ratio to the limit.
 
     Attributes:
-        sites: stage and sites of both sides (and the candidate's layout), by number.
-        size: bytes of the lines so far.
+        sites: stage and names on both sides (and the candidate's layout) of each site, by number.
+        size: size of the lines so far, in bytes.
     """
 
     def __init__(self, whole_bytes: int = 0, folded_after: int = FOLDED_AFTER) -> None:
@@ -84,14 +85,15 @@ class StepLines:
         self.size = 0
 
     def line(self, report: Report, whole: Mapping[str, Any]) -> dict[str, Any]:
-        """The line of one step.
+        """Return the line of one step.
 
         Args:
-            whole: the report as `to_json` writes it.
+            report: report of the step.
+            whole: the report in the form of `to_json`.
         """
         first, settings = whole["first_diff"], whole["settings_differ"]
         if first is not None and first["standing"] == Standing.FOLLOWS.name.lower():
-            first = {**first, "picture": None}  # of the first diff alone
+            first = {**first, "picture": None}  # only the first diff keeps its picture
         line = {
             "step": report.coverage.steps[0],
             "passed": report.passed,
@@ -106,8 +108,8 @@ class StepLines:
         return line | self.packed([diff for step in whole["steps"] for diff in step["diffs"]])
 
     def packed(self, diffs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What a line holds of its step's diffs: ``diffs``, ``packed``, and the names that are new."""
-        known = len(self.sites), len(self._kinds)
+        """Return the entries of a line for its step's diffs: ``diffs``, ``packed``, and new ``sites`` and ``kinds``."""
+        sizes = len(self.sites), len(self._kinds)
         numbers = [self._site(diff) for diff in diffs]
         places = range(len(diffs)) if self.size < self._whole_bytes else telling(diffs)
         apart = set(places)
@@ -127,15 +129,20 @@ class StepLines:
                 name: base64.b64encode(table.tobytes()).decode(),
             }
         for name, at, new in (
-            ("sites", known[0], [site_to_json(site) for site in self.sites[known[0] :]]),
-            ("kinds", known[1], self._kinds[known[1] :]),
+            ("sites", sizes[0], [site_to_json(site) for site in self.sites[sizes[0] :]]),
+            ("kinds", sizes[1], self._kinds[sizes[1] :]),
         ):
             if new:
                 line[name] = [at, new]
         return line
 
     def learn(self, line: Mapping[str, Any], size: int = 0) -> None:
-        """Take over what a line of a file names; of an older padiff's, what its diffs are of."""
+        """Read the sites and kinds that a line of a file lists; a line of an older padiff lists them in its diffs.
+
+        Args:
+            line: the line.
+            size: size of the line in bytes.
+        """
         self.size += size
         self._settings = line.get("settings_differ", self._settings)
         at, sites = line.get("sites", (len(self.sites), ()))
@@ -149,34 +156,42 @@ class StepLines:
             self._site(diff)
 
     def whole(self, line: Mapping[str, Any]) -> dict[str, Any]:
-        """A line that was learnt, with all of its diffs as `to_json` writes them, as far as they were kept."""
+        """Return a line with all diffs in the form of `to_json`; packed diffs have only the stored figures.
+
+        The line must have been passed to `learn` before.
+        """
         packed = line.get("packed")
-        rest = {key: value for key, value in line.items() if key not in ("packed", "sites", "kinds")}
+        line_content = {key: value for key, value in line.items() if key not in ("packed", "sites", "kinds")}
         if packed is None:
-            return rest
+            return line_content
         numbers, kinds, figures = unpacked(packed)
         folded = "figures" not in packed
         rows = iter(
             [
-                diff_of(self.sites[number], self._kinds[kind], some, folded)
-                for number, kind, some in zip(numbers, kinds, figures.T)
+                diff_of(self.sites[number], self._kinds[kind], codes_of_row, folded)
+                for number, kind, codes_of_row in zip(numbers, kinds, figures.T)
             ]
         )
         apart = dict(zip(packed["at"], line["diffs"]))
         total = len(numbers) + len(apart)
-        return {**rest, "diffs": [apart[k] if k in apart else next(rows) for k in range(total)]}
+        return {**line_content, "diffs": [apart[k] if k in apart else next(rows) for k in range(total)]}
 
     def rows(self, line: Mapping[str, Any]) -> Rows:
-        """What a picture needs of a line that was learnt, or made here."""
+        """Return the columns of a line's diffs, in the order of the step.
+
+        The line must have been passed to `learn` or made by `line`.
+        """
         diffs = line.get("diffs", ())
         sites = [self._site(diff) for diff in diffs]
         times = [times_of(diff) for diff in diffs]
         passed = [bool(diff["passed"]) for diff in diffs]
         equal = [diff.get("max_abs") == 0 and "basis" not in diff for diff in diffs]
-        made = Rows(np.array(sites, int), np.array(times, float), np.array(passed, bool), np.array(equal, bool))
+        unpacked_rows = Rows(
+            np.array(sites, int), np.array(times, float), np.array(passed, bool), np.array(equal, bool)
+        )
         packed = line.get("packed")
         if packed is None:
-            return made
+            return unpacked_rows
         numbers, kinds, figures = unpacked(packed)
         passes = np.array([bool(kind.get("passed")) for kind in self._kinds], bool)[kinds]
         measured = np.array(["basis" not in kind for kind in self._kinds], bool)[kinds]
@@ -185,20 +200,20 @@ class StepLines:
         if "figures" in packed:
             with np.errstate(all="ignore"):
                 value, limit = numbers_of(figures[-2]), numbers_of(figures[-1])
-                found = np.where(limit == 0, np.where(value == 0, 0.0, np.inf), value / limit)
-            found = np.where(judged, found, np.where(passes, np.nan, np.inf))
-            found[faulty] = np.inf
+                times_packed = np.where(limit == 0, np.where(value == 0, 0.0, np.inf), value / limit)
+            times_packed = np.where(judged, times_packed, np.where(passes, np.nan, np.inf))
+            times_packed[faulty] = np.inf
             alike = (figures[0] == ZERO) & measured
         else:
-            found, alike = numbers_of(figures[0]), (figures[0] == ZERO) & measured
-        # In the order of the step: a whole diff stands where it was among all.
-        rest = np.setdiff1d(np.arange(len(diffs) + len(numbers)), packed["at"])
-        order = np.argsort(np.concatenate([np.array(packed["at"], int), rest]))
+            times_packed, alike = numbers_of(figures[0]), (figures[0] == ZERO) & measured
+        # "at" has the places of the unpacked diffs among all diffs of the step.
+        packed_places = np.setdiff1d(np.arange(len(diffs) + len(numbers)), packed["at"])
+        order = np.argsort(np.concatenate([np.array(packed["at"], int), packed_places]))
         return Rows(
-            np.concatenate([made.sites, numbers]).astype(int)[order],
-            np.concatenate([made.times, on_its_side(found, passes)])[order],
-            np.concatenate([made.passed, passes])[order],
-            np.concatenate([made.equal, alike])[order],
+            np.concatenate([unpacked_rows.sites, numbers]).astype(int)[order],
+            np.concatenate([unpacked_rows.times, on_its_side(times_packed, passes)])[order],
+            np.concatenate([unpacked_rows.passed, passes])[order],
+            np.concatenate([unpacked_rows.equal, alike])[order],
         )
 
     def _site(self, diff: Mapping[str, Any]) -> int:
@@ -227,7 +242,7 @@ class StepLines:
 
 
 def page_lines(steps: Iterable[Mapping[str, Any]], whole_bytes: int = PAGE_WHOLE) -> Iterator[dict[str, Any]]:
-    """The steps of a report as `to_json` writes them, as lines of a page: those of long runs are packed."""
+    """Yield the lines of a page for the steps of a report in the form of `to_json`; long runs get packed lines."""
     lines = StepLines(whole_bytes)
     for step in steps:
         line = {**step, **lines.packed(step["diffs"])}
@@ -237,35 +252,35 @@ def page_lines(steps: Iterable[Mapping[str, Any]], whole_bytes: int = PAGE_WHOLE
 
 
 def read(logdir: str | Path) -> Iterator[dict[str, Any]]:
-    """The steps of a log folder, in the order of ``diffs.jsonl``, each with all of its diffs as `to_json` writes them.
+    """Yield the steps of a log folder in the order of ``diffs.jsonl``, with all diffs in the form of `to_json`.
 
-    Of the ten that tell most of a step every figure is exact, of the others to 0.4 %; beyond 256 MiB these have
-    ``times`` (how many times the allowed) in the place of figures. Files of an older padiff are read as they are.
+    The figures of the ten most important diffs of a step are exact, the others to 0.4 %. Beyond 256 MiB, the others
+    have ``times`` (the ratio to the limit) instead of figures. Files of an older padiff are read unchanged.
 
     Raises:
-        UsageError: there is no such file, or a line of it is damaged.
+        UsageError: the file does not exist, or a line is damaged.
     """
     path, lines = Path(logdir) / "diffs.jsonl", StepLines()
     try:
         with open(path, "rb") as file:
             for number, text in enumerate(file, start=1):
                 if not text.endswith(b"\n"):
-                    return  # is being written
+                    return  # the last line is being written
                 line = parsed(text, path, number)
                 with damage_named(path, number):
                     lines.learn(line)
-                    whole = lines.whole(line)
+                    full_line = lines.whole(line)
                 if "step" in line:
-                    yield whole
+                    yield full_line
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error}. Give the log folder of a comparison") from error
 
 
 def parsed(text: bytes, path: Path, number: int) -> dict[str, Any]:
-    """A line of a ``diffs.jsonl``.
+    """Return a parsed line of a ``diffs.jsonl``.
 
     Raises:
-        UsageError: it is damaged.
+        UsageError: the line is damaged.
     """
     with damage_named(path, number):
         line: dict[str, Any] = json.loads(text)
@@ -276,10 +291,10 @@ def parsed(text: bytes, path: Path, number: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def damage_named(path: Path, number: int) -> Iterator[None]:
-    """Say of an error in reading a line which one it is.
+    """Turn errors in reading a line into a `UsageError` that names the file and the line.
 
     Raises:
-        UsageError: instead of the error.
+        UsageError: the line is damaged.
     """
     try:
         yield

@@ -1,10 +1,13 @@
-"""Streaming diffs to TensorBoard and to ``diffs.jsonl``, with neither torch nor tensorflow.
+"""Streaming of diffs to TensorBoard and to ``diffs.jsonl``, with neither torch nor tensorflow.
 
-Under the log folder: ``reference`` and ``candidate`` hold each run's own loss and learning rate under the same tags, so
-that TensorBoard lays the two curves over each other; ``diff`` holds the verdict and a curve for each layer (`tags`).
-``diffs.jsonl`` has a line for each compared step (`step_lines`) and is the source of truth: a restart goes on after it,
-as long as the two folders hold the recordings that its first line names. ``report.json`` is the report so far as
-`to_json` writes it, without its steps: what the page shows beside them.
+The log folder has three TensorBoard runs. ``reference`` and ``candidate`` hold the loss and the learning rate of each
+run under the same tags, so that TensorBoard draws both curves in one chart. ``diff`` holds the verdict and a curve for
+each layer (`tags`).
+
+``diffs.jsonl`` has a line for each compared step (`step_lines`) and is the source of truth. A restart continues after
+the last line if the two run folders still hold the recordings that the first line names.
+
+``report.json`` is the report so far in the form of `to_json`, without its steps; the page shows it beside the steps.
 """
 
 from __future__ import annotations
@@ -30,34 +33,34 @@ from padiff_hooks.tags import FIRST_DIFF, LAYERS, PICTURE, check_tags
 
 DIFFS_FILE = "diffs.jsonl"
 REPORT_FILE = "report.json"
-#: The lines of the recordings before.
+#: File for the lines of earlier recordings.
 BEFORE_FILE = "diffs.before.jsonl"
 SCHEMA_VERSION = 1
 
-# The identities of recordings that have none, which can't be distinguished.
+# Identities of recordings without an identity, which can't be distinguished.
 _NAMELESS = Both("", "")
 
 
 class DiffStream:
-    """Writes one report per step to TensorBoard and ``diffs.jsonl``.
+    """A writer of one report per step to TensorBoard and ``diffs.jsonl``.
 
-    `begin` says which recordings the reports are of. A log of others, of the same folders, is put aside.
+    `begin` sets the recordings of the reports. A log of earlier recordings in the same run folders is renamed.
 
     Args:
-        logdir: the log folder; made if need be.
-        names: what tells the two runs from others; a log folder of other runs is refused.
-        host: a logger that gets the verdict's tags, ten at most, in the place of the run ``diff`` (a Trainer's).
-        tags: which curves are written: ``"layers"``, one for each layer and stage; ``"worst"``, of the ten worst layers
-            of each stage; ``"all"``, norms of each run and maxima too.
+        logdir: the log folder, created if necessary.
+        names: names that identify the two runs; a log folder of other runs is refused.
+        host: a logger (of a Trainer) that gets the verdict's tags, ten at most, instead of the run ``diff``.
+        tags: which curves are written: ``"layers"``, one for each layer and stage; ``"worst"``, the ten worst layers of
+            each stage; ``"all"``, norms of each run and maxima too.
 
     Attributes:
-        done: the steps that were written, now or before.
-        differs: whether one of them had a diff.
-        doubtful: whether of one of them it is not known.
-        replaced: what `begin` put aside, and why, in a sentence; empty if nothing.
+        done: the steps that were written, by this process or an earlier one.
+        differs: True if a step had a diff.
+        doubtful: True if the outcome of a step is ``cannot tell``.
+        replaced: sentence on the log that `begin` renamed, and the reason; empty if none.
 
     Raises:
-        UsageError: the log folder holds the diffs of other runs, or its ``diffs.jsonl`` is damaged; no such ``tags``.
+        UsageError: the log folder holds the diffs of other runs, ``diffs.jsonl`` is damaged, or ``tags`` is unknown.
     """
 
     def __init__(
@@ -91,17 +94,18 @@ class DiffStream:
 
     @property
     def outcome(self) -> str:
-        """What the steps came to, as `padiff.Report.outcome` has it."""
+        """Return the outcome of all steps, with the values of `padiff.Report.outcome`."""
         return DIFFER if self.differs else CANNOT_TELL if self.doubtful else MATCH
 
     def begin(self, recordings: Both[str] = _NAMELESS) -> Collection[int]:
-        """Go on with the log of two recordings, or begin it anew if it is of others.
+        """Continue the log of two recordings, or start a new log if the present one is of other recordings.
 
         Args:
-            recordings: their identities; empty for those that have none, which can't be distinguished.
+            recordings: identities of the recordings; empty for recordings without an identity, which can't be
+                distinguished.
 
         Returns:
-            The steps that need not be written any more.
+            The steps that are written already.
         """
         self.replaced = ""
         if self._file is not None and recordings == self._recordings:
@@ -111,14 +115,14 @@ class DiffStream:
             self._put_aside(recordings)
         self._recordings = recordings
         first = max(self.done, default=-1) + 1
-        with contextlib.ExitStack() as begun:  # on a full disk no threads of half a stream stay behind
+        with contextlib.ExitStack() as begun:  # closes the threads of a partly opened stream if the disk is full
             begun.callback(self._forget)
             for run in ("reference", "candidate", "diff"):
-                own = EventFile(self.path / run, first, self._older)
-                self._sinks[run] = begun.enter_context(contextlib.closing(own))
+                event_file = EventFile(self.path / run, first, self._older)
+                self._sinks[run] = begun.enter_context(contextlib.closing(event_file))
             self._sinks["verdict"] = self._host or self._sinks["diff"]
             self._file = begun.enter_context(open(self.path / DIFFS_FILE, "ab"))
-            begun.callback(self._draw)  # before all else is closed
+            begun.callback(self._draw)  # callbacks run in reverse order: draw before the files are closed
             if self._file.tell() == 0:
                 names = dict(SIDES.zip(self._names))
                 self._write_line({"schema_version": SCHEMA_VERSION, **names, "recordings": list(recordings)})
@@ -126,14 +130,18 @@ class DiffStream:
         return self.done
 
     def write(self, report: Report) -> None:
-        """Write one step's report: its points, what is new of the first diff, then the line."""
+        """Write one step's report: the points, the text on new faults, and last the line of ``diffs.jsonl``."""
         if self._file is None:
             self.begin()
         step = report.coverage.steps[0]
         if step in self.done:
             return
-        found = self._tagging.of(report)
-        to = {**dict(SIDES.zip(found.own)), "diff": found.layers, "verdict": found.verdict}
+        scalars_of_step = self._tagging.of(report)
+        to = {
+            **dict(SIDES.zip(scalars_of_step.own)),
+            "diff": scalars_of_step.layers,
+            "verdict": scalars_of_step.verdict,
+        }
         for run, scalars in to.items():
             for tag, value in scalars:
                 self._sinks[run].scalar(tag, value, step)
@@ -141,22 +149,22 @@ class DiffStream:
         if text:
             self._sinks["verdict"].text(FIRST_DIFF, text, step)
         parted = self.differs
-        whole = to_json(report)
-        line = self._lines.line(report, whole)
-        if found.curves:
-            line["curves"] = found.curves
+        report_json = to_json(report)
+        line = self._lines.line(report, report_json)
+        if scalars_of_step.curves:
+            line["curves"] = scalars_of_step.curves
         self._add(line)
-        # Now and then: a picture shows all steps before it, and TensorBoard keeps ten of a tag.
+        # Draw rarely, when the number of steps is a power of two: TensorBoard keeps ten pictures of a tag.
         if len(self.done).bit_count() == 1 or self.differs != parted:
             self._draw()
         for sink in self._sinks.values():
             sink.flush()
-        self._write_report(whole, step)
-        # Last: a line says that the step's points are out.
+        self._write_report(report_json, step)
+        # The line comes last: it certifies that the step's points are written.
         self._write_line(_following(line) if parted else line)
 
     def _add(self, line: Mapping[str, Any]) -> None:
-        """Take in a line: one that is to be written, or one that was before."""
+        """Add a line, new or from the file, to the first diff, the picture and the outcome."""
         step, first = int(line["step"]), line.get("first_diff")
         self._first = _first_of(self._first, first)
         self._picture.add(step, self._lines.rows(line), self._lines.sites)
@@ -164,13 +172,13 @@ class DiffStream:
         if shown is not None:
             self._picture.first = _place_of(shown)
         self.done.add(step)
-        # Lines of an older padiff have no outcome.
+        # Lines of an older padiff have no "outcome".
         outcome = line.get("outcome", DIFFER if line.get("passed") is False else MATCH)
         self.differs = self.differs or outcome == DIFFER
         self.doubtful = self.doubtful or outcome == CANNOT_TELL
 
     def _draw(self) -> None:
-        """Draw the heat map of all steps so far, unless that is done."""
+        """Draw the heat map of all steps so far, unless the latest step is drawn already."""
         step = max(self.done, default=None)
         if step is None or step == self._drawn or "verdict" not in self._sinks:
             return
@@ -180,22 +188,22 @@ class DiffStream:
         self._drawn = step
 
     def close(self) -> None:
-        """Close the event files and ``diffs.jsonl``; a given logger stays open."""
+        """Close the event files and ``diffs.jsonl``; the host's logger stays open."""
         self._open.close()
 
     def _forget(self) -> None:
         self._sinks.clear()
         self._file = None
 
-    def _write_report(self, whole: dict[str, Any], step: int) -> None:
-        """Write the report so far, when there is something new in it."""
-        so_far = {key: value for key, value in whole.items() if key != "steps"}
+    def _write_report(self, report_json: dict[str, Any], step: int) -> None:
+        """Write the report so far if more than its coverage has changed."""
+        so_far = {key: value for key, value in report_json.items() if key != "steps"}
         so_far |= {"passed": self.outcome == MATCH, "outcome": self.outcome, "first_diff": self._first}
         if self._first is not None:
             so_far["verdict"] = self._first["message"]
         else:
-            del so_far["verdict"]  # of this step alone
-        # Coverage is a step's own: that one counts another pair is no news.
+            del so_far["verdict"]  # describes this step only
+        # Coverage describes one step: a change in the number of pairs is no reason to write.
         now = {key: value for key, value in so_far.items() if key != "coverage"}
         if now != self._written_so_far:
             self._written_so_far = now
@@ -209,15 +217,15 @@ class DiffStream:
             self._lines.size += len(text)
 
     def _read(self) -> None:
-        """Take in the lines that are there; a last one that was cut off is removed from the file."""
-        path, whole, head = self.path / DIFFS_FILE, 0, None
+        """Read the existing lines, and remove an incomplete last line from the file."""
+        path, complete, head = self.path / DIFFS_FILE, 0, None
         if not path.exists():
             return
         with open(path, "rb") as file:
             for number, text in enumerate(file, start=1):
                 if not text.endswith(b"\n"):
                     break
-                line, whole = parsed(text, path, number), whole + len(text)
+                line, complete = parsed(text, path, number), complete + len(text)
                 if head is None:
                     head = line
                     self._read_head(line, path)
@@ -225,8 +233,8 @@ class DiffStream:
                     self._lines.learn(line, len(text))
                     if "step" in line:
                         self._learn(line)
-        if whole != path.stat().st_size:
-            os.truncate(path, whole)
+        if complete != path.stat().st_size:
+            os.truncate(path, complete)
 
     def _read_head(self, head: Mapping[str, Any], path: Path) -> None:
         names = SIDES.map(head.get)
@@ -240,14 +248,14 @@ class DiffStream:
         self._recordings = Both(*map(str, noted)) if isinstance(noted, list) and len(noted) == 2 else _NAMELESS
 
     def _learn(self, line: Mapping[str, Any]) -> None:
-        """Take in a step that another process wrote."""
+        """Restore the state from a step that an earlier process wrote."""
         rows, sites = self._lines.rows(line), self._lines.sites
         self._tagging.learn([place_of(sites[number]) for number in rows.sites.tolist()], rows, line.get("curves", {}))
         self._news.learn(line)
         self._add(line)
 
     def _put_aside(self, recordings: Both[str]) -> None:
-        """Rename the lines; without them, `EventFile` drops all of our points."""
+        """Rename ``diffs.jsonl``, and forget its steps; `EventFile` then drops all points that padiff wrote."""
         before = self._recordings or recordings
         (self.path / REPORT_FILE).unlink(missing_ok=True)
         os.replace(self.path / DIFFS_FILE, self.path / BEFORE_FILE)
@@ -261,23 +269,26 @@ class DiffStream:
 
 
 def _following(line: dict[str, Any]) -> dict[str, Any]:
-    """A line of a step after the first one with a diff, which a process that was started again takes for the first."""
+    """Return the line of a step after the first diff, with its standing ``first`` changed to ``follows``.
+
+    A restarted process has not seen the first diff, so its comparison takes a later one for the first.
+    """
     first, follows = Standing.FIRST.name.lower(), Standing.FOLLOWS.name.lower()
     first_diff = line["first_diff"]
     if first_diff is not None and first_diff.get("standing") == first:
         line["first_diff"] = {**first_diff, "standing": follows, "picture": None}
-    line["diffs"] = [{**one, "standing": follows} if one.get("standing") == first else one for one in line["diffs"]]
+    line["diffs"] = [{**diff, "standing": follows} if diff.get("standing") == first else diff for diff in line["diffs"]]
     return line
 
 
-def _first_of(known: dict[str, Any] | None, first: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The first diff so far. What a tensor shows stands before what the runs only declare differently."""
-    if known is None or (first is not None and not known.get("site") and first.get("site")):
+def _first_of(earlier: dict[str, Any] | None, first: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the earlier of two first diffs; a diff of a tensor replaces a difference of declared settings."""
+    if earlier is None or (first is not None and not earlier.get("site") and first.get("site")):
         return first
-    return known
+    return earlier
 
 
 def _place_of(first: Mapping[str, Any]) -> tuple[str, str, int]:
-    """Stage, layer and step of a first diff that a tensor shows."""
+    """Return the stage, layer and step of a first diff that a tensor shows."""
     site = (first["stage"], first["site"].get("reference"), first["site"].get("candidate"))
     return (*place_of(site), int(first["step"]))

@@ -1,8 +1,8 @@
-"""What the callbacks of trainers with Hugging Face's events share: transformers, PaddleFormers, PaddleNLP.
+"""Base class of the callbacks of trainers with Hugging Face's events: transformers, PaddleFormers, PaddleNLP.
 
-Such a trainer passes its callbacks neither the loss nor the batch, and tells them of no exception. So the callback
-looks up which trainer calls it, and puts two wrappers on that very object: one around ``train``, which ends the
-recording when an exception leaves it, and one around ``training_step`` for as long as a training lasts.
+Such a trainer passes neither the loss nor the batch to its callbacks, and does not report exceptions. So the callback
+finds the trainer that calls it, and puts two wrappers on that object: one around ``train``, which ends the recording
+after an exception, and one around ``training_step`` while a training runs.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from padiff_hooks.training import TrainingRecorder
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# The callback that records a model, so that the next training of the model can end what an exception left.
+# The callback that records each model, so that the next training of the model can end a recording after an exception.
 _recording: weakref.WeakKeyDictionary[Any, TrainerEvents] = weakref.WeakKeyDictionary()
-#: What has recording end with a trainer's ``train``, for as long as the trainer lives.
+#: The wrappers around ``train`` of each trainer, which end the recording; kept as long as the trainer lives.
 _guards: weakref.WeakKeyDictionary[Any, list[Override]] = weakref.WeakKeyDictionary()
 
 
 class TrainerEvents(TrainingResults, ABC):
-    """The events of a trainer, handed on to a `TrainingRecorder`; a host's callback derives from it.
+    """Base class of a callback that passes the events of a trainer to a `TrainingRecorder`.
 
-    Counts optimizer steps, not batches; evaluation is not recorded. A training that is resumed from a checkpoint goes
-    on with the checkpoint's step; a second ``train()`` goes on in the same run.
+    Steps are optimizer steps, not batches; evaluation is not recorded. A training that is resumed from a checkpoint
+    continues with the checkpoint's step; a second ``train()`` continues the same run.
 
     Args:
         dir_path: the run folder to write.
-        options: those of `padiff_hooks.options.TrainingOptions`; without ``logdir``, scalars go where the trainer's
-            own TensorBoard callback writes, if it has one.
+        options: the options of `padiff_hooks.options.TrainingOptions`. Without ``logdir``, scalars go to the folder of
+            the trainer's TensorBoard callback, if the trainer has one.
     """
 
-    #: Whether the trainer divides the loss before backward, and not the gradients afterwards.
+    #: True if the trainer divides the loss before backward; False if it divides the gradients afterwards.
     DIVIDES_BEFORE = False
 
     def __init__(self, dir_path: str | Path, **options: Unpack[TrainingOptions]) -> None:
@@ -66,20 +66,22 @@ class TrainerEvents(TrainingResults, ABC):
 
     @abstractmethod
     def settings_of(self, trainer: Any, args: Any, model: Any, state: Any) -> dict[str, Any]:
-        """What the trainer is set to, beside its optimizer (`padiff.records.settings`)."""
+        """Return the trainer's settings without those of its optimizer (`padiff.records.settings`)."""
 
     @abstractmethod
     def loss_scale_of(self, trainer: Any, args: Any) -> float:
-        """By how much the gradients of activations are larger than what the optimizer consumes adds up to."""
+        """Return the ratio of gradients of activations to their part in the gradients that the optimizer consumes."""
 
     @abstractmethod
     def parts_of(self, trainer: Any, args: Any) -> int:
-        """What the loss that ``training_step`` returns was divided by, to be the micro-batch's share of the step."""
+        """Return the number that ``training_step`` divides a micro-batch's loss by before it returns the loss."""
 
     def exchange(self, trainer: Any, arguments: dict[str, Any], batches: list[Any]) -> None:
-        """Adjust what ``training_step`` is called with beside a replayed batch.
+        """Adjust the arguments of ``training_step`` to a replayed batch.
 
         Args:
+            trainer: the trainer.
+            arguments: arguments of ``training_step`` without model and inputs, changed in place.
             batches: all micro-batches of the step.
         """
 
@@ -94,9 +96,9 @@ class TrainerEvents(TrainingResults, ABC):
         self._end()
         trainer = self._trainer = _calling(self)
         self._watch(trainer)
-        left = _recording.get(model)
-        if left is not None and left is not self and (trainer is None or not _has(trainer, left)):
-            left._abandon()
+        previous = _recording.get(model)
+        if previous is not None and previous is not self and (trainer is None or not _has(trainer, previous)):
+            previous._abandon()
         if state.global_step and not self._trained:
             self._training.step = state.global_step
         sink = self._sink = _sink(trainer)
@@ -160,7 +162,7 @@ class TrainerEvents(TrainingResults, ABC):
     # -- on the trainer --------------------------------------------------------------------------------------
 
     def _watch(self, trainer: Any) -> None:
-        """Have recording end when an exception leaves the trainer's ``train``."""
+        """Wrap the trainer's ``train`` so that an exception in it ends the recording."""
         if trainer is None or (self._wrapped is not None and self._wrapped() is trainer):
             return
         self._wrapped = weakref.ref(trainer)
@@ -170,16 +172,16 @@ class TrainerEvents(TrainingResults, ABC):
             try:
                 return train(*args, **kwargs)
             except BaseException:
-                own = callback()
-                if own is not None:
-                    own._abandon()
+                events = callback()
+                if events is not None:
+                    events._abandon()
                 raise
 
         _guards.setdefault(trainer, []).append(Override(trainer, "train", guarded, self.guard))
 
     def _recorded(self, trainer: Any, args: Any) -> Callable[..., Any]:
         def training_step(step: Callable[..., Any], model: Any, inputs: Any, *more: Any, **kwargs: Any) -> Any:
-            # Before the step: a scaler may change its scale at its end.
+            # Read the scale before the step: a scaler may change its scale at the end of the step.
             self._scale = self.guard.attempt(self.loss_scale_of, trainer, args) or 1.0
             try:
                 replayed = self._training.begin_batch(inputs)
@@ -191,7 +193,7 @@ class TrainerEvents(TrainingResults, ABC):
                 self.guard.attempt(self._log, trainer, args, loss)
                 return loss
             except BaseException:
-                # Not every trainer's `train` could be guarded: the callback may have been added later.
+                # The wrapper around `train` may be missing: the callback may have been added later.
                 self._abandon()
                 raise
 
@@ -199,19 +201,19 @@ class TrainerEvents(TrainingResults, ABC):
 
     def _log(self, trainer: Any, args: Any, loss: Any) -> None:
         if self._training.due:
-            whole = loss * self.parts_of(trainer, args)
-            self._training.log_loss(whole)
+            loss_of_batch = loss * self.parts_of(trainer, args)
+            self._training.log_loss(loss_of_batch)
             if self.DIVIDES_BEFORE:
-                self._training.declare_division("trainer.loss_divided_by", float(whole), self._scale)
+                self._training.declare_division("trainer.loss_divided_by", float(loss_of_batch), self._scale)
 
     def _exchanged(self, trainer: Any, batch: ReplayBatch, inputs: Any, arguments: dict[str, Any]) -> Any:
         framework = framework_of(trainer.model)
-        step = [exchanged(one, inputs, framework) for one in self._training.replayed_batches]
+        step = [exchanged(micro_batch, inputs, framework) for micro_batch in self._training.replayed_batches]
         self.exchange(trainer, arguments, step)
         return exchanged(batch, inputs, framework)
 
     def _abandon(self) -> None:
-        """A training was left by an exception."""
+        """End the recording after an exception in the training."""
         self._put_back()
         self._training.abort()
         self._end()
@@ -233,7 +235,7 @@ class TrainerEvents(TrainingResults, ABC):
 
 
 def _calling(callback: Any) -> Any:
-    """The trainer that calls a callback; `None` where none is seen. No event passes it."""
+    """Return the trainer that calls a callback, from the call stack, as no event passes it; `None` if none is there."""
     frame = sys._getframe(1)
     while frame is not None:
         caller = frame.f_locals.get("self")
@@ -245,11 +247,11 @@ def _calling(callback: Any) -> Any:
 
 def _has(trainer: Any, callback: Any) -> bool:
     listed = getattr(getattr(trainer, "callback_handler", None), "callbacks", ())
-    return any(one is callback for one in listed)
+    return any(item is callback for item in listed)
 
 
 def _sink(trainer: Any) -> _WriterSink | None:
-    """Where the trainer's own TensorBoard callback writes."""
+    """Return a sink for the SummaryWriter of the trainer's TensorBoard callback, or `None` without such a callback."""
     for callback in getattr(getattr(trainer, "callback_handler", None), "callbacks", ()):
         if hasattr(getattr(callback, "tb_writer", None), "add_scalar"):
             return _WriterSink(callback)
@@ -257,10 +259,10 @@ def _sink(trainer: Any) -> _WriterSink | None:
 
 
 class _WriterSink:
-    """Scalars, texts and pictures through the SummaryWriter of a trainer's callback, which closes it.
+    """Sink for scalars, texts and pictures that uses the SummaryWriter of a trainer's callback.
 
     Args:
-        owner: the trainer's callback.
+        owner: the trainer's callback, which closes the writer.
     """
 
     def __init__(self, owner: Any) -> None:
@@ -268,7 +270,7 @@ class _WriterSink:
 
     @property
     def logdir(self) -> str | None:
-        """The folder that the writer writes to."""
+        """Return the folder that the writer writes to."""
         return getattr(self._writer, "log_dir", None) or getattr(self._writer, "logdir", None)
 
     def scalar(self, tag: str, value: float, step: int) -> None:
@@ -287,11 +289,11 @@ class _WriterSink:
         self.flush()
 
     def leave(self) -> None:
-        """Training ended: a writer that its owner closed, and that later points opened again, is closed once more."""
+        """Close the writer once more after the training if its owner has closed it and later points opened it again."""
         if self._owner.tb_writer is not self._writer:
             self._writer.close()
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that are known."""
+    """Return the settings that are not `None`."""
     return {name: value for name, value in settings.items() if value is not None}

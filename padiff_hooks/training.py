@@ -1,6 +1,6 @@
-"""Recording a training loop that a host (Lightning, hapi, a Trainer) runs: what all callbacks share.
+"""Recording of a training loop that a host (Lightning, hapi, a Trainer) runs, for all callbacks.
 
-A callback is a shell: it tells a `TrainingRecorder` when a batch begins and ends and when the optimizer stepped.
+A callback is a thin shell that calls a `TrainingRecorder` when a batch begins or ends and when the optimizer steps.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ if TYPE_CHECKING:
 
 
 class TrainingRecorder:
-    """Records the steps of a training that somebody else's loop runs, and compares them with a reference run.
+    """A recorder of the steps that a host's loop trains, which also compares them with a reference run.
 
     Args:
         dir_path: the run folder to write.
-        options: each is described in `padiff_hooks.options.TrainingOptions` and, what `padiff.record` takes too, in
-            `padiff.recorder.options.RunOptions`.
+        options: the options of `padiff_hooks.options.TrainingOptions`, which include those of `padiff.record`
+            (`padiff.recorder.options.RunOptions`).
 
     Attributes:
-        step: number of the step under way.
+        step: number of the current step.
+        guard: guard that keeps errors of padiff from the training.
     """
 
     def __init__(self, dir_path: str | AnyPath, **options: Unpack[TrainingOptions]) -> None:
@@ -80,7 +81,7 @@ class TrainingRecorder:
         self._host_sink: ScalarSink | None = None
         self._own: OwnCurves | None = None
         self._resumes = False
-        #: Whether this process speaks for all of a training's.
+        #: True in the one process of a training that prints messages.
         self._says = True
         self._has_failed = False
         self.guard = Guard(self._failed, raises=replay is not None or options.get("on_error") == "raise")
@@ -102,14 +103,17 @@ class TrainingRecorder:
         logs_loss: bool = False,
         end: int | None = None,
     ) -> None:
-        """Training begins: make the run folder. What an earlier one that was not ended left is ended before.
+        """Start recording when the training begins; a recording that was not ended before is aborted.
 
         Args:
-            resumed: the host goes on with an earlier training; the folder is then resumed too.
-            logdir, sink: the host's own log folder and logger, used where no logdir was given.
-            settings: what the host knows that the training is set to (`padiff.records.settings`).
-            logs_loss: whether the host logs each micro-batch's loss, and models may give theirs as an output.
-            end: the step that the training ends before, where the host knows it.
+            model: the model.
+            optimizers: its optimizers.
+            resumed: True if the host continues an earlier training; the run folder is then resumed, too.
+            rank, world_size: rank of this process and number of processes, if the host knows them.
+            logdir, sink: log folder and logger of the host, used if the option ``logdir`` is not set.
+            settings: settings of the training that the host knows (`padiff.records.settings`).
+            logs_loss: True if the host logs the loss of each micro-batch; models may also return their loss.
+            end: the step that the training ends before, if the host knows it.
 
         Raises:
             RunsDifferError: the reference is set differently, and ``on_diff="raise"``.
@@ -162,17 +166,20 @@ class TrainingRecorder:
                 raise
 
     def _start_equal(self, source: str | Path, model: Any, optimizers: Sequence[Any], quiet: bool) -> None:
-        """Put the model where a recorded run was, and the optimizers where they held something by then.
+        """Load the recorded state into the model, and into the optimizers if the run recorded their parameters' state.
 
-        A learning rate alone is left as it is: it is what the training is set to, and is compared.
+        Optimizers for which only a learning rate was recorded are not changed: the rate is a setting to be compared.
         """
         stored = open_stored(source, beside=LiveModel.of(model).info)
-        held = any(state.parameters for state in stored.optimizers or ())
-        start(stored, model, optimizers if held else (), self._pair_map, quiet=quiet)
+        has_state = any(state.parameters for state in stored.optimizers or ())
+        start(stored, model, optimizers if has_state else (), self._pair_map, quiet=quiet)
 
     @property
     def first_report(self) -> Report | None:
-        """The first report with a diff, or `None`. It is not true in a condition: it has a diff."""
+        """Return the first report with a diff, or `None`.
+
+        A report with a diff is false in a condition: test `first_diff` instead.
+        """
         if self._replay is not None:
             report = self._replay.report
             return report if report is not None and report.first_diff is not None else None
@@ -180,30 +187,30 @@ class TrainingRecorder:
 
     @property
     def first_diff(self) -> FirstDiff | None:
-        """Where this training and the reference first part, as far as they were compared; `None` if nowhere."""
+        """Return the first difference between this training and the reference; `None` if none was found so far."""
         return self.first_report.first_diff if self.first_report is not None else None
 
     @property
     @guarded(default=False)
     def due(self) -> bool:
-        """Whether the step under way is recorded."""
+        """Return True if the current step is recorded."""
         return self._recorder is not None and self._recorder.due
 
     @property
     def report(self) -> Report | None:
-        """What a replay came to, once it is over; `None` where there was none."""
+        """Return the report of a replay once the training is over; `None` without a replay."""
         return self._replay.report if self._replay is not None else None
 
     @guarded(passing=(PadiffError,))
     def begin_batch(self, batch: Any = None, inputs: Any = None, labels: Any = None) -> ReplayBatch | None:
-        """A batch begins: hooks on, if its step is due.
+        """Add the hooks when a batch begins, if its step is due.
 
         Args:
-            batch: all of it, where the host does not tell what of it is which; or else
-            inputs, labels: what the model is called with, and what the loss takes besides.
+            batch: the whole batch, if the host does not separate inputs and labels.
+            inputs, labels: arguments of the model, and further arguments of the loss, if the host separates them.
 
         Returns:
-            The batch to train on instead, where a run is replayed.
+            The recorded batch to train on instead if a run is replayed, or else `None`.
         """
         if self._replay is not None:
             return self._replay.begin_batch()
@@ -218,18 +225,18 @@ class TrainingRecorder:
 
     @guarded(passing=(PadiffError,))
     def log_loss(self, loss: Any) -> None:
-        """The loss of the batch under way, where it is known before the batch ends."""
+        """Record the loss of the current batch, for a host that knows it before the batch ends."""
         if self._recorder is not None:
             self._recorder.log_loss(loss)
 
     @guarded(passing=(PadiffError,))
     def declare_division(self, name: str, loss: float, loss_scale: float) -> None:
-        """Declare by how much a loss was divided before backward began at it, as far as that is seen.
+        """Declare the whole number by which the loss was divided before backward, if the recorder can compute it.
 
         Args:
-            name: of the setting.
-            loss: the whole loss of the micro-batch.
-            loss_scale: what it was multiplied by besides.
+            name: name of the setting.
+            loss: the undivided loss of the micro-batch.
+            loss_scale: the factor of loss scaling.
         """
         began = self._recorder.backward_began_at if self._recorder is not None else None
         if self._recorder is None or not began or not math.isfinite(began) or not math.isfinite(loss):
@@ -240,18 +247,18 @@ class TrainingRecorder:
 
     @guarded(passing=(PadiffError,))
     def carried(self, micro_batches: int) -> None:
-        """The host begins a step anew, with the gradients of so many micro-batches that it did for it."""
+        """Note that the host begins the step again, with gradients left from a number of earlier micro-batches."""
         if self._recorder is not None:
             self._recorder.carried(micro_batches)
 
     @property
     def replayed_batches(self) -> Sequence[ReplayBatch]:
-        """The micro-batches of the step that is done again."""
+        """Return the micro-batches of the step that is replayed; empty without a replay."""
         return self._replay.batches if self._replay is not None else ()
 
     @guarded(passing=(PadiffError,))
     def end_batch(self, loss: Any = None, loss_scale: float = 1.0) -> None:
-        """A batch ended, with or without an optimizer step: hooks off."""
+        """Record the loss of a batch that ended, with or without an optimizer step, and remove the hooks."""
         if self._replay is not None:
             self._replay.end_batch(loss_scale)
         if self._recorder is not None:
@@ -262,7 +269,7 @@ class TrainingRecorder:
 
     @guarded(default=False, passing=(PadiffError,))
     def end_step(self) -> bool:
-        """The optimizer stepped. Returns whether the host is asked to stop.
+        """End the current step after an optimizer step, and return True if the host has to stop.
 
         Raises:
             RunsDifferError: a diff was found and ``on_diff="raise"``.
@@ -281,19 +288,19 @@ class TrainingRecorder:
                 self._recorder.flush()
             return self._live.say()
         except PadiffError:
-            # Not every host tells its callbacks of an exception.
+            # Not every host calls its callbacks after an exception.
             self.abort()
             raise
 
     @guarded(passing=(PadiffError,))
     def flush(self) -> None:
-        """Wait until every step that ended is written, compared and streamed."""
+        """Wait until all finished steps are written, compared and streamed."""
         if self._recorder is not None:
             self._recorder.flush()
 
     @guarded(passing=(PadiffError,))
     def finish(self) -> None:
-        """Training ended: write and compare what is left, take everything off."""
+        """Write and compare the remaining steps when the training ends, and remove all hooks."""
         if self._replay is not None:
             self._replay.finish()
         if self._recorder is None:
@@ -320,7 +327,7 @@ class TrainingRecorder:
 
     @guarded(passing=(PadiffError,))
     def abort(self) -> None:
-        """Training ended by an exception: take everything off, keep what is written."""
+        """Remove all hooks after an exception in the training; steps that are written stay."""
         if self._replay is not None:
             self._replay.abort()
         recorder, self._recorder = self._recorder, None
@@ -334,14 +341,14 @@ class TrainingRecorder:
 
     @guarded(passing=(PadiffError,))
     def detach(self) -> None:
-        """Take the hooks off; for a host that left a batch by an exception."""
+        """Remove the hooks, for a host that left a batch by an exception."""
         if self._replay is not None:
             self._replay.detach()
         if self._recorder is not None:
             self._recorder.detach()
 
     def _written(self, step: Step) -> None:
-        """On the writer's thread."""
+        """Compare or draw a step that was written; runs on the writer's thread."""
         if self._live is not None:
             self._live.compare(self._recorder)
         elif self._logdir is not None:
@@ -365,13 +372,13 @@ class TrainingRecorder:
         self.abort()
 
     def _leave(self) -> None:
-        """In a fork: what is open is the parent's."""
+        """Drop the open streams in a forked process, where they belong to the parent."""
         self._own = None
         if self._live is not None:
             self._live.leave()
 
     def _close_streams(self) -> None:
-        own, self._own = self._own, None
-        for stream in (self._live, own):
+        curves, self._own = self._own, None
+        for stream in (self._live, curves):
             if stream is not None:
                 stream.close()

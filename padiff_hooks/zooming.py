@@ -1,4 +1,4 @@
-"""Zooming in: where a sketch is beyond its limit, both recorders are asked for full tensors around it."""
+"""Requests to both recorders for full tensors of the layers around a sketch that is beyond its limit."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from padiff.dump.remote_path import AnyPath
 from padiff.dump.zoom import Zoom, ask
 from padiff.records import LOOP, Both, Diff, Report, Run
 
-# Layers that ran so many places before or after the one that differs are looked at, too.
+# Number of layers before and after the differing layer that are requested, too.
 _AROUND = 2
-# Layers before the one that differs that are looked at, at most.
+# Largest number of layers before the differing layer that are requested.
 _MOST_LAYERS = 24
-# Due steps that a recorder may be ahead of what it has written, and then some.
+# Upper estimate of the number of due steps that a recorder is ahead of its written steps.
 _AHEAD = 4
-#: Requests that are made in one comparison, at most: each costs the recorders a step of full tensors.
+#: Largest number of requests in one comparison: each costs the recorders a step of full tensors.
 MOST = 8
 
 
 class Zooming:
-    """Asks for full tensors of the layers around a first diff that was judged from sketches.
+    """Sender of requests for full tensors of the layers around a first diff that was judged from sketches.
 
-    One request at a time, and one for each place: another one is made when the steps asked for are there.
+    There is at most one request for each place. A new request waits until the steps of the last one are recorded.
 
     Args:
         paths: the two run folders.
@@ -31,35 +31,47 @@ class Zooming:
         self._until = -1
 
     def look(self, report: Report, runs: Both[Run]) -> Zoom | None:
-        """Ask, if a step's report gives reason to; returns what the candidate was asked for, or the reference."""
+        """Request full tensors if a step's report shows a new place to zoom into.
+
+        Returns the candidate's request, or the reference's if the candidate was not asked, or `None`.
+        """
         step = report.coverage.steps[0]
         first = next((diff for diff in report.diffs if not diff.passed), None)
         if first is None or not report.coverage.sketched or step <= self._until or len(self._places) >= MOST:
             return None
         if first.figures is not None and first.figures.basis == "tensors" and first.pair.anchor.layer != LOOP:
-            return None  # its tensors are there
+            return None  # the tensors are recorded already
         place = (first.pair.anchor.layer, first.pair.stage)
         if place in self._places:
             return None
         self._places.add(place)
         from_step = _ahead(runs)
-        asked = None
+        request = None
         for path, run, layers in zip(self._paths, runs, _around(report, first)):
             if layers and not run.finished():
                 zoom = Zoom(from_step, frozenset(layers))
-                asked = zoom if ask(path, zoom) else asked
-        self._until = from_step if asked is not None else self._until
-        return asked
+                request = zoom if ask(path, zoom) else request
+        self._until = from_step if request is not None else self._until
+        return request
 
 
-def _block(layers: list[Both[str]], place: int, own: Both[str]) -> list[Both[str]]:
-    """The layers that the code runs which the diff may come from, up to its place, and the one before them: what goes
-    into that code (a residual, say) is what it is computed again from.
+def _block(layers: list[Both[str]], place: int, paths_of_diff: Both[str]) -> list[Both[str]]:
+    """Return the layers of the differing block up to the diff, and the layer before them.
+
+    The block is the differing layer if it has layers inside, or else the layer's parent. The layer before the block
+    gives the block's inputs (of a residual, for example), which are needed to compute the block again.
+
+    Args:
+        layers: paths of all layers on both sides, in execution order.
+        place: index of the differing layer.
+        paths_of_diff: paths of the differing layer.
     """
-    inside = [k for k, paths in enumerate(layers[:place]) if any(p.startswith(f"{at}.") for p, at in paths.zip(own))]
+    inside = [
+        k for k, paths in enumerate(layers[:place]) if any(p.startswith(f"{at}.") for p, at in paths.zip(paths_of_diff))
+    ]
     if not inside:
-        # A layer of the framework: the code is of the layer that holds it.
-        holders = own.map(lambda path: path.rpartition(".")[0])
+        # A layer without layers inside is the framework's: the user's code is in its parent.
+        holders = paths_of_diff.map(lambda path: path.rpartition(".")[0])
         inside = [
             k
             for k, paths in enumerate(layers[:place])
@@ -70,7 +82,7 @@ def _block(layers: list[Both[str]], place: int, own: Both[str]) -> list[Both[str
 
 
 def _ahead(runs: Both[Run]) -> int:
-    """A step that neither recorder has begun: those at work are as far as what they wrote, and a little further."""
+    """Return the number of a step that neither recorder has begun yet, estimated from the written steps."""
     numbers = [run.numbers() for run in runs if not run.finished()]
     last = max((n[-1] for n in numbers if n), default=0)
     apart = max((n[-1] - n[-2] for n in numbers if len(n) > 1), default=1)
@@ -78,14 +90,21 @@ def _ahead(runs: Both[Run]) -> int:
 
 
 def _around(report: Report, first: Diff) -> Both[set[str]]:
-    """Paths, on either side, of the layer that differs, of those that hold it, and of those that ran around it."""
+    """Return the paths on both sides of the differing layer, its parents, and the layers that ran around it."""
     forward = [d.pair for d in report.diffs if d.pair.stage == "forward"]
     layers = list(
         dict.fromkeys(Both(p.reference.layer, p.candidate.layer) for p in forward if p.reference and p.candidate)
     )
-    own = Both(first.pair.reference, first.pair.candidate).map(lambda record: record.layer if record else LOOP)
-    here = [k for k, paths in enumerate(layers) if any(path == at for path, at in paths.zip(own))]
-    place = here[0] if here else len(layers) - 1  # the loss: what comes last
-    above = [paths for paths in layers if any(at.startswith(f"{path}.") for path, at in paths.zip(own))]
-    found = [*layers[max(0, place - _AROUND) : place + _AROUND + 1], *_block(layers, place, own), *above, own]
-    return Both({paths.reference for paths in found} - {LOOP}, {paths.candidate for paths in found} - {LOOP})
+    paths_of_diff = Both(first.pair.reference, first.pair.candidate).map(
+        lambda record: record.layer if record else LOOP
+    )
+    here = [k for k, paths in enumerate(layers) if any(path == at for path, at in paths.zip(paths_of_diff))]
+    place = here[0] if here else len(layers) - 1  # for the loss: the last layer
+    above = [paths for paths in layers if any(at.startswith(f"{path}.") for path, at in paths.zip(paths_of_diff))]
+    nearby = [
+        *layers[max(0, place - _AROUND) : place + _AROUND + 1],
+        *_block(layers, place, paths_of_diff),
+        *above,
+        paths_of_diff,
+    ]
+    return Both({paths.reference for paths in nearby} - {LOOP}, {paths.candidate for paths in nearby} - {LOOP})

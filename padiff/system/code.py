@@ -1,4 +1,4 @@
-"""Check code before it is handed to a person: a run folder comes from anybody, and nothing of it may become code."""
+"""Checks of generated code, as text from an untrusted run folder must never become code."""
 
 from __future__ import annotations
 
@@ -12,21 +12,26 @@ from padiff.errors import UsageError
 
 
 class ForeignCodeError(UsageError):
-    """A run would put words of its own into code that padiff writes."""
+    """Error of a run with names or values that would become part of generated code."""
 
 
 def refused(what: str, value: object) -> ForeignCodeError:
-    """Return the error of a word that no catalog has."""
+    """Return the error for a word that is in no catalog.
+
+    Args:
+        what: kind of the word, such as ``the function``.
+        value: the word.
+    """
     text = ascii(value)
     text = text if len(text) <= 80 else f"{text[:77]}..."
     return ForeignCodeError(f"{what} {text} is not known to padiff, and never becomes code: do not trust this run")
 
 
 def literal(value: Any) -> str:
-    """Return a plain value as source text, in ASCII and on one line: the only way of a run's value into code.
+    """Return a plain value as source text, in ASCII and on one line; all values of runs enter code this way.
 
     Raises:
-        ForeignCodeError: the value is none that a literal has.
+        ForeignCodeError: the value's type has no literal.
     """
     if value is None or isinstance(value, (bool, int)):
         return repr(value)
@@ -43,7 +48,7 @@ def literal(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """All words that a piece of code may have.
+    """The words that generated code may contain.
 
     Attributes:
         variables: names that are read or set.
@@ -64,7 +69,7 @@ class Vocabulary:
         object.__setattr__(self, "_modules", frozenset(chain.partition(".")[0] for chain in self.chains))
 
     def with_variables(self, names: Collection[str]) -> Vocabulary:
-        """Return the vocabulary with more variables."""
+        """Return a copy of the vocabulary with additional variables."""
         return replace(self, variables=self.variables.union(names))
 
     def check(self, code: str) -> None:
@@ -79,7 +84,7 @@ class Vocabulary:
         """Check parsed code.
 
         Raises:
-            ForeignCodeError: as `check` does.
+            ForeignCodeError: the code has a word, or a construct, that is not in this vocabulary.
         """
         waiting = [tree]
         while waiting:
@@ -112,7 +117,7 @@ def parsed(code: str) -> ast.Module:
     """Return code as a syntax tree.
 
     Raises:
-        ForeignCodeError: the text is no code.
+        ForeignCodeError: the text is not valid Python.
     """
     try:
         return ast.parse(code)
@@ -122,7 +127,7 @@ def parsed(code: str) -> ast.Module:
         ) from None
 
 
-# What calls, assignments and arithmetic on literals are made of. No import, function, lambda, comprehension or `*`.
+# Nodes of calls, assignments and arithmetic on literals. No import, function, lambda, comprehension or `*`.
 _PLAIN = (
     ast.Module, ast.Expr, ast.Assign, ast.For, ast.With, ast.withitem, ast.Name, ast.Attribute, ast.Call, ast.keyword,
     ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.Subscript, ast.Slice, ast.JoinedStr, ast.FormattedValue, ast.BinOp,
@@ -131,7 +136,7 @@ _PLAIN = (
 
 
 def _chain(node: ast.expr) -> str | None:
-    """Return a dotted name; `None` for an attribute of another value."""
+    """Return the dotted name of an attribute chain; `None` if the chain does not begin with a plain name."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)

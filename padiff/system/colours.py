@@ -1,4 +1,4 @@
-"""Whether what is written to a stream may be coloured."""
+"""Decision on coloured output."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ _NO = ("", "0", "false", "no", "off")
 
 
 def coloured(stream: IO[str]) -> bool:
-    """Whether colours may be written: on a terminal that knows them; ``NO_COLOR`` and ``FORCE_COLOR`` decide otherwise.
+    """Return True if the stream is a terminal that can show colours.
 
-    ``NO_COLOR`` (set to anything) wins. ``FORCE_COLOR=0`` does not force.
+    ``NO_COLOR`` (any value) forces False, and ``FORCE_COLOR`` forces True, except for values such as 0 or ``off``.
+    ``NO_COLOR`` has precedence.
     """
     if os.environ.get("NO_COLOR"):
         return False
@@ -19,5 +20,5 @@ def coloured(stream: IO[str]) -> bool:
         return True
     try:
         return stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
-    except (ValueError, AttributeError):  # it is closed, or something else in a stream's place
+    except (ValueError, AttributeError):  # the stream is closed, or is no real stream
         return False

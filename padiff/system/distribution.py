@@ -1,4 +1,4 @@
-"""Telling an older ``padiff`` distribution that is installed beside this one."""
+"""Detection of an older ``padiff`` distribution that is installed beside this one."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import importlib.metadata
 
 from padiff.system.warn import warn
 
-#: The distribution that this package comes in; an older tool's is called ``padiff``, and so is its package.
+#: Name of this package's distribution, and of the distribution of an older tool whose package is also ``padiff``.
 NAME, OLDER = "padiff-hooks", "padiff"
 
 
 def warn_of_older() -> None:
-    """Warn if another distribution brought a package of the same name, whose files would mix with these."""
+    """Warn if the older distribution is installed, because the files of both packages mix in one folder."""
     try:
         version = importlib.metadata.version(OLDER)
     except importlib.metadata.PackageNotFoundError:

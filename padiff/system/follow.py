@@ -1,6 +1,6 @@
-"""Ending with the process that started this one.
+"""Exit of worker processes when their parent process ends.
 
-A killed process says nothing to those that it started, and they would go on, or wait for their next task, for ever.
+The children of a killed process get no notice, and would run or wait for their next task for ever.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ import os
 import threading
 import time
 
-# Seconds between two looks.
+# Seconds between two checks.
 _LOOK = 1.0
 
 
 def follow(parent: int) -> None:
-    """From now on, end with the process that started this one, however that ended.
+    """Start a thread that exits this process as soon as its parent has ended, even if the parent was killed.
 
     Args:
-        parent: its number, as it knows it itself: it may be gone already.
+        parent: the parent's process id, passed by the parent because it may have ended already.
     """
     if os.name == "posix":
         threading.Thread(target=_watch, args=(parent,), name="padiff-parent", daemon=True).start()

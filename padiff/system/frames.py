@@ -1,4 +1,4 @@
-"""Where in people's code something is called."""
+"""Lines of the user's code on the call stack."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 from padiff.system.start_folder import current_folder, start_folder
 
-#: Lines of a stack that are kept: the innermost ones.
+#: Largest number of recorded lines of a stack; the innermost lines are kept.
 MOST = 12
-# Letters of a line that are kept.
+# Largest number of recorded characters of a line.
 _LONGEST = 200
 _PADIFF = str(Path(__file__).resolve().parents[1])
 _LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-# Packages that call models, and are not their code.
+# Packages that call models, and do not contain the code of models.
 _AROUND = ("padiff", "lightning", "pytorch_lightning", "_pytest", "pytest")
 _INSTALLED = ("site-packages", "dist-packages")
 
@@ -29,10 +29,10 @@ class Frame(NamedTuple):
     """A line of a call stack.
 
     Attributes:
-        file: its file; relative to the working directory at the start where it lies below that.
-        line: its number, counted from 1.
-        function: the function that it is in.
-        code: the line itself, without what is before and after it; empty where the file can't be read.
+        file: path of the file, relative to the working directory at the start if the file is below it.
+        line: number of the line, counted from 1.
+        function: name of the function.
+        code: text of the line without surrounding whitespace; empty if the file can't be read.
     """
 
     file: str
@@ -42,32 +42,33 @@ class Frame(NamedTuple):
 
 
 def is_users(file: str) -> bool:
-    """Whether a file is neither padiff's, nor the standard library's, nor of an installed package."""
+    """Return True if a file belongs neither to padiff, nor to the standard library, nor to an installed package."""
     return not (file.startswith((_PADIFF, *_LIBRARIES, "<")) or any(name in file for name in _INSTALLED))
 
 
 def code_frames(framework: str) -> tuple[Frame, ...]:
-    """The stack of whoever calls now, outermost line first: lines of the user's own code, and the line that calls.
+    """Return the lines of the user's code on the current call stack, outermost first, 12 at most.
 
-    The latter's file may be an installed package's (a model zoo), though not the framework's or padiff's.
+    The innermost line may also be in an installed package that contains models (a model zoo), but not in the framework
+    or padiff.
 
     Args:
-        framework: its name, which its package has too.
+        framework: name of the framework, which is also the name of its package.
     """
-    found: list[Frame] = []
+    frames: list[Frame] = []
     for frame in _frames(sys._getframe(1)):
         file = frame.f_code.co_filename
         users, model, short = _about(file, framework)
-        if users or (model and not found):
-            found.append(Frame(short, frame.f_lineno, frame.f_code.co_name, _code(file, frame.f_lineno)))
-            if len(found) == MOST:
+        if users or (model and not frames):
+            frames.append(Frame(short, frame.f_lineno, frame.f_code.co_name, _code(file, frame.f_lineno)))
+            if len(frames) == MOST:
                 break
-    return tuple(reversed(found))
+    return tuple(reversed(frames))
 
 
 @lru_cache(maxsize=4096)
 def _about(file: str, framework: str) -> tuple[bool, bool, str]:
-    """Of a file: whether it is the user's, whether it may hold the code of a model, and what it is called."""
+    """Return the results of `is_users`, `_is_model` and `_short` for a file, from a cache."""
     return is_users(file), _is_model(file, framework), _short(file)
 
 
@@ -78,7 +79,7 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _is_model(file: str, framework: str) -> bool:
-    """Whether an installed package's file may hold the code of a model."""
+    """Return True if a file is in an installed package that may contain the code of models."""
     if file.startswith((_PADIFF, "<")):
         return False
     parts = Path(file).parts

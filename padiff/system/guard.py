@@ -1,4 +1,4 @@
-"""The boundary between padiff and the user's training: an error of padiff's own stops there."""
+"""Guards that keep errors of padiff from the user's training."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _LETTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error of padiff's own, as text: the error itself would keep the training's tensors alive.
+    """An error of padiff, as text, because the exception object would keep the training's tensors alive.
 
     Attributes:
         text: type and message of the error, and the line of padiff that raised it.
-        modules: names of padiff's modules that the error passed, outermost first.
+        modules: names of padiff's modules on the error's traceback, outermost first.
     """
 
     text: str
@@ -41,10 +41,10 @@ class Failure:
 
 
 class Guard:
-    """Stops errors of padiff's own where the user's code calls padiff: in hooks, wrappers and a recorder's methods.
+    """A guard that stops errors of padiff in hooks, wrappers and methods that the user's code calls.
 
-    Such a function calls padiff's part by `run`. Where each call counts it has ``try: ... except Exception as error:
-    guard.catch(error)`` instead, and does nothing while the guard is tripped.
+    Such a function calls padiff's code by `run`. A function whose speed matters uses ``try: ... except Exception as
+    error: guard.catch(error)`` instead, and does nothing while the guard is tripped.
 
     Args:
         failed: called with each failure.
@@ -74,7 +74,7 @@ class Guard:
         """Stop an error. Call this in the ``except`` clause.
 
         Raises:
-            Exception: the error, where errors are raised, or where a signal handler of the user's raised it.
+            Exception: the error, if the guard raises errors, or if a signal handler of the user raised it.
         """
         if self._raises:
             raise
@@ -84,12 +84,15 @@ class Guard:
             self._failed(Failure.from_error(error))
 
     def reset(self) -> None:
-        """Let hooks work again."""
+        """Clear `tripped`, so that hooks work again."""
         self.tripped = False
 
 
 def weakly(method: Callable[[Failure], None]) -> Callable[[Failure], None]:
-    """Return a function that calls a method as long as its object lives: hooks on a model must not keep a recorder."""
+    """Return a function that calls a method only while the method's object lives.
+
+    Hooks on a model hold this function, so that they do not keep a recorder alive.
+    """
     alive = weakref.WeakMethod(method)
 
     def call(failure: Failure) -> None:
@@ -100,18 +103,18 @@ def weakly(method: Callable[[Failure], None]) -> Callable[[Failure], None]:
     return call
 
 
-#: For callers who want each error: tools that a person calls, as opposed to a training.
+#: A guard that raises each error, for tools that a person calls directly.
 RAISING = Guard(raises=True)
 
 
 def guarded(
     default: Any = None, passing: tuple[type[Exception], ...] = ()
 ) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, _Result]]:
-    """Guard a method of an object with an attribute `guard`.
+    """Return a decorator for methods of objects with an attribute `guard`, which stops the method's errors.
 
     Args:
         default: the result after an error.
-        passing: errors that the caller asked for, which are raised.
+        passing: errors that are raised to the caller.
     """
 
     def decorate(method: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
@@ -142,9 +145,9 @@ def _module(frame: FrameType) -> str:
 
 
 def reraise_from_signal_handler(error: BaseException) -> None:
-    """Raise an error that a signal handler raised, which may interrupt any line of padiff's: the error is the user's.
+    """Raise an error again if a signal handler raised it, as such an error is the user's.
 
-    Call this in an ``except Exception`` clause.
+    A signal handler may interrupt any line of padiff. Call this in an ``except Exception`` clause.
     """
     codes = {frame.f_code for frame, _ in _frames(error.__traceback__)}
     if any(_code(signal.getsignal(number)) in codes for number in signal.valid_signals()):
@@ -152,7 +155,7 @@ def reraise_from_signal_handler(error: BaseException) -> None:
 
 
 class Tolerated:
-    """Suppress the errors of a block, other than those that a signal handler raised."""
+    """Context manager that suppresses errors of its block, except errors that a signal handler raised."""
 
     def __enter__(self) -> None:
         pass

@@ -1,6 +1,4 @@
-"""Names of a package that come from modules that are imported when they are asked for: who does not need them starts
-sooner.
-"""
+"""Lazy import of a package's public names, so that importing the package is fast."""
 
 from __future__ import annotations
 
@@ -9,9 +7,13 @@ from collections.abc import Callable, Mapping
 
 
 def names_from(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
-    """The package's ``__getattr__``, given the module of each name: ``__getattr__ = names_from(__name__, {...})``.
+    """Return a ``__getattr__`` for a package: ``__getattr__ = names_from(__name__, {...})``.
 
-    It is to be hidden from type checkers, which would take any name for one of the package's.
+    Hide the assignment from type checkers, which would otherwise accept any name.
+
+    Args:
+        package: name of the package.
+        modules: module of each name.
     """
 
     def asked_for(name: str) -> object:

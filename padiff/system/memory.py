@@ -1,4 +1,4 @@
-"""How much memory there is to take, taking it for a tensor that is read, and what the C library does with it."""
+"""Free memory, allocation of memory for tensors, and the allocator of the C library."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from pathlib import Path
 import numpy as np
 
 _SYSTEM = Path("/proc/meminfo")
-# Of a container: its limit, and what it uses already.
+# Files with a container's memory limit and its present use.
 _CONTAINER = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
 
-# Of the memory that is free, one tensor may take so much: its partner needs as much, and measuring some more.
+# Largest share of the free memory for one tensor: its partner needs as much, and measuring some more.
 _LARGEST_SHARE = 0.4
-# Below this nobody asks how much is free, which takes some 50 us.
+# Tensors up to this size in bytes are not checked, as reading the free memory takes some 50 us.
 _LARGE = 64 << 20
-# Bytes of a block that is just below the largest of which glibc learns (32 MB with what it notes of it).
+# Size of a block in bytes, just below the largest from which glibc learns (32 MB with glibc's header).
 _LEARNT = 31 << 20
 
 
 def available() -> int | None:
-    """Bytes that can be taken without anything being swapped out; `None` where the system does not say."""
-    found = []
+    """Return the number of bytes that can be allocated without swapping; `None` if the system does not report it."""
+    limits = []
     with contextlib.suppress(OSError, ValueError, StopIteration):
         line = next(line for line in _SYSTEM.read_text().splitlines() if line.startswith("MemAvailable:"))
-        found.append(int(line.split()[1]) * 1024)
+        limits.append(int(line.split()[1]) * 1024)
     with contextlib.suppress(OSError, ValueError):  # "max": no limit
         limit, used = (int(path.read_text()) for path in _CONTAINER)
-        found.append(max(limit - used, 0))
-    return min(found, default=None)
+        limits.append(max(limit - used, 0))
+    return min(limits, default=None)
 
 
 def check_free(size: int) -> None:
-    """Make sure that one tensor of so many bytes can be read, before memory is taken for it.
+    """Check that there is enough free memory to read a tensor of `size` bytes.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: there is not enough free memory.
     """
     free = available() if size > _LARGE else None
     if free is not None and size > free * _LARGEST_SHARE:
@@ -43,24 +43,25 @@ def check_free(size: int) -> None:
 
 
 def new_memory(size: int, _start: int = 0) -> np.ndarray:
-    """So many bytes of new memory, for one tensor; wherever in a file they come from.
+    """Return new memory of `size` bytes for one tensor; the tensor's start in its file is ignored.
 
     Raises:
-        ValueError: so much is not free.
-        MemoryError: nor given.
+        ValueError: there is not enough free memory.
+        MemoryError: the allocation failed.
     """
     check_free(size)
     return np.empty(size, np.uint8)
 
 
 def keep_freed() -> None:
-    """Have glibc keep freed memory for what is asked for next, up to 62 MB of it, as it does in any process that has
-    freed a block of 31 MB: from then on it takes blocks up to that size from its heap, and gives back what is free at
-    the end of that only where it is twice as much (M_MMAP_THRESHOLD in mallopt(3); who sets that himself is left with
-    it). The block is never written to, so that it takes no memory.
+    """Make glibc keep up to 62 MB of freed memory for later allocations, by freeing a block of 31 MB.
 
-    Whether gradients of some MB lie at the end of the heap, to be given back and taken anew in each step, is chance;
-    whatever is allocated while a training runs moves them. Measured, ResNet-18 on the CPU: none to 13,800 page faults a
-    step, of 2 us each, mostly more with a recorder than without; with this, next to none.
+    From then on, glibc allocates blocks up to that size from its heap. It returns free memory at the end of the heap to
+    the system only if this is twice as large (M_MMAP_THRESHOLD in mallopt(3); a threshold that the user set stays). The
+    block is never written to, so that it uses no memory.
+
+    Without this call, gradients of some MB may lie at the end of the heap, and be returned and allocated again in each
+    step. Their place depends on all allocations during a training, so it is chance. Measured with ResNet-18 on the CPU:
+    0 to 13,800 page faults per step of 2 us each, mostly more with a recorder than without; almost none with this call.
     """
     np.empty(_LEARNT, np.uint8)

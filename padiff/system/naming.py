@@ -1,4 +1,4 @@
-"""Naming a few of many in a sentence."""
+"""Short lists of names in sentences."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from collections.abc import Sequence
 
 
 def first_few(names: Sequence[object], most: int) -> str:
-    """The first names, and how many there are beside them: ``a, b and 4 more``."""
+    """Return the first `most` names and the number of the others: ``a, b and 4 more``."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(str, names[:most])) + more

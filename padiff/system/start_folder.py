@@ -1,4 +1,4 @@
-"""The working directory in which a script began: files are named by it, wherever the script goes later."""
+"""Working directory at the start of a script, to which recorded file names are relative."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextvars import ContextVar
 
 
 def current_folder() -> str:
-    """Return the working directory; empty if it is gone."""
+    """Return the working directory; empty if the directory was removed."""
     try:
         return os.getcwd()
     except OSError:
@@ -24,5 +24,5 @@ def start_folder() -> str:
 
 
 def begin_here() -> None:
-    """Take the working directory as that in which a script begins."""
+    """Set the start folder of the script to the present working directory."""
     _START.set(current_folder())

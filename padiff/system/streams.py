@@ -1,4 +1,4 @@
-"""Standard output and errors: what they can't show, and what they can't take any more."""
+"""Handling of standard output and standard error that can't show some text, or are closed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ import sys
 
 
 def show_anything() -> None:
-    """From now on what a terminal's encoding can't show is printed as codes, and is no error."""
+    """Make standard output and error print characters outside of their encoding as codes instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def give_up_output(error: BaseException | None = None) -> None:
-    """Standard output can't be written to: leave what is buffered for it, which would fail again at the end."""
+    """Redirect standard output to the null device, so that buffered text does not fail again at exit.
+
+    Args:
+        error: the error that ended the command. With an error, standard output is redirected only if flushing fails.
+    """
     if error is not None:
         with contextlib.suppress(OSError):
             sys.stdout.flush()

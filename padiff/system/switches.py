@@ -1,4 +1,4 @@
-"""Switches that environment variables set; read when a recording or an ``auto_diff`` begins, never on import."""
+"""Switches from environment variables, read when a recording or an ``auto_diff`` begins and never on import."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _ON, _OFF = ("ON", "TRUE", "1", "YES"), ("OFF", "FALSE", "0", "NO", "")
 
 @dataclass(frozen=True)
 class Switches:
-    """The switches as they stand.
+    """Values of the switches.
 
     Attributes:
-        api_check: ``PADIFF_API_CHECK``: record functional calls below the layers too. Default off.
+        api_check: ``PADIFF_API_CHECK``: also record functional calls below the layers. Default off.
         third_party: ``PADDLE_THIRDPARTY_API``: dotted names of custom paddle operators (functions, or modules of
             them), separated by commas, that count as functional calls. Default none.
         path_log: ``PADIFF_PATH_LOG``: print the path of each layer as it is called. Default off.
-        skip_wrappers: ``PADIFF_SKIP_WRAP_LAYER``: leave out layers that own nothing and hold one layer. Default off.
+        skip_wrappers: ``PADIFF_SKIP_WRAP_LAYER``: skip layers without parameters that only wrap one layer. Default off.
     """
 
     api_check: bool = False
@@ -32,7 +32,7 @@ class Switches:
 
     @classmethod
     def from_environment(cls) -> Switches:
-        """The switches that the environment sets now.
+        """Return the switches with the present values of the environment variables.
 
         Raises:
             UsageError: a switch is neither on nor off.
@@ -42,16 +42,17 @@ class Switches:
             api_check=_switch("PADIFF_API_CHECK"),
             third_party=tuple(name.strip() for name in names.replace(";", ",").split(",") if name.strip()),
             path_log=_switch("PADIFF_PATH_LOG"),
-            # The older spelling is the one that people have in their scripts.
+            # The misspelled name is in older scripts.
             skip_wrappers=_switch("PADIFF_SKIP_WRAP_LAYER") or _switch("PADIFF_SIKP_WRAP_LAYER"),
         )
 
 
 def say(text: str, alarming: bool = False) -> None:
-    """Print a line that says how something ended, on standard error; not where ``PADIFF_QUIET`` is on.
+    """Print a line on standard error, unless ``PADIFF_QUIET`` is on.
 
     Args:
-        alarming: it stands out, where there are colours.
+        text: the line.
+        alarming: True to print the line in red if colours are possible.
     """
     if os.environ.get("PADIFF_QUIET", "").strip().upper() not in _ON:
         line = f"padiff: {printable(text)}"

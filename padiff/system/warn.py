@@ -1,4 +1,4 @@
-"""Warnings to whoever runs the training."""
+"""Warnings to the user of a training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from padiff.system.switches import say
 def warn(text: str) -> None:
     """Warn at the line of the user's code that called padiff.
 
-    Where warnings are errors (``python -W error``), the text goes to standard error instead: padiff ends no training.
+    If warnings are errors (``python -W error``), the text is printed on standard error, as padiff must not end a
+    training.
     """
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("padiff"):

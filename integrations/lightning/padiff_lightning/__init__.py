@@ -11,7 +11,8 @@ __all__ = ["PaDiffCallback"]
 
 
 def __getattr__(name: str) -> Any:
-    # Looked up each time: a command line that finds it by its name asks whether it is a Callback before it makes one.
+    # Looked up each time: a command line that finds the class by its name checks that it is a Callback before it makes
+    # an object.
     if name == "PaDiffCallback":
         callback.become_callback(packages.loaded())
         return callback.PaDiffCallback

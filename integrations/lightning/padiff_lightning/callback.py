@@ -1,4 +1,4 @@
-"""Lightning's hooks, handed on to a `TrainingRecorder`."""
+"""Lightning callback that passes the Trainer's events to a `TrainingRecorder`."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 else:
 
     class _Base:
-        """What `PaDiffCallback` is besides a `Callback`; a class whose only base is `object` can get no other."""
+        """Placeholder base of `PaDiffCallback`; Python can't add bases to a class whose only base is `object`."""
 
 
 class PaDiffCallback(TrainingResults, _Base):
-    """Records a Lightning training, and compares it live with a reference run if one is given.
+    """Callback that records a Lightning training, and compares it live with a reference run if the option is set.
 
-    Counts optimizer steps, not batches; the sanity check and validation are not recorded. After a resume from a
-    checkpoint the step numbers go on. Options: those of `padiff_hooks.options.TrainingOptions`; without
-    ``logdir``, scalars go through the Trainer's TensorBoardLogger when there is one.
+    Steps are optimizer steps, not batches; the sanity check and validation are not recorded. After a resume from a
+    checkpoint the step numbers continue. The options are those of `padiff_hooks.options.TrainingOptions`. Without
+    ``logdir``, scalars go through the Trainer's TensorBoardLogger if there is one.
 
-    It is a `Callback` of ``pytorch_lightning`` and of ``lightning.pytorch``, of those that are loaded.
+    The class is a `Callback` of ``pytorch_lightning`` and of ``lightning.pytorch``, as far as these are loaded.
 
     Example:
         ``pl.Trainer(callbacks=[PaDiffCallback("runs/torch", every_n_steps=10)])``
@@ -53,14 +53,14 @@ class PaDiffCallback(TrainingResults, _Base):
         self._exchanged: Override | None = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        become_callback(packages.in_use())  # in a process that unpickles it, none may have been made
+        become_callback(packages.in_use())  # a process that unpickles a callback may not have made one before
         self.__dict__.update(state)
 
     @guarded(passing=(PadiffError,))
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._global_step = trainer.global_step
         if self._global_step and not self._restored and not self._resumed:
-            # A checkpoint that was written without this callback: its optimizer steps are what is known.
+            # The checkpoint was written without this callback, so only its number of optimizer steps is known.
             self._training.step = self._global_step
         logger = tensorboard_logger(trainer)
         self._training.start(
@@ -78,7 +78,7 @@ class PaDiffCallback(TrainingResults, _Base):
 
     @guarded(passing=(PadiffError,))
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        # Before the batch: the scaler may change its scale at the end of the step.
+        # Read the scale before the batch: the scaler may change its scale at the end of the step.
         self._loss_scale = _loss_scale(trainer)
         replayed = self._training.begin_batch(batch)
         if replayed is not None:
@@ -89,7 +89,7 @@ class PaDiffCallback(TrainingResults, _Base):
                 raise
 
     def _exchange(self, pl_module: Any, batch: Any) -> None:
-        """Have the next training step take another batch than Lightning's: no hook of its own can give one."""
+        """Replace the batch of the next training step, which no hook of Lightning can do."""
 
         def training_step(step: Callable[..., Any], _: Any, *args: Any, **kwargs: Any) -> Any:
             return step(batch, *args, **kwargs)
@@ -106,7 +106,7 @@ class PaDiffCallback(TrainingResults, _Base):
         self._put_back()
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         self._training.end_batch(loss if self._training.due else None, self._loss_scale)
-        # Advances with every optimizer step, not while gradients accumulate, also in manual optimization.
+        # `global_step` advances with every optimizer step, not while gradients accumulate, also in manual optimization.
         if trainer.global_step != self._global_step:
             self._global_step = trainer.global_step
             if self._training.end_step():
@@ -142,34 +142,37 @@ def _loss_scale(trainer: Any) -> float:
 
 
 def _settings(trainer: Any) -> dict[str, Any]:
-    """What the Trainer is set to."""
-    found = {"accumulation": trainer.accumulate_grad_batches, "precision": str(trainer.precision)}
+    """Return the settings of the Trainer."""
+    settings = {"accumulation": trainer.accumulate_grad_batches, "precision": str(trainer.precision)}
     if trainer.gradient_clip_val:
         by_value = str(trainer.gradient_clip_algorithm or "norm").rpartition(".")[2].lower() == "value"
-        found |= {"clip.kind": "value" if by_value else "global_norm", "clip.limit": float(trainer.gradient_clip_val)}
-        found |= {} if by_value else {"clip.norm_type": 2.0}
+        settings |= {
+            "clip.kind": "value" if by_value else "global_norm",
+            "clip.limit": float(trainer.gradient_clip_val),
+        }
+        settings |= {} if by_value else {"clip.norm_type": 2.0}
     for config in trainer.lr_scheduler_configs:
         stepped = getattr(config.scheduler, "optimizer", None)
         for number, optimizer in enumerate(trainer.optimizers):
             if optimizer is stepped:
-                found[f"optimizer.{number}.schedule"] = type(config.scheduler).__name__
-    return found
+                settings[f"optimizer.{number}.schedule"] = type(config.scheduler).__name__
+    return settings
 
 
 def _end(trainer: Any) -> int | None:
     """Return the step that the training ends before; `None` where the Trainer does not know."""
-    with suppress(Exception):  # accumulation that changes from epoch to epoch, for one
+    with suppress(Exception):  # the Trainer raises, for example, if the accumulation changes between epochs
         steps = trainer.estimated_stepping_batches
         return int(steps) if 0 < steps < math.inf else None
     return None
 
 
 def become_callback(modules: list[Any]) -> None:
-    """Make `PaDiffCallback` a `Callback` of these packages too, and so all that are one already.
+    """Add the `Callback` of each package to the bases of `PaDiffCallback`, also for existing callbacks.
 
-    A Trainer takes callbacks of its own package only, and which one that will be is not known when this file is
-    imported: importing both takes seconds. So the class gets its bases when they are loaded. It stays one class, for
-    checkpoints and pickles; the `Callback` of both packages does the same, which is nothing.
+    A Trainer accepts callbacks of its own package only, and importing both packages takes seconds. So the class gets a
+    base when the base's package is in use. One class for both packages keeps checkpoints and pickles valid; the
+    `Callback` classes have no conflicting behaviour, as their methods do nothing.
     """
     new = tuple(
         kind for kind in packages.classes(modules, "callbacks", "Callback") if kind not in PaDiffCallback.__mro__

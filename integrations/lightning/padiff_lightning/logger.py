@@ -1,4 +1,4 @@
-"""A Trainer's TensorBoard logger as the place where diffs go."""
+"""Output of diffs through a Trainer's TensorBoard logger."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from padiff_lightning import packages
 
 
 def tensorboard_logger(trainer: Any) -> Any | None:
-    """The Trainer's TensorBoard logger on the process that writes, or `None`."""
+    """Return the Trainer's TensorBoard logger in the process that writes, or else `None`."""
     if not trainer.is_global_zero:
         return None
     kinds = packages.classes(packages.loaded(), "loggers", "TensorBoardLogger")
@@ -16,7 +16,7 @@ def tensorboard_logger(trainer: Any) -> Any | None:
 
 
 class LoggerSink:
-    """Scalars, texts and pictures through a TensorBoardLogger; it belongs to the Trainer, so it is not closed."""
+    """Sink for scalars, texts and pictures that uses the Trainer's TensorBoardLogger, and never closes the logger."""
 
     def __init__(self, logger: Any) -> None:
         self._experiment = logger.experiment

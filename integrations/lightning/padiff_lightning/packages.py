@@ -1,7 +1,7 @@
-"""Lightning's two packages, ``pytorch-lightning`` and ``lightning``: which are here, and which of them are in use.
+"""Detection of Lightning's two packages, ``pytorch-lightning`` and ``lightning``, installed and in use.
 
-They hold the same code twice, so each has a `Trainer`, a `Callback` and a `TensorBoardLogger` of its own, and takes
-those of the other for strangers. Both may be installed, and loaded; importing one takes seconds.
+Both packages hold the same code. Each has a separate `Trainer`, `Callback` and `TensorBoardLogger`, and rejects those
+of the other package. Both may be installed and loaded; importing one takes seconds.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import sys
 from types import ModuleType
 from typing import Any
 
-#: Their modules; the one that more people have comes first.
+#: The packages' modules; the more common one comes first.
 PACKAGES = ("pytorch_lightning", "lightning.pytorch")
 
 
 def loaded() -> list[ModuleType]:
-    """The packages that this process has imported."""
+    """Return the packages that this process has imported."""
     return [sys.modules[name] for name in PACKAGES if sys.modules.get(name) is not None]
 
 
 def installed() -> list[str]:
-    """Those of `PACKAGES` that can be imported.
+    """Return the names of the `PACKAGES` that can be imported.
 
     Raises:
-        ImportError: none.
+        ImportError: no package is installed.
     """
     names = [name for name in PACKAGES if _is_installed(name.partition(".")[0])]
     if not names:
@@ -34,29 +34,35 @@ def installed() -> list[str]:
 
 
 def in_use() -> list[ModuleType]:
-    """The packages that a Trainer may come from: those loaded; where none is, all that are installed, imported now.
+    """Return the packages that a Trainer may come from: the loaded ones, or else all installed ones, after an import.
 
     Raises:
-        ImportError: none is installed.
+        ImportError: no package is installed.
     """
     return loaded() or [importlib.import_module(name) for name in installed()]
 
 
 def one() -> ModuleType:
-    """A package to use, where any will do: one that is loaded, else the first that is installed, imported now.
+    """Return any usable package: a loaded one, or else the first installed one, after an import.
 
     Raises:
-        ImportError: none is installed.
+        ImportError: no package is installed.
     """
     return (loaded() or [importlib.import_module(installed()[0])])[0]
 
 
 def classes(modules: list[ModuleType], room: str, name: str) -> tuple[type[Any], ...]:
-    """The class of one name of each package, such as ``callbacks``, ``Callback``."""
+    """Return the class of the same name from each package.
+
+    Args:
+        modules: the packages.
+        room: module of the class, such as ``callbacks``.
+        name: name of the class, such as ``Callback``.
+    """
     return tuple(getattr(importlib.import_module(f"{module.__name__}.{room}"), name) for module in modules)
 
 
 def _is_installed(package: str) -> bool:
     spec = importlib.util.find_spec(package)
-    # A folder that happens to have that name can be imported too, and has no file of its own.
+    # Any folder of that name can be imported, too, as a namespace package, which has no file.
     return spec is not None and spec.origin is not None

@@ -1,4 +1,4 @@
-"""hapi's hooks, handed on to a `TrainingRecorder`."""
+"""hapi callback that passes the events of ``paddle.Model.fit`` to a `TrainingRecorder`."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 class PaDiffCallback(TrainingResults, Callback):
-    """Records a ``paddle.Model.fit``, and compares it live with a reference run if one is given.
+    """Callback that records a ``paddle.Model.fit``, and compares it live with a reference run if the option is set.
 
-    Counts optimizer steps, not batches; evaluation is not recorded. Gradients are those after `grad_clip`, and
-    unscaled under AMP. Options: those of `padiff_hooks.options.TrainingOptions`.
+    Steps are optimizer steps, not batches; evaluation is not recorded. Gradients are recorded after `grad_clip`, and
+    unscaled under AMP. The options are those of `padiff_hooks.options.TrainingOptions`.
 
-    hapi does forward, backward, step and clearing of gradients in one ``train_batch`` call. So for the length of
-    that call, and no longer, the model object's ``train_batch`` is one of padiff: hooks go on, the class's own
-    runs, and hooks come off, also after an exception, of which hapi would tell no callback.
+    hapi runs forward, backward, optimizer step and clearing of gradients in one ``train_batch`` call, and does not
+    report exceptions to callbacks. So the callback wraps ``train_batch`` on the model object for each single call: the
+    wrapper adds the hooks, calls the original method, and removes the hooks, also after an exception.
 
     Example:
         ``model.fit(data, callbacks=[PaDiffCallback("runs/paddle", every_n_steps=10)])``
@@ -63,7 +63,7 @@ class PaDiffCallback(TrainingResults, Callback):
 
     @guarded(passing=(PadiffError,))
     def on_train_batch_begin(self, step: int, logs: Any = None) -> None:
-        # On the object, not the class, and gone again before the class's own runs.
+        # The wrapper is set on the object, not the class, and removes itself before it calls the original method.
         self.model.train_batch = self._recorded(self.model, self.model.train_batch)
 
     def _recorded(self, model: Any, train_batch: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,9 +83,9 @@ class PaDiffCallback(TrainingResults, Callback):
             except BaseException:
                 self._training.abort()
                 raise
-            # Not in on_train_batch_end: another callback may raise before it comes.
+            # Done here and not in on_train_batch_end, as another callback may raise before.
             self._training.detach()
-            # The scaler is made in the first batch, and may change its scale at the end of each.
+            # hapi makes the scaler in the first batch; a scaler may change its scale at the end of each batch.
             self._loss_scale = scale if scale is not None else self.guard.attempt(_first_scale, model) or 1.0
             return result
 
@@ -99,7 +99,7 @@ class PaDiffCallback(TrainingResults, Callback):
         self._training.end_batch(loss if self._training.due else None, self._loss_scale)
         if self._updated and self._training.end_step():
             self.model.stop_training = True
-            # fit() looks at stop_training after an epoch only; at this, after the batch.
+            # fit() checks stop_training only after an epoch, and num_iters after each batch.
             self.model.num_iters = 1
 
     @guarded(passing=(PadiffError,))
@@ -108,15 +108,15 @@ class PaDiffCallback(TrainingResults, Callback):
 
 
 def _exchanged(batch: ReplayBatch, inputs: Any, labels: Any, network: Any) -> tuple[list[Any], list[Any]]:
-    """A reference's batch, as hapi gives its own."""
-    one, other = (list(each) if isinstance(each, (list, tuple)) else [each] for each in (inputs, labels))
-    return exchanged_lists(batch, one, other, framework_of(network))
+    """Return the inputs and labels of a recorded batch as lists, in the order of hapi's inputs and labels."""
+    input_list, label_list = (list(each) if isinstance(each, (list, tuple)) else [each] for each in (inputs, labels))
+    return exchanged_lists(batch, input_list, label_list, framework_of(network))
 
 
 def _settings(model: Any) -> dict[str, Any]:
-    """What the model was prepared and fitted with."""
-    known = {"accumulation": getattr(model, "_accumulate", None), "precision": getattr(model, "_amp_level", None)}
-    return {name: value for name, value in known.items() if value is not None}
+    """Return the settings of ``prepare`` and ``fit`` that the model holds."""
+    settings = {"accumulation": getattr(model, "_accumulate", None), "precision": getattr(model, "_amp_level", None)}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _end(begin: int, model: Any, params: Any) -> int | None:
@@ -130,7 +130,7 @@ def _end(begin: int, model: Any, params: Any) -> int | None:
 
 
 def _scale(model: Any) -> float | None:
-    """The current loss scale, `None` where there is no scaler (yet)."""
+    """Return the current loss scale, or `None` if there is no scaler (yet)."""
     scaler = getattr(model, "_scaler", None)
     if scaler is None:
         return None
@@ -140,6 +140,6 @@ def _scale(model: Any) -> float | None:
 
 
 def _first_scale(model: Any) -> float:
-    """What the scaler that was made just now began with."""
+    """Return the initial scale of a scaler that was made in the last batch; 1 without a scaler."""
     scaler = getattr(model, "_scaler", None)
     return float(scaler.get_init_loss_scaling()) if scaler is not None else 1.0

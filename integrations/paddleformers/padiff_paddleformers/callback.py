@@ -1,4 +1,4 @@
-"""The events of PaddleFormers' Trainer, handed on to a `TrainingRecorder`."""
+"""PaddleFormers callback that passes the Trainer's events to a `TrainingRecorder`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from padiff_hooks.trainers import TrainerEvents, plain
 
 
 def _base() -> Any:
-    """The class that callbacks derive from, of PaddleFormers or of PaddleNLP, which have the same events."""
+    """Return the base class of callbacks from PaddleFormers, or else from PaddleNLP, which has the same events."""
     for package in ("paddleformers", "paddlenlp"):
         try:
             return importlib.import_module(f"{package}.trainer").TrainerCallback
@@ -21,9 +21,9 @@ def _base() -> Any:
 
 
 class PaDiffCallback(TrainerEvents, _base()):  # type: ignore[misc]
-    """Records a training of PaddleFormers' ``Trainer``, and compares it live with a reference run if one is given.
+    """Callback that records a training of PaddleFormers' ``Trainer``, and can compare it live with a reference run.
 
-    See `padiff_hooks.trainers.TrainerEvents`. PaddleNLP's ``Trainer`` has the same events, and takes it where
+    See `padiff_hooks.trainers.TrainerEvents`. PaddleNLP's ``Trainer`` has the same events, and accepts this callback if
     PaddleFormers is not installed.
 
     Example:
@@ -33,7 +33,7 @@ class PaDiffCallback(TrainerEvents, _base()):  # type: ignore[misc]
     def settings_of(self, trainer: Any, args: Any, model: Any, state: Any) -> dict[str, Any]:
         of_steps = args.gradient_accumulation_steps
         schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
-        # As the Trainer works it out for its scheduler; its `args.get_warmup_steps` rounds the other way.
+        # Computed like the Trainer's scheduler does; `args.get_warmup_steps` rounds the other way.
         warmup = args.warmup_steps if args.warmup_steps > 0 else int(args.warmup_ratio * state.max_steps)
         return plain(
             {
@@ -51,8 +51,8 @@ class PaDiffCallback(TrainerEvents, _base()):  # type: ignore[misc]
         )
 
     def loss_scale_of(self, trainer: Any, args: Any) -> float:
-        # Gradients of parameters are divided by the micro-batches of a step once all are there; those of activations
-        # are not.
+        # The Trainer divides the gradients of parameters by the number of micro-batches after the last one. Gradients
+        # of activations are not divided.
         scaler = getattr(trainer, "scaler", None) if getattr(trainer, "do_grad_scaling", False) else None
         scale = scaler.state_dict().get("scale") if scaler is not None else None
         return args.gradient_accumulation_steps * (1.0 if scale is None else float(np.asarray(scale).reshape(-1)[0]))
@@ -62,5 +62,5 @@ class PaDiffCallback(TrainerEvents, _base()):  # type: ignore[misc]
 
 
 def _shift(model: Any) -> str | None:
-    """Whether a language model shifts its labels by itself: here it never does."""
+    """Return ``in the data`` for a language model, as PaddleFormers' models never shift labels; `None` for others."""
     return "in the data" if hasattr(model, "criterion") and hasattr(model, "lm_head") else None

@@ -1,4 +1,4 @@
-"""The events of transformers' Trainer, handed on to a `TrainingRecorder`."""
+"""transformers callback that passes the Trainer's events to a `TrainingRecorder`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ except ImportError as error:
 
 
 class PaDiffCallback(TrainerEvents, TrainerCallback):
-    """Records a training of transformers' ``Trainer``, and compares it live with a reference run if one is given.
+    """Callback that records a training of transformers' ``Trainer``, and can compare it live with a reference run.
 
-    See `padiff_hooks.trainers.TrainerEvents`. Trainers that stand on this one (TRL's, ms-swift's, LLaMA-Factory's) take
-    it, too.
+    See `padiff_hooks.trainers.TrainerEvents`. Trainers derived from this one (TRL's, ms-swift's, LLaMA-Factory's) also
+    accept the callback.
 
     Example:
         ``Trainer(model, args, train_dataset=data, callbacks=[PaDiffCallback("runs/torch", every_n_steps=10)])``
     """
 
-    # By what, is seen: some versions have accelerate divide once more.
+    # The divisor is measured, because accelerate divides once more in some versions.
     DIVIDES_BEFORE = True
 
     def settings_of(self, trainer: Any, args: Any, model: Any, state: Any) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class PaDiffCallback(TrainerEvents, TrainerCallback):
         )
 
     def loss_scale_of(self, trainer: Any, args: Any) -> float:
-        # Losses are divided before backward: activations' gradients are parts of what the optimizer gets already.
+        # Losses are divided before backward, so gradients of activations need no further division.
         scaler = getattr(trainer.accelerator, "scaler", None)
         return float(scaler.get_scale()) if scaler is not None else 1.0
 
@@ -63,14 +63,17 @@ class PaDiffCallback(TrainerEvents, TrainerCallback):
 
 
 def _by_tokens(trainer: Any) -> bool | None:
-    """Whether a micro-batch's loss is the sum over its tokens, divided by the tokens of the step; `None`: not known."""
+    """Return True if a micro-batch's loss is the sum over its tokens divided by the number of tokens of the step.
+
+    Returns `None` if the trainer is not known.
+    """
     if trainer is None:
         return None
-    given = getattr(trainer, "compute_loss_func", None) is not None
-    return given or bool(getattr(trainer, "model_accepts_loss_kwargs", False))
+    has_loss_function = getattr(trainer, "compute_loss_func", None) is not None
+    return has_loss_function or bool(getattr(trainer, "model_accepts_loss_kwargs", False))
 
 
 def _shift(model: Any) -> str | None:
-    """Whether a language model shifts its labels by itself."""
+    """Return ``in the model`` for a language model that shifts its labels itself; `None` for others."""
     kind = getattr(model, "loss_type", None)
     return "in the model" if isinstance(kind, str) and kind.startswith("ForCausalLM") else None
