@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,10 +40,8 @@ class Raised:
 
 
 def source_files(root: Path = ROOT) -> list[Path]:
-    """Return the tracked Python files of the packages."""
-    command = ["git", "-C", str(root), "ls-files", "-z", *PACKAGES]
-    names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
-    return [root / name for name in names if name.endswith(".py") and (root / name).exists()]
+    """Return the Python files of the packages."""
+    return sorted(path for package in PACKAGES for path in (root / package).rglob("*.py"))
 
 
 def templates(source: str) -> Iterator[str]:
