@@ -91,7 +91,7 @@ FOUND = [
         Words(
             "paddle: `Embedding(padding_idx)` gives zeros",
             "In torch, `padding_idx` only keeps the row from being trained: the layer gives whatever the row holds. In "
-            "paddle, the layer gives zeros. They part where the row is not zero: after carrying weights over from a "
+            "paddle, the layer gives zeros. They differ if the row is not zero: after carrying weights over from a "
             "checkpoint, for example.",
             "Set the row to zero in both, or leave `padding_idx` out in paddle and keep the row's gradient at zero.",
         ),

@@ -121,7 +121,7 @@ FOUND = [
         Words(
             "PaddleClas: FasterNet takes BatchNorm's momentum as torch counts it",
             "torch's `momentum=0.1` is paddle's `momentum=0.9`. The port has 0.1, so its running statistics are almost "
-            "those of the last batch. In evaluation with equal weights the outputs agree; in training they part.",
+            "those of the last batch. In evaluation with equal weights the outputs agree; in training they differ.",
             "`momentum=0.9` in PaddleClas's layers.",
         ),
         Words(

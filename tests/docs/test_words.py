@@ -1,0 +1,249 @@
+"""Plain words: docstrings that say what a call does, names that say what a value is, sentences of one breath."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+
+import pytest
+from golden.lines import read_expected
+
+from .messages import source_files
+from .pages import ROOT
+
+#: A docstring has a verb first ("Return ..."), or a noun for an object.
+VAGUE_START = re.compile(r"(What|Whether|Which|Where|When|How|Who|Whose|Those|That|They|It|There|As|Of|In|If|But)\b")
+MOST_VAGUE_DOCSTRINGS = 0.02
+#: Locals and parameters are nouns of the field.
+# fmt: off
+VAGUE_NAMES = frozenset({
+    "asked", "found", "given", "gone", "held", "kept", "known", "left", "made", "one", "other", "own", "put", "rest",
+    "said", "seen", "some", "taken", "there", "those", "told", "wanted", "whole",
+})
+# fmt: on
+MOST_VAGUE_NAMES = 0.02
+#: No public method is called so, in any class: neither a search nor an editor can follow such a name.
+VAGUE_METHODS = frozenset({"hear", "leave", "let_go", "look", "of", "put", "take", "tell", "wants"})
+#: Methods that are still called so. The set only shrinks.
+ALLOWED = {
+    "Aftermath.of",
+    "AllOffs.of",
+    "Around.look",
+    "ArrayFile.let_go",
+    "Asked.of",
+    "Atlas.of",
+    "BufferCheck.look",
+    "Copier.take",
+    "Copies.take",
+    "Declared.look",
+    "DeclaredRule.of",
+    "DeclaredSettings.look",
+    "Detail.of",
+    "Distance.of",
+    "Doing.take",
+    "Elsewhere.take",
+    "Fetched.let_go",
+    "Fetching.take",
+    "FixedLayers.look",
+    "FolderLock.take",
+    "Following.leave",
+    "FsspecStore.put",
+    "Gathered.take",
+    "GivenMap.of",
+    "GradientHook.put",
+    "Gradients.put",
+    "Here.take",
+    "Inputs.of",
+    "LastOwned.of",
+    "Later.look",
+    "Layers.look",
+    "Layout.of",
+    "LevelsOfSteps.of",
+    "Listener.leave",
+    "LiveComparison.leave",
+    "LiveComparison.look",
+    "LiveModel.of",
+    "LossCalls.leave",
+    "LossObserver.wants",
+    "Losses.wants",
+    "MaskCheck.look",
+    "MaskFeeder.wants",
+    "MaskObserver.wants",
+    "MaskSource.wants",
+    "MasksSeen.leave",
+    "MemoryRun.put",
+    "ModelFinder.leave",
+    "NormCheck.look",
+    "Nowhere.put",
+    "OptimizerState.of",
+    "Optimizers.of",
+    "PackedTensors.of",
+    "Packing.wants",
+    "Planning.leave",
+    "ProcessRecording.leave",
+    "ProcessRecording.take",
+    "RecordBuffer.put",
+    "Recorder.take",
+    "Recording.leave",
+    "Recording.take",
+    "Recurrent.of",
+    "ReplicaCheck.look",
+    "Rows.let_go",
+    "Rows.put",
+    "RunWriter.put",
+    "Sample.of",
+    "Schedule.of",
+    "Seeing.leave",
+    "Seen.of",
+    "SeenTensors.of",
+    "Sink.put",
+    "Sites.of",
+    "Slice.put",
+    "Slice.take",
+    "Spools.leave",
+    "Spreading.look",
+    "StateCarrier.of",
+    "StepDiffs.of",
+    "StepLog.look",
+    "Storage.of",
+    "Store.put",
+    "StructureWriter.of",
+    "Tagging.of",
+    "Watched.take",
+    "Zooming.look",
+    "_Builder.take",
+    "_Calls.leave",
+    "_Function.leave",
+    "_Hooks.put",
+    "_Kinds.of",
+    "_Last.of",
+    "_LossHook.wants",
+    "_Near.of",
+    "_Redirect.leave",
+    "_Replicas.look",
+    "_Seen.of",
+    "_Words.put",
+    "_WriterSink.leave",
+}
+#: Words of the longest sentence, and how many of the golden file's sentences are longer. The number only shrinks.
+LONGEST_SENTENCE = 25
+MOST_LONG_SENTENCES = 132
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9`(])")
+_FIGURE = re.compile(r"\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield the name of each documented object, and its docstring."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, *_FUNCTIONS)) and (text := ast.get_docstring(node)):
+            yield getattr(node, "name", "module"), text
+
+
+def variables(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield the name of each function, and the names of its parameters and locals."""
+    for node in ast.walk(tree):
+        if isinstance(node, _FUNCTIONS):
+            names = {x.id for x in ast.walk(node) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
+            names |= {argument.arg for argument in [*node.args.args, *node.args.kwonlyargs]} - {"self", "cls"}
+            yield from ((node.name, name) for name in sorted(names))
+
+
+def methods(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield the class and the name of each public method."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield from ((node.name, x.name) for x in node.body if isinstance(x, _FUNCTIONS) and x.name[0] != "_")
+
+
+def sentences(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the sentences of the golden file's messages; tables and lists are left out."""
+    for line in lines:
+        kind, _, text = line.partition(" ")
+        if kind == "cause" or (kind == "told" and text.endswith(".") and not text.startswith(" ")):
+            yield from _END.split(text)
+
+
+def vague_docstrings(tree: ast.Module) -> list[str]:
+    """Return the docstrings that begin with a word that is neither a verb nor a noun."""
+    return [f"{name}: {text.splitlines()[0]}" for name, text in docstrings(tree) if VAGUE_START.match(text)]
+
+
+def vague_names(tree: ast.Module) -> list[str]:
+    """Return the locals and parameters that say nothing about their value."""
+    return [f"{function}: {name}" for function, name in variables(tree) if name.strip("_") in VAGUE_NAMES]
+
+
+def vague_methods(tree: ast.Module) -> list[str]:
+    """Return the public methods whose name has no one meaning."""
+    return [f"{cls}.{name}" for cls, name in methods(tree) if name in VAGUE_METHODS]
+
+
+def long_sentences(lines: Iterable[str]) -> set[str]:
+    """Return the sentences of too many words, with figures left out."""
+    return {_FIGURE.sub("N", text) for text in sentences(lines) if len(text.split()) > LONGEST_SENTENCE}
+
+
+@pytest.fixture(scope="module")
+def trees() -> dict[str, ast.Module]:
+    return {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in source_files()}
+
+
+def _listed(places: dict[str, list[str]]) -> str:
+    return "\n".join(f"{path}: {place}" for path, names in places.items() for place in names)
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun(trees):
+    vague = {path: vague_docstrings(tree) for path, tree in trees.items()}
+    total = sum(len(list(docstrings(tree))) for tree in trees.values())
+    assert sum(map(len, vague.values())) <= MOST_VAGUE_DOCSTRINGS * total, _listed(vague)
+
+
+def test_locals_are_named_by_nouns(trees):
+    vague = {path: vague_names(tree) for path, tree in trees.items()}
+    total = sum(len(list(variables(tree))) for tree in trees.values())
+    assert sum(map(len, vague.values())) <= MOST_VAGUE_NAMES * total, _listed(vague)
+
+
+def test_public_methods_have_names_of_one_meaning(trees):
+    vague = {path: [name for name in vague_methods(tree) if name not in ALLOWED] for path, tree in trees.items()}
+    assert not any(vague.values()), _listed(vague)
+
+
+def test_no_exception_outlives_its_method(trees):
+    assert not ALLOWED - {name for tree in trees.values() for name in vague_methods(tree)}
+
+
+def test_sentences_of_messages_are_short():
+    texts = long_sentences(line for lines in read_expected().values() for line in lines)
+    assert len(texts) <= MOST_LONG_SENTENCES, "\n".join(sorted(texts))
+
+
+@pytest.mark.parametrize("word", ["What", "Whether", "Which", "Where", "How", "Who", "Of", "It", "As"])
+def test_a_vague_docstring_is_seen_on_modules_classes_and_functions(word):
+    text = f'"""{word} a."""\n\nclass A:\n    """{word} b."""\n\n    async def c(self):\n        """{word} c."""\n'
+    names = ["module", "A", "c"]
+    assert [line.partition(":")[0] for line in vague_docstrings(ast.parse(text))] == names
+    assert not vague_docstrings(ast.parse(text.replace(word, "Return")))
+    assert not vague_docstrings(ast.parse('"""Item, Offset, Wholesale."""'))
+
+
+def test_a_vague_local_or_parameter_is_seen():
+    tree = ast.parse("def f(given, *, b=1):\n    found = b\n    for one, _kept in found:\n        step = one\n")
+    assert vague_names(tree) == ["f: _kept", "f: found", "f: given", "f: one"]
+
+
+def test_a_vague_public_method_is_seen_and_a_private_one_is_not():
+    tree = ast.parse("class A:\n    def take(self): ...\n    def _put(self): ...\n    def read(self): ...\n")
+    assert vague_methods(tree) == ["A.take"]
+    assert not vague_methods(ast.parse("def take(): ..."))
+
+
+def test_a_long_sentence_is_seen_and_two_short_ones_are_not():
+    words = " ".join(["word"] * 20)
+    assert long_sentences([f"told {words} {words} 3."]) == {f"{words} {words} N."}
+    assert not long_sentences(
+        [f"told {words}. {words.capitalize()}.", f"told   {words} {words}", f"align {words} {words}"]
+    )
