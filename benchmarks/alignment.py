@@ -47,7 +47,7 @@ warnings.filterwarnings("ignore")
 
 from grown_trees import GROWN
 
-from padiff.align import NOTHING_SEEN, Alignment, Seen, align
+from padiff.align import NOTHING_SEEN, Alignment, RuntimeEvidence, align
 from padiff.align.matching import names
 from padiff.align.matching.evidence import KINDS_OF_EVIDENCE
 from padiff.records import Both
@@ -77,7 +77,7 @@ class Case:
 
     name: str
     infos: tuple[Any, Any]
-    seen: tuple[Both[Seen], ...]
+    seen: tuple[Both[RuntimeEvidence], ...]
     told: Links
     by_execution: bool
 
@@ -129,17 +129,17 @@ def cases() -> Iterator[Case]:
     from padiff.model.live_model import LiveModel
     from padiff.weights.output_proof import Inputs, run_once
 
-    def recorded(model: Any, args: tuple[Any, ...]) -> Seen:
+    def recorded(model: Any, args: tuple[Any, ...]) -> RuntimeEvidence:
         with padiff.record(model) as rec:
             model(*args)
             rec.try_dump()
-        return Seen.of(rec.run.steps(0)[0])
+        return RuntimeEvidence.from_step(rec.run.steps(0)[0])
 
     for pair in PAIRS:
         models = [model.eval() or model for model in pair.build()]
         given = pair.inputs()
-        live = [LiveModel.of(model) for model in models]
-        once = [Seen.of(run_once(model, Inputs.of(args))) for model, args in zip(live, given)]
+        live = [LiveModel.from_model(model) for model in models]
+        once = [RuntimeEvidence.from_step(run_once(model, Inputs.from_value(args))) for model, args in zip(live, given)]
         pair.transfer(*models)
         runs = [recorded(model, args) for model, args in zip(models, given)]
         seen = (NOTHING_SEEN, Both(*once), Both(*runs))

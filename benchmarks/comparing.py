@@ -242,7 +242,7 @@ def watch(folder: Path, name: str, noise: float, rounds: int) -> None:
 
 def write_aside(folder: Path, info: RunInfo, step: Step) -> Path:
     writer = RunWriter(folder, info)
-    writer.put(step)
+    writer.add_step(step)
     writer.close()
     return folder / "steps" / f"{step.number:08d}"
 

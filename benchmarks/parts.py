@@ -29,17 +29,17 @@ from recording import TorchTraining
 
 import padiff
 from padiff.dump.write import RunWriter
-from padiff.recorder.following import Following
-from padiff.recorder.hooks import Hooks
+from padiff.recorder.model_hooks import Hooks
 from padiff.recorder.parameters import Parameters
 from padiff.recorder.session import Recorder
+from padiff.recorder.template_matcher import TemplateMatcher
 
 #: By part, what it is done in. The loop's thread goes through all but the last.
 PARTS: dict[str, tuple[type, str]] = {
     "before": (Hooks, "_before_call"),
     "weights": (Parameters, "snapshot"),
     "outputs": (Hooks, "_after_call"),
-    "gradients": (Following, "gradient"),
+    "gradients": (TemplateMatcher, "gradient"),
     "consumed": (Parameters, "consume"),
     "updates": (Parameters, "stepped"),
     "end": (Recorder, "try_dump"),

@@ -99,7 +99,7 @@ def simulated(small: Path, folder: Path, ranks: int, steps: int, noise: float) -
         for rank in range(ranks):
             factors = 1 + noise * rng.standard_normal(len(step.records))
             records = tuple(of_rank(r, k, rank, ranks, factors) for k, r in enumerate(step.records))
-            writer.put(replace(step, number=number, rank=rank, records=records))
+            writer.add_step(replace(step, number=number, rank=rank, records=records))
     writer.close()
     return folder
 

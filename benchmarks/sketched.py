@@ -126,7 +126,7 @@ def write_sketched(folder: Path, steps: int, layers: int, noise: float, size: in
             Record(path, stage, slot, Sketched(rows[k] * factors[k], size), "float32", (size,), order=k)
             for k, ((stage, slot), path) in enumerate(product(STAGES, paths))
         ]
-        writer.put(Step(number, tuple(records)))
+        writer.add_step(Step(number, tuple(records)))
     writer.close()
     return folder
 

@@ -28,7 +28,7 @@ def write(folder: Path, steps: int, layers: int, size: int, noise: float, pack: 
     """Write a run of full tensors, the same for a noise of 0."""
     writer, paths = run_of(folder, layers, size, pack)
     for number in range(steps):
-        writer.put(made(number, paths, size, noise))
+        writer.add_step(made(number, paths, size, noise))
     writer.close()
     return folder
 

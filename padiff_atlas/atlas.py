@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from padiff.compare.diagnose.known import Atlas, AtlasRow
+from padiff.compare.diagnose.known_differences import Atlas, AtlasRow
 from padiff.errors import UsageError
 from padiff.records import Both
 from padiff.system.spelling import nearest

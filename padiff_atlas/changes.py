@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from padiff.compare.diagnose.known import Atlas, AtlasRow
+from padiff.compare.diagnose.known_differences import Atlas, AtlasRow
 from padiff_atlas.table import difference_text
 
 # Sizes of a difference vary by at most this factor between processors, ratios by at most this share.

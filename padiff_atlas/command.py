@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from padiff.compare.diagnose.known import shipped_atlas
+from padiff.compare.diagnose.known_differences import shipped_atlas
 from padiff_atlas.atlas import chosen, survey
 from padiff_atlas.changes import changes
 from padiff_atlas.probes import GROUPS

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from padiff.compare.diagnose.known import Atlas, AtlasRow
+from padiff.compare.diagnose.known_differences import Atlas, AtlasRow
 
 _METHOD = (
     'Written by `padiff atlas --markdown`: both calls of each row were run, and so was the call under "call it so", '

@@ -61,7 +61,7 @@ class ModelFinder(ABC):
             }
         )
 
-    def leave(self) -> None:
+    def stop(self) -> None:
         """Stop watching, and remove all hooks and patches."""
         if self.gone:
             return
@@ -79,7 +79,7 @@ class ModelFinder(ABC):
 
     def _records_itself(self) -> None:
         """Stop watching, because the script opens a recorder of its own."""
-        self.leave()
+        self.stop()
 
     def give_up(self, error: Exception) -> None:
         """Stop watching, because of an error inside of padiff."""

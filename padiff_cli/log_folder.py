@@ -11,7 +11,7 @@ from rich.console import Console
 
 from padiff.dump import open_run
 from padiff.dump.format import RUN_FILE
-from padiff.dump.trouble import explain
+from padiff.dump.os_errors import explain_os_error
 from padiff.errors import PadiffError, UsageError, WriterError
 from padiff.records import Both, Report
 from padiff_cli.arguments import names_of
@@ -47,7 +47,7 @@ def explained(logdir: str) -> Iterator[None]:
     except PadiffError:
         raise
     except OSError as error:
-        what = explain(error, Path(logdir))[0].replace("run folder", "folder")
+        what = explain_os_error(error, Path(logdir))[0].replace("run folder", "folder")
         raise WriterError(f"cannot write to the log folder {logdir}: {what}. Mend that, or give another one") from error
 
 

@@ -78,7 +78,7 @@ class LiveComparison:
                 self._reference, self._candidate, layer_map=self._layer_map, policy=self._policy, begin=self._begin
             )
 
-    def look(self, step: int, info: RunInfo) -> None:
+    def check_settings(self, step: int, info: RunInfo) -> None:
         """Compare the settings of both runs before the first step, and report differences at once.
 
         With ``on_diff="stop"``, the training is stopped when the first step ends.
@@ -182,7 +182,7 @@ class LiveComparison:
         if stream is not None:
             stream.close()
 
-    def leave(self) -> None:
+    def release_in_fork(self) -> None:
         """Drop the comparison and the stream in a forked process, where they belong to the parent.
 
         They are not closed: that would wait for threads that do not exist in this process.

@@ -102,8 +102,10 @@ def lasting(options: TrainingOptions) -> RunOptions:
     The schedule and the detail are parsed (and checked), and iterators of layers become lists.
     """
     remaining: Any = {**options}
-    remaining["every_n_steps"] = Schedule.of(options.get("every_n_steps", 1))
-    remaining["detail"] = Detail.of(options.get("detail", "auto"), remaining.pop("full_every_n_steps", None))
+    remaining["every_n_steps"] = Schedule.from_argument(options.get("every_n_steps", 1))
+    remaining["detail"] = Detail.from_arguments(
+        options.get("detail", "auto"), remaining.pop("full_every_n_steps", None)
+    )
     for name in ("white_list", "black_list"):
         if remaining.get(name) is not None:
             remaining[name] = list(remaining[name])
@@ -133,4 +135,4 @@ def split_map(layer_map: Any, paired: bool) -> tuple[list[Any] | None, GivenMap 
             "layer_map: pairs of layers answer to each other when two runs are compared; without `reference` or "
             "`start_from` give a list of this model's own layers, or give the pairs to the comparison"
         )
-    return None, GivenMap.of(layer_map)
+    return None, GivenMap.from_value(layer_map)

@@ -10,7 +10,7 @@ from padiff.compare import Policy, RunComparison
 from padiff.compare.replicas import ReplicaCheck
 from padiff.dump.format import RUN_FILE
 from padiff.dump.local import absolute, run_folder
-from padiff.dump.lost import lost_lines
+from padiff.dump.missing_steps import missing_steps_lines
 from padiff.dump.remote_path import AnyPath
 from padiff.dump.zoom import Zoom
 from padiff.errors import RunFolderError
@@ -31,7 +31,8 @@ class PairedRuns:
 
     Args:
         reference, candidate: run folders, which need not exist yet.
-        layer_map: layers that correspond to each other, in a form that `padiff.model.given_map.GivenMap.of` accepts.
+        layer_map: layers that correspond to each other, in a form that `padiff.model.given_map.GivenMap.from_value`
+            accepts.
         policy: rule for when a diff passes. Default: `padiff.NoisePolicy`.
         done: steps that were compared before a restart.
         zoom: True to request full tensors from running recorders when a sketch is beyond its limit.
@@ -56,7 +57,7 @@ class PairedRuns:
     ) -> None:
         paths = Both(run_folder(reference, "reference"), run_folder(candidate, "candidate"))
         self._paths = paths.map(absolute)
-        self._map = GivenMap.of(layer_map)
+        self._map = GivenMap.from_value(layer_map)
         self._policy = policy
         self._first_done: Collection[int] = done
         self._done: set[int] = set()
@@ -112,15 +113,19 @@ class PairedRuns:
                     for recording in self._recordings:
                         recording.latest = max(recording.latest, number)
                     if self._zoom:
-                        self.asked = self._zooming.look(report, comparison.runs)
+                        self.asked = self._zooming.request(report, comparison.runs)
                     if self._replicas is not None:
-                        self.ranks = [line for replicas in self._replicas for line in replicas.look(number)]
+                        self.ranks = [line for replicas in self._replicas for line in replicas.check(number)]
                     yield report
 
     def lost(self) -> list[str]:
         """Return new sentences on steps that can't be compared because a rank did not write them."""
         runs = self.runs
-        lines = [line for run, path in runs.zip(self._paths) for line in lost_lines(run, str(path))] if runs else []
+        lines = (
+            [line for run, path in runs.zip(self._paths) for line in missing_steps_lines(run, str(path))]
+            if runs
+            else []
+        )
         new = [line for line in lines if line not in self._lost]
         self._lost.update(new)
         return new
@@ -182,7 +187,7 @@ class _Replicas:
         self._check = ReplicaCheck(run.info) if run.info.world_size > 1 else None
         self._begun = False
 
-    def look(self, number: int) -> list[str]:
+    def check(self, number: int) -> list[str]:
         """Return the new findings of a step, a sentence each."""
         if self._check is None:
             return []
@@ -194,7 +199,7 @@ class _Replicas:
         before = len(self._check.findings)
         try:
             for step in numbers:
-                self._check.look(self._run.steps(step))
+                self._check.check(self._run.steps(step))
         except RunFolderError:  # the step was removed meanwhile; damaged steps are reported by the comparison
             return []
         return [f"{self._path}: {finding}" for finding in self._check.findings[before:]]

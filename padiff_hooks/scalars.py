@@ -54,7 +54,7 @@ class Tagging:
         self._tags = tags
         self.numbered, self.stages, self.worst = Numbered(), Stages(), Worst()
 
-    def of(self, report: Report) -> StepScalars:
+    def scalars_of(self, report: Report) -> StepScalars:
         """Return the scalars of one step's report.
 
         A layer's norm covers all of its slots and calls at the stage; a layer's diff is the largest among them. Layers

@@ -37,7 +37,7 @@ from padiff.records import (
     verdict,
     where_lines,
 )
-from padiff.records.environment import environment_text
+from padiff.records.environment_differences import environment_text
 from padiff.records.tree_text import HERE
 
 #: Default number of listed diffs.

@@ -136,7 +136,7 @@ class DiffStream:
         step = report.coverage.steps[0]
         if step in self.done:
             return
-        scalars_of_step = self._tagging.of(report)
+        scalars_of_step = self._tagging.scalars_of(report)
         to = {
             **dict(SIDES.zip(scalars_of_step.own)),
             "diff": scalars_of_step.layers,

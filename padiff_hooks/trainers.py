@@ -228,7 +228,7 @@ class TrainerEvents(TrainingResults, ABC):
         self._trainer, self._micro_batches = None, 0
         sink, self._sink = self._sink, None
         if sink is not None:
-            sink.leave()
+            sink.close_again()
         for model, callback in list(_recording.items()):
             if callback is self:
                 del _recording[model]
@@ -288,7 +288,7 @@ class _WriterSink:
     def close(self) -> None:
         self.flush()
 
-    def leave(self) -> None:
+    def close_again(self) -> None:
         """Close the writer once more after the training if its owner has closed it and later points opened it again."""
         if self._owner.tb_writer is not self._writer:
             self._writer.close()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from padiff.dump import open_run
 from padiff.dump.local import absolute, is_remote, run_folder
-from padiff.dump.lost import lost_lines
+from padiff.dump.missing_steps import missing_steps_lines
 from padiff.dump.remote_path import AnyPath
 from padiff.errors import PadiffError
 from padiff.model.live_model import LiveModel
@@ -160,7 +160,7 @@ class TrainingRecorder:
         self._recorder = recorder
         if self._live is not None:
             try:
-                self._live.look(self.step, recorder.info)
+                self._live.check_settings(self.step, recorder.info)
             except PadiffError:
                 self.abort()
                 raise
@@ -170,7 +170,7 @@ class TrainingRecorder:
 
         Optimizers for which only a learning rate was recorded are not changed: the rate is a setting to be compared.
         """
-        stored = open_stored(source, beside=LiveModel.of(model).info)
+        stored = open_stored(source, beside=LiveModel.from_model(model).info)
         has_state = any(state.parameters for state in stored.optimizers or ())
         start(stored, model, optimizers if has_state else (), self._pair_map, quiet=quiet)
 
@@ -320,7 +320,7 @@ class TrainingRecorder:
                     say(summary, alarming=self._live.first_report is not None)
             elif recorder.info.world_size > 1 and self._says:
                 with contextlib.suppress(PadiffError):  # no step was written
-                    for line in lost_lines(open_run(self._dir_path), str(self._dir_path)):
+                    for line in missing_steps_lines(open_run(self._dir_path), str(self._dir_path)):
                         say(line, alarming=True)
         finally:
             self._close_streams()
@@ -375,7 +375,7 @@ class TrainingRecorder:
         """Drop the open streams in a forked process, where they belong to the parent."""
         self._own = None
         if self._live is not None:
-            self._live.leave()
+            self._live.release_in_fork()
 
     def _close_streams(self) -> None:
         curves, self._own = self._own, None

@@ -30,7 +30,7 @@ class Zooming:
         self._places: set[tuple[str, str]] = set()
         self._until = -1
 
-    def look(self, report: Report, runs: Both[Run]) -> Zoom | None:
+    def request(self, report: Report, runs: Both[Run]) -> Zoom | None:
         """Request full tensors if a step's report shows a new place to zoom into.
 
         Returns the candidate's request, or the reference's if the candidate was not asked, or `None`.

@@ -108,7 +108,7 @@ def compared(
     __tracebackhide__ = True
     if not isinstance(start_equal, bool):
         raise UsageError(f"start_equal is True or False, got {start_equal!r}")
-    lives = models.map(LiveModel.of)
+    lives = models.map(LiveModel.from_model)
     optimizer = _pair(optimizers, "optimizers")
     losses = _losses(loss, labels)
     _check_apart(lives, optimizer)

@@ -91,7 +91,7 @@ PAGES: dict[str, tuple[tuple[str, str], tuple[str, str], dict[str, list[str] | N
             "padiff.Replay": ["report", "isolate", "loss_scale"],
             "padiff.calibrate": None,
             "padiff.resync": None,
-            "padiff.replaying.resynced.Resync": ["helping", "sentence", "plain"],
+            "padiff.replaying.resync_report.Resync": ["helping", "sentence", "plain"],
         },
     ),
     "models": (

@@ -3,7 +3,7 @@
 from padiff.align.alignment import Alignment, LayerPair, SplitPair
 from padiff.align.layers import align, is_mapped
 from padiff.align.resolve import resolved
-from padiff.align.seen import NOTHING_SEEN, Seen
+from padiff.align.runtime_evidence import NOTHING_SEEN, RuntimeEvidence
 from padiff.align.slices import Ambiguity, ParameterPair, Slice
 
 __all__ = [
@@ -13,7 +13,7 @@ __all__ = [
     "LayerPair",
     "ParameterPair",
     "Slice",
-    "Seen",
+    "RuntimeEvidence",
     "SplitPair",
     "align",
     "is_mapped",

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from padiff.align.matching.parameters import StoredParameters
+from padiff.align.matching.parameter_pairing import StoredParameters
 from padiff.align.slices import Ambiguity, ParameterPair
 from padiff.records import ROOT, SIDES, Both, Layer, unzipped
 

@@ -9,12 +9,12 @@ from typing import Any
 from padiff.align.alignment import Alignment, LayerPair
 from padiff.align.layer_pairs import held, owner_pairs, splits
 from padiff.align.map_entries import Entry, entries, regions
-from padiff.align.matching.left_over import left_of
 from padiff.align.matching.mapped_layers import differing_inside
 from padiff.align.matching.matches import Match
+from padiff.align.matching.parameter_pairing import StoredParameters
 from padiff.align.matching.parameterless import Matched, Tree, pair_containers, pair_leaves
-from padiff.align.matching.parameters import StoredParameters
-from padiff.align.seen import NOTHING_SEEN, Seen
+from padiff.align.matching.unmatched import unmatched_parameters
+from padiff.align.runtime_evidence import NOTHING_SEEN, RuntimeEvidence
 from padiff.align.unit_matches import UnitMatches
 from padiff.model.given_map import GivenMap
 from padiff.records import Both, Layer, RunInfo, unzipped
@@ -24,7 +24,7 @@ def align(
     reference: RunInfo,
     candidate: RunInfo,
     layer_map: GivenMap | Mapping[Any, Any] | Iterable[Any] | str | None = None,
-    seen: Both[Seen] = NOTHING_SEEN,
+    seen: Both[RuntimeEvidence] = NOTHING_SEEN,
     whole: Collection[tuple[str, str]] = (),
     without: Collection[str] = (),
 ) -> Alignment:
@@ -35,8 +35,8 @@ def align(
     their alternatives; layers without sufficient evidence stay unpaired.
 
     Args:
-        layer_map: a value that `GivenMap.of` accepts; in addition, the runs' own ``layer_map`` lists are paired in
-            order.
+        layer_map: a value that `GivenMap.from_value` accepts; in addition, the runs' own ``layer_map`` lists are
+            paired in order.
         seen: observations from running the two models.
         whole: class names (reference's, candidate's) of layers that correspond as a whole, with any contents: those for
             which the user has a rule.
@@ -47,7 +47,7 @@ def align(
         UsageError: the map names an unknown layer, or a layer twice, or the runs' own lists have different lengths.
     """
     infos = Both(reference, candidate)
-    mapped = entries(infos, GivenMap.of(layer_map))
+    mapped = entries(infos, GivenMap.from_value(layer_map))
     trees = _trees(infos, mapped, seen)
     units = UnitMatches(trees, mapped, whole, without)
     matches = units.found()
@@ -62,7 +62,7 @@ def align(
     only = Both(
         *(tuple(layer for layer in info.layers if layer.path not in paths) for info, paths in zip(infos, placed))
     )
-    owned = Both(*map(left_of, infos, unzipped(parameters)))
+    owned = Both(*map(unmatched_parameters, infos, unzipped(parameters)))
     unmatched = owned.map(lambda side: tuple(f"{layer.path}/{p.slot}" for layer, p in side))
     return Alignment(
         pairs=pairs,
@@ -86,10 +86,10 @@ def is_mapped(
     Raises:
         UsageError: the map itself is invalid, as for `align`.
     """
-    return bool(entries(Both(reference, candidate), GivenMap.of(layer_map)))
+    return bool(entries(Both(reference, candidate), GivenMap.from_value(layer_map)))
 
 
-def _trees(infos: Both[RunInfo], map_entries: Sequence[Entry], observed: Both[Seen]) -> Both[Tree]:
+def _trees(infos: Both[RunInfo], map_entries: Sequence[Entry], observed: Both[RuntimeEvidence]) -> Both[Tree]:
     skipped = unzipped(map_entries).map(lambda side: set(chain(*side)))
     mapped = unzipped(entry for entry in map_entries if entry.one_to_one).map(lambda side: [path for (path,) in side])
     areas = Both(*(regions(info.layers, paths) for info, paths in zip(infos, mapped)))

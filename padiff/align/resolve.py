@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from padiff.align.alignment import Alignment
-from padiff.align.seen import Seen, Values
+from padiff.align.runtime_evidence import RuntimeEvidence, Values
 from padiff.align.slices import ParameterPair
 from padiff.records import Both
 from padiff.sketches.sketch import Sketch
@@ -14,7 +14,7 @@ from padiff.sketches.sketch import Sketch
 _SAME = 1e-3
 
 
-def resolved(alignment: Alignment, seen: Both[Seen]) -> Alignment:
+def resolved(alignment: Alignment, seen: Both[RuntimeEvidence]) -> Alignment:
     """Return the alignment with each ambiguity answered by the option under which most starting weights agree.
 
     Args:
@@ -41,7 +41,7 @@ def _same(pair: ParameterPair, values: Both[Values | None]) -> bool:
         stored = read(parts[0].layer, parts[0].slot) if read is not None and len(parts) == 1 else None
         if stored is None or isinstance(stored, Sketch):
             return False
-        arrays.append(parts[0].take(stored).ravel().astype(np.float64))
+        arrays.append(parts[0].read(stored).ravel().astype(np.float64))
     a, b = arrays
     # Zeros agree in any order.
     return a.size == b.size and bool(np.linalg.norm(a - b) < _SAME * np.linalg.norm(a))

@@ -51,14 +51,14 @@ class Slice:
         columns = f", {self.columns[0]}:{self.columns[1]}" if self.columns is not None else ""
         return rows + (f" of each of {self.groups}" if self.groups > 1 else "") + columns
 
-    def take(self, stored: np.ndarray) -> np.ndarray:
+    def read(self, stored: np.ndarray) -> np.ndarray:
         """Return the slice of a stored parameter, as (out, in)."""
         matrix = self._as_out_in(stored)
         if self.stop is not None:
             matrix = matrix[self.rows(len(matrix))]
         return matrix if self.columns is None else matrix[:, self.columns[0] : self.columns[1]]
 
-    def put(self, stored: np.ndarray, values: np.ndarray) -> None:
+    def write(self, stored: np.ndarray, values: np.ndarray) -> None:
         """Write the slice's values, as (out, in), into an array of the stored shape."""
         matrix = self._as_out_in(stored)
         if self.columns is not None:

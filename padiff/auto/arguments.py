@@ -49,7 +49,7 @@ class AutoDiffCall:
 
     Attributes:
         models, inputs, loss_fns, optimizers: one item for each of the two models.
-        layer_map: a layer map, in a form that `padiff.model.given_map.GivenMap.of` accepts.
+        layer_map: a layer map, in a form that `padiff.model.given_map.GivenMap.from_value` accepts.
         options: all options; those missing in the call have their defaults.
         first_generation: True if the call uses names of the first generation.
         swapped: True if the second model is the reference: in the first generation's calls with a paddle layer and a
@@ -83,12 +83,12 @@ def read_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> AutoDiffCall:
     words = (*_OLD_MODELS, "example_inp") if old and not named else (*_NEW_MODELS, "inputs")
     call = _Words()
     for word, value in zip(words, args):
-        call.put(word, value)
+        call.add(word, value)
     _put_rest(call, args[3:], old_shape)
     for word, value in kwargs.items():
         if word not in _WORDS:
             raise UsageError(f"auto_diff: unknown argument {word!r}. {nearest(word, _WORDS)}")
-        call.put(word, value)
+        call.add(word, value)
     missing = [word for word, name in zip(words, ("first", "second", "inputs")) if name not in call.values]
     if missing:
         raise UsageError(f"auto_diff needs {', '.join(words)}; {', '.join(missing)} is missing")
@@ -116,7 +116,7 @@ class _Words:
         self.values: dict[str, Any] = {}
         self._places: dict[str, str] = {}
 
-    def put(self, word: str, value: Any, where: str = "") -> None:
+    def add(self, word: str, value: Any, where: str = "") -> None:
         """Add a value; ``where`` names its place in error messages."""
         if word == "options":
             self._put_options(value)
@@ -144,7 +144,7 @@ class _Words:
         for key, value in options.items():
             if key not in _OPTION_WORDS:
                 raise UsageError(f"auto_diff: unknown option {key!r}. {nearest(str(key), _OPTION_WORDS)}")
-            self.put(key, value, f"options[{key!r}]")
+            self.add(key, value, f"options[{key!r}]")
 
 
 def _put_rest(call: _Words, values: Sequence[Any], old_shape: bool) -> None:
@@ -153,18 +153,18 @@ def _put_rest(call: _Words, values: Sequence[Any], old_shape: bool) -> None:
         if len(values) > 2:
             raise UsageError(f"auto_diff takes at most 5 positional arguments, got {3 + len(values)}")
         for word, value in zip(("loss_fns", "optimizers"), values):
-            call.put(word, value)
+            call.add(word, value)
         return
-    call.put("auto_weights", values[0])
+    call.add("auto_weights", values[0])
     losses = 0
     for value in values[1:]:
         # The first generation's documents disagree on the order of these arguments: the type decides.
         if isinstance(value, int) and not isinstance(value, bool):
-            call.put("steps", value)
+            call.add("steps", value)
         elif isinstance(value, (GivenMap, Mapping)):
-            call.put("options" if _is_options(value) else "layer_map", value)
+            call.add("options" if _is_options(value) else "layer_map", value)
         elif losses < 2:
-            call.put(("loss_fn", "optimizer")[losses], value)
+            call.add(("loss_fn", "optimizer")[losses], value)
             losses += 1
         else:
             raise UsageError(f"auto_diff: too many positional arguments; {_short(value)} is none that it takes")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from padiff.align import NOTHING_SEEN, Alignment, Seen, align
+from padiff.align import NOTHING_SEEN, Alignment, RuntimeEvidence, align
 from padiff.auto.settings import ModelSetup, Settings
 from padiff.errors import UsageError
 from padiff.records import Both
@@ -48,7 +48,7 @@ def aligned_as(carried: Carried | None, settings: Settings) -> Callable[..., Ali
         reference: Any,
         candidate: Any,
         layer_map: Any = None,
-        seen: Both[Seen] = NOTHING_SEEN,
+        seen: Both[RuntimeEvidence] = NOTHING_SEEN,
     ) -> Alignment:
         nonlocal otherwise, unseen
         arguments = reference, candidate, layer_map
@@ -76,7 +76,7 @@ def _other(settings: Settings, pair: tuple[str, str], alignment: Alignment) -> b
         if parts.reference[0].layer not in within or any(len(several) != 1 for several in parts):
             continue
         expected, actual = (
-            part.take(model.value(part.layer, part.slot)).ravel() for model, (part,) in models.zip(parts)
+            part.read(model.value(part.layer, part.slot)).ravel() for model, (part,) in models.zip(parts)
         )
         if expected.size == actual.size and not np.allclose(expected, actual, rtol=1e-2, atol=1e-6):
             return True
@@ -112,12 +112,14 @@ def _uncompared(side: ModelSetup, path: str, differ: bool) -> list[str]:
     ]
 
 
-def seen_of(settings: Settings, carried: Carried | None) -> Both[Seen]:
+def seen_of(settings: Settings, carried: Carried | None) -> Both[RuntimeEvidence]:
     """Return evidence from running both models; no evidence if they do not run in eval mode."""
     if carried is not None and carried.seen.reference.order:
         return carried.seen
     with suppress(UsageError):
-        return settings.sides.zip(_inputs(settings)).map(lambda run: Seen.of(run_once(run[0].live, run[1])))
+        return settings.sides.zip(_inputs(settings)).map(
+            lambda run: RuntimeEvidence.from_step(run_once(run[0].live, run[1]))
+        )
     return NOTHING_SEEN
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from padiff.compare.judge.limits import UNRELATED
-from padiff.compare.judge.siblings import key_of
+from padiff.compare.judge.scale_errors import key_of
 from padiff.compare.judge.zero import noted, rounding_gradients
 from padiff.records import Diff, Step
-from padiff.records.sites import Key
+from padiff.records.pair_schema import Key
 from padiff.records.step_diffs import StepDiffs
 
 
@@ -27,7 +27,7 @@ class NoiseDriven:
 
     def see(self, diffs: Sequence[Diff]) -> None:
         """Add the parameters whose gradients in this step are rounding noise."""
-        step = StepDiffs.of(diffs)
+        step = StepDiffs.from_diffs(diffs)
         self._keys |= step.keys_of(step.measured_fact(rounding_gradients))
 
     def stepped(self, before: Step, after: Step) -> None:

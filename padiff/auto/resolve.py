@@ -12,7 +12,7 @@ from padiff.auto.settings import ModelSetup, Settings
 from padiff.auto.validate import check_call, check_loss, check_optimizer, drop_inside
 from padiff.compare import Tolerance
 from padiff.errors import UsageError
-from padiff.frameworks.known import FRAMEWORKS
+from padiff.frameworks.conventions import FRAMEWORKS
 from padiff.model.given_map import GivenMap
 from padiff.model.live_model import LiveModel, frameworks_name, layers_at
 from padiff.records import ROOT, Both
@@ -50,7 +50,7 @@ def _names(call: AutoDiffCall) -> Both[str]:
 
 
 def _side(name: str, model: Any, inputs: Any, loss: Any, optimizer: Any) -> ModelSetup:
-    live = LiveModel.of(model)
+    live = LiveModel.from_model(model)
     args, kwargs = _call(inputs, name, live)
     if loss is not None:
         check_loss(loss, name, live)

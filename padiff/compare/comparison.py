@@ -7,13 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from padiff.align import Alignment, Seen, align, is_mapped, resolved
+from padiff.align import Alignment, RuntimeEvidence, align, is_mapped, resolved
 from padiff.compare import diagnose
-from padiff.compare.asked import Asked
-from padiff.compare.boundaries import other_boundaries
 from padiff.compare.coverage import Tally
 from padiff.compare.declared import Declared, at_the_start
 from padiff.compare.diagnose.extent import Agreement
+from padiff.compare.filters import ReportFilter
 from padiff.compare.findings import Findings
 from padiff.compare.first_failed import first_failed
 from padiff.compare.judge.drift import EQUAL, with_caveat
@@ -21,15 +20,16 @@ from padiff.compare.judge.noise import NoisePolicy
 from padiff.compare.judge.policy import Policy
 from padiff.compare.judge.rates import with_rates
 from padiff.compare.judge.unrecorded import with_unrecorded
+from padiff.compare.layer_boundaries import other_boundaries
 from padiff.compare.measure.picture import picture_of
 from padiff.compare.measuring import Measuring
 from padiff.compare.models import Stacks, models_of, stacks_of
 from padiff.compare.step import Before, ComparisonPlan, compare_step
 from padiff.compare.workers import Workers
-from padiff.dump.lost import lost_lines
+from padiff.dump.missing_steps import missing_steps_lines
 from padiff.model.given_map import GivenMap
+from padiff.pair.merge_ranks import merge_ranks
 from padiff.pair.processes import OWN_SAMPLES
-from padiff.pair.united import united
 from padiff.records import (
     PARAMETER_STAGES,
     SIDES,
@@ -46,7 +46,7 @@ from padiff.records import (
     Step,
     settings_at,
 )
-from padiff.records.environment import differences
+from padiff.records.environment_differences import differences
 from padiff.records.step_diffs import StepDiffs
 
 _NO_STEPS: Both[Sequence[int]] = Both((), ())
@@ -57,13 +57,13 @@ class RunComparison:
 
     Args:
         reference, candidate: the run to trust, and the run in question.
-        layer_map: layers to pair, in the form that `padiff.model.given_map.GivenMap.of` accepts.
+        layer_map: layers to pair, in the form that `padiff.model.given_map.GivenMap.from_value` accepts.
         policy: the rule that passes or fails a diff. Default: `NoisePolicy`.
         stages: stages to report; the limits of a policy may also depend on other stages.
         layers: only layers whose paths in either run match one of these patterns are reported.
         boundaries: True to search for all layers that end at different places of the computation
-            (`padiff.compare.boundaries`); False if one side's layers run on the other's values: then only layers with
-            outputs of different shapes are searched for.
+            (`padiff.compare.layer_boundaries`); False if one side's layers run on the other's values: then only layers
+            with outputs of different shapes are searched for.
         aligned: function that pairs the layers, with the signature of `padiff.align.align`.
         workers: processes that measure steps ahead of the one that is judged.
         measuring: called from time to time while a step is measured, with the finished share of the step.
@@ -90,9 +90,9 @@ class RunComparison:
         self._alone = alone
         self.runs = Both(reference, candidate)
         self._infos = self.runs.map(lambda run: run.info)
-        self._map = GivenMap.of(layer_map)
+        self._map = GivenMap.from_value(layer_map)
         self._policy: Policy = policy if policy is not None else NoisePolicy()
-        self._asked = Asked.of(stages, layers, self._infos)
+        self._asked = ReportFilter.from_arguments(stages, layers, self._infos)
         # A limit also depends on the other diffs of the step.
         self._measured_stages = frozenset(STAGES) if self._policy.in_context else self._asked.stages
         self._measuring = Measuring(self.runs, self._measured_stages, self._policy.elementwise, workers, measuring)
@@ -101,7 +101,7 @@ class RunComparison:
         self._first_diff: FirstDiff | None = None
         self._place: diagnose.Place | None = None
         #: Consequences of the first diff, and independent faults, once a first diff exists.
-        self._around: diagnose.Around | None = None
+        self._around: diagnose.FollowupContext | None = None
         #: The first compared step, if it has diffs.
         self._began: int | None = None
         self._before = Before()
@@ -162,7 +162,7 @@ class RunComparison:
     def _diffs(
         self, steps: Both[list[Step]], numbers: Both[int] | None = None, later: Sequence[Both[int]] = ()
     ) -> list[StepDiffs]:
-        steps = steps.map(united)
+        steps = steps.map(merge_ranks)
         self.spread = self.spread or any(side and side[0].spread for side in steps)
         if self._alone:
             self._before, self._agreed_now = replace(self._before, drift=EQUAL), Agreement()
@@ -181,7 +181,7 @@ class RunComparison:
             called = before.history.map(lambda side: side.called)
             first = steps.map(lambda ranks: ranks[0])
             self._stacks = self._stacks.zip(first).map(lambda side: side[0] or stacks_of(side[1]))
-            self._declared.look(self.runs.map(lambda run: run.info), first, self._plan.alignment, called)
+            self._declared.add_step(self.runs.map(lambda run: run.info), first, self._plan.alignment, called)
             self._declared.hold_against(diffs)
             if self._policy.settings_count:
                 diffs = with_rates(diffs, partial(self._declared.rates_agree, first))
@@ -189,19 +189,19 @@ class RunComparison:
         if self._began is None and first_rank is not None:
             self._began = first_rank[0].pair.step
         if self._around is not None and first_rank is not None:
-            self._around.look(first_rank, self._plan.alignment)
+            self._around.search(first_rank, self._plan.alignment)
         if not all(rank.passed for rank in diffs):
             self._parted = steps.reference[0].number if steps.reference else -1, steps
         if self._asked.everything:
             return diffs
-        return [StepDiffs.of([diff for diff in rank if self._asked.has(diff.pair)]) for rank in diffs]
+        return [StepDiffs.from_diffs([diff for diff in rank if self._asked.has(diff.pair)]) for rank in diffs]
 
     def _first(
         self, steps: Both[list[Step]], numbers: Both[int] | None
     ) -> tuple[ComparisonPlan, list[StepDiffs], Before]:
         """Compare the first step, which shows the called layers, equal starts, and layers with different boundaries."""
         self._measuring.start(steps.reference[0])  # workers import while this process aligns
-        evidence = steps.map(lambda ranks: Seen.of(ranks[0]))
+        evidence = steps.map(lambda ranks: RuntimeEvidence.from_step(ranks[0]))
         alignment = resolved(self._aligned(*self._infos, self._map, evidence), evidence)
         before_now: list[StepDiffs] = []
 
@@ -280,7 +280,7 @@ class RunComparison:
     ) -> Report:
         """Return the report of all findings, with the first diff among them."""
         report = self._reported(findings.diffs, findings.tally, first, steps, only, None)
-        lost = tuple(line for side, run in zip(SIDES, self.runs) for line in lost_lines(run, f"the {side}"))
+        lost = tuple(line for side, run in zip(SIDES, self.runs) for line in missing_steps_lines(run, f"the {side}"))
         report = replace(report, coverage=replace(report.coverage, lost=lost))
         if first is None and report.first_diff is not None and self._latest:
             # No tensor exceeds its limit; the errors may prove the cause all the same.
@@ -307,7 +307,7 @@ class RunComparison:
             return self._around.placed(first, failed)
         # Created now, because a recorder with max_bytes may delete the step later.
         first = replace(first, picture=picture_of(failed.pair))
-        self._around = diagnose.Around(first, failed, place, step, evidence, self._began)
+        self._around = diagnose.FollowupContext(first, failed, place, step, evidence, self._began)
         self._first_diff, self._place = first, place
         return first
 

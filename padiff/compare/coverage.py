@@ -29,9 +29,9 @@ from padiff.records import (
     is_functional,
     unzipped,
 )
-from padiff.records.planned import layouts_of
-from padiff.records.rows import FIGURE_NUMBERS, MOMENTS, TENSORS
-from padiff.records.sites import Sites
+from padiff.records.diff_rows import FIGURE_NUMBERS, MOMENTS, TENSORS
+from padiff.records.pair_schema import PairSchema
+from padiff.records.pair_table import layouts_of
 from padiff.records.step_diffs import StepDiffs
 
 _REL_L2, _AROUND_ZERO = FIGURE_NUMBERS[Figure.REL_L2], FIGURE_NUMBERS[Figure.AROUND_ZERO]
@@ -54,11 +54,11 @@ class Tally:
         self._views: dict[str, str] = {}
         self._amplified: int | None = None
         self._own_samples = False
-        self._seen: tuple[Sites | None, bytes] = (None, b"")
+        self._seen: tuple[PairSchema | None, bytes] = (None, b"")
 
     def add(self, diffs: Sequence[Diff]) -> None:
         """Count the diffs of a step."""
-        diffs = StepDiffs.of(diffs)
+        diffs = StepDiffs.from_diffs(diffs)
         sites, rows, compared = diffs.sites, diffs.rows, diffs.compared
         self._see(diffs, compared)
         for place in np.flatnonzero(~compared).tolist():

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from padiff.align import Alignment
 from padiff.compare.coverage import Tally
-from padiff.records import Both, Diff, FoldedDiffs, Run
-from padiff.records.on_demand import Joined
+from padiff.records import Both, CompactDiffs, Diff, Run
+from padiff.records.lazy_sequence import ChainedSequence
 from padiff.records.step_diffs import StepDiffs
 
 # Number of diffs stored as objects before compaction begins: some 2 kB each, including their sketches.
@@ -30,7 +30,7 @@ class Findings:
         self._runs = runs
         self._kept: list[tuple[Both[int], Sequence[StepDiffs]]] = []
         self._count = 0
-        self._folded: FoldedDiffs | None = None
+        self._folded: CompactDiffs | None = None
 
     def add(self, ranks: Sequence[StepDiffs], numbers: Both[int]) -> None:
         """Add the judged diffs of each rank of a step."""
@@ -41,7 +41,7 @@ class Findings:
         if self._runs is None or (self._folded is None and self._count <= _UNFOLDED):
             return
         if self._folded is None:
-            self._folded = FoldedDiffs(self._runs)
+            self._folded = CompactDiffs(self._runs)
         for numbers_before, ranks_before in self._kept:
             for rank, diffs in enumerate(ranks_before):
                 self._folded.add(diffs, numbers_before, rank)
@@ -52,4 +52,4 @@ class Findings:
         """All diffs, in causal order."""
         if self._folded is not None:
             return self._folded
-        return Joined(diffs for _, ranks in self._kept for diffs in ranks)
+        return ChainedSequence(diffs for _, ranks in self._kept for diffs in ranks)

@@ -7,16 +7,16 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import replace
 
 from padiff.align import Alignment
-from padiff.compare.measure.many import measured, measured_alike
+from padiff.compare.measure.measure_step import measured, measured_alike
 from padiff.compare.measure.pairs import measure_pair
-from padiff.compare.measure.together import PAIRS_AT_A_TIME, count_together
+from padiff.compare.measure.sketch_batch import PAIRS_AT_A_TIME, count_together
 from padiff.compare.workers import Workers
 from padiff.errors import PadiffError
+from padiff.pair.merge_ranks import merge_ranks
 from padiff.pair.plans import PairPlans
 from padiff.pair.ranks import pairs_in_one
-from padiff.pair.united import united
 from padiff.records import Both, Pair, Run, Step
-from padiff.records.planned import PairColumns, PlannedPairs, fact_of_pairs
+from padiff.records.pair_table import PairColumns, PairTable, fact_of_pairs
 from padiff.records.step_diffs import StepDiffs
 
 # Seconds between two reports of progress within a step.
@@ -106,7 +106,7 @@ class Measuring:
         """Return the diffs of a step that was measured with another alignment, and measure only pairs that changed."""
         diffs_by_key = {_key(diff.pair): diff for diff in measured_before}
         matches = [(pair, diffs_by_key.get(_key(pair))) for pair in pairs]
-        return StepDiffs.of(
+        return StepDiffs.from_diffs(
             [
                 replace(diff, pair=pair) if diff is not None else measure_pair(pair, self._elementwise)
                 for pair, diff in matches
@@ -130,7 +130,7 @@ class Measuring:
         batch: dict[Both[int], Sequence[Pair]] = {}
         try:
             for numbers in later[: min(STEPS_AT_A_TIME, PAIRS_AT_A_TIME // len(pairs)) - 1]:
-                steps = self._read[numbers] = self.steps(numbers).map(united)
+                steps = self._read[numbers] = self.steps(numbers).map(merge_ranks)
                 infos = self._runs.map(lambda run: run.info)
                 later_pairs = pairs_in_one(steps, infos, alignment, self._stages, plans)
                 if _columns(later_pairs) is not _columns(pairs):
@@ -166,4 +166,4 @@ def _key(pair: Pair) -> Hashable:
 
 def _columns(pairs: Sequence[Pair]) -> PairColumns | None:
     """Return the columns that pairs share with equally structured steps; `None` if their sketches lie in no tables."""
-    return pairs.columns if isinstance(pairs, PlannedPairs) and pairs.tabled else None
+    return pairs.columns if isinstance(pairs, PairTable) and pairs.tabled else None

@@ -11,13 +11,13 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from padiff.compare.own_buffers import BufferCheck
-from padiff.compare.own_masks import MaskCheck
-from padiff.compare.own_norms import NormCheck, own_norms_text
-from padiff.compare.own_rates import own_rates, rates_text
-from padiff.compare.own_samples import STATISTICS, is_batch_norm, own_statistics, same_samples, samples_of
+from padiff.compare.rank_dropout_masks import MaskCheck
+from padiff.compare.rank_duplicate_batches import STATISTICS, is_batch_norm, own_statistics, same_samples, samples_of
 from padiff.compare.rank_figures import classes, error, one_factor
 from padiff.compare.rank_findings import RankFault, RankFinding, ranks_text, sentence
+from padiff.compare.rank_learning_rates import differing_learning_rates, rates_text
+from padiff.compare.rank_local_clipping import NormCheck, local_clipping_text
+from padiff.compare.rank_unsynced_buffers import BufferCheck
 from padiff.records import Record, RunInfo, Step
 from padiff.records.parts import PARTIAL
 
@@ -87,7 +87,7 @@ class ReplicaCheck:
         self._start: dict[str, dict[int, Hashable]] | None = None
         self._known: set[tuple[RankFault, int]] = set()
 
-    def look(self, steps: Sequence[Step]) -> None:
+    def check(self, steps: Sequence[Step]) -> None:
         """Check one step; reads its weights, gradients, updates, inputs, and some of its outputs."""
         if len(steps) < 2:
             return
@@ -98,7 +98,7 @@ class ReplicaCheck:
             self._start = self._begin(records["weight"])
             self._begun(number)
         self._same_samples(ordered, records["weight"])
-        for ranks, places, since in self._masks.look(ordered):
+        for ranks, places, since in self._masks.check(ordered):
             self._find(RankFault.SAME_MASKS, since, ranks, places, 0.0, 0)
         departs = {stage: self._departing(records[stage]) for stage in _STAGES}
         faults: dict[tuple[RankFault, int, tuple[str, ...], float | None], list[tuple[int, _Departs]]] = defaultdict(
@@ -127,10 +127,10 @@ class ReplicaCheck:
             worst, of = max(entry.error for _, entry in departing), departing[0][1].of
             self._find(kind, number, ranks, sites, worst, of, factor, also)
         self._own_norms(ordered)
-        for reference, others, text in own_rates(ordered, records["weight"]):
+        for reference, others, text in differing_learning_rates(ordered, records["weight"]):
             self._find(RankFault.OWN_RATE, number, (reference, *others), (), 0.0, 0, also=text)
         self._own_statistics(ordered)
-        apart = self._buffers.look(ordered)
+        apart = self._buffers.check(ordered)
         if apart is not None:
             self._find(RankFault.OWN_BUFFERS, number, apart.ranks, apart.sites, apart.error, len(apart.sites))
         self._looked, self._latest = self._looked + 1, number
@@ -181,11 +181,11 @@ class ReplicaCheck:
                 self._find(RankFault.SAME_BATCH, steps[0].number, tuple(apart), (), 0.0, 0)
 
     def _own_norms(self, steps: Sequence[Step]) -> None:
-        evidence = self._norms.look(steps)
+        evidence = self._norms.check(steps)
         # For ranks that share gradients, the finding about gradients already reports the fault and its factor.
         named = {rank for kind, rank in self._known if kind.fault}
         if evidence is not None and not named & {*evidence.ranks}:
-            text = own_norms_text(evidence, ranks_text(evidence.ranks))
+            text = local_clipping_text(evidence, ranks_text(evidence.ranks))
             self._find(RankFault.OWN_NORM, evidence.since, evidence.ranks, (), 0.0, 0, text=text)
 
     def _shares_out(self, weights: _Held, first: int, second: int) -> bool:
@@ -295,7 +295,7 @@ def check_replicas(info: RunInfo, steps: Iterable[Sequence[Step]]) -> list[RankF
     """
     check = ReplicaCheck(info)
     for step in steps:
-        check.look(step)
+        check.check(step)
     return check.findings
 
 

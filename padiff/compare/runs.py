@@ -14,9 +14,9 @@ from padiff.compare.judge.policy import Policy
 from padiff.compare.measuring import STEPS_AT_A_TIME
 from padiff.compare.workers import Workers, check_workers
 from padiff.dump import FolderRun, SingleDump, open_run
+from padiff.dump.atomic_write import incomplete_steps
 from padiff.dump.local import is_remote
 from padiff.dump.remote_path import AnyPath, RemotePath
-from padiff.dump.whole import incomplete_steps
 from padiff.errors import NothingToCompareError, UsageError
 from padiff.model.given_map import GivenMap
 from padiff.pair.processes import processes_differ

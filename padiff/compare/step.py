@@ -6,13 +6,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from padiff.align import Alignment
-from padiff.compare.judge.absent import absent_stages
 from padiff.compare.judge.drift import NONE, Drift, drift
 from padiff.compare.judge.history import NOTHING_YET, History
+from padiff.compare.judge.missing_records import absent_stages
 from padiff.compare.judge.policy import Policy
 from padiff.compare.judge.unrecorded import excused
 from padiff.compare.measure.floors import with_floors
-from padiff.compare.measure.many import measured
+from padiff.compare.measure.measure_step import measured
 from padiff.pair.plans import PairPlans
 from padiff.pair.ranks import in_one, left_out, rank_steps, step_pairs, weights_known
 from padiff.records import Both, Pair, Run, Step
@@ -83,7 +83,7 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
         judged, history = absent_stages(judged, rank, history, plan.runs)
         diffs_by_rank.append(judged)
     alone = left_out(steps, infos, ranks, plan.stages)
-    diffs_by_rank = [StepDiffs.of(alone), *diffs_by_rank] if alone else diffs_by_rank
+    diffs_by_rank = [StepDiffs.from_diffs(alone), *diffs_by_rank] if alone else diffs_by_rank
     weights_recorded = before.known if as_before else all(weights_known(*side) for side in infos.zip(steps))
     apart = drift(StepDiffs.joined(diffs_by_rank), before.drift, weights_recorded)
     return diffs_by_rank, replace(before, drift=apart, history=history, known=weights_recorded)

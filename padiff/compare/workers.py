@@ -22,18 +22,18 @@ import numpy as np
 
 from padiff.align import Alignment
 from padiff.compare.executors import NotVisibleError, opened, width_of
-from padiff.compare.measure.many import measured
-from padiff.compare.measure.rows import LARGEST_ROW
+from padiff.compare.measure.measure_step import measured
+from padiff.compare.measure.small_tensor_batch import LARGEST_ROW
 from padiff.dump.pack import PackedTensor
 from padiff.errors import UsageError
+from padiff.pair.merge_ranks import merge_ranks
 from padiff.pair.plans import PairPlans
 from padiff.pair.ranks import pairs_in_one
-from padiff.pair.united import united
 from padiff.records import Both, Pair, Problem, Record, Run, Step
-from padiff.records.planned import fact_of_pairs, sites_of
-from padiff.records.rows import empty_rows
+from padiff.records.diff_rows import empty_rows
+from padiff.records.pair_table import fact_of_pairs, pair_schema_of
 from padiff.records.step_diffs import StepDiffs
-from padiff.system.follow import follow
+from padiff.system.exit_with_parent import exit_with_parent
 
 # Seconds of measuring on one core: for a pair of tensors, for each of its elements, and for a pair of sketches, or of
 # small tensors of packed steps, among many; and seconds to send a step to another process and back.
@@ -138,7 +138,9 @@ class Workers:
             count = min(count, len(self._left) * _parts(step), _PER_CORE * cpu_count())
             if count > 1:
                 self._count = count
-                self._pool = ProcessPoolExecutor(count, env=_ALONE, initializer=follow, initargs=(os.getpid(),))
+                self._pool = ProcessPoolExecutor(
+                    count, env=_ALONE, initializer=exit_with_parent, initargs=(os.getpid(),)
+                )
                 self._pool.submit(_ready)
         except Exception:  # no semaphores, no memory, no more processes: the comparison goes on in this one
             self._close()
@@ -190,7 +192,7 @@ class Workers:
             places = part.places.tolist()
             problems.update((places[k], problem) for k, problem in part.problems.items())
             odd.update((places[k], index) for k, index in part.odd.items())
-        return StepDiffs(pairs, sites_of(pairs), rows, problems, odd)
+        return StepDiffs(pairs, pair_schema_of(pairs), rows, problems, odd)
 
     def _say(self, numbers: Both[int], error: BaseException, so: str) -> None:
         """Warn, once, that an executor fails to measure. (Failures of padiff's own processes need no warning.)"""
@@ -248,7 +250,7 @@ def measure_part(job: bytes, numbers: Both[int], part: int, parts: int) -> _Meas
         The number of the step's pairs, and the measurements of the part.
     """
     runs, alignment, stages, elementwise, plans = _opened(job)
-    steps = runs.zip(numbers).map(lambda side: united(side[0].steps(side[1])))
+    steps = runs.zip(numbers).map(lambda side: merge_ranks(side[0].steps(side[1])))
     pairs = pairs_in_one(steps, runs.map(lambda run: run.info), alignment, stages, plans)
     chosen: Sequence[int] = range(len(pairs))
     if parts > 1:

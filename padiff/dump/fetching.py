@@ -13,7 +13,7 @@ import numpy as np
 from padiff.dump.headers import Place, Places, parse_header
 from padiff.dump.remote_path import RemotePath
 from padiff.dump.safetensors import ArrayFile
-from padiff.records import Room
+from padiff.records import OutputBuffer
 from padiff.system.memory import new_memory
 
 #: Objects that are fetched at the same time.
@@ -52,7 +52,7 @@ class Fetching:
                 self._pool = self._pool or ThreadPoolExecutor(_THREADS, "padiff-fetch")
                 self._coming[path] = self._pool.submit(_fetched, path)
 
-    def take(self, path: RemotePath) -> _Fetched:
+    def fetch(self, path: RemotePath) -> _Fetched:
         """Return the version and content of an object, which is fetched now unless it was prefetched.
 
         Raises:
@@ -93,7 +93,7 @@ class Fetched(ArrayFile):
         self._fetching, self._version = fetching, ""
         self._content: bytes | None = None
 
-    def array(self, place: Place, room: Room = new_memory) -> np.ndarray:
+    def array(self, place: Place, room: OutputBuffer = new_memory) -> np.ndarray:
         """Return an array as a read-only view of the object's memory; ``room`` is not used.
 
         Raises:
@@ -124,7 +124,7 @@ class Fetched(ArrayFile):
     def _whole(self) -> bytes:
         content = self._content
         if content is None:
-            version, content = self._fetching.take(self._place)
+            version, content = self._fetching.fetch(self._place)
             if self._version not in ("", version):
                 raise ValueError("the step was recorded again")
             self._version, self._content = version, content

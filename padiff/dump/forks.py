@@ -8,7 +8,7 @@ import weakref
 from typing import Protocol
 
 
-class Owned(Protocol):
+class ForkAware(Protocol):
     """An object that belongs to the process that created it."""
 
     def leave_in_fork(self) -> None:
@@ -16,10 +16,10 @@ class Owned(Protocol):
 
 
 # Weak references, so that dropped objects are freed.
-_owned: weakref.WeakSet[Owned] = weakref.WeakSet()
+_owned: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 
 
-def own(one: Owned) -> None:
+def register_fork_cleanup(one: ForkAware) -> None:
     """Register an object whose copies are disabled in forks of this process."""
     _owned.add(one)
 

@@ -8,7 +8,7 @@
       report.json  tensors/*.npy                           input, forward, loss, backward (and learning rates)
       params.json  weights/*.npy grads/*.npy updates/*.npy weight, grad, update
 packs/00000010/rank_0/        weights, batches and masks to replay a step (`padiff.dump.replay_packs`)
-floors/00000010/rank_0/       the measured rounding error of a step (`padiff.dump.floors`)
+floors/00000010/rank_0/       the measured rounding error of a step (`padiff.dump.floor_files`)
 
 ``report.json`` and ``params.json`` each hold the layer tree, with the records of every layer at its node. Paths
 of ``.npy`` files are relative to the JSON file. A dtype that numpy does not know (bfloat16) is stored as an
@@ -24,7 +24,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from padiff.dump.untrusted import plain, shape_of, whole
+from padiff.dump.untrusted import as_int, plain, shape_of
 from padiff.records import LOOP, ROOT, Evaluation, Layer, Parameter, Record
 from padiff.records.dtypes import known_dtype
 
@@ -185,7 +185,7 @@ def _layer_from_json(node: Mapping[str, Any]) -> Layer:
         ),
         settings=dict(plain(node.get("settings", {}))),
         aliases=tuple(str(a) for a in node.get("aliases", ())),
-        children=whole(node.get("children", 0)),
+        children=as_int(node.get("children", 0)),
         recorded=bool(node.get("recorded", True)),
     )
 
@@ -221,7 +221,7 @@ def evaluations_from_json(entries: Iterable[Any]) -> tuple[Evaluation, ...]:
     """
     return tuple(
         [
-            Evaluation(str(each["layer"]), whole(each["calls"]), tuple([shape_of(shape) for shape in each["shapes"]]))
+            Evaluation(str(each["layer"]), as_int(each["calls"]), tuple([shape_of(shape) for shape in each["shapes"]]))
             for each in entries
         ]
     )

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from padiff.dump.untrusted import parse_json, shape_of
-from padiff.records.frozen import quickly_made
+from padiff.records.frozen import fast_frozen_init
 
 #: The format's dtype names -> numpy dtypes.
 DTYPES = {
@@ -46,7 +46,7 @@ _LONGEST = 1 << 20
 _DECODER = json.JSONDecoder()
 
 
-@quickly_made
+@fast_frozen_init
 @dataclass(frozen=True, slots=True)
 class Place:
     """Position, dtype and shape of a tensor in a file.

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from padiff.dump.files import write_json
-from padiff.dump.forks import own
+from padiff.dump.forks import register_fork_cleanup
 from padiff.dump.format import RUN_FILE
 from padiff.dump.remote_path import AnyPath
 from padiff.dump.untrusted import open_plain
@@ -62,7 +62,7 @@ class FolderLock:
         self._ended = threading.Event()
 
     @classmethod
-    def take(cls, folder: AnyPath, rank: int) -> FolderLock:
+    def acquire(cls, folder: AnyPath, rank: int) -> FolderLock:
         """Acquire the lock of an existing folder.
 
         Raises:
@@ -81,7 +81,7 @@ class FolderLock:
                 lock._acquire()
             except BusyError as still:
                 raise lock._refused(still.owner) from None
-        own(lock)
+        register_fork_cleanup(lock)
         return lock
 
     def check(self) -> None:

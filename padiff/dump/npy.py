@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from padiff.dump.reading import fill
+from padiff.dump.reading import read_into
 from padiff.dump.untrusted import NO_LINK
-from padiff.records import Room
+from padiff.records import OutputBuffer
 
 # Length in bytes of the header that numpy writes, except for arrays of many axes.
 _USUAL = 128
@@ -24,7 +24,9 @@ _USUAL = 128
 _LITTLE = 1 << 20
 
 
-def read_plain(folder: str, file: str, dtype: np.dtype[Any], shape: tuple[int, ...], room: Room) -> np.ndarray | None:
+def read_plain(
+    folder: str, file: str, dtype: np.dtype[Any], shape: tuple[int, ...], room: OutputBuffer
+) -> np.ndarray | None:
     """Return the array in ``folder/file``, in memory from ``room``, or `None` if the file needs the full checks.
 
     That is so if the array has another dtype or shape, the file is not a regular one below the folder, the path has a
@@ -45,7 +47,7 @@ def read_plain(folder: str, file: str, dtype: np.dtype[Any], shape: tuple[int, .
         memory = room(size, _USUAL)
         if memory is None:
             return None
-        fill(descriptor, 0, head, memory)
+        read_into(descriptor, 0, head, memory)
     except (OSError, ValueError):
         return None
     finally:

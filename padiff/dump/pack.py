@@ -1,7 +1,7 @@
 """A step in one file: full tensors and sketches of one rank, in the safetensors format.
 
 Tensors are called ``0``, ``1``, ...; ``sketches`` has a row for each sketch. Names and shapes of the records lie beside
-the steps (`padiff.dump.structures`), and tensors that never change in ``shared/``.
+the steps (`padiff.dump.stored_schema`), and tensors that never change in ``shared/``.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from padiff.dump.deduplication import SHARED
 from padiff.dump.fetching import Fetched, Fetching
 from padiff.dump.format import evaluations_from_json
 from padiff.dump.headers import DTYPES, Place, Places
-from padiff.dump.held_once import elsewhere
 from padiff.dump.json_files import Explained
+from padiff.dump.rank_dedup import elsewhere
 from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.safetensors import ArrayFile
-from padiff.dump.structures import SKETCHES, TENSOR, Structure, StructureReader
+from padiff.dump.stored_schema import SKETCHES, TENSOR, StoredSchema, StoredSchemaReader
 from padiff.dump.tensor_file import TensorFile
 from padiff.dump.untrusted import check_inside, plain
 from padiff.errors import TensorFileError
-from padiff.records import NO_TRACE, Record, Room, Sketched, Step, TensorSource, settings_from_json
-from padiff.records.frozen import quickly_made
-from padiff.records.structured import Structured
+from padiff.records import NO_TRACE, OutputBuffer, Record, Sketched, Step, TensorSource, settings_from_json
+from padiff.records.frozen import fast_frozen_init
+from padiff.records.stored_records import StoredRecords
 from padiff.sketches.sketch import ROW
 from padiff.system.memory import new_memory
 
@@ -50,7 +50,7 @@ def plain_array(array: np.ndarray) -> np.ndarray:
     return array
 
 
-@quickly_made
+@fast_frozen_init
 @dataclass(frozen=True, slots=True)
 class PackedTensor(TensorSource):
     """A tensor source: one tensor of a step's file, read on demand.
@@ -91,7 +91,7 @@ class PackedTensor(TensorSource):
         """
         return self.read_into(new_memory)
 
-    def read_into(self, room: Room) -> np.ndarray:
+    def read_into(self, room: OutputBuffer) -> np.ndarray:
         """Return the tensor, in memory from ``room`` if the tensor is uncompressed and the room is large enough.
 
         Raises:
@@ -159,7 +159,7 @@ class PackReader:
         self._run = run
         self._fetching = fetching or Fetching()
         self._recent: deque[ArrayFile] = deque()
-        self._structures = StructureReader(run)
+        self._structures = StoredSchemaReader(run)
 
     def read(self, folder: AnyPath) -> Step:
         """Return a rank's step, read from the rank's folder.
@@ -184,10 +184,10 @@ class PackReader:
                 raise ValueError(f"a sketch in row {structure.rows - 1} of {len(stored.rows)}")
             # Records are created on first access. Those with tensors elsewhere are created now, to detect damage.
             step_records: list[Record | None] = [None] * len(structure.kept)
-            tensors = PackedTensors.of(stored, structure)
+            tensors = PackedTensors.from_stored(stored, structure)
             for place in (*structure.others, *tensors.odd):
                 step_records[place] = make(place)
-            records: Sequence[Record] = Structured(
+            records: Sequence[Record] = StoredRecords(
                 step_records, structure, make, structure.sketches, stored.rows, tensors
             )
             file.forget()
@@ -207,7 +207,7 @@ class PackReader:
 
 
 class PackedTensors:
-    """The uncompressed tensors of a step's file; implements `padiff.records.structured.Tensors`.
+    """The uncompressed tensors of a step's file; implements `padiff.records.stored_records.Tensors`.
 
     Attributes:
         odd: indices of the other records: compressed, in another rank's file, or damaged.
@@ -218,7 +218,7 @@ class PackedTensors:
         self.there = starts >= 0
 
     @classmethod
-    def of(cls, stored: _Stored, structure: Structure) -> PackedTensors:
+    def from_stored(cls, stored: _Stored, structure: StoredSchema) -> PackedTensors:
         """Look up the tensors of a structure in a step's file."""
         entries, plain = stored.places.entries, not structure.compression
         starts, odd = np.full(len(structure.kept), -1, np.int64), []
@@ -289,7 +289,7 @@ class _Stored:
         raise ValueError(f"kept as {kept_as!r}")
 
 
-def _record(stored: _Stored, structure: Structure, order: int) -> Record:
+def _record(stored: _Stored, structure: StoredSchema, order: int) -> Record:
     layer, stage, slot, call, layer_type, dtype, shape, recomputed, numbers, part = structure.names.entries[order]
     kept_as, where = structure.kept[order]
     source: TensorSource

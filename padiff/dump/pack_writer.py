@@ -13,14 +13,14 @@ from padiff.dump import codecs
 from padiff.dump.deduplication import Deduplication
 from padiff.dump.format import evaluations_to_json
 from padiff.dump.headers import NAMES
-from padiff.dump.held_once import HeldOnce
 from padiff.dump.pack import PACK_FILE, SCHEMA_VERSION, SKETCH_TABLE, plain_array
+from padiff.dump.rank_dedup import RankDedup
 from padiff.dump.remote_path import AnyPath
 from padiff.dump.safetensors import write_safetensors
-from padiff.dump.structures import OWN, StructureWriter
+from padiff.dump.stored_schema import OWN, StoredSchemaWriter
 from padiff.dump.traces import NOWHERE
-from padiff.records import Alike, Record, Sketched, Step, Storable, TensorSource, Unread
-from padiff.records.alike import Pattern
+from padiff.records import LazyRecords, Record, Sketched, Step, Storable, StreamedArray, TensorSource
+from padiff.records.step_schema import StepSchema
 
 # Rows of sketches that are gathered at a time: few enough for the allocator to reuse its memory.
 _ROWS = 200
@@ -38,10 +38,10 @@ class PackWriter:
 
     def __init__(self, run: AnyPath, deduplication: Deduplication, compression: str = "", processes: int = 1) -> None:
         self._run, self._deduplication, self._compression = run, deduplication, compression
-        self._structures = StructureWriter(run, compression, processes)
+        self._structures = StoredSchemaWriter(run, compression, processes)
         self._last: _Last | None = None
 
-    def write(self, folder: AnyPath, step: Step, once: HeldOnce | None = None) -> None:
+    def write(self, folder: AnyPath, step: Step, once: RankDedup | None = None) -> None:
         """Write one rank's step into its folder.
 
         Args:
@@ -53,8 +53,8 @@ class PackWriter:
             structure, inline = self._last.structure, None
         else:
             tensors, places, traced = self._placed(step)
-            structure, inline = self._structures.of(step, places, traced)
-            self._last = _Last.of(step, structure, places, traced) if inline is None else None
+            structure, inline = self._structures.schema_of(step, places, traced)
+            self._last = _Last.from_step(step, structure, places, traced) if inline is None else None
         if once is not None:
             arrays = {name: all_of(array) for name, array in tensors.items()}
             tensors = {n: array for n, array in arrays.items() if n == SKETCH_TABLE or not once.elsewhere(n, array)}
@@ -118,7 +118,7 @@ class PackWriter:
     def _as_before(self, step: Step) -> dict[str, Storable] | None:
         """Return the tensors of a step's file if the step has the same structure as the one before, else `None`."""
         last, records, traced = self._last, step.records, step.trace.tensors
-        if last is None or not isinstance(records, Alike) or not isinstance(traced, Alike):
+        if last is None or not isinstance(records, LazyRecords) or not isinstance(traced, LazyRecords):
             return None
         if records.pattern is traced.pattern and records.pattern.like is last.pattern:
             last = self._last = last.renumbered(records.pattern)
@@ -155,14 +155,14 @@ class _Last:
         distinct: number of different names in ``others``.
     """
 
-    pattern: Pattern
+    pattern: StepSchema
     structure: str
     rows: np.ndarray
     others: Sequence[tuple[str, str]]
     distinct: int
 
     @classmethod
-    def of(
+    def from_step(
         cls, step: Step, structure: str, places: Sequence[tuple[str, Any]], traced: Sequence[tuple[str, Any]]
     ) -> _Last | None:
         """Return the layout of a written step, or `None` if it cannot be reused for the next step.
@@ -173,7 +173,11 @@ class _Last:
             places, traced: storage of the step's records, and of its traced tensors.
         """
         records, tensors = step.records, step.trace.tensors
-        if not isinstance(records, Alike) or not isinstance(tensors, Alike) or records.pattern is not tensors.pattern:
+        if (
+            not isinstance(records, LazyRecords)
+            or not isinstance(tensors, LazyRecords)
+            or records.pattern is not tensors.pattern
+        ):
             return None
         pattern = records.pattern
         if any(pattern.sites[place].stage == "weight" for place in records.others):
@@ -187,7 +191,7 @@ class _Last:
         order = np.array([rows[row] for row in range(len(rows))], np.intp)
         return cls(pattern, structure, order, others, len({name for name, _ in others}))
 
-    def renumbered(self, pattern: Pattern) -> _Last | None:
+    def renumbered(self, pattern: StepSchema) -> _Last | None:
         """Return this layout for a pattern that differs only in the numbers of the samples, else `None`."""
         numbers = self.pattern.new_numbers(pattern)
         if numbers is None:
@@ -196,18 +200,18 @@ class _Last:
         return replace(self, pattern=pattern, rows=rows)
 
 
-def _rows_of(table: np.ndarray, rows: np.ndarray) -> Unread:
+def _rows_of(table: np.ndarray, rows: np.ndarray) -> StreamedArray:
     """Return rows of a table in the given order, as an array that is streamed `_ROWS` rows at a time."""
 
     def pieces() -> Iterator[np.ndarray]:
         for start in range(0, len(rows), _ROWS):
             yield table[rows[start : start + _ROWS]].reshape(-1)
 
-    return Unread(table.dtype, (len(rows), table.shape[1]), pieces)
+    return StreamedArray(table.dtype, (len(rows), table.shape[1]), pieces)
 
 
 def all_of(array: Storable) -> np.ndarray:
     """Return a tensor as one array in memory."""
-    if isinstance(array, Unread):
+    if isinstance(array, StreamedArray):
         return np.concatenate([piece.copy() for piece in array.pieces()]).reshape(array.shape)
     return array

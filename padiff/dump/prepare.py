@@ -14,7 +14,7 @@ from padiff.dump.lock import FolderLock, is_recording
 from padiff.dump.read import read_info
 from padiff.dump.remote_lock import StoreLock
 from padiff.dump.remote_path import AnyPath, RemotePath
-from padiff.dump.structures import STRUCTURES
+from padiff.dump.stored_schema import STRUCTURES
 from padiff.errors import RunFolderError
 from padiff.records import RunInfo
 
@@ -29,7 +29,7 @@ def prepare(path: AnyPath, info: RunInfo, rank: int, existing: str) -> FolderLoc
     """
     path.mkdir(parents=True, exist_ok=True)
     # First of all: a run that is being recorded must be neither resumed nor overwritten.
-    lock = (StoreLock if isinstance(path, RemotePath) else FolderLock).take(path, rank)
+    lock = (StoreLock if isinstance(path, RemotePath) else FolderLock).acquire(path, rank)
     try:
         if rank == 0:
             _take_over(path, info, existing)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from padiff.dump.floors import read_floors
+from padiff.dump.floor_files import read_floors
 from padiff.dump.format import (
     FINISHED_FILE,
     FLOORS,
@@ -28,7 +28,7 @@ from padiff.dump.pack import PACK_FILE, PackReader
 from padiff.dump.read_files import FileReader
 from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.replay_packs import Packs
-from padiff.dump.untrusted import check_inside, plain, whole
+from padiff.dump.untrusted import as_int, check_inside, plain
 from padiff.errors import RunFolderError
 from padiff.records import (
     Layer,
@@ -39,7 +39,7 @@ from padiff.records import (
     run_text,
     settings_from_json,
 )
-from padiff.records.environment import environment_from_json
+from padiff.records.environment_differences import environment_from_json
 from padiff.records.pack import Pack
 
 # The rank's folder in a run of one process, and a packed step in it.
@@ -253,7 +253,7 @@ def _info(content: Mapping[str, Any], layers: tuple[Layer, ...]) -> RunInfo:
         framework_version=str(content["framework"]["version"]),
         layers=layers,
         name=str(content.get("name", "")),
-        world_size=whole(content.get("world_size", 1)),
+        world_size=as_int(content.get("world_size", 1)),
         layer_map=tuple(str(path) for path in content.get("layer_map", ())),
         recording=dict(plain(content.get("recording", {}))),
         environment=environment_from_json(content.get("environment", {})),

@@ -14,18 +14,18 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from padiff.dump.format import PARAMS_FILE, REPORT_FILE, SCHEMA_VERSION, evaluations_from_json, nodes_from_json
-from padiff.dump.held_once import elsewhere
 from padiff.dump.json_files import Explained, read_json
+from padiff.dump.rank_dedup import elsewhere
 from padiff.dump.remote_path import AnyPath
-from padiff.dump.structures import MOST
+from padiff.dump.stored_schema import MOST
 from padiff.dump.tensor_file import TensorFile
 from padiff.dump.traces import trace_from_json
-from padiff.dump.untrusted import plain, shape_of, whole
+from padiff.dump.untrusted import as_int, plain, shape_of
 from padiff.errors import RunFolderError
 from padiff.records import LOOP, NO_TRACE, STAGES, Record, Sketched, Step, TensorSource, Trace, settings_from_json
 from padiff.records.dtypes import known_dtype
 from padiff.records.parts import Part
-from padiff.records.structured import Structured
+from padiff.records.stored_records import StoredRecords
 from padiff.sketches.sketch import ROW
 
 _Others = Mapping[str, tuple[AnyPath, str]]
@@ -43,7 +43,7 @@ class _Structure:
     """Identity of a step structure, as a weak key of caches: it does not keep the records alive.
 
     Attributes:
-        facts: cached results computed from the records (`padiff.records.structured.Structured.fact`).
+        facts: cached results computed from the records (`padiff.records.stored_records.StoredRecords.fact`).
     """
 
     def __init__(self) -> None:
@@ -99,12 +99,14 @@ class FileReader:
         path, content = contents[-1]
         with Explained(path):
             step = Step(
-                number=whole(content["step"]),
+                number=as_int(content["step"]),
                 # Tensors that another rank stores for one step may be stored differently for the next.
-                records=tuple(records) if others or parsed.structure is None else Structured(records, parsed.structure),
-                rank=whole(content.get("rank", 0)),
+                records=tuple(records)
+                if others or parsed.structure is None
+                else StoredRecords(records, parsed.structure),
+                rank=as_int(content.get("rank", 0)),
                 loss_scale=_scale(content.get("loss_scale", 1.0)),
-                micro_batches=whole(content.get("micro_batches", 1)),
+                micro_batches=as_int(content.get("micro_batches", 1)),
                 notes=tuple(str(note) for note in content.get("notes", ())),
                 settings=settings_from_json(plain(content.get("settings", {}))),
                 trace=next((_trace(folder, others, *each) for each in contents if each[1].get("trace")), NO_TRACE),
@@ -143,7 +145,7 @@ def _trace(folder: Path, others: _Others, path: Path, content: Mapping[str, Any]
             raise ValueError(f"kept as {kept_as!r} at {place!r}")
         if not table:
             table_entry = trace["sketches"]
-            rows = (whole(table_entry["rows"]), ROW)
+            rows = (as_int(table_entry["rows"]), ROW)
             table.append(
                 np.array(TensorFile(folder, str(table_entry["file"]), "float64", rows, "sketches").read(), np.float64)
             )
@@ -164,11 +166,11 @@ def _entries(layer: str, layer_type: str, said: Iterable[dict[str, Any]]) -> Ite
     # Interned, as the same texts occur in every step of a long comparison.
     layer, layer_type = intern(layer), intern(layer_type)
     for entry in said:
-        stage, slot, call = intern(str(entry["stage"])), intern(str(entry["slot"])), whole(entry["call"])
+        stage, slot, call = intern(str(entry["stage"])), intern(str(entry["slot"])), as_int(entry["call"])
         if stage not in STAGES:
             raise ValueError(f"unknown stage {stage!r}")
         site = intern(f"{layer}/{stage}/{slot}")
-        dtype, shape, order = known_dtype(entry["dtype"], site), _shape(tuple(entry["shape"])), whole(entry["order"])
+        dtype, shape, order = known_dtype(entry["dtype"], site), _shape(tuple(entry["shape"])), as_int(entry["order"])
         file = intern(str(entry["file"]))
         part = Part.of_json(entry["part"], shape) if "part" in entry else None
         recomputed = bool(entry.get("recomputed"))

@@ -14,7 +14,7 @@ import numpy as np
 _lock = threading.Lock()
 
 
-def fill(descriptor: int, start: int, *parts: np.ndarray) -> None:
+def read_into(descriptor: int, start: int, *parts: np.ndarray) -> None:
     """Fill contiguous byte arrays, one after the other, with a file's content from offset ``start`` on.
 
     Raises:
@@ -47,7 +47,7 @@ def read(descriptor: int, start: int, size: int) -> bytes:
         if len(data) == size:  # the usual case
             return data
     memory = np.empty(size, np.uint8)
-    fill(descriptor, start, memory)
+    read_into(descriptor, start, memory)
     return memory.tobytes()
 
 

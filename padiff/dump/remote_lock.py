@@ -63,7 +63,7 @@ class StoreLock(FolderLock):
         }
         for _ in range(2):
             try:
-                self._path.store.put(self._path.key, _alive(self._own), new=True)
+                self._path.store.write(self._path.key, _alive(self._own), new=True)
                 break
             except FileExistsError:
                 owner = _owner(self._path)

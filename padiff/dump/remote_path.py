@@ -115,7 +115,7 @@ class RemotePath:
 
     def write_bytes(self, data: bytes) -> None:
         """Write the object atomically."""
-        self.store.put(self.key, data)
+        self.store.write(self.key, data)
 
     def unlink(self, missing_ok: bool = False) -> None:
         self.store.delete(self.key)

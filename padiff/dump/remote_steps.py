@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from padiff.dump.format import FINISHED_FILE, RUN_FILE, STEPS
 from padiff.dump.remote_path import AnyPath, RemotePath
-from padiff.dump.untrusted import parse_json, read_text, whole
+from padiff.dump.untrusted import as_int, parse_json, read_text
 
 #: Name of the object that a rank writes for a step.
 STEP_FILE = "step.safetensors"
@@ -44,7 +44,7 @@ def put_rank(final: RemotePath, rank: int, write: Callable[[RemotePath], None]) 
 def incomplete_in(run: RemotePath) -> dict[int, list[int]]:
     """Return the incomplete steps, each with the ranks that have written their object."""
     try:
-        ranks = whole(parse_json(read_text(run / RUN_FILE)).get("world_size", 1))
+        ranks = as_int(parse_json(read_text(run / RUN_FILE)).get("world_size", 1))
     except (OSError, ValueError, AttributeError, TypeError, json.JSONDecodeError):
         return {}
     return {number: sorted(parts) for number, parts in steps_in(run).items() if not is_whole(parts, ranks)}
@@ -71,6 +71,6 @@ def lost_steps(run: AnyPath) -> tuple[int, str]:
     """Return the number of steps that a finished run could not write to its store, and the reason."""
     try:
         lost = parse_json(read_text(run / FINISHED_FILE)).get("lost", {})
-        return whole(lost.get("count", 0)), str(lost.get("why", ""))
+        return as_int(lost.get("count", 0)), str(lost.get("why", ""))
     except (OSError, ValueError, AttributeError, TypeError, OverflowError):
         return 0, ""

@@ -34,7 +34,7 @@ class StoreWriter(RunWriter):
     """A `RunWriter` for a run in a store.
 
     A step that the store does not accept, or not in time, is lost. The first loss raises a warning, and
-    ``finished.json`` lists all of them (``lost``). Later steps are written as usual.
+    ``finished.json`` lists all of them (``missing_steps``). Later steps are written as usual.
     """
 
     path: RemotePath

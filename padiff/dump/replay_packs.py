@@ -26,17 +26,17 @@ from padiff.dump.budget import size_of
 from padiff.dump.files import write_json
 from padiff.dump.format import PACKS, step_folder
 from padiff.dump.headers import Place
-from padiff.dump.held_once import REPLAY_FILE, HeldOnce, elsewhere
 from padiff.dump.json_files import Explained, read_json
 from padiff.dump.names import rank_names
 from padiff.dump.pack import PackedTensor, opened, plain_array
+from padiff.dump.rank_dedup import REPLAY_FILE, RankDedup, elsewhere
 from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.safetensors import ArrayFile, write_safetensors
-from padiff.dump.untrusted import check_inside, plain, shape_of, whole
+from padiff.dump.untrusted import as_int, check_inside, plain, shape_of
 from padiff.errors import RunFolderError
 from padiff.records import TensorSource
-from padiff.records.optimizer_state import OptimizerState
 from padiff.records.pack import Batch, Drawn, Mask, Pack, Unkept
+from padiff.records.parameter_states import OptimizerState
 
 TENSORS_FILE = REPLAY_FILE
 PACK_FILE = "pack.json"
@@ -51,7 +51,7 @@ _PER_TENSOR = 700
 # -- writing -------------------------------------------------------------------------------------------------------
 
 
-def write_pack(folder: AnyPath, pack: Pack, once: HeldOnce | None = None) -> None:
+def write_pack(folder: AnyPath, pack: Pack, once: RankDedup | None = None) -> None:
     """Write a rank's pack into an existing folder.
 
     Args:
@@ -279,14 +279,14 @@ def _pack(content: Mapping[str, Any], tensors: _Tensors) -> Pack:
     if not 0 < scale < math.inf:
         raise ValueError(f"a loss scale of {scale}")
     return Pack(
-        step=whole(content["step"]),
-        rank=whole(content.get("rank", 0)),
+        step=as_int(content["step"]),
+        rank=as_int(content.get("rank", 0)),
         framework=str(content["framework"]["name"]),
         framework_version=str(content["framework"]["version"]),
         loss_scale=scale,
         weights={(str(e["layer"]), str(e["slot"])): tensors.source(e) for e in content["weights"]},
         optimizers=tuple(
-            OptimizerState.of(each, _Below(tensors, f"optimizer.{number}:"))
+            OptimizerState.from_plain(each, _Below(tensors, f"optimizer.{number}:"))
             for number, each in enumerate(content["optimizers"])
         ),
         batches=tuple(_batch(each, tensors) for each in content["batches"]),
@@ -301,7 +301,7 @@ def _mask(entry: Mapping[str, Any], tensors: _Tensors) -> Mask:
     shape, bits, rate = shape_of(entry["of"]), tensors.source(entry), float(entry["rate"])
     if bits.dtype != "uint8" or bits.shape != (math.ceil(math.prod(shape) / 8),) or not 0 <= rate <= 1:
         raise ValueError(f"a mask of {bits.dtype} {bits.shape}, at a rate of {rate}, for {shape}")
-    return Mask(str(entry["layer"]), whole(entry["batch"]), str(entry["function"]), rate, shape, bits)
+    return Mask(str(entry["layer"]), as_int(entry["batch"]), str(entry["function"]), rate, shape, bits)
 
 
 def _batch(entry: Mapping[str, Any], tensors: _Tensors) -> Batch:

@@ -19,12 +19,12 @@ import numpy as np
 
 from padiff.dump.files import bytes_of, write_all
 from padiff.dump.headers import NAMES, Place, Places, parse_header
-from padiff.dump.reading import fill, read
+from padiff.dump.reading import read, read_into
 from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.spool import Spool, spool_of
 from padiff.dump.untrusted import NO_LINK
 from padiff.errors import RunFolderError
-from padiff.records import Room, Storable, Unread
+from padiff.records import OutputBuffer, Storable, StreamedArray
 from padiff.system.memory import new_memory
 
 _MOST_OPEN = 4
@@ -97,7 +97,7 @@ def _header(about: Mapping[str, str], ordered: Sequence[tuple[str, Storable]], s
 def _pieces(ordered: Iterable[tuple[str, Storable]]) -> Iterator[np.ndarray]:
     """Yield the elements of arrays in pieces; the memory of a piece is valid until the next one."""
     for _, array in ordered:
-        if isinstance(array, Unread):
+        if isinstance(array, StreamedArray):
             yield from array.pieces()
         else:
             yield array
@@ -136,7 +136,7 @@ class ArrayFile:
                 f"{self.path} is damaged ({error}): copy it again from where it was recorded"
             ) from error
 
-    def array(self, place: Place, room: Room = new_memory) -> np.ndarray:
+    def array(self, place: Place, room: OutputBuffer = new_memory) -> np.ndarray:
         """Return one of the arrays, in memory from ``room`` if that is large enough. Default: in new memory.
 
         Raises:
@@ -223,7 +223,7 @@ class _Descriptor:
         """
         content = self.held(start, memory.size)
         if content is None:
-            fill(self.number, start, memory)
+            read_into(self.number, start, memory)
         else:
             memory[:] = np.frombuffer(content, np.uint8)
 
@@ -231,7 +231,7 @@ class _Descriptor:
         """Return ``size`` bytes from offset ``start`` without a copy; `None` for a large file, or after `forget`.
 
         Raises:
-            ValueError, OSError: see `fill`.
+            ValueError, OSError: see `read_into`.
         """
         if not self._at_once:
             return None
@@ -250,7 +250,7 @@ class _Descriptor:
         """Return ``size`` bytes from offset ``start``.
 
         Raises:
-            ValueError, OSError: see `fill`.
+            ValueError, OSError: see `read_into`.
         """
         content = self.held(start, size)
         return read(self.number, start, size) if content is None else bytes(content)

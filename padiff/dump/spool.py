@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from padiff.dump.files import bytes_of
-from padiff.records import RunInfo, Storable, Unread
+from padiff.records import RunInfo, Storable, StreamedArray
 
 #: Size in bytes of the smallest tensor that is written at once. Chosen: for smaller ones, a copy in memory takes less
 #: time than a system call.
@@ -30,7 +30,7 @@ _PAGE = 4096
 _PER_TENSOR, _OF_LAYER, _OF_PARAMETER = 100, 4, 3
 
 
-class Spools:
+class PreallocatedFiles:
     """Factory of the spools of one run's steps.
 
     Args:
@@ -46,11 +46,11 @@ class Spools:
     def __init__(self, folder: Path, info: RunInfo) -> None:
         tensors = sum(_OF_LAYER + _OF_PARAMETER * len(layer.parameters) for layer in info.layers)
         self.begin = _PAGE
-        self.leave(_PER_TENSOR * tensors)
+        self.reserve(_PER_TENSOR * tensors)
         self.useful = hasattr(os, "O_TMPFILE")
         self._folder = folder
 
-    def leave(self, header: int) -> None:
+    def reserve(self, header: int) -> None:
         """Reserve room for headers up to a quarter longer than this many bytes."""
         self.begin = max(self.begin, -(-(header + header // 4) // _PAGE) * _PAGE)
 
@@ -67,7 +67,7 @@ class Spools:
 class SpoolOfStep:
     """The spool of one step, created with the first tensor."""
 
-    def __init__(self, run: Spools) -> None:
+    def __init__(self, run: PreallocatedFiles) -> None:
         self._run = run
         self._spool: Spool | None = None
         self._lock = threading.Lock()
@@ -90,7 +90,7 @@ class Spool:
         begin, end: offset of the first tensor, and of the next one.
     """
 
-    def __init__(self, folder: Path, run: Spools) -> None:
+    def __init__(self, folder: Path, run: PreallocatedFiles) -> None:
         self._descriptor = -1
         self._descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
         os.ftruncate(self._descriptor, _MOST)
@@ -106,7 +106,7 @@ class Spool:
 
         Return `None` if the array is too small or not contiguous, or the file or disk is full.
         """
-        size, in_order = array.nbytes, isinstance(array, Unread) or array.flags.c_contiguous
+        size, in_order = array.nbytes, isinstance(array, StreamedArray) or array.flags.c_contiguous
         if size < LEAST or size % _WIDE or not in_order:
             return None
         with self._lock:
@@ -117,7 +117,7 @@ class Spool:
             self._starts.add(start)
         place = start
         try:
-            for piece in array.pieces() if isinstance(array, Unread) else (array,):
+            for piece in array.pieces() if isinstance(array, StreamedArray) else (array,):
                 _write(self._descriptor, piece, place)
                 place += piece.nbytes
         except OSError:  # for example a full disk, which is reported when the step is written
@@ -140,7 +140,7 @@ class Spool:
         Raises:
             OSError: a write failed, for example as the disk is full.
         """
-        self._run.leave(8 + len(header))
+        self._run.reserve(8 + len(header))
         if {*kept} != self._starts:
             self._run.useful = False
             return False

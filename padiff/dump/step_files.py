@@ -22,7 +22,7 @@ from padiff.dump.format import (
     record_to_json,
     tree_to_json,
 )
-from padiff.dump.held_once import HeldOnce
+from padiff.dump.rank_dedup import RankDedup
 from padiff.dump.storage import Storage
 from padiff.dump.traces import NOWHERE, Place, trace_to_json
 from padiff.records import LOOP, PARAMETER_STAGES, Record, RunInfo, Sketched, Step, TensorSource
@@ -43,7 +43,7 @@ def write_dump(
     places: Mapping[str, tuple[str, str]] = FOLDERS,
     deduplication: Deduplication | None = None,
     final: Path | None = None,
-    once: HeldOnce | None = None,
+    once: RankDedup | None = None,
 ) -> None:
     """Write one rank's records of one step: JSON trees and the tensors' files.
 

@@ -37,7 +37,7 @@ class Storage:
             raise UsageError(f"max_bytes has to be a number of bytes above 0, got {limit!r}")
 
     @classmethod
-    def of(
+    def from_options(
         cls, pack: bool | None, compression: str, max_bytes: float | None, sketches: bool, mixed: bool = False
     ) -> Storage:
         """Return the storage for a recorder's arguments. If ``pack`` is None, sketches or compression turn it on.

@@ -40,7 +40,7 @@ class Store(Protocol):
     def get_range(self, key: str, start: int, end: int) -> bytes:
         """Return the bytes of an object from ``start`` to ``end`` (exclusive), fewer if the object is shorter."""
 
-    def put(self, key: str, data: bytes, *, new: bool = False) -> None:
+    def write(self, key: str, data: bytes, *, new: bool = False) -> None:
         """Write an object atomically.
 
         Args:
@@ -81,7 +81,7 @@ class FsspecStore:
     def get_range(self, key: str, start: int, end: int) -> bytes:
         return bytes(self._call("cat_file", key, start=start, end=end))
 
-    def put(self, key: str, data: bytes, *, new: bool = False) -> None:
+    def write(self, key: str, data: bytes, *, new: bool = False) -> None:
         if self._scheme not in _RENAMED:
             self._call("pipe_file", key, data, mode="create" if new else "overwrite")
             return

@@ -18,12 +18,12 @@ from padiff.dump.npy import read_plain
 from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.untrusted import open_plain
 from padiff.errors import TensorFileError
-from padiff.records import Room, TensorSource
-from padiff.records.frozen import quickly_made
+from padiff.records import OutputBuffer, TensorSource
+from padiff.records.frozen import fast_frozen_init
 from padiff.system.memory import check_free, new_memory
 
 
-@quickly_made
+@fast_frozen_init
 @dataclass(frozen=True, slots=True)
 class TensorFile(TensorSource):
     """A tensor source: one ``.npy`` file, read on demand.
@@ -58,7 +58,7 @@ class TensorFile(TensorSource):
         """
         return self.read_into(new_memory)
 
-    def read_into(self, room: Room) -> np.ndarray:
+    def read_into(self, room: OutputBuffer) -> np.ndarray:
         """Return the tensor, in memory from ``room`` if that is large enough.
 
         Raises:

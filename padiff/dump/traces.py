@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from sys import intern
 from typing import Any, TypeVar
 
-from padiff.dump.untrusted import parse_json, plain, shape_of, whole
+from padiff.dump.untrusted import as_int, parse_json, plain, shape_of
 from padiff.errors import RunFolderError
 from padiff.records import NO_TRACE, Operand, TensorSource, Trace, TracedCall, TracedTensor
 from padiff.records.dtypes import known_dtype
@@ -174,7 +174,7 @@ def _tensor(entry: Any, source: SourceAt) -> TracedTensor:
 
 def _calls(content: Mapping[str, Any]) -> list[TracedCall]:
     frames = [
-        Frame(str(file), whole(line), str(function), str(code))
+        Frame(str(file), as_int(line), str(function), str(code))
         for file, line, function, code in content.get("frames", ())
     ]
     return [_call(entry, len(content["tensors"]), frames) for entry in content["calls"]]
@@ -183,20 +183,20 @@ def _calls(content: Mapping[str, Any]) -> list[TracedCall]:
 def _call(entry: Mapping[str, Any], tensors: int, frames: Sequence[Frame]) -> TracedCall:
     return TracedCall(
         intern(str(entry["layer"])),
-        whole(entry["call"]),
+        as_int(entry["call"]),
         intern(str(entry.get("function", ""))),
-        whole(entry.get("nth", 0)),
+        as_int(entry.get("nth", 0)),
         _operands(entry["inputs"], tensors),
         _operands(entry["outputs"], tensors),
         dict(plain(entry.get("arguments", {}))),
         tuple(str(site) for site in entry.get("parameters", ())),
         intern(str(entry.get("type", ""))),
-        tuple([frames[whole(number)] for number in entry.get("stack", ())]),
+        tuple([frames[as_int(number)] for number in entry.get("stack", ())]),
     )
 
 
 def _operands(entries: Any, tensors: int) -> tuple[Operand, ...]:
-    operands = tuple(Operand(intern(str(slot)), whole(number)) for slot, number in entries)
+    operands = tuple(Operand(intern(str(slot)), as_int(number)) for slot, number in entries)
     if any(not 0 <= operand.tensor < tensors for operand in operands):
         raise ValueError("a tensor that is not there")
     return operands

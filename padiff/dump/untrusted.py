@@ -137,7 +137,7 @@ def parse_json(text: bytes, of_object: Callable[[dict[str, Any]], Any] | None = 
         raise ValueError("it does not fit into memory") from None
 
 
-def whole(value: Any) -> int:
+def as_int(value: Any) -> int:
     """Return a value as an integer that fits into 64 bits.
 
     Raises:
@@ -160,13 +160,13 @@ def shape_of(value: Iterable[Any]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def _shape_of(value: tuple[Any, ...]) -> tuple[int, ...]:
-    shape = tuple(whole(extent) for extent in value)
+    shape = tuple(as_int(extent) for extent in value)
     size = 1
     if len(shape) > _MOST_AXES or min(shape, default=0) < 0:
         raise ValueError(f"{str(shape)[:80]} is no shape")
     for extent in shape:
         size *= max(extent, 1)
-        whole(size)
+        as_int(size)
     return shape
 
 
@@ -183,5 +183,5 @@ def plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, list):
         return [plain(inner, depth + 1) for inner in value]
     if isinstance(value, int):
-        return value if isinstance(value, bool) else whole(value)
+        return value if isinstance(value, bool) else as_int(value)
     return value

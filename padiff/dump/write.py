@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from padiff.dump import exit_flush
+from padiff.dump.atomic_write import drop_atomic, write_atomic
 from padiff.dump.budget import Budget, size_of
 from padiff.dump.deduplication import Deduplication
 from padiff.dump.files import write_json
-from padiff.dump.forks import own
+from padiff.dump.forks import register_fork_cleanup
 from padiff.dump.format import FINISHED_FILE, FLOORS, PACKS, RUN_FILE, SCHEMA_VERSION, STEPS, step_folder
-from padiff.dump.held_once import PACKED_FILE, REPLAY_FILE, HeldOnce, fold
+from padiff.dump.os_errors import explain_os_error
 from padiff.dump.pack_writer import PackWriter
 from padiff.dump.prepare import identity_for, prepare, settings_for
+from padiff.dump.rank_dedup import PACKED_FILE, REPLAY_FILE, RankDedup, fold
 from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.replay_packs import room_of, write_pack
 from padiff.dump.step_files import PLAIN, run_to_json, write_dump
 from padiff.dump.storage import Storage
-from padiff.dump.trouble import explain
-from padiff.dump.whole import drop_whole, write_whole
 from padiff.errors import PadiffError, RunFolderError, UnwritableFolderError, UsageError, WriterError
 from padiff.records import RunInfo, Step, make_sketches, settings_at, settings_delta
 from padiff.records.pack import Pack
@@ -101,7 +101,7 @@ class RunWriter:
         except RunFolderError:
             raise
         except OSError as error:
-            what, remedy = explain(error, self.path)
+            what, remedy = explain_os_error(error, self.path)
             raise UnwritableFolderError(f"cannot make the run folder {self.path}: {what}. {remedy}") from error
         self._mixed = storage.mixed
         limited = storage.max_bytes is not None and rank == 0
@@ -114,12 +114,12 @@ class RunWriter:
         self._ending = weakref.finalize(self, _end_thread, self._queue)
         self._ending.atexit = False
         self._left = False
-        own(self)
+        register_fork_cleanup(self)
         exit_flush.register(self)
 
     # -- called by the training loop -----------------------------------------------------------------------
 
-    def put(self, step: Step, pack: Pack | None = None) -> None:
+    def add_step(self, step: Step, pack: Pack | None = None) -> None:
         """Queue a step for writing; wait only while `QUEUED_STEPS` other steps are in the queue.
 
         Args:
@@ -224,7 +224,7 @@ class RunWriter:
                 f"the steps in {self.path} are whole, but what follows on a written step (comparing it, TensorBoard) "
                 f"failed: {type(error).__name__}: {error}. {goes_on}"
             ) from error
-        what, remedy = (str(error), "") if isinstance(error, PadiffError) else explain(error, self.path)
+        what, remedy = (str(error), "") if isinstance(error, PadiffError) else explain_os_error(error, self.path)
         raise WriterError(
             f"{self._failed} could not be written to {self.path}: {what}. The steps before it are whole. "
             f"{remedy}; {goes_on}".replace(" ; ", " ")
@@ -285,11 +285,11 @@ class RunWriter:
                 write_pack(folder, pack, self._once(folder, REPLAY_FILE))
                 sizes.append(size_of(folder))
 
-            write_whole(place, step.rank, ranks, write_its_pack, fold if ranks > 1 else None)
+            write_atomic(place, step.rank, ranks, write_its_pack, fold if ranks > 1 else None)
         elif self._replace and place.exists():
-            drop_whole(place)  # the pack of the step that is now replaced
+            drop_atomic(place)  # the pack of the step that is now replaced
         if self._replace and (self.path / FLOORS).exists():
-            drop_whole(self.path / FLOORS / step_folder(step.number))
+            drop_atomic(self.path / FLOORS / step_folder(step.number))
 
         packed = self._pack is not None and not (self._mixed and not _has_sketches(step))
 
@@ -306,19 +306,19 @@ class RunWriter:
                 self._budget.written(step, sizes[-1], sum(sizes[:-1]))
             self.written[step.number] = sum(sizes)
 
-        write_whole(final, step.rank, ranks, write_step, fold if ranks > 1 else None)
+        write_atomic(final, step.rank, ranks, write_step, fold if ranks > 1 else None)
 
-    def _once(self, folder: AnyPath, form: str) -> HeldOnce | None:
+    def _once(self, folder: AnyPath, form: str) -> RankDedup | None:
         """Return the deduplication between ranks for a step; `None` for a single rank, and in a store."""
         if self._described.world_size == 1 or not isinstance(folder, Path) or not isinstance(self.path, Path):
             return None
-        return HeldOnce(self.path, folder.parent, self._rank, form)
+        return RankDedup(self.path, folder.parent, self._rank, form)
 
     def _drop(self, number: int) -> None:
         """Delete a step with its pack and floors."""
-        drop_whole(self._step_path(number))
-        drop_whole(self.path / PACKS / step_folder(number))
-        drop_whole(self.path / FLOORS / step_folder(number))
+        drop_atomic(self._step_path(number))
+        drop_atomic(self.path / PACKS / step_folder(number))
+        drop_atomic(self.path / FLOORS / step_folder(number))
 
 
 def _has_sketches(step: Step) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from padiff.errors import UsageError
 from padiff.frameworks.base import Framework
-from padiff.frameworks.known import FRAMEWORKS, known
+from padiff.frameworks.conventions import FRAMEWORKS, conventions_of
 
 
 def _imported() -> Iterator[Framework]:
@@ -26,7 +26,7 @@ def _is_imported(name: str) -> bool:
     torch that was imported before is then absent from ``sys.modules``. This function still returns True if padiff has
     used the real torch, or if paddle keeps it.
     """
-    layer = getattr(getattr(sys.modules.get(name), "nn", None), known(name).layer.capitalize(), None)
+    layer = getattr(getattr(sys.modules.get(name), "nn", None), conventions_of(name).layer.capitalize(), None)
     if str(getattr(layer, "__module__", "")).partition(".")[0] == name:
         return True
     return f"padiff.frameworks.{name}" in sys.modules or name in _behind_proxies()

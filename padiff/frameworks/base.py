@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from padiff.frameworks.dropouts import MaskObserver, MaskSource
+from padiff.frameworks.dropout_masks import MaskObserver, MaskSource
 from padiff.frameworks.hooking import Handle, Hooking
 from padiff.frameworks.optimizing import Optimizers
 from padiff.frameworks.spreading import Spreading
@@ -146,7 +146,7 @@ class Environment(Protocol):
     """Versions, devices and switches that can change a training's numbers. Reading them changes nothing."""
 
     def read(self, kinds: Collection[str]) -> dict[str, Any]:
-        """Return versions, devices, threads and switches, under the names of `padiff.recorder.environment`.
+        """Return versions, devices, threads and switches, under the names of `padiff.recorder.environment_fingerprint`.
 
         ``kinds`` are the devices that the model is on; others are not touched.
         """

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from padiff.frameworks.argument_names import SPELLINGS, ArgumentNames
 from padiff.frameworks.losses import LOSS_SETTINGS, ROLES, WEIGHTS
 from padiff.frameworks.settings import LAYER_SETTINGS
-from padiff.frameworks.spelled import SPELLINGS, Spelling
 from padiff.system.code import ForeignCodeError, Vocabulary
 
 
@@ -86,7 +86,7 @@ def is_loss(function: str, settings: object = ()) -> bool:
     return function in ROLES and set(settings) <= {*LOSS_SETTINGS, *WEIGHTS, "function"}  # type: ignore[call-overload]
 
 
-def _vocabulary(framework: str, spelling: Spelling) -> Vocabulary:
+def _vocabulary(framework: str, spelling: ArgumentNames) -> Vocabulary:
     """Return the names that a line which fixes a setting may contain, for one framework."""
     functional = f"{spelling.layers}.functional"
     losses = {*ROLES, *(name for name, _ in spelling.losses.values())}

@@ -54,7 +54,7 @@ class GradientHook(Protocol):
     @property
     def callback(self) -> Any: ...
 
-    def put(self, tensor: Any) -> bool:
+    def register(self, tensor: Any) -> bool:
         """Set this hook on a tensor, as `Hooking.on_gradient` does; return True on success.
 
         The method fails if the tensor has other hooks, or if another hook was added to this one.

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from padiff.frameworks.listening import UNKNOWN_CALL, Heard, Listening
+from padiff.frameworks.interception import UNKNOWN_CALL, InterceptedCall, Interception
 from padiff.system.guard import Guard
 
 #: Roles of a loss function's first tensors, by common name of the function.
@@ -110,7 +110,7 @@ class LossObserver(Protocol):
 
     guard: Guard
 
-    def wants(self) -> bool:
+    def is_active(self) -> bool:
         """Return True to be notified when the call that begins now returns."""
 
     def loss(self, call: LossCall, others: Sequence[LossObserver]) -> None:
@@ -179,19 +179,19 @@ class LossCalls:
         self._inside = threading.local()
         self._functions: dict[str, Function] = {}
         self._clips: dict[str, Callable[[dict[str, Any], Any], ClipCall | None]] = {}
-        self._listening: list[Listening] = []
-        self._backwards: list[Listening] = []
+        self._listening: list[Interception] = []
+        self._backwards: list[Interception] = []
         try:
             for number, function in enumerate(functions):
                 key = f"{number} {function.name}"
                 self._functions[key] = function
-                self._listening.append(Listening(function.owner, function.attribute, self, key))
+                self._listening.append(Interception(function.owner, function.attribute, self, key))
             for number, (owner, attribute, read) in enumerate(clips):
                 key = f"{number} {attribute}"
                 self._clips[key] = read
-                self._listening.append(Listening(owner, attribute, self, key))
+                self._listening.append(Interception(owner, attribute, self, key))
             for owner, attribute in backwards:
-                self._backwards.append(Listening(owner, attribute, self, _BACKWARD))
+                self._backwards.append(Interception(owner, attribute, self, _BACKWARD))
                 self._listening.append(self._backwards[-1])
         except BaseException:
             self.remove()
@@ -206,9 +206,9 @@ class LossCalls:
 
     # -- as a listener -------------------------------------------------------------------------------------
 
-    def enter(self, call: Heard) -> bool:
+    def enter(self, call: InterceptedCall) -> bool:
         observer = self.observer
-        if observer is None or getattr(self._inside, "now", False) or self._framework[2]() or not observer.wants():
+        if observer is None or getattr(self._inside, "now", False) or self._framework[2]() or not observer.is_active():
             return False
         self._inside.now = True
         if any(call.function is listening.function for listening in self._backwards):
@@ -216,7 +216,7 @@ class LossCalls:
                 observer.backward_begins()
         return True
 
-    def leave(self, call: Heard, name: str, output: Any, failed: bool) -> None:
+    def exit(self, call: InterceptedCall, name: str, output: Any, failed: bool) -> None:
         self._inside.now = False
         observer = self.observer
         if failed or observer is None:
@@ -224,7 +224,7 @@ class LossCalls:
         with suppress(*UNKNOWN_CALL), self._framework[3]():
             self._tell(observer, call, name, output)
 
-    def _tell(self, observer: LossObserver, call: Heard, name: str, output: Any) -> None:
+    def _tell(self, observer: LossObserver, call: InterceptedCall, name: str, output: Any) -> None:
         others = [each.observer for each in call.listeners if isinstance(each, LossCalls) and each is not self]
         rivals = [each for each in others if each is not None]
         if name == _BACKWARD:
@@ -240,7 +240,7 @@ class LossCalls:
             if loss is not None:
                 observer.loss(loss, rivals)
 
-    def _read(self, function: Function, call: Heard, output: Any) -> LossCall | None:
+    def _read(self, function: Function, call: InterceptedCall, output: Any) -> LossCall | None:
         """Return the call under common names; `None` if its arguments have an unknown form."""
         is_tensor, learning = self._framework[:2]
         arguments = call.arguments()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from padiff.frameworks.hooking import Handle
-from padiff.records.optimizer_state import OptimizerState
+from padiff.records.parameter_states import OptimizerState
 from padiff.system.guard import RAISING, Guard
 
 #: ``consumed(parameters, gradients)``: called with the gradients that the optimizer uses; `None` stands for a missing

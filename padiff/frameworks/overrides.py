@@ -8,7 +8,7 @@ from functools import partial
 from types import FunctionType
 from typing import Any
 
-from padiff.frameworks.listening import Heard, Listening
+from padiff.frameworks.interception import InterceptedCall, Interception
 from padiff.system.guard import RAISING, Guard
 
 #: ``around(method, *args, **kwargs)``: calls the method, or does something else.
@@ -37,7 +37,7 @@ class Override:
         if isinstance(function, FunctionType) and method.__self__ is owner and name not in vars(owner):
             self.owner = weakref.ref(owner)
             holder = next((each for each in type(owner).__mro__ if vars(each).get(name) is function), type(owner))
-            self._remove = Listening(holder, name, _Redirect(weakref.ref(self), guard), name).remove
+            self._remove = Interception(holder, name, _Redirect(weakref.ref(self), guard), name).remove
             weakref.finalize(self, self._remove)
         else:
             self._remove = _set_on(owner, name, partial(around, method))
@@ -59,13 +59,13 @@ class _Redirect:
         override = self._override()
         return override if override is not None and override.owner() is owner else None
 
-    def enter(self, call: Heard) -> bool:
+    def enter(self, call: InterceptedCall) -> bool:
         return False
 
-    def leave(self, call: Heard, name: str, output: Any, failed: bool) -> None:
+    def exit(self, call: InterceptedCall, name: str, output: Any, failed: bool) -> None:
         """Do nothing: `enter` returns False, so this method is never called."""
 
-    def instead(self, call: Heard, name: str) -> Callable[[], Any] | None:
+    def instead(self, call: InterceptedCall, name: str) -> Callable[[], Any] | None:
         owner = call.args[0] if call.args else None
         if self.serving(owner) is None:
             return None

@@ -50,7 +50,7 @@ class Held:
 class Spreading(Protocol):
     """Access to this process's parts of sharded tensors."""
 
-    def look(self, model: Any) -> None:
+    def find_shards(self, model: Any) -> None:
         """Find the sharded parameters of a model, given with the wrappers that the training calls."""
 
     def held(self, layer: Any) -> Sequence[Held]:

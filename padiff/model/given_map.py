@@ -72,7 +72,7 @@ class GivenMap:
             UsageError: a layer is in neither model, or both layers of a pair are in one.
         """
         pairs = []
-        for pair in cls.of(value):
+        for pair in cls.from_value(value):
             first, second = (_sides(side, nodes) for side in pair)
             if first[0] == second[0] is not None:
                 raise UsageError(f"layer map: {first[1]} and {second[1]} are both layers of the {first[0]} model")
@@ -81,7 +81,7 @@ class GivenMap:
         return cls(pairs)
 
     @classmethod
-    def of(cls, value: GivenMap | Mapping[Any, Any] | Iterable[Any] | str | Path | None) -> GivenMap:
+    def from_value(cls, value: GivenMap | Mapping[Any, Any] | Iterable[Any] | str | Path | None) -> GivenMap:
         """Return a layer map from an argument of a public call: a map, a mapping, pairs, or the path of a YAML file.
 
         Raises:

@@ -33,7 +33,7 @@ class LiveModel:
         self._nodes = {node.path: node for node in self.nodes}
 
     @classmethod
-    def of(cls, model: Any) -> LiveModel:
+    def from_model(cls, model: Any) -> LiveModel:
         """Return the live model of a plain model, or of a proxy from ``create_model`` (with its layer map)."""
         return cls(model.padiff_model, tuple(model.padiff_layer_map)) if is_proxy(model) else cls(model)
 

@@ -34,7 +34,7 @@ def read_yaml(text: str) -> tuple[Any, list[int]]:
     for number, event in enumerate(yaml.parse(text, Loader=_LOADER)):
         if number > MOST_EVENTS:
             raise _error(f"a layer map has at most {MOST_EVENTS:,} names, lists and mappings", event)
-        builder.take(event)
+        builder.add(event)
     lines = builder.pair_lines if builder.pair_lines is not None else builder.top_lines
     return builder.content, lines
 
@@ -61,7 +61,7 @@ class _Builder:
         self._open: list[tuple[list[Any], bool]] = []
         self._scalars: Any = yaml.SafeLoader("")
 
-    def take(self, event: Any) -> None:
+    def add(self, event: Any) -> None:
         if isinstance(event, yaml.DocumentStartEvent):
             self._documents += 1
             if self._documents > 1:

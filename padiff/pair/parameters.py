@@ -60,7 +60,7 @@ class _Rows(_Made):
     slice_: Slice
 
     def read(self) -> np.ndarray:
-        return self.slice_.take(self.whole.read())
+        return self.slice_.read(self.whole.read())
 
 
 @dataclass(frozen=True, slots=True)

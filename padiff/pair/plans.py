@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from padiff.align import Alignment
+from padiff.pair.identity_pairing import identity_pairing
 from padiff.pair.losses import identified_by_values
-from padiff.pair.same import order_of_same
 from padiff.pair.steps import pair_steps
 from padiff.records import SAME, UNSCALED, Both, Pair, Record, Step
-from padiff.records.planned import PairColumns, PlannedPairs
-from padiff.records.sites import Sites
-from padiff.records.structured import AskedError, Structured, called
+from padiff.records.pair_schema import PairSchema
+from padiff.records.pair_table import PairColumns, PairTable
+from padiff.records.stored_records import StoredRecords, ValuesNotLoadedError, without_values
 
 # Most cached pairings. The steps of most runs have one structure, or alternate between a few; with sharded parameters
 # each process has its own.
@@ -50,7 +50,7 @@ class PairPlans:
     def pairs(self, reference: Step, candidate: Step, alignment: Alignment) -> Sequence[Pair]:
         """Return the pairs of two steps, in causal order."""
         a, b = reference.records, candidate.records
-        if not isinstance(a, Structured) or not isinstance(b, Structured):
+        if not isinstance(a, StoredRecords) or not isinstance(b, StoredRecords):
             return pair_steps(reference, candidate, alignment)
         structures = Both(a.structure, b.structure)
         plan = next((plan for plan in self._known if plan.is_of(structures, alignment)), None)
@@ -68,7 +68,7 @@ class PairPlans:
         if plan.pairs is None:
             return pair_steps(reference, candidate, alignment) if computed is None else computed
         scales = Both(reference.loss_scale, candidate.loss_scale)
-        return PlannedPairs(reference.number, Both(a, b), scales, plan.pairs, computed or ())
+        return PairTable(reference.number, Both(a, b), scales, plan.pairs, computed or ())
 
 
 def _of_these(plans: Sequence[_Plan]) -> PairColumns | None:
@@ -82,16 +82,16 @@ def _planned_by_name(reference: Step, candidate: Step, alignment: Alignment) -> 
 
     Returns `None` if names do not determine the pairing: it depends on values, on shared tensors, or on sketches.
     """
-    steps = Both(reference, candidate).map(lambda step: replace(step, records=called(step.records)))
+    steps = Both(reference, candidate).map(lambda step: replace(step, records=without_values(step.records)))
     if steps.reference.records is reference.records or steps.candidate.records is candidate.records:
         return None
     if steps.reference.records is steps.candidate.records:
-        order = order_of_same(steps, alignment)
+        order = identity_pairing(steps, alignment)
         if order is not None:
             return _planned_same(steps.reference.records, order)
     try:
         return _planned(pair_steps(steps.reference, steps.candidate, alignment), steps.map(lambda step: step.records))
-    except AskedError:
+    except ValuesNotLoadedError:
         return None
 
 
@@ -100,7 +100,7 @@ def _planned_same(records: Sequence[Record], order: list[int]) -> PairColumns:
     ordered, places = [records[place] for place in order], list[int | None](order)
     scaled = [record.stage == "backward" for record in ordered]
     count = len(order)
-    return PairColumns(places, places, [SAME] * count, scaled, [False] * count, Sites(ordered, ordered))
+    return PairColumns(places, places, [SAME] * count, scaled, [False] * count, PairSchema(ordered, ordered))
 
 
 def _planned(pairs: Sequence[Pair], records: Both[Sequence[Record]]) -> PairColumns | None:
@@ -124,5 +124,5 @@ def _planned(pairs: Sequence[Pair], records: Both[Sequence[Record]]) -> PairColu
         [pair.layout for pair in pairs],
         [pair.scales is not UNSCALED for pair in pairs],
         [pair.optional for pair in pairs],
-        Sites.of(pairs),
+        PairSchema.from_pairs(pairs),
     )

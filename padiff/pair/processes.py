@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from padiff.pair.united import replicas
+from padiff.pair.merge_ranks import replicas
 from padiff.records import PARAMETER_STAGES, Both, InMemory, Kind, Problem, Record, RunInfo, Step, is_loss
 
 #: Reason why the other quantities are not compared.

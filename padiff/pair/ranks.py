@@ -10,7 +10,7 @@ from padiff.pair.plans import PairPlans
 from padiff.pair.processes import OWN_SAMPLES, common_part, only_common, rest
 from padiff.pair.steps import pair_steps
 from padiff.records import STAGES, Both, Diff, Pair, RunInfo, Step
-from padiff.records.structured import called
+from padiff.records.stored_records import without_values
 
 
 def rank_steps(steps: Both[Sequence[Step]], infos: Both[RunInfo]) -> list[Both[Step]]:
@@ -20,7 +20,7 @@ def rank_steps(steps: Both[Sequence[Step]], infos: Both[RunInfo]) -> list[Both[S
     quantities that do not depend on the split of the batch.
 
     Args:
-        steps: steps of each run, from `padiff.pair.united.united`.
+        steps: steps of each run, from `padiff.pair.merge_ranks.merge_ranks`.
     """
     if only_common(steps, infos):
         return [steps.zip(infos).map(lambda side: common_part(*side))]
@@ -62,7 +62,10 @@ def pairs_in_one(
 def weights_known(info: RunInfo, steps: Iterable[Step]) -> bool:
     """Return True if a step records all trainable weights."""
     recorded = {
-        (record.layer, record.slot) for step in steps for record in called(step.records) if record.stage == "weight"
+        (record.layer, record.slot)
+        for step in steps
+        for record in without_values(step.records)
+        if record.stage == "weight"
     }
     return all(
         (layer.path, parameter.slot) in recorded

@@ -11,12 +11,12 @@ from padiff.recorder.calls import Call
 from padiff.recorder.copying import LevelOf
 from padiff.recorder.detail import FULL, NOTHING
 from padiff.recorder.interrupts import Interrupts
-from padiff.recorder.known import OutputSite
-from padiff.recorder.left_out import Left
-from padiff.recorder.plan import Draft
 from padiff.recorder.record_buffer import RecordBuffer
 from padiff.recorder.seen_tensors import SeenTensor, SeenTensors
-from padiff.recorder.taken import Sampled, Taken
+from padiff.recorder.skip_log import SkippedTensor
+from padiff.recorder.step_cache import OutputSite
+from padiff.recorder.step_template import TemplateBuilder
+from padiff.recorder.tensor_copy import Sampled, TensorCopy
 from padiff.system.guard import Guard, Tolerated
 
 
@@ -48,7 +48,7 @@ class Activations:
         self._records = records
         self._on_gradient, self._aside = framework.hooks.on_gradient, framework.hooks.aside
         self._levels, self.interrupts, self.tensors = levels, interrupts, tensors
-        self.draft: Draft | None = None
+        self.draft: TemplateBuilder | None = None
         self._times: dict[OutputSite, int] = {}
         self._leaf_handles: list[Handle] = []
         self._closed = False
@@ -58,11 +58,11 @@ class Activations:
         level = self._levels[call.node.path, "input"]
         if level == NOTHING:
             return
-        copy = self._records.copier.take(tensor, level)
+        copy = self._records.copier.copy_at_level(tensor, level)
         self._records.write(call.node, "input", slot, copy, call.number, call.training)
-        if not isinstance(copy, Left):
+        if not isinstance(copy, SkippedTensor):
             with Tolerated():  # on an error the tensor is copied again when it is met next
-                self.tensors.of(tensor).traced = copy
+                self.tensors.lookup(tensor).traced = copy
 
     def see(self, call: Call, slot: str, tensor: Any) -> SeenTensor | None:
         """Record an output tensor of a call, and arrange that its gradient is recorded.
@@ -78,7 +78,7 @@ class Activations:
             return None
         site = self._records.known.output(path, type(node.layer).__name__, slot, call.number, call.training)
         try:
-            entry = self.tensors.of(tensor)
+            entry = self.tensors.lookup(tensor)
             if not entry.followed:
                 # A tensor hook, not a module's backward hook: paddle has none, and torch's full backward hook breaks
                 # before in-place layers. The hook is freed with the graph, so it needs no handle, except on a leaf (a
@@ -86,7 +86,7 @@ class Activations:
                 self.hook(tensor, partial(Activations._gradient, self, entry))
                 entry.followed = True
         except Exception as error:
-            self._records.write(node, "forward", slot, Left.because(error), call.number, call.training)
+            self._records.write(node, "forward", slot, SkippedTensor.because(error), call.number, call.training)
             return None
         if backward:
             entry.sites = entry.sites + site.alone if entry.sites else site.alone
@@ -94,7 +94,7 @@ class Activations:
             return entry
         copy = entry.full if level == FULL else entry.sketched
         if copy is None:
-            copy = self._records.copier.take(tensor, level)
+            copy = self._records.copier.copy_at_level(tensor, level)
             if level == FULL:
                 entry.full = copy
             else:
@@ -131,13 +131,13 @@ class Activations:
         if self._closed or gradient is None:
             return
         first = len(self._records) if self.draft is not None else 0
-        copies: dict[str, Taken | Left] = {}
+        copies: dict[str, TensorCopy | SkippedTensor] = {}
         records, times = self._records, self._times
         for site in seen.sites:
             level = self._levels[site.path, "backward"]
             copy = copies.get(level)
             if copy is None:
-                copy = copies[level] = records.copier.take(gradient, level)
+                copy = copies[level] = records.copier.copy_at_level(gradient, level)
             repeats = times.get(site, 0)
             times[site] = repeats + 1
             if isinstance(copy, Sampled) and not repeats:

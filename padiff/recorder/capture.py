@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 
 from padiff.recorder.aside import aside
+from padiff.recorder.capture_options import CaptureOptions
 from padiff.recorder.copying import EVERYTHING, Copier, LevelOf, own_calls
 from padiff.recorder.evaluation import TrainingHistory
 from padiff.recorder.layers import FixedLayers, Layers
-from padiff.recorder.left_out import Left
 from padiff.recorder.losses import Losses
-from padiff.recorder.owned import LastOwned
 from padiff.recorder.packing import Packing
+from padiff.recorder.parameter_map import ParameterMapCache
 from padiff.recorder.parameters import Parameters
 from padiff.recorder.record_buffer import RecordBuffer
+from padiff.recorder.skip_log import SkippedTensor
 from padiff.recorder.step_observer import StepObserver
-from padiff.recorder.wanted import Wanted
 from padiff.records import LOOP, Step
 from padiff.system.guard import RAISING, Guard
 
@@ -59,7 +59,7 @@ class Capture:
         optimizers: Sequence[Any] = (),
         records: RecordBuffer | None = None,
         levels: LevelOf = EVERYTHING,
-        owned: LastOwned | None = None,
+        owned: ParameterMapCache | None = None,
         stepped: Callable[[int], None] | None = None,
         stacks: bool = False,
         consuming: Callable[[Any], None] | None = None,
@@ -73,7 +73,7 @@ class Capture:
     ) -> None:
         self.number = number
         history = TrainingHistory() if history is None else history
-        options = Wanted(stepped, stacks, consuming, functions, losses, packing, whole, loss_logged, history)
+        options = CaptureOptions(stepped, stacks, consuming, functions, losses, packing, whole, loss_logged, history)
         records = RecordBuffer(Copier(layers.framework)) if records is None else records
         self._framework, self._records = layers.framework, records
         self._observer = StepObserver(number, layers, optimizers, records, levels, owned, options, guard)
@@ -139,7 +139,7 @@ class Capture:
             try:
                 array = self._records.copier.copy(value)
             except Exception as error:
-                self._records.left_out.add(LOOP, Left.because(error).reason, training=True)
+                self._records.left_out.add(LOOP, SkippedTensor.because(error).reason, training=True)
                 return
         else:
             array = np.asarray(value, dtype=np.float64)
@@ -255,7 +255,7 @@ class Capture:
 
     def peek(self, rank: int = 0, loss_scale: float = 1.0) -> Step:
         """Return a step with the records so far; recording continues."""
-        self._observer.planning.leave()
+        self._observer.planning.abandon()
         # If the step also has calls in training mode, its calls in evaluation mode are not recorded.
         training_only = self._calls.in_both_modes
         return Step(

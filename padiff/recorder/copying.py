@@ -15,12 +15,12 @@ from padiff.dump.spool import LEAST
 from padiff.frameworks.base import Framework
 from padiff.frameworks.values import UncopiedError
 from padiff.recorder.detail import FULL, SKETCH, SMALL, WITHIN
-from padiff.recorder.left_out import Left
-from padiff.recorder.taken import Awaited, Difference, OnItsWay, Sampled, Taken, Transfer, Whole
+from padiff.recorder.skip_log import SkippedTensor
+from padiff.recorder.tensor_copy import Difference, PendingCopy, PendingValues, Sampled, TensorCopy, Transfer, Whole
 from padiff.records import Storable, TensorSource
 from padiff.records.parts import PARTIAL, Part
 from padiff.sketches.cuts import Cut, cut_of
-from padiff.sketches.parts import own_of
+from padiff.sketches.part_sketches import own_of
 from padiff.sketches.rows import Layout
 from padiff.sketches.samples import Empty, Samples
 from padiff.sketches.sketch import ELEMENTS
@@ -75,7 +75,8 @@ def own_calls() -> Iterator[None]:
 
 
 class Copier:
-    """Copier of the tensors of one step. A tensor that can't be copied becomes a `Left` and never stops the training.
+    """Copier of the tensors of one step. A tensor that can't be copied becomes a `SkippedTensor` and never stops the
+    training.
 
     Args:
         framework: framework of the tensors.
@@ -104,7 +105,7 @@ class Copier:
         self._keep = keep
         #: Weak references, by ``id()``, to the tensors whose values were written into the step's file.
         self._kept: dict[int, weakref.ref[Any]] = {}
-        self._later: list[Awaited] = []
+        self._later: list[PendingValues] = []
 
     def grant(self, within: float) -> None:
         """Set the number of bytes that tensors of the level `WITHIN` may take."""
@@ -141,7 +142,7 @@ class Copier:
             reraise_from_signal_handler(error)
             return True
 
-    def take(self, tensor: Any, level: str, transposed: bool = False) -> Taken | Left:
+    def copy_at_level(self, tensor: Any, level: str, transposed: bool = False) -> TensorCopy | SkippedTensor:
         """Return a copy of the tensor's values, or a sample of these, according to the level.
 
         Args:
@@ -172,7 +173,7 @@ class Copier:
             return self._sampled(tensor, transposed)
         except Exception as error:
             # There are unknown kinds of tensors: whatever goes wrong, the training goes on.
-            return Left.because(error)
+            return SkippedTensor.because(error)
         finally:
             COPYING.now = False
 
@@ -193,7 +194,7 @@ class Copier:
         self._kept[id(tensor)] = weakref.ref(tensor)
         return stored
 
-    def less(self, after: Taken, before: Taken) -> TensorSource:
+    def less(self, after: TensorCopy, before: TensorCopy) -> TensorSource:
         """Return the source of the difference of two copies; `keep` writes large differences into the step's file."""
         source = after.less(before)
         if self._keep is None or not isinstance(source, Difference) or source.after.nbytes < LEAST:
@@ -235,7 +236,7 @@ class Copier:
         finally:
             COPYING.now = False
 
-    def take_part(self, tensor: Any, part: Part, level: str, transposed: bool = False) -> Taken | Left:
+    def take_part(self, tensor: Any, part: Part, level: str, transposed: bool = False) -> TensorCopy | SkippedTensor:
         """Copy this process's part of a tensor that is spread over processes; see `take`.
 
         Args:
@@ -246,11 +247,11 @@ class Copier:
         try:
             return self._take_part(tensor, part, level, transposed)
         except Exception as error:
-            return Left.because(error)
+            return SkippedTensor.because(error)
         finally:
             COPYING.now = False
 
-    def _take_part(self, tensor: Any, part: Part, level: str, transposed: bool) -> Taken:
+    def _take_part(self, tensor: Any, part: Part, level: str, transposed: bool) -> TensorCopy:
         tensors = self._tensors
         name, shape = tensors.dtype(tensor), tensors.shape(tensor)
         if not part.fits(shape):
@@ -269,19 +270,19 @@ class Copier:
         values = tensors.elements(tensor, share.elements)
         return Sampled(name, shape, self.samples, self.samples.add_part(values, share), transposed, part=part)
 
-    def take_later(self, tensor: Any) -> Taken | OnItsWay | Left:
+    def take_later(self, tensor: Any) -> TensorCopy | PendingCopy | SkippedTensor:
         """Return a full copy of a tensor; from another device the values are fetched at the end of the step."""
         if self._tensors.device(tensor) == "cpu" or self._spread.is_spread(tensor):
-            return self.take(tensor, FULL)
+            return self.copy_at_level(tensor, FULL)
         COPYING.now = True
         try:
             shape = self._tensors.shape(tensor)
             with self._tensors.without_grad():
-                source = Awaited(tensor.detach().reshape([-1]).clone(), shape)
+                source = PendingValues(tensor.detach().reshape([-1]).clone(), shape)
             self._later.append(source)
-            return OnItsWay(self._tensors.dtype(tensor), shape, source)
+            return PendingCopy(self._tensors.dtype(tensor), shape, source)
         except Exception as error:
-            return Left.because(error)
+            return SkippedTensor.because(error)
         finally:
             COPYING.now = False
 

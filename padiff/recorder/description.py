@@ -8,7 +8,7 @@ from typing import Any
 
 from padiff.frameworks.base import Framework
 from padiff.recorder.detail import Detail
-from padiff.recorder.environment import fingerprint
+from padiff.recorder.environment_fingerprint import fingerprint
 from padiff.recorder.layers import Layers
 from padiff.recorder.options import Identity
 from padiff.recorder.processes import own_place

@@ -55,7 +55,9 @@ class Detail:
                 raise UsageError(f"detail[{key!r}]: unknown stage {stage!r}. {nearest(stage, STAGES)}")
 
     @classmethod
-    def of(cls, detail: str | Mapping[str, str] | Detail, full_every_n_steps: int | Schedule | None = None) -> Detail:
+    def from_arguments(
+        cls, detail: str | Mapping[str, str] | Detail, full_every_n_steps: int | Schedule | None = None
+    ) -> Detail:
         """Return the `Detail` for the arguments ``detail`` and ``full_every_n_steps`` of a call.
 
         A mapping holds rules; its key ``*`` is the level of everything else (default ``auto``).
@@ -97,7 +99,7 @@ class Detail:
         if self.level == FULL and not self.rules:
             return {}
         every = self.full_every_n_steps
-        full = {} if every is None else {"full_every_n_steps": Schedule.of(every).described()}
+        full = {} if every is None else {"full_every_n_steps": Schedule.from_argument(every).described()}
         return {"detail": {"*": self.level, **self.rules}, **full}
 
     def check(self, nodes: Sequence[Node]) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from padiff.dump.files import digest
-from padiff.dump.forks import own
+from padiff.dump.forks import register_fork_cleanup
 from padiff.errors import WriterError
 from padiff.frameworks.hooking import Handle
 from padiff.frameworks.values import UncopiedError
@@ -34,7 +34,7 @@ from padiff.records.pack import Pack
 #: The environment variable that holds a `Plan`; set in the processes that the doctor starts, and nowhere else.
 VARIABLE = "PADIFF_DOCTOR"
 
-# Number of times a script may catch `Enough` and continue.
+# Number of times a script may catch `StopScript` and continue.
 _PATIENCE = 3
 
 # Numbers the recorders of a script, so that a recorder has the same number in each of the doctor's runs.
@@ -63,7 +63,7 @@ class Plan:
         return cls(**json.loads(os.environ[VARIABLE]))
 
 
-class Enough(SystemExit):
+class StopScript(SystemExit):
     """Raised to end a script after the planned steps.
 
     A `SystemExit` ends the script without a traceback, passes ``except Exception``, and runs the hosts' clean-up.
@@ -97,9 +97,9 @@ class DoctorRecorder(Recorder):
         if self._plan.record:
             super().open()
         else:
-            self._output.sink = Nowhere()
+            self._output.sink = NullSink()
             self._output.run = MemoryRun(self.info) if self._output.folder is None else None
-            own(self)
+            register_fork_cleanup(self)
         self._log = StepLog(self, Path(self._plan.folder) / f"notes_{self._number}_rank_{self._description.rank}.jsonl")
 
     def attach(self) -> None:
@@ -114,7 +114,7 @@ class DoctorRecorder(Recorder):
     def end_step(self, *args: Any, **options: Any) -> bool:
         due, step = self.due, self.step
         if self._log is not None:
-            self._log.look()
+            self._log.check()
         written = super().end_step(*args, **options)
         if self._log is not None:
             self._log.end(step, due)
@@ -141,13 +141,13 @@ class DoctorRecorder(Recorder):
             self.close()
         if self._caught > _PATIENCE:
             os._exit(0)  # the script catches `SystemExit`, and would train to its end
-        raise Enough
+        raise StopScript
 
 
-class Nowhere:
+class NullSink:
     """A sink that discards all steps."""
 
-    def put(self, step: Step, pack: Pack | None = None) -> None:
+    def add_step(self, step: Step, pack: Pack | None = None) -> None:
         pass
 
     def describe(self, info: RunInfo) -> None:
@@ -187,7 +187,7 @@ class StepLog:
             self._losses.append((digest(array), float(array.astype(np.float64).mean())))
         self._own += time.perf_counter() - start
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Compute the digests of the parameters, and of the gradients if there are no optimizers, at a step's end."""
         tensors = self._owned()
         with contextlib.suppress(UncopiedError, ValueError):

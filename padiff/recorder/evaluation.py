@@ -10,7 +10,7 @@ from padiff.frameworks.base import Framework
 from padiff.model.nested import flatten
 from padiff.model.selection import Node
 from padiff.recorder.calls import Calls
-from padiff.recorder.hooks import Hooks
+from padiff.recorder.model_hooks import Hooks
 from padiff.system.guard import reraise_from_signal_handler
 
 

@@ -10,12 +10,12 @@ from typing import Any
 from padiff.frameworks.base import Framework
 from padiff.recorder.copying import LevelOf
 from padiff.recorder.detail import NOTHING, SKETCH
-from padiff.recorder.gathered import Kinds
-from padiff.recorder.left_out import Left
-from padiff.recorder.owned import Owned
+from padiff.recorder.gather import Kinds
+from padiff.recorder.parameter_batch import ParameterBatch
+from padiff.recorder.parameter_map import ParameterMap
 from padiff.recorder.record_buffer import RecordBuffer
-from padiff.recorder.several import Several
-from padiff.recorder.taken import Sampled, Taken
+from padiff.recorder.skip_log import SkippedTensor
+from padiff.recorder.tensor_copy import Sampled, TensorCopy
 from padiff.records.parts import Part
 
 
@@ -46,7 +46,7 @@ class Copies:
     def __init__(self, records: RecordBuffer, framework: Framework) -> None:
         self._records, self._spread = records, framework.spread
 
-    def take(self, owned: Owned, key: int, level: str, tensor: Any = None) -> Taken | Left:
+    def copy(self, owned: ParameterMap, key: int, level: str, tensor: Any = None) -> TensorCopy | SkippedTensor:
         """Copy a parameter, or a tensor of the same shape.
 
         Samples of matrices are in (out, in) order in both frameworks.
@@ -63,13 +63,15 @@ class Copies:
         if part is not None:
             return self._take_part(source, part, level, transposed)
         if records.copier.resolved(parameter, level) != SKETCH:
-            return records.copier.take(source, level)
-        return records.copier.take(source, SKETCH, transposed)
+            return records.copier.copy_at_level(source, level)
+        return records.copier.copy_at_level(source, SKETCH, transposed)
 
-    def _take_part(self, tensor: Any, part: Part, level: str, transposed: bool) -> Taken | Left:
+    def _take_part(self, tensor: Any, part: Part, level: str, transposed: bool) -> TensorCopy | SkippedTensor:
         """Copy this process's part of a parameter, or of a tensor with the same layout."""
         if self._spread.is_spread(tensor):
-            return self._records.copier.take(tensor, level, transposed)  # a gradient may be spread in another way
+            return self._records.copier.copy_at_level(
+                tensor, level, transposed
+            )  # a gradient may be spread in another way
         return self._records.copier.take_part(tensor, part, level, transposed)
 
 
@@ -83,7 +85,7 @@ class Together:
         kinds: dtypes and shapes of the gradients.
     """
 
-    several: Several
+    several: ParameterBatch
     numbers: list[int]
     kinds: Kinds
 
@@ -105,7 +107,7 @@ class Gradients:
     def __init__(self, records: RecordBuffer, copies: Copies, levels: LevelOf) -> None:
         self._records, self._copies, self._levels = records, copies, levels
         #: Copies by key of the parameter; None if the level is ``nothing``.
-        self._taken: dict[int, Taken | Left | None] = {}
+        self._taken: dict[int, TensorCopy | SkippedTensor | None] = {}
         self.together: Together | None = None
 
     def separated(self) -> list[int]:
@@ -125,16 +127,16 @@ class Gradients:
             if key not in keys:
                 del self._taken[key]
 
-    def put(self, key: int, taken: Taken | Left | None) -> None:
+    def add(self, key: int, taken: TensorCopy | SkippedTensor | None) -> None:
         """Add an existing copy of a gradient."""
         self._taken[key] = taken
 
-    def pop(self, key: int) -> Taken | Left | None:
+    def pop(self, key: int) -> TensorCopy | SkippedTensor | None:
         """Remove and return the copy of a gradient."""
         return self._taken.pop(key)
 
     def consume(
-        self, owned: Owned, parameters: Sequence[Any], gradients: Sequence[Any], batch: Batch | None
+        self, owned: ParameterMap, parameters: Sequence[Any], gradients: Sequence[Any], batch: Batch | None
     ) -> set[int]:
         """Copy the gradients that an optimizer is about to use.
 
@@ -163,10 +165,10 @@ class Gradients:
             return unowned
         for key, gradient in zip(keys, gradients):
             level = SKETCH if batch is not None else self._levels[owned.owners[key].node.path, "grad"]
-            self._taken[key] = self._copies.take(owned, key, level, gradient) if level != NOTHING else None
+            self._taken[key] = self._copies.copy(owned, key, level, gradient) if level != NOTHING else None
         return unowned
 
-    def _sample(self, several: Several, gradients: Sequence[Any], batch: Batch) -> Together | None:
+    def _sample(self, several: ParameterBatch, gradients: Sequence[Any], batch: Batch) -> Together | None:
         """Copy the gradients together, or return None if the layout of a gradient differs from its parameter's."""
         kinds, gathered = batch.kinds_at(several.places), several.gathered_before()
         if gathered is None or gathered.kinds != kinds:

@@ -68,7 +68,7 @@ class Layers:
         """Return True if no step has ended since the layers were first seen or last changed."""
         return self._fresh
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Update the layers if the model has changed; return True if layers were added, removed or replaced.
 
         The check takes microseconds per layer and is made in every due step.
@@ -76,7 +76,7 @@ class Layers:
         if self._watch.same():
             return False
         self._note()
-        self.framework.spread.look(self._model)
+        self.framework.spread.find_shards(self._model)
         if _held(self.nodes, self.framework) == self._held:
             self._look_at_parameters()
             return False
@@ -150,7 +150,7 @@ class FixedLayers:
     def computing(self) -> frozenset[str]:
         return _computing(self.nodes, self.framework)
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         return False
 
 

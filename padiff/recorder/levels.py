@@ -90,7 +90,7 @@ class LevelsOfSteps:
         self.spent, self._largest, self._owned = 0.0, 0.0, 0.0
         self._keeping, self._begun = detail.automatic, False
         every = detail.full_every_n_steps
-        self._full = None if every is None else Schedule.of(every)
+        self._full = None if every is None else Schedule.from_argument(every)
         #: Share of the steps after the budget that are due in full.
         self._full_share = 0.0 if self._full is None or self._full.steps is not None else 1 / self._full.every
         self._requests: Requests | None = None
@@ -124,7 +124,7 @@ class LevelsOfSteps:
         """Return True if ``auto`` records the next step in full."""
         return self._keeping and self.spent + self._largest <= self.budget
 
-    def of(self, step: int, full: bool = False) -> Levels:
+    def levels_of(self, step: int, full: bool = False) -> Levels:
         """Return the levels of a due step.
 
         Args:

@@ -26,10 +26,10 @@ from padiff.model.selection import Node
 from padiff.recorder.calls import Call
 from padiff.recorder.copying import COPYING, LevelOf
 from padiff.recorder.detail import NOTHING
-from padiff.recorder.left_out import Left
 from padiff.recorder.record_buffer import RecordBuffer
 from padiff.recorder.seen_tensors import SeenTensors
-from padiff.recorder.taken import OnItsWay, Taken
+from padiff.recorder.skip_log import SkippedTensor
+from padiff.recorder.tensor_copy import PendingCopy, TensorCopy
 from padiff.records import LOOP
 
 #: Prefixes of integer dtypes. Integers are recorded in full at every level of detail: labels are small, and a sketch
@@ -60,7 +60,7 @@ class _Seen:
     """
 
     place: int
-    taken: Taken | OnItsWay | Left
+    taken: TensorCopy | PendingCopy | SkippedTensor
     alive: weakref.ref[Any]
     training: bool
     backwards: int = 0
@@ -120,7 +120,7 @@ class Losses:
         for _, tensor in flatten(output, "", self._framework.tensors.is_tensor):
             self._outputs.append(weakref.ref(tensor))
 
-    def wants(self) -> bool:
+    def is_active(self) -> bool:
         """Return True if a loss function call that begins now may have to be recorded."""
         if COPYING.now or self._framework.hooks.recomputing():
             return False
@@ -165,7 +165,7 @@ class Losses:
         try:
             self._record(call)
         except Exception as error:
-            self._records.left_out.add(LOOP, Left.because(error).reason, training=True)
+            self._records.left_out.add(LOOP, SkippedTensor.because(error).reason, training=True)
 
     def claim(self, tensors: Sequence[Any]) -> tuple[int, int]:
         """Return this model's claim to a loss with these input tensors; the smallest claim wins.
@@ -237,7 +237,7 @@ class Losses:
             if trains:
                 self._seen.append(_Seen(len(self._records), copy, weakref.ref(tensor), training))
 
-    def _take(self, role: str, tensor: Any, level: str) -> Taken | OnItsWay | Left | None:
+    def _take(self, role: str, tensor: Any, level: str) -> TensorCopy | PendingCopy | SkippedTensor | None:
         tensors = self._framework.tensors
         if tensors.dtype(tensor).startswith(_INTEGERS) or (
             role in ("weight", "pos_weight") and tensor.numel() <= _SMALL
@@ -247,7 +247,7 @@ class Losses:
         if recorded is not None:
             return recorded
         # Lists that exclude the model's output also exclude the tensors computed from it.
-        return self._records.copier.take(tensor, level) if self._nodes[0].path in self._chosen else None
+        return self._records.copier.copy_at_level(tensor, level) if self._nodes[0].path in self._chosen else None
 
     # -- settings ------------------------------------------------------------------------------------------
 
@@ -287,7 +287,9 @@ class Losses:
         """
         # If there are losses in training mode, losses in evaluation mode are ignored.
         losses = [each for each in self._seen if each.training] or self._seen
-        scalars = [each for each in losses if not isinstance(each.taken, Left) and math.prod(each.taken.shape) == 1]
+        scalars = [
+            each for each in losses if not isinstance(each.taken, SkippedTensor) and math.prod(each.taken.shape) == 1
+        ]
         if len(scalars) != micro_batches or len(scalars) != len(losses):
             return
         if any(each.backwards != 1 for each in scalars) and not self._is_scaled(scalars, loss_scale):
@@ -300,7 +302,9 @@ class Losses:
         if scale == 1 or len(self._elsewhere) != len(losses) or any(each.backwards for each in losses):
             return False
         starts = [float(self._records.copier.copy(tensor).reshape(())) for tensor in self._elsewhere]
-        values = [float(each.taken.source.read().reshape(())) for each in losses if not isinstance(each.taken, Left)]
+        values = [
+            float(each.taken.source.read().reshape(())) for each in losses if not isinstance(each.taken, SkippedTensor)
+        ]
         return all(math.isclose(start, scale * value, rel_tol=_SCALED) for start, value in zip(starts, values))
 
     def close(self) -> None:

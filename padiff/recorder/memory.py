@@ -61,7 +61,7 @@ class MemoryRun:
 
     # The methods of `padiff.recorder.output.Sink`, as in the writer of a folder.
 
-    def put(self, step: Step, pack: Pack | None = None) -> None:
+    def add_step(self, step: Step, pack: Pack | None = None) -> None:
         make_sketches(step)
         self._steps[step.number] = step
         self._sizes[step.number] = bytes_of(step)

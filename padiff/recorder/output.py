@@ -14,7 +14,7 @@ from padiff.dump.format import STEPS
 from padiff.dump.local import absolute, run_folder, shown
 from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.remote_write import StoreWriter
-from padiff.dump.spool import SpoolOfStep, Spools
+from padiff.dump.spool import PreallocatedFiles, SpoolOfStep
 from padiff.dump.storage import Storage
 from padiff.dump.store import StoreError
 from padiff.dump.write import RunWriter
@@ -23,10 +23,10 @@ from padiff.frameworks.base import Framework
 from padiff.recorder.array_pool import ArrayPool
 from padiff.recorder.copying import SMALL_BYTES, SMALL_SHARE, Copier
 from padiff.recorder.detail import Detail
-from padiff.recorder.known import Known
 from padiff.recorder.memory import MemoryRun
 from padiff.recorder.options import Target
 from padiff.recorder.record_buffer import RecordBuffer
+from padiff.recorder.step_cache import StepCache
 from padiff.records import RunInfo, Step, Storable, bytes_text
 from padiff.records.pack import Pack
 from padiff.sketches.cuts import Kind
@@ -38,7 +38,7 @@ from padiff.system.warn import warn
 class Sink(Protocol):
     """Destination of finished steps."""
 
-    def put(self, step: Step, pack: Pack | None = None) -> None: ...
+    def add_step(self, step: Step, pack: Pack | None = None) -> None: ...
 
     def describe(self, info: RunInfo) -> None: ...
 
@@ -72,12 +72,12 @@ class Output:
         #: Bytes of each step that this process wrote.
         self._sizes: Mapping[int, int] = {}
         self._counts: dict[Kind, int] = {}
-        self._known = Known()
-        self._spools: Spools | None = None
+        self._known = StepCache()
+        self._spools: PreallocatedFiles | None = None
 
     def _aim(self, target: Target) -> None:
         self._target, detail = target, self._detail
-        self._storage = Storage.of(
+        self._storage = Storage.from_options(
             target.pack, target.compression, target.max_bytes, detail.sketches, mixed=detail.automatic
         )
         self.folder = None if target.dir_path is None else absolute(run_folder(target.dir_path, "dir_path"))
@@ -147,7 +147,7 @@ class Output:
         # In all other cases it is only decided at the end of a step what is stored, and if there is space for the step.
         storage = self._storage
         if storage.pack and not (storage.compression or storage.mixed or storage.max_bytes) and info.world_size == 1:
-            self._spools = None if isinstance(self.folder, RemotePath) else Spools(self.folder / STEPS, info)
+            self._spools = None if isinstance(self.folder, RemotePath) else PreallocatedFiles(self.folder / STEPS, info)
 
     def records(self, framework: Framework) -> RecordBuffer:
         """Return a new buffer for the records of a step.
@@ -207,7 +207,7 @@ class Output:
 
     def forget(self) -> None:
         """Drop the cache of facts from earlier steps, which refers to the layers."""
-        self._known = Known()
+        self._known = StepCache()
 
     def say_what_is_there(self, processes: int) -> None:
         """Print the number and size of the recorded steps to standard error; called by rank 0 of ``processes``."""

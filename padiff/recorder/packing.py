@@ -16,7 +16,7 @@ import numpy as np
 
 from padiff.errors import PadiffError
 from padiff.frameworks.base import Framework
-from padiff.frameworks.dropouts import DropoutCall
+from padiff.frameworks.dropout_masks import DropoutCall
 from padiff.frameworks.hooking import Handle
 from padiff.frameworks.losses import LossCall
 from padiff.frameworks.values import UncopiedError
@@ -27,8 +27,8 @@ from padiff.recorder.copying import COPYING, own_calls
 from padiff.recorder.record_buffer import RecordBuffer
 from padiff.recorder.schedule import Schedule
 from padiff.records import InMemory, TensorSource, bytes_text
-from padiff.records.optimizer_state import OptimizerState
 from padiff.records.pack import Drawn, Mask, Pack
+from padiff.records.parameter_states import OptimizerState
 from padiff.system.guard import Guard, Tolerated, reraise_from_signal_handler
 from padiff.system.switches import say
 
@@ -197,7 +197,7 @@ class Packing:
 
     # -- random numbers ------------------------------------------------------------------------------------
 
-    def wants(self) -> bool:
+    def is_active(self) -> bool:
         """Return True if a dropout call belongs to the step: the model's code makes it, and not as recomputation."""
         hooks = self._framework.hooks
         return bool(self._running) and not COPYING.now and not hooks.recomputing() and not hooks.transforming()

@@ -11,11 +11,11 @@ from padiff.recorder.copying import LevelOf
 from padiff.recorder.detail import NOTHING
 from padiff.recorder.gradients import Batch, Copies, Gradients, Together
 from padiff.recorder.layers import FixedLayers, Layers
-from padiff.recorder.left_out import Left
-from padiff.recorder.owned import LastOwned, Owned
+from padiff.recorder.parameter_batch import WIDE, Owner
+from padiff.recorder.parameter_map import ParameterMap, ParameterMapCache
 from padiff.recorder.record_buffer import RecordBuffer
-from padiff.recorder.several import WIDE, Owner
-from padiff.recorder.taken import Sampled, Taken, Whole
+from padiff.recorder.skip_log import SkippedTensor
+from padiff.recorder.tensor_copy import Sampled, TensorCopy, Whole
 from padiff.system.guard import reraise_from_signal_handler
 
 # Number of parameters that are checked to find out if weights changed or if gradients are left over.
@@ -50,21 +50,21 @@ class Parameters:
         layers: Layers | FixedLayers,
         optimizers: Sequence[Any],
         levels: LevelOf,
-        last: LastOwned | None = None,
+        last: ParameterMapCache | None = None,
     ) -> None:
         self._records = records
         self._framework, self._tensors = layers.framework, layers.framework.tensors
         self._optimizers = optimizers
         self._levels = levels
-        self._last = LastOwned() if last is None else last
+        self._last = ParameterMapCache() if last is None else last
         self.stamp: Any = None
         #: Copies of the trainable parameters from before the step, by identity. If all were sampled at once, `_batch`
         #: holds the samples instead.
-        self._before: dict[int, Taken] = {}
+        self._before: dict[int, TensorCopy] = {}
         self._batch: Batch | None = None
         self._copies = Copies(records, self._framework)
         self._consumed = Gradients(records, self._copies, levels)
-        self._sums: dict[int, Taken | Left] = {}
+        self._sums: dict[int, TensorCopy | SkippedTensor] = {}
         #: Keys of the parameters that had a gradient whose level is nothing.
         self._unseen: set[int] = set()
         self._steps: Counter[int] = Counter()
@@ -79,11 +79,11 @@ class Parameters:
         self._nodes, self._owning = layers.nodes, layers.owning
 
     @cached_property
-    def _owned(self) -> Owned:
+    def _owned(self) -> ParameterMap:
         """Return the parameter map as of the step's first call, as the parameters may change between two steps."""
         if self.stamp is None:
-            return Owned(self._nodes, self._owning, self._framework)
-        return self._last.of((self.stamp, self._owning), self._nodes, self._owning, self._framework)
+            return ParameterMap(self._nodes, self._owning, self._framework)
+        return self._last.current((self.stamp, self._owning), self._nodes, self._owning, self._framework)
 
     @property
     def _owners(self) -> dict[int, Owner]:
@@ -164,7 +164,7 @@ class Parameters:
         """Record samples of all weights and buffers in one operation; return True if that was possible."""
         owned, records = self._owned, self._records
         gathered = owned.all.gathered()
-        numbers = None if gathered is None else gathered.take(records.copier)
+        numbers = None if gathered is None else gathered.copy(records.copier)
         if gathered is None or numbers is None:
             return False
         records.write_all(owned.all.weight_sites(records.known), numbers)
@@ -195,7 +195,7 @@ class Parameters:
         if later != NOTHING and (self._owned.trains(key) or key in self._stepping):
             # At the level of the update: samples are compared with samples.
             before = copy if copy is not None and level == later else self._take(key, later)
-            if not isinstance(before, Left):
+            if not isinstance(before, SkippedTensor):
                 self._before[key] = before
 
     def _note_sharded(self) -> None:
@@ -232,9 +232,9 @@ class Parameters:
         else:
             total = self._sums.get(key)
             copy = self._take(key, total.level if isinstance(total, (Whole, Sampled)) else level, gradient)
-            if total is None or isinstance(copy, Left):
+            if total is None or isinstance(copy, SkippedTensor):
                 self._sums[key] = copy
-            elif not isinstance(total, Left):
+            elif not isinstance(total, SkippedTensor):
                 total.add(copy)
 
     def consume(self, optimizer: Any, parameters: Sequence[Any], gradients: Sequence[Any]) -> None:
@@ -270,15 +270,17 @@ class Parameters:
         keys = [key for key in self._before if key in self._stepping]
         checked = keys[:: max(1, len(keys) // _LOOKED_AT)]
         now = {key: self._take(key, self._before[key].level) for key in checked}
-        return any(not isinstance(copy, Left) and not _same(copy, self._before[key]) for key, copy in now.items())
+        return any(
+            not isinstance(copy, SkippedTensor) and not _same(copy, self._before[key]) for key, copy in now.items()
+        )
 
     # -- records -------------------------------------------------------------------------------------------
 
     def _level(self, key: int, stage: str) -> str:
         return self._levels[self._owners[key][0].path, stage]
 
-    def _take(self, key: int, level: str, tensor: Any = None) -> Taken | Left:
-        return self._copies.take(self._owned, key, level, tensor)
+    def _take(self, key: int, level: str, tensor: Any = None) -> TensorCopy | SkippedTensor:
+        return self._copies.copy(self._owned, key, level, tensor)
 
     def _record(self, its: Sequence[int] | None = None) -> None:
         """Write records of the consumed gradients and of the updates, for the keys ``its`` (`None`: all keys)."""
@@ -299,14 +301,14 @@ class Parameters:
             before = self._before.get(key)
             if before is not None and before.shape == self._tensors.shape(tensor):
                 after = self._take(key, before.level)
-                if isinstance(after, Left):
+                if isinstance(after, SkippedTensor):
                     del self._before[key]
                     self._records.write(node, "update", slot, after, call)
                     continue
                 self._before[key] = after
                 dtype = after.dtype if tensor.element_size() >= WIDE else "float32"
                 source = self._records.copier.less(after, before)
-                self._records.put(node, "update", slot, source, dtype, after.shape, call, part=after.part)
+                self._records.add(node, "update", slot, source, dtype, after.shape, call, part=after.part)
 
     def _record_together(self, gradients: Together) -> bool:
         """Write the records of sampled gradients and updates in one operation; return True if that was possible."""
@@ -316,7 +318,7 @@ class Parameters:
         places, gathered = several.places, several.gathered()
         if gathered is None or gathered.kinds != gradients.kinds or False in [batch.trains[k] for k in places]:
             return False
-        after = gathered.take(records.copier)
+        after = gathered.copy(records.copier)
         if after is None:
             return False
         difference = records.copier.samples.differences(after, [batch.numbers[place] for place in places])
@@ -352,19 +354,19 @@ class Parameters:
             level = self._level(key, "grad")
             if level == NOTHING:
                 if gradient is not None or key in self._unseen:
-                    self._consumed.put(key, None)  # without a gradient, so that the update is recorded
+                    self._consumed.add(key, None)  # without a gradient, so that the update is recorded
                 continue
             copy = None if gradient is None else self._take(key, level, gradient)
             if copy is None or copy.zero:
                 copy = self._sums.get(key, copy)  # cleared already
             if copy is not None:
-                self._consumed.put(key, copy)
+                self._consumed.add(key, copy)
             elif owner.held is not None and not owner.held.heard:
                 self._records.left_out.add(owner.node.path, _UNHEARD, training=True, what="gradient")
         self._sums.clear()
 
 
-def _same(first: Taken, second: Taken) -> bool:
+def _same(first: TensorCopy, second: TensorCopy) -> bool:
     """Return True if two copies of a parameter hold the same values."""
     if isinstance(first, Sampled) and isinstance(second, Sampled):
         return first.samples.equal(first.number, second.number)

@@ -7,9 +7,9 @@ from typing import Any
 from padiff.frameworks.base import Framework
 from padiff.recorder.activations import Activations
 from padiff.recorder.calls import Call, Calls
-from padiff.recorder.following import Following
-from padiff.recorder.plan import Draft
 from padiff.recorder.record_buffer import RecordBuffer
+from padiff.recorder.step_template import TemplateBuilder
+from padiff.recorder.template_matcher import TemplateMatcher
 from padiff.recorder.tracer import Tracer
 
 
@@ -26,8 +26,8 @@ class Planning:
     ) -> None:
         self._framework, self._records, self._tracer = framework, records, tracer
         self._calls, self._activations = calls, activations
-        self.following: Following | None = None
-        self.draft: Draft | None = None
+        self.following: TemplateMatcher | None = None
+        self.draft: TemplateBuilder | None = None
 
     def begin(self, about: tuple[Any, ...]) -> None:
         """Follow the existing plan if it fits; else build a new one, if the last steps had the same schema.
@@ -37,16 +37,16 @@ class Planning:
         """
         records, cache = self._records, self._records.known
         if cache.plan is not None and cache.plan.fits(about) and not len(records) and not len(records.copier.samples):
-            self.following = Following(
+            self.following = TemplateMatcher(
                 cache.plan, self._framework, records, self._tracer, self._calls, self._activations
             )
         elif cache.steady:
-            self.draft = self._activations.draft = Draft(about, self._framework, records, self._tracer)
+            self.draft = self._activations.draft = TemplateBuilder(about, self._framework, records, self._tracer)
 
     def model_begins(self, key: int, call: Call) -> None:
         """Handle the beginning of an outermost call whose inputs are recorded."""
         if self.following is not None and not self.following.model_begins(key, call):
-            self.following.leave()
+            self.following.abandon()
         if self.draft is not None:
             self.draft.begun(key, call, True)
 
@@ -54,14 +54,14 @@ class Planning:
         """Handle the end of a call; return True if the plan expected it, and so has its records."""
         if self.following is None or self.following.ends(key, output):
             return self.following is not None
-        self.following.leave()
+        self.following.abandon()
         return False
 
-    def leave(self) -> None:
+    def abandon(self) -> None:
         """Stop following or building a plan for this step, after an event that plans do not support."""
         self.draft = self._activations.draft = None
         if self.following is not None:
-            self.following.leave()
+            self.following.abandon()
 
     def write(self) -> None:
         """Write the pending records of the followed plan."""
@@ -71,7 +71,7 @@ class Planning:
     def settle(self) -> None:
         """Write the pending records at the end of the step; leave the plan if the step is shorter than expected."""
         if self.following is not None and not self.following.whole:
-            self.following.leave()
+            self.following.abandon()
         self.write()
 
     def end(self) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from padiff.dump.atomic_write import absent_ranks
 from padiff.dump.remote_path import AnyPath
-from padiff.dump.whole import absent_ranks
 from padiff.errors import UsageError
 from padiff.frameworks.base import Framework
 from padiff.recorder.options import Identity

@@ -9,12 +9,12 @@ import numpy as np
 
 from padiff.model.selection import Node
 from padiff.recorder.copying import Copier
-from padiff.recorder.known import Known, OutputSite
-from padiff.recorder.left_out import Left, LeftOut
-from padiff.recorder.taken import Numbered, OnItsWay, Sampled, Taken
+from padiff.recorder.skip_log import SkipLog, SkippedTensor
+from padiff.recorder.step_cache import OutputSite, StepCache
+from padiff.recorder.tensor_copy import PendingCopy, Sampled, TemplateSlot, TensorCopy
 from padiff.records import LOOP, InMemory, Record, Sketched, TensorSource, TracedCall, TracedTensor
-from padiff.records.alike import NO_SAMPLE, Alike, Pattern, Site, TracedSite, alike, sketched
 from padiff.records.parts import Part
+from padiff.records.step_schema import NO_SAMPLE, LazyRecords, Site, StepSchema, TracedSite, lazy_records, sketched
 
 
 class Writes(Protocol):
@@ -38,14 +38,14 @@ class RecordBuffer:
         following: follower of a plan, whose pending records are written before any other; `None` if there is none.
     """
 
-    def __init__(self, copier: Copier, known: Known | None = None) -> None:
+    def __init__(self, copier: Copier, known: StepCache | None = None) -> None:
         self.copier, self._samples = copier, copier.samples
-        self.known = Known() if known is None else known
+        self.known = StepCache() if known is None else known
         #: Site and sample number of each record; if the number is `NO_SAMPLE`, the source is in `_sources` by index.
         self._sites: list[Site] = []
         self._numbers: list[int] = []
         self._sources: dict[int, TensorSource] = {}
-        self.left_out = LeftOut()
+        self.left_out = SkipLog()
         self.following: Writes | None = None
 
     def __len__(self) -> int:
@@ -65,12 +65,14 @@ class RecordBuffer:
         # New lists, as the finished step still uses the old ones.
         self._sites, self._numbers, self._sources = [], [], {}
 
-    def write(self, node: Node, stage: str, slot: str, taken: Taken | Left, call: int, training: bool = True) -> None:
+    def write(
+        self, node: Node, stage: str, slot: str, taken: TensorCopy | SkippedTensor, call: int, training: bool = True
+    ) -> None:
         """Add a record of a copied tensor, or note the tensor as left out if it could not be copied."""
         self.write_at(node.path, type(node.layer).__name__, stage, slot, taken, call, training)
 
     def write_at(
-        self, path: str, kind: str, stage: str, slot: str, taken: Taken | Left, call: int, training: bool
+        self, path: str, kind: str, stage: str, slot: str, taken: TensorCopy | SkippedTensor, call: int, training: bool
     ) -> None:
         """Add a record as `write` does, for a layer given by path and class name."""
         self._settle()
@@ -78,7 +80,7 @@ class RecordBuffer:
             about = path, kind, stage, slot, taken.dtype, taken.shape, call, training, taken.transposed, taken.part
             self._sites.append(self.known.sites.get(about) or self.known.site(Site(*about)))  # type: ignore[call-overload]
             self._numbers.append(taken.number)
-        elif isinstance(taken, Left):
+        elif isinstance(taken, SkippedTensor):
             self.left_out.add(path, taken.reason, training)
         else:
             site = Site(path, kind, stage, slot, taken.dtype, tuple(taken.shape), call, training, False, taken.part)
@@ -111,12 +113,12 @@ class RecordBuffer:
         return last
 
     def write_all(self, sites: Iterable[Site], numbers: Iterable[int]) -> None:
-        """Add records of samples. The sites are objects that `Known.site` returned."""
+        """Add records of samples. The sites are objects that `StepCache.site` returned."""
         self._settle()
         self._sites += sites
         self._numbers += numbers
 
-    def put(
+    def add(
         self,
         node: Node,
         stage: str,
@@ -141,7 +143,7 @@ class RecordBuffer:
         self,
         stage: str,
         slot: str,
-        taken: Taken | OnItsWay | Left,
+        taken: TensorCopy | PendingCopy | SkippedTensor,
         call: int,
         training: bool = True,
         place: int | None = None,
@@ -150,10 +152,10 @@ class RecordBuffer:
 
         ``place`` is the index of the new record. Default: at the end.
         """
-        if isinstance(taken, Left):
+        if isinstance(taken, SkippedTensor):
             self.left_out.add(LOOP, taken.reason, training)
             return
-        part = None if isinstance(taken, OnItsWay) else taken.part
+        part = None if isinstance(taken, PendingCopy) else taken.part
         site = Site(LOOP, "", stage, slot, taken.dtype, tuple(taken.shape), call, training, False, part)
         self._put(site, taken.source, place)
 
@@ -206,11 +208,11 @@ class RecordBuffer:
 
     def alike(
         self,
-        traced: Sequence[Taken | Numbered | None],
+        traced: Sequence[TensorCopy | TemplateSlot | None],
         unknown: Mapping[int, TracedSite],
         calls: Sequence[object],
         made: Callable[[], Sequence[TracedCall]],
-    ) -> tuple[Alike[Record], Alike[TracedTensor], Sequence[TracedCall]]:
+    ) -> tuple[LazyRecords[Record], LazyRecords[TracedTensor], Sequence[TracedCall]]:
         """Return the records of a step, and the tensors and calls of its trace.
 
         If the step has the same schema as the previous one, that schema is used again.
@@ -229,7 +231,7 @@ class RecordBuffer:
         numbers: list[int] = []
         others: dict[int, TensorSource] = {}
         for place, copy in enumerate(traced):
-            if isinstance(copy, Numbered) or (isinstance(copy, Sampled) and copy.samples is self._samples):
+            if isinstance(copy, TemplateSlot) or (isinstance(copy, Sampled) and copy.samples is self._samples):
                 dtype, shape, transposed = copy.dtype, copy.shape, copy.transposed
                 numbers.append(copy.number)
             elif copy is None:
@@ -251,9 +253,9 @@ class RecordBuffer:
             if pattern is not None and same and pattern.sites == self._sites:
                 pattern = pattern.renumbered(self._numbers, numbers)
             else:
-                pattern = Pattern(self._sites, self._numbers, sites, numbers, made())
+                pattern = StepSchema(self._sites, self._numbers, sites, numbers, made())
             self.known.steady = before is None
             self.known.pattern = pattern, calls
         else:
             self.known.steady = True
-        return (*alike(pattern, self._samples, self._sources, others), pattern.calls)
+        return (*lazy_records(pattern, self._samples, self._sources, others), pattern.calls)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from padiff.recorder.detail import FULL, NOTHING
 from padiff.records import LOOP, Step, bytes_text
-from padiff.records.alike import sources_of
+from padiff.records.step_schema import sources_of
 from padiff.sketches.sketch import ROW
 
 #: Bytes of a record beside its values: its entry in the JSON files and the header of its file. Measured: 360 to 375 in

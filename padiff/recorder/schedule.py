@@ -42,7 +42,7 @@ class Schedule:
             object.__setattr__(self, "steps", frozenset(self.steps))
 
     @classmethod
-    def of(cls, every_n_steps: int | Schedule) -> Schedule:
+    def from_argument(cls, every_n_steps: int | Schedule) -> Schedule:
         """Return the schedule for an ``every_n_steps`` option: a number, or a schedule."""
         return every_n_steps if isinstance(every_n_steps, Schedule) else cls(every=every_n_steps)
 

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from padiff.frameworks.base import Framework
 from padiff.recorder.detail import FULL
-from padiff.recorder.known import OutputSite
-from padiff.recorder.left_out import Left
-from padiff.recorder.taken import Taken
+from padiff.recorder.skip_log import SkippedTensor
+from padiff.recorder.step_cache import OutputSite
+from padiff.recorder.tensor_copy import TensorCopy
 
 # Number of recent tensors that are checked for sharing their values with a new one (views).
 _LAST = 16
@@ -32,9 +32,9 @@ class SeenTensor:
     """
 
     # Class attributes as defaults: an entry is made for each tensor of each step, and most values stay at the default.
-    full: Taken | Left | None = None
-    sketched: Taken | Left | None = None
-    traced: Taken | Left | None = None
+    full: TensorCopy | SkippedTensor | None = None
+    sketched: TensorCopy | SkippedTensor | None = None
+    traced: TensorCopy | SkippedTensor | None = None
     sites: tuple[OutputSite, ...] = ()
     followed = False
     number = -1
@@ -43,17 +43,17 @@ class SeenTensor:
         self.alive, self.version = alive, version
 
     @property
-    def best(self) -> Taken | None:
+    def best(self) -> TensorCopy | None:
         """Return the best copy: one in full if there is one, else the first one; None without a copy."""
-        best: Taken | None = None
+        best: TensorCopy | None = None
         for copy in (self.full, self.sketched, self.traced):
-            if copy is not None and not isinstance(copy, Left):
+            if copy is not None and not isinstance(copy, SkippedTensor):
                 if copy.level == FULL:
                     return copy
                 best = best or copy
         return best
 
-    def copied(self, level: str) -> Taken | Left | None:
+    def copied(self, level: str) -> TensorCopy | SkippedTensor | None:
         """Return the copy made for a record of an output at a level."""
         return self.full if level == FULL else self.sketched
 
@@ -84,7 +84,7 @@ class SeenTensors:
             self._seen.pop(id(tensor), None)
             self._seen[id(tensor)] = seen
 
-    def of(self, tensor: Any) -> SeenTensor:
+    def lookup(self, tensor: Any) -> SeenTensor:
         """Return the entry of a tensor in its current version; a new one if the tensor is new or was written to."""
         if self.following is not None:
             self.following.show(tensor)
@@ -96,7 +96,7 @@ class SeenTensors:
             entry = self._seen[id(tensor)] = SeenTensor(weakref.ref(tensor), version)
         return entry
 
-    def taken(self, tensor: Any, level: str) -> Taken | None:
+    def taken(self, tensor: Any, level: str) -> TensorCopy | None:
         """Return an existing copy of the values of a tensor at a level, or None if there is none.
 
         The copy may be that of a recent tensor that holds the same values, i.e. another view of all of them.
@@ -107,7 +107,7 @@ class SeenTensors:
         for entry in self._that_hold(tensor):
             copy = entry.copied(level) if entry.version == version >= 0 else None
             if copy is not None:
-                return None if isinstance(copy, Left) else copy
+                return None if isinstance(copy, SkippedTensor) else copy
         return None
 
     def _that_hold(self, tensor: Any) -> Iterator[SeenTensor]:

@@ -9,13 +9,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
-from padiff.dump.forks import own
+from padiff.dump.forks import register_fork_cleanup
 from padiff.dump.local import shown
 from padiff.errors import PadiffError, UsageError, WriterError
 from padiff.frameworks import framework_of
 from padiff.recorder.aside import aside
 from padiff.recorder.capture import Capture
-from padiff.recorder.claims import Claim, claimed
+from padiff.recorder.current_step import CurrentStep
 from padiff.recorder.description import Description
 from padiff.recorder.detail import Detail
 from padiff.recorder.evaluation import TrainingHistory
@@ -23,16 +23,16 @@ from padiff.recorder.failures import Failures
 from padiff.recorder.layers import Layers
 from padiff.recorder.levels import FULL_BYTES, LevelsOfSteps
 from padiff.recorder.memory import MemoryRun
+from padiff.recorder.model_lease import ModelLease, claimed
 from padiff.recorder.optimizers import optimizers_of
 from padiff.recorder.options import Identity, Scope, Target
 from padiff.recorder.output import Output, Sink
-from padiff.recorder.owned import LastOwned
 from padiff.recorder.packing import bytes_owned, say_size
+from padiff.recorder.parameter_map import ParameterMapCache
 from padiff.recorder.processes import OtherRanks
 from padiff.recorder.proxies import check_as_made, dump_arguments, unwrapped
 from padiff.recorder.schedule import Schedule
 from padiff.recorder.settings import DeclaredSettings
-from padiff.recorder.under_way import UnderWay
 from padiff.recorder.warn import RecorderWarnings
 from padiff.records import RunInfo, Step
 from padiff.records.pack import Pack
@@ -48,7 +48,7 @@ _of_the_parent: list[Any] = []
 _TRIES = 3
 
 
-class Recorder(UnderWay):
+class Recorder(CurrentStep):
     """Recorder of the training of one model; made by `record`, used in a ``with``.
 
     ``try_dump()`` ends a step. A callback of a trainer uses `open`, `attach`, `detach`, `end_step` and `close` instead
@@ -78,8 +78,8 @@ class Recorder(UnderWay):
         self._framework = framework_of(model)
         self._model = self._framework.layers.unwrap(model)
         self._scheduled = scope.every_n_steps is not None
-        self._schedule = Schedule.of(1 if scope.every_n_steps is None else scope.every_n_steps)
-        detail = Detail.of(scope.detail, scope.full_every_n_steps)
+        self._schedule = Schedule.from_argument(1 if scope.every_n_steps is None else scope.every_n_steps)
+        detail = Detail.from_arguments(scope.detail, scope.full_every_n_steps)
         if target.pack is False:
             detail = detail.without_auto()
         self._output = Output(target, detail)
@@ -95,10 +95,10 @@ class Recorder(UnderWay):
         packs = scope.replay_every_n_steps
         # A replay traces every step like a step with a pack: functions, and the inputs of layers in full.
         self._replays, self._functions = replay_of is not None, scope.functions
-        self._packs = None if packs is None else Schedule.of(packs)
-        self._owned = LastOwned()
+        self._packs = None if packs is None else Schedule.from_argument(packs)
+        self._owned = ParameterMapCache()
         self._history = TrainingHistory(trains=bool(self._optimizers))
-        self._claim: Claim | None = None
+        self._claim: ModelLease | None = None
         self._entered = self._dumped = self._loss_logged = False
         self._warnings = RecorderWarnings()
         self._others = OtherRanks(
@@ -261,8 +261,8 @@ class Recorder(UnderWay):
         self._levels.begin(lambda: bytes_owned(self._framework, self._layers.nodes), before)
         if self._packs is not None and not self.watched and not self._description.rank:
             say_size(self._packs, self._framework, self._layers.nodes, self._optimizers)
-        self._claim = Claim.set(self._model, self)
-        own(self)
+        self._claim = ModelLease.set(self._model, self)
+        register_fork_cleanup(self)
 
     @guarded(passing=(UsageError,))
     @aside
@@ -272,7 +272,10 @@ class Recorder(UnderWay):
             return
         if self._capture is None:
             full_inputs = self._packed or self._replays
-            records, levels = self._output.records(self._framework), self._levels.of(self.step, full=self._packed)
+            records, levels = (
+                self._output.records(self._framework),
+                self._levels.levels_of(self.step, full=self._packed),
+            )
             if self._framework.hooks.READ:
                 levels.fill(self._layers.nodes)
             records.copier.grant(self._levels.room)
@@ -284,7 +287,7 @@ class Recorder(UnderWay):
                 levels,
                 self._owned,
                 self._stepped,
-                consuming=self._settings.look,
+                consuming=self._settings.refresh,
                 functions=self._records_part("function calls")
                 and (self._levels.functions or (full_inputs and self._functions)),
                 losses=self._records_part("losses"),
@@ -335,7 +338,7 @@ class Recorder(UnderWay):
         if go_on:
             # Before the writer's thread wakes up and competes for the interpreter.
             self.attach()
-        written = step is not None and self._do(lambda sink: sink.put(step, pack))
+        written = step is not None and self._do(lambda sink: sink.add_step(step, pack))
         if written:
             self._failures.recorded()
         if written and not self.watched:
@@ -347,7 +350,7 @@ class Recorder(UnderWay):
 
     @guarded(passing=(WriterError,))
     @aside
-    def take(self) -> Step | None:
+    def pop_step(self) -> Step | None:
         """Return the records of the current step without handing the step on, or None if nothing was recorded.
 
         The step does not end, so that it can be recorded again.
@@ -404,7 +407,7 @@ class Recorder(UnderWay):
         self._warnings.called(capture)
         if capture.empty:
             self.detach()
-            self._layers.look()
+            self._layers.refresh()
             return None, None
         scale = self.loss_scale if math.isfinite(self.loss_scale) and self.loss_scale > 0 else 1.0
         step = capture.finish(self._description.rank, scale, detach=not keep_hooks)
@@ -428,7 +431,7 @@ class Recorder(UnderWay):
         if news or changed:
             sink.describe(self._description.info)
         if not capture.called:
-            self._layers.look()  # the model may have new layers, without hooks
+            self._layers.refresh()  # the model may have new layers, without hooks
         elif changed:
             self._warnings.changed(capture, self._layers.changes)
         self._warnings.stepped(capture)
@@ -482,7 +485,7 @@ class Recorder(UnderWay):
         """Stop recording in a forked process, as the run belongs to the parent: remove hooks, release the model."""
         self.forked = True
         _of_the_parent.append((self._capture, self._hooked, self._output.sink, self._owned))
-        self._owned = LastOwned()
+        self._owned = ParameterMapCache()
         self.detach()
         self._capture = self._output.sink = None
         if self._claim is not None:
@@ -501,7 +504,7 @@ class InertRecorder(Recorder):
     """Recorder that records nothing; used if an internal error of padiff prevents making a real one."""
 
     def __init__(self, start_step: int) -> None:
-        UnderWay.__init__(self)
+        CurrentStep.__init__(self)
         self.guard = Guard()
         self.step, self.loss_scale, self.forked = start_step, 1.0, False
 

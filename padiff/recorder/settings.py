@@ -49,10 +49,10 @@ class DeclaredSettings:
     def read(self) -> dict[str, Any]:
         """Return the settings that are known before anything runs."""
         for optimizer in self._optimizers:
-            self.look(optimizer)
+            self.refresh(optimizer)
         return self._together()
 
-    def look(self, optimizer: Any) -> None:
+    def refresh(self, optimizer: Any) -> None:
         """Read the settings of an optimizer that is about to step, if they may have changed."""
         key = id(optimizer)
         # An error of an optimizer's settings must not stop the training: its settings then stay unknown.

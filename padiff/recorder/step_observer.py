@@ -11,22 +11,22 @@ from padiff.model.nested import flatten, flatten_inputs
 from padiff.model.selection import Node
 from padiff.recorder.activations import Activations
 from padiff.recorder.calls import Call, Calls
+from padiff.recorder.capture_options import CaptureOptions
 from padiff.recorder.copying import COPYING, LevelOf
 from padiff.recorder.evaluation import EvaluationFilter, EvaluationObserver
-from padiff.recorder.functions import Functions
-from padiff.recorder.hooks import Hooks
+from padiff.recorder.function_calls import Functions
 from padiff.recorder.interrupts import Interrupts
 from padiff.recorder.layers import FixedLayers, Layers
 from padiff.recorder.losses import Losses
-from padiff.recorder.owned import LastOwned
+from padiff.recorder.model_hooks import Hooks
 from padiff.recorder.packing import Packing
+from padiff.recorder.parameter_map import ParameterMapCache
 from padiff.recorder.parameters import Parameters
 from padiff.recorder.planning import Planning
 from padiff.recorder.record_buffer import RecordBuffer
 from padiff.recorder.seen_tensors import SeenTensors
 from padiff.recorder.tracer import Tracer
-from padiff.recorder.wanted import Wanted
-from padiff.recorder.watched import Watched
+from padiff.recorder.tracked_layers import TrackedLayers
 from padiff.system.guard import Guard, Tolerated
 from padiff.system.switches import Switches
 
@@ -59,7 +59,7 @@ class StepObserver:
         settings: settings of the training that the step has shown (`padiff.records.settings`).
         stacks: Python stack of each layer call, outermost frame first, by path and number of the call; the path of a
             functional call is ``path/name()``.
-        autocast_open: True until the autocast of the model is known (`padiff.recorder.hooks.Observer`).
+        autocast_open: True until the autocast of the model is known (`padiff.recorder.model_hooks.Observer`).
         autocast: autocast that the model was called in (`padiff.frameworks.base.Environment.autocast`); empty until it
             is known.
     """
@@ -71,8 +71,8 @@ class StepObserver:
         optimizers: Sequence[Any],
         records: RecordBuffer,
         levels: LevelOf,
-        owned: LastOwned | None,
-        wanted: Wanted,
+        owned: ParameterMapCache | None,
+        wanted: CaptureOptions,
         guard: Guard,
     ) -> None:
         self._framework = framework = layers.framework
@@ -80,7 +80,7 @@ class StepObserver:
         self._transforming, self._recomputing = framework.hooks.transforming, framework.hooks.recomputing
         self._layers, self._optimizers, self._wanted = layers, optimizers, wanted
         self._switches = Switches.from_environment()
-        self.watched = Watched(layers, wanted.functions, self._switches.skip_wrappers)
+        self.watched = TrackedLayers(layers, wanted.functions, self._switches.skip_wrappers)
         self.settings: dict[str, Any] = {}
         self.stacks: dict[tuple[str, int], traceback.StackSummary] = {}
         self.autocast: dict[str, Any] = {}
@@ -158,9 +158,9 @@ class StepObserver:
         previous step, whose hooks are still attached.
         """
         self._begun = True
-        if self._layers.look():
+        if self._layers.refresh():
             self.records.known.plan = None
-            self.watched.take()
+            self.watched.refresh()
             if self.losses is not None:
                 self.losses.follow(self.watched.nodes, self.watched.chosen)
             self.hooks.on_layers(self.watched.nodes)
@@ -194,7 +194,7 @@ class StepObserver:
         if node is None:  # a layer that is no longer part of the model
             return
         if following is not None:
-            following.leave()
+            following.abandon()
         call = self.calls.begin(node, running[0].training, False)
         if self.autocast_open:
             self._look_at_autocast(node)
@@ -217,7 +217,7 @@ class StepObserver:
                 return
             recomputed = self._recomputing()
             if transforming or recomputed or self._running:
-                self.planning.leave()
+                self.planning.abandon()
             self.planning.write()
             training = self._running[0].training if self._running else bool(watched.nodes[0].layer.training)
             if transforming:
@@ -288,13 +288,13 @@ class StepObserver:
         if node is None:
             return
         if self.planning.following is not None:
-            self.planning.following.leave()
+            self.planning.following.abandon()
         call = self.calls.end(node)
         if call is None or call.transformed:
-            self.planning.leave()
+            self.planning.abandon()
             return
         if not running:  # the outer calls ended in an exception
-            self.planning.leave()
+            self.planning.abandon()
             if self.watched.chose(node):
                 self._model_ended(call, output)
         self._see(key, call, output)
@@ -313,7 +313,7 @@ class StepObserver:
                 self._model_ended(call, output)
                 ended = call
             if failed or call is None or call.transformed or call.recomputed:
-                self.planning.leave()
+                self.planning.abandon()
             if call is not None and not failed and not call.transformed and not self.planning.model_ends(key, output):
                 self._see(key, call, output)
         finally:

@@ -14,13 +14,13 @@ from padiff.model.selection import Node
 from padiff.recorder.calls import Call
 from padiff.recorder.copying import LevelOf
 from padiff.recorder.detail import FULL, NOTHING, SKETCH, WITHIN
-from padiff.recorder.left_out import Left
 from padiff.recorder.plain_arguments import plain_arguments
 from padiff.recorder.record_buffer import RecordBuffer
 from padiff.recorder.seen_tensors import SeenTensor, SeenTensors
-from padiff.recorder.taken import Numbered, Taken
-from padiff.records import LOOP, Alike, Operand, Record, Trace, TracedCall, TracedTensor
-from padiff.records.alike import TracedSite
+from padiff.recorder.skip_log import SkippedTensor
+from padiff.recorder.tensor_copy import TemplateSlot, TensorCopy
+from padiff.records import LOOP, LazyRecords, Operand, Record, Trace, TracedCall, TracedTensor
+from padiff.records.step_schema import TracedSite
 from padiff.sketches.sketch import ELEMENTS
 from padiff.system.frames import Frame, code_frames
 from padiff.system.guard import reraise_from_signal_handler
@@ -76,7 +76,7 @@ class Tracer:
         #: For a function call: (training mode, `TracedCall`). For a layer call: training mode, path, number, class,
         #: stack, length of the inputs, inputs, outputs.
         self._calls: list[tuple[Any, ...]] = []
-        self._numbered: list[SeenTensor | Numbered] = []
+        self._numbered: list[SeenTensor | TemplateSlot] = []
         #: Descriptions of the tensors that were not copied, by number.
         self._unknown: dict[int, TracedSite] = {}
         self._nth: Counter[tuple[str, int, str, bool]] = Counter()
@@ -101,7 +101,7 @@ class Tracer:
             return None
         try:
             if len(args) == 1 and not kwargs and isinstance(args[0], self._tensor_type):
-                entry = self._tensors.of(args[0])
+                entry = self._tensors.lookup(args[0])
                 if entry.number < 0:
                     self._enter(entry, args[0], level)
                 return (self._records.known.first_slot(node.layer.forward), entry.number)
@@ -133,7 +133,7 @@ class Tracer:
             slots: list[Any] = []
             for slot, tensor, entry in outputs:
                 if entry is None:
-                    entry = self._tensors.of(tensor)
+                    entry = self._tensors.lookup(tensor)
                 if entry.number < 0:
                     self._enter(entry, tensor, level)
                 slots += (slot, entry.number)
@@ -152,7 +152,7 @@ class Tracer:
         """Return the entry of the call that returned last."""
         return self._calls[-1]
 
-    def numbered(self, number: int) -> SeenTensor | Numbered:
+    def numbered(self, number: int) -> SeenTensor | TemplateSlot:
         """Return the tensor with a number, as a cache entry or as a tensor of a plan."""
         return self._numbered[number]
 
@@ -162,14 +162,14 @@ class Tracer:
         assert isinstance(entry, SeenTensor)
         return entry
 
-    def add(self, calls: Sequence[tuple[Any, ...]], numbered: Sequence[Numbered]) -> None:
+    def add(self, calls: Sequence[tuple[Any, ...]], numbered: Sequence[TemplateSlot]) -> None:
         """Add calls that have returned, and the tensors that get the next numbers."""
         self._calls += calls
         self._numbered += numbered
 
     def put_in(self, seen: Mapping[int, SeenTensor]) -> None:
         """Replace the tensors of a plan by their cache entries, which ``seen`` holds by place in the plan."""
-        self._numbered = [seen[each.place] if isinstance(each, Numbered) else each for each in self._numbered]
+        self._numbered = [seen[each.place] if isinstance(each, TemplateSlot) else each for each in self._numbered]
 
     # -- functions -----------------------------------------------------------------------------------------
 
@@ -241,7 +241,7 @@ class Tracer:
     def noted(self, name: str, tensor: Any) -> None:
         """Add a pseudo-call on a traced tensor: a backward began at the tensor, or it was logged as the loss."""
         try:
-            number = self._tensors.of(tensor).number
+            number = self._tensors.lookup(tensor).number
         except Exception as error:
             _let_go(error)
             return
@@ -264,15 +264,15 @@ class Tracer:
         tensors = tuple([_traced(copy, self._unknown.get(place)) for place, copy in enumerate(copies)])
         return Trace(tensors, calls, self.functions)
 
-    def finished(self) -> tuple[tuple[Record, ...] | Alike[Record], Trace]:
+    def finished(self) -> tuple[tuple[Record, ...] | LazyRecords[Record], Trace]:
         """Return the records and the trace of a step from which no call is left out."""
         make_calls = partial(_calls_of, self._calls)
         records, tensors, calls = self._records.alike(self._copies(), self._unknown, self._calls, make_calls)
         return records, Trace(tensors, calls, self.functions)
 
-    def _copies(self) -> list[Taken | Numbered | None]:
+    def _copies(self) -> list[TensorCopy | TemplateSlot | None]:
         """Return the best copy of each numbered tensor, in order; None for a tensor without a copy."""
-        return [entry if isinstance(entry, Numbered) else entry.best for entry in self._numbered]
+        return [entry if isinstance(entry, TemplateSlot) else entry.best for entry in self._numbered]
 
     def clear(self) -> None:
         """Remove all entries."""
@@ -280,7 +280,7 @@ class Tracer:
 
     def _number(self, tensor: Any, level: str) -> int:
         """Return the number of a tensor, which is copied and numbered if it is new."""
-        entry = self._tensors.of(tensor)
+        entry = self._tensors.lookup(tensor)
         if entry.number < 0:
             self._enter(entry, tensor, level)
         return entry.number
@@ -295,10 +295,10 @@ class Tracer:
                 and math.prod(self._framework.tensors.shape(tensor)) > ELEMENTS
             ):
                 level = SKETCH
-            entry.traced = self._records.copier.take(tensor, level)
-            if isinstance(entry.traced, Left):  # not copied, but the trace shows where it went
+            entry.traced = self._records.copier.copy_at_level(tensor, level)
+            if isinstance(entry.traced, SkippedTensor):  # not copied, but the trace shows where it went
                 self._unknown[len(self._numbered)] = TracedSite(self._framework.tensors.dtype(tensor), (), False)
-        elif isinstance(copy, Left) and entry.best is None:
+        elif isinstance(copy, SkippedTensor) and entry.best is None:
             self._unknown[len(self._numbered)] = TracedSite(self._framework.tensors.dtype(tensor), (), False)
         entry.number = len(self._numbered)
         self._numbered.append(entry)
@@ -317,7 +317,7 @@ def _call(entry: Any) -> TracedCall:
     return TracedCall(path, number, inputs=inputs, outputs=outputs, layer_type=kind, stack=stack)
 
 
-def _traced(copy: Taken | None, unknown: TracedSite | None) -> TracedTensor:
+def _traced(copy: TensorCopy | None, unknown: TracedSite | None) -> TracedTensor:
     if copy is None:
         return TracedTensor(None, "" if unknown is None else unknown.dtype, ())
     return TracedTensor(copy.source, copy.dtype, tuple(copy.shape))

@@ -4,21 +4,20 @@ This package needs numpy only. All values are frozen: code creates new values in
 """
 
 from padiff.records.aftermath import Aftermath, Standing, mark_of
-from padiff.records.alike import Alike, arrays_of, make_sketches, sources_of
 from padiff.records.both import SIDES, Both, unzipped
 from padiff.records.cards import report_card, run_card
 from padiff.records.cause import Cause
-from padiff.records.compared import UNSCALED, Diff, Figures, Pair, Third, figures_text
+from padiff.records.compact_diffs import CompactDiffs
+from padiff.records.compared import UNSCALED, Diff, Figures, Float64Reference, Pair, figures_text
 from padiff.records.coverage import Coverage
 from padiff.records.coverage_text import coverage_lines, zeros_text
 from padiff.records.declared import Difference
-from padiff.records.extent import Extent, Within
+from padiff.records.extent import Extent, TensorExtent
 from padiff.records.first_diff import FirstDiff
-from padiff.records.folded import FoldedDiffs
 from padiff.records.judgement import Figure, Grade, Judgement, Kind, Problem, Rule
 from padiff.records.layout import BROADCAST, RESHAPED, SAME, TRANSPOSED, Layout
 from padiff.records.models import Models, Partners
-from padiff.records.optimizer_state import OptimizerState, ParameterState, Rate
+from padiff.records.parameter_states import OptimizerState, ParameterState, Rate
 from padiff.records.picture import Element, Picture
 from padiff.records.recomputed import Recomputed
 from padiff.records.recorded import (
@@ -67,7 +66,8 @@ from padiff.records.run_text import (
     steps_text,
 )
 from padiff.records.settings import setting_text, settings_at, settings_delta, settings_from_json
-from padiff.records.sources import InMemory, Room, Sketched, Storable, TensorSource, Unread
+from padiff.records.sources import InMemory, OutputBuffer, Sketched, Storable, StreamedArray, TensorSource
+from padiff.records.step_schema import LazyRecords, arrays_of, make_sketches, sources_of
 from padiff.records.traces import NO_TRACE, Operand, Trace, TracedCall, TracedTensor
 from padiff.system.printable import printable
 
@@ -77,16 +77,16 @@ __all__ = [
     "Rate",
     "Cause",
     "Extent",
-    "Within",
+    "TensorExtent",
     "UNSCALED",
     "Layout",
     "TRANSPOSED",
     "SAME",
     "RESHAPED",
     "BROADCAST",
-    "Room",
+    "OutputBuffer",
     "Storable",
-    "Unread",
+    "StreamedArray",
     "Rule",
     "Problem",
     "Kind",
@@ -103,7 +103,7 @@ __all__ = [
     "Figures",
     "Grade",
     "FirstDiff",
-    "FoldedDiffs",
+    "CompactDiffs",
     "InMemory",
     "LOOP",
     "Layer",
@@ -130,7 +130,7 @@ __all__ = [
     "Standing",
     "Step",
     "TensorSource",
-    "Third",
+    "Float64Reference",
     "Trace",
     "TracedCall",
     "TracedTensor",
@@ -148,7 +148,7 @@ __all__ = [
     "is_loss",
     "is_of_loss",
     "loss_role",
-    "Alike",
+    "LazyRecords",
     "arrays_of",
     "make_sketches",
     "sources_of",

@@ -40,7 +40,7 @@ class Aftermath:
 
     marks: Mapping[Mark, Standing] = field(default_factory=dict)
 
-    def of(self, diff: Diff) -> Standing | None:
+    def standing_of(self, diff: Diff) -> Standing | None:
         """Return the relation of a diff to the first one; `None` if the diff passed."""
         return None if diff.passed else self.marks.get(mark_of(diff), Standing.FOLLOWS)
 

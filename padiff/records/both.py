@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from padiff.records.frozen import quickly_made
+from padiff.records.frozen import fast_frozen_init
 
 T = TypeVar("T", covariant=True)
 S = TypeVar("S")
 U = TypeVar("U")
 
 
-@quickly_made
+@fast_frozen_init
 @dataclass(frozen=True, slots=True)
 class Both(Generic[T]):
     """A value of the reference and a value of the candidate; iteration yields the reference's first.

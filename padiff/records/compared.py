@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from padiff.records.both import SIDES, Both
-from padiff.records.frozen import quickly_made
+from padiff.records.frozen import fast_frozen_init
 from padiff.records.judgement import SUSPICIOUS, Figure, Grade, Judgement, Problem, Rule
 from padiff.records.layout import SAME, Layout
 from padiff.records.recorded import Record
@@ -16,7 +16,7 @@ UNSCALED = Both(1.0, 1.0)
 _ZEROS = Both(0.0, 0.0)
 
 
-@quickly_made
+@fast_frozen_init
 @dataclass(frozen=True, slots=True)
 class Pair:
     """Two records that stand for the same quantity; one side may be missing.
@@ -59,7 +59,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Third:
+class Float64Reference:
     """Distances of both sides from the same step computed in float64.
 
     Attributes:
@@ -93,7 +93,7 @@ class Third:
         return f"the {self.code}'s code in float64 is {far}"
 
 
-@quickly_made
+@fast_frozen_init
 @dataclass(frozen=True, slots=True)
 class Figures:
     """Distances between two tensors, computed in float64 over the positions where both are finite.
@@ -136,7 +136,7 @@ class Figures:
     basis: str = "tensors"
     spread: float = 0.0
     floor: float | None = None
-    third: Third | None = None
+    third: Float64Reference | None = None
 
     @property
     def rel_l2(self) -> float:
@@ -146,7 +146,7 @@ class Figures:
         return 0.0 if self.l2 == 0 else float("inf")
 
 
-@quickly_made
+@fast_frozen_init
 @dataclass(frozen=True, slots=True)
 class Diff:
     """A pair with its measured figures and its judgement.

@@ -19,7 +19,7 @@ CAUSAL = frozenset({"forward", "backward"})
 
 
 @dataclass(frozen=True, slots=True)
-class Within:
+class TensorExtent:
     """The part of a tensor that holds all of its error beyond the limit.
 
     Attributes:
@@ -59,7 +59,7 @@ class Extent:
     """
 
     stage: str
-    within: Within | None = None
+    within: TensorExtent | None = None
     differing: int = 0
     others: int = 0
     only: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 _Class = TypeVar("_Class", bound=type)
 
 
-def quickly_made(cls: _Class) -> _Class:
+def fast_frozen_init(cls: _Class) -> _Class:
     """Replace the ``__init__`` of a frozen dataclass with slots by one as fast as that of an unfrozen dataclass.
 
     The ``__init__`` that `dataclasses` generates calls ``object.__setattr__`` for each field, which takes two thirds of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from padiff.records.frozen import quickly_made
+from padiff.records.frozen import fast_frozen_init
 
 
 class Figure(Enum):
@@ -89,7 +89,7 @@ class Rule(Enum):
     __hash__ = object.__hash__  # see `Figure`
 
 
-@quickly_made
+@fast_frozen_init
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """A figure compared with its limit.

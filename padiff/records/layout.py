@@ -38,7 +38,7 @@ class Layout:
     steps: tuple[LayoutStep, ...] = ()
 
     @classmethod
-    def of(cls, text: str) -> Layout:
+    def from_text(cls, text: str) -> Layout:
         """Return the layout from its text (`str`)."""
         parts = text.split(" then ") if text else []
         axes = (tuple(map(int, part[5:].split(","))) if part.startswith("axes ") else part for part in parts)

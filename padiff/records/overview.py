@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from padiff.records.compared import Diff, Pair
+from padiff.records.diff_rows import ROW, relative_l2, row_of
+from padiff.records.pair_schema import stage_numbers
 from padiff.records.recorded import STAGES
-from padiff.records.rows import ROW, relative_l2, row_of
-from padiff.records.sites import stage_numbers
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Table(NamedTuple):
     Attributes:
         stages: number of the stage in `STAGES`.
         complete: True if both sides are present.
-        rows: rows of the dtype `padiff.records.rows.ROW`.
+        rows: rows of the dtype `padiff.records.diff_rows.ROW`.
         diff: a function that returns the diff at a position.
     """
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from padiff.records.optimizer_state import OptimizerState
+from padiff.records.parameter_states import OptimizerState
 from padiff.records.sources import TensorSource
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from padiff.records.floors import Floors
-from padiff.records.frozen import quickly_made
+from padiff.records.frozen import fast_frozen_init
 from padiff.records.parts import Part
 from padiff.records.sources import TensorSource
 from padiff.records.traces import NO_TRACE, Trace
@@ -40,7 +40,7 @@ def is_below(path: str, above: str) -> bool:
     return bool(path) and path != above and (above == ROOT or path.startswith(f"{above}."))
 
 
-@quickly_made
+@fast_frozen_init
 @dataclass(frozen=True, slots=True)
 class Record:
     """One tensor recorded at a site.
@@ -113,7 +113,7 @@ def loss_role(slot: str) -> str:
     return slot.partition("()")[2].removeprefix(".").removeprefix("input.")
 
 
-@quickly_made
+@fast_frozen_init
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """A parameter or buffer that a layer owns directly.
@@ -224,8 +224,8 @@ class RunInfo:
         layer_map: paths of layers that correspond, in order, to those of the other run (`set_layer_map` of PaDiff's
             interface).
         recording: options of the recording, for people (schedule, lists).
-        environment: properties around the training that can change its numbers (`padiff.records.environment`); empty:
-            not known.
+        environment: properties around the training that can change its numbers
+            (`padiff.records.environment_differences`); empty: not known.
         identity: identity of the recording: new whenever a run folder is started anew, the same after a resume. Empty
             for runs in memory, and for folders of an older padiff.
         settings: settings that the run declares beside its tensors (optimizers, clipping, loss), as of its first

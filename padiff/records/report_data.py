@@ -56,7 +56,7 @@ class ReportData:
 
     def standing(self, diff: Diff) -> Standing | None:
         """Return the relation of a diff to the first one; `None` if the diff passed."""
-        return self.aftermath.of(diff)
+        return self.aftermath.standing_of(diff)
 
     @property
     def outcome(self) -> str:

@@ -11,10 +11,10 @@ from padiff.records.aftermath import Standing
 from padiff.records.both import Both
 from padiff.records.compared import Diff
 from padiff.records.coverage_text import coverage_lines, left_out_text, zeros_text
-from padiff.records.folding import Marked, Row, folded_rows, ratio_of
 from padiff.records.judgement import Figure, Grade, Rule
 from padiff.records.recorded import LOOP, STAGES
 from padiff.records.report_data import ReportData
+from padiff.records.row_summary import Marked, Row, ratio_of, summarize_rows
 from padiff.records.tree_text import place_lines
 from padiff.sketches.sketch import SPREAD
 from padiff.system.printable import printable, printable_lines
@@ -243,7 +243,7 @@ def failed_rows(report: ReportData, at_most: int | None = _LISTED) -> tuple[list
     # The first row stays separate, with the diffs that have the same ratio.
     (first, row), *others = shown
     remainder = [marked for group, _ in others for marked in group]
-    rows, hidden = folded_rows(remainder, max(at_most - 1, 1), {first[0].diff.pair.stage})
+    rows, hidden = summarize_rows(remainder, max(at_most - 1, 1), {first[0].diff.pair.stage})
     return [row, *rows], hidden
 
 

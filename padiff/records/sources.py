@@ -16,11 +16,11 @@ from padiff.sketches.sketch import Sketch
 
 #: ``room(size, offset)``: a reusable buffer of `size` bytes, to be filled from an offset in a file; `None` if the room
 #: has no buffer of that size. The buffer is valid until the next call.
-Room: TypeAlias = Callable[[int, int], np.ndarray | None]
+OutputBuffer: TypeAlias = Callable[[int, int], np.ndarray | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
+class StreamedArray:
     """A tensor that is computed piece by piece while it is stored, so that it is never fully in memory.
 
     Attributes:
@@ -39,7 +39,7 @@ class Unread:
 
 
 #: A value that can be written into a file.
-Storable: TypeAlias = np.ndarray | Unread
+Storable: TypeAlias = np.ndarray | StreamedArray
 
 
 class TensorSource(ABC):
@@ -55,7 +55,7 @@ class TensorSource(ABC):
             SketchOnlyError: only a sketch was recorded.
         """
 
-    def read_into(self, room: Room) -> np.ndarray:
+    def read_into(self, room: OutputBuffer) -> np.ndarray:
         """Return the values; if they have to be fetched, in a buffer from `room` that is valid until its next use.
 
         Raises:

@@ -9,18 +9,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from padiff.records.block import Block
 from padiff.records.compared import Diff, Pair
-from padiff.records.facts import once
+from padiff.records.diff_rows import FIGURE_NUMBERS, ROW, RULE_NUMBERS, measured_and_judged, odd_indexes, row_of
 from padiff.records.judgement import Figure, Problem, Rule
-from padiff.records.on_demand import OnDemand
-from padiff.records.rows import FIGURE_NUMBERS, ROW, RULE_NUMBERS, measured_and_judged, odd_indexes, row_of
-from padiff.records.sites import Key, Sites
+from padiff.records.lazy_sequence import LazySequence
+from padiff.records.memoization import memoize
+from padiff.records.pair_schema import Key, PairSchema
+from padiff.records.step_batch import StepBatch
 
 _Fact = TypeVar("_Fact")
 
 
-class StepDiffs(OnDemand[Diff]):
+class StepDiffs(LazySequence[Diff]):
     """Diffs of one process in a step, in causal order. `Diff` objects are created on access; numbers are columns.
 
     Args:
@@ -39,31 +39,31 @@ class StepDiffs(OnDemand[Diff]):
     def __init__(
         self,
         pairs: Sequence[Pair],
-        sites: Sites,
+        sites: PairSchema,
         rows: np.ndarray,
         problems: Mapping[int, Problem],
         odd: Mapping[int, tuple[int, ...]],
-        block: Block | None = None,
+        block: StepBatch | None = None,
         in_block: int = 0,
     ) -> None:
         self.pairs, self.sites, self.rows, self.problems, self.odd = pairs, sites, rows, problems, odd
-        self.block = Block(sites, rows[None], (problems,)) if block is None else block
+        self.block = StepBatch(sites, rows[None], (problems,)) if block is None else block
         self.in_block = in_block
         self._made: dict[int, Diff] = {}
         self._facts: dict[Any, Any] = {}
 
     def fact(self, find: Callable[[StepDiffs], _Fact]) -> _Fact:
         """Return the result of a function of these diffs; the function is called once and its result is cached."""
-        return once(self._facts, find, lambda: self)
+        return memoize(self._facts, find, lambda: self)
 
-    def measured_fact(self, find: Callable[[Block], np.ndarray]) -> np.ndarray:
+    def measured_fact(self, find: Callable[[StepBatch], np.ndarray]) -> np.ndarray:
         """Return this step's row of a function's result for the whole block; the result is cached for all steps of
         the block.
         """
         return np.asarray(self.block.fact(find)[self.in_block])
 
     @classmethod
-    def of(cls, diffs: Sequence[Diff], sites: Sites | None = None) -> StepDiffs:
+    def from_diffs(cls, diffs: Sequence[Diff], sites: PairSchema | None = None) -> StepDiffs:
         """Return the columns of a sequence of diffs.
 
         Args:
@@ -74,7 +74,7 @@ class StepDiffs(OnDemand[Diff]):
         pairs = [diff.pair for diff in diffs]
         columns = cls(
             pairs,
-            Sites.of(pairs) if sites is None else sites,
+            PairSchema.from_pairs(pairs) if sites is None else sites,
             np.array([row_of(diff) for diff in diffs], ROW),
             {place: diff.problem for place, diff in enumerate(diffs) if diff.problem is not None},
             odd_indexes(dict(enumerate(diffs))),
@@ -87,7 +87,7 @@ class StepDiffs(OnDemand[Diff]):
         """Return the diffs of several processes as one object, in the order of the processes."""
         if len(some) == 1:
             return some[0]
-        return cls.of([diff for diffs in some for diff in diffs])
+        return cls.from_diffs([diff for diffs in some for diff in diffs])
 
     def split(self, pairs: Sequence[Sequence[Pair]]) -> list[StepDiffs]:
         """Return the diffs of each process, given the pairs of each: the inverse of `joined`."""
@@ -95,7 +95,7 @@ class StepDiffs(OnDemand[Diff]):
             return [self]
         processes, diffs = [], list(self)
         for part in pairs:
-            processes.append(StepDiffs.of(diffs[: len(part)]))
+            processes.append(StepDiffs.from_diffs(diffs[: len(part)]))
             diffs = diffs[len(part) :]
         return processes
 
@@ -176,7 +176,7 @@ class StepDiffs(OnDemand[Diff]):
 
     def replaced(self, diffs: Sequence[Diff]) -> StepDiffs:
         """Return other diffs of the same pairs in place of these."""
-        return StepDiffs.of(diffs, self.sites)
+        return StepDiffs.from_diffs(diffs, self.sites)
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from padiff.dump.floors import write_floors
+from padiff.dump.floor_files import write_floors
 from padiff.dump.local import absolute, run_folder
 from padiff.errors import UsageError
 from padiff.model.live_model import LiveModel
@@ -16,13 +16,13 @@ from padiff.recorder.factory import recorder_of
 from padiff.recorder.schedule import Schedule
 from padiff.records import Step
 from padiff.records.floors import Floors
-from padiff.replaying.carrying import Carrying
 from padiff.replaying.checks import Reference, check_model, opened
-from padiff.replaying.doing import Doing
-from padiff.replaying.kept import Kept
 from padiff.replaying.measuring import Measuring
-from padiff.replaying.moving import RUNS
+from padiff.replaying.perturbation import RUNS
+from padiff.replaying.restore_state import StateRestorer
+from padiff.replaying.state_snapshot import StateSnapshot
 from padiff.replaying.step import ReplayStep
+from padiff.replaying.step_runner import StepRunner
 
 
 def calibrate(
@@ -61,7 +61,7 @@ def calibrate(
     """
     if isinstance(runs, bool) or not isinstance(runs, int) or runs < 1:
         raise UsageError(f"runs is a number of at least 1, got {runs!r}")
-    reference, live = opened(run, None, steps), LiveModel.of(model)
+    reference, live = opened(run, None, steps), LiveModel.from_model(model)
     if reference.run.info.framework != live.framework.name:
         raise UsageError(
             f"{run} was recorded with {reference.run.info.framework}, and the model is of {live.framework.name}: "
@@ -78,8 +78,8 @@ def calibrate(
         optimizer=optimizers or None,
     )
     folder = absolute(run_folder(run, "run"))
-    doing = Doing(live, optimizers, recorder, Carrying(reference, live, optimizers, layer_map))
-    doing.kept = snapshot = Kept(live)
+    doing = StepRunner(live, optimizers, recorder, StateRestorer(reference, live, optimizers, layer_map))
+    doing.kept = snapshot = StateSnapshot(live)
     results = []
     try:
         recorder.open()
@@ -97,11 +97,16 @@ def calibrate(
 
 
 def _measured(
-    reference: Reference, number: int, doing: Doing, train: Callable[[ReplayStep], object], runs: int, float64: bool
+    reference: Reference,
+    number: int,
+    doing: StepRunner,
+    train: Callable[[ReplayStep], object],
+    runs: int,
+    float64: bool,
 ) -> Floors:
     pack = reference.packs[number]
     train(doing.begin(pack))
-    base = doing.take()
+    base = doing.end_step()
     if base is None:
         raise UsageError(f"at step {number} nothing of the model was called: train(step) has to call it")
     same = _as_recorded(base, reference.run.steps(number)[0], reference.path)

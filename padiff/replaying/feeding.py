@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 
-from padiff.frameworks.dropouts import DropoutCall
+from padiff.frameworks.dropout_masks import DropoutCall
 from padiff.records import is_below
 from padiff.records.pack import Mask
 
@@ -74,7 +74,7 @@ class MaskFeeder:
         """Return the masks that no call of the candidate used."""
         return list(self._waiting)
 
-    def wants(self) -> bool:
+    def is_active(self) -> bool:
         """Return True if a dropout call made now belongs to the model."""
         return bool(self._running()) or self._rerun is not None
 

@@ -17,7 +17,7 @@ from padiff.model.nested import flatten, flatten_inputs, replace_tensors
 from padiff.pair.layouts import layout_between
 from padiff.records import Step, TracedCall, is_below
 from padiff.replaying.feeding import MaskFeeder
-from padiff.replaying.own_errors import Isolation, OwnError
+from padiff.replaying.layer_errors import Isolation, OwnError
 
 
 class Isolator:

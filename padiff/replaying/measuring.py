@@ -14,9 +14,9 @@ from padiff.compare.judge.limits import COARSENESS, coarse
 from padiff.records import InMemory, Record, Step, TensorSource
 from padiff.records.floors import MEASURED_STAGES, Floor, Floors
 from padiff.records.pack import Pack
-from padiff.replaying.doing import Doing
-from padiff.replaying.moving import SEED, Move, is_floating, moves
+from padiff.replaying.perturbation import SEED, Perturbation, is_floating, moves
 from padiff.replaying.step import ReplayStep
+from padiff.replaying.step_runner import StepRunner
 
 #: Free memory that a step in float64 needs, in multiples of the recorded bytes: twice the bytes of the model, of the
 #: graph and of the record. Chosen.
@@ -47,7 +47,7 @@ class Measuring:
         self._notes: list[str] = []
         self._given_up = False
 
-    def steps(self, doing: Doing, pack: Pack, runs: int, exact: bool) -> Iterator[ReplayStep | None]:
+    def steps(self, doing: StepRunner, pack: Pack, runs: int, exact: bool) -> Iterator[ReplayStep | None]:
         """Yield the step again for each perturbation; after each, the result is measured.
 
         `None` is yielded before each repetition, when the previous one has ended and the next has not begun. The loop
@@ -66,7 +66,7 @@ class Measuring:
                 if not completed or self._given_up:
                     doing.discard()
             if not self._given_up:
-                self.add(doing.take(), move)
+                self.add(doing.end_step(), move)
 
     def give_up(self, why: str) -> None:
         """Skip the current repetition, and note the reason."""
@@ -79,7 +79,7 @@ class Measuring:
             return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >= FREE / 2 * recorded
         return True
 
-    def add(self, step: Step | None, move: Move) -> None:
+    def add(self, step: Step | None, move: Perturbation) -> None:
         """Add the records of a perturbed repetition; `None` if nothing was recorded."""
         records = {record.site: record for record in step.records} if step is not None else {}
         if move.exact:

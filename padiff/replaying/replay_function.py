@@ -13,7 +13,7 @@ from padiff.errors import UsageError
 from padiff.frameworks import framework_of
 from padiff.model.live_model import LiveModel
 from padiff.replaying.checks import opened
-from padiff.replaying.moving import RUNS
+from padiff.replaying.perturbation import RUNS
 from padiff.replaying.session import Replay
 
 
@@ -61,7 +61,7 @@ def replay(
         UsageError: a pack is missing or does not fit this model, or an argument is wrong.
     """
     folder = run_folder(dir_path, "dir_path")
-    processes = framework_of(LiveModel.of(model).model).environment.distributed()
+    processes = framework_of(LiveModel.from_model(model).model).environment.distributed()
     packed = opened(reference, folder, steps, processes)
     if existing not in ("error", "overwrite"):
         raise UsageError(f"existing is 'error' or 'overwrite', got {existing!r}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from padiff.compare import Policy, RunComparison, compare_runs
 from padiff.dump import open_run
-from padiff.dump.floors import write_floors
+from padiff.dump.floor_files import write_floors
 from padiff.dump.local import run_folder
 from padiff.dump.remote_path import AnyPath
 from padiff.errors import NothingToCompareError, PadiffError, UsageError
@@ -17,14 +17,14 @@ from padiff.model.live_model import LiveModel
 from padiff.recorder.factory import recorder_of
 from padiff.recorder.schedule import Schedule
 from padiff.records import STAGES, Report
-from padiff.replaying.carrying import Carrying
 from padiff.replaying.checks import Reference, check_free, check_model, failed_at, notes_of
-from padiff.replaying.doing import Doing
 from padiff.replaying.isolation import Isolator
-from padiff.replaying.kept import Kept
+from padiff.replaying.layer_errors import Isolation
 from padiff.replaying.measuring import Measuring
-from padiff.replaying.own_errors import Isolation
+from padiff.replaying.restore_state import StateRestorer
+from padiff.replaying.state_snapshot import StateSnapshot
 from padiff.replaying.step import ReplayStep
+from padiff.replaying.step_runner import StepRunner
 from padiff.system.switches import say
 
 # Stages of a replay without an optimizer: no clipped gradients and no updates.
@@ -57,7 +57,7 @@ class Replay:
         floors: int = 0,
         float64: bool = False,
     ) -> None:
-        self._reference, self._model = reference, LiveModel.of(model)
+        self._reference, self._model = reference, LiveModel.from_model(model)
         self._dir_path, self._layer_map, self._policy = run_folder(dir_path, "dir_path"), layer_map, policy
         self._optimizers, self._existing = list(optimizers), existing
         self.numbers = list(reference.numbers)
@@ -71,8 +71,8 @@ class Replay:
             optimizer=self._optimizers or None,
             existing=existing,
         )
-        self._carrying = Carrying(reference, self._model, self._optimizers, layer_map, partial)
-        self._doing = Doing(self._model, self._optimizers, self._recorder, self._carrying)
+        self._carrying = StateRestorer(reference, self._model, self._optimizers, layer_map, partial)
+        self._doing = StepRunner(self._model, self._optimizers, self._recorder, self._carrying)
         self._measuring: Measuring | None = None
         self._isolation: Isolation | None = None
         self._isolator: Isolator | None = None
@@ -259,7 +259,7 @@ class Replay:
         check_model(self._model)
         if self._existing == "error" and self._recorder.info.world_size == 1:
             check_free(self._dir_path)
-        self._doing.kept = snapshot = Kept(self._model)
+        self._doing.kept = snapshot = StateSnapshot(self._model)
         try:
             # Errors about the model are raised before anything is written.
             self._carrying.carry(self.numbers[0], snapshot.undo)

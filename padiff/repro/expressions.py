@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from padiff.frameworks.api_names import heard_name, parameters_of
+from padiff.frameworks.argument_names import SPELLINGS, number_text
 from padiff.frameworks.catalog import ARGUMENTS
 from padiff.frameworks.losses import LOSS_SETTINGS
-from padiff.frameworks.spelled import SPELLINGS, number_text
 from padiff.model import equivalents
 from padiff.records import Layer, TracedCall
 from padiff.records.dtypes import DTYPES

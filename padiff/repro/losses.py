@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from padiff.compare.measure.losses import RecordedLoss, loss_settings, recorded_losses
+from padiff.frameworks.argument_names import SPELLINGS, number_text
 from padiff.frameworks.catalog import is_loss
 from padiff.frameworks.losses import ROLES
-from padiff.frameworks.spelled import SPELLINGS, number_text
 from padiff.records import Both, Diff, Record, is_functional
 from padiff.repro.case import CannotWriteError, Case, values_of
 from padiff.repro.expressions import keyword_text, language_of

@@ -6,7 +6,7 @@ import numpy as np
 
 from padiff.compare.declared.fixes import optimizer_call
 from padiff.compare.declared.optimizers import Optimizers
-from padiff.compare.diagnose.hypotheses.scene import Scene
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
 from padiff.model import equivalents
 from padiff.records import LOOP, Both, Pair, Record
 from padiff.repro.case import CannotWriteError, Case, values_of
@@ -18,7 +18,7 @@ from padiff.system.code import literal
 MOST_STEPS = 64
 
 
-def update_cases(scene: Scene, sides: Both[Side]) -> Both[Case | CannotWriteError]:
+def update_cases(scene: DiffContext, sides: Both[Side]) -> Both[Case | CannotWriteError]:
     """Return the scripts' cases for an update that differs: the optimizer over all steps so far, on recorded weights.
 
     Raises:
@@ -53,9 +53,9 @@ def _each_side(pair: Pair, sides: Both[Side], write) -> Both[Case | CannotWriteE
     return Both(*cases)
 
 
-def _update(scene: Scene, side: Side, record: Record) -> Case:
+def _update(scene: DiffContext, side: Side, record: Record) -> Case:
     site = f"{record.layer}/{record.slot}"
-    optimizers = Optimizers.of(side.settings)
+    optimizers = Optimizers.from_settings(side.settings)
     group = optimizers.by_site.get(site)
     if group is None or optimizers.count != 1:
         raise CannotWriteError(
@@ -87,7 +87,7 @@ def _update(scene: Scene, side: Side, record: Record) -> Case:
     return case
 
 
-def statistics_cases(scene: Scene, sides_at) -> Both[Case | CannotWriteError]:  # type: ignore[no-untyped-def]
+def statistics_cases(scene: DiffContext, sides_at) -> Both[Case | CannotWriteError]:  # type: ignore[no-untyped-def]
     """Return the scripts' cases for running statistics that differ: the normalization layer in the step before.
 
     Args:

@@ -14,7 +14,7 @@ import numpy as np
 
 from padiff.compare import Policy, RunComparison
 from padiff.compare.diagnose.first import scene_of
-from padiff.compare.diagnose.hypotheses.scene import Scene
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
 from padiff.compare.diagnose.place import place_of_diff
 from padiff.compare.diagnose.traced import Graph
 from padiff.compare.judge.limits import allowed
@@ -84,7 +84,7 @@ def write_repro(
     _check(folder, overwrite)
     runs = Both(reference, candidate).map(lambda run: open_run(run) if isinstance(run, (str, Path)) else run)
     used = policy if policy is not None else NoisePolicy()
-    comparison = RunComparison(runs.reference, runs.candidate, GivenMap.of(layer_map), used)
+    comparison = RunComparison(runs.reference, runs.candidate, GivenMap.from_value(layer_map), used)
     numbers = comparison.common()
     if not numbers:
         raise NothingToCompareError("the runs have no common step")
@@ -151,12 +151,12 @@ def _sides(infos: Both[RunInfo], steps: Both[Step]) -> Both[Side]:
     return named.map(lambda one: Side(one[1][1], one[1][0], Graph(one[1][1].trace, one[1][0].layers), one[0]))
 
 
-def _at(scene: Scene, number: int, infos: Both[RunInfo]) -> Both[Side] | None:
+def _at(scene: DiffContext, number: int, infos: Both[RunInfo]) -> Both[Side] | None:
     steps = scene.sides(number)
     return None if steps is None else _sides(infos, steps)
 
 
-def _agreeing_gradients(scene: Scene, sides: Both[Side]) -> Both[set[int]]:
+def _agreeing_gradients(scene: DiffContext, sides: Both[Side]) -> Both[set[int]]:
     """Return the numbers of the tensors whose gradients agree, for each side."""
     agreeing: Both[set[int]] = Both(set(), set())
     for diff in scene.step:

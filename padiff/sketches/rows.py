@@ -186,7 +186,7 @@ class Rows:
 
     # -- copying: this runs between the kernels of a training ------------------------------------------------
 
-    def put(self, cut: Cut) -> int:
+    def add(self, cut: Cut) -> int:
         """Copy a sample; return its number."""
         kind, _, _, form, address, _, _ = cut
         piece = self._open.get(kind)
@@ -234,7 +234,7 @@ class Rows:
         for place in layout.others:
             cut = cuts[place]
             assert cut is not None
-            self.put(cut)
+            self.add(cut)
         return layout.numbers(first)
 
     # -- after the step, while the training continues --------------------------------------------------------

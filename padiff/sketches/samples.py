@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from padiff.sketches.cuts import Cut, Kind, arithmetic
-from padiff.sketches.parts import Own
+from padiff.sketches.part_sketches import Own
 from padiff.sketches.rows import Empty as Empty
 from padiff.sketches.rows import Layout, Rows
 
@@ -47,7 +47,7 @@ class Samples:
 
     def add(self, cut: Cut) -> int:
         """Copy a sample; return its number."""
-        return self._rows.put(cut)
+        return self._rows.add(cut)
 
     def lay(self, kinds: Sequence[tuple[Kind, int]], others: int) -> list[int]:
         """Reserve the next numbers for samples that follow: a count for each kind, and `others` more.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from padiff.errors import UsageError
-from padiff.frameworks.known import FRAMEWORKS
+from padiff.frameworks.conventions import FRAMEWORKS
 from padiff.model.live_model import frameworks_name
 from padiff.records import Both
 

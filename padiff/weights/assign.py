@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from padiff.align import NOTHING_SEEN, Alignment, LayerPair, ParameterPair, Seen, align
+from padiff.align import NOTHING_SEEN, Alignment, LayerPair, ParameterPair, RuntimeEvidence, align
 from padiff.errors import UsageError
 from padiff.model.given_map import GivenMap
 from padiff.model.live_model import LiveModel
@@ -43,7 +43,7 @@ class Carried:
     alignment: Alignment
     transfer: Transfer
     models: Both[str]
-    seen: Both[Seen]
+    seen: Both[RuntimeEvidence]
     proof: Proof | None = None
     choices: Mapping[str, str] = field(default_factory=dict)
     without: tuple[str, ...] = ()
@@ -164,7 +164,7 @@ def _base(call: AssignCall) -> Any:
         return base
     if call.inputs is not None:
         raise UsageError(f"inputs need both models at hand, and {base} is a recorded one: leave inputs out")
-    return open_stored(base, beside=LiveModel.of(call.models.candidate).info).model
+    return open_stored(base, beside=LiveModel.from_model(call.models.candidate).info).model
 
 
 def success_text(carried: Carried) -> str:
@@ -193,8 +193,10 @@ def carry_over(
     Raises:
         AssignError: the weights can't be carried over; nothing was changed.
     """
-    raw = LiveModel.of(raw_model)
-    models: Both[Model] = Both(base_model if isinstance(base_model, StoredModel) else LiveModel.of(base_model), raw)
+    raw = LiveModel.from_model(raw_model)
+    models: Both[Model] = Both(
+        base_model if isinstance(base_model, StoredModel) else LiveModel.from_model(base_model), raw
+    )
     pairs = GivenMap.resolve(layer_map, models.map(lambda model: model.nodes))
     rules = ruled(models.map(lambda model: model.info.framework))
     pair_of_inputs = Inputs.pair(inputs) if inputs is not None else None
@@ -247,7 +249,7 @@ class _Search:
         if self._inputs is not None:
             # The order of execution is stronger evidence than the order of definition; outputs then prove the result.
             steps = self._models.map(live).zip(self._inputs).map(lambda run: run_once(*run))
-            self._reference_step, self._seen = steps.reference, steps.map(Seen.of)
+            self._reference_step, self._seen = steps.reference, steps.map(RuntimeEvidence.from_step)
         best: Carried | None = None
         for without in _TRUST:
             alignment = self._align(seen=self._seen, without=without)
@@ -274,7 +276,7 @@ class _Search:
             step = self._recorded.run(live(self._models.candidate))
         except UsageError:  # the model needs other inputs, or some that were not recorded
             return False
-        evidence = Both(self._recorded.step, step).map(Seen.of)
+        evidence = Both(self._recorded.step, step).map(RuntimeEvidence.from_step)
         self._reference_step, self._seen = self._recorded.step, evidence.map(lambda side: replace(side, values=None))
         return True
 

@@ -12,7 +12,7 @@ from padiff.align.matching.parameter_units import tie_targets
 from padiff.errors import UsageError
 from padiff.model.live_model import LiveModel
 from padiff.records import Both, InMemory, Layer, OptimizerState, ParameterState, RunInfo, TensorSource
-from padiff.records.optimizer_state import MASTER_WEIGHT, rates_of
+from padiff.records.parameter_states import MASTER_WEIGHT, rates_of
 from padiff.weights.special_init import special_init
 from padiff.weights.stored_model import StoredModel
 
@@ -64,7 +64,7 @@ class StateCarrier:
         for layers in ruled:
             self._carry_by_rule(layers.reference, layers.candidate)
 
-    def of(self, sites: Iterable[str]) -> OptimizerState:
+    def state_for(self, sites: Iterable[str]) -> OptimizerState:
         """Return the state of an optimizer that steps these parameters of the live model.
 
         Raises:
@@ -159,7 +159,7 @@ class StateCarrier:
 
     def _value(self, parts: Sequence[Slice], states: Sequence[ParameterState | None], name: str) -> np.ndarray:
         values = [
-            part.take(state.tensors[name])
+            part.read(state.tensors[name])
             for part, state in zip(parts, states)
             if state is not None and name in state.tensors
         ]
@@ -175,8 +175,8 @@ class StateCarrier:
         if name not in target.tensors:
             target.tensors[name] = np.zeros(target.shape, value.dtype)
             target.filled[name] = np.zeros(target.shape, bool)
-        part.put(target.tensors[name], value.reshape(part.size))
-        part.put(target.filled[name], np.ones(part.size, bool))
+        part.write(target.tensors[name], value.reshape(part.size))
+        part.write(target.filled[name], np.ones(part.size, bool))
 
     def _target(self, layer: str, slot: str) -> _Target:
         site = self._homes.candidate.get((layer, slot), (layer, slot))

@@ -25,7 +25,7 @@ class LayerMap(GivenMap):
         Raises:
             UsageError: such a layer has no partner.
         """
-        models = Both(first, second).map(LiveModel.of)
+        models = Both(first, second).map(LiveModel.from_model)
         frameworks = models.map(lambda model: model.framework.name)
         rules = ruled_either_way(frameworks)
         alignment = align(models.reference.info, models.candidate.info, whole=rules)

@@ -42,10 +42,10 @@ class Inputs:
             raise UsageError(
                 f"inputs have to be a pair, the base model's and the raw model's, got {type(value).__name__}"
             )
-        return Both(*value).map(cls.of)
+        return Both(*value).map(cls.from_value)
 
     @classmethod
-    def of(cls, value: Any) -> Inputs:
+    def from_value(cls, value: Any) -> Inputs:
         """Read the inputs of one model from a dict of keywords, a tuple or list of arguments, or one tensor."""
         if isinstance(value, Inputs):
             return value

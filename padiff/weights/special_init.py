@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from padiff.errors import UsageError
-from padiff.frameworks.known import FRAMEWORKS
+from padiff.frameworks.conventions import FRAMEWORKS
 from padiff.model import equivalents
 from padiff.records import ROOT, Both, Layer
 

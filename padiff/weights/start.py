@@ -10,10 +10,10 @@ from typing import Any
 from padiff.errors import UsageError
 from padiff.frameworks.base import Framework
 from padiff.model.live_model import LiveModel
-from padiff.recorder.claims import claimed
+from padiff.recorder.model_lease import claimed
 from padiff.records import OptimizerState, ParameterState, Step
-from padiff.records.optimizer_state import MASTER_WEIGHT, STEPS
 from padiff.records.pack import Pack, unkept, with_leaves
+from padiff.records.parameter_states import MASTER_WEIGHT, STEPS
 from padiff.records.recorded_batches import recorded_batches
 from padiff.system.naming import first_few
 from padiff.system.switches import say
@@ -112,7 +112,7 @@ def start_from(
         RunFolderError: the source can't be read.
         UsageError: some weights can't be copied, or the step has no weights or no optimizer state; nothing was changed.
     """
-    stored = open_stored(source, step, framework, LiveModel.of(model).info)
+    stored = open_stored(source, step, framework, LiveModel.from_model(model).info)
     return start(stored, model, _listed(optimizer), layer_map, partial, prove=prove)
 
 
@@ -133,7 +133,7 @@ def start(
     """
     if optimizers and stored.optimizers is None:
         raise UsageError(stored.why_not)
-    raw = LiveModel.of(model)
+    raw = LiveModel.from_model(model)
     if any(raw.framework.layers.sharded(node.layer) for node in raw.nodes):
         raise UsageError("the model's parameters are spread over processes (FSDP): start it before it is wrapped")
     if claimed(raw.model):
@@ -222,7 +222,7 @@ def _set(stored: Stored, raw: LiveModel, optimizers: Sequence[Any], carried: Car
     api = raw.framework.optimizers
     carrier = StateCarrier(stored.model, raw, carried.alignment, stored.optimizers or ())
     names = {id(tensor): site for site, tensor in raw.tensors()}
-    states = [carrier.of(_sites(api.optimized(optimizer), names)) for optimizer in optimizers]
+    states = [carrier.state_for(_sites(api.optimized(optimizer), names)) for optimizer in optimizers]
     for state in states:
         _write_in_full(state, raw)
     undo: list[Callable[[], None]] = []

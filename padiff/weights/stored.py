@@ -13,8 +13,8 @@ from padiff.dump.local import run_folder
 from padiff.dump.remote_path import RemotePath
 from padiff.dump.weight_files import holds_weights, open_weights
 from padiff.errors import UsageError
-from padiff.frameworks.known import FRAMEWORKS
-from padiff.pair.united import united
+from padiff.frameworks.conventions import FRAMEWORKS
+from padiff.pair.merge_ranks import merge_ranks
 from padiff.records import Layer, OptimizerState, ParameterState, Rate, Run, RunInfo, Step, TensorSource, settings_at
 from padiff.records.pack import Pack
 from padiff.system.naming import first_few
@@ -127,7 +127,7 @@ def stored_step(run: Any, step: int | None, label: str) -> Stored:
             f"{min(numbers, key=lambda other: abs(other - number))}"
         )
     pack = run.packs.get(number)
-    recorded: Step | None = united(run.steps(number))[0] if number in run.numbers() else None
+    recorded: Step | None = merge_ranks(run.steps(number))[0] if number in run.numbers() else None
     weights = _weights(pack, recorded)
     info: RunInfo = run.info
     lacking = _lacking(info, weights)
@@ -180,7 +180,7 @@ def _without(
     run: Any, numbers: list[int], number: int, label: str, info: RunInfo, weights: _Weights, lacking: list[str]
 ) -> str:
     """Return the error text for a step whose weights are missing or incomplete."""
-    step = united(run.steps(number))[0] if number in run.numbers() else None
+    step = merge_ranks(run.steps(number))[0] if number in run.numbers() else None
     sketched = {
         f"{r.layer}/{r.slot}"
         for r in (step.records if step is not None else ())

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from padiff.align.matching.parameter_units import Shape, as_out_in
-from padiff.frameworks.known import FRAMEWORKS
+from padiff.frameworks.conventions import FRAMEWORKS
 from padiff.model import equivalents
 from padiff.records import ROOT, Layer, Parameter, TensorSource
 
@@ -111,7 +111,7 @@ def _layer(
         )
         for slot, name in owned
     )
-    kind = kinds.of(path)
+    kind = kinds.kind_of(path)
     name = "weights" if path == ROOT else kind or "layer"
     return Layer(path, name, kind, parameters, children=children)
 
@@ -157,7 +157,7 @@ class _Kinds:
         layouts = {layout for counts in self._by_name.values() for layout in counts}
         self._else = layouts.pop() if len(layouts) == 1 else self._usual
 
-    def of(self, path: str) -> str:
+    def kind_of(self, path: str) -> str:
         """Return the common kind of the layer at a path, or an empty text if unknown."""
         slot_shapes = self._shapes.get(path, {})
         slots = {equivalents.slot(slot) for slot in slot_shapes}
@@ -189,7 +189,7 @@ class _Kinds:
 
     def layout(self, path: str) -> str:
         """Return the layout of the matrix ``weight``; empty if there is no matrix, or if it is an embedding table."""
-        if self.of(path) != "linear":
+        if self.kind_of(path) != "linear":
             return ""
         layout = self._by_name.get(_last(path))
         return _by_bias(self._shapes[path]) or (layout.most_common(1)[0][0] if layout else self._else)

@@ -179,7 +179,7 @@ class _Planner:
     def _carry(self, pair: ParameterPair) -> None:
         base = self._models.reference
         computed = isinstance(base, StoredModel) and all(self._is_computed(part) for part in pair.candidate)
-        values = [part.take(base.value(part.layer, part.slot)) for part in pair.reference]
+        values = [part.read(base.value(part.layer, part.slot)) for part in pair.reference]
         # A sum of several biases on one side goes into the first bias of the other side; its other biases are zero.
         value = values[0] if len(values) == 1 else np.sum(values, axis=0, dtype=values[0].dtype)
         if computed:
@@ -199,7 +199,7 @@ class _Planner:
     def _compare(self, pair: ParameterPair, value: np.ndarray) -> None:
         """Note the buffers that the raw model computes with values other than the recorded ones."""
         for part in pair.candidate:
-            computed = part.take(self._raw.value(part.layer, part.slot)).astype(np.float64)
+            computed = part.read(self._raw.value(part.layer, part.slot)).astype(np.float64)
             same = computed.size == value.size and np.allclose(computed.ravel(), value.ravel(), rtol=_SAME, atol=0)
             if not same:
                 self._transfer.computed += (f"{part.layer}/{part.slot}",)
@@ -211,17 +211,17 @@ class _Planner:
             raise TransferError(what, Both(source.layer, part.layer))
         target = self._target(part)
         value = value.reshape(part.size)
-        filled = part.take(target.filled)
+        filled = part.read(target.filled)
         if filled.any():
-            if np.array_equal(part.take(target.values)[filled], value[filled]):
+            if np.array_equal(part.read(target.values)[filled], value[filled]):
                 return
             raise TransferError(
                 f"the raw model ties `{part.layer}/{part.slot}` to another parameter, the base model has two "
                 "different ones",
                 Both(source.layer, part.layer),
             )
-        part.put(target.values, value)
-        part.put(target.filled, np.ones(value.shape, bool))
+        part.write(target.values, value)
+        part.write(target.filled, np.ones(value.shape, bool))
 
     def _target(self, part: Slice) -> _Target:
         raw = self._raw

@@ -9,7 +9,7 @@ from rich.console import Console
 
 import padiff
 from padiff.model.given_map import GivenMap
-from padiff.replaying.moving import RUNS
+from padiff.replaying.perturbation import RUNS
 from padiff_cli.arguments import Steps
 from padiff_cli.commands.replay import RETURNS, made_by
 
@@ -31,7 +31,7 @@ def add_arguments(parser: Any) -> None:
 
 
 def _calibrate(args: argparse.Namespace, console: Console) -> int:
-    layer_map = GivenMap.of(args.layer_map)
+    layer_map = GivenMap.from_value(args.layer_map)
     model, optimizer, train = made_by(args.target)
 
     step_floors = padiff.calibrate(

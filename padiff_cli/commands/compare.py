@@ -64,7 +64,7 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
         raise UsageError("only one of --json, --junit, --markdown and --html can go to standard output")
     if args.top is not None and args.top < 1:
         raise UsageError(f"--top has to be at least 1, got {args.top}")
-    policy, layer_map = policy_of(args), GivenMap.of(args.layer_map)
+    policy, layer_map = policy_of(args), GivenMap.from_value(args.layer_map)
     check_workers(args.workers)
     check_logdir(args.logdir)
     check_pair(args)

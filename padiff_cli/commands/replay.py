@@ -17,7 +17,7 @@ from rich.console import Console
 import padiff
 from padiff.errors import PadiffError, UsageError
 from padiff.model.given_map import GivenMap
-from padiff.replaying.moving import RUNS
+from padiff.replaying.perturbation import RUNS
 from padiff.report_formats import json_parts, to_junit, to_markdown
 from padiff.system.spelling import nearest
 from padiff_cli.arguments import CODES, EXIT_CODES, Steps, policy_of
@@ -71,7 +71,7 @@ def _replay(args: argparse.Namespace, console: Console) -> int:
         check_out(out)
     if outputs.count("-") > 1:
         raise UsageError("only one of --json, --junit and --markdown can go to standard output")
-    policy, layer_map = policy_of(args), GivenMap.of(args.layer_map)
+    policy, layer_map = policy_of(args), GivenMap.from_value(args.layer_map)
     model, optimizer, train = made_by(args.target)
     replay = padiff.replay(
         args.reference,

@@ -37,7 +37,7 @@ def _repro(args: argparse.Namespace, console: Console) -> int:
         args.reference,
         args.candidate,
         args.out,
-        layer_map=GivenMap.of(args.layer_map),
+        layer_map=GivenMap.from_value(args.layer_map),
         policy=policy_of(args),
         overwrite=args.overwrite,
     )

@@ -10,7 +10,7 @@ from rich.console import Console
 
 import padiff
 from padiff.model.given_map import GivenMap
-from padiff.replaying.resyncing import STEPS
+from padiff.replaying.resync_experiments import STEPS
 from padiff_cli.commands.replay import RETURNS, made_by
 from padiff_hooks.outputs import check_out, write_out
 
@@ -36,7 +36,7 @@ def add_arguments(parser: Any) -> None:
 
 def _resync(args: argparse.Namespace, console: Console) -> int:
     check_out(args.json)
-    layer_map = GivenMap.of(args.layer_map)
+    layer_map = GivenMap.from_value(args.layer_map)
     model, optimizer, train = made_by(args.target)
 
     table = padiff.resync(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from padiff.recorder import Recorder, record
-from padiff.recorder.doctor_recorder import Enough, Plan
+from padiff.recorder.doctor_recorder import Plan, StopScript
 from padiff_cli.finding import ModelFinder
 
 #: Name of the file into which the finder writes the reason when it gives up.
@@ -37,6 +37,6 @@ class DoctorFinder(ModelFinder):
             self._recorder.close()
 
     def _refuse(self, why: str) -> None:
-        self.leave()
+        self.stop()
         (Path(Plan.from_environment().folder) / REFUSED).write_text(why, encoding="utf-8")
-        raise Enough
+        raise StopScript

@@ -10,14 +10,14 @@ import numpy as np
 
 from padiff.compare.replicas import RankFinding, ReplicaCheck
 from padiff.dump import FolderRun
+from padiff.dump.atomic_write import incomplete_steps, names_in
 from padiff.dump.budget import size_of
 from padiff.dump.format import PACKS, STEPS
 from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.remote_steps import lost_steps
-from padiff.dump.whole import incomplete_steps, names_in
 from padiff.errors import PadiffError, RunFolderError
 from padiff.records import Record, Run, Step
-from padiff.records.environment import cautions
+from padiff.records.environment_differences import cautions
 from padiff.records.pack import Pack
 
 # How many missing ranks, or steps without all their ranks, a message names.
@@ -83,7 +83,7 @@ def check_run(run: Run, path: AnyPath) -> Health:
             except (PadiffError, OSError, ValueError) as error:
                 faults.append(f"step {number}: {error}")
         if not faults:
-            replicas.look(steps)
+            replicas.check(steps)
         readable += not faults
         damaged += faults
     packs = run.packs if isinstance(run, FolderRun) else None

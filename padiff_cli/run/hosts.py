@@ -150,14 +150,14 @@ class HostWatch:
         integration = importlib.import_module(host.integration)
         if any(isinstance(each, integration.PaDiffCallback) for each in host.callbacks(trainer, given)):
             self._loop.fail()
-            self._recording.leave()
+            self._recording.withdraw()
         self._loop.pause()
         if self._recording.alone:
             return None
         dir_path, options = self._recording.target()
         callback = integration.PaDiffCallback(dir_path, **options)
         host.add(trainer, given, callback)
-        self._recording.take(f"{host.name}: {type(_model(trainer, given)).__name__}")
+        self._recording.announce(f"{host.name}: {type(_model(trainer, given)).__name__}")
         return callback
 
     @guarded

@@ -63,13 +63,13 @@ class LoopFinder(ModelFinder):
     @guarded
     def end(self) -> None:
         """The script is over."""
-        self.leave()
+        self.stop()
 
     @guarded
     def fail(self) -> None:
         """The script was left by an exception: what is recorded is not the whole of it."""
         self._failed = True
-        self.leave()
+        self.stop()
 
     def pause(self) -> None:
         """A host trains: see nothing until it has ended. A loop before it was a training of its own."""
@@ -87,7 +87,7 @@ class LoopFinder(ModelFinder):
 
     def _records_itself(self) -> None:
         self.fail()
-        self._recording.leave()
+        self._recording.withdraw()
 
     # -- finding ---------------------------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class LoopFinder(ModelFinder):
         else:
             models = _kind(self.model)
         trains = f"{' and '.join(rules)} train{'s' if len(rules) == 1 else ''}"
-        self._recording.take(f"a plain loop: {models}, which {trains} ({framework.name})")
+        self._recording.announce(f"a plain loop: {models}, which {trains} ({framework.name})")
         if self.unowned:
             count = f"{self.unowned} parameter{'s' if self.unowned > 1 else ''}"
             self._recording.add(f"of the optimizer {count} belong to no layer, and are not recorded")

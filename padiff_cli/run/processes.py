@@ -50,14 +50,14 @@ class ProcessRecording(Recording):
     def dir_path(self, path: AnyPath) -> None:
         pass  # the launch's, which other processes may have
 
-    def take(self, what: str) -> None:
-        super().take(what)
+    def announce(self, what: str) -> None:
+        super().announce(what)
         if not self._is_main:
             _end_with_process()
 
-    def leave(self) -> None:
+    def withdraw(self) -> None:
         if self._is_main:
-            super().leave()
+            super().withdraw()
         self._said = True
 
     def say_of_nothing(self, *reasons: Any) -> None:

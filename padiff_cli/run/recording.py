@@ -82,7 +82,7 @@ class Recording:
         """No step was recorded of what began: the folder is free."""
         self._overwrite = True
 
-    def take(self, what: str) -> None:
+    def announce(self, what: str) -> None:
         """A training is seen, and will be recorded: say so."""
         self.attached = self._said = True
         every = self.options.get("every_n_steps", 1)
@@ -101,7 +101,7 @@ class Recording:
             self._say(f"{self.script} is {'not recorded any more' if self.attached else 'not recorded'}: {why}")
         self._said = True
 
-    def leave(self) -> None:
+    def withdraw(self) -> None:
         """The script records by itself."""
         self.alone = True
         if not self._said:

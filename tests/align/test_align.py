@@ -7,13 +7,13 @@ import pytest
 from kit.records import info, linear, norm, parameter, plain, root
 
 from padiff import LayerMap
-from padiff.align import Seen, align, resolved
+from padiff.align import RuntimeEvidence, align, resolved
 from padiff.errors import UsageError
 from padiff.records import ROOT, Both, Layer, RunInfo
 
 
 def found(reference: RunInfo, candidate: RunInfo, layer_map=None, called=((), ())) -> dict[str, str]:
-    seen = Both(*called).map(lambda paths: Seen(order={path: k for k, path in enumerate(paths)}))
+    seen = Both(*called).map(lambda paths: RuntimeEvidence(order={path: k for k, path in enumerate(paths)}))
     pairs = align(reference, candidate, layer_map, seen).pairs
     return {p.reference.path: p.candidate.path for p in pairs}
 
@@ -276,7 +276,7 @@ def test_what_is_ambiguous_is_answered_by_its_own_weights_only(same, assumed):
     fused = np.concatenate([parts[name] for name in names]) if same else rng.normal(size=(24, 8))
 
     def seen(weights):
-        return Seen(
+        return RuntimeEvidence(
             values=lambda path, slot: weights.get(path) if slot == "weight" else np.zeros(24 if path == "qkv" else 8)
         )
 
@@ -285,11 +285,11 @@ def test_what_is_ambiguous_is_answered_by_its_own_weights_only(same, assumed):
     assert [x.about for x in alignment.ambiguities if not x.answer] == assumed
 
 
-def _gated(kind: str, order: str, shape: tuple[int, ...] = (2, 8)) -> tuple[RunInfo, Seen]:
+def _gated(kind: str, order: str, shape: tuple[int, ...] = (2, 8)) -> tuple[RunInfo, RuntimeEvidence]:
     """A block of ``gate`` and ``up``, whose activation is called in between or behind both."""
     tree = info(root(3), linear("gate", 8, 8), linear("up", 8, 8), plain("act", kind), linear("down", 8, 8))
     called = order.split()
-    return tree, Seen({path: k for k, path in enumerate(called)}, dict.fromkeys(called, shape))
+    return tree, RuntimeEvidence({path: k for k, path in enumerate(called)}, dict.fromkeys(called, shape))
 
 
 @pytest.mark.parametrize(

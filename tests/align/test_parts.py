@@ -62,7 +62,7 @@ each = pytest.mark.parametrize(("part", "array", "meant"), CASES.values(), ids=C
 
 @each
 def test_what_is_taken_is_what_is_meant(part, array, meant):
-    np.testing.assert_array_equal(part.take(array), meant)
+    np.testing.assert_array_equal(part.read(array), meant)
 
 
 @each
@@ -74,18 +74,18 @@ def test_the_size_is_that_of_what_is_taken(part, array, meant):
 @each
 def test_what_was_taken_is_put_back_where_it_was(part, array, meant):
     empty = np.zeros_like(array)
-    part.put(empty, part.take(array))
+    part.write(empty, part.read(array))
     touched = empty != 0
     np.testing.assert_array_equal(empty[touched], array[touched])
     assert touched.sum() == meant.size
-    np.testing.assert_array_equal(part.take(empty), meant)
+    np.testing.assert_array_equal(part.read(empty), meant)
 
 
 @each
 def test_what_was_put_is_taken_again_and_nothing_else_is_touched(part, array, meant):
     values, changed = -stored(*meant.shape), array.copy()
-    part.put(changed, values)
-    np.testing.assert_array_equal(part.take(changed), values)
+    part.write(changed, values)
+    np.testing.assert_array_equal(part.read(changed), values)
     assert (changed != array).sum() == meant.size
 
 
@@ -97,8 +97,8 @@ def test_parts_that_make_up_a_whole_leave_nothing_out_and_nothing_twice(groups, 
     parts = [Slice("a", "weight", whole.shape, layout, groups, a, b) for a, b in itertools.pairwise(cuts)]
     again, counted = np.zeros_like(whole), np.zeros_like(whole)
     for part in parts:
-        part.put(again, part.take(whole))
-        part.put(counted, part.take(counted) + 1)
+        part.write(again, part.read(whole))
+        part.write(counted, part.read(counted) + 1)
     np.testing.assert_array_equal(again, whole)
     assert (counted == 1).all()
 
@@ -109,7 +109,7 @@ def test_query_key_and_value_head_by_head_are_those_of_megatron():
     fused = np.concatenate([np.concatenate([x[h * size : (h + 1) * size] for x in (q, k, v)]) for h in range(heads)])
     for number, matrix in enumerate((q, k, v)):
         part = Slice("a", "weight", fused.shape, "", heads, number * size, (number + 1) * size)
-        np.testing.assert_array_equal(part.take(fused), matrix)
+        np.testing.assert_array_equal(part.read(fused), matrix)
 
 
 def test_parts_say_in_words_what_they_are():

@@ -39,7 +39,9 @@ COUNTED = ((("s1", "s2", "s3", "s4"), "sin"), (("x1", "x2", "x3", "x4"), "xin"))
 @pytest.mark.parametrize("names", [NAMED, COUNTED], ids=["named", "counted"])
 def test_parts_of_two_attentions_in_one_block(names, wide, back):
     kits = (PADDLE, TORCH) if back else (TORCH, PADDLE)
-    whole, apart = (LiveModel.of(block(kit, names, fused)(wide)).info for kit, fused in zip(kits, (True, False)))
+    whole, apart = (
+        LiveModel.from_model(block(kit, names, fused)(wide)).info for kit, fused in zip(kits, (True, False))
+    )
     found = align(whole, apart)
     sites = {pair.candidate[0].site: pair.reference[0].site for pair in found.parameters}
     for parts, fused in names:

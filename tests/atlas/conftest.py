@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from padiff.compare.diagnose.known import Atlas
+from padiff.compare.diagnose.known_differences import Atlas
 from padiff_atlas.atlas import survey
 from padiff_atlas.probes import GROUPS
 

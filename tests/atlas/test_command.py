@@ -11,7 +11,7 @@ from hard.children import run_child
 from kit.forking import python_with_frameworks
 
 import padiff_atlas.command
-from padiff.compare.diagnose.known import Atlas, AtlasRow, known_difference, shipped_atlas
+from padiff.compare.diagnose.known_differences import Atlas, AtlasRow, known_difference, shipped_atlas
 from padiff.records import Both
 from padiff_atlas.changes import changes
 from padiff_atlas.probe import Group, Probe
@@ -85,7 +85,7 @@ def test_a_difference_that_grows_is_reported_where_no_ratio_is():
 def test_a_table_reads_as_it_was_written():
     endless = dataclasses.replace(ROW, name="endless", rel_l2=float("inf"), max_abs=None, ratio=None)
     atlas = table(ROW, endless, AtlasRow("same", "losses", (), "a", "b", rel_l2=0.0))
-    assert Atlas.of(json.loads(atlas.to_json())) == atlas
+    assert Atlas.from_json(json.loads(atlas.to_json())) == atlas
 
 
 def test_known_differences_are_found_by_either_framework_s_names():

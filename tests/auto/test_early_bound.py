@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import padiff
-from padiff.frameworks.listening import Listening
-from padiff.frameworks.paddle.functions import Seeing, _framework_calls
+from padiff.frameworks.interception import Interception
+from padiff.frameworks.paddle.functions import FunctionHooks, _framework_calls
 from padiff.frameworks.torch import FRAMEWORK as TORCH
 from padiff.system.guard import RAISING
 
@@ -113,7 +113,7 @@ def test_functions_are_the_same_while_they_are_listened_to():
 @pytest.mark.parametrize("first", [0, 1])
 def test_two_that_listen_may_go_in_any_order(first):
     heard = [[], []]
-    listening = [Seeing(lambda name, output, own=own: own.append(name)) for own in heard]
+    listening = [FunctionHooks(lambda name, output, own=own: own.append(name)) for own in heard]
     F.relu(paddle.to_tensor(X))
     listening.pop(first).remove()
     paddle_softmax(paddle.to_tensor(X)) + 1
@@ -128,7 +128,7 @@ def test_what_somebody_else_puts_over_it_meanwhile_stays():
         return "mine"
 
     before, heard = F.relu.__code__, []
-    seeing = Seeing(lambda name, output: heard.append(name))
+    seeing = FunctionHooks(lambda name, output: heard.append(name))
     try:
         F.relu.__code__ = own.__code__
         seeing.remove()
@@ -141,7 +141,7 @@ def test_what_somebody_else_puts_over_it_meanwhile_stays():
 
 def test_exceptions_and_other_threads():
     heard = []
-    seeing = Seeing(lambda name, output: heard.append(name))
+    seeing = FunctionHooks(lambda name, output: heard.append(name))
     try:
         with pytest.raises((ValueError, TypeError, RuntimeError)):
             F.softmax("no tensor")
@@ -165,7 +165,7 @@ class Hearing:
         self.heard.append(call.caller.f_code.co_name)
         return True
 
-    def leave(self, call, name, output, failed):
+    def exit(self, call, name, output, failed):
         self.heard.append((name, output, failed))
 
 
@@ -196,7 +196,7 @@ def test_parameters_of_all_kinds_and_free_variables_arrive_as_they_do_else(funct
         return found
 
     expected = results()
-    listening = Listening(module, "function", hearing, "name")
+    listening = Interception(module, "function", hearing, "name")
     assert inspect.signature(function) == signature
     assert results() == expected
     listening.remove()
@@ -222,7 +222,7 @@ def test_a_listener_gets_the_arguments_by_name_with_the_defaults():
 
     around = functools.wraps(plain)(around)
     for function in (plain, around, lambda x, y=2, *, z=3: x):
-        listening = Listening(types.SimpleNamespace(function=function), "function", Asking(), "name")
+        listening = Interception(types.SimpleNamespace(function=function), "function", Asking(), "name")
         function(1)
         function(1, z=5)
         function(y=4, x=1)
@@ -241,7 +241,7 @@ def test_a_function_is_given_the_same_code_each_time_it_is_listened_to():
     module, before = types.SimpleNamespace(function=function), function.__code__
     codes = []
     for _ in range(3):
-        listenings = [Listening(module, "function", Hearing(), "name") for _ in range(2)]
+        listenings = [Interception(module, "function", Hearing(), "name") for _ in range(2)]
         codes.append(function.__code__)
         for listening in listenings:
             listening.remove()
@@ -252,7 +252,7 @@ def test_a_function_is_given_the_same_code_each_time_it_is_listened_to():
         return x + 1
 
     function.__code__ = another.__code__  # what is called later is what it is then
-    listening = Listening(module, "function", Hearing(), "name")
+    listening = Interception(module, "function", Hearing(), "name")
     assert function(1, 0) == 2
     listening.remove()
     assert function.__code__ is another.__code__

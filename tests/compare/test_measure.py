@@ -180,14 +180,14 @@ def test_a_transposed_pair_is_compared_in_the_references_layout():
     r = np.arange(6, dtype=np.float32).reshape(2, 3)
     c = r.T.copy()
     c[2, 1] += 1  # the reference's [1, 2]
-    figures = measure_pair(pair(r, c, layout=Layout.of("transpose"))).figures
+    figures = measure_pair(pair(r, c, layout=Layout.from_text("transpose"))).figures
     assert (figures.max_abs, figures.index, tuple(figures.values)) == (1.0, (1, 2), (5.0, 6.0))
 
 
 def test_a_square_matrix_is_not_compared_untransposed():
     r = np.asarray([[1, 2], [3, 4]], np.float32)
-    assert measure_pair(pair(r, r.T.copy(), layout=Layout.of("transpose"))).figures.max_abs == 0.0
-    assert measure_pair(pair(r, r.copy(), layout=Layout.of("transpose"))).figures.max_abs == 1.0
+    assert measure_pair(pair(r, r.T.copy(), layout=Layout.from_text("transpose"))).figures.max_abs == 0.0
+    assert measure_pair(pair(r, r.copy(), layout=Layout.from_text("transpose"))).figures.max_abs == 1.0
 
 
 def test_each_side_is_divided_by_its_own_loss_scale():

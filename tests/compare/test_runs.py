@@ -207,7 +207,7 @@ def test_a_run_that_grows_is_compared_step_by_step(tmp_path):
     comparison = RunComparison(toy_run([0, 1]), open_run(tmp_path / "run"))
     assert comparison.common() == []
     for one in toy_steps([0, 1]):
-        writer.put(one)
+        writer.add_step(one)
         writer.flush()
         assert comparison.common()[-1] == one.number
         assert comparison.compare(one.number).coverage.steps == (one.number,)
@@ -218,7 +218,7 @@ def two_ranks(tmp_path, name: str, world: int, fault: int | None = None):
     writers = [RunWriter(tmp_path / name, toy_info(world_size=world), rank=rank) for rank in range(world)]
     for rank, writer in enumerate(writers):
         plant = planted("fc1/forward/output.0", lambda v: v + 1) if rank == fault else None
-        writer.put(replace(toy_steps([0], plant=plant)[0], rank=rank))
+        writer.add_step(replace(toy_steps([0], plant=plant)[0], rank=rank))
         writer.close()
     return tmp_path / name
 

@@ -80,8 +80,10 @@ def test_transposed_matrices(shape, turned, way):
     """(out, in) against (in, out): aligned where one of the two was looked at transposed, else moments."""
     reference = drawn(shape)
     candidate = np.ascontiguousarray(noisy(reference, 0.01).T)
-    diff = measure_pair(kept(reference, candidate, way, stage="weight", turned=turned, layout=Layout.of("transpose")))
-    truth = measure_pair(pair(reference, candidate, stage="weight", layout=Layout.of("transpose"))).figures
+    diff = measure_pair(
+        kept(reference, candidate, way, stage="weight", turned=turned, layout=Layout.from_text("transpose"))
+    )
+    truth = measure_pair(pair(reference, candidate, stage="weight", layout=Layout.from_text("transpose"))).figures
     assert truth.rel_l2 == pytest.approx(0.01, rel=0.3)
     if way == "both sketched" and turned != "candidate" and turned != "reference":
         assert diff.figures.basis == "moments"
@@ -106,7 +108,7 @@ def test_transposed_matrices(shape, turned, way):
 def test_other_layouts(shape, view, way):
     candidate = drawn(shape)
     reference_shape = {"reshape": (30, 20, 25), "axes 0,2,3,1 then reshape": (4, 500, 8)}.get(view)
-    layout = Layout.of(view)
+    layout = Layout.from_text(view)
 
     apart = noisy(candidate, 0.01)
     reference = np.ascontiguousarray(layout.apply(apart, reference_shape or ()))
@@ -182,9 +184,9 @@ def test_channels_of_different_size_in_another_layout():
         sizes = np.exp(drawn((1, 64, 1, 1), seed))
         reference = np.maximum(drawn((4, 64, 16, 16), seed + 1) * sizes + 0.3 * sizes, 0)
         candidate = np.ascontiguousarray(reference.transpose(0, 2, 3, 1))
-        (diff,) = judge(padiff.NoisePolicy(), kept(reference, candidate, layout=Layout.of("axes 0,3,1,2")))
+        (diff,) = judge(padiff.NoisePolicy(), kept(reference, candidate, layout=Layout.from_text("axes 0,3,1,2")))
         assert diff.passed, diff
-        (off,) = judge(padiff.NoisePolicy(), kept(reference, 4 * candidate, layout=Layout.of("axes 0,3,1,2")))
+        (off,) = judge(padiff.NoisePolicy(), kept(reference, 4 * candidate, layout=Layout.from_text("axes 0,3,1,2")))
         assert not off.passed
 
 
@@ -193,9 +195,9 @@ def test_masks_of_minus_infinity_in_another_layout():
     reference = drawn((8, 4, 60, 60))
     reference[..., np.triu_indices(60, 1)[0], np.triu_indices(60, 1)[1]] = -np.inf
     candidate = np.ascontiguousarray(reference.transpose(0, 2, 3, 1))
-    assert measure_pair(kept(reference, candidate, layout=Layout.of("axes 0,3,1,2"))).passed
+    assert measure_pair(kept(reference, candidate, layout=Layout.from_text("axes 0,3,1,2"))).passed
     finite = np.where(np.isfinite(reference), reference, 0)
-    assert not measure_pair(kept(finite, candidate, layout=Layout.of("axes 0,3,1,2"))).passed
+    assert not measure_pair(kept(finite, candidate, layout=Layout.from_text("axes 0,3,1,2"))).passed
 
 
 def test_complex_tensors():
@@ -221,7 +223,7 @@ def test_a_lone_sketch():
 def test_one_side_that_has_it_once():
     """A position embedding, once against for every sample: a sketch of the whole can't be spread."""
     reference, candidate = drawn((1, 30, 50)), np.broadcast_to(drawn((1, 30, 50)), (4, 30, 50))
-    diff = measure_pair(kept(reference, candidate, layout=Layout.of("broadcast")))
+    diff = measure_pair(kept(reference, candidate, layout=Layout.from_text("broadcast")))
     assert not diff.compared
     assert diff.passed
     assert diff.problem

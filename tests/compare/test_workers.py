@@ -52,7 +52,7 @@ def made(path: Path, noise: float, kind: str = "files") -> Path:
         writer = RunWriter(path, replace(about, world_size=2))
         for one in steps:
             for rank in (0, 1):
-                writer.put(replace(one, rank=rank))
+                writer.add_step(replace(one, rank=rank))
         writer.close()
         return path
     return packed(path, about, steps) if kind == "packed" else write_run(path, about, steps)
@@ -61,7 +61,7 @@ def made(path: Path, noise: float, kind: str = "files") -> Path:
 def packed(path: Path, about, steps) -> Path:
     writer = RunWriter(path, about, storage=Storage(pack=True))
     for one in steps:
-        writer.put(one)
+        writer.add_step(one)
     writer.close()
     return path
 

@@ -13,7 +13,7 @@ from kit.frameworks import PADDLE, TORCH
 
 import padiff
 from padiff.frameworks.torch import FRAMEWORK
-from padiff.frameworks.torch.memory import memory_of
+from padiff.frameworks.torch.tensor_memory import memory_of
 from padiff.frameworks.values import UncopiedError
 from padiff.sketches.sketch import sketch_of
 

@@ -10,7 +10,7 @@ import pytest
 from kit.forking import python_with_frameworks
 
 import padiff
-from padiff.pair.united import united
+from padiff.pair.merge_ranks import merge_ranks
 
 from . import sharded
 from .launching import launch
@@ -68,7 +68,7 @@ def test_all_is_recorded_under_the_names_of_the_model_itself(made, kind, way):
     for number in run.numbers():
         for step in run.steps(number):
             assert max(Counter(record.site for record in step.records).values()) == 1
-        for step in united(run.steps(number)):
+        for step in merge_ranks(run.steps(number)):
             assert bool(step.notes) == unheard, step.notes
             assert all("give record() the optimizer" in note for note in step.notes)
             found = Counter(record.stage for record in step.records if record.layer != "(loop)")
@@ -115,7 +115,7 @@ def test_each_process_says_which_part_it_has(made, kind):
 def test_parts_put_together_are_what_all_began_with(made, kind, way):
     whole = {f"{name}.{slot}": p.detach().numpy() for name, m in sharded.plain().named_modules()
              for slot, p in m.named_parameters(recurse=False)}  # fmt: skip
-    first = united(padiff.open_run(made[kind, way][0]).steps(0))[0]
+    first = merge_ranks(padiff.open_run(made[kind, way][0]).steps(0))[0]
     records = {f"{r.layer}.{r.slot}": r for r in first.records if r.stage == "weight"}
     for name, value in whole.items():
         np.testing.assert_array_equal(records[name].value, value, err_msg=name)

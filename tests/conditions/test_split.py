@@ -15,7 +15,7 @@ import pytest
 from kit.forking import python_with_frameworks
 
 import padiff
-from padiff.pair.united import united
+from padiff.pair.merge_ranks import merge_ranks
 
 from . import split
 from .launching import launch
@@ -88,7 +88,7 @@ def test_layers_of_fleets_model_parallelism_say_their_shares(made):
     given, run = split.weights(), padiff.open_run(made["paddle", "fleet", "full", False])
     shapes = {f"{layer.path}.{p.slot}": p.shape for layer in run.info.layers for p in layer.parameters}
     assert shapes == {name: value.T.shape for name, value in given.items()}
-    first, _ = united(run.steps(0))
+    first, _ = merge_ranks(run.steps(0))
     for record in first.records:
         if record.stage == "weight":
             np.testing.assert_array_equal(record.value, given[f"{record.layer}.{record.slot}"].T)

@@ -11,7 +11,7 @@ from kit.frameworks import PADDLE, TORCH
 import padiff
 from padiff.frameworks.torch import FRAMEWORK
 from padiff.recorder.copying import Copier
-from padiff.recorder.left_out import Left, LeftOut
+from padiff.recorder.skip_log import SkipLog, SkippedTensor
 
 from .training import Training, assert_neutral, counts, train
 
@@ -289,13 +289,13 @@ def test_short_memory_and_interrupts_are_not_hidden(error, level):
 
     samples = None if level == "full" else padiff.sketches.samples.Samples(empty)
     with pytest.raises(error):
-        Copier(FRAMEWORK, empty, samples).take(torch.ones(3), level)
+        Copier(FRAMEWORK, empty, samples).copy_at_level(torch.ones(3), level)
 
 
 def test_notes_are_short_however_much_is_left_out():
-    left_out = LeftOut()
+    left_out = SkipLog()
     for k in range(1000):
-        reason = Left.because(ValueError(f"{k % 50}\n" + "words " * 1000)).reason
+        reason = SkippedTensor.because(ValueError(f"{k % 50}\n" + "words " * 1000)).reason
         left_out.add(f"layer{k % 200}", reason, training=k % 2 == 0)
     for training_only in (True, False):
         notes = left_out.notes(training_only)
@@ -303,4 +303,4 @@ def test_notes_are_short_however_much_is_left_out():
         assert max(map(len, notes)) < 300
     assert notes[0].startswith("20 tensor(s) of 4 layer(s) are not recorded (layer0, layer50, layer100, ...): ")
     assert notes[-1] == "more is not recorded, for 45 other reason(s)"
-    assert LeftOut().notes(False) == ()
+    assert SkipLog().notes(False) == ()

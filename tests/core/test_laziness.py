@@ -46,7 +46,7 @@ import padiff
 from padiff import *
 from padiff.checker import check_grads, check_weights
 import padiff_atlas, padiff_atlas.probes
-from padiff.compare.diagnose.known import known_difference
+from padiff.compare.diagnose.known_differences import known_difference
 assert known_difference("AvgPool2D")
 assert numpy.get_printoptions() == before
 """

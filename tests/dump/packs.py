@@ -9,7 +9,7 @@ from kit.records import info, plain, record, root, step, toy_info, toy_steps, wr
 from padiff.dump import open_run
 from padiff.dump.pack import PACK_FILE
 from padiff.dump.storage import Storage
-from padiff.dump.structures import STRUCTURES
+from padiff.dump.stored_schema import STRUCTURES
 
 PACKED, UNPACKED = Storage(pack=True), Storage()
 LAYERS = (root(1), plain("fc", "linear"))

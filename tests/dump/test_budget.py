@@ -38,7 +38,7 @@ def filled(folder, steps, limit, marks=None, check=True, **options):
     storage = Storage(max_bytes=limit, **options.pop("storage", {}))
     writer = RunWriter(folder, options.pop("tree", TREE), storage=storage, **options)
     for one in steps:
-        writer.put(one)
+        writer.add_step(one)
         writer.flush()
         if marks and one.number in marks:
             writer.mark(one.number, marks[one.number])
@@ -198,7 +198,7 @@ def test_a_step_that_is_written_again(tmp_path, way):
     os.rename = watched
     try:
         for number in (2, 3, 4):
-            writer.put(made(number))
+            writer.add_step(made(number))
             writer.flush()
     finally:
         os.rename = rename
@@ -219,7 +219,7 @@ def test_two_ranks(tmp_path):
     ]
     for number in range(20):
         for rank, writer in enumerate(writers):
-            writer.put(made(number, rank=rank))
+            writer.add_step(made(number, rank=rank))
             writer.flush()
             assert total(tmp_path / "run") <= limit
     for writer in reversed(writers):
@@ -243,9 +243,11 @@ def test_another_rank_that_is_ahead(tmp_path):
     ]
     for number in range(15):
         if number + 1 < 15:
-            writers[1].put(made(number + 1, rank=1)) if number else [writers[1].put(made(k, rank=1)) for k in (0, 1)]
+            writers[1].add_step(made(number + 1, rank=1)) if number else [
+                writers[1].add_step(made(k, rank=1)) for k in (0, 1)
+            ]
             writers[1].flush()
-        writers[0].put(made(number))
+        writers[0].add_step(made(number))
         writers[0].flush()
         assert total(tmp_path / "run") <= limit
     for writer in reversed(writers):
@@ -262,7 +264,7 @@ def test_a_pair_of_runs_whose_steps_vanish(tmp_path):
     writer = RunWriter(tmp_path / "paddle", toy_info(paddle=True), storage=Storage(max_bytes=80_000), existing="error")
     runs, seen = PairedRuns(reference, tmp_path / "paddle"), []
     for one in toy_steps(range(12), paddle=True):
-        writer.put(one)
+        writer.add_step(one)
         writer.flush()
         if one.number % 3 == 2:
             seen += [report.coverage.steps[0] for report in runs.poll()]

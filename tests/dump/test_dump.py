@@ -165,7 +165,7 @@ def gated(number: int, gate: Gate) -> Step:
 
 def test_a_step_that_is_being_written_is_not_seen(tmp_path):
     gate, writer = Gate(), RunWriter(tmp_path / "run", TREE)
-    writer.put(gated(0, gate))
+    writer.add_step(gated(0, gate))
     assert gate.reached.wait(20)
     assert list((tmp_path / "run").rglob("*.npy"))  # its first tensor is there
     run = open_run(tmp_path / "run")
@@ -213,13 +213,13 @@ def test_two_that_write_one_file_at_once_do_not_meet(tmp_path):
 
 def test_the_loop_waits_when_it_is_a_step_ahead_of_the_disk(tmp_path):
     gate, writer = Gate(), RunWriter(tmp_path / "run", TREE)
-    writer.put(gated(0, gate))
+    writer.add_step(gated(0, gate))
     assert gate.reached.wait(20)
     put = []
 
     def training() -> None:
         for number in (1, 2, 3):
-            writer.put(one(number))
+            writer.add_step(one(number))
             put.append(number)
 
     thread = threading.Thread(target=training)
@@ -235,8 +235,8 @@ def test_the_loop_waits_when_it_is_a_step_ahead_of_the_disk(tmp_path):
 def test_an_error_of_the_disk_reaches_the_loop_and_earlier_steps_stay(tmp_path):
     gate, writer = Gate(OSError(28, "No space left on device")), RunWriter(tmp_path / "run", TREE)
     gate.open.set()
-    writer.put(one(0))
-    writer.put(gated(1, gate))
+    writer.add_step(one(0))
+    writer.add_step(gated(1, gate))
     with pytest.raises(WriterError, match=r"could not be written to .*run: .*No space left.*steps before it are whole"):
         writer.flush()
     writer.close(finished=False)
@@ -250,17 +250,17 @@ def test_a_steps_folder_that_went_away_is_reported(tmp_path):
     writer = RunWriter(tmp_path / "run", TREE)
     shutil.rmtree(tmp_path / "run" / "steps")
     (tmp_path / "run" / "steps").write_text("a file")
-    writer.put(one(0))
+    writer.add_step(one(0))
     with pytest.raises(WriterError, match=r"step 0 could not be written .*the run folder is gone, at least in part"):
         writer.close()
 
 
 def test_a_step_is_not_written_twice_unasked(tmp_path):
     writer = RunWriter(tmp_path / "run", TREE)
-    writer.put(one(0))
+    writer.add_step(one(0))
     writer.flush()
     with pytest.raises(WriterError, match=r"step 0 stands in .* already: two recorders write into one run folder"):
-        writer.put(one(0))
+        writer.add_step(one(0))
     writer.close()
 
 
@@ -281,8 +281,8 @@ def test_each_written_step_is_announced_after_it_is_there(tmp_path):
     seen = []
     writer = RunWriter(tmp_path / "run", TREE, on_written=lambda s: seen.append((s.number, FolderRun(path).numbers())))
     path = writer.path
-    writer.put(one(0))
-    writer.put(one(5))
+    writer.add_step(one(0))
+    writer.add_step(one(5))
     writer.close()
     assert seen == [(0, [0]), (5, [0, 5])]
 
@@ -303,8 +303,8 @@ def test_resume_keeps_steps_replaces_those_written_again_and_is_unfinished(tmp_p
     writer = RunWriter(tmp_path / "run", TREE, existing="resume")
     run = open_run(tmp_path / "run")
     assert not run.finished()
-    writer.put(step(1, [record("a", "forward", "output.0", [77])]))
-    writer.put(one(2))
+    writer.add_step(step(1, [record("a", "forward", "output.0", [77])]))
+    writer.add_step(one(2))
     writer.close()
     assert run.numbers() == [0, 1, 2]
     assert [run.steps(n)[0].records[0].value[0] for n in (0, 1, 2)] == [0, 77, 2]
@@ -366,7 +366,7 @@ def test_a_step_of_two_ranks_appears_when_both_have_written_it(tmp_path, order):
     first, last = order
     for rank in order:
         assert run.numbers() == []
-        writers[rank].put(one(4, rank=rank))
+        writers[rank].add_step(one(4, rank=rank))
         writers[rank].flush()
     assert run.numbers() == [4]
     assert [s.rank for s in run.steps(4)] == [0, 1]
@@ -380,7 +380,7 @@ def test_two_ranks_writing_at_once_lose_no_step(tmp_path):
     writers = rank_writers(tmp_path / "run")
     for number in range(20):
         for writer in writers:
-            writer.put(one(number, rank=writers.index(writer)))
+            writer.add_step(one(number, rank=writers.index(writer)))
     for writer in writers:
         writer.close()
     run = FolderRun(tmp_path / "run")
@@ -409,7 +409,7 @@ def test_ranks_that_write_at_the_same_time_lose_no_step(tmp_path):
     def write(rank):
         try:
             for number in range(count):
-                writers[rank].put(replace(one, number=number, rank=rank))
+                writers[rank].add_step(replace(one, number=number, rank=rank))
             writers[rank].flush()
         except Exception as error:
             errors.append(error)

@@ -14,7 +14,7 @@ from kit.records import info, record, step, write_run
 
 from padiff.dump import open_run
 from padiff.dump.pack import PACK_FILE
-from padiff.dump.structures import MOST, STRUCTURES
+from padiff.dump.stored_schema import MOST, STRUCTURES
 from padiff.errors import RunFolderError, TensorFileError
 
 from .packs import LAYERS, PACKED, STORAGES, of_shapes, pack_of, read_back, structure_of, toy, values_of, written

@@ -10,8 +10,8 @@ import pytest
 from kit.records import info, linear, memory_run, plain, record, root, step, toy_info, toy_run, toy_steps, write_run
 
 import padiff
-from padiff.dump import RunWriter, open_run, structures
-from padiff.dump.structures import MOST, STRUCTURES
+from padiff.dump import RunWriter, open_run, stored_schema
+from padiff.dump.stored_schema import MOST, STRUCTURES
 from padiff.errors import RunFolderError, WriterError
 
 from .packs import LAYERS, PACKED, STORAGES, all_values, bits, of_shapes, read_back, structure_of, toy
@@ -95,10 +95,10 @@ def test_overwrite(tmp_path, storage):
 def test_a_step_recorded_twice_is_an_error(tmp_path):
     writer = RunWriter(tmp_path / "run", toy_info(), storage=PACKED)
     (one,) = toy_steps((1,))
-    writer.put(one)
+    writer.add_step(one)
     writer.flush()
     with pytest.raises(WriterError, match="step 1 stands in"):
-        writer.put(one)
+        writer.add_step(one)
     writer.close()
 
 
@@ -109,7 +109,7 @@ def test_two_ranks(tmp_path):
     for number in (0, 1):
         for rank, writer in enumerate(writers):
             (one,) = toy_steps((number,), rate=0.1 * (rank + 1))
-            writer.put(replace(one, rank=rank))
+            writer.add_step(replace(one, rank=rank))
             writer.flush()
             if not rank:
                 assert open_run(tmp_path / "run").numbers() == list(range(number))  # not before all ranks are there
@@ -160,7 +160,7 @@ def test_each_of_two_ranks_may_have_structures_of_its_own(tmp_path):
     given = [of_shapes(range(count)), [replace(s, number=s.number - 3) for s in of_shapes(range(3, count + 3), rank=1)]]
     for pair in zip(*given):
         for one, writer in zip(pair, writers):
-            writer.put(one)
+            writer.add_step(one)
             writer.flush()
     for writer in reversed(writers):
         writer.close()
@@ -188,11 +188,11 @@ def test_structures_of_many_processes_are_files_and_each_is_read_once(tmp_path, 
     writer = RunWriter(tmp_path / "run", info(*LAYERS, world_size=count), storage=PACKED)
     for number in (0, 1):
         for one in of_shapes(range(count)):
-            writer.put(replace(one, number=number, rank=one.number))
+            writer.add_step(replace(one, number=number, rank=one.number))
     writer.close()
     assert len(list((tmp_path / "run" / STRUCTURES).iterdir())) == count
-    read, whole = [], structures._read
-    monkeypatch.setattr(structures, "_read", lambda path, run: read.append(path) or whole(path, run))
+    read, whole = [], stored_schema._read
+    monkeypatch.setattr(stored_schema, "_read", lambda path, run: read.append(path) or whole(path, run))
     run = open_run(tmp_path / "run")
     for number in (0, 1):
         assert [step.rank for step in run.steps(number)] == list(range(count))

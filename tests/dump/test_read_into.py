@@ -49,7 +49,7 @@ def _write(folder: Path, pack: bool, compression: str = "", steps: int = 1) -> P
             Record(ROOT, "forward", f"output.{k}", InMemory(array), dtype, array.shape, order=k)
             for k, (dtype, array) in enumerate(_ARRAYS.items())
         ]
-        writer.put(Step(number, tuple(records)))
+        writer.add_step(Step(number, tuple(records)))
     writer.close()
     return folder
 

@@ -30,9 +30,9 @@ def test_unknown_and_missing_codecs(monkeypatch):
     with pytest.raises(UsageError, match=r"zlib, zstd.*'lz4'"):
         Storage(pack=True, compression="lz4")
     with pytest.raises(UsageError, match="pack=False"):
-        Storage.of(False, "zlib", None, sketches=False)
+        Storage.from_options(False, "zlib", None, sketches=False)
     with pytest.raises(UsageError, match="pack=False"):
-        Storage.of(False, "", None, sketches=True)
+        Storage.from_options(False, "", None, sketches=True)
     monkeypatch.setitem(__import__("sys").modules, "zstandard", None)  # as where it is not installed
     with pytest.raises(UsageError, match="pip install"):
         Storage(pack=True, compression="zstd")
@@ -45,7 +45,7 @@ def test_a_limit_that_is_none(limit):
 
 
 def test_what_asks_for_packed_steps():
-    assert Storage.of(None, "", None, sketches=True).pack
-    assert Storage.of(None, "zlib", None, sketches=False).pack
-    assert not Storage.of(None, "", None, sketches=False).pack
-    assert Storage.of(True, "", None, sketches=False).pack
+    assert Storage.from_options(None, "", None, sketches=True).pack
+    assert Storage.from_options(None, "zlib", None, sketches=False).pack
+    assert not Storage.from_options(None, "", None, sketches=False).pack
+    assert Storage.from_options(True, "", None, sketches=False).pack

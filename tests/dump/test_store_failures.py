@@ -70,9 +70,9 @@ class Failing:
 
     def __init__(self, monkeypatch, steps, times=10**6):
         self.steps, self.times, self.tried = {f"steps/{step:08d}/" for step in steps}, times, 0
-        self._put = FsspecStore.put
+        self._put = FsspecStore.write
         failing = self
-        monkeypatch.setattr(FsspecStore, "put", lambda *args, **options: failing.put(*args, **options))
+        monkeypatch.setattr(FsspecStore, "write", lambda *args, **options: failing.put(*args, **options))
 
     def put(self, own, key, data, **options):
         if any(key.startswith(step) for step in self.steps):
@@ -122,7 +122,7 @@ def test_a_store_that_does_not_answer_at_the_start_costs_records_only(place, pla
     def put(own, key, data, **options):
         raise StoreError("no route to host")
 
-    monkeypatch.setattr(FsspecStore, "put", put)
+    monkeypatch.setattr(FsspecStore, "write", put)
     with pytest.warns(RuntimeWarning, match="nothing is recorded, the training goes on.*no route to host"):
         found = train(place)
     assert_same(found, plain)
@@ -132,21 +132,21 @@ def test_a_store_that_refuses_at_the_start_is_an_error_at_once(place, monkeypatc
     def put(own, key, data, **options):
         raise PermissionError("Access Denied")
 
-    monkeypatch.setattr(FsspecStore, "put", put)
+    monkeypatch.setattr(FsspecStore, "write", put)
     with pytest.raises(UnwritableFolderError, match="Access Denied"):
         train(place)
 
 
 def test_a_slow_store_is_waited_for_once_and_then_steps_are_left_out(place, plain, monkeypatch):
     taken, patience = 0.4, 0.5
-    put = FsspecStore.put
+    put = FsspecStore.write
 
     def slow(own, key, data, **options):
         if key.startswith("steps/"):
             time.sleep(taken)
         put(own, key, data, **options)
 
-    monkeypatch.setattr(FsspecStore, "put", slow)
+    monkeypatch.setattr(FsspecStore, "write", slow)
     monkeypatch.setattr(remote_write, "PATIENCE", patience)
     begin, ends = time.monotonic(), []
     with pytest.warns(RuntimeWarning, match="takes steps more slowly than the training makes them"):
@@ -160,14 +160,14 @@ def test_a_slow_store_is_waited_for_once_and_then_steps_are_left_out(place, plai
 
 
 def test_a_store_that_hangs_ends_the_training_in_time(place, plain, monkeypatch):
-    put, ended = FsspecStore.put, threading.Event()
+    put, ended = FsspecStore.write, threading.Event()
 
     def hanging(own, key, data, **options):
         if key.startswith("steps/00000002"):
             ended.wait(10)
         put(own, key, data, **options)
 
-    monkeypatch.setattr(FsspecStore, "put", hanging)
+    monkeypatch.setattr(FsspecStore, "write", hanging)
     monkeypatch.setattr(remote_write, "PATIENCE", 0.1)
     monkeypatch.setattr(remote_write, "CLOSING", 0.5)
     before, begin = set(threading.enumerate()), time.monotonic()

@@ -156,7 +156,7 @@ def two_ranks(path, toy):
     writers = [StoreWriter(run_folder(path, "run"), info, rank=rank, storage=Storage(pack=True)) for rank in (0, 1)]
     for number in range(3):
         for rank, writer in enumerate(writers):
-            writer.put(step(number, rank))
+            writer.add_step(step(number, rank))
     for writer in reversed(writers):
         writer.close()
 
@@ -214,7 +214,7 @@ def test_a_damaged_object_is_named(place, capsys):
     train(place)
     store = FsspecStore(place)
     data = store.get("steps/00000002/rank_0/step.safetensors")
-    store.put("steps/00000002/rank_0/step.safetensors", data[:-100])
+    store.write("steps/00000002/rank_0/step.safetensors", data[:-100])
     assert main(["doctor", place]) == 1
     assert "step 2" in capsys.readouterr().out.partition("damaged:")[2]
 
@@ -298,7 +298,7 @@ def test_the_lock_of_a_killed_process_is_taken_over(place, owner, refused):
     if owner.endswith("dead"):
         content["alive"] = time.time() - DEAD - 1
     place = f"{place}/{owner.replace(', ', '-')}"
-    FsspecStore(place).put(".rank_0.lock", json.dumps(content).encode())
+    FsspecStore(place).write(".rank_0.lock", json.dumps(content).encode())
     if refused:
         with pytest.raises(RunFolderError, match=r"on another machine.*counts as ended after 90 seconds"):
             train(place)
@@ -318,7 +318,7 @@ def test_a_sign_of_life_under_way_does_not_put_a_released_lock_back(monkeypatch)
         write(path, content)
 
     monkeypatch.setattr(RemotePath, "write_bytes", slow)
-    lock = StoreLock.take(run_folder("memory://released/run", "path"), 0)
+    lock = StoreLock.acquire(run_folder("memory://released/run", "path"), 0)
     assert under_way.wait(10)
     lock.release()
     time.sleep(0.5)
@@ -327,9 +327,9 @@ def test_a_sign_of_life_under_way_does_not_put_a_released_lock_back(monkeypatch)
 
 def test_an_object_is_put_only_where_there_is_none(place):
     store = FsspecStore(place)
-    store.put("x", b"1", new=True)
+    store.write("x", b"1", new=True)
     with pytest.raises(FileExistsError):
-        store.put("x", b"2", new=True)
+        store.write("x", b"2", new=True)
     assert store.get("x") == b"1"
 
 
@@ -385,7 +385,7 @@ def test_a_tensor_of_an_object_that_was_let_go_is_read_by_its_range(place, monke
     monkeypatch.undo()
     time.sleep(1.1 if place.startswith("s3") else 0)
     store = FsspecStore(place)
-    store.put("steps/00000000/rank_0/step.safetensors", store.get("steps/00000001/rank_0/step.safetensors"))
+    store.write("steps/00000000/rank_0/step.safetensors", store.get("steps/00000001/rank_0/step.safetensors"))
     with pytest.raises(TensorFileError, match="recorded again"):
         record.source.read()
 
@@ -423,13 +423,13 @@ def test_what_is_not_there_is_said(bucket, places):
 
 def test_file_systems_are_written_aside_and_renamed(tmp_path):
     store = FsspecStore(f"file://{tmp_path}/run")
-    store.put("steps/1/x", b"one")
-    store.put("steps/1/x", b"two")
+    store.write("steps/1/x", b"one")
+    store.write("steps/1/x", b"two")
     assert store.get("steps/1/x") == b"two"
     assert store.get_range("steps/1/x", 1, 10) == b"wo"
     assert store.list("steps") == {"steps/1/x": 3}
     with pytest.raises(FileExistsError):
-        store.put("steps/1/x", b"three", new=True)
+        store.write("steps/1/x", b"three", new=True)
     store.delete("steps/1/x")
     store.delete("steps/1/x")
     assert store.list() == {}

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from padiff.dump.whole import absent_ranks, incomplete_steps, write_whole
+from padiff.dump.atomic_write import absent_ranks, incomplete_steps, write_atomic
 
 
 @pytest.mark.parametrize("look", [lambda run: absent_ranks(run, 3), incomplete_steps], ids=["absent", "incomplete"])
@@ -18,7 +18,7 @@ def test_who_looks_while_ranks_write_sees_no_error(tmp_path, look):
 
     def writes(rank):
         for number in range(1000):
-            write_whole(tmp_path / "steps" / f"{number:08d}", rank, 2, lambda part: (part / "values").touch())
+            write_atomic(tmp_path / "steps" / f"{number:08d}", rank, 2, lambda part: (part / "values").touch())
 
     threads = [threading.Thread(target=writes, args=(rank,)) for rank in range(2)]
     seen = []

@@ -72,7 +72,7 @@ def _keep(
                 if step.rank not in ranks:
                     packed = Storage(pack=True)
                     ranks[step.rank] = RunWriter(partial / side, run.info, rank=step.rank, storage=packed)
-                ranks[step.rank].put(step)
+                ranks[step.rank].add_step(step)
         for writer in [*ranks.values()][::-1]:
             writer.close()
     size = sum(file.stat().st_size for file in partial.rglob("*") if file.is_file())

@@ -53,7 +53,7 @@ def lines_of(folder: Path) -> list[str]:
 
 
 def _aligned(runs: list[Any], layer_map: Any) -> Iterator[str]:
-    alignment = align(runs[0].info, runs[1].info, GivenMap.of(layer_map))
+    alignment = align(runs[0].info, runs[1].info, GivenMap.from_value(layer_map))
     yield from (f"align {line}" for line in str(alignment).splitlines())
 
 

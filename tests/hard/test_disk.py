@@ -16,7 +16,7 @@ from kit.frameworks import TORCH
 from kit.nets import mlp
 
 import padiff
-from padiff.dump.trouble import explain
+from padiff.dump.os_errors import explain_os_error
 from padiff.errors import UnwritableFolderError, WriterError
 
 from .children import run_child
@@ -341,4 +341,4 @@ def test_an_error_in_what_follows_a_step_is_not_called_a_writing_error(tmp_path)
     ],
 )
 def test_each_error_has_words_of_its_own(tmp_path, number, what):
-    assert what in explain(OSError(number, os.strerror(number)), tmp_path)[0]
+    assert what in explain_os_error(OSError(number, os.strerror(number)), tmp_path)[0]

@@ -82,7 +82,7 @@ def test_the_other_way_round_too(tmp_path):
         out, err = process.communicate(timeout=60)
     assert process.returncode == 1 and "recording" not in out
     assert f"process {os.getpid()} writes rank 0 of it" in err
-    writer.put(toy_steps([0])[0])
+    writer.add_step(toy_steps([0])[0])
     writer.close()
     assert recorded(tmp_path / "run") == [0]
 
@@ -164,11 +164,11 @@ def test_a_recorder_whose_folder_another_one_took_over_is_reported(tmp_path):
     """Moved away, and another run made in its place: the first one's steps do not land in the second."""
     first = RunWriter(tmp_path / "run", toy_info())
     steps = toy_steps([0, 1])
-    first.put(steps[0])
+    first.add_step(steps[0])
     first.flush()
     (tmp_path / "run").rename(tmp_path / "moved")
     second = RunWriter(tmp_path / "run", toy_info())
-    first.put(steps[1])
+    first.add_step(steps[1])
     with pytest.raises(WriterError, match=r"step 1 could not be written.*moved or replaced"):
         first.close()
     second.close()
@@ -178,7 +178,7 @@ def test_a_recorder_whose_folder_another_one_took_over_is_reported(tmp_path):
 def test_hidden_files_that_were_tidied_away_end_no_recording(tmp_path, locking):
     writer = RunWriter(tmp_path / "run", toy_info())
     (tmp_path / "run" / ".rank_0.lock").unlink()
-    writer.put(toy_steps([0])[0])
+    writer.add_step(toy_steps([0])[0])
     writer.flush()
     with pytest.raises(RunFolderError, match=r"is being recorded into"):
         RunWriter(tmp_path / "run", toy_info(), existing="resume")

@@ -52,7 +52,7 @@ def by_numpy(folder: Path, existing: str, last: int, options: dict[str, Any]) ->
             Record(path, "forward", "output.0", InMemory(values(number, k)), "float64", (WIDTH,), order=k)
             for k, path in enumerate(LAYERS)
         ]
-        writer.put(Step(number, tuple(records)))
+        writer.add_step(Step(number, tuple(records)))
     writer.close()
 
 

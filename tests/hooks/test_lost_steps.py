@@ -11,7 +11,7 @@ from kit.records import info, linear, record, root, step
 import padiff
 from padiff.dump import RunWriter, open_run
 from padiff.dump.local import run_folder
-from padiff.dump.lost import lost_in
+from padiff.dump.missing_steps import missing_steps
 from padiff.dump.remote_write import StoreWriter
 from padiff.dump.storage import Storage
 from padiff_cli.main import main
@@ -32,7 +32,7 @@ def write(folder, lost, ended=True):
                 weights = [
                     record("fc", "weight", slot, np.ones(size)) for slot, size in (("weight", (2, 2)), ("bias", 2))
                 ]
-                writer.put(step(number, weights, rank=rank))
+                writer.add_step(step(number, weights, rank=rank))
                 writer.flush()
     for writer in writers if ended else ():
         writer.close()
@@ -90,27 +90,27 @@ def test_who_follows_two_runs_says_it_once_and_at_the_end(runs, tmp_path, capsys
 def test_a_rank_that_is_slower_has_lost_nothing_until_it_has_ended(tmp_path):
     writers = write(tmp_path / "run", {2: (3, 4)}, ended=False)
     run = open_run(tmp_path / "run")
-    assert run.numbers() == [0, 1, 2] and lost_in(run) == {}
+    assert run.numbers() == [0, 1, 2] and missing_steps(run) == {}
     writers[2].close()
-    assert lost_in(run) == {2: [3, 4]}
+    assert missing_steps(run) == {2: [3, 4]}
     for writer in writers[:2]:
         writer.close()
-    assert lost_in(run) == {2: [3, 4]}
+    assert missing_steps(run) == {2: [3, 4]}
 
 
 def test_a_rank_that_has_not_begun_has_lost_nothing_while_others_record(tmp_path):
     writers = write(tmp_path / "run", {2: range(STEPS)}, ended=False)
     writers[2].close(finished=False)
     run = open_run(tmp_path / "run")
-    assert lost_in(run) == {}
+    assert missing_steps(run) == {}
     for writer in writers[:2]:
         writer.close()
-    assert lost_in(run) == {2: [*range(STEPS)]}
+    assert missing_steps(run) == {2: [*range(STEPS)]}
 
 
 def test_a_later_step_shows_what_is_lost_while_all_record(tmp_path):
     writers = write(tmp_path / "run", {1: (2,)}, ended=False)
-    assert lost_in(open_run(tmp_path / "run")) == {1: [2]}
+    assert missing_steps(open_run(tmp_path / "run")) == {1: [2]}
     for writer in writers:
         writer.close()
 
@@ -127,10 +127,10 @@ def test_of_a_store_the_same_is_said_once_the_run_has_ended():
     pytest.importorskip("fsspec")
     writers = write("memory://lost/run", {1: (2,), 2: (4,)}, ended=False)
     run = open_run("memory://lost/run")
-    assert lost_in(run) == {1: [2]}
+    assert missing_steps(run) == {1: [2]}
     for writer in writers:
         writer.close()
-    assert lost_in(run) == {1: [2], 2: [4]}
+    assert missing_steps(run) == {1: [2], 2: [4]}
     assert "rank 2 of the reference did not write step 4" in str(padiff.compare_runs(run, run))
 
 

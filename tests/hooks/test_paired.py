@@ -34,7 +34,7 @@ class Growing:
 
     def write(self, *numbers: int) -> None:
         for number in numbers:
-            self.writer.put(self.steps[number])
+            self.writer.add_step(self.steps[number])
         self.writer.flush()
 
     def close(self, finished: bool = True) -> None:

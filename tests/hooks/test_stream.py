@@ -264,7 +264,7 @@ def test_what_follows_is_said_once_also_over_a_restart(tmp_path):
 
 
 def test_a_second_fault_is_an_event_of_its_own(tmp_path):
-    from compare.aftermath.programs import reference, trained
+    from compare.followups.programs import reference, trained
 
     wrong = trained("torch", "towers", "sgd", frozenset(["norm:eps", "reload"]))
     comparison = RunComparison(reference("towers"), wrong)
@@ -431,7 +431,7 @@ def one_sided() -> Report:
 
 
 def test_what_one_side_lacks_is_in_the_others_curves_only():
-    found = Tagging("all").of(one_sided())
+    found = Tagging("all").scalars_of(one_sided())
     reference, candidate, layers = map(dict, (*found.own, found.layers))
     assert reference == {"0_verdict/loss": 2.0, "forward_l2/000 a": 5.0, "backward_l2/000 a": 13.0}
     assert candidate == {"forward_l2/000 a": 5.0, "forward_l2/001 b": 10.0}

@@ -76,7 +76,7 @@ def info(*layers: Layer, **rest: Any) -> RunInfo:
 def memory_run(run_info: RunInfo, *steps: Step) -> MemoryRun:
     run = MemoryRun(run_info)
     for one in steps:
-        run.put(one)
+        run.add_step(one)
     run.close()
     return run
 
@@ -84,7 +84,7 @@ def memory_run(run_info: RunInfo, *steps: Step) -> MemoryRun:
 def write_run(path: Path, run_info: RunInfo, steps: Sequence[Step], finished: bool = True, **rest: Any) -> Path:
     writer = RunWriter(path, run_info, **rest)
     for one in steps:
-        writer.put(one)
+        writer.add_step(one)
     writer.close(finished=finished)
     return path
 

@@ -12,7 +12,7 @@ N, C, H, W = 2, 3, 5, 7
 
 
 def layouts(*texts):
-    return {Layout.of(text) for text in texts}
+    return {Layout.from_text(text) for text in texts}
 
 
 def picture():
@@ -83,40 +83,40 @@ def test_where_none_or_more_than_one_fits_no_view_is_taken(reference, candidate)
 
 
 def test_a_view_of_square_pictures_is_the_one_the_others_need():
-    assert square_layout((2, 4, 4, 4), layouts("axes 0,3,1,2")) == Layout.of("axes 0,3,1,2")
-    assert square_layout((2, 4, 4), layouts("axes 0,2,1")) == Layout.of("axes 0,2,1")
+    assert square_layout((2, 4, 4, 4), layouts("axes 0,3,1,2")) == Layout.from_text("axes 0,3,1,2")
+    assert square_layout((2, 4, 4), layouts("axes 0,2,1")) == Layout.from_text("axes 0,2,1")
 
 
 def test_no_view_of_a_square_is_taken_that_leaves_its_shape():
-    assert square_layout((2, 3, 4, 4), layouts("axes 0,3,1,2")) == Layout.of("")
-    assert square_layout((2, 4, 4), layouts("axes 1,0,2")) == Layout.of("")
+    assert square_layout((2, 3, 4, 4), layouts("axes 0,3,1,2")) == Layout.from_text("")
+    assert square_layout((2, 4, 4), layouts("axes 1,0,2")) == Layout.from_text("")
 
 
 def test_no_view_of_a_square_is_taken_where_the_others_disagree():
-    assert square_layout((2, 4, 4, 4), layouts("axes 0,3,1,2", "axes 0,2,3,1")) == Layout.of("")
-    assert square_layout((2, 4, 4, 4), layouts("reshape")) == Layout.of("")
-    assert square_layout((2, 4, 4, 4), layouts()) == Layout.of("")
+    assert square_layout((2, 4, 4, 4), layouts("axes 0,3,1,2", "axes 0,2,3,1")) == Layout.from_text("")
+    assert square_layout((2, 4, 4, 4), layouts("reshape")) == Layout.from_text("")
+    assert square_layout((2, 4, 4, 4), layouts()) == Layout.from_text("")
 
 
 def test_views_follow_one_after_the_other():
     x = picture()
-    np.testing.assert_array_equal(Layout.of("axes 0,2,3,1 then reshape").apply(x, (N, H * W, C)), places(x))
-    np.testing.assert_array_equal(Layout.of("transpose").apply(x[0, 0], (W, H)), x[0, 0].T)
+    np.testing.assert_array_equal(Layout.from_text("axes 0,2,3,1 then reshape").apply(x, (N, H * W, C)), places(x))
+    np.testing.assert_array_equal(Layout.from_text("transpose").apply(x[0, 0], (W, H)), x[0, 0].T)
 
 
 def test_a_reshape_of_another_size_leaves_the_tensor_as_it_is():
-    assert Layout.of("reshape").apply(np.ones((2, 3)), (7,)).shape == (2, 3)
+    assert Layout.from_text("reshape").apply(np.ones((2, 3)), (7,)).shape == (2, 3)
 
 
 def test_views_are_reported_in_words():
-    assert Layout.of("axes 0,3,1,2").describe() == "channels last against first"
-    assert Layout.of("axes 0,2,3,1 then reshape").describe() == "channels first against last, reshape"
-    assert Layout.of("").describe() == ""
+    assert Layout.from_text("axes 0,3,1,2").describe() == "channels last against first"
+    assert Layout.from_text("axes 0,2,3,1 then reshape").describe() == "channels first against last, reshape"
+    assert Layout.from_text("").describe() == ""
 
 
 @pytest.mark.parametrize("text", ["", "transpose", "reshape", "broadcast", "axes 0,2,1 then reshape", "axes 1,0,2"])
 def test_a_layout_s_text_is_read_as_that_layout(text):
-    assert str(Layout.of(text)) == text and bool(Layout.of(text)) == bool(text)
+    assert str(Layout.from_text(text)) == text and bool(Layout.from_text(text)) == bool(text)
 
 
 @pytest.mark.parametrize(("reference", "candidate"), UNIQUE.values(), ids=UNIQUE)

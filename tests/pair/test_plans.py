@@ -13,9 +13,9 @@ from padiff import compare_runs
 from padiff.align import align
 from padiff.dump import RunWriter, open_run
 from padiff.dump.storage import Storage
+from padiff.pair.merge_ranks import merge_ranks
 from padiff.pair.plans import PairPlans
 from padiff.pair.steps import pair_steps
-from padiff.pair.united import united
 from padiff.records import LOOP, ROOT, Both, InMemory, Pair
 from padiff.records.parts import Part
 
@@ -147,12 +147,12 @@ def test_steps_whose_parameters_are_spread_are_paired_once_for_each_process(coun
         writer = RunWriter(tmp_path / name, replace(TREE, world_size=count), storage=PACKED)
         for number in range(3):
             for rank in range(count):
-                writer.put(ran(number, rank, factor))
+                writer.add_step(ran(number, rank, factor))
         writer.close()
         found.append(open_run(tmp_path / name))
     alignment, known = align(*(run.info for run in found)), PairPlans()
     for number in range(3):
-        sides = Both(*(united(run.steps(number)) for run in found))
+        sides = Both(*(merge_ranks(run.steps(number)) for run in found))
         for one, other in zip(sides.reference, sides.candidate):
             pairs = known.pairs(one, other, alignment)
             assert reported(pairs) == reported(pair_steps(one, other, alignment))

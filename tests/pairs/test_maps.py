@@ -46,7 +46,7 @@ def named(*names):
 
 
 def infos(pair):
-    return [LiveModel.of(model).info for model in pair.build()]
+    return [LiveModel.from_model(model).info for model in pair.build()]
 
 
 def read_back(text, tmp_path):

@@ -88,7 +88,7 @@ def test_runs_without_a_common_step_say_how_to_record_them(pair):
 
 @pytest.mark.parametrize("schedule", [3, padiff.Schedule(every=3, first=2)])
 def test_a_recorder_takes_a_proxys_arguments_where_they_say_what_it_was_made_with(kit, schedule):
-    due = [k for k in range(8) if padiff.Schedule.of(schedule).due(k)]
+    due = [k for k in range(8) if padiff.Schedule.from_argument(schedule).due(k)]
     for folder, arguments in (
         ("a", {"per_step": 3, "dir_path": "a"}),
         ("b", {"per_step": 3}),

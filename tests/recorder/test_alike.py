@@ -12,7 +12,7 @@ from kit.nets import batch, one_step
 import padiff
 from padiff.dump.opening import open_run
 from padiff.frameworks import framework_of
-from padiff.records import Alike
+from padiff.records import LazyRecords
 from padiff.sketches.cuts import sample
 from padiff.sketches.sketch import sketch_of
 
@@ -58,7 +58,7 @@ def runs(kit, tmp_path):
 def test_alike_as_they_are(runs):
     for number in range(len(SIZES)):
         full, memory, folder = (runs[name].steps(number)[0] for name in ("full", "memory", "folder"))
-        assert isinstance(memory.records, Alike)
+        assert isinstance(memory.records, LazyRecords)
         by_site = {record.site: record for record in full.records}
         assert [r.site for r in memory.records] == [r.site for r in folder.records] == list(by_site)
         for one, other in zip(memory.records, folder.records):

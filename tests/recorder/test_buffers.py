@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from padiff.recorder.array_pool import ArrayPool
-from padiff.recorder.taken import Difference
+from padiff.recorder.tensor_copy import Difference
 from padiff.records import InMemory, Record, Step
 
 

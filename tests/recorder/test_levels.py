@@ -53,7 +53,7 @@ RULES = [
 
 @pytest.mark.parametrize(("given", "path", "stage", "expected"), RULES)
 def test_rules(given, path, stage, expected):
-    detail = Detail.of(given)
+    detail = Detail.from_arguments(given)
     assert detail.level_of(path, stage) == expected
     levels = Levels(detail)
     automatic = "auto" in (detail.level, *detail.rules.values())
@@ -83,27 +83,27 @@ def test_rules(given, path, stage, expected):
 )
 def test_words_that_are_none(given, reported):
     with pytest.raises(UsageError, match=reported):
-        Detail.of(given)
+        Detail.from_arguments(given)
 
 
 def test_a_pattern_that_matches_no_layer():
-    Detail.of({"encoder.*": "sketch", "backward": "nothing", "(root)/forward": "full"}).check(NODES)
+    Detail.from_arguments({"encoder.*": "sketch", "backward": "nothing", "(root)/forward": "full"}).check(NODES)
     with pytest.raises(SelectionError, match=r"detail\['encodr\.0/grad'\].*encoder\.0"):
-        Detail.of({"encodr.0/grad": "sketch"}).check(NODES)
+        Detail.from_arguments({"encodr.0/grad": "sketch"}).check(NODES)
 
 
 def test_full_every_n_steps_is_given_once():
     detail = Detail("sketch", full_every_n_steps=3)
-    assert Detail.of(detail) is detail
-    assert Detail.of("sketch", 3) == detail
+    assert Detail.from_arguments(detail) is detail
+    assert Detail.from_arguments("sketch", 3) == detail
     with pytest.raises(UsageError, match="twice"):
-        Detail.of(detail, 3)
+        Detail.from_arguments(detail, 3)
 
 
 def test_what_a_run_says_of_it():
-    assert Detail.of("full").described() == {}
-    assert Detail.of("auto").described() == {"detail": {"*": "auto"}}
-    assert Detail.of({"head": "sketch"}, 5).described() == {
+    assert Detail.from_arguments("full").described() == {}
+    assert Detail.from_arguments("auto").described() == {"detail": {"*": "auto"}}
+    assert Detail.from_arguments({"head": "sketch"}, 5).described() == {
         "detail": {"*": "auto", "head": "sketch"},
         "full_every_n_steps": 5,
     }

@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 import padiff
 from padiff.dump.pack_writer import PackWriter
-from padiff.recorder.following import Following
 from padiff.recorder.planning import Planning
-from padiff.records.alike import Pattern
+from padiff.recorder.template_matcher import TemplateMatcher
+from padiff.records.step_schema import StepSchema
 
 STEPS = 10
 #: The step in which something else happens.
@@ -146,14 +146,14 @@ def recorded(training, folder, monkeypatch, plans):
     that began to follow a plan, whether they did so to the end.
     """
     whole = []
-    end = Following.end
+    end = TemplateMatcher.end
 
     def ended(following):
         whole.append(following.whole)
         end(following)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Following, "end", ended)
+        patched.setattr(TemplateMatcher, "end", ended)
         if not plans:
             patched.setattr(Planning, "begin", lambda planning, about: None)
         gave = []
@@ -261,7 +261,7 @@ def test_a_plan_keeps_no_output_and_no_model(tmp_path):
 
 
 def test_ctrl_c_in_a_gradient_that_is_expected_is_a_keyboard_interrupt(kit, tmp_path, monkeypatch):
-    training, caught, copied = OfKit(kit), None, Following._copied
+    training, caught, copied = OfKit(kit), None, TemplateMatcher._copied
 
     def interrupted(following, *args):
         if following._events[following._at].place >= 0:  # not of an output
@@ -274,7 +274,7 @@ def test_ctrl_c_in_a_gradient_that_is_expected_is_a_keyboard_interrupt(kit, tmp_
         with padiff.record(training.model, optimizer=training.optimizer, detail="sketch") as rec:
             for number in range(5):
                 if number == 3:
-                    monkeypatch.setattr(Following, "_copied", interrupted)
+                    monkeypatch.setattr(TemplateMatcher, "_copied", interrupted)
                 training.step(number)
                 rec.try_dump()
     except BaseException as error:
@@ -298,7 +298,7 @@ def test_the_first_step_that_follows_a_plan_is_written_as_the_one_before(tmp_pat
     ids=["others", "one that is two there", "two that are one there", "one of more than a sample"],
 )
 def test_samples_are_known_by_other_numbers_where_nothing_else_is_another(numbers, expected):
-    before = Pattern([], (0, 1, 0, -1), [], (1, -1), ())
+    before = StepSchema([], (0, 1, 0, -1), [], (1, -1), ())
     other = before.renumbered(numbers, (9, -1))
     assert other.like is before
     assert before.new_numbers(other) == expected

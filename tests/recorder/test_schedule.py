@@ -30,15 +30,15 @@ def test_the_steps_that_are_due(schedule, expected):
 
 
 def test_a_number_is_every_so_many_steps_and_a_schedule_stays_itself():
-    assert Schedule.of(4) == Schedule(every=4)
+    assert Schedule.from_argument(4) == Schedule(every=4)
     own = Schedule(steps=[3])
-    assert Schedule.of(own) is own
+    assert Schedule.from_argument(own) is own
 
 
 @pytest.mark.parametrize("every", [0, -1, 1.5, "2", True, None])
 def test_an_interval_that_cannot_be_meant_is_refused(every):
     with pytest.raises(UsageError, match=r"every_n_steps has to be a whole number of at least 1, got"):
-        Schedule.of(every)
+        Schedule.from_argument(every)
 
 
 def test_bounds_that_cannot_be_meant_are_refused():

@@ -16,12 +16,12 @@ def test_a_view_is_known_though_an_object_of_long_ago_had_the_number_of_its_base
     seen, copier = SeenTensors(framework), Copier(framework)
     early, late = ([kit.tensor(np.full(6, k)) for k in range(50)] for _ in range(2))
     for each in (*early, *late):
-        seen.of(each)
+        seen.lookup(each)
     gone = {id(each) for each in early}
     early.clear()
     made = [kit.tensor(np.arange(6.0)) for _ in range(200)]
     base = next(each for each in made if id(each) in gone)
-    seen.of(base).full = copier.take(base, FULL)
+    seen.lookup(base).full = copier.copy_at_level(base, FULL)
     view = base.reshape([2, 3])
     found = seen.taken(view, FULL)
     assert found is not None

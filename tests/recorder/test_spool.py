@@ -15,9 +15,9 @@ from safetensors.numpy import load_file
 import padiff
 from padiff.dump import open_run
 from padiff.dump.safetensors import write_safetensors
-from padiff.dump.spool import LEAST, Spools
-from padiff.recorder.taken import Difference
-from padiff.records import RunInfo, Unread
+from padiff.dump.spool import LEAST, PreallocatedFiles
+from padiff.recorder.tensor_copy import Difference
+from padiff.records import RunInfo, StreamedArray
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="files without a name are Linux's")
 
@@ -26,7 +26,7 @@ LARGE = LEAST // 4
 
 @pytest.fixture
 def spools(tmp_path):
-    return Spools(tmp_path, RunInfo("torch", "2.0", ()))
+    return PreallocatedFiles(tmp_path, RunInfo("torch", "2.0", ()))
 
 
 def some(seed, size=LARGE, dtype=np.float32):
@@ -116,7 +116,7 @@ def test_a_difference_is_worked_out_in_pieces(tmp_path, dtype):
 def test_a_difference_is_kept_in_pieces(tmp_path, spools):
     after, before = some(0, 200_000), some(1, 200_000)
     source = Difference(after, before)
-    assert isinstance(source.to_store(), Unread)
+    assert isinstance(source.to_store(), StreamedArray)
     kept = spools.next().keep(source.to_store())
     after[:] = 0  # what the optimizer makes of it next
     expected = some(0, 200_000).astype(np.float64) - before.astype(np.float64)

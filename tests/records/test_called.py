@@ -15,11 +15,11 @@ from padiff.align import align
 from padiff.dump import open_run
 from padiff.dump.storage import Storage
 from padiff.pair.plans import PairPlans
-from padiff.records import Both, FoldedDiffs
-from padiff.records.planned import PlannedPairs
-from padiff.records.rows import empty_rows
+from padiff.records import Both, CompactDiffs
+from padiff.records.diff_rows import empty_rows
+from padiff.records.pair_table import PairTable
 from padiff.records.step_diffs import StepDiffs
-from padiff.records.structured import AskedError, Structured, called, fact_of
+from padiff.records.stored_records import StoredRecords, ValuesNotLoadedError, fact_of, without_values
 
 TREE = info(root(1), linear("fc", 3, 2))
 PACKED, FILES = Storage(pack=True), Storage()
@@ -43,7 +43,7 @@ def written(path, *steps, storage=PACKED):
 def made(monkeypatch):
     """The records and the pairs that were made because somebody looked at them."""
     found = []
-    for cls in (Structured, PlannedPairs):
+    for cls in (StoredRecords, PairTable):
 
         def at(self, place, cls=cls, was=cls._at):
             if self._made[place] is None:
@@ -56,7 +56,7 @@ def made(monkeypatch):
 
 def test_they_are_called_as_they_are_and_none_is_made(tmp_path, made):
     (read,) = written(tmp_path / "run", one(0), one(1, sketched=True)).steps(0)
-    names = called(read.records)
+    names = without_values(read.records)
     assert not made and len(names) == len(read.records) == 5
     assert [replace(r, source=None) for r in names] == [replace(r, source=None) for r in read.records]
     assert len(made) == 5
@@ -64,23 +64,23 @@ def test_they_are_called_as_they_are_and_none_is_made(tmp_path, made):
 
 def test_their_values_are_not_to_be_had(tmp_path):
     (read,) = written(tmp_path / "run", one(0)).steps(0)
-    (name, *_) = called(read.records)
+    (name, *_) = without_values(read.records)
     for ask in (lambda: name.value, lambda: name.source.sketched, lambda: name.source.identity):
-        with pytest.raises(AskedError):
+        with pytest.raises(ValuesNotLoadedError):
             ask()
 
 
 def test_steps_that_call_theirs_the_same_share_them_however_they_are_kept(tmp_path):
     run, other = written(tmp_path / "a", one(0), one(1, sketched=True)), written(tmp_path / "b", one(0, 1e-3))
     steps = [run.steps(0)[0], run.steps(1)[0], other.steps(0)[0]]
-    assert len({id(called(each.records)) for each in steps}) == 1
+    assert len({id(without_values(each.records)) for each in steps}) == 1
 
 
 def test_they_go_with_the_steps(tmp_path):
     run = written(tmp_path / "run", one(0))
-    names = weakref.ref(called(run.steps(0)[0].records))
+    names = weakref.ref(without_values(run.steps(0)[0].records))
     gc.collect()
-    assert names() is None and len(called(run.steps(0)[0].records)) == 5
+    assert names() is None and len(without_values(run.steps(0)[0].records)) == 5
 
 
 def test_a_fact_is_found_of_what_they_are_called_and_once(tmp_path, made):
@@ -96,7 +96,7 @@ def test_a_fact_is_found_of_what_they_are_called_and_once(tmp_path, made):
 
 def test_records_of_which_that_is_not_known_are_themselves(tmp_path):
     (read,) = written(tmp_path / "run", one(0), storage=FILES).steps(0)
-    assert called(read.records) is read.records and called(list(read.records)) == list(read.records)
+    assert without_values(read.records) is read.records and without_values(list(read.records)) == list(read.records)
 
 
 def test_runs_that_match_are_compared_without_an_object_for_each_record(tmp_path, made, monkeypatch):
@@ -112,15 +112,15 @@ def test_runs_that_match_are_compared_without_an_object_for_each_record(tmp_path
     report = compare_runs(*folders, workers=1)
     assert report.passed and len(report.diffs) == 2 * layers * len(STAGES)
     # Aligning reads the weights of both sides, and some few pairs are looked at: the worst, and where judging begins.
-    assert len([kind for kind, _ in made if kind == "PlannedPairs"]) < 5
-    assert 2 * layers <= len([kind for kind, _ in made if kind == "Structured"]) < 2 * layers + 10
+    assert len([kind for kind, _ in made if kind == "PairTable"]) < 5
+    assert 2 * layers <= len([kind for kind, _ in made if kind == "StoredRecords"]) < 2 * layers + 10
 
 
 def test_diffs_of_steps_whose_losses_are_scaled_are_folded_without_a_record(tmp_path, made):
     outputs = [record("fc", "backward", f"output.{k}", np.ones((2, 2))) for k in range(5)]
     runs = Both(*(written(tmp_path / f"x{scale}", step(0, outputs, loss_scale=scale)) for scale in (8.0, 16.0)))
     pairs = PairPlans().pairs(*runs.map(lambda run: run.steps(0)[0]), align(TREE, TREE))
-    folded = FoldedDiffs(runs)
+    folded = CompactDiffs(runs)
     folded.add(StepDiffs(pairs, pairs.sites, empty_rows(5), {}, {}), Both(0, 0), 0)
     assert {place for _, place in made} <= {0}  # which says the step's number
     assert [diff.pair.scales for diff in folded] == [pair.scales for pair in pairs] == [Both(8.0, 16.0)] * 5

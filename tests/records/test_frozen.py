@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from padiff.records import Both, Diff, Figure, Figures, InMemory, Judgement, Pair, Record, Rule
-from padiff.records.frozen import quickly_made
+from padiff.records.frozen import fast_frozen_init
 
 RECORD = Record("a", "weight", "w", InMemory(np.zeros(2)), "float32", (2,))
 PAIR = Pair(3, RECORD, None)
@@ -72,4 +72,4 @@ def test_a_default_that_is_made_is_refused():
         some: list = field(default_factory=list)
 
     with pytest.raises(AssertionError, match="some has a default that is made"):
-        quickly_made(Made)
+        fast_frozen_init(Made)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from kit.records import record
 
-from padiff.records import Both, Diff, Figure, Figures, Judgement, Kind, Pair, Problem, Rule, Third
-from padiff.records.sites import Sites
+from padiff.records import Both, Diff, Figure, Figures, Float64Reference, Judgement, Kind, Pair, Problem, Rule
+from padiff.records.pair_schema import PairSchema
 from padiff.records.step_diffs import StepDiffs
 
 
@@ -30,7 +30,12 @@ def some_diffs():
         Diff(
             pairs[3],
             Figures(
-                l2=np.inf, size=7, index=(5,), bulk_l2=0.0, basis="moments", third=Third(Both(1e-7, 3e-7), "candidate")
+                l2=np.inf,
+                size=7,
+                index=(5,),
+                bulk_l2=0.0,
+                basis="moments",
+                third=Float64Reference(Both(1e-7, 3e-7), "candidate"),
             ),
             False,
             Judgement(Figure.REL_L2, np.inf, 0.0, Rule.EQUAL),
@@ -40,7 +45,7 @@ def some_diffs():
 
 def test_rows_give_the_same_diffs_to_the_bit():
     diffs = some_diffs()
-    step = StepDiffs.of(diffs)
+    step = StepDiffs.from_diffs(diffs)
     again = StepDiffs(step.pairs, step.sites, step.rows.copy(), step.problems, step.odd)
     assert again == diffs and list(again) == diffs and list(again[1:3]) == diffs[1:3] and again[-1] == diffs[-1]
     assert repr([astuple(d.figures) for d in again if d.figures]) == repr(
@@ -60,12 +65,12 @@ def test_columns_say_what_the_diffs_say(name):
         "measured": [diff.figures is not None for diff in diffs],
         "relative": [diff.figures.rel_l2 if diff.figures is not None else np.nan for diff in diffs],
     }
-    np.testing.assert_array_equal(getattr(StepDiffs.of(diffs), name), expected[name])
+    np.testing.assert_array_equal(getattr(StepDiffs.from_diffs(diffs), name), expected[name])
 
 
 def test_other_verdicts_leave_the_diffs_as_they_were():
     diffs = some_diffs()
-    step = StepDiffs.of(diffs)
+    step = StepDiffs.from_diffs(diffs)
     failed = step.failed({0: (Figure.RATIO, 0.5, 0.25, Rule.SYSTEMATIC)})
     assert list(failed) == [diffs[0].judged(False, Figure.RATIO, 0.5, 0.25, Rule.SYSTEMATIC), *diffs[1:]]
     assert list(step.passing([3], True)) == [*diffs[:3], replace(diffs[3], passed=True)]
@@ -73,14 +78,14 @@ def test_other_verdicts_leave_the_diffs_as_they_were():
 
 
 def test_the_diffs_of_several_processes_are_joined_and_split():
-    one, other = StepDiffs.of(some_diffs()), StepDiffs.of(some_diffs()[2:])
+    one, other = StepDiffs.from_diffs(some_diffs()), StepDiffs.from_diffs(some_diffs()[2:])
     joined = StepDiffs.joined([one, other])
     assert joined == [*one, *other] and StepDiffs.joined([one]) is one
     assert joined.split([one.pairs, other.pairs]) == [one, other]
 
 
 def test_a_fact_of_sites_is_found_out_once():
-    sites, calls = Sites.of([diff.pair for diff in some_diffs()]), []
+    sites, calls = PairSchema.from_pairs([diff.pair for diff in some_diffs()]), []
 
     def find(own):
         calls.append(own)

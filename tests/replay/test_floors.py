@@ -15,7 +15,7 @@ import padiff
 from padiff.compare.judge.limits import FLOORS
 from padiff.errors import RunFolderError, UsageError
 from padiff.records import Grade, Rule
-from padiff.replaying.moving import RUNS, Move
+from padiff.replaying.perturbation import RUNS, Perturbation
 from padiff.report_formats import to_json, to_markdown
 from replay.resnets import PaddleResNet, TorchResNet, batch
 from replay.trainings import SIDES, Paddle, Torch, replayed, train
@@ -53,7 +53,7 @@ def multiples(report, stage=None):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
 def test_numbers_are_moved_by_one_unit_in_the_last_place(dtype):
     values = np.array([1.5, -3e-3, 7.0, 0.0, np.inf, np.nan, 250.0], dtype)
-    moved = Move(0, 1, np.dtype(dtype).name).moved(values, 3)
+    moved = Perturbation(0, 1, np.dtype(dtype).name).moved(values, 3)
     assert moved.dtype == values.dtype
     for one, other in zip(values, moved):
         if not np.isfinite(one) or one == 0:
@@ -61,20 +61,23 @@ def test_numbers_are_moved_by_one_unit_in_the_last_place(dtype):
         else:
             up, down = np.nextafter(one, dtype(np.inf)), np.nextafter(one, dtype(-np.inf))
             assert other in (up, down)
-    again = Move(0, 1, np.dtype(dtype).name).moved(values, 3)
+    again = Perturbation(0, 1, np.dtype(dtype).name).moved(values, 3)
     np.testing.assert_array_equal(moved.astype(np.float64), again.astype(np.float64))
     large = np.random.RandomState(0).randn(4000).astype(dtype)
-    signs = np.sign(Move(0, 1, np.dtype(dtype).name).moved(large, 0).astype(float) - large.astype(float))
+    signs = np.sign(Perturbation(0, 1, np.dtype(dtype).name).moved(large, 0).astype(float) - large.astype(float))
     assert abs(signs.mean()) < 0.1 and (signs != 0).all()
-    assert (Move(1, 1, np.dtype(dtype).name).moved(large, 0) != Move(0, 1, np.dtype(dtype).name).moved(large, 0)).any()
+    assert (
+        Perturbation(1, 1, np.dtype(dtype).name).moved(large, 0)
+        != Perturbation(0, 1, np.dtype(dtype).name).moved(large, 0)
+    ).any()
 
 
 def test_what_is_computed_in_half_precision_is_moved_by_its_last_places():
     values = np.array([1.0, 3.0], np.float32)
-    moved = Move(0, 1, "bfloat16").moved(values, 0)
+    moved = Perturbation(0, 1, "bfloat16").moved(values, 0)
     assert (np.abs(moved - values) == [2.0**-7, 2.0**-6]).all() or (np.abs(moved - values) >= 2.0**-8).all()
     whole = np.arange(3)
-    assert Move(0, 1).moved(whole, 0) is whole
+    assert Perturbation(0, 1).moved(whole, 0) is whole
 
 
 def test_the_floor_of_a_linear_layer_is_what_its_inputs_and_weights_make_of_it(tmp_path):

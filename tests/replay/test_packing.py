@@ -106,7 +106,7 @@ class Noted:
     def __init__(self, masks=()):
         self.masks, self._left = list(masks), list(masks)
 
-    def wants(self):
+    def is_active(self):
         return True
 
     def begins(self):

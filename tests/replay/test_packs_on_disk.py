@@ -14,8 +14,8 @@ from padiff.dump.storage import Storage
 from padiff.dump.write import RunWriter
 from padiff.errors import PadiffError, RunFolderError, WriterError
 from padiff.records import InMemory, Layer, Record, RunInfo, Step
-from padiff.records.optimizer_state import OptimizerState, ParameterState, Rate
 from padiff.records.pack import Batch, Drawn, Mask, Pack, Unkept
+from padiff.records.parameter_states import OptimizerState, ParameterState, Rate
 from padiff_cli.main import main
 
 INFO = RunInfo("torch", "2", (Layer("(root)", "Net", "net"),))
@@ -67,7 +67,7 @@ def write(path: Path, *packs: Pack, info: RunInfo = INFO, **more: object) -> Non
     writer = RunWriter(path, info, rank=packs[0].rank, **more)  # type: ignore[arg-type]
     for pack in packs:
         record = Record("(root)", "forward", "output.0", kept(np.ones(8, np.float32)), "float32", (8,))
-        writer.put(Step(pack.step, (record,), rank=pack.rank), pack)
+        writer.add_step(Step(pack.step, (record,), rank=pack.rank), pack)
     writer.close()
 
 
@@ -104,7 +104,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 def test_without_packs_there_are_none(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path / "run", INFO)
-    writer.put(Step(0, ()))
+    writer.add_step(Step(0, ()))
     writer.close()
     assert not open_run(tmp_path / "run").packs and not (tmp_path / "run" / "packs").exists()
 
@@ -120,7 +120,7 @@ def test_ranks_write_a_pack_together(tmp_path: Path) -> None:
 def test_recorded_again_the_old_pack_goes(tmp_path: Path) -> None:
     write(tmp_path / "run", a_pack(3))
     writer = RunWriter(tmp_path / "run", INFO, existing="resume")
-    writer.put(Step(3, ()))
+    writer.add_step(Step(3, ()))
     writer.close()
     assert not open_run(tmp_path / "run").packs
     write(tmp_path / "run", a_pack(3), existing="overwrite")

@@ -15,8 +15,8 @@ import torch
 import padiff
 from padiff.compare.declared.fixes import clip_fix, layer_fix, loss_fix, optimizer_fix
 from padiff.errors import PadiffError
+from padiff.frameworks.argument_names import number_text
 from padiff.frameworks.catalog import ARGUMENTS, LAYERS, OPTIMIZERS, checked_fix
-from padiff.frameworks.spelled import number_text
 from padiff.records import Layer
 from padiff.repro import write_repro
 from padiff.repro.case import Case, variable

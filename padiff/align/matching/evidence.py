@@ -127,12 +127,12 @@ def scores(items: Both[list[Item]], without: Collection[str], linked: names.Link
             # Numbers on one side only are compared with the other side's order of definition.
             what = "numbers in the names" if all(in_names) else "numbers on one side"
             places = Both(in_names.reference or defined.reference, in_names.candidate or defined.candidate)
-            parts[what] = (_NUMBERED if all(in_names) else 2 * _DEFINED) * near.of(places)
-        parts["order of definition"] = _DEFINED * near.of(defined)
+            parts[what] = (_NUMBERED if all(in_names) else 2 * _DEFINED) * near.matrix(places)
+        parts["order of definition"] = _DEFINED * near.matrix(defined)
     if "execution" not in without:
         ran = _ran(items)
         if ran is not None:
-            parts["order of execution"] = _RAN * near.of(ran)
+            parts["order of execution"] = _RAN * near.matrix(ran)
         parts["output shape"] = _by_class(_each(items, lambda x: x.output), _same_output)
     if "values" not in without:
         parts["values"] = _by_values(_each(items, lambda x: x.values))
@@ -313,7 +313,7 @@ class _Near:
     def __init__(self) -> None:
         self._known: dict[tuple[bytes, bytes], np.ndarray] = {}
 
-    def of(self, places: Both[list[int]]) -> np.ndarray:
+    def matrix(self, places: Both[list[int]]) -> np.ndarray:
         """Return a matrix of closeness: 1 for equal positions, less with distance, counted from the nearer end."""
         ranks = places.map(lambda side: np.argsort(np.argsort(np.asarray(side), kind="stable"), kind="stable"))
         key = ranks.reference.tobytes(), ranks.candidate.tobytes()

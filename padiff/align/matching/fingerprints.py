@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from padiff.align.matching.parameter_units import Unit
-from padiff.align.seen import Values
+from padiff.align.runtime_evidence import Values
 from padiff.records import Both
 from padiff.sketches.sketch import Sketch
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from padiff.align.matching.evidence import NOTHING, Bag, Item
 from padiff.align.matching.layer_tree import LayerNode
 from padiff.align.matching.parameter_units import Unit, grouped
-from padiff.align.seen import Seen
+from padiff.align.runtime_evidence import RuntimeEvidence
 
 
 @dataclass
@@ -16,7 +16,7 @@ class ModelEvidence:
     """Evidence about one model's units and containers."""
 
     units: Sequence[Unit]
-    seen: Seen
+    seen: RuntimeEvidence
     #: Numbers that represent the units' values, if both sides start from the same values.
     values: Mapping[Unit, int] = field(default_factory=dict)
     #: All containers, by path.

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from padiff.align.matching.parameter_units import inside
-from padiff.align.seen import Seen
+from padiff.align.runtime_evidence import RuntimeEvidence
 from padiff.model import equivalents
 from padiff.records import Both, Layer
 
@@ -21,7 +21,7 @@ class Tree:
 
     layers: Sequence[Layer]
     skipped: Collection[str]
-    seen: Seen
+    seen: RuntimeEvidence
     #: The region of a given map that contains a layer, by path.
     region: Mapping[str, int]
 
@@ -147,7 +147,7 @@ def _may_be_one(reference: Layer, candidate: Layer) -> bool:
     )
 
 
-def _prefer(chain: list[Layer], evidence: Seen) -> list[Layer]:
+def _prefer(chain: list[Layer], evidence: RuntimeEvidence) -> list[Layer]:
     """Return the layers that were called, or all if none was: a wrapper that is never called has no outputs to
     compare.
     """

@@ -8,7 +8,7 @@ from typing import Any
 
 from padiff.align import Alignment
 from padiff.compare.declared.layers import layer_differences, mode_differences
-from padiff.compare.declared.made_up import made_up, rate_of, without_made_up
+from padiff.compare.declared.manual_weight_decay import manual_weight_decay, rate_of, without_manual_weight_decay
 from padiff.compare.declared.optimizers import (
     GroupPair,
     Optimizers,
@@ -55,7 +55,7 @@ class Declared:
     def at(self, step: int) -> tuple[Difference, ...]:
         """Return the differences in a compared step."""
         differences = self._of_step.get(step, ())
-        return without_made_up(differences, self._made_up) if self._made_up else differences
+        return without_manual_weight_decay(differences, self._made_up) if self._made_up else differences
 
     def in_steps(self, steps: Iterable[int], concerns: Callable[[Difference], bool]) -> list[tuple[int, Difference]]:
         """Return the differences in these steps that pass the filter, each with the first step that shows it."""
@@ -79,7 +79,7 @@ class Declared:
         ]
         diffs = [diff for rank in ranks for diff in rank] if unresolved else []
         for difference in unresolved:
-            if number is not None and made_up(difference, diffs, self._rates):
+            if number is not None and manual_weight_decay(difference, diffs, self._rates):
                 self._made_up[difference.key] = number
 
     def rates_agree(self, steps: Both[Step]) -> bool:
@@ -88,7 +88,7 @@ class Declared:
         """
         return rates_agree(self._groups, self._optimizers, steps)
 
-    def look(
+    def add_step(
         self,
         infos: Both[RunInfo],
         steps: Both[Step],
@@ -145,7 +145,7 @@ class Declared:
         steps: Both[Step],
     ) -> None:
         frameworks = infos.map(lambda info: info.framework)
-        self._optimizers = settings.map(Optimizers.of)
+        self._optimizers = settings.map(Optimizers.from_settings)
         sites = site_pairs(alignment, infos)
         self._groups = group_pairs(self._optimizers, sites)
         self._doubtful = doubtful_sites(sites, infos, self._optimizers)
@@ -166,7 +166,7 @@ def at_the_start(infos: Both[RunInfo], alignment: Alignment) -> tuple[Difference
     alignment.
     """
     frameworks, settings = infos.map(lambda info: info.framework), infos.map(lambda info: info.settings)
-    optimizers = settings.map(Optimizers.of)
+    optimizers = settings.map(Optimizers.from_settings)
     groups = group_pairs(optimizers, site_pairs(alignment, infos))
     declared = [
         *clip_differences(settings, optimizers, frameworks.candidate),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from padiff.frameworks.argument_names import SPELLINGS, ArgumentNames, number_text
 from padiff.frameworks.catalog import LAYERS, OPTIMIZERS, checked_fix, is_loss
 from padiff.frameworks.settings import LAYER_SETTINGS
-from padiff.frameworks.spelled import SPELLINGS, Spelling, number_text
 from padiff.records import Layer
 from padiff.system.code import literal
 
@@ -45,13 +45,13 @@ def optimizer_fix(
     return checked_fix(framework, f'{kind}([{{"params": [{listed}], {group}}}, ...])')
 
 
-def _class(spelling: Spelling, rule: str, values: Mapping[str, Any]) -> str:
+def _class(spelling: ArgumentNames, rule: str, values: Mapping[str, Any]) -> str:
     if rule == "SGD" and spelling.with_momentum and values.get("momentum"):
         return spelling.with_momentum
     return spelling.rules.get(rule, rule)
 
 
-def _argument(spelling: Spelling, name: str, values: Mapping[str, Any]) -> str:
+def _argument(spelling: ArgumentNames, name: str, values: Mapping[str, Any]) -> str:
     if name == "lr":
         return f"{spelling.rate}={number_text(values['lr'])}"
     if name not in spelling.values:

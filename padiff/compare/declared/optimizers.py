@@ -15,9 +15,9 @@ from typing import Any
 
 from padiff.align import Alignment
 from padiff.compare.declared.fixes import optimizer_fix
-from padiff.frameworks.spelled import SPELLINGS
+from padiff.frameworks.argument_names import SPELLINGS
 from padiff.records import LOOP, Both, Difference, Record, RunInfo, Step, setting_text, unzipped
-from padiff.records.structured import fact_of
+from padiff.records.stored_records import fact_of
 
 _NAME = re.compile(r"optimizer\.(\d{1,6})\.(?:group\.(\d{1,6})\.)?(.+)", re.DOTALL)
 # Values of settings that a run does not declare, because the framework lacks the setting or it is off.
@@ -70,7 +70,7 @@ class Optimizers:
     whole: bool = False
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> Optimizers:
+    def from_settings(cls, settings: Mapping[str, Any]) -> Optimizers:
         """Build from a run's settings; malformed entries are ignored."""
         rules: dict[int, str] = {}
         values: dict[tuple[int, int], dict[str, Any]] = {}

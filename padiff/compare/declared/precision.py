@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from padiff.align import Alignment
 from padiff.compare.judge.limits import ROUNDING, coarse
 from padiff.records import LOOP, Both, Difference, Step, is_functional
-from padiff.records.structured import called
+from padiff.records.stored_records import without_values
 
 _NOTE = "the coarser one rounds each output, and so much is allowed of all stages"
 
@@ -42,7 +42,7 @@ def precision_differences(alignment: Alignment, steps: Both[Step]) -> Iterator[D
 def _dtypes(step: Step) -> dict[str, str]:
     """Return the dtype of each layer's first output, if it is a floating dtype."""
     by_layer: dict[str, str] = {}
-    for record in called(step.records):
+    for record in without_values(step.records):
         if record.stage == "forward" and record.layer != LOOP and not is_functional(record.slot):
             by_layer.setdefault(record.layer, coarse(record.dtype))
     return {path: dtype for path, dtype in by_layer.items() if dtype in ROUNDING}

@@ -12,7 +12,7 @@ from padiff.compare.declared.optimizers import Optimizers, same, tied_homes
 from padiff.compare.declared.trainers import trainer_differences
 from padiff.model import equivalents
 from padiff.records import Both, Difference, RunInfo, Step, is_loss, is_of_loss, loss_role, setting_text
-from padiff.records.structured import called
+from padiff.records.stored_records import without_values
 
 _NO_CLIP = {"kind": "none"}
 _LEFT_OVER = (
@@ -156,7 +156,9 @@ def micro_batch_differences(steps: Both[Step]) -> Iterator[Difference]:
     if counts.reference == counts.candidate:
         return
     losses = steps.map(_losses)
-    shapes = steps.map(lambda step: [r.shape for r in called(step.records) if r.stage == "input" and not r.call])
+    shapes = steps.map(
+        lambda step: [r.shape for r in without_values(step.records) if r.stage == "input" and not r.call]
+    )
     if losses != counts or shapes.reference != shapes.candidate or not shapes.reference:
         return
     left_over = next((str(x) for x in steps.map(lambda step: step.settings.get("gradients.left_over")) if x), "")
@@ -166,8 +168,10 @@ def micro_batch_differences(steps: Both[Step]) -> Iterator[Difference]:
 
 def _losses(step: Step) -> int:
     """Return the number of a step's losses: the logged losses, otherwise the results of loss functions."""
-    logged = sum(is_loss(record) for record in called(step.records))
-    results = (r for r in called(step.records) if is_of_loss(r) and r.stage == "loss" and loss_role(r.slot) == "0")
+    logged = sum(is_loss(record) for record in without_values(step.records))
+    results = (
+        r for r in without_values(step.records) if is_of_loss(r) and r.stage == "loss" and loss_role(r.slot) == "0"
+    )
     return logged or sum(1 for _ in results)
 
 
@@ -213,7 +217,9 @@ def _frozen(info: RunInfo) -> set[str]:
 
 
 def _moved(step: Step) -> set[str]:
-    return {f"{record.layer}/{record.slot}" for record in called(step.records) if record.stage in ("grad", "update")}
+    return {
+        f"{record.layer}/{record.slot}" for record in without_values(step.records) if record.stage in ("grad", "update")
+    }
 
 
 def tied_differences(alignment: Alignment, infos: Both[RunInfo]) -> Iterator[Difference]:

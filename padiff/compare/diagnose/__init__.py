@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from padiff.system.lazily import names_from
 
 if TYPE_CHECKING:
-    from padiff.compare.diagnose.aftermath.around import Around
     from padiff.compare.diagnose.evidence import Evidence
     from padiff.compare.diagnose.explained_later import cause_found_later
     from padiff.compare.diagnose.first import described, with_proof
+    from padiff.compare.diagnose.followups.followup_context import FollowupContext
     from padiff.compare.diagnose.place import Place
     from padiff.compare.diagnose.settings import before_the_first, settings_first
 else:
@@ -19,7 +19,7 @@ else:
     __getattr__ = names_from(
         __name__,
         {
-            "Around": "padiff.compare.diagnose.aftermath.around",
+            "FollowupContext": "padiff.compare.diagnose.followups.followup_context",
             "Evidence": "padiff.compare.diagnose.evidence",
             "Place": "padiff.compare.diagnose.place",
             "before_the_first": "padiff.compare.diagnose.settings",
@@ -31,7 +31,7 @@ else:
     )
 
 __all__ = [
-    "Around",
+    "FollowupContext",
     "Evidence",
     "Place",
     "before_the_first",

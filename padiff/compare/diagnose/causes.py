@@ -10,7 +10,7 @@ from padiff.compare.diagnose.between import cause_in_place
 from padiff.compare.diagnose.place import Place
 from padiff.compare.diagnose.settings import cause_around, cause_in_settings
 from padiff.compare.diagnose.stages import cause_by_stage
-from padiff.compare.judge.absent import whole_stage_missing
+from padiff.compare.judge.missing_records import whole_stage_missing
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.records import SIDES, Cause, Diff, Difference, Kind, Pair
 from padiff.system.naming import first_few

@@ -12,19 +12,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.edit import Sheet, Target
+from padiff.compare.diagnose.computing.dropped_terms import dropped_terms
+from padiff.compare.diagnose.computing.edit import FormulaView, Target
 from padiff.compare.diagnose.computing.formula import Formula, UnknownError, computed
-from padiff.compare.diagnose.computing.leaving_out import left_out
-from padiff.compare.diagnose.computing.otherwise import otherwise
+from padiff.compare.diagnose.computing.operation_edits import operation_edits
 from padiff.compare.diagnose.computing.writer import CONSTANT, Writer
 from padiff.compare.diagnose.evidence import Evidence
+from padiff.compare.diagnose.hypotheses.code_edits import AGREES, Case, Found, case_of, reported, tried
+from padiff.compare.diagnose.hypotheses.code_edits import same as _same
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, rounding_of, whole_of
 from padiff.compare.diagnose.hypotheses.engine import explain, explained
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis
 from padiff.compare.diagnose.hypotheses.layer_output import root
 from padiff.compare.diagnose.hypotheses.proof import NEAR
-from padiff.compare.diagnose.hypotheses.rewritten import AGREES, Case, Found, case_of, reported, tried
-from padiff.compare.diagnose.hypotheses.rewritten import same as _same
-from padiff.compare.diagnose.hypotheses.scene import Scene, rounding_of, whole_of
 from padiff.compare.diagnose.place import Place, graphs_of
 from padiff.compare.diagnose.ranks import placed
 from padiff.compare.diagnose.traced import Graph
@@ -59,7 +59,7 @@ def cause_found_later(first: FirstDiff, place: Place, diffs: Sequence[Diff], evi
         return None
     number = later.pair.step
     rank_diff = placed(later, diffs)
-    scene = Scene(later, rank_diff.own, evidence.alignment, evidence.runs, rank_diff.rank)
+    scene = DiffContext(later, rank_diff.own, evidence.alignment, evidence.runs, rank_diff.rank)
     try:
         # The inputs of the model do not depend on the weights, so they can be compared as in the first step.
         cause = (
@@ -78,7 +78,7 @@ def _site(diff: Diff) -> tuple[str, str, int]:
     return anchor.layer, anchor.stage, anchor.call
 
 
-def _hypotheses(scene: Scene, place: Place, steps: Both[Step]) -> Iterator[Hypothesis]:
+def _hypotheses(scene: DiffContext, place: Place, steps: Both[Step]) -> Iterator[Hypothesis]:
     infos = scene.runs.map(lambda run: run.info)
     graphs = graphs_of(steps, infos)
     ends = _ends(scene, place, graphs)
@@ -99,7 +99,7 @@ def _hypotheses(scene: Scene, place: Place, steps: Both[Step]) -> Iterator[Hypot
         if error > AGREES * root(actual) or sum(value.size for value in formula.values) > _MOST:
             return
         noise = max(noise, error, _ROUNDINGS * rounding_of(scene.diff.pair) * root(actual))
-        sheets.append(Sheet(writer, graph, recorded.looks.reference is not _same))
+        sheets.append(FormulaView(writer, graph, recorded.looks.reference is not _same))
     answers = _Answers(scene, graphs)
     trials: list[Found] = []
     case = None
@@ -112,14 +112,14 @@ def _hypotheses(scene: Scene, place: Place, steps: Both[Step]) -> Iterator[Hypot
             return  # only the inputs differ
         sheet.formula = swapped
         case = replace(recorded, sides=Both(base, expected).swapped(bool(k)), noise=max(noise, 1e-300))
-        makers = (left_out,) if k else (left_out, otherwise)
+        makers = (dropped_terms,) if k else (dropped_terms, operation_edits)
         target = Target(expected, sheet.shape(swapped.end), look)
         trials += [replace(trial, case=case) for trial in tried(case, sheet, makers, target, bool(k))]
     if case is not None:
         yield from reported(case, trials)
 
 
-def _case(scene: Scene, graphs: Both[Graph], ends: Both[int]) -> Case | None:
+def _case(scene: DiffContext, graphs: Both[Graph], ends: Both[int]) -> Case | None:
     """Return the recorded tensors that differ, as a case; `None` if they are not recorded or do not fit each other."""
     likes = scene.diff.pair.sides
     if likes.reference is None or likes.candidate is None:
@@ -162,7 +162,7 @@ def _at(graph: Graph, address: _Address | None) -> int | None:
     return None
 
 
-def _ends(scene: Scene, place: Place, graphs: Both[Graph]) -> Both[int] | None:
+def _ends(scene: DiffContext, place: Place, graphs: Both[Graph]) -> Both[int] | None:
     """Return the numbers of the tensors that differ, in the traces of the later step; `None` if a side has none.
 
     The tensors that the first step showed are preferred over the output of the layer.
@@ -195,7 +195,7 @@ class _Answers:
         graphs: the traces of the step, of either side.
     """
 
-    def __init__(self, scene: Scene, graphs: Both[Graph]) -> None:
+    def __init__(self, scene: DiffContext, graphs: Both[Graph]) -> None:
         self._scene, self._graphs = scene, graphs
         self._paths = Both(
             {p.reference.path: p.candidate.path for p in scene.alignment.pairs},
@@ -208,7 +208,7 @@ class _Answers:
                     if record is not None:
                         pairs[record.layer, record.slot, record.call] = pair
 
-    def instead(self, sheet: Sheet, k: int) -> Formula | None:
+    def instead(self, sheet: FormulaView, k: int) -> Formula | None:
         """Return a side's formula computed with the inputs of the other side; `None` if these are not recorded."""
         formula = Formula()
         for number, (node, value) in enumerate(zip(sheet.nodes, sheet.formula.values)):
@@ -227,7 +227,7 @@ class _Answers:
         formula.end = sheet.formula.end
         return formula if np.isfinite(formula.values[formula.end]).all() else None
 
-    def _of(self, sheet: Sheet, node: int, k: int) -> np.ndarray | None:
+    def _of(self, sheet: FormulaView, node: int, k: int) -> np.ndarray | None:
         name = sheet.nodes[node].name
         if name:
             layer, _, slot = name.rpartition("/")

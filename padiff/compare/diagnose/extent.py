@@ -11,10 +11,10 @@ import numpy as np
 from padiff.compare.measure.operands import Arrays, operands
 from padiff.errors import RunFolderError
 from padiff.model import equivalents
-from padiff.records import LOOP, PARAMETER_STAGES, Diff, Extent, Figure, Within
+from padiff.records import LOOP, PARAMETER_STAGES, Diff, Extent, Figure, TensorExtent
 from padiff.records.extent import CAUSAL
-from padiff.records.planned import PlannedPairs
-from padiff.records.sites import Sites
+from padiff.records.pair_schema import PairSchema
+from padiff.records.pair_table import PairTable
 from padiff.records.step_diffs import StepDiffs
 
 # A part of a tensor is named if it is at most this share of the tensor and at most this many slices. Single elements
@@ -29,7 +29,7 @@ Site = tuple[str, str, str, int]
 Agreed = tuple[float, int]
 NEVER: Agreed = (0.0, 0)
 _Columns = tuple[np.ndarray, np.ndarray]
-_NO_COLUMNS: Mapping[tuple[int, Sites], _Columns] = MappingProxyType({})
+_NO_COLUMNS: Mapping[tuple[int, PairSchema], _Columns] = MappingProxyType({})
 _NONE: Mapping[Site, Agreed] = MappingProxyType({})
 
 
@@ -49,7 +49,7 @@ class Agreement:
     """
 
     def __init__(
-        self, columns: Mapping[tuple[int, Sites], _Columns] = _NO_COLUMNS, others: Mapping[Site, Agreed] = _NONE
+        self, columns: Mapping[tuple[int, PairSchema], _Columns] = _NO_COLUMNS, others: Mapping[Site, Agreed] = _NONE
     ) -> None:
         self._columns, self._others = columns, others
 
@@ -62,7 +62,7 @@ class Agreement:
         columns, others = dict(self._columns), self._others
         for rank, diffs in enumerate(ranks):
             compared = diffs.known
-            if isinstance(diffs.pairs, PlannedPairs):
+            if isinstance(diffs.pairs, PairTable):
                 most, steps = columns.get((rank, diffs.sites), (0.0, 0))
                 errors = np.where(compared, diffs.relative, 0.0)
                 columns[rank, diffs.sites] = np.fmax(most, errors), steps + compared
@@ -99,7 +99,7 @@ class Agreement:
         return (most, steps) if steps else never
 
 
-def _sites(sites: Sites) -> list[Site]:
+def _sites(sites: PairSchema) -> list[Site]:
     return list(zip(sites.layers, sites.stages, sites.slots, sites.calls))
 
 
@@ -149,7 +149,7 @@ def _kind(diff: Diff) -> str:
     return "biases" if equivalents.slot(anchor.slot).endswith("bias") else "matrices"
 
 
-def _within(diff: Diff) -> Within | None:
+def _within(diff: Diff) -> TensorExtent | None:
     """Return the part of the tensor that differs, if the remaining elements are within the limit; else `None`."""
     judged = diff.judgement
     if judged is None or judged.figure not in (Figure.REL_L2, Figure.L2) or diff.figures is None or diff.problem:
@@ -164,18 +164,18 @@ def _within(diff: Diff) -> Within | None:
     error = np.abs(values.candidate - values.reference) ** 2
     scale = diff.figures.reference_l2 if judged.figure is Figure.REL_L2 else 1.0
     allowed = (judged.limit * scale) ** 2
-    best: Within | None = None
+    best: TensorExtent | None = None
     for axis in range(error.ndim):
         indices = _fewest(error.sum(axis=tuple(k for k in range(error.ndim) if k != axis)), allowed)
         size = error.shape[axis]
         if 0 < len(indices) <= min(_NAMED, _SHARE * size) and (
             best is None or len(indices) / size < best.count / best.size
         ):
-            best = Within(_axis_name(diff.pair.stage, axis, error.ndim), indices, len(indices), size)
+            best = TensorExtent(_axis_name(diff.pair.stage, axis, error.ndim), indices, len(indices), size)
     if best is None and error.ndim > 1:
         count = len(_fewest(error.ravel(), allowed))
         if 0 < count <= _ELEMENTS * error.size:
-            return Within("element", (), count, error.size)
+            return TensorExtent("element", (), count, error.size)
     return best
 
 

@@ -9,16 +9,16 @@ from padiff.align import Alignment
 from padiff.compare.diagnose.between import where_in_code
 from padiff.compare.diagnose.call_words import place_of
 from padiff.compare.diagnose.causes import guess, recorded_cause
+from padiff.compare.diagnose.differing_rank import put_together, rank_of
 from padiff.compare.diagnose.environments import autocast_cause, environment_cause
 from padiff.compare.diagnose.evidence import Evidence
 from padiff.compare.diagnose.extent import extent_of
-from padiff.compare.diagnose.hypotheses import held
+from padiff.compare.diagnose.hypotheses import missing_gradient
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
 from padiff.compare.diagnose.hypotheses.engine import Finding, explain
-from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.diagnose.known_causes import known_cause, says_where
 from padiff.compare.diagnose.losses import loss_cause
 from padiff.compare.diagnose.padding import padding_cause
-from padiff.compare.diagnose.parts import put_together, rank_of
 from padiff.compare.diagnose.place import Place, place_of_diff
 from padiff.compare.diagnose.ranks import placed, rank_cause
 from padiff.compare.diagnose.recompute.which_side import which_side
@@ -107,7 +107,7 @@ def with_proof(first: FirstDiff, step: Sequence[Diff], evidence: Evidence) -> Fi
     return replace(first, cause=as_computed(cause, differences, explain(scene).cause, update.pair.step))
 
 
-def _cause(scene: Scene, step: Sequence[Diff], place: Place, evidence: Evidence, compute: bool) -> Cause | None:
+def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evidence, compute: bool) -> Cause | None:
     """Return the cause that the records show, else the cause that a hypothesis proves, else the code to read."""
     runs, alignment, diff = evidence.runs, evidence.alignment, scene.diff
     declared = scene.declared
@@ -118,7 +118,7 @@ def _cause(scene: Scene, step: Sequence[Diff], place: Place, evidence: Evidence,
         or padding_cause(scene)
         or trainer_cause(scene)
         or loss_cause(scene)
-        or next(held.causes(scene), None)
+        or next(missing_gradient.causes(scene), None)
     )
     if cause is not None:
         computed_loss = explain(scene).cause if compute and diff.pair.stage == "loss" and not cause.proven else None
@@ -198,7 +198,7 @@ def _lines(call: TracedCall) -> tuple[str, ...]:
     return tuple(f"{frame.file}:{frame.line} {frame.function}" for frame in call.stack[: -_LINES - 1 : -1])
 
 
-def _rank(pair: Pair, scene: Scene, step: Sequence[Diff]) -> int | None:
+def _rank(pair: Pair, scene: DiffContext, step: Sequence[Diff]) -> int | None:
     """Return the process that a first diff belongs to; `None` with one process, or if the processes share the diff."""
     if put_together(pair):
         return rank_of(pair)
@@ -206,10 +206,10 @@ def _rank(pair: Pair, scene: Scene, step: Sequence[Diff]) -> int | None:
     return None if common or min(run.info.world_size for run in scene.runs) == 1 else scene.rank
 
 
-def scene_of(diff: Diff, step: Sequence[Diff], alignment: Alignment, runs: Both[Run]) -> Scene:
+def scene_of(diff: Diff, step: Sequence[Diff], alignment: Alignment, runs: Both[Run]) -> DiffContext:
     """Return the scene of a diff for hypotheses, with the diffs of the same process only."""
     rank_diff = placed(diff, step)
-    return Scene(diff, rank_diff.own, alignment, runs, rank_diff.rank)
+    return DiffContext(diff, rank_diff.own, alignment, runs, rank_diff.rank)
 
 
 def _paths(pair: Pair, alignment: Alignment) -> Both[str | None]:

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from padiff.compare.diagnose.call_words import given_in_common
-from padiff.compare.diagnose.hypotheses.scene import Scene
-from padiff.compare.diagnose.known import AtlasRow, known_difference
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
+from padiff.compare.diagnose.known_differences import AtlasRow, known_difference
 from padiff.compare.diagnose.place import Place
 from padiff.model import equivalents
 from padiff.records import Both, Cause, Layer, RunInfo, is_of_loss
@@ -26,7 +26,7 @@ _MOST = 2
 _KEYWORD = re.compile(r"(\w+)=([^,()\n]+)")
 
 
-def known_cause(scene: Scene, place: Place) -> Cause | None:
+def known_cause(scene: DiffContext, place: Place) -> Cause | None:
     """Return a known difference of torch and paddle in the operation of a first diff as its cause.
 
     `None` if no difference is known, or if both runs are of one framework.
@@ -56,11 +56,11 @@ def says_where(recorded: Cause, place: Place) -> bool:
     return not given_in_common(place.calls.same)
 
 
-def _at_start(scene: Scene) -> bool:
+def _at_start(scene: DiffContext) -> bool:
     return scene.stage == "weight" and scene.number == 0
 
 
-def _operations(scene: Scene, place: Place) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _operations(scene: DiffContext, place: Place) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the operations that the diff may come from, each with its settings, the nearest first."""
     if place.calls is not None and place.calls.same is not None:
         call = place.calls.same.reference
@@ -81,7 +81,7 @@ def _operations(scene: Scene, place: Place) -> Iterator[tuple[str, Mapping[str, 
                 yield layer.kind, layer.settings
 
 
-def _layer(scene: Scene) -> Layer | None:
+def _layer(scene: DiffContext) -> Layer | None:
     return scene.layers.reference if scene.layers is not None else None
 
 

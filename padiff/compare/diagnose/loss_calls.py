@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from padiff.compare.declared.fixes import loss_fix
-from padiff.compare.diagnose.hypotheses.scene import Scene
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
 from padiff.compare.measure.losses import RecordedLoss, loss_of, loss_settings, recorded_losses
 from padiff.compare.measure.operands import operands
 from padiff.errors import RunFolderError, SketchOnlyError
-from padiff.frameworks.spelled import SPELLINGS
+from padiff.frameworks.argument_names import SPELLINGS
 from padiff.records import Both, Diff, Problem, RunInfo, Step, is_of_loss, settings_at
 
 # A computed loss counts as the other side's if it is this many times nearer than the recorded one, and at most this
@@ -72,7 +72,7 @@ class LossCall:
         return error <= _NEAR * size and error * _NEARER <= recorded_error
 
 
-def calls_of(scene: Scene) -> Both[LossCall] | None:
+def calls_of(scene: DiffContext) -> Both[LossCall] | None:
     """Return the two calls that a scene's diff belongs to; `None` if a side does not have exactly one such call."""
     sides = scene.sides(scene.number)
     if sides is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from padiff.compare.diagnose.hypotheses.scene import Scene
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
 from padiff.compare.diagnose.loss_calls import (
     LossCall,
     calls_of,
@@ -131,7 +131,7 @@ def _is_softmax(calls: Both[LossCall]) -> bool:
     return bool(np.allclose(shifted / shifted.sum(-1, keepdims=True), candidate_input, rtol=0, atol=1e-3))
 
 
-def labels_in_order(scene: Scene) -> Cause | None:
+def labels_in_order(scene: DiffContext) -> Cause | None:
     """Return the cause of labels that differ by their order or by a constant offset; `None` for any other difference.
 
     Labels that a model predicts do not differ in these ways.

@@ -9,7 +9,7 @@ from typing import Any
 
 from padiff.compare.declared.optimizers import same
 from padiff.compare.declared.run import OF_LAYOUT
-from padiff.compare.diagnose.hypotheses.scene import Scene
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
 from padiff.compare.diagnose.loss_calls import (
     WEIGHTS,
     LossCall,
@@ -21,7 +21,7 @@ from padiff.compare.diagnose.loss_calls import (
     spelled,
 )
 from padiff.compare.diagnose.values import ratio_of, round_ratio, times
-from padiff.frameworks.known import known
+from padiff.frameworks.conventions import conventions_of
 from padiff.records import Both, Cause, Diff, Rule, is_loss, is_of_loss, loss_role, setting_text
 
 _KINDS = {
@@ -34,7 +34,7 @@ _KINDS = {
 }
 
 
-def output_cause(scene: Scene, calls: Both[LossCall] | None) -> Cause | None:
+def output_cause(scene: DiffContext, calls: Both[LossCall] | None) -> Cause | None:
     if calls is None:
         return None
     reference, candidate = calls
@@ -136,7 +136,7 @@ def _other_function(calls: Both[LossCall]) -> Cause:
 
 def _ignored_rows(calls: Both[LossCall]) -> Cause | None:
     """Return a cause if only one of the frameworks counts rows with ignored labels in the mean; else `None`."""
-    counting = calls.map(lambda call: known(call.framework).counts_ignored)
+    counting = calls.map(lambda call: conventions_of(call.framework).counts_ignored)
     if counting.reference == counting.candidate or calls.candidate.loss.function != "cross_entropy":
         return None
     reference, candidate = calls

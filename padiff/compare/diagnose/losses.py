@@ -6,7 +6,7 @@ reference. If this gives the reference's loss, the cause is proven.
 
 from __future__ import annotations
 
-from padiff.compare.diagnose.hypotheses.scene import Scene
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
 from padiff.compare.diagnose.loss_calls import WEIGHTS, LossCall, calls_of
 from padiff.compare.diagnose.loss_inputs import input_cause, labels_cause, weights_cause
 from padiff.compare.diagnose.loss_outputs import output_cause
@@ -17,7 +17,7 @@ from padiff.records import Both, Cause, Problem, is_of_loss, loss_role
 _LABELS = ("labels", "target")
 
 
-def loss_cause(scene: Scene) -> Cause | None:
+def loss_cause(scene: DiffContext) -> Cause | None:
     """Return the cause of a first diff that is a loss or an input of a loss function; `None` if the records do not
     show it.
     """
@@ -39,7 +39,7 @@ def loss_cause(scene: Scene) -> Cause | None:
         return None
 
 
-def loss_cause_of(scene: Scene, calls: Both[LossCall]) -> Cause | None:
+def loss_cause_of(scene: DiffContext, calls: Both[LossCall]) -> Cause | None:
     """Return the cause of a loss function's output that differs, for two calls with the same inputs; `None` if
     unknown.
     """

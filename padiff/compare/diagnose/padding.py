@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from padiff.compare.diagnose.hypotheses.scene import Scene, whole_of
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, whole_of
 from padiff.records import PARAMETER_STAGES, Cause
 
 # The largest error of rows that count as equal, relative to the largest element.
 _NEAR = 1e-4
 
 
-def padding_cause(scene: Scene) -> Cause | None:
+def padding_cause(scene: DiffContext) -> Cause | None:
     """Return a cause if an embedding's parameter differs only in the row that one run declares as padding; else `None`.
 
     The padding row is zero at the start and gets no gradient.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from padiff.compare.diagnose.hypotheses.scene import Scene, whole_of
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, whole_of
 from padiff.compare.first_failed import ranks_of
 from padiff.compare.replicas import RankFault, RankFinding, check_replicas
 from padiff.errors import PadiffError
@@ -39,7 +39,7 @@ def placed(diff: Diff, step: Sequence[Diff]) -> RankDiff:
     return RankDiff(diff, ranks[number], number)
 
 
-def rank_cause(scene: Scene, step: Sequence[Diff]) -> Cause | None:
+def rank_cause(scene: DiffContext, step: Sequence[Diff]) -> Cause | None:
     """Return a fault between the processes of one run that the other run does not have; else `None`.
 
     Args:
@@ -60,7 +60,7 @@ def rank_cause(scene: Scene, step: Sequence[Diff]) -> Cause | None:
     return None
 
 
-def _findings(run: Run, scene: Scene) -> list[RankFinding]:
+def _findings(run: Run, scene: DiffContext) -> list[RankFinding]:
     """Return the findings on a run's processes in the scene's step and in the step compared before it."""
     if run.info.world_size == 1:
         return []

@@ -8,7 +8,7 @@ import numpy as np
 
 from padiff.align import LayerPair
 from padiff.compare.diagnose.values import CONSTANT, masked_apart, ratio_of, round_ratio, same_values, times, values_of
-from padiff.compare.judge.siblings import key_of
+from padiff.compare.judge.scale_errors import key_of
 from padiff.model import equivalents
 from padiff.records import LOOP, Both, Cause, Diff, Layer, is_functional
 

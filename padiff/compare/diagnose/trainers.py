@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
 from padiff.compare.diagnose.hypotheses.ratios import facts, recognised
-from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.diagnose.loss_calls import loss_calls
 from padiff.compare.measure.labels import labels_by_call
 from padiff.errors import RunFolderError, SketchOnlyError
@@ -20,7 +20,7 @@ _SHORTEST = 3
 _OVER_TOKENS = "over the tokens of a step"
 
 
-def trainer_cause(scene: Scene) -> Cause | None:
+def trainer_cause(scene: DiffContext) -> Cause | None:
     """Return the cause of a first diff that is a loss, labels of a loss, or the gradient norm that clipping measured.
 
     `None` if the recorded values do not show the cause.
@@ -38,7 +38,7 @@ def trainer_cause(scene: Scene) -> Cause | None:
         return None
 
 
-def _norm(scene: Scene) -> Cause | None:
+def _norm(scene: DiffContext) -> Cause | None:
     figures = scene.diff.figures
     if figures is None or not figures.reference_l2:
         return None
@@ -51,13 +51,13 @@ def _norm(scene: Scene) -> Cause | None:
     return Cause("gradient_scale", f"{text}; {number.text}" if number is not None else text)
 
 
-def _declared(scene: Scene, name: str) -> Difference | None:
+def _declared(scene: DiffContext, name: str) -> Difference | None:
     return next(
         (difference for difference in scene.declared if difference.kind == "trainer" and difference.name == name), None
     )
 
 
-def _unshifted(scene: Scene) -> Cause | None:
+def _unshifted(scene: DiffContext) -> Cause | None:
     """Return a cause if the labels of one side are the other side's labels shifted by one token; else `None`."""
     sides = scene.sides(scene.number)
     if sides is None:
@@ -106,7 +106,7 @@ def _alike(first: np.ndarray, second: np.ndarray) -> bool:
     return bool(counted.any() and (first == second)[counted].all())
 
 
-def _mean(scene: Scene) -> Cause | None:
+def _mean(scene: DiffContext) -> Cause | None:
     """Return a cause if one trainer averages the loss over the tokens of a step, the other over each micro-batch."""
     difference = _declared(scene, "the loss is a mean")
     sides = scene.sides(scene.number)

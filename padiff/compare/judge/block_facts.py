@@ -11,8 +11,8 @@ from padiff.compare.judge.limits import MOST
 from padiff.compare.judge.site_facts import SiteFacts
 from padiff.compare.judge.step_figures import bulk_of, hiding_noise, largest_errors
 from padiff.compare.judge.zero import Scales, largest_rms, rounding_gradients
-from padiff.records.block import Block
-from padiff.records.rows import TENSORS
+from padiff.records.diff_rows import TENSORS
+from padiff.records.step_batch import StepBatch
 from padiff.sketches.sketch import ELEMENTS
 
 
@@ -39,7 +39,7 @@ class Apart(NamedTuple):
 
 
 @np.errstate(all="ignore")
-def apart_at_start(block: Block, besides: np.ndarray | None = None) -> list[Apart]:
+def apart_at_start(block: StepBatch, besides: np.ndarray | None = None) -> list[Apart]:
     """Return the distance at the start of each step.
 
     Args:
@@ -59,7 +59,7 @@ def apart_at_start(block: Block, besides: np.ndarray | None = None) -> list[Apar
     return list(map(Apart, errors.tolist(), sampled.tolist(), largest.tolist()))
 
 
-def is_sampled(block: Block) -> np.ndarray:
+def is_sampled(block: StepBatch) -> np.ndarray:
     """Return a mask of the tensors that were measured by samples of their elements only."""
     rows = block.rows
     return np.asarray(block.measured & (rows["basis"] != TENSORS) & (rows["size"] > ELEMENTS))
@@ -83,7 +83,7 @@ class BlockFacts:
             steps where outputs differ: `came_back` and `went_in` limit the errors of these layers' gradients.
     """
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: StepBatch) -> None:
         self.bulk = bulk_of(block)
         self.grad_scales = block.fact(Scales).layers
         self.noise = _of_parameters(block, rounding_gradients(block) | hiding_noise(block))
@@ -101,7 +101,7 @@ class BlockFacts:
         self.made_of = simple & (self.went_in > 0)[:, None] & ~np.isnan(self.came_back)
 
 
-def _of_parameters(block: Block, which: np.ndarray) -> np.ndarray:
+def _of_parameters(block: StepBatch, which: np.ndarray) -> np.ndarray:
     """Return a mask of the diffs whose parameter is among the parameters of the masked gradients."""
     sites = block.sites
     which = block.of_stage("grad", which & block.known & ~block.troubled)

@@ -19,13 +19,13 @@ from padiff.compare.judge.limits import (
     UNRELATED,
     UNSEEN_KINKS,
 )
-from padiff.compare.judge.siblings import offs
+from padiff.compare.judge.scale_errors import scale_errors
 from padiff.compare.judge.site_facts import SiteFacts
 from padiff.compare.measure.arrays import few
 from padiff.records import Coverage, Diff, Figure, FirstDiff
-from padiff.records.block import Block
-from padiff.records.rows import FIGURE_NUMBERS, FIGURES
-from padiff.records.sites import Key, Sites
+from padiff.records.diff_rows import FIGURE_NUMBERS, FIGURES
+from padiff.records.pair_schema import Key, PairSchema
+from padiff.records.step_batch import StepBatch
 from padiff.records.step_diffs import StepDiffs
 
 # Number of steps after which updates may be unrelated.
@@ -71,7 +71,8 @@ class Drift:
         typical: median relative L2 error of the outputs (``forward``) and of the updates (``update``).
         rounding: relative error of rounding one number of the coarsest outputs.
         element: root of the share of one element in the smallest output whose shape differs from the last output's.
-        ratio: largest absolute median ratio, less 1, of the gradients or updates of a step so far (`Offs.ratio`).
+        ratio: largest absolute median ratio, less 1, of the gradients or updates of a step so far
+            (`ScaleErrors.ratio`).
         began: norm of each of the reference's weights in the first compared step that has the weight.
         equal: True if both sides begin the next step equal, whatever its number: the step is judged as step 0.
     """
@@ -167,7 +168,7 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
     Args:
         known: see `Drift`.
     """
-    diffs = StepDiffs.of(diffs)
+    diffs = StepDiffs.from_diffs(diffs)
     sites, rows, facts = diffs.sites, diffs.rows, diffs.sites.fact(SiteFacts)
     step = diffs.number if diffs.number is not None else before.step
     moved, number = diffs.block.fact(_Moved), diffs.in_block
@@ -205,7 +206,7 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
     gain = before.gain
     if start > 0 and (known or before.step < 0):
         gain = max(gain, outputs / start)
-    errors_by_stage = {stage: offs(diffs, stage) for stage in ("forward", "grad", "update")}
+    errors_by_stage = {stage: scale_errors(diffs, stage) for stage in ("forward", "grad", "update")}
     typical = {stage: errors_by_stage[stage].typical_error for stage in ("forward", "update")}
     inner = errors_by_stage["forward"].size[sites.fact(_inner)[errors_by_stage["forward"].places]]
     element = math.sqrt(1 / inner.min()) if len(inner) else before.element
@@ -223,7 +224,7 @@ class _Moved:
         unseen: squared norm of the rounding that updates may contain outside their samples.
     """
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: StepBatch) -> None:
         rows, facts = block.rows, block.sites.fact(SiteFacts)
         self.used = block.known & np.isfinite(rows["l2"])
         weights = block.of_stage("weight", self.used & ~(facts.running | facts.of_loss))
@@ -248,7 +249,7 @@ def _updates(keys: list[Key], rows: np.ndarray, sizes: np.ndarray) -> dict[Key, 
     return by_key
 
 
-def _inner(sites: Sites) -> np.ndarray:
+def _inner(sites: PairSchema) -> np.ndarray:
     """Return a mask of the outputs whose shape differs from the last output's shape."""
     forward = sites.places["forward"].tolist()
     last = sites.shapes[forward[-1]] if forward else ()

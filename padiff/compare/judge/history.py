@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from padiff.records import LOOP, PARAMETER_STAGES, Both, Record, Step
-from padiff.records.sites import Key
-from padiff.records.structured import Structured, fact_of
+from padiff.records.pair_schema import Key
+from padiff.records.stored_records import StoredRecords, fact_of
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class History:
 
     def after(self, steps: Sequence[Step]) -> History:
         """Return the history after one more step, given by all ranks."""
-        names = tuple(step.records.names for step in steps if isinstance(step.records, Structured))
+        names = tuple(step.records.names for step in steps if isinstance(step.records, StoredRecords))
         if names and names == self.names and len(names) == len(steps):
             notes = self.notes or next((step.notes for step in steps if step.notes), ())
             return self if notes == self.notes else replace(self, notes=notes)

@@ -6,11 +6,11 @@ import numpy as np
 
 from padiff.compare.judge.limits import FEW_LOOK, SPARSE
 from padiff.compare.judge.site_facts import SiteFacts
-from padiff.records.block import Block
-from padiff.records.rows import TENSORS
+from padiff.records.diff_rows import TENSORS
+from padiff.records.step_batch import StepBatch
 
 
-def may_have_kinks(block: Block) -> np.ndarray:
+def may_have_kinks(block: StepBatch) -> np.ndarray:
     """Return a mask of the steps whose layers or functions have kinks, or whose activation gradients suggest kinks.
 
     Functions that a model calls outside of layers may be unrecorded; therefore the errors are checked, too.

@@ -63,5 +63,5 @@ class NoisePolicy:
 
     def judge(self, diffs: Sequence[Diff], before: Drift = NONE) -> StepDiffs:
         with np.errstate(all="ignore"):
-            limits = StepLimits(StepDiffs.of(diffs), self.factor, before)
+            limits = StepLimits(StepDiffs.from_diffs(diffs), self.factor, before)
             return judged_together(without_systematic(limits.judged(), limits.context.start()))

@@ -89,7 +89,7 @@ class Tolerance:
         return False  # with a tolerance the user defines equality
 
     def judge(self, diffs: Sequence[Diff], before: Drift = NONE) -> StepDiffs:
-        step = StepDiffs.of(diffs)
+        step = StepDiffs.from_diffs(diffs)
         rounding = step.measured_fact(rounding_gradients).tolist()
         alone = [self._judge(diff) for diff in step]
         judged = [noted(diff) if noise and not diff.passed else diff for diff, noise in zip(alone, rounding)]

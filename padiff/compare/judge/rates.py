@@ -8,7 +8,7 @@ import numpy as np
 
 from padiff.compare.judge.site_facts import SiteFacts
 from padiff.records import Rule
-from padiff.records.rows import RULE_NUMBERS
+from padiff.records.diff_rows import RULE_NUMBERS
 from padiff.records.step_diffs import StepDiffs
 
 

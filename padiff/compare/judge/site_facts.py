@@ -12,7 +12,7 @@ from padiff.compare.judge import limits
 from padiff.model import equivalents
 from padiff.pair.parameters import is_fused
 from padiff.records import LOOP, STAGES, is_functional, loss_role
-from padiff.records.sites import Sites
+from padiff.records.pair_schema import PairSchema
 
 _Fact = TypeVar("_Fact")
 _FLOATING = ("float", "bfloat", "complex")
@@ -39,7 +39,7 @@ class SiteFacts:
         kinked: True if layers or functions with recorded outputs have kinks (ReLU, max pooling).
     """
 
-    def __init__(self, sites: Sites) -> None:
+    def __init__(self, sites: PairSchema) -> None:
         dtypes = sites.anchor_dtypes
         self.dtypes = dtypes_of(sites)
         self.coarsest = {stage: coarsest(self.dtypes, STAGES[: number + 1]) for number, stage in enumerate(STAGES)}
@@ -100,7 +100,7 @@ class SiteFacts:
                 self.samples.setdefault(sites.layers[place], math.prod(shape) // shape[1])
 
 
-def dtypes_of(sites: Sites) -> dict[str, set[str]]:
+def dtypes_of(sites: PairSchema) -> dict[str, set[str]]:
     """Return the dtypes of either side's records, by stage."""
     by_stage: dict[str, set[str]] = {stage: set() for stage in STAGES}
     for dtypes in sites.dtypes:

@@ -14,7 +14,7 @@ from padiff.compare.judge.site_facts import SiteFacts
 from padiff.compare.judge.step_figures import deviations_of, outputs_of
 from padiff.compare.judge.systematic import Start
 from padiff.records import Rule
-from padiff.records.sites import Key
+from padiff.records.pair_schema import Key
 from padiff.records.step_diffs import StepDiffs
 
 

@@ -11,13 +11,13 @@ from padiff.compare.judge import limits
 from padiff.compare.judge.site_facts import SiteFacts
 from padiff.model import equivalents
 from padiff.records import LOOP
-from padiff.records.block import Block
-from padiff.records.rows import TENSORS
-from padiff.records.sites import Sites
+from padiff.records.diff_rows import TENSORS
+from padiff.records.pair_schema import PairSchema
+from padiff.records.step_batch import StepBatch
 from padiff.records.step_diffs import StepDiffs
 
 
-def bulk_of(block: Block) -> np.ndarray:
+def bulk_of(block: StepBatch) -> np.ndarray:
     """Return the L2 error of each diff without a few of its elements; NaN if unknown.
 
     For a full tensor without such a measurement (activation gradients and updates only), the error without the largest
@@ -35,7 +35,7 @@ def bulk_of(block: Block) -> np.ndarray:
     return bulk
 
 
-def largest_errors(block: Block, stage: str) -> np.ndarray:
+def largest_errors(block: StepBatch, stage: str) -> np.ndarray:
     """Return the largest relative L2 error of the outputs, or output gradients, of each diff's layer; NaN if unknown.
 
     Args:
@@ -58,7 +58,7 @@ class Outputs(NamedTuple):
     first_order: float
 
 
-def _last_outputs(sites: Sites) -> list[tuple[int, int]]:
+def _last_outputs(sites: PairSchema) -> list[tuple[int, int]]:
     """Return the indices of the last layer's outputs, and of each one's gradient (-1 if not recorded).
 
     The last output of all comes last.
@@ -97,7 +97,7 @@ def outputs_of(diffs: StepDiffs) -> Outputs | None:
     return Outputs(error, first_order)
 
 
-def hiding_noise(block: Block) -> np.ndarray:
+def hiding_noise(block: StepBatch) -> np.ndarray:
     """Return a mask of the sketches of fused query, key and value biases.
 
     The gradient of the key's part is rounding noise, which a sketch does not separate from the other parts.
@@ -106,7 +106,7 @@ def hiding_noise(block: Block) -> np.ndarray:
     return np.asarray(sketched & block.sites.fact(SiteFacts).fused)
 
 
-def _running_variances(sites: Sites) -> list[int]:
+def _running_variances(sites: PairSchema) -> list[int]:
     return [place for place in sites.places["weight"].tolist() if equivalents.slot(sites.slots[place]) == "running_var"]
 
 

@@ -14,8 +14,8 @@ from padiff.compare.judge.step_context import StepContext
 from padiff.compare.measure.arrays import few
 from padiff.model import equivalents
 from padiff.records import LOOP, ROOT, STAGES, Diff, Figure, Rule, is_below
-from padiff.records.rows import FIGURE_NUMBERS, FIGURES, RULE_NUMBERS, RULES, without_floor, without_third
-from padiff.records.sites import Key
+from padiff.records.diff_rows import FIGURE_NUMBERS, FIGURES, RULE_NUMBERS, RULES, without_floor, without_third
+from padiff.records.pair_schema import Key
 from padiff.records.step_diffs import StepDiffs
 
 _JUDGED = ("passed", "figure", "value", "limit", "rule")

@@ -15,7 +15,7 @@ import numpy as np
 
 from padiff.compare.judge import limits
 from padiff.compare.judge.drift import Drift
-from padiff.compare.judge.siblings import Offs, offs, ratios_of
+from padiff.compare.judge.scale_errors import ScaleErrors, ratios_of, scale_errors
 from padiff.compare.judge.site_facts import SiteFacts
 from padiff.records import Figure, Rule
 from padiff.records.step_diffs import StepDiffs
@@ -23,7 +23,7 @@ from padiff.records.step_diffs import StepDiffs
 _NOWHERE = np.zeros(0, np.intp)
 
 
-def agreeing(found: Offs, floor: float) -> tuple[np.ndarray, float]:
+def agreeing(found: ScaleErrors, floor: float) -> tuple[np.ndarray, float]:
     """Return the indices of the tensors that share a ratio above ``floor``, and the ratio.
 
     There are no indices unless most tensors of the stage share the ratio.
@@ -49,7 +49,7 @@ class Decay(NamedTuple):
     limit: float
 
 
-def common_growth(found: Offs, floor: float) -> Decay | None:
+def common_growth(found: ScaleErrors, floor: float) -> Decay | None:
     """Return a common growth of the weights that chance does not explain, or `None`.
 
     The standard error of each weight's growth is its error over the root of its number of elements; the best common
@@ -112,7 +112,7 @@ def without_systematic(diffs: StepDiffs, start: Start) -> StepDiffs:
         result = _outputs(result, start, dtypes["forward"])
     larger, explained = 0.0, limits.OF_OUTPUTS * _last_error(result)
     for stage in ("backward", "grad", "update"):
-        stage_offs = offs(result, stage, start.noise)
+        stage_offs = scale_errors(result, stage, start.noise)
         # The ratio of earlier stages, and of momentum from earlier steps, is not new in this stage.
         inherited_ratio = max(explained, 2 * larger, 2 * start.before.ratio if stage == "update" else 0.0)
         floor = start.factor * (limits.ratio_floor(dtypes[stage]) + inherited_ratio)
@@ -138,7 +138,7 @@ def _apart_alike(diffs: StepDiffs, start: Start) -> StepDiffs:
     places = places[diffs.known[places]]
     sizes = dict(zip([keys[place] for place in places.tolist()], rows["reference_l2"][places].tolist()))
     shares: dict[int, tuple[float, float, float]] = {}
-    weight_offs = offs(diffs, "weight", start.noise)
+    weight_offs = scale_errors(diffs, "weight", start.noise)
     errors = rows["l2"][weight_offs.places] / (1 + limits.SURE * weight_offs.spread)
     for place, error in zip(weight_offs.places.tolist(), errors.tolist()):
         key = keys[place]
@@ -165,7 +165,7 @@ def _apart_alike(diffs: StepDiffs, start: Start) -> StepDiffs:
 def _outputs(diffs: StepDiffs, start: Start, dtype: str) -> StepDiffs:
     """Fail outputs that are a multiple of the reference's outputs, beyond rounding and the error at the start."""
     floor = start.factor * (limits.ratio_floor(dtype) + limits.GAIN["forward"] * start.inherited)
-    output_offs = offs(diffs, "forward")
+    output_offs = scale_errors(diffs, "forward")
     # A limit of 1 or more means that the tensor is rounding noise.
     rounding = diffs.rows["limit"][output_offs.places] >= 1
     return failed(
@@ -185,7 +185,7 @@ def _grown_alike(diffs: StepDiffs, start: Start) -> StepDiffs:
     """Fail weights that grew or shrank by a common share on one side; matrices and vectors are checked separately."""
     if not diffs.number:
         return diffs
-    weight_offs = offs(diffs, "weight", start.noise)
+    weight_offs = scale_errors(diffs, "weight", start.noise)
     are_vectors = diffs.sites.fact(SiteFacts).vectors[weight_offs.places]
     result = diffs
     for which in (~are_vectors, are_vectors):
@@ -196,7 +196,7 @@ def _grown_alike(diffs: StepDiffs, start: Start) -> StepDiffs:
     return result
 
 
-def _growth_floor(diffs: StepDiffs, weights: Offs, start: Start) -> float:
+def _growth_floor(diffs: StepDiffs, weights: ScaleErrors, start: Start) -> float:
     """Return the common growth that rounding explains.
 
     Causes are the rounding of the decay factor in each step, and updates with a common ratio on growing weights.

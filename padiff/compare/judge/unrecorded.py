@@ -13,9 +13,9 @@ from padiff.compare.judge.history import History
 from padiff.errors import UsageError
 from padiff.recorder.detail import NOTHING, Detail
 from padiff.records import PARAMETER_STAGES, SIDES, Both, Coverage, RunInfo, Step
-from padiff.records.sites import Key
+from padiff.records.pair_schema import Key
 from padiff.records.step_diffs import StepDiffs
-from padiff.records.structured import called
+from padiff.records.stored_records import without_values
 
 #: A run's description, and the history of its records.
 Side = tuple[RunInfo, History]
@@ -78,7 +78,7 @@ def _missing(info: RunInfo, history: History, step: Step) -> frozenset[Key]:
     """Return the parameters without a record in a step."""
     if not _knows(info, history):
         return frozenset()
-    recorded = {(r.layer, r.slot) for r in called(step.records) if r.stage in PARAMETER_STAGES}
+    recorded = {(r.layer, r.slot) for r in without_values(step.records) if r.stage in PARAMETER_STAGES}
     return frozenset(_expected(info)) - recorded
 
 
@@ -97,6 +97,8 @@ def _detail(info: RunInfo) -> Detail:
     """Return the level of detail of the run's tensors."""
     detail = info.recording.get("detail", {})
     try:
-        return Detail.of(detail if isinstance(detail, dict) else {})  # missing in runs that record everything
+        return Detail.from_arguments(
+            detail if isinstance(detail, dict) else {}
+        )  # missing in runs that record everything
     except UsageError:  # an edited file, or another version: assume that everything was recorded
         return Detail()

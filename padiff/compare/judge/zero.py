@@ -11,7 +11,7 @@ import numpy as np
 from padiff.compare.judge.limits import CLEARLY, DIFFERENT
 from padiff.compare.judge.site_facts import SiteFacts
 from padiff.records import Diff, Figure, Rule
-from padiff.records.block import Block
+from padiff.records.step_batch import StepBatch
 
 
 class Scales:
@@ -23,14 +23,14 @@ class Scales:
             sum.
     """
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: StepBatch) -> None:
         self.layers = largest_rms(block, "grad")
         squares = block.known_of_stage("backward", block.rows["reference_l2"] ** 2, 0.0)
         self.outputs = np.sqrt(block.sites.sums_of_layers("backward", squares))
 
 
 @np.errstate(all="ignore")
-def rounding_gradients(block: Block) -> np.ndarray:
+def rounding_gradients(block: StepBatch) -> np.ndarray:
     """Return a mask of gradients that are only rounding noise: tiny beside their inputs, and different on either side.
 
     A bias's gradient is a sum of gradients of its layer's outputs; rounding leaves `SiteFacts.level` of the root of the
@@ -71,7 +71,7 @@ def noted(diff: Diff) -> Diff:
     return diff.judged(True, Figure.AROUND_ZERO, value, max(most, value), Rule.AROUND_ZERO)
 
 
-def largest_rms(block: Block, stage: str) -> np.ndarray:
+def largest_rms(block: StepBatch, stage: str) -> np.ndarray:
     """Return the largest root mean square of the reference's gradients or updates, of each diff's layer."""
     sites, size = block.sites, block.of_stage(stage, block.rows["size"])
     # Empty tensors have no root mean square; the loop's numbers are no gradients.

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from padiff.compare.judge.limits import COARSENESS, GRAD_FLOOR, LEAST_FLOOR, ROUNDING, UPDATE_FLOOR, coarse
 from padiff.compare.measure.pairs import measure_pair
-from padiff.records import LOOP, SAME, SIDES, Both, Diff, Pair, Record, Step, Third
+from padiff.records import LOOP, SAME, SIDES, Both, Diff, Float64Reference, Pair, Record, Step
 from padiff.records.floors import MEASURED_STAGES, Floors
 from padiff.records.step_diffs import StepDiffs
 
@@ -76,7 +76,7 @@ def _with_third(diff: Diff, floors: Both[Floors | None]) -> Diff:
         if code_error is None or opposite_error is None:
             continue
         errors = Both(code_error, opposite_error) if code == SIDES.reference else Both(opposite_error, code_error)
-        return replace(diff, figures=replace(figures, third=Third(errors, code)))
+        return replace(diff, figures=replace(figures, third=Float64Reference(errors, code)))
     return diff
 
 

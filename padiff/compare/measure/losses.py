@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from padiff.frameworks.known import known
+from padiff.frameworks.conventions import conventions_of
 from padiff.records import Record, is_of_loss, loss_role
 
 #: Tensors by their role in a loss function (`padiff.frameworks.losses.ROLES`, ``weight``, ``pos_weight``).
@@ -74,7 +74,8 @@ def loss_of(function: str, inputs: Inputs, settings: Settings, framework: str) -
         function: common name of the function.
         inputs: the function's inputs.
         settings: the function's settings; a missing setting has the default of both frameworks.
-        framework: framework of the function: some frameworks reduce differently (`padiff.frameworks.known.Known`).
+        framework: framework of the function: some frameworks reduce differently
+            (`padiff.frameworks.conventions.Conventions`).
     """
     compute = _LOSSES.get(function)
     if compute is None:
@@ -88,7 +89,7 @@ def loss_of(function: str, inputs: Inputs, settings: Settings, framework: str) -
 
 
 def _counts_ignored(framework: str) -> bool:
-    return known(framework).counts_ignored
+    return conventions_of(framework).counts_ignored
 
 
 def _reduced(losses: np.ndarray, settings: Settings, among: float | None = None) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 
 from padiff.errors import SketchOnlyError
 from padiff.model import equivalents
-from padiff.records import BROADCAST, PARAMETER_STAGES, Both, Kind, Pair, Problem, Room
+from padiff.records import BROADCAST, PARAMETER_STAGES, Both, Kind, OutputBuffer, Pair, Problem
 from padiff.sketches.sketch import BUCKETS, Sketch, sketch_of
 
 
@@ -48,7 +48,7 @@ class Sketches:
         )
 
 
-def operands(pair: Pair, rooms: Both[Room] | None = None) -> Arrays | Sketches | Problem:
+def operands(pair: Pair, rooms: Both[OutputBuffer] | None = None) -> Arrays | Sketches | Problem:
     """Return the operands of a complete pair, or the reason why nothing can be measured.
 
     Args:

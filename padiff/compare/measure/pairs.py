@@ -8,10 +8,10 @@ from itertools import product
 import numpy as np
 
 from padiff.compare.measure.arrays import figures_of, measured
+from padiff.compare.measure.buffer_pool import buffer_pool
 from padiff.compare.measure.operands import Arrays, operands
-from padiff.compare.measure.rooms import rooms
 from padiff.compare.measure.sketches import estimated
-from padiff.pair.united import as_held, replicas_of
+from padiff.pair.merge_ranks import as_held, replicas_of
 from padiff.records import Both, Diff, Figures, Kind, Pair, Problem
 
 # Factor by which another choice of replicas has to be farther. Two replicas of a gradient that was not reduced are
@@ -60,7 +60,7 @@ def _measured(pair: Pair, elementwise: tuple[float, float] | None) -> Diff:
     if pair.reference is None or pair.candidate is None:
         side = "reference" if pair.reference is None else "candidate"
         return Diff(pair, figures=_lone(pair), problem=Problem(Kind.MISSING, f"missing on the {side}"))
-    pair_operands = operands(pair, rooms())
+    pair_operands = operands(pair, buffer_pool())
     if isinstance(pair_operands, Problem):
         return Diff(pair, passed=pair_operands.kind is not Kind.SHAPES, problem=pair_operands)
     if isinstance(pair_operands, Arrays):

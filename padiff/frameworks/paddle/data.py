@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from padiff.frameworks.data import Items
+from padiff.frameworks.dataset_base import Items
 from padiff.frameworks.paddle import tensors
 
 

@@ -1,4 +1,4 @@
-"""paddle's dropout; see `padiff.frameworks.dropouts`.
+"""paddle's dropout; see `padiff.frameworks.dropout_masks`.
 
 The layers call these functions, and so does attention if it computes its weights, which it always does on the CPU.
 Masks that paddle draws inside C++ are not recorded: dropout inside of fused layers, and between the layers of a
@@ -15,8 +15,8 @@ import numpy as np
 import paddle
 from paddle.nn import functional
 
-from padiff.frameworks.dropouts import DropoutCall
-from padiff.frameworks.listening import Heard
+from padiff.frameworks.dropout_masks import DropoutCall
+from padiff.frameworks.interception import InterceptedCall
 from padiff.frameworks.paddle import randomness, tensors
 from padiff.frameworks.paddle.recurrent import FUNCTION, Recurrent
 
@@ -37,11 +37,11 @@ def functions() -> Iterator[tuple[Any, str, str]]:
     yield paddle._C_ops, FUNCTION, FUNCTION
 
 
-def about(name: str, heard: Heard) -> DropoutCall | None:
+def about(name: str, heard: InterceptedCall) -> DropoutCall | None:
     if not paddle.in_dynamic_mode():
         return None
     if name == FUNCTION:
-        call = Recurrent.of(heard)
+        call = Recurrent.from_call(heard)
         drops = 0 < call.rate < 1 and call.between
         return DropoutCall(call.mode.lower(), call.rate, call.shape, call.between) if drops else None
     arguments = heard.arguments()
@@ -49,12 +49,12 @@ def about(name: str, heard: Heard) -> DropoutCall | None:
     return DropoutCall(name, rate, tuple(arguments["x"].shape)) if 0.0 < rate < 1.0 else None
 
 
-def kept(name: str, heard: Heard, output: Any, before: Any) -> np.ndarray | None:
+def kept(name: str, heard: InterceptedCall, output: Any, before: Any) -> np.ndarray | None:
     with paddle.no_grad():
         if name == FUNCTION:
             randomness.restore(before)
-            masks = Recurrent.of(heard).drawn()
-            expected = Recurrent.of(heard).keeping(masks)[0].astype("float32")
+            masks = Recurrent.from_call(heard).drawn()
+            expected = Recurrent.from_call(heard).keeping(masks)[0].astype("float32")
             apart = paddle.linalg.norm(expected - output[0].detach().astype("float32"))
             return masks if float(apart) <= _ALIKE * float(paddle.linalg.norm(expected)) else None
         ones = paddle.ones_like(heard.arguments()["x"].detach())
@@ -63,28 +63,28 @@ def kept(name: str, heard: Heard, output: Any, before: Any) -> np.ndarray | None
     return tensors.copy(mask)
 
 
-def draw(name: str, heard: Heard) -> None:
+def draw(name: str, heard: InterceptedCall) -> None:
     with paddle.no_grad():
         if name == FUNCTION:
-            Recurrent.of(heard).drawn()
+            Recurrent.from_call(heard).drawn()
             return
         _on_ones(heard, paddle.ones_like(heard.arguments()["x"].detach()))
 
 
-def handed_on(name: str, heard: Heard) -> None:
+def handed_on(name: str, heard: InterceptedCall) -> None:
     return None
 
 
-def _on_ones(heard: Heard, ones: Any) -> Any:
+def _on_ones(heard: InterceptedCall, ones: Any) -> Any:
     arguments = heard.arguments()
     # All arguments except `inplace` and `name`.
     more = {key: arguments[key] for key in ("p", "axis", "training", "mode", "data_format") if key in arguments}
     return heard.function(ones, **more)
 
 
-def keeping(name: str, heard: Heard, mask: np.ndarray) -> Any:
+def keeping(name: str, heard: InterceptedCall, mask: np.ndarray) -> Any:
     if name == FUNCTION:
-        return Recurrent.of(heard).keeping(mask)
+        return Recurrent.from_call(heard).keeping(mask)
     arguments = heard.arguments()
     source, rate = arguments["x"], float(arguments["p"])
     if name in _ALPHA:

@@ -1,7 +1,7 @@
 """Hooks on paddle's functions and tensor methods.
 
 paddle has no function modes. So only while recording is on, the functions in its modules and the methods of its tensor
-class have other code (`padiff.frameworks.listening`). The way of reaching a function does not matter: ``F.relu``, a
+class have other code (`padiff.frameworks.interception`). The way of reaching a function does not matter: ``F.relu``, a
 name imported before, a default argument, a dictionary, a `functools.partial`.
 
 Calls by the model and by paddle's layers are recorded. Calls inside of paddle's functions are not, as in torch.
@@ -26,7 +26,7 @@ import paddle
 from padiff.errors import UsageError
 from padiff.frameworks.api_names import common_name
 from padiff.frameworks.hooking import OnCall
-from padiff.frameworks.listening import Heard, Listening
+from padiff.frameworks.interception import InterceptedCall, Interception
 from padiff.system.guard import RAISING, Guard
 
 # Modules of paddle's functions: a call from one of these modules is made by paddle.
@@ -36,7 +36,7 @@ _INTERNAL = (
 )  # fmt: skip
 
 
-class Seeing:
+class FunctionHooks:
     """A listener of the functions, active from its creation until `remove`.
 
     Args:
@@ -52,13 +52,13 @@ class Seeing:
         self._called = (called,)
         self._thread = threading.get_ident()
         self._inside = False
-        self._listening: list[Listening] = []
+        self._listening: list[Interception] = []
         functions: set[int] = set()
         try:
             for owner, name, common in (*_framework_calls(), *_third_party_calls(third_party)):
                 function = getattr(owner, name)
                 if id(function) not in functions:  # one function may have several names
-                    self._listening.append(Listening(owner, name, self, common))
+                    self._listening.append(Interception(owner, name, self, common))
                     functions |= {id(function), id(getattr(owner, name))}
         except BaseException:
             self.remove()
@@ -69,7 +69,7 @@ class Seeing:
             self._listening[-1].remove()
             self._listening.pop()
 
-    def enter(self, call: Heard) -> bool:
+    def enter(self, call: InterceptedCall) -> bool:
         if self._inside or threading.get_ident() != self._thread or is_internal(call.caller):
             return False
         if not paddle.in_dynamic_mode():
@@ -77,7 +77,7 @@ class Seeing:
         self._inside = True
         return True
 
-    def leave(self, call: Heard, name: str, output: Any, failed: bool) -> None:
+    def exit(self, call: InterceptedCall, name: str, output: Any, failed: bool) -> None:
         self._inside = False
         if not failed:
             self._called[0](name, output)

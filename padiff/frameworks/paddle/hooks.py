@@ -21,8 +21,8 @@ from padiff.frameworks.hooking import (
     Replaced,
     breadth_first,
 )
-from padiff.frameworks.paddle.functions import Seeing
-from padiff.frameworks.paddle.hearing import Hearing
+from padiff.frameworks.paddle.function_tracing import FunctionTracing
+from padiff.frameworks.paddle.functions import FunctionHooks
 from padiff.frameworks.paddle.losses import on_losses as on_losses
 from padiff.system.guard import RAISING, Guard
 
@@ -84,11 +84,11 @@ def on_outputs(layer: Any, replaced: Replaced) -> Handle:
 
 
 def on_functions(called: OnCall, third_party: Sequence[str], guard: Guard = RAISING) -> Handle:
-    return Seeing(called, third_party, guard)
+    return FunctionHooks(called, third_party, guard)
 
 
-def hear_functions(listener: FunctionListener) -> Hearing:
-    return Hearing(listener)
+def hear_functions(listener: FunctionListener) -> FunctionTracing:
+    return FunctionTracing(listener)
 
 
 def on_gradient(tensor: Any, gradient: OnGradient) -> Handle | None:

@@ -13,11 +13,11 @@ import numpy as np
 import paddle
 
 from padiff.errors import UsageError
-from padiff.frameworks.optimizer_state import check_rule, check_slots, needed
 from padiff.frameworks.paddle import tensors
 from padiff.frameworks.paddle.optimizer_settings import carried_factor, grouped, rule_of, values_of
 from padiff.frameworks.paddle.step_counts import POWERS, power_of, rho_of, steps_of
-from padiff.records.optimizer_state import (
+from padiff.frameworks.state_checks import check_rule, check_slots, needed
+from padiff.records.parameter_states import (
     FIRST_MOMENT,
     GRADIENT_AVERAGE,
     INFINITY_NORM,

@@ -21,7 +21,7 @@ from padiff.frameworks.hooking import Handle
 from padiff.frameworks.optimizing import OnConsumed, OptimizerSettings
 from padiff.frameworks.overrides import Override
 from padiff.frameworks.paddle import optimizer_settings, optimizer_state
-from padiff.records.optimizer_state import OptimizerState
+from padiff.records.parameter_states import OptimizerState
 from padiff.system.guard import RAISING, Guard, reraise_from_signal_handler
 
 # Attributes in which wrappers store the wrapped optimizer.

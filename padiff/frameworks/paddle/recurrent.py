@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from padiff.frameworks.listening import Heard
+from padiff.frameworks.interception import InterceptedCall
 
 #: The function that `paddle.nn.layer.rnn` calls.
 FUNCTION = "rnn"
@@ -39,7 +39,7 @@ class Recurrent:
     testing: bool
 
     @classmethod
-    def of(cls, heard: Heard) -> Recurrent:
+    def from_call(cls, heard: InterceptedCall) -> Recurrent:
         data, states, *more = [*heard.args, *heard.kwargs.values()]
         call = cls(heard.function, data, [states] if isinstance(states, paddle.Tensor) else list(states), *more)
         # The network's own scratch tensor holds data for its backward.

@@ -18,7 +18,7 @@ from padiff.frameworks.values import UncopiedError
 from padiff.records.parts import PARTIAL, REPLICA, SHARD, Part
 
 
-def look(model: Any) -> None:
+def find_shards(model: Any) -> None:
     """Do nothing: in paddle, parameters stay on their layers."""
 
 

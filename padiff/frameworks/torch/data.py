@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from padiff.frameworks.data import Items
+from padiff.frameworks.dataset_base import Items
 from padiff.frameworks.torch import tensors
 
 

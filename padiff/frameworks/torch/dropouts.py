@@ -1,4 +1,4 @@
-"""PyTorch's dropout; see `padiff.frameworks.dropouts`.
+"""PyTorch's dropout; see `padiff.frameworks.dropout_masks`.
 
 The layers, attention and recurrent networks call these functions. Masks that torch draws inside C++ are not recorded:
 direct calls of `torch.dropout`, compiled code, and dropout between the layers of a recurrent network on a GPU.
@@ -17,12 +17,12 @@ from torch import overrides
 from torch.nn import functional
 
 from padiff.frameworks.api_names import parameters_of
-from padiff.frameworks.dropouts import DropoutCall
-from padiff.frameworks.listening import Heard
+from padiff.frameworks.dropout_masks import DropoutCall
+from padiff.frameworks.interception import InterceptedCall
 from padiff.frameworks.torch import randomness, tensors
-from padiff.frameworks.torch.memory import transforming
 from padiff.frameworks.torch.modes import building
 from padiff.frameworks.torch.recurrent import FUNCTIONS, Recurrent
+from padiff.frameworks.torch.tensor_memory import transforming
 
 state, restore = randomness.state, randomness.restore
 
@@ -43,11 +43,11 @@ def functions() -> Iterator[tuple[Any, str, str]]:
         yield torch._VF, name, name
 
 
-def about(name: str, heard: Heard) -> DropoutCall | None:
+def about(name: str, heard: InterceptedCall) -> DropoutCall | None:
     if torch.compiler.is_compiling() or transforming() or building():
         return None
     if name in FUNCTIONS:
-        call = Recurrent.of(heard)
+        call = Recurrent.from_call(heard)
         return DropoutCall(name, call.rate, call.shape, call.between) if 0 < call.rate < 1 and call.between else None
     arguments = _arguments(name, heard)
     if name == _ATTENTION:
@@ -58,12 +58,12 @@ def about(name: str, heard: Heard) -> DropoutCall | None:
     return DropoutCall(name, rate, tuple(shape)) if 0.0 < rate < 1.0 else None
 
 
-def kept(name: str, heard: Heard, output: Any, before: Any) -> np.ndarray | None:
+def kept(name: str, heard: InterceptedCall, output: Any, before: Any) -> np.ndarray | None:
     if name in FUNCTIONS:
         with torch.no_grad():
             randomness.restore(before)
-            masks = Recurrent.of(heard).drawn()
-            return masks if _is_like(Recurrent.of(heard).keeping(masks)[0], output[0]) else None
+            masks = Recurrent.from_call(heard).drawn()
+            return masks if _is_like(Recurrent.from_call(heard).keeping(masks)[0], output[0]) else None
     arguments = _arguments(name, heard)
     if name == _ATTENTION:
         return _kept_by_attention(heard, arguments, output, before)
@@ -74,10 +74,10 @@ def kept(name: str, heard: Heard, output: Any, before: Any) -> np.ndarray | None
     return tensors.copy(mask)
 
 
-def draw(name: str, heard: Heard) -> None:
+def draw(name: str, heard: InterceptedCall) -> None:
     if name in FUNCTIONS:
         with torch.no_grad():
-            Recurrent.of(heard).drawn()
+            Recurrent.from_call(heard).drawn()
         return
     arguments = _arguments(name, heard)
     with torch.no_grad():
@@ -87,7 +87,9 @@ def draw(name: str, heard: Heard) -> None:
             heard.function(torch.ones_like(arguments["input"]), float(arguments["p"]), True)
 
 
-def _kept_by_attention(heard: Heard, arguments: dict[str, Any], output: Any, before: Any) -> np.ndarray | None:
+def _kept_by_attention(
+    heard: InterceptedCall, arguments: dict[str, Any], output: Any, before: Any
+) -> np.ndarray | None:
     """Return the mask of attention weights, by calling attention with the identity matrix as values.
 
     The identity is passed in blocks of columns as wide as the real values. The result is `None` if attention with this
@@ -120,7 +122,7 @@ def _is_like(expected: Any, output: Any) -> bool:
     return bool(apart <= _ALIKE * expected.float().norm())
 
 
-def handed_on(name: str, heard: Heard) -> Callable[[], Any] | None:
+def handed_on(name: str, heard: InterceptedCall) -> Callable[[], Any] | None:
     # Torch function modes, such as the one that records functions, get the call first: padiff's calls here are not the
     # model's.
     owner = torch._VF if name in FUNCTIONS else functional
@@ -134,9 +136,9 @@ def _as_it_is(tensor: Any) -> Any:
     return tensor
 
 
-def keeping(name: str, heard: Heard, mask: np.ndarray) -> Any:
+def keeping(name: str, heard: InterceptedCall, mask: np.ndarray) -> Any:
     if name in FUNCTIONS:
-        return Recurrent.of(heard).keeping(mask)
+        return Recurrent.from_call(heard).keeping(mask)
     arguments = _arguments(name, heard)
     if name == _ATTENTION:
         return _attention(arguments, torch.from_numpy(mask).to(arguments["query"].device))
@@ -168,7 +170,7 @@ def _attention(arguments: dict[str, Any], mask: Any) -> Any:
     return (weights @ value) * (1 / (1 - rate))
 
 
-def _arguments(name: str, heard: Heard) -> dict[str, Any]:
+def _arguments(name: str, heard: InterceptedCall) -> dict[str, Any]:
     """Return the arguments by parameter name, also for attention, whose C function has no signature."""
     names = heard.names or (*parameters_of(name), "scale", "enable_gqa")
     return {**heard.arguments(), **dict(zip(names, heard.args)), **heard.kwargs}

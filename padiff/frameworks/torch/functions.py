@@ -38,7 +38,7 @@ class _Mode(TorchFunctionMode):
             self._called(name, output)
 
 
-class Seeing:
+class FunctionHooks:
     """A registration of the mode: switched on at creation, and off by `remove`."""
 
     def __init__(self, called: OnCall, guard: Guard = RAISING) -> None:

@@ -9,11 +9,11 @@ import torch
 
 from padiff.frameworks.hooking import FunctionListener, Handle, HookEntry, OnCall, OnGradient, Replaced, breadth_first
 from padiff.frameworks.torch.calls import on_calls as on_calls
-from padiff.frameworks.torch.functions import Seeing
-from padiff.frameworks.torch.hearing import Hearing
+from padiff.frameworks.torch.function_tracing import FunctionTracing
+from padiff.frameworks.torch.functions import FunctionHooks
 from padiff.frameworks.torch.losses import on_losses as on_losses
-from padiff.frameworks.torch.memory import transforming as transforming
 from padiff.frameworks.torch.modes import aside as aside
+from padiff.frameworks.torch.tensor_memory import transforming as transforming
 from padiff.frameworks.torch.watching import OWN_CLASSES
 from padiff.system.guard import RAISING, Guard
 
@@ -26,18 +26,18 @@ def on_outputs(layer: Any, replaced: Replaced) -> Handle:
 
 
 def on_functions(called: OnCall, third_party: Sequence[str], guard: Guard = RAISING) -> Handle:
-    return Seeing(called, guard)
+    return FunctionHooks(called, guard)
 
 
-def hear_functions(listener: FunctionListener) -> Hearing:
-    return Hearing(listener)
+def hear_functions(listener: FunctionListener) -> FunctionTracing:
+    return FunctionTracing(listener)
 
 
 def on_gradient(tensor: Any, gradient: OnGradient) -> Handle | None:
     if not tensor.requires_grad:
         return None
     hooks = gradient_hook(gradient)
-    if hooks.put(tensor):
+    if hooks.register(tensor):
         return _OfGraph(hooks, _KEY)
     existing = tensor._backward_hooks
     if isinstance(existing, _Hooks):  # another recorder's
@@ -88,7 +88,7 @@ class _Hooks(dict[int, OnGradient]):
         if key == _KEY:
             self.callback = None
 
-    def put(self, tensor: Any) -> bool:
+    def register(self, tensor: Any) -> bool:
         """Register this hook on a tensor as `register_hook` does, in half the time; return True on success.
 
         A tensor that requires no gradient gets no hook, and counts as a success.

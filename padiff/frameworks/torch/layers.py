@@ -44,7 +44,7 @@ def _inside(layer: Any) -> Any:
 
 def unwrap(model: Any) -> Any:
     wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
-    spread.look(model)
+    spread.find_shards(model)
     while True:
         inside = model.module if isinstance(model, wrappers) else _inside(model)
         if inside is model:

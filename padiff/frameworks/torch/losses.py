@@ -12,8 +12,8 @@ import torch
 from torch.nn import functional, utils
 
 from padiff.frameworks.losses import ROLES, ClipCall, Function, LossCalls, LossObserver
-from padiff.frameworks.torch.memory import transforming
 from padiff.frameworks.torch.modes import aside, building
+from padiff.frameworks.torch.tensor_memory import transforming
 
 
 def on_losses(observer: LossObserver) -> LossCalls:

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from padiff.errors import UsageError
-from padiff.frameworks.optimizer_state import check_rule, check_slots, needed
+from padiff.frameworks.state_checks import check_rule, check_slots, needed
 from padiff.frameworks.torch import tensors
 from padiff.frameworks.torch.optimizer_settings import rule_of
-from padiff.records.optimizer_state import (
+from padiff.records.parameter_states import (
     FIRST_MOMENT,
     GRADIENT_AVERAGE,
     INFINITY_NORM,

@@ -21,7 +21,7 @@ from padiff.frameworks.torch import optimizer_state
 from padiff.frameworks.torch.modes import call_aside
 from padiff.frameworks.torch.optimizer_settings import settings as settings
 from padiff.frameworks.torch.optimizer_settings import settings_stamp as settings_stamp
-from padiff.records.optimizer_state import OptimizerState
+from padiff.records.parameter_states import OptimizerState
 from padiff.system.guard import RAISING, Guard
 
 

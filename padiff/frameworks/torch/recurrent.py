@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from padiff.frameworks.listening import Heard
+from padiff.frameworks.interception import InterceptedCall
 
 #: The functions that `torch.nn.modules.rnn` calls.
 FUNCTIONS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -42,7 +42,7 @@ class Recurrent:
     batch_first: bool = False
 
     @classmethod
-    def of(cls, heard: Heard) -> Recurrent:
+    def from_call(cls, heard: InterceptedCall) -> Recurrent:
         args = [*heard.args, *heard.kwargs.values()]
         packed = isinstance(args[3], (list, tuple))
         sizes = args.pop(1) if packed else None

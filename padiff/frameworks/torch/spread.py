@@ -100,7 +100,7 @@ def _along(index: torch.Tensor, axis: int) -> torch.Tensor:
 # -- FSDP --------------------------------------------------------------------------------------------------
 
 
-def look(model: Any) -> None:
+def find_shards(model: Any) -> None:
     if "torch.distributed.fsdp" not in sys.modules:
         return
     getters: dict[Any, list[Callable[[], Held | None]]] = defaultdict(list)

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from padiff.frameworks.torch.memory import PLAIN, array_of, memory_of, readable
-from padiff.frameworks.torch.memory import address as address
-from padiff.frameworks.torch.memory import cut as cut
-from padiff.frameworks.torch.memory import form as form
-from padiff.frameworks.torch.memory import locator as locator
-from padiff.frameworks.torch.memory import memory as memory
+from padiff.frameworks.torch.tensor_memory import PLAIN, array_of, memory_of, readable
+from padiff.frameworks.torch.tensor_memory import address as address
+from padiff.frameworks.torch.tensor_memory import cut as cut
+from padiff.frameworks.torch.tensor_memory import form as form
+from padiff.frameworks.torch.tensor_memory import locator as locator
+from padiff.frameworks.torch.tensor_memory import memory as memory
 from padiff.frameworks.torch.watching import TensorsWatch
 from padiff.frameworks.watching import Each, in_turn
 from padiff.sketches import cuts

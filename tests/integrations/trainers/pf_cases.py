@@ -15,7 +15,7 @@ import numpy as np
 import paddle
 
 import padiff
-from padiff.dump.floors import read_floors
+from padiff.dump.floor_files import read_floors
 from padiff.errors import RunsDifferError
 from padiff_paddleformers import PaDiffCallback
 

@@ -7,14 +7,14 @@ from itertools import combinations, permutations
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.edit import Edit, Sheet
+from padiff.compare.diagnose.computing.edit import Edit, FormulaView
 from padiff.compare.diagnose.computing.formula import Change
 from padiff.compare.diagnose.computing.operations import cast
 
 _FEW = 4
 
 
-def exchanged(sheet: Sheet) -> Iterator[Edit]:
+def exchanged(sheet: FormulaView) -> Iterator[Edit]:
     """Yield edits that swap two tensors of the same shape: two parts of one tensor, or two recorded tensors."""
     parts: dict[object, list[int]] = {}
     for k, node in enumerate(sheet.nodes):
@@ -52,7 +52,7 @@ def _swapped(first: int, second: int) -> dict[int, Change]:
     return {first: lambda get, own: own(second), second: lambda get, own: own(first)}
 
 
-def rotary(sheet: Sheet) -> Iterator[Edit]:
+def rotary(sheet: FormulaView) -> Iterator[Edit]:
     """Yield edits of rotary embeddings: rotated neighbours instead of halves, or the other direction.
 
     The edits are of all rotary embeddings together, and of each alone.
@@ -82,7 +82,7 @@ def rotary(sheet: Sheet) -> Iterator[Edit]:
                at=halves[0][0])  # fmt: skip
 
 
-def _half_rotated(sheet: Sheet, k: int) -> int | None:
+def _half_rotated(sheet: FormulaView, k: int) -> int | None:
     """Return the node whose halves a node swaps with the sign of the second half flipped; `None` for other nodes."""
     node = sheet.nodes[k]
     if node.operation != "cat" or len(node.given) != 2:
@@ -105,7 +105,7 @@ def _other_way(x: np.ndarray, own: np.ndarray) -> np.ndarray:
     return -own
 
 
-def _ends(sheet: Sheet, k: int, x: int) -> Iterator[int]:
+def _ends(sheet: FormulaView, k: int, x: int) -> Iterator[int]:
     """Yield the sums at the end of a rotary embedding.
 
     Args:
@@ -118,7 +118,7 @@ def _ends(sheet: Sheet, k: int, x: int) -> Iterator[int]:
                 yield total
 
 
-def as_a_whole(sheet: Sheet, k: int) -> Iterator[Edit]:
+def as_a_whole(sheet: FormulaView, k: int) -> Iterator[Edit]:
     """Yield edits of a whole tensor: a coarser precision, a shift, another order or direction of an axis."""
     values = sheet.formula.values[k]
     if not sheet.is_float(k) or values.ndim == 0 or sheet.is_number(k):

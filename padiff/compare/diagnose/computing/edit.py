@@ -45,7 +45,7 @@ class Edit:
     telling: bool = True
 
 
-class Sheet:
+class FormulaView:
     """A formula together with the trace that it was written from, which gives names and places to the nodes.
 
     Attributes:
@@ -192,7 +192,7 @@ def instead(node: int) -> Change:
     return lambda get, own: get(node)
 
 
-def given(sheet: Sheet, k: int, **how: Any) -> Change:
+def given(sheet: FormulaView, k: int, **how: Any) -> Change:
     """Return a change that computes a node's operation with other keyword arguments.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.edit import Edit, Sheet, given
+from padiff.compare.diagnose.computing.edit import Edit, FormulaView, given
 from padiff.compare.diagnose.computing.formula import Change
 from padiff.compare.diagnose.computing.operations import OPERATIONS
 from padiff.compare.diagnose.kernels.activations import FUNCTIONS
@@ -17,7 +17,7 @@ _NONE = "no activation"
 _GATES = {"lstm": "input, forget, cell, output", "gru": "reset, update, new"}
 
 
-def _conv(sheet: Sheet, k: int) -> Iterator[Edit]:
+def _conv(sheet: FormulaView, k: int) -> Iterator[Edit]:
     node, where = sheet.nodes[k], sheet.where(k)
     padded = any(n for axis_padding in node.how["padding"] for n in axis_padding)
     for mode in ("zeros", "reflect", "replicate", "circular"):
@@ -39,7 +39,7 @@ def _conv(sheet: Sheet, k: int) -> Iterator[Edit]:
     yield Edit("kernel_flipped", "a flipped kernel", text, {k: change}, 1, at=k)
 
 
-def _pad(sheet: Sheet, k: int) -> Iterator[Edit]:
+def _pad(sheet: FormulaView, k: int) -> Iterator[Edit]:
     node, where = sheet.nodes[k], sheet.where(k)
     for mode in ("constant", "reflect", "replicate", "circular"):
         if mode != node.how["mode"]:
@@ -51,7 +51,7 @@ def _pad(sheet: Sheet, k: int) -> Iterator[Edit]:
         yield Edit("padding_shifted", "shifted padding", text, {k: given(sheet, k, pads=swapped)}, 1, at=k)
 
 
-def _pool(sheet: Sheet, k: int) -> Iterator[Edit]:
+def _pool(sheet: FormulaView, k: int) -> Iterator[Edit]:
     node, where = sheet.nodes[k], sheet.where(k)
     by = "mean" if node.how["by"] == "max" else "max"
     names = {"max": "maximum (max pooling)", "mean": "mean (average pooling)"}
@@ -65,7 +65,7 @@ def _pool(sheet: Sheet, k: int) -> Iterator[Edit]:
         yield Edit("pooling_exclusive", "padding in the mean", text, {k: given(sheet, k, exclusive=exclusive)}, 0, at=k)
 
 
-def _resized(sheet: Sheet, k: int) -> Iterator[Edit]:
+def _resized(sheet: FormulaView, k: int) -> Iterator[Edit]:
     node, where = sheet.nodes[k], sheet.where(k)
     if node.how["mode"] != "nearest":
         corners = not node.how["corners"]
@@ -76,7 +76,7 @@ def _resized(sheet: Sheet, k: int) -> Iterator[Edit]:
     yield Edit("interpolation", "another interpolation", text, {k: given(sheet, k, mode=mode)}, 0, at=k)
 
 
-def _looked_up(sheet: Sheet, k: int) -> Iterator[Edit]:
+def _looked_up(sheet: FormulaView, k: int) -> Iterator[Edit]:
     node = sheet.nodes[k]
     if node.how.get("zero") is None:
         rows = sheet.shape(node.given[1])[0]
@@ -85,7 +85,7 @@ def _looked_up(sheet: Sheet, k: int) -> Iterator[Edit]:
             yield Edit("padding_idx", "padding_idx", text, {k: given(sheet, k, zero=index)}, 1, at=k)
 
 
-def _recurrent(sheet: Sheet, k: int) -> Iterator[Edit]:
+def _recurrent(sheet: FormulaView, k: int) -> Iterator[Edit]:
     node, where = sheet.nodes[k], sheet.where(k)
     text = f"the sequence is gone through in reverse, from its last step to its first ({where})"
     yield Edit("direction", "another direction", text, {k: given(sheet, k, backward=True)}, 0, at=k)
@@ -135,7 +135,7 @@ def _recurrent(sheet: Sheet, k: int) -> Iterator[Edit]:
 
 
 #: The edits of an operation, by its name.
-BY_OPERATION: dict[str, Callable[[Sheet, int], Iterator[Edit]]] = {
+BY_OPERATION: dict[str, Callable[[FormulaView, int], Iterator[Edit]]] = {
     "conv": _conv,
     "pad": _pad,
     "pool": _pool,

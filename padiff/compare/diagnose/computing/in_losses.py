@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.edit import Edit, Sheet, put
+from padiff.compare.diagnose.computing.dropped_terms import SIDES_OF_EDITS, dropped_terms
+from padiff.compare.diagnose.computing.edit import Edit, FormulaView, put
 from padiff.compare.diagnose.computing.formula import Change, Node
-from padiff.compare.diagnose.computing.leaving_out import SIDES_OF_EDITS, left_out
 from padiff.compare.diagnose.computing.operations import OPERATIONS, reduced
 from padiff.compare.diagnose.computing.solving import Number
 
@@ -23,7 +23,7 @@ _WEIGHING = frozenset({"binary_cross_entropy", "binary_cross_entropy_with_logits
 _WRITTEN = 8
 
 
-def loss_edits(sheet: Sheet) -> Iterator[Edit]:
+def loss_edits(sheet: FormulaView) -> Iterator[Edit]:
     """Yield edits that compute a loss in another way."""
     for k in range(len(sheet.nodes) - 1):
         yield from _mask(sheet, k)
@@ -34,7 +34,7 @@ def loss_edits(sheet: Sheet) -> Iterator[Edit]:
         yield from _divergence(sheet, k)
 
 
-def loss_left_out(sheet: Sheet) -> Iterator[Edit]:
+def loss_left_out(sheet: FormulaView) -> Iterator[Edit]:
     """Yield edits that leave out a part of a loss, class weights and activations before the others.
 
     An operand that is left out of a scalar sum is called a term of the loss here, not a branch.
@@ -49,7 +49,7 @@ def loss_left_out(sheet: Sheet) -> Iterator[Edit]:
                 f"{_SIDE} takes no {function} of {sheet.named(operand)} for its loss, {_OTHER} does ({sheet.where(k)})"
             )
             yield Edit("activation_missing", "an activation", text, {k: _instead(operand)}, 1, at=k)
-    for edit in left_out(sheet):
+    for edit in dropped_terms(sheet):
         node = sheet.nodes[edit.at] if edit.at >= 0 else Node("")
         if node.operation in ("add", "sub") and sheet.shape(edit.at) == ():
             at, sum_edit = edit.at, edit
@@ -74,7 +74,7 @@ def loss_left_out(sheet: Sheet) -> Iterator[Edit]:
             yield replace(edit, telling=edit.telling and not scaled)
 
 
-def _of_model(sheet: Sheet, k: int) -> int | None:
+def _of_model(sheet: FormulaView, k: int) -> int | None:
     """Return the input of a product or quotient that is an output of a layer; `None` if there is none."""
     node = sheet.nodes[k]
     if node.operation not in ("mul", "div"):
@@ -86,14 +86,14 @@ def _of_model(sheet: Sheet, k: int) -> int | None:
     return None
 
 
-def _is_left(sheet: Sheet, edit: Edit, operand: int) -> bool:
+def _is_left(sheet: FormulaView, edit: Edit, operand: int) -> bool:
     """Return True if an edit that hands on one operand leaves out this operand."""
     change = edit.changes[edit.at]
     value = change(lambda k: sheet.formula.values[k], lambda k: sheet.formula.values[k])
     return not np.array_equal(value, sheet.formula.values[operand])
 
 
-def loss_numbers(sheet: Sheet, leaves: Sequence[int], loss: int) -> Iterator[Number]:
+def loss_numbers(sheet: FormulaView, leaves: Sequence[int], loss: int) -> Iterator[Number]:
     """Yield numbers that a loss may contain: label smoothing, a temperature, a scale, further terms of the model's
     outputs.
 
@@ -137,7 +137,7 @@ def _how(node: Node, k: int, name: str) -> Any:
     return make
 
 
-def _smoothed(sheet: Sheet, k: int) -> tuple[int, float] | None:
+def _smoothed(sheet: FormulaView, k: int) -> tuple[int, float] | None:
     """Return the one-hot labels and the smoothing of ``hot * (1 - s) + s / classes``; `None` for another sum."""
     product, uniform = sheet.nodes[k].given
     if not sheet.is_number(uniform) or sheet.nodes[product].operation != "mul":
@@ -150,7 +150,7 @@ def _smoothed(sheet: Sheet, k: int) -> tuple[int, float] | None:
     return (hot, smoothing) if abs(smoothing + float(sheet.formula.values[share]) - 1.0) < 1e-6 else None
 
 
-def _of_hot(sheet: Sheet, k: int, hot: int) -> Any:
+def _of_hot(sheet: FormulaView, k: int, hot: int) -> Any:
     classes = sheet.shape(hot)[-1]
     return lambda value: {k: lambda get, own: get(hot) * (1 - value) + value / classes}
 
@@ -183,7 +183,7 @@ _TERMS: dict[str, Callable[[np.ndarray], float]] = {
 # -- masks and labels ----------------------------------------------------------------------------------------------
 
 
-def _mask(sheet: Sheet, k: int) -> Iterator[Edit]:
+def _mask(sheet: FormulaView, k: int) -> Iterator[Edit]:
     """Yield edits that invert, shift or drop a mask of zeros and ones."""
     values, node = sheet.formula.values[k], sheet.nodes[k]
     if values.size < 2 or values.dtype.kind not in "fb" or sheet.is_parameter(k) or node.operation == "targets":
@@ -218,7 +218,7 @@ def _cut(values: np.ndarray, shift: int) -> np.ndarray:
     return shifted
 
 
-def _labels(sheet: Sheet, k: int) -> Iterator[Edit]:
+def _labels(sheet: FormulaView, k: int) -> Iterator[Edit]:
     values = sheet.formula.values[k]
     if sheet.nodes[k].operation or values.dtype.kind not in "iu" or values.ndim < 1 or values.size < 3:
         return
@@ -237,7 +237,7 @@ def _labels(sheet: Sheet, k: int) -> Iterator[Edit]:
 # -- sums and their divisors ---------------------------------------------------------------------------------------
 
 
-def _mean(sheet: Sheet, k: int) -> Iterator[Edit]:
+def _mean(sheet: FormulaView, k: int) -> Iterator[Edit]:
     node, where = sheet.nodes[k], sheet.where(k)
     if node.operation == "reduced" and node.how["by"] == "mean" and node.how.get("axis") is None:
         x = node.given[0]
@@ -276,7 +276,7 @@ def _mean(sheet: Sheet, k: int) -> Iterator[Edit]:
             yield from _unmasked(sheet, k, x, sign)
 
 
-def _unmasked(sheet: Sheet, k: int, product: int, sign: float) -> Iterator[Edit]:
+def _unmasked(sheet: FormulaView, k: int, product: int, sign: float) -> Iterator[Edit]:
     """Yield edits that take the mean over all places instead of the places that the mask keeps."""
     for operand in sheet.nodes[product].given:
         if sheet.shape(operand) == sheet.shape(product) and not _is_mask(sheet.formula.values[operand]):
@@ -286,7 +286,7 @@ def _unmasked(sheet: Sheet, k: int, product: int, sign: float) -> Iterator[Edit]
             yield Edit("mean_over_pads", "a mean over pads", text, {k: plain}, 0, at=k)
 
 
-def _masks(sheet: Sheet, k: int) -> bool:
+def _masks(sheet: FormulaView, k: int) -> bool:
     """Return True if a node is a mask in a product."""
     values = sheet.formula.values[k]
     floats = values.dtype.kind in "fb" and not sheet.is_parameter(k)
@@ -300,7 +300,7 @@ def _is_mask(values: np.ndarray) -> bool:
 # -- functions of an error -----------------------------------------------------------------------------------------
 
 
-def _error(sheet: Sheet, k: int) -> Iterator[Edit]:
+def _error(sheet: FormulaView, k: int) -> Iterator[Edit]:
     node, where = sheet.nodes[k], sheet.where(k)
     if node.operation not in ("huber", "square", "abs"):
         return
@@ -321,7 +321,7 @@ def _error(sheet: Sheet, k: int) -> Iterator[Edit]:
         yield Edit("loss_function", "another loss function", text, {k: change}, 0, at=k)
 
 
-def _rows(sheet: Sheet, k: int) -> Iterator[Edit]:
+def _rows(sheet: FormulaView, k: int) -> Iterator[Edit]:
     """Yield edits of each sample's loss: a focal loss, a power, probabilities instead of their logarithms."""
     values, node = sheet.formula.values[k], sheet.nodes[k]
     if node.operation not in ("neg", "picked") or values.size < 2 or values.dtype.kind != "f":
@@ -343,7 +343,7 @@ def _rows(sheet: Sheet, k: int) -> Iterator[Edit]:
         yield Edit("log_softmax_missing", "no logarithm", text, {k: shares}, 0, at=k)
 
 
-def _divergence(sheet: Sheet, k: int) -> Iterator[Edit]:
+def _divergence(sheet: FormulaView, k: int) -> Iterator[Edit]:
     """Yield edits of the divergence ``t * (log t - x)``: the other direction, or without the entropy of the targets."""
     node = sheet.nodes[k]
     if node.operation != "mul" or sheet.nodes[node.given[1]].operation != "sub":
@@ -361,7 +361,7 @@ def _divergence(sheet: Sheet, k: int) -> Iterator[Edit]:
     yield Edit("loss_function", "another loss function", text, {k: bare}, 0, at=k)
 
 
-def _class_weights(sheet: Sheet, k: int) -> Iterator[Edit]:
+def _class_weights(sheet: FormulaView, k: int) -> Iterator[Edit]:
     """Yield an edit that leaves out class weights: a factor that is the same for all samples of a class."""
     node = sheet.nodes[k]
     for place, weights in enumerate(node.given):
@@ -379,7 +379,7 @@ def _class_weights(sheet: Sheet, k: int) -> Iterator[Edit]:
                 break
 
 
-def _weights(sheet: Sheet, k: int) -> Iterator[Edit]:
+def _weights(sheet: FormulaView, k: int) -> Iterator[Edit]:
     """Yield an edit that leaves out the element weights of a loss function."""
     node = sheet.nodes[k]
     losses, weights = node.given

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from padiff.compare.diagnose.computing.formula import Formula, UnknownError
-from padiff.compare.diagnose.computing.given import Given
+from padiff.compare.diagnose.computing.known_inputs import KnownInputs
 from padiff.compare.diagnose.computing.writing import Add, Writing
 from padiff.compare.diagnose.kernels.windows import each
-from padiff.frameworks.known import known
+from padiff.frameworks.conventions import conventions_of
 
 
-def windows(given: Given, ndim: int, padding: Any) -> tuple[list[int], Any, list[int]]:
+def windows(given: KnownInputs, ndim: int, padding: Any) -> tuple[list[int], Any, list[int]]:
     """Return stride, padding and dilation of a window over the axes after the second.
 
     Raises:
@@ -28,7 +28,7 @@ def windows(given: Given, ndim: int, padding: Any) -> tuple[list[int], Any, list
     )
 
 
-def _conv(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _conv(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     ndim = formula.values[inputs.first].ndim
     stride, padding, dilation = windows(inputs, ndim, inputs.argument(("padding",), 4, 0))
     groups = int(inputs.argument(("groups",), 6, 1))
@@ -38,14 +38,16 @@ def _conv(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
     return product if 2 not in inputs.nodes else add("channelwise", product, inputs.node(2), how="add")
 
 
-def _pool(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _pool(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     count = formula.values[inputs.first].ndim - 2
     kernel = each(inputs.argument(("kernel_size",), 1), count)
     stride = inputs.argument(("stride",), 2, None)
     by = "max" if inputs.function.startswith("max") else "mean"
     exclusive = inputs.argument(("exclusive",), -1, None)
     if exclusive is None:
-        exclusive = known(framework).pools_without_padding or not inputs.argument(("count_include_pad",), 5, True)
+        exclusive = conventions_of(framework).pools_without_padding or not inputs.argument(
+            ("count_include_pad",), 5, True
+        )
     return add(
         "pool",
         inputs.first,
@@ -58,7 +60,7 @@ def _pool(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
     )
 
 
-def _global_pool(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _global_pool(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     size = inputs.argument(("output_size",), 1)
     shape = formula.values[inputs.first].shape
     sizes = each(size, len(shape) - 2)
@@ -69,13 +71,13 @@ def _global_pool(add: Add, formula: Formula, inputs: Given, framework: str) -> i
     return add("pool", inputs.first, by=by, kernel=kernel, stride=kernel, padding=[0] * len(kernel))
 
 
-def _pad(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _pad(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     pads = inputs.numbers(("pad",), 1)
     ndim = formula.values[inputs.first].ndim
     mode = inputs.argument(("mode",), 2, "constant")
     # Two numbers for each axis, the last axis first.
     both = [(0, 0)] * ndim
-    if len(pads) == 2 * ndim and known(framework).pads_first_axis_first:
+    if len(pads) == 2 * ndim and conventions_of(framework).pads_first_axis_first:
         both = [(pads[2 * k], pads[2 * k + 1]) for k in range(ndim)]
     else:
         for k in range(len(pads) // 2):
@@ -83,7 +85,7 @@ def _pad(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
     return add("pad", inputs.first, pads=both, mode=str(mode), value=float(inputs.argument(("value",), 3, 0.0) or 0.0))
 
 
-def _interpolate(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _interpolate(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     shape = formula.values[inputs.first].shape
     size, scale = inputs.argument(("size",), 1, None), inputs.argument(("scale_factor",), 2, None)
     count = len(shape) - 2

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 
 from padiff.compare.diagnose.computing.formula import Formula, UnknownError
-from padiff.compare.diagnose.computing.given import Given
+from padiff.compare.diagnose.computing.known_inputs import KnownInputs
 from padiff.compare.diagnose.computing.writing import AXIS, CONSTANT, Add, Writing, constant, swapped
-from padiff.frameworks.known import known
+from padiff.frameworks.conventions import conventions_of
 
 
 def linear(add: Add, formula: Formula, x: int, weight: int, bias: int | None, transposed: bool) -> int:
@@ -23,13 +23,13 @@ def linear(add: Add, formula: Formula, x: int, weight: int, bias: int | None, tr
     return product if bias is None else add("add", product, bias)
 
 
-def _linear(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _linear(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     return linear(add, formula, inputs.first, inputs.node(1), inputs.nodes.get(2), formula_lies_out_first(framework))
 
 
 def formula_lies_out_first(framework: str) -> bool:
     """Return True if a framework's linear layers store their matrix as (out, in)."""
-    return known(framework).layout == "out_in"
+    return conventions_of(framework).layout == "out_in"
 
 
 def attention(
@@ -54,19 +54,19 @@ def attention(
     return add("matmul", add("softmax", scores, axis=-1), v)
 
 
-def _attention(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _attention(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     if inputs.argument(("dropout_p",), 4, 0.0) and inputs.argument(("training",), 6, True):
         raise UnknownError("dropout")
     q, k, v = (inputs.node(n) for n in range(3))
     causal = bool(inputs.argument(("is_causal",), 5, False))
     mask = inputs.nodes.get(3)
-    if known(framework).heads_third:
+    if conventions_of(framework).heads_third:
         q, k, v = (add("transpose", part, order=[0, 2, 1, 3]) for part in (q, k, v))
         return add("transpose", attention(add, formula, q, k, v, mask, causal), order=[0, 2, 1, 3])
     return attention(add, formula, q, k, v, mask, causal, inputs.argument(("scale",), -1, None))
 
 
-def _norm(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _norm(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     name = inputs.function
     shape = inputs.argument(("normalized_shape",), 1, [1])
     count = len(shape) if isinstance(shape, list) else 1
@@ -78,7 +78,7 @@ def _norm(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
     return _scaled(add, output, inputs, 1)
 
 
-def _scaled(add: Add, output: int, inputs: Given, place: int) -> int:
+def _scaled(add: Add, output: int, inputs: KnownInputs, place: int) -> int:
     if place in inputs.nodes:
         output = add("mul", output, inputs.node(place))
     if place + 1 in inputs.nodes:
@@ -86,7 +86,7 @@ def _scaled(add: Add, output: int, inputs: Given, place: int) -> int:
     return output
 
 
-def _group_norm(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _group_norm(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     groups = int(inputs.argument(("num_groups",), 1))
     output = add("grouped", inputs.first, groups=groups, eps=float(inputs.argument(("eps", "epsilon"), -1, 1e-5)))
     for place, how in ((1, "mul"), (2, "add")):
@@ -95,7 +95,7 @@ def _group_norm(add: Add, formula: Formula, inputs: Given, framework: str) -> in
     return output
 
 
-def _normalize(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _normalize(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     axis = int(inputs.argument(AXIS, 2, 1))
     if inputs.argument(("p",), 1, 2) != 2:
         raise UnknownError("normalize")
@@ -103,7 +103,7 @@ def _normalize(add: Add, formula: Formula, inputs: Given, framework: str) -> int
     return add("div", inputs.first, add("clamp", norm, low=float(inputs.argument(("eps", "epsilon"), 3, 1e-12))))
 
 
-def _glu(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _glu(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     axis = int(inputs.argument(AXIS, 1, -1)) % formula.values[inputs.first].ndim
     half = formula.values[inputs.first].shape[axis] // 2
     values = add("getitem", inputs.first, key=[*[":"] * axis, f":{half}"])

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from padiff.compare.diagnose.computing.formula import Formula, UnknownError
-from padiff.compare.diagnose.computing.given import Given
+from padiff.compare.diagnose.computing.known_inputs import KnownInputs
 from padiff.compare.diagnose.computing.writing import AXIS, CONSTANT, Add, Writing, constant
-from padiff.frameworks.known import known
+from padiff.frameworks.conventions import conventions_of
 
 
-def _two(inputs: Given) -> tuple[int, int]:
+def _two(inputs: KnownInputs) -> tuple[int, int]:
     """Return the nodes of predictions and targets.
 
     Raises:
@@ -24,7 +24,7 @@ def _two(inputs: Given) -> tuple[int, int]:
     return nodes[0], nodes[1]
 
 
-def _reduced(add: Add, formula: Formula, rows: int, inputs: Given) -> int:
+def _reduced(add: Add, formula: Formula, rows: int, inputs: KnownInputs) -> int:
     how = inputs.argument(("reduction",), -1, "mean")
     if how == "batchmean":
         count = formula.leaf(constant(formula.values[rows].shape[0]), CONSTANT)
@@ -32,10 +32,10 @@ def _reduced(add: Add, formula: Formula, rows: int, inputs: Given) -> int:
     return rows if how == "none" else add("reduced", rows, by=str(how))
 
 
-def _cross_entropy(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _cross_entropy(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     logits, labels = _two(inputs)
     ndim = formula.values[logits].ndim
-    usual = -1 if known(framework).classes_last or ndim <= 2 else 1
+    usual = -1 if conventions_of(framework).classes_last or ndim <= 2 else 1
     axis = int(inputs.argument(AXIS, -1, usual)) % ndim
     use_softmax = inputs.argument(("use_softmax",), -1, True)
     logs = add("log_softmax", logits, axis=axis) if use_softmax else add("log", logits)
@@ -65,7 +65,7 @@ def _cross_entropy(add: Add, formula: Formula, inputs: Given, framework: str) ->
     if counted is None:
         return _reduced(add, formula, rows, inputs)
     rows = add("mul", rows, counted)
-    all_count = weights is None and known(framework).counts_ignored and ignored < 0
+    all_count = weights is None and conventions_of(framework).counts_ignored and ignored < 0
     if inputs.argument(("reduction",), -1, "mean") != "mean" or all_count:
         return _reduced(add, formula, rows, inputs)
     return add("div", add("reduced", rows, by="sum"), add("reduced", counted, by="sum"))
@@ -75,7 +75,7 @@ def _of_targets(add: Add, targets: int, logs: int) -> int:
     return add("neg", add("reduced", add("mul", targets, logs), by="sum", axis=-1))
 
 
-def _nll(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _nll(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     logs, labels = _two(inputs)
     shape = formula.values[logs].shape
     if len(shape) != 2 or len(inputs.nodes) > 2 or (formula.values[labels] < 0).any():
@@ -84,22 +84,22 @@ def _nll(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
     return _reduced(add, formula, _of_targets(add, targets, logs), inputs)
 
 
-def _squares(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _squares(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     return _reduced(add, formula, add("square", add("sub", *_two(inputs))), inputs)
 
 
-def _absolute(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _absolute(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     return _reduced(add, formula, add("abs", add("sub", *_two(inputs))), inputs)
 
 
-def _smooth(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _smooth(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     beta = float(inputs.argument(("beta", "delta"), -1, 1.0))
-    divided = not known(framework).smooth_undivided and inputs.function != "huber_loss"
+    divided = not conventions_of(framework).smooth_undivided and inputs.function != "huber_loss"
     rows = add("huber", add("sub", *_two(inputs)), beta=beta, divided=divided)
     return _reduced(add, formula, rows, inputs)
 
 
-def _with_logits(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _with_logits(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     logits, targets = _two(inputs)
     soft = add("act", logits, function="softplus", number=1.0)
     rows = add("sub", soft, add("mul", targets, logits))
@@ -112,11 +112,11 @@ def _with_logits(add: Add, formula: Formula, inputs: Given, framework: str) -> i
     return _reduced(add, formula, _weighed(add, rows, inputs), inputs)
 
 
-def _weighed(add: Add, rows: int, inputs: Given) -> int:
+def _weighed(add: Add, rows: int, inputs: KnownInputs) -> int:
     return add("mul", rows, inputs.node(2)) if 2 in inputs.nodes else rows
 
 
-def _binary(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _binary(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     shares, targets = _two(inputs)
     unit = formula.leaf(constant(1.0), CONSTANT)
     rows = add("mul", targets, add("log", shares))
@@ -124,26 +124,26 @@ def _binary(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
     return _reduced(add, formula, _weighed(add, add("neg", add("add", rows, others)), inputs), inputs)
 
 
-def _divergence(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _divergence(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     logs, targets = _two(inputs)
     if inputs.argument(("log_target",), -1, False) or (formula.values[targets] <= 0).any():
         raise UnknownError("kl_div")
     return _reduced(add, formula, add("mul", targets, add("sub", add("log", targets), logs)), inputs)
 
 
-def _picked(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _picked(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     x, index = _two(inputs)
-    if inputs.function == "gather" and known(framework).gathers_rows:
+    if inputs.function == "gather" and conventions_of(framework).gathers_rows:
         raise UnknownError("gather")
     return add("picked", x, index, axis=int(inputs.argument(AXIS, 1, inputs.argument((), 2, -1))))
 
 
-def _one_hot(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _one_hot(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     classes = inputs.argument(("num_classes",), 1)
     return add("targets", inputs.first, classes=int(classes), smoothing=0.0)
 
 
-def _log_sigmoid(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _log_sigmoid(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     return add("neg", add("act", add("neg", inputs.first), function="softplus", number=1.0))
 
 

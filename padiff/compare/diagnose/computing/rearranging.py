@@ -6,20 +6,20 @@ import math
 from collections.abc import Mapping
 
 from padiff.compare.diagnose.computing.formula import Formula, UnknownError
-from padiff.compare.diagnose.computing.given import Given
+from padiff.compare.diagnose.computing.known_inputs import KnownInputs
 from padiff.compare.diagnose.computing.writing import AXIS, Add, Writing
-from padiff.frameworks.known import known
+from padiff.frameworks.conventions import conventions_of
 
 
-def _cat(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _cat(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     return add(inputs.function, *inputs.all, axis=int(inputs.argument(AXIS, 1, 0)))
 
 
-def _reshape(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _reshape(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     return add("reshape", inputs.first, shape=inputs.numbers(("shape", "size"), 1))
 
 
-def _flatten(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _flatten(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     shape = formula.values[inputs.first].shape
     start = int(inputs.argument(("start_dim", "start_axis"), 1, 0)) % max(len(shape), 1)
     end = int(inputs.argument(("end_dim", "stop_axis"), 2, -1)) % max(len(shape), 1)
@@ -27,7 +27,7 @@ def _flatten(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
     return add("reshape", inputs.first, shape=flat_shape)
 
 
-def _transpose(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _transpose(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     ndim = formula.values[inputs.first].ndim
     order = list(range(ndim))
     perm = inputs.argument(("perm", "dims"), -1, None)
@@ -40,14 +40,14 @@ def _transpose(add: Add, formula: Formula, inputs: Given, framework: str) -> int
     return add("transpose", inputs.first, order=order)
 
 
-def _getitem(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _getitem(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     key = inputs.argument(("key", "item", "indices"), 1, None)
     if key is None or len(inputs.nodes) > 1:
         raise UnknownError("getitem")
     return add("getitem", inputs.first, key=key)
 
 
-def _split(add: Add, formula: Formula, inputs: Given, framework: str) -> list[int]:
+def _split(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> list[int]:
     shape = formula.values[inputs.first].shape
     axis = int(inputs.argument(AXIS, 2, 0)) % len(shape)
     parts = inputs.argument(("num_or_sections", "split_size", "split_size_or_sections", "chunks", "sections"), 1, 1)
@@ -57,7 +57,7 @@ def _split(add: Add, formula: Formula, inputs: Given, framework: str) -> list[in
         return [add("getitem", inputs.first, key=[*[":"] * axis, k]) for k in range(shape[axis])]
     if isinstance(parts, list):
         sizes = [int(n) for n in parts]
-    elif inputs.function == "split" and not known(framework).splits_into:
+    elif inputs.function == "split" and not conventions_of(framework).splits_into:
         sizes = [int(parts)] * (size // int(parts)) + [size % int(parts)] * bool(size % int(parts))
     else:
         step = -(-size // int(parts))
@@ -69,7 +69,7 @@ def _split(add: Add, formula: Formula, inputs: Given, framework: str) -> list[in
     return nodes
 
 
-def _squeeze(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _squeeze(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     shape = list(formula.values[inputs.first].shape)
     axis = inputs.argument(AXIS, 1, None)
     axes = range(len(shape)) if axis is None else axis if isinstance(axis, list) else [axis]
@@ -77,7 +77,7 @@ def _squeeze(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
     return add("reshape", inputs.first, shape=[n for k, n in enumerate(shape) if not (k in axes and n == 1)])
 
 
-def _unsqueeze(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _unsqueeze(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     shape = list(formula.values[inputs.first].shape)
     axis = inputs.argument(AXIS, 1)
     for a in axis if isinstance(axis, list) else [axis]:
@@ -85,23 +85,23 @@ def _unsqueeze(add: Add, formula: Formula, inputs: Given, framework: str) -> int
     return add("reshape", inputs.first, shape=shape)
 
 
-def _expand(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _expand(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     return add("expand", inputs.first, shape=inputs.numbers(("shape", "size", "sizes"), 1))
 
 
-def _roll(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _roll(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     shift, axis = inputs.argument(("shifts",), 1), inputs.argument(("dims", "axis"), 2)
     if isinstance(shift, list) or isinstance(axis, list):
         raise UnknownError("roll")
     return add("roll", inputs.first, shift=shift, axis=axis)
 
 
-def _flip(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _flip(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     axes = inputs.argument(("dims", "axis"), 1)
     return add("flip", inputs.first, axis=tuple(axes) if isinstance(axes, list) else axes)
 
 
-def _select(add: Add, formula: Formula, inputs: Given, framework: str) -> int:
+def _select(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     axis, index = int(inputs.argument(AXIS, 1)), int(inputs.argument(("index",), 2))
     return add("getitem", inputs.first, key=[*[":"] * (axis % formula.values[inputs.first].ndim), index])
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.edit import Edit, Sheet, Target
+from padiff.compare.diagnose.computing.edit import Edit, FormulaView, Target
 from padiff.compare.diagnose.computing.formula import Change
 from padiff.compare.diagnose.computing.operations import OPERATIONS
 
@@ -48,7 +48,7 @@ class Number:
 _EPSILONS = (1e-6, 1e-5, 1e-3, 1e-2, 1e-8, 1e-12, 0.1)
 
 
-def numbers(sheet: Sheet) -> Iterator[Number]:
+def numbers(sheet: FormulaView) -> Iterator[Number]:
     """Yield the constants of a formula, explicit and implicit ones."""
     for k, node in enumerate(sheet.nodes):
         if node.name and sheet.is_number(k):
@@ -92,7 +92,7 @@ _OF_SCORES = ("softmax", "masked", "causal", "where")
 _NAMES = {"leaky ReLU": "slope", "ELU": "alpha", "softplus": "beta"}
 
 
-def _constant(sheet: Sheet, k: int) -> Iterator[Number]:
+def _constant(sheet: FormulaView, k: int) -> Iterator[Number]:
     value = float(sheet.formula.values[k])
     users = sheet.users(k)
     if not users:
@@ -127,7 +127,7 @@ def _put(k: int) -> Any:
     return lambda value: {k: lambda get, own: np.float64(value)}
 
 
-def _given(sheet: Sheet, k: int, name: str) -> Any:
+def _given(sheet: FormulaView, k: int, name: str) -> Any:
     node = sheet.nodes[k]
 
     def make(value: float) -> dict[int, Change]:
@@ -141,7 +141,7 @@ def _scaled(k: int) -> Any:
     return lambda value: {k: lambda get, own: own(k) * value}
 
 
-def _operand(sheet: Sheet, k: int, operand: int) -> Any:
+def _operand(sheet: FormulaView, k: int, operand: int) -> Any:
     node = sheet.nodes[k]
 
     def make(value: float) -> dict[int, Change]:
@@ -155,7 +155,7 @@ def _operand(sheet: Sheet, k: int, operand: int) -> Any:
     return make
 
 
-def solved(sheet: Sheet, number: Number, target: Target, noise: float) -> Edit | None:
+def solved(sheet: FormulaView, number: Number, target: Target, noise: float) -> Edit | None:
     """Return an edit with the value of a number that fits the target best; `None` if no value fits well.
 
     Args:
@@ -191,7 +191,9 @@ def solved(sheet: Sheet, number: Number, target: Target, noise: float) -> Edit |
     return Edit(number.kind, number.name, text, number.make(value), number.rank + odd, 1, number.at, not odd)
 
 
-def _from(sheet: Sheet, number: Number, target: Target, start: float, without: float) -> tuple[float, float] | None:
+def _from(
+    sheet: FormulaView, number: Number, target: Target, start: float, without: float
+) -> tuple[float, float] | None:
     """Return the value that Gauss-Newton steps find from a start, and the remaining error; `None` if none can be
     computed.
     """
@@ -232,7 +234,7 @@ def _from(sheet: Sheet, number: Number, target: Target, start: float, without: f
     return (math.exp(where) if logarithm else where), error
 
 
-def _as_written(sheet: Sheet, number: Number, target: Target, value: float, error: float) -> float:
+def _as_written(sheet: FormulaView, number: Number, target: Target, value: float, error: float) -> float:
     """Return the value rounded to the fewest digits that fit about as well."""
     for digits in (1, 2, 3, 4):
         rounded = float(f"{value:.{digits}g}") if abs(value) > 1e-6 or number.logarithm else 0.0

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.calls import written
+from padiff.compare.diagnose.computing.call_formulas import written
 from padiff.compare.diagnose.computing.formula import Formula, UnknownError
-from padiff.compare.diagnose.computing.given import Given, placed
-from padiff.compare.diagnose.computing.layers import Called, writings
+from padiff.compare.diagnose.computing.known_inputs import KnownInputs, placed
+from padiff.compare.diagnose.computing.layer_formulas import Called, writings
 from padiff.compare.diagnose.computing.of_blocks import formula_lies_out_first
 from padiff.compare.diagnose.computing.writing import CONSTANT
 from padiff.compare.diagnose.traced import Graph
@@ -144,7 +144,7 @@ class Writer:
             call = TracedCall(call.layer, call.call, replacement.function, call.nth, call.inputs, call.outputs,
                               replacement.arguments, call.parameters, call.layer_type)  # fmt: skip
         if call.function:
-            inputs = Given(
+            inputs = KnownInputs(
                 call.function, placed(call.function, slots, [self._parameter(name) for name in call.parameters]),
                 call.arguments,
             )  # fmt: skip

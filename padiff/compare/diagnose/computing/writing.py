@@ -7,14 +7,14 @@ from collections.abc import Callable
 import numpy as np
 
 from padiff.compare.diagnose.computing.formula import Formula
-from padiff.compare.diagnose.computing.given import Given
+from padiff.compare.diagnose.computing.known_inputs import KnownInputs
 
 #: Adds an operation to a formula and returns its node.
 Add = Callable[..., int]
 #: The node of a function's output; a list if the function has several outputs.
 Made = int | list[int]
 #: Adds a function call to a formula, for a run's framework.
-Writing = Callable[[Add, Formula, Given, str], Made]
+Writing = Callable[[Add, Formula, KnownInputs, str], Made]
 
 #: The names of an axis argument.
 AXIS = ("dim", "axis")

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from padiff.compare.diagnose.hypotheses.fitting import Fit, fit, residual_of, residuals_of
+from padiff.compare.diagnose.hypotheses.parameter_history import ParameterHistories, ParameterHistory
 from padiff.compare.diagnose.hypotheses.proof import NEAR
 from padiff.compare.diagnose.hypotheses.rules import RULES
 from padiff.compare.diagnose.hypotheses.searching import Sample, explained
-from padiff.compare.diagnose.hypotheses.tracks import Track, Tracks
 from padiff.compare.diagnose.hypotheses.wording import KINDS, NAMES, WORDS, number_text
 from padiff.records import Difference
 
@@ -39,10 +39,10 @@ class Change:
 class Search:
     """Search for changes of the reference's rule that give the candidate's updates."""
 
-    def __init__(self, tracks: Tracks, rule: Fit, wrong: Sequence[Track], group: int) -> None:
+    def __init__(self, tracks: ParameterHistories, rule: Fit, wrong: Sequence[ParameterHistory], group: int) -> None:
         self._rule = rule
-        self._sample = Sample.of(wrong, "candidate", tracks.rates.candidate)
-        self._theirs = Sample.of(wrong, "reference", tracks.rates.reference).at(group)
+        self._sample = Sample.from_histories(wrong, "candidate", tracks.rates.candidate)
+        self._theirs = Sample.from_histories(wrong, "reference", tracks.rates.reference).at(group)
         candidate_group = min(group, tracks.rates.candidate.shape[1] - 1)
         self._at, self._coarse = self._sample.at(candidate_group), self._sample.at(candidate_group, coarse=True)
 
@@ -146,7 +146,7 @@ def kind_of(change: Change, fitted: Fit) -> tuple[str, str]:
     return "+".join(kinds), " and ".join(NAMES.get(name, name) for name in names)
 
 
-def sentence_of(change: Change, fitted: Fit, tracks: Tracks) -> str:
+def sentence_of(change: Change, fitted: Fit, tracks: ParameterHistories) -> str:
     if change.rules:
         rules = " or ".join(map(described, change.rules))
         return f"the candidate's updates are those of {rules}, the reference's those of {described(fitted)}"

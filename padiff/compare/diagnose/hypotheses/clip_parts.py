@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.compare.diagnose.hypotheses.ratios import ratio_of
-from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.diagnose.hypotheses.step_gradients import Gradients
 from padiff.records import SIDES, Both
 
@@ -26,7 +26,7 @@ _TORCH = 1e-6
 _ONE_RATIO, _GROUPS = 5e-5, 8
 
 
-def by_tensor(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
+def by_tensor(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
     """Yield hypotheses that one or both sides clip each tensor's gradient by its own norm."""
     norms = _whole_norms(scene, gradients)
     limits = Both(*(_limit([getattr(norm, side) for norm in norms]) for side in SIDES))
@@ -60,7 +60,7 @@ def by_tensor(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
             )
 
 
-def by_group(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
+def by_group(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
     """Yield hypotheses that a side clips each parameter group by its own norm, as paddle does for several groups."""
     ratios = [ratio_of([tensor]) for tensor in gradients.tensors]
     groups = _groups([ratio if ratio is not None else math.nan for ratio in ratios])
@@ -104,7 +104,7 @@ def _groups(ratios: Sequence[float]) -> list[list[int]]:
     return groups
 
 
-def _whole_norms(scene: Scene, gradients: Gradients) -> list[Both[float]]:
+def _whole_norms(scene: DiffContext, gradients: Gradients) -> list[Both[float]]:
     """Return the norm of each gradient's whole parameter: for a part of a fused weight, the norm of all parts."""
     pairs = scene.pairs(scene.number, "grad")
     names = []

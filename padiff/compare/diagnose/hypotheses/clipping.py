@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from padiff.compare.diagnose.hypotheses import mending
+from padiff.compare.diagnose.hypotheses import fix_snippets
 from padiff.compare.diagnose.hypotheses.clip_parts import (
     AT_LIMIT,
     ROUND,
@@ -20,10 +20,10 @@ from padiff.compare.diagnose.hypotheses.clip_parts import (
     rounded_limit,
     swapped_sides,
 )
-from padiff.compare.diagnose.hypotheses.held import is_frozen
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
+from padiff.compare.diagnose.hypotheses.missing_gradient import is_frozen
 from padiff.compare.diagnose.hypotheses.ratios import ratio_of, scaled
-from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.diagnose.hypotheses.step_gradients import Gradients, gradients_of, made_of
 from padiff.errors import PadiffError
 from padiff.records import LOOP, SIDES, Both, Record
@@ -33,7 +33,7 @@ from padiff.system.naming import first_few
 _STEPS, _BYTES = 3, 200_000_000
 
 
-def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
+def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     """Yield hypotheses on clipping for a first diff in the gradients that an optimizer received."""
     gradients = gradients_of(scene)
     if gradients.tensors:
@@ -44,7 +44,7 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
         yield from _by_value(scene, gradients)
 
 
-def _of_fewer(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
+def _of_fewer(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
     """Yield hypotheses that both sides clip by total norm, and one side lacks gradients of some parameters."""
     norms = gradients.all_norms
     for side, other_side in (("candidate", "reference"), ("reference", "candidate")):
@@ -77,7 +77,7 @@ def _of_fewer(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
 # -- by the norm of all --------------------------------------------------------------------------------------------
 
 
-def _by_norm(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
+def _by_norm(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
     ratio = ratio_of(gradients.tensors)
     if ratio is None or ratio <= 0 or abs(ratio - 1) < 1e-4:
         return
@@ -96,14 +96,14 @@ def _by_norm(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
             f"the candidate clips gradients to a norm of {limits.candidate:.6g}, the reference to "
             f"{limits.reference:.6g}"
         )
-        fix = mending.clipping(scene.frameworks.candidate, limits.reference)
+        fix = fix_snippets.clipping(scene.frameworks.candidate, limits.reference)
     elif limits.reference is not None:
         kind = "clip_missing"
         text = (
             f"the candidate's gradients are not clipped, the reference's are, to a norm of {limits.reference:.6g} (the "
             f"candidate's norm is {norms.candidate:.5g})"
         )
-        fix = mending.clipping(scene.frameworks.candidate, limits.reference)
+        fix = fix_snippets.clipping(scene.frameworks.candidate, limits.reference)
     else:
         kind = "clip_added"
         text = (
@@ -117,7 +117,7 @@ def _by_norm(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
     yield Hypothesis(kind, name, text, lambda: scaled(gradients.tensors, exact), "gradients", 0, 3, 1, fix, sure)
 
 
-def _limits(scene: Scene, norms: Both[float]) -> tuple[Both[float | None], bool]:
+def _limits(scene: DiffContext, norms: Both[float]) -> tuple[Both[float | None], bool]:
     """Return the clipping limit of each side (`None` if it does not clip), and True if the limits are certain."""
     factors = made_of(scene, scene.number)
     others = _other_norms(scene)
@@ -140,7 +140,7 @@ def _limits(scene: Scene, norms: Both[float]) -> tuple[Both[float | None], bool]
     return Both(*limits), sure
 
 
-def _other_norms(scene: Scene) -> Both[list[float]]:
+def _other_norms(scene: DiffContext) -> Both[list[float]]:
     """Return the total gradient norms of a few other steps, for each side."""
     near = sorted((n for n in scene.numbers if n != scene.number), key=lambda n: abs(n - scene.number))
     totals: Both[list[float]] = Both([], [])
@@ -174,7 +174,7 @@ def _square(record: Record) -> float:
 # -- by value ------------------------------------------------------------------------------------------------------
 
 
-def _by_value(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
+def _by_value(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
     with_elements = [tensor for tensor, elements in zip(gradients.tensors, gradients.elements) if elements]
     limits = Both(
         _value_limit([tensor.without for tensor in with_elements]),

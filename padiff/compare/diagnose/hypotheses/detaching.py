@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from padiff.compare.diagnose.hypotheses.scene import Scene
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
 from padiff.compare.diagnose.traced import Graph
 from padiff.records import LOOP, SIDES, Both, Cause, Diff, Record, TracedCall
 
 
-def causes(scene: Scene) -> Iterator[Cause]:
+def causes(scene: DiffContext) -> Iterator[Cause]:
     """Yield causes of a first diff in gradients that only one side has, from records and traced calls."""
     yield from _unreached(scene)
     yield from _detached(scene)
 
 
-def _unreached(scene: Scene) -> Iterator[Cause]:
+def _unreached(scene: DiffContext) -> Iterator[Cause]:
     """Yield the cause of the first layer whose outputs agree and that has gradients on one side only."""
     by_stage: dict[str, list[Diff]] = {}
     for diff in scene.step:
@@ -45,7 +45,7 @@ def _all_agree(diffs: Sequence[Diff]) -> set[str]:
     return layers - {diff.pair.anchor.layer for diff in diffs if not (diff.pair.complete and diff.passed)}
 
 
-def _detached(scene: Scene) -> Iterator[Cause]:
+def _detached(scene: DiffContext) -> Iterator[Cause]:
     """Yield the cause that only one side's code detaches a tensor computed from the tensor of the first diff.
 
     The detached tensor changes this gradient; other reasons for the diff are not excluded.

@@ -8,45 +8,45 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from padiff.compare.diagnose.hypotheses import (
+    batch_content,
     clipping,
-    data,
+    code_edits,
     detaching,
+    external_weight_write,
     gradients,
     loss_code,
     optimizers,
     outputs,
-    rewritten,
     start,
     statistics,
-    written,
 )
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis
 from padiff.compare.diagnose.hypotheses.proof import (
     NEAR,
-    Weight,
+    Fit,
     evidence,
     explains,
     is_likely,
     weigh,
 )
-from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.records import Cause
 
 #: A group of hypotheses: a function that yields those that apply to a scene, the simplest first. A cause that is
 #: recorded as such needs no computing, and ends the search.
-Group = Callable[[Scene], Iterable["Hypothesis | Cause"]]
+Group = Callable[[DiffContext], Iterable["Hypothesis | Cause"]]
 
 #: The groups that apply to a first diff, by its stage.
 GROUPS: Mapping[str, tuple[Group, ...]] = {
-    "input": (data.hypotheses,),
+    "input": (batch_content.hypotheses,),
     "weight": (
         start.hypotheses,
         statistics.hypotheses,
-        written.hypotheses,
+        external_weight_write.hypotheses,
         optimizers.hypotheses,
-        written.unrecorded,
+        external_weight_write.unrecorded,
     ),
-    "forward": (rewritten.hypotheses, outputs.hypotheses),
+    "forward": (code_edits.hypotheses, outputs.hypotheses),
     "loss": (loss_code.hypotheses, gradients.backward_hypotheses),
     "backward": (loss_code.hypotheses, gradients.backward_hypotheses, detaching.causes),
     "grad": (clipping.hypotheses, gradients.hypotheses, detaching.causes),
@@ -57,11 +57,11 @@ _EQUAL = 1.5
 
 
 @dataclass(frozen=True)
-class Tried:
+class Trial:
     """A hypothesis with its measurements against the record."""
 
     hypothesis: Hypothesis
-    weight: Weight
+    weight: Fit
 
     @property
     def explains(self) -> bool:
@@ -94,9 +94,9 @@ class Finding:
     excluded: tuple[str, ...] = ()
 
 
-def explain(scene: Scene) -> Finding:
+def explain(scene: DiffContext) -> Finding:
     """Try all hypotheses that apply to a scene's first diff."""
-    tried: list[Tried] = []
+    tried: list[Trial] = []
     recorded: Cause | None = None
     # A hypothesis that is far off may divide by zero; it then explains nothing, and needs no warning.
     with np.errstate(all="ignore"):
@@ -113,13 +113,13 @@ def explain(scene: Scene) -> Finding:
 
 def explained(hypotheses: Iterable[Hypothesis]) -> Finding:
     """Try the given hypotheses, instead of the groups of a scene."""
-    tried: list[Tried] = []
+    tried: list[Trial] = []
     with np.errstate(all="ignore"):
         recorded = _tried(hypotheses, tried)
     return _finding(tried, recorded)
 
 
-def _tried(hypotheses: Iterable[Hypothesis | Cause], tried: list[Tried]) -> Cause | None:
+def _tried(hypotheses: Iterable[Hypothesis | Cause], tried: list[Trial]) -> Cause | None:
     """Append a trial of each hypothesis to ``tried``; return a recorded cause as soon as one comes, else `None`."""
     for hypothesis in hypotheses:
         if isinstance(hypothesis, Cause):
@@ -127,11 +127,11 @@ def _tried(hypotheses: Iterable[Hypothesis | Cause], tried: list[Tried]) -> Caus
         # Hypotheses that assume more faults are not tried once a simpler one explains the diff.
         if any(trial.explains and trial.cost[0] < hypothesis.changes for trial in tried):
             return None
-        tried.append(Tried(hypothesis, weigh(hypothesis.predict())))
+        tried.append(Trial(hypothesis, weigh(hypothesis.predict())))
     return None
 
 
-def _finding(tried: Sequence[Tried], recorded: Cause | None = None) -> Finding:
+def _finding(tried: Sequence[Trial], recorded: Cause | None = None) -> Finding:
     """Return the cause that the trials show; else the recorded cause."""
     # Explanations come before likely causes, so that a simpler one is not hidden by a more detailed likely one.
     best = _best([trial for trial in tried if trial.explains])
@@ -150,7 +150,7 @@ def _finding(tried: Sequence[Tried], recorded: Cause | None = None) -> Finding:
     return Finding(cause, excluded)
 
 
-def _best(trials: Sequence[Tried]) -> list[Tried]:
+def _best(trials: Sequence[Trial]) -> list[Trial]:
     """Return at most three trials with the smallest residuals, and of these the ones that assume least."""
     if not trials:
         return []
@@ -166,7 +166,7 @@ def _best(trials: Sequence[Tried]) -> list[Tried]:
     candidates = [
         trial for trial in candidates if trial in telling or all(trial.cost <= rival.cost for rival in telling)
     ]
-    distinct: list[Tried] = []
+    distinct: list[Trial] = []
     for trial in sorted(candidates, key=lambda trial: trial.cost):
         # Of trials whose kinds are equal or contained in each other, the first is reported.
         if not any(_says_as_much(better, trial) for better in distinct):
@@ -174,6 +174,6 @@ def _best(trials: Sequence[Tried]) -> list[Tried]:
     return distinct[:3]
 
 
-def _says_as_much(first: Tried, second: Tried) -> bool:
+def _says_as_much(first: Trial, second: Trial) -> bool:
     parts = [{*trial.hypothesis.kind.split("+")} for trial in (first, second)]
     return parts[0] >= parts[1] or parts[1] >= parts[0]

@@ -8,9 +8,9 @@ from functools import partial
 
 import numpy as np
 
-from padiff.compare.diagnose.hypotheses import mending, ratios
+from padiff.compare.diagnose.hypotheses import fix_snippets, ratios
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, Place, like, rounding_of, whole_of
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
-from padiff.compare.diagnose.hypotheses.scene import Place, Scene, like, rounding_of, whole_of
 from padiff.compare.diagnose.hypotheses.step_gradients import (
     AT_MOST,
     LOOKED_AT,
@@ -28,7 +28,7 @@ _BEFORE = 4
 _SAME_RATIO = 1e-4
 
 
-def backward_hypotheses(scene: Scene) -> Iterator[Hypothesis | Cause]:
+def backward_hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
     """Yield hypotheses on a first diff in the gradients of outputs, or in the loss."""
     gradients = gradients_of(scene, "backward")
     yield from _calls(scene)
@@ -36,7 +36,7 @@ def backward_hypotheses(scene: Scene) -> Iterator[Hypothesis | Cause]:
         yield from _ratios(scene, gradients, "gradients of outputs")
 
 
-def hypotheses(scene: Scene) -> Iterator[Hypothesis | Cause]:
+def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
     """Yield hypotheses on a first diff in the gradients that an optimizer received, the simplest first."""
     yield from _calls(scene)
     gradients = gradients_of(scene)
@@ -53,7 +53,7 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis | Cause]:
     yield from _decayed(scene, gradients)
 
 
-def _calls(scene: Scene) -> Iterator[Cause]:
+def _calls(scene: DiffContext) -> Iterator[Cause]:
     """Yield the cause that one side has fewer micro-batches in the step."""
     sides = scene.sides(scene.number)
     if sides is None:
@@ -71,7 +71,7 @@ def _calls(scene: Scene) -> Iterator[Cause]:
     yield Cause("micro_batches", text, proven and all(backwards), "calls and backwards are recorded")
 
 
-def _ratios(scene: Scene, gradients: Gradients, what: str) -> Iterator[Hypothesis]:
+def _ratios(scene: DiffContext, gradients: Gradients, what: str) -> Iterator[Hypothesis]:
     """Yield hypotheses on a single ratio of all gradients, or of the gradients that did not pass."""
     facts, counts = ratios.facts(scene), ratios.counts(scene)
     near = max(ratios.NEAR, rounding_of(scene.diff.pair))
@@ -100,7 +100,7 @@ def _with_one_ratio(tensors: Sequence[Prediction]) -> list[Prediction]:
     ]
 
 
-def _departing(scene: Scene) -> str:
+def _departing(scene: DiffContext) -> str:
     """Return text on the side whose optimizer received other gradients than its backward computed; empty if unknown."""
     factors = made_of(scene, scene.number)
     if factors.reference is None or factors.candidate is None:
@@ -112,7 +112,7 @@ def _departing(scene: Scene) -> str:
     return f"; the {side}'s are {ratio:.5g} times what its backward gave, the other side's are what it gave"
 
 
-def _stale(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
+def _stale(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
     """Yield hypotheses that gradients of an earlier step were added to this step's, or replaced them."""
     for number in [n for n in reversed(scene.numbers) if n < scene.number][:_BEFORE]:
         before, now = scene.pairs(number, "grad"), scene.pairs(scene.number, "grad")
@@ -136,7 +136,7 @@ def _stale(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
             lambda with_old=with_old: with_old(1.0),  # type: ignore[misc]
             "gradients",
             tried=_BEFORE,
-            fix=mending.zeroing(scene.frameworks.candidate),
+            fix=fix_snippets.zeroing(scene.frameworks.candidate),
         )
         yield Hypothesis(
             "gradient_of_another_step",
@@ -150,7 +150,7 @@ def _stale(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
 
 
 def _mixtures(
-    scene: Scene, gradients: Gradients, old: Sequence[np.ndarray | None], number: int
+    scene: DiffContext, gradients: Gradients, old: Sequence[np.ndarray | None], number: int
 ) -> Iterator[Hypothesis]:
     """Yield hypotheses that the sum with an earlier step's gradients was clipped or scaled, as a whole or by tensor."""
     rows = [(tensor, values) for tensor, values in zip(gradients.tensors, old) if values is not None]
@@ -171,7 +171,7 @@ def _mixtures(
             free=free,
             tried=_BEFORE,
             changes=changes,
-            fix=mending.zeroing(scene.frameworks.candidate),
+            fix=fix_snippets.zeroing(scene.frameworks.candidate),
         )
 
 
@@ -191,7 +191,7 @@ def _mixed(rows: _Rows, parts: Sequence[tuple[float, float]]) -> Iterator[Predic
         yield replace(tensor, predicted=now * tensor.without + before * values)
 
 
-def _missing_calls(scene: Scene) -> Iterator[Hypothesis]:
+def _missing_calls(scene: DiffContext) -> Iterator[Hypothesis]:
     """Yield the hypothesis that gradients of some micro-batches are missing from the sum, from gradients of biases."""
     rows = bias_sums(scene, scene.number)
     calls = {len(side) for _, sums in rows for side in sums}
@@ -236,7 +236,7 @@ def _missing_calls(scene: Scene) -> Iterator[Hypothesis]:
     )
 
 
-def _decayed(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
+def _decayed(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
     """Yield the hypothesis that a side's gradients contain a multiple of the weights (weight decay in the loss)."""
     weights, now = (scene.pairs(scene.number, stage) for stage in ("weight", "grad"))
     rows = []
@@ -275,5 +275,5 @@ def _decayed(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
         return
 
 
-def _shape(scene: Scene, place: Place) -> tuple[int, ...]:
+def _shape(scene: DiffContext, place: Place) -> tuple[int, ...]:
     return scene.pairs(scene.number, "weight")[place].anchor.shape

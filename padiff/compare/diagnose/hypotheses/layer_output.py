@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, rounding_of, whole_of
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
-from padiff.compare.diagnose.hypotheses.scene import Scene, rounding_of, whole_of
 from padiff.model import equivalents
 from padiff.records import Diff
 
@@ -43,7 +43,7 @@ class Output:
         return max(self.noise * size, 1e-300)
 
 
-def output_of(scene: Scene) -> Output | None:
+def output_of(scene: DiffContext) -> Output | None:
     """Return the output of a scene's first diff; `None` if sketched, complex, not finite or of two shapes."""
     sides = whole_of(scene.diff.pair)
     if sides is None or np.iscomplexobj(sides.reference) or sides.reference.shape != sides.candidate.shape:
@@ -61,13 +61,13 @@ def output_of(scene: Scene) -> Output | None:
     return Output(sides.reference[:rows], sides.candidate[:rows], noise, tuple(inputs))
 
 
-def noise_level(scene: Scene) -> float:
+def noise_level(scene: DiffContext) -> float:
     """Return the largest expected difference of two correct implementations of the layer, as a share of the output."""
     errors = [d.figures.rel_l2 for d in _before(scene) if d.figures is not None and math.isfinite(d.figures.rel_l2)]
     return max(_ROUNDINGS * rounding_of(scene.diff.pair), _TIMES * max(errors, default=0.0))
 
 
-def _before(scene: Scene) -> list[Diff]:
+def _before(scene: DiffContext) -> list[Diff]:
     """Return the passed diffs of outputs and inputs before the first diff, the latest first."""
     order = scene.diff.pair.anchor.order
     diffs = [d for d in scene.diffs("forward", "input") if d.passed and d.pair.complete and d.pair.anchor.order < order]
@@ -80,9 +80,17 @@ def _rows(shape: Sequence[int]) -> int:
 
 
 def output_hypothesis(
-    scene: Scene, output: Output, kind: str, name: str, text: str, predicted: np.ndarray, free: int = 0, tried: int = 1,
-    telling: bool = True, changes: int = 1,
-) -> Hypothesis:  # fmt: skip
+    scene: DiffContext,
+    output: Output,
+    kind: str,
+    name: str,
+    text: str,
+    predicted: np.ndarray,
+    free: int = 0,
+    tried: int = 1,
+    telling: bool = True,
+    changes: int = 1,
+) -> Hypothesis:
     """Return a hypothesis that predicts the values of the output itself."""
     pair = scene.diff.pair
 
@@ -93,7 +101,7 @@ def output_hypothesis(
     return Hypothesis(kind, name, text, predict, "outputs", free, tried, changes, telling=telling)
 
 
-def channel_axes(scene: Scene, output: Output) -> list[int]:
+def channel_axes(scene: DiffContext, output: Output) -> list[int]:
     """Return the axes that may be channels: the last; for convolutions and similar layers first the second one."""
     last = output.reference.ndim - 1
     kind = equivalents.kind(scene.layers.reference) if scene.layers is not None else ""
@@ -103,18 +111,18 @@ def channel_axes(scene: Scene, output: Output) -> list[int]:
     return [1, last] if second and last != 1 else [last]
 
 
-def is_norm(scene: Scene) -> bool:
+def is_norm(scene: DiffContext) -> bool:
     """Return True if the layer is a normalisation."""
     return scene.layers is not None and "norm" in equivalents.kind(scene.layers.reference)
 
 
-def has_statistics(scene: Scene) -> bool:
+def has_statistics(scene: DiffContext) -> bool:
     """Return True if the layer has running statistics."""
     layer = scene.layers.reference if scene.layers is not None else None
     return layer is not None and any(equivalents.slot(p.slot) == "running_mean" for p in layer.parameters)
 
 
-def named(scene: Scene, slot: str) -> list[tuple[str, np.ndarray]]:
+def named(scene: DiffContext, slot: str) -> list[tuple[str, np.ndarray]]:
     """Return the reference's parameters with this slot name, of the layer and of the layers inside, by path."""
     layer = scene.diff.pair.anchor.layer
     parameters = []

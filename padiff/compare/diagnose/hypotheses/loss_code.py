@@ -13,18 +13,18 @@ from functools import partial
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.edit import Edit, Sheet, Target, put
+from padiff.compare.diagnose.computing.edit import Edit, FormulaView, Target, put
 from padiff.compare.diagnose.computing.formula import UnknownError
 from padiff.compare.diagnose.computing.in_losses import loss_edits, loss_left_out, loss_numbers
-from padiff.compare.diagnose.computing.otherwise import other_operations
+from padiff.compare.diagnose.computing.operation_edits import other_operations
 from padiff.compare.diagnose.computing.slopes import Leaf, Sloped
 from padiff.compare.diagnose.computing.solving import numbers
 from padiff.compare.diagnose.computing.writer import Writer
+from padiff.compare.diagnose.hypotheses.code_edits import Case, Found, reported, tried
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, place_of, whole_of
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.compare.diagnose.hypotheses.layer_output import noise_level, root
 from padiff.compare.diagnose.hypotheses.proof import CLOSE
-from padiff.compare.diagnose.hypotheses.rewritten import Case, Found, reported, tried
-from padiff.compare.diagnose.hypotheses.scene import Scene, place_of, whole_of
 from padiff.compare.diagnose.place import graphs_of
 from padiff.compare.diagnose.traced import Graph
 from padiff.errors import PadiffError
@@ -50,7 +50,7 @@ class _Side:
         off: difference of the recomputed loss and slopes from the recorded ones (root of the mean square).
     """
 
-    sheet: Sheet
+    sheet: FormulaView
     formula: Sloped
     leaves: tuple[int, ...]
     off: float
@@ -89,7 +89,7 @@ class _Case(Case):
         return replace(base, predict=predict, what="numbers", code=telling, free=free)
 
 
-def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
+def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     """Yield hypotheses on a first diff in the loss or in the gradient of an output, if the loop's calls are traced."""
     steps = scene.sides(scene.number)
     if steps is None or not all(step.trace.functions for step in steps):
@@ -138,7 +138,7 @@ def _of_scale(trial: Found) -> Found:
     return replace(trial, edit=replace(edit, telling=False, rank=3)) if scales else trial
 
 
-def _other_inputs(sheet: Sheet, candidate: Sheet | None) -> Iterator[Edit]:
+def _other_inputs(sheet: FormulaView, candidate: FormulaView | None) -> Iterator[Edit]:
     """Yield edits that replace an input of the loss (labels, targets, weights) by the candidate's."""
     if candidate is None:
         return
@@ -158,7 +158,7 @@ def _other_inputs(sheet: Sheet, candidate: Sheet | None) -> Iterator[Edit]:
                 yield Edit(kind, "other labels", text, {k: put(replacement.reshape(values.shape))}, 0, at=k)
 
 
-def _goes_in(sheet: Sheet, k: int) -> bool:
+def _goes_in(sheet: FormulaView, k: int) -> bool:
     """Return True if a tensor is labels, or comes from outside of the model."""
     node, values = sheet.nodes[k], sheet.formula.values[k]
     tensor = sheet.tensor(k)
@@ -191,7 +191,7 @@ class _Output:
     directions: Both[list[np.ndarray]]
 
 
-def _outputs(scene: Scene, graphs: Both[Graph]) -> Iterator[_Output]:
+def _outputs(scene: DiffContext, graphs: Both[Graph]) -> Iterator[_Output]:
     rng = np.random.default_rng(7)
     yielded: set[tuple[int, int]] = set()
     for pair in scene.pairs(scene.number, "backward").values():
@@ -223,7 +223,9 @@ def _is_used_inside(graph: Graph, tensor: int) -> bool:
     return any(o.tensor == tensor for call in graph.trace.calls if call.layer != LOOP for o in call.inputs)
 
 
-def _losses(scene: Scene, sheets: Sequence[Sheet | None], graphs: Both[Graph]) -> Both[tuple[int, float]] | None:
+def _losses(
+    scene: DiffContext, sheets: Sequence[FormulaView | None], graphs: Both[Graph]
+) -> Both[tuple[int, float]] | None:
     """Return the node and recorded value of each side's logged loss, or `None` if a side lacks one."""
     pair = next((p for p in scene.pairs(scene.number, "loss").values() if p.anchor.slot == "loss"), None)
     if pair is None or pair.reference is None or pair.candidate is None:
@@ -277,7 +279,7 @@ def _noted(graph: Graph, name: str) -> int | None:
 # -- recomputed values ---------------------------------------------------------------------------------------------
 
 
-def _sheet(graph: Graph, step: Step, info: RunInfo) -> Sheet | None:
+def _sheet(graph: Graph, step: Step, info: RunInfo) -> FormulaView | None:
     """Return the loss of the first backward as a formula; `None` if it can't be written as one."""
     end = _noted(graph, "backward")
     if end is None:
@@ -290,16 +292,16 @@ def _sheet(graph: Graph, step: Step, info: RunInfo) -> Sheet | None:
         return None
     if formula.values[formula.end].shape != () or sum(value.size for value in formula.values) > 10 * _MOST:
         return None
-    return Sheet(writer, graph, False)
+    return FormulaView(writer, graph, False)
 
 
-def _is_leaf(sheet: Sheet, tensor: int) -> bool:
+def _is_leaf(sheet: FormulaView, tensor: int) -> bool:
     node = sheet.writer.nodes.get(tensor, -1)
     return node >= 0 and not sheet.nodes[node].operation and sheet.is_float(node)
 
 
 def _side(
-    sheet: Sheet | None,
+    sheet: FormulaView | None,
     index: int,
     outputs: Sequence[_Output],
     losses: Both[tuple[int, float]] | None,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis
 from padiff.compare.diagnose.hypotheses.layer_output import (
     Output,
@@ -16,21 +17,20 @@ from padiff.compare.diagnose.hypotheses.layer_output import (
     near,
     output_hypothesis,
 )
-from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.diagnose.kernels import activations
 from padiff.records import Both
 
 _AXIS = "softmax over another axis"
 
 
-def norm_hypotheses(scene: Scene, output: Output) -> Iterator[Hypothesis]:
+def norm_hypotheses(scene: DiffContext, output: Output) -> Iterator[Hypothesis]:
     """Yield hypotheses on a normalisation's parameters, statistics and epsilon."""
     if is_norm(scene):
         yield from _channels(scene, output)
         yield from _rowwise(scene, output)
 
 
-def softmax_hypotheses(scene: Scene, output: Output) -> Iterator[Hypothesis]:
+def softmax_hypotheses(scene: DiffContext, output: Output) -> Iterator[Hypothesis]:
     """Yield hypotheses on a softmax over another axis, for outputs that add up to one along some axis."""
     reference, candidate = output.reference, output.candidate
     if reference.min() < 0 or candidate.min() < 0:
@@ -65,7 +65,7 @@ def _adds_up(values: np.ndarray, axis: int) -> bool:
     return values.shape[axis] > 1 and bool(np.allclose(values.sum(axis=axis), 1, rtol=0, atol=1e-4))
 
 
-def _channels(scene: Scene, output: Output) -> Iterator[Hypothesis]:
+def _channels(scene: DiffContext, output: Output) -> Iterator[Hypothesis]:
     """Yield hypotheses on a scale and offset by channel: a normalisation without parameters, or by other statistics."""
     axis = channel_axes(scene, output)[0]
     count = output.reference.shape[axis]
@@ -95,7 +95,7 @@ def _channels(scene: Scene, output: Output) -> Iterator[Hypothesis]:
     yield output_hypothesis(scene, output, "norm_statistics", name, text, predicted, 2 * count, 1, False, 2)
 
 
-def _rowwise(scene: Scene, output: Output) -> Iterator[Hypothesis]:
+def _rowwise(scene: DiffContext, output: Output) -> Iterator[Hypothesis]:
     """Yield the hypothesis of a scale for each normalised row: another epsilon."""
     if output.reference.ndim < 2 or has_statistics(scene):
         return

@@ -8,16 +8,16 @@ from itertools import product
 
 import numpy as np
 
-from padiff.compare.diagnose.hypotheses import mending
+from padiff.compare.diagnose.hypotheses import fix_snippets
 from padiff.compare.diagnose.hypotheses.changes import Change, Search, declared_change, kind_of, sentence_of
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
 from padiff.compare.diagnose.hypotheses.fitting import Fit, fit
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
+from padiff.compare.diagnose.hypotheses.parameter_history import ParameterHistories, ParameterHistory, joined, tracks_of
 from padiff.compare.diagnose.hypotheses.proof import NEAR
 from padiff.compare.diagnose.hypotheses.rates import rates_text
 from padiff.compare.diagnose.hypotheses.rules import History, updates
-from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.diagnose.hypotheses.searching import Sample, explained, in_single, known_fits
-from padiff.compare.diagnose.hypotheses.tracks import Track, Tracks, joined, tracks_of
 from padiff.compare.diagnose.hypotheses.wording import scope_text
 
 # Least count of steps for proof: a single step is the same for many rules and settings.
@@ -38,13 +38,13 @@ class Parameter:
         holds: True if the same rule at the candidate's learning rate also explains the candidate's updates.
     """
 
-    track: Track
+    track: ParameterHistory
     fit: Fit
     group: int
     holds: bool = False
 
 
-def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
+def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     """Yield hypotheses on the candidate's optimizer, the simplest first."""
     last = scene.number if scene.stage == "update" else scene.number - 1
     for later in (3, 0):
@@ -60,7 +60,7 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
 # -- the reference's rules ------------------------------------------------------------------------------------------
 
 
-def _reference(tracks: Tracks) -> list[Parameter]:
+def _reference(tracks: ParameterHistories) -> list[Parameter]:
     """Return the parameters whose updates in the reference some rule explains, each with this rule."""
     parameters: list[Parameter] = []
     vain = 0
@@ -73,7 +73,7 @@ def _reference(tracks: Tracks) -> list[Parameter]:
             # Norms and biases often have other settings than weights.
             first = [track for track in remaining if track.is_norm is remaining[0].is_norm][:1]
             solved = _akin(fits, first, tracks) or next(
-                iter(explained(Sample.of(first, "reference", tracks.rates.reference))), None
+                iter(explained(Sample.from_histories(first, "reference", tracks.rates.reference))), None
             )
             if solved is None:
                 remaining, vain = remaining[1:], vain + 1
@@ -81,7 +81,9 @@ def _reference(tracks: Tracks) -> list[Parameter]:
             fits.append(solved[0])
             unexplained = []
             for track in remaining:
-                match = next(known_fits(Sample.of([track], "reference", tracks.rates.reference), fits[-1:]), None)
+                match = next(
+                    known_fits(Sample.from_histories([track], "reference", tracks.rates.reference), fits[-1:]), None
+                )
                 if match is None and track is first[0]:
                     match = solved
                 if match is None:
@@ -92,9 +94,11 @@ def _reference(tracks: Tracks) -> list[Parameter]:
     return [replace(parameter, holds=_holds(parameter, tracks)) for parameter in parameters]
 
 
-def _akin(fits: Sequence[Fit], tracks_tried: Sequence[Track], tracks: Tracks) -> tuple[Fit, int] | None:
+def _akin(
+    fits: Sequence[Fit], tracks_tried: Sequence[ParameterHistory], tracks: ParameterHistories
+) -> tuple[Fit, int] | None:
     """Return a fit of tracks that differs from one of the fits only in weight decay or learning rate, or `None`."""
-    sample = Sample.of(tracks_tried, "reference", tracks.rates.reference)
+    sample = Sample.from_histories(tracks_tried, "reference", tracks.rates.reference)
     for base, name, group in product(fits, ("weight_decay", "rate"), sample.groups):
         if sample.elements or base.rule.linear:
             solution = fit(base.rule, base.settings, (name,), *sample.at(group), base.tried)
@@ -103,7 +107,7 @@ def _akin(fits: Sequence[Fit], tracks_tried: Sequence[Track], tracks: Tracks) ->
     return None
 
 
-def _holds(parameter: Parameter, tracks: Tracks) -> bool:
+def _holds(parameter: Parameter, tracks: ParameterHistories) -> bool:
     history, noise = joined([parameter.track], "candidate")
     rates = _column(tracks.rates.candidate, parameter.group)
     return in_single(parameter.fit.rule, parameter.fit.settings, replace(history, rates=rates), noise).residual <= NEAR
@@ -117,7 +121,7 @@ def _column(rates: np.ndarray, group: int) -> np.ndarray:
 # -- the candidate's changes ----------------------------------------------------------------------------------------
 
 
-def _changes(scene: Scene, tracks: Tracks, parameters: Sequence[Parameter]) -> Iterator[Hypothesis]:
+def _changes(scene: DiffContext, tracks: ParameterHistories, parameters: Sequence[Parameter]) -> Iterator[Hypothesis]:
     rates = _of_rates(scene, tracks, parameters) if _rates_differ(tracks, parameters) else None
     if rates is not None:
         yield rates
@@ -148,8 +152,8 @@ def _same(first: Parameter, second: Parameter) -> bool:
 
 
 def _hypothesis(
-    scene: Scene,
-    tracks: Tracks,
+    scene: DiffContext,
+    tracks: ParameterHistories,
     parameters: Sequence[Parameter],
     wrong: Sequence[Parameter],
     change: Change,
@@ -167,13 +171,13 @@ def _hypothesis(
         free=change.free,
         tried=change.tried,
         changes=changes,
-        fix=mending.optimizer(scene.frameworks.candidate, fitted, {**change.settings}, bool(change.rules)),
+        fix=fix_snippets.optimizer(scene.frameworks.candidate, fitted, {**change.settings}, bool(change.rules)),
         # A factor of the updates has many possible causes; and many rules and settings give the same first step.
         telling="rate" not in change.settings and (changes == 1 or len(tracks.numbers) >= _TELLING),
     )
 
 
-def _of_rates(scene: Scene, tracks: Tracks, parameters: Sequence[Parameter]) -> Hypothesis:
+def _of_rates(scene: DiffContext, tracks: ParameterHistories, parameters: Sequence[Parameter]) -> Hypothesis:
     """Return the hypothesis that only the recorded learning rates differ."""
     text = rates_text(scene, tracks)
     return Hypothesis(
@@ -182,7 +186,7 @@ def _of_rates(scene: Scene, tracks: Tracks, parameters: Sequence[Parameter]) -> 
         text,
         lambda: _predictions(scene, tracks, parameters, Change({})),
         what="parameters' updates",
-        fix=mending.rate(scene.frameworks.candidate),
+        fix=fix_snippets.rate(scene.frameworks.candidate),
     )
 
 
@@ -199,7 +203,7 @@ def _also(rates: Hypothesis | None, hypothesis: Hypothesis) -> Hypothesis:
     return replace(hypothesis, kind=f"{rates.kind}+{hypothesis.kind}", sentence=text, changes=1 + hypothesis.changes)
 
 
-def _rates_differ(tracks: Tracks, parameters: Iterable[Parameter]) -> bool:
+def _rates_differ(tracks: ParameterHistories, parameters: Iterable[Parameter]) -> bool:
     return any(
         not np.allclose(
             _column(tracks.rates.reference, parameter.group),
@@ -211,7 +215,9 @@ def _rates_differ(tracks: Tracks, parameters: Iterable[Parameter]) -> bool:
     )
 
 
-def _predictions(scene: Scene, tracks: Tracks, parameters: Iterable[Parameter], change: Change) -> Iterator[Prediction]:
+def _predictions(
+    scene: DiffContext, tracks: ParameterHistories, parameters: Iterable[Parameter], change: Change
+) -> Iterator[Prediction]:
     """Yield the candidate's updates predicted with a change, and without it at the reference's learning rates."""
     for parameter in parameters:
         history, noise = joined([parameter.track], "candidate")
@@ -236,8 +242,8 @@ def _best(parameter: Parameter, change: Change, history: History, noise: np.ndar
 
 
 def _rest(
-    tracks: Tracks, parameters: Sequence[Parameter], wrong: Sequence[Parameter], change: Change
-) -> list[Track] | None:
+    tracks: ParameterHistories, parameters: Sequence[Parameter], wrong: Sequence[Parameter], change: Change
+) -> list[ParameterHistory] | None:
     """Return the tracks of parameters that the change does not fit, as their updates show; `None` if there are none."""
     unaffected = []
     for parameter in parameters:

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from padiff.compare.diagnose.hypotheses import transforms
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.compare.diagnose.hypotheses.layer_output import (
     Output,
@@ -20,7 +21,6 @@ from padiff.compare.diagnose.hypotheses.layer_output import (
     root,
 )
 from padiff.compare.diagnose.hypotheses.norms import norm_hypotheses, softmax_hypotheses
-from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.diagnose.kernels import activations
 from padiff.records import Both, Cause
 
@@ -33,7 +33,7 @@ _ANYBODYS = (1.0, 2.0, 3.0, 4.0)
 _BY_CHANCE = 5.0
 
 
-def hypotheses(scene: Scene) -> Iterator[Hypothesis | Cause]:
+def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
     """Yield hypotheses on a first diff in an output, the simplest first."""
     output = output_of(scene)
     if output is None:
@@ -48,7 +48,7 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis | Cause]:
     yield from norm_hypotheses(scene, output)
 
 
-def _activation(scene: Scene, output: Output) -> Iterator[Hypothesis]:
+def _activation(scene: DiffContext, output: Output) -> Iterator[Hypothesis]:
     """Yield hypotheses on another activation, applied to an input of the layer or to the reference's output."""
     functions = activations.FUNCTIONS
     for site, layer_input in output.inputs:
@@ -81,7 +81,7 @@ def _activation(scene: Scene, output: Output) -> Iterator[Hypothesis]:
         yield back
 
 
-def _swapped_hypothesis(scene: Scene, output: Output, name: str, predicted: np.ndarray, tried: int) -> Hypothesis:
+def _swapped_hypothesis(scene: DiffContext, output: Output, name: str, predicted: np.ndarray, tried: int) -> Hypothesis:
     """Return the hypothesis that the reference's output is a function of the candidate's."""
     pair = scene.diff.pair
 
@@ -102,7 +102,7 @@ def _slope(layer_input: np.ndarray, candidate: np.ndarray) -> float | None:
     return written if 0 < abs(slope) < 1 else None
 
 
-def _bias(scene: Scene, output: Output) -> Iterator[Hypothesis]:
+def _bias(scene: DiffContext, output: Output) -> Iterator[Hypothesis]:
     """Yield hypotheses on a bias that is missing, added twice, or another one."""
     for axis in channel_axes(scene, output):
         for name, bias in named(scene, "bias"):
@@ -123,7 +123,7 @@ def _bias(scene: Scene, output: Output) -> Iterator[Hypothesis]:
         )  # fmt: skip
 
 
-def _scale(scene: Scene, output: Output) -> Iterator[Hypothesis]:
+def _scale(scene: DiffContext, output: Output) -> Iterator[Hypothesis]:
     """Yield the hypothesis that the output is a multiple of the reference's."""
     square = float(np.vdot(output.reference, output.reference))
     ratio = float(np.vdot(output.reference, output.candidate)) / square if square else 1.0
@@ -148,7 +148,7 @@ def _scale(scene: Scene, output: Output) -> Iterator[Hypothesis]:
     yield output_hypothesis(scene, output, "output_scale", "a scale", sentence, predicted, 1, telling=False)
 
 
-def _widths(scene: Scene, output: Output) -> Mapping[float, str]:
+def _widths(scene: DiffContext, output: Output) -> Mapping[float, str]:
     """Return sizes of the run whose root may be a scale, with their names."""
     widths = {float(output.reference.shape[-1]): "the width of the output"}
     heads = [layer.settings.get("num_heads") for layer in scene.runs.reference.info.layers]
@@ -158,7 +158,7 @@ def _widths(scene: Scene, output: Output) -> Mapping[float, str]:
     return widths
 
 
-def _orders(scene: Scene, output: Output) -> Iterator[Hypothesis]:
+def _orders(scene: DiffContext, output: Output) -> Iterator[Hypothesis]:
     """Yield hypotheses on the same values in another order."""
     pair, sides = scene.diff.pair, (output.reference, output.candidate)
     head = "the candidate's output is"
@@ -187,7 +187,7 @@ def _column_order(output: Output, axis: int) -> np.ndarray | None:
     return np.array(order) if len(set(order)) == count else None
 
 
-def _grid(scene: Scene, output: Output) -> Iterator[Cause]:
+def _grid(scene: DiffContext, output: Output) -> Iterator[Cause]:
     """Yield the cause that the values of one side are numbers of a coarser dtype."""
     grids = Both(transforms.grid_of(output.reference), transforms.grid_of(output.candidate))
     if grids.reference == grids.candidate or all(grids):
@@ -210,7 +210,7 @@ def _kept(site: str, actual: np.ndarray, full: np.ndarray, ratio: float, noise: 
     yield Prediction(site, actual, ratio * full, full, noise)
 
 
-def _dropout(scene: Scene, output: Output) -> Iterator[Hypothesis]:
+def _dropout(scene: DiffContext, output: Output) -> Iterator[Hypothesis]:
     """Yield the hypothesis that one side drops elements at random and scales the others."""
     for side, swapped in (("candidate", False), ("reference", True)):
         full, dropped = (output.candidate, output.reference) if swapped else (output.reference, output.candidate)

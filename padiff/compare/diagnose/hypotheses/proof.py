@@ -27,7 +27,7 @@ _HOPELESS = 0.7
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
+class Fit:
     """Measurements of a hypothesis's predictions against the candidate's record.
 
     Attributes:
@@ -58,10 +58,10 @@ class Weight:
 
 
 #: Measurements of a hypothesis that predicts nothing, or is plainly wrong.
-NOTHING = Weight()
+NOTHING = Fit()
 
 
-def weigh(predictions: Iterable[Prediction]) -> Weight:
+def weigh(predictions: Iterable[Prediction]) -> Fit:
     """Measure predictions against the record; return `NOTHING` at the first tensor that shows them to be wrong."""
     squares = squares_without = sizes = worst = 0.0
     tensors = elements = numbers = 0
@@ -92,26 +92,26 @@ def weigh(predictions: Iterable[Prediction]) -> Weight:
         return NOTHING
     root = math.sqrt(elements)
     residual, without, size = (math.sqrt(total) / root for total in (squares, squares_without, sizes))
-    return Weight(residual, without, size, worst, tensors, elements, numbers, within)
+    return Fit(residual, without, size, worst, tensors, elements, numbers, within)
 
 
-def is_enough(weight: Weight, hypothesis: Hypothesis) -> bool:
+def is_enough(weight: Fit, hypothesis: Hypothesis) -> bool:
     """Return True if too many numbers agree for chance to explain them."""
     return weight.numbers >= NUMBERS + 2 * hypothesis.free + math.log2(max(hypothesis.tried, 1)) / 2
 
 
-def explains(weight: Weight, hypothesis: Hypothesis) -> bool:
+def explains(weight: Fit, hypothesis: Hypothesis) -> bool:
     """Return True if the predictions reach the level of rounding, and the reference does not."""
     near = weight.residual <= NEAR and weight.worst <= WORST and weight.within
     return near and weight.gain >= PROVEN and is_enough(weight, hypothesis)
 
 
-def is_likely(weight: Weight, hypothesis: Hypothesis) -> bool:
+def is_likely(weight: Fit, hypothesis: Hypothesis) -> bool:
     """Return True if the hypothesis explains most of the error, and not by chance."""
     return weight.residual <= CLOSE and weight.gain >= LIKELY and is_enough(weight, hypothesis)
 
 
-def evidence(weight: Weight, hypothesis: Hypothesis) -> str:
+def evidence(weight: Fit, hypothesis: Hypothesis) -> str:
     """Return the evidence for a hypothesis in words."""
     many = f"{weight.tensors} {hypothesis.what}" if weight.tensors > 1 else f"{weight.elements} elements"
     exact = weight.residual == 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from padiff.compare.diagnose.hypotheses.scene import Scene
-from padiff.compare.diagnose.hypotheses.tracks import Tracks
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
+from padiff.compare.diagnose.hypotheses.parameter_history import ParameterHistories
 from padiff.records import Both
 
 # Count of steps before and after the first diff, and at the start, whose learning rates are compared.
@@ -14,7 +14,7 @@ _AROUND = 12
 _LATE = 3
 
 
-def rates_text(scene: Scene, tracks: Tracks) -> str:
+def rates_text(scene: DiffContext, tracks: ParameterHistories) -> str:
     """Return text on the first step whose learning rates differ, and on the difference of the schedules."""
     at = tracks.at
     sides = tracks.rates.map(lambda rates: list(rates[at]))
@@ -38,7 +38,7 @@ def _equal(sides: Both[list[float]]) -> bool:
     )
 
 
-def _schedule(scene: Scene) -> str:
+def _schedule(scene: DiffContext) -> str:
     """Return text on how the candidate's schedule follows from the reference's; empty if it does not."""
     near = [n for n in scene.numbers if abs(n - scene.number) <= _AROUND or n <= _AROUND]
     rates = {n: scene.rates(n) for n in near}

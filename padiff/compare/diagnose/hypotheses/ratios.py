@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from padiff.compare.diagnose.hypotheses.divided import division_text, divisors
+from padiff.compare.diagnose.hypotheses.accumulation_scale import division_text, divisors
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
-from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.records import is_of_loss, loss_role
 
 #: Largest relative difference of a ratio from a number of the run; ratios are measured more exactly than this.
@@ -53,7 +53,7 @@ class Recognised:
     sure: bool = True
 
 
-def facts(scene: Scene) -> list[Fact]:
+def facts(scene: DiffContext) -> list[Fact]:
     """Return the numbers of the run that gradients and losses may be multiplied by."""
     numbers: list[Fact] = []
     sides = scene.sides(scene.number)
@@ -107,7 +107,7 @@ def facts(scene: Scene) -> list[Fact]:
     return numbers
 
 
-def _loss_agrees(scene: Scene) -> bool:
+def _loss_agrees(scene: DiffContext) -> bool:
     """Return True if losses are recorded and agree, so that both sides reduce the loss in the same way."""
     losses = [diff for diff in scene.step if diff.pair.stage == "loss" and diff.compared]
     return bool(losses) and all(diff.passed for diff in losses)
@@ -138,7 +138,7 @@ def recognised(ratio: float, known: Sequence[Fact], near: float = NEAR) -> Recog
     return Recognised(matches[0].ratio, matches[0].kind, text, len(kinds) == 1)
 
 
-def counts(scene: Scene) -> frozenset[int]:
+def counts(scene: DiffContext) -> frozenset[int]:
     """Return counts of the run: of samples, of labels, and of labels that are not ignored."""
     sizes: set[int] = set()
     for step in scene.sides(scene.number) or ():

@@ -9,9 +9,9 @@ from itertools import islice, product
 import numpy as np
 
 from padiff.compare.diagnose.hypotheses.fitting import Fit, fit, residual_of, residuals_of
+from padiff.compare.diagnose.hypotheses.parameter_history import ParameterHistory, joined
 from padiff.compare.diagnose.hypotheses.proof import NEAR
 from padiff.compare.diagnose.hypotheses.rules import RULES, History, Rule
-from padiff.compare.diagnose.hypotheses.tracks import Track, joined
 
 # Count of elements that usual values are tried on, and count that settings are solved with.
 _COARSE, _FINE = 300, 1500
@@ -48,7 +48,7 @@ class Sample:
     tries: dict[tuple[object, ...], _Tries] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def of(cls, tracks: Sequence[Track], side: str, rates: np.ndarray) -> Sample:
+    def from_histories(cls, tracks: Sequence[ParameterHistory], side: str, rates: np.ndarray) -> Sample:
         coarse, fine = (joined(tracks, side, most) for most in (_COARSE, _FINE))
         return cls(coarse, fine, rates, all(track.elements for track in tracks))
 

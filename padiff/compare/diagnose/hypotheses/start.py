@@ -8,8 +8,8 @@ from itertools import permutations
 import numpy as np
 
 from padiff.compare.diagnose.hypotheses import transforms
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, rounding_of, whole_of
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
-from padiff.compare.diagnose.hypotheses.scene import Scene, rounding_of, whole_of
 from padiff.model import equivalents
 from padiff.records import Both, Cause, Diff
 from padiff.system.naming import first_few
@@ -22,7 +22,7 @@ _OTHERS = 200
 _NAMED = 3
 
 
-def hypotheses(scene: Scene) -> Iterator[Hypothesis | Cause]:
+def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
     """Yield hypotheses on a first diff in a weight of the first step, the simplest first.
 
     The last item is the general cause that the start weights differ.
@@ -39,7 +39,7 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis | Cause]:
 _MEND = "padiff.start_from(reference_run, candidate_model), or one checkpoint for both, before training"
 
 
-def _changed(scene: Scene, sides: Both[np.ndarray]) -> Iterator[Hypothesis]:
+def _changed(scene: DiffContext, sides: Both[np.ndarray]) -> Iterator[Hypothesis]:
     """Yield hypotheses on changes that happened to the weight when it was copied to the candidate."""
     pair = scene.diff.pair
     name = f"{pair.anchor.layer}/{pair.anchor.slot}"
@@ -91,7 +91,7 @@ def _gates(count: int) -> Iterator[transforms.Transform]:
             yield transforms.Transform("gates_permuted", "gates in another order", text, make, tried=24)
 
 
-def _of_another(scene: Scene, sides: Both[np.ndarray], head: str) -> Iterator[Hypothesis]:
+def _of_another(scene: DiffContext, sides: Both[np.ndarray], head: str) -> Iterator[Hypothesis]:
     """Yield hypotheses that the weight is the reference's weight of another layer."""
     pair = scene.diff.pair
     size = 0
@@ -113,7 +113,7 @@ def _of_another(scene: Scene, sides: Both[np.ndarray], head: str) -> Iterator[Hy
         yield Hypothesis("weight_of_another_layer", "another layer's weight", text, predict, tried=size)
 
 
-def _others(scene: Scene) -> str:
+def _others(scene: DiffContext) -> str:
     """Return text on the start weights that differ, and the count of those that agree."""
     weights = [d for d in scene.diffs("weight") if d.compared and not _is_buffer(scene, d)]
     wrong = [d for d in weights if not d.passed]
@@ -134,11 +134,11 @@ def _is_constant(diff: Diff) -> bool:
     return figures is not None and figures.mean_reference * figures.size**0.5 >= figures.reference_l2 * (1 - 1e-6)
 
 
-def _is_parameter(scene: Scene) -> bool:
+def _is_parameter(scene: DiffContext) -> bool:
     return not _is_buffer(scene, scene.diff)
 
 
-def _is_buffer(scene: Scene, diff: Diff) -> bool:
+def _is_buffer(scene: DiffContext, diff: Diff) -> bool:
     anchor = diff.pair.anchor
     return any(
         layer.path == anchor.layer and any(p.slot == anchor.slot and p.role == "buffer" for p in layer.parameters)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, alike, rounding_of
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
-from padiff.compare.diagnose.hypotheses.scene import Scene, alike, rounding_of
 from padiff.compare.judge.limits import is_running
 from padiff.model import equivalents
 from padiff.records import Both
@@ -37,7 +37,7 @@ class _Statistic:
     mean: bool
 
 
-def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
+def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     """Yield hypotheses on a first diff in a running statistic, if the step before is recorded."""
     if not is_running(scene.diff.pair.anchor.slot):
         return
@@ -76,7 +76,7 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
     )
 
 
-def _statistics(scene: Scene) -> Iterator[_Statistic]:
+def _statistics(scene: DiffContext) -> Iterator[_Statistic]:
     layers = {layer.path: layer for layer in scene.runs.reference.info.layers}
     earlier = scene.pairs(scene.number - 1, "weight")
     for place, pair in scene.pairs(scene.number, "weight").items():

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from padiff.compare.diagnose.hypotheses.hypothesis import Prediction
-from padiff.compare.diagnose.hypotheses.scene import (
+from padiff.compare.diagnose.hypotheses.diff_context import (
+    DiffContext,
     Place,
-    Scene,
     is_elements,
     place_of,
     rounding_of,
     values_of,
     whole_of,
 )
+from padiff.compare.diagnose.hypotheses.hypothesis import Prediction
 from padiff.model import equivalents
 from padiff.records import SIDES, Both, Diff, Pair
 from padiff.system.naming import first_few
@@ -70,7 +70,7 @@ class Gradients:
         return sides.map(lambda norms: float(np.sqrt(np.sum(np.square(norms)))))
 
 
-def gradients_of(scene: Scene, stage: str = "grad") -> Gradients:
+def gradients_of(scene: DiffContext, stage: str = "grad") -> Gradients:
     """Return the gradients of the first diff's step; for the stage ``backward`` the gradients of outputs."""
     diffs = [d for d in scene.diffs(stage) if d.figures is not None and d.pair.complete]
     level = noise_level(scene)
@@ -101,7 +101,7 @@ def gradients_of(scene: Scene, stage: str = "grad") -> Gradients:
     return Gradients(stage, tuple(tensors), tuple(places), tuple(elements), tuple(failed), norms)
 
 
-def noise_level(scene: Scene) -> float:
+def noise_level(scene: DiffContext) -> float:
     """Return the largest expected relative difference of the gradients of two correct implementations.
 
     Estimated from the passed diffs of outputs and of their gradients.
@@ -121,7 +121,7 @@ def _rms(diff: Diff) -> float:
 # -- the terms of a gradient ----------------------------------------------------------------------------------------
 
 
-def bias_sums(scene: Scene, number: int) -> list[tuple[Pair, Both[list[np.ndarray]]]]:
+def bias_sums(scene: DiffContext, number: int) -> list[tuple[Pair, Both[list[np.ndarray]]]]:
     """Return gradients of biases, each with the sums of the output's gradient over each call of the layer.
 
     The sums show the gradient as the backward computed it, before clipping or scaling changed it for the optimizer.
@@ -153,7 +153,7 @@ def _summed(pair: Pair, kind: str, shape: tuple[int, ...]) -> Both[np.ndarray] |
     return values.map(lambda v: np.asarray(v.sum(axis=axes)))
 
 
-def made_of(scene: Scene, number: int) -> Both[float | None]:
+def made_of(scene: DiffContext, number: int) -> Both[float | None]:
     """Return each side's ratio of the optimizer's gradients to the backward's; `None` if not constant or unknown."""
     rows = bias_sums(scene, number)
     ratios: list[float | None] = []

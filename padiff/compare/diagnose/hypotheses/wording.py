@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from padiff.compare.diagnose.hypotheses.tracks import Track
+from padiff.compare.diagnose.hypotheses.parameter_history import ParameterHistory
 from padiff.system.naming import first_few
 
 #: Machine-readable names of causes, by setting.
@@ -84,7 +84,7 @@ def number_text(value: float) -> str:
     return f"{value:.6g}"
 
 
-def scope_text(wrong: Sequence[Track], rest: Sequence[Track] | None) -> str:
+def scope_text(wrong: Sequence[ParameterHistory], rest: Sequence[ParameterHistory] | None) -> str:
     """Return text that limits a cause to the parameters in ``wrong``; empty if no other parameter is in ``rest``."""
     if not rest:
         return ""

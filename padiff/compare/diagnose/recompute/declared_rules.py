@@ -11,7 +11,7 @@ import numpy as np
 from padiff.compare.declared.optimizers import Group
 from padiff.compare.diagnose.hypotheses.fitting import residual_of
 from padiff.compare.diagnose.hypotheses.rules import RULES, History, Rule, updates
-from padiff.frameworks.spelled import SPELLINGS
+from padiff.frameworks.argument_names import SPELLINGS
 
 _NAMES = {"rho": "alpha", "initial_accumulator_value": "initial"}
 # Settings that no rule here supports, with the value at which they have no effect.
@@ -35,7 +35,7 @@ class DeclaredRule:
     group: int
 
     @classmethod
-    def of(cls, group: Group, framework: str) -> DeclaredRule | None:
+    def from_group(cls, group: Group, framework: str) -> DeclaredRule | None:
         """Return the rule of a parameter group, or `None` if no rule here supports its settings."""
         values = group.values
         rule = next((candidate for candidate in RULES if candidate.name == group.rule), None)

@@ -12,9 +12,9 @@ import numpy as np
 from padiff.compare.diagnose.kernels import activations
 from padiff.compare.diagnose.kernels.norms import by_statistics, grouped, normalised
 from padiff.compare.diagnose.kernels.tables import looked_up
-from padiff.compare.diagnose.recompute.parts import Part, convolution, pooling
-from padiff.compare.diagnose.recompute.parts import whole as _whole
-from padiff.frameworks.known import known
+from padiff.compare.diagnose.recompute.partial_outputs import Part, convolution, pooling
+from padiff.compare.diagnose.recompute.partial_outputs import whole as _whole
+from padiff.frameworks.conventions import conventions_of
 
 # Most products to compute for a layer: of larger layers only a part of the outputs is computed.
 _MOST = 20_000_000
@@ -95,7 +95,7 @@ def _embedding(call: Call) -> Part:
         raise ValueError(ids.dtype)
     flat = ids.ravel()[: max(1, _MOST // (20 * weight.shape[-1]))]
     index = call.settings.get("padding_idx")
-    zeros = known(call.framework).pads_with_zeros and isinstance(index, int)
+    zeros = conventions_of(call.framework).pads_with_zeros and isinstance(index, int)
     return Part(
         looked_up(flat, weight, index if zeros else None), lambda out: out.reshape(-1, weight.shape[-1])[: len(flat)]
     )

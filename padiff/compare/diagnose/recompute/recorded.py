@@ -12,7 +12,7 @@ import numpy as np
 
 from padiff.compare.declared.layers import modes_of, trains
 from padiff.compare.diagnose.recompute.of_layers import Call, computed
-from padiff.compare.diagnose.recompute.parts import Part
+from padiff.compare.diagnose.recompute.partial_outputs import Part
 from padiff.compare.diagnose.traced import Graph
 from padiff.compare.judge.limits import COARSENESS, allowed, coarse
 from padiff.errors import PadiffError

@@ -9,9 +9,9 @@ import numpy as np
 
 from padiff.compare.declared.optimizers import Group, Optimizers
 from padiff.compare.diagnose.evidence import Evidence
-from padiff.compare.diagnose.hypotheses.scene import Place as Site
-from padiff.compare.diagnose.hypotheses.scene import Scene, alike, place_of
-from padiff.compare.diagnose.hypotheses.tracks import Track, Tracks, joined, tracks_of
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, alike, place_of
+from padiff.compare.diagnose.hypotheses.diff_context import Place as Site
+from padiff.compare.diagnose.hypotheses.parameter_history import ParameterHistories, ParameterHistory, joined, tracks_of
 from padiff.compare.diagnose.loss_calls import calls_of, loss_calls
 from padiff.compare.diagnose.place import Place
 from padiff.compare.diagnose.recompute.declared_rules import DeclaredRule
@@ -42,7 +42,7 @@ _LOGGED = 1e-5
 _UPDATE = 1e-3
 
 
-def which_side(scene: Scene, place: Place, evidence: Evidence) -> Recomputed | None:
+def which_side(scene: DiffContext, place: Place, evidence: Evidence) -> Recomputed | None:
     """Return the errors of both sides against float64 and the side that is wrong; `None` if nothing can be recomputed.
 
     Args:
@@ -124,7 +124,7 @@ def _layer(place: Place, evidence: Evidence) -> Recomputed | None:
     return _judged("layer", kinds, Both(off.reference, off.candidate), _apart(place.diff), limit, differ)
 
 
-def _loss(scene: Scene) -> Recomputed | None:
+def _loss(scene: DiffContext) -> Recomputed | None:
     calls = calls_of(scene)
     if calls is None:
         return _loss_of_own_code(scene)
@@ -147,7 +147,7 @@ def _loss(scene: Scene) -> Recomputed | None:
     return _judged("loss", names, errors, apart, allowed("float32", "loss"), differ)
 
 
-def _loss_of_own_code(scene: Scene) -> Recomputed | None:
+def _loss_of_own_code(scene: DiffContext) -> Recomputed | None:
     """Return the result for a logged loss if only one side calls a loss function: both sides against this function."""
     sides = scene.sides(scene.number)
     if sides is None or not is_loss(scene.diff.pair.anchor):
@@ -178,7 +178,7 @@ def _off(values: np.ndarray | None, expected: np.ndarray | None) -> float:
 # -- weights and updates -----------------------------------------------------------------------------------------------
 
 
-def _weight(scene: Scene) -> Recomputed | None:
+def _weight(scene: DiffContext) -> Recomputed | None:
     """Return the result for a weight of a later step: the sum of the weight and update of the step before.
 
     `None` if these are not recorded, or decide nothing.
@@ -195,7 +195,7 @@ def _weight(scene: Scene) -> Recomputed | None:
     return _judged("weight", Both("", ""), errors, apart, allowed("float32", "weight"), differ=False)
 
 
-def _update(scene: Scene) -> Recomputed | None:
+def _update(scene: DiffContext) -> Recomputed | None:
     """Return the result for an update: each side against the rule that its optimizer declares.
 
     `None` if a rule or the history of the parameter is unknown, or the errors decide nothing.
@@ -213,7 +213,7 @@ def _update(scene: Scene) -> Recomputed | None:
     groups = declared_groups(scene, place_of(diff.pair))
     if tracks is None or track is None or groups is None:
         return None
-    rules = groups.zip(scene.frameworks).map(lambda side: DeclaredRule.of(*side))
+    rules = groups.zip(scene.frameworks).map(lambda side: DeclaredRule.from_group(*side))
     off = []
     for side, rule in zip(SIDES, rules):
         if rule is None:
@@ -227,7 +227,7 @@ def _update(scene: Scene) -> Recomputed | None:
     return _judged("update", names, Both(*off), apart, _UPDATE)
 
 
-def _by_rule(track: Track, tracks: Tracks, side: str, rule: DeclaredRule) -> float | None:
+def _by_rule(track: ParameterHistory, tracks: ParameterHistories, side: str, rule: DeclaredRule) -> float | None:
     """Return the relative error of a side's update against a rule; `None` if projections can't show the rule."""
     history, noise = joined([track], side)
     rates = getattr(tracks.rates, side)
@@ -237,7 +237,7 @@ def _by_rule(track: Track, tracks: Tracks, side: str, rule: DeclaredRule) -> flo
     return _off(history.updates[tracks.at], rule.updates(history, noise)[tracks.at])
 
 
-def declared_groups(scene: Scene, place: Site) -> Both[Group] | None:
+def declared_groups(scene: DiffContext, place: Site) -> Both[Group] | None:
     """Return the declared parameter group of a parameter on each side; `None` if a side declares none."""
     pair = scene.pairs(scene.number, "update").get(place)
     sides = scene.sides(scene.number)
@@ -246,7 +246,7 @@ def declared_groups(scene: Scene, place: Site) -> Both[Group] | None:
     groups = []
     for record, step, run in zip(pair.sides, sides, scene.runs):
         assert record is not None
-        optimizers = Optimizers.of(settings_at(run.info.settings, step.settings))
+        optimizers = Optimizers.from_settings(settings_at(run.info.settings, step.settings))
         group = optimizers.by_site.get(f"{record.layer}/{record.slot.partition('[')[0]}")
         if group is None or optimizers.count != 1:
             return None

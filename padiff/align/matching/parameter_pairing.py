@@ -1,0 +1,284 @@
+"""Pairs of parameters, or of their rows, computed from the matches of units."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from padiff.align.matching import names
+from padiff.align.matching.biases import recurrent_cells, with_packed_biases, with_summed_biases
+from padiff.align.matching.matches import Match
+from padiff.align.matching.parameter_units import Unit, containers_of, whole_slice, without_ones
+from padiff.align.matching.unmatched import match_unmatched
+from padiff.align.slices import Ambiguity, ParameterPair, Slice
+from padiff.frameworks.conventions import usual_layout
+from padiff.records import ROOT, SIDES, Both, Layer, RunInfo
+
+# Fused layers of these names alternate query, key and value head by head, as in Megatron; others stack the three
+# matrices.
+_HEAD_BY_HEAD = re.compile(r"query_key_value$")
+
+TOGETHER, BY_HEAD, BY_ROW = "one below the other", "head by head", "row by row"
+AS_STORED = "the same on both sides"
+CHANNELS_FIRST, CHANNELS_LAST = "channels first", "channels last"
+INPUT_FIRST, STATE_FIRST = "the input", "the state"
+
+
+#: Layers of one run, by path.
+_Layers = Mapping[str, Layer]
+
+
+@dataclass(frozen=True)
+class StoredParameters:
+    """Pairs of the parameters of matched units, for given answers about their storage.
+
+    Attributes:
+        infos: both runs.
+        matches: the matches of units.
+        answers: answers to ambiguities, by `Ambiguity.about`; without an answer the first option applies.
+    """
+
+    infos: Both[RunInfo]
+    matches: Sequence[Match]
+    answers: Mapping[str, str] = field(default_factory=dict)
+
+    def answered(self, answers: Mapping[str, str]) -> StoredParameters:
+        """Return the same matches with more answers."""
+        return replace(self, answers={**self.answers, **answers})
+
+    @property
+    def pairs(self) -> tuple[ParameterPair, ...]:
+        pairs = [pair for _, pairs, _ in self._made for pair in pairs]
+        with_biases = with_packed_biases(self.matches, with_summed_biases(self._cells, pairs))
+        return tuple(match_unmatched(self.infos, list(with_biases)))
+
+    @property
+    def ambiguities(self) -> tuple[Ambiguity, ...]:
+        """Return the ambiguities that neither names nor shapes decide."""
+        return tuple(
+            {about: ambiguity for _, _, ambiguities in self._made for about, ambiguity in ambiguities.items()}.values()
+        )
+
+    def pairs_if(self, about: str, option: str) -> list[ParameterPair]:
+        """Return the pairs that depend on an ambiguity, computed with one of its options as the answer."""
+        maker = _PairMaker(self.infos, self._layers, {**self.answers, about: option})
+        pairs = [pair for match, _, ambiguities in self._made if about in ambiguities for pair in maker.pairs(match)]
+        return with_summed_biases(self._cells, pairs)
+
+    @cached_property
+    def _made(self) -> list[tuple[Match, list[ParameterPair], dict[str, Ambiguity]]]:
+        """Return the pairs of each match, with the ambiguities about them."""
+        results = []
+        for match in self.matches:
+            maker = _PairMaker(self.infos, self._layers, self.answers)
+            results.append((match, maker.pairs(match), maker.ambiguities))
+        return results
+
+    @cached_property
+    def _layers(self) -> Both[_Layers]:
+        return self.infos.map(lambda info: {layer.path: layer for layer in info.layers})
+
+    @cached_property
+    def _cells(self) -> list[dict[str, Match]]:
+        return recurrent_cells(self.matches)
+
+
+class _PairMaker:
+    """Maker of pairs of parameters from matched units; collects ambiguities."""
+
+    def __init__(self, infos: Both[RunInfo], layers: Both[_Layers], answers: Mapping[str, str]) -> None:
+        self._infos, self._layers, self._answers = infos, layers, answers
+        self.ambiguities: dict[str, Ambiguity] = {}
+
+    def pairs(self, match: Match) -> list[ParameterPair]:
+        """Return pairs of the parameters that two matched units share; parameters of only one unit are skipped."""
+        if match.beside:
+            return self._beside(match)
+        if len(match.reference) == len(match.candidate) == 1:
+            return self._one_to_one(match.map(lambda units: units[0]))
+        return self._split(match)
+
+    def _one_to_one(self, units: Both[Unit]) -> list[ParameterPair]:
+        pairs: list[ParameterPair] = []
+        layouts = self._layouts(units)
+        groups = self._fused_groups(units) if all(map(_holds_key, units)) else None
+        for role in units.reference.parameters:
+            if role not in units.candidate.parameters:
+                continue
+            if groups is not None and (role == "bias" or groups.reference != groups.candidate):
+                pairs += _key_apart(units, role, layouts, groups)
+                continue
+            parts = Both(*(whole_slice(unit, unit.parameters[role], layout) for unit, layout in zip(units, layouts)))
+            if role == "weight":
+                parts = self._patches(parts, units)
+            pairs.append(ParameterPair(*((part,) for part in parts)))
+        return pairs
+
+    def _fused_groups(self, units: Both[Unit]) -> Both[int]:
+        """Return the number of groups in which query, key and value alternate on each side; both sides have them fused.
+
+        Usually the numbers are equal; an ambiguity arises if only one side's name indicates a head-by-head order.
+        """
+        by_head = units.map(lambda unit: bool(_HEAD_BY_HEAD.search(unit.name.lower())))
+        heads = max(map(_heads, units, self._layers))
+        if heads < 2 or units.reference.matrix[0] // 3 % heads:
+            return Both(1, 1)
+        if by_head.reference == by_head.candidate:
+            return by_head.map(lambda alternates: heads if alternates else 1)
+        about = "order of rows in " + " against ".join(unit.name.rpartition(".")[2] for unit in units)
+        unequal = Both(heads, 1) if by_head.reference else Both(1, heads)
+        ways = {AS_STORED: Both(1, 1), f"{BY_HEAD} against {TOGETHER}": unequal}
+        return ways[self._decided(about, tuple(ways))]
+
+    def _layouts(self, units: Both[Unit]) -> Both[str]:
+        """Return the layouts of both matrices; unknown layouts of square matrices are ambiguities."""
+        layouts = units.map(lambda unit: unit.layout)
+        matrix = units.reference.matrix
+        if "?" in layouts and matrix and matrix[0] == matrix[-1]:
+            frameworks = [info.framework for info in self._infos]
+            if set(layouts) == {"?"} and len(set(frameworks)) == 1:
+                return Both("", "")
+            sides = zip(SIDES, units, frameworks)
+            return Both(*(self._layout(*side) if side[1].layout == "?" else side[1].layout for side in sides))
+        return layouts.map(_known)
+
+    def _patches(self, parts: Both[Slice], units: Both[Unit]) -> Both[Slice]:
+        """Return the slices of a convolution over patches and a linear layer; the order of pixels is an ambiguity."""
+        return Both(
+            self._patched(parts.reference, parts.candidate, units.reference),
+            self._patched(parts.candidate, parts.reference, units.candidate),
+        )
+
+    def _patched(self, part: Slice, partner: Slice, unit: Unit) -> Slice:
+        shape = part.shape
+        if len(shape) == 4 and partner.shape == (shape[0], shape[2] * shape[3], shape[1]):
+            return replace(part, axes=(0, 2, 3, 1))  # a picture against a sequence of its positions
+        if len(partner.shape) == 2 and len(without_ones(shape)) > 2:
+            about = f"order of pixels in the patches of {unit.layer.type}.{unit.path.rpartition('.')[2]}"
+            if self._decided(about, (CHANNELS_FIRST, CHANNELS_LAST)) == CHANNELS_LAST:
+                return replace(part, axes=(0, *range(2, len(shape)), 1))
+        return part
+
+    def _beside(self, match: Match) -> list[ParameterPair]:
+        """Return pairs of a cell's two matrices with gates that hold both side by side; its two biases are summed."""
+        swapped = names.role(match.reference[0].name, "recurrent part") != "ih" or len(match.reference) != 2
+        (ih, hh), gates = match.swapped(swapped)
+        wide, inputs = gates[0].matrix[1], ih.matrix[1]
+        about = f"which of input and state comes first in {gates[0].layer.type}s beside {ih.layer.type}"
+        first = self._decided(about, (INPUT_FIRST, STATE_FIRST)) == INPUT_FIRST
+        columns = (0, inputs) if first else (wide - inputs, wide)
+        state = (inputs, wide) if first else (0, wide - inputs)
+        pairs: list[Both[tuple[Slice, ...]]] = []
+        start = 0
+        for gate in gates:
+            stop = start + gate.matrix[0]
+            for unit, where in ((ih, columns), (hh, state)):
+                weight = unit.parameters["weight"]
+                rows = Slice(unit.path, weight.slot, weight.shape, "", 1, start, stop)
+                gate_slice = whole_slice(gate, gate.parameters["weight"], _known(gate.layout))
+                pairs.append(Both((rows,), (replace(gate_slice, columns=where),)))
+            biases = [(u.path, u.parameters["bias"]) for u in (ih, hh) if "bias" in u.parameters]
+            if biases and "bias" in gate.parameters:
+                parts = tuple(Slice(path, p.slot, p.shape, "", 1, start, stop) for path, p in biases)
+                pairs.append(Both(parts, (whole_slice(gate, gate.parameters["bias"], ""),)))
+            start = stop
+        return [ParameterPair(*pair.swapped(swapped)) for pair in pairs]
+
+    def _layout(self, side: str, unit: Unit, framework: str) -> str:
+        slot = unit.parameters["weight"].slot
+        usual = usual_layout(framework, slot)
+        transposed = "in_out" if usual == "out_in" else "out_in"
+        return self._decided(f"layout of {unit.layer.type}.{slot} of the {side}", (usual, transposed))
+
+    def _split(self, match: Match) -> list[ParameterPair]:
+        swapped = len(match.reference) != 1
+        (fused,), parts = match.swapped(swapped)
+        layers = self._layers.swapped(swapped)
+        groups = self._groups(fused, parts, layers, SIDES.swapped(swapped).reference)
+        pairs = []
+        for role, parameter in fused.parameters.items():
+            if any(role not in part.parameters for part in parts):
+                continue
+            layout = _known(fused.layout) if role == "weight" else ""
+            start = 0
+            for part in parts:
+                part_slice = whole_slice(part, part.parameters[role], _known(part.layout))
+                stop = start + (part_slice.size[0] if part_slice.size else 1) // groups
+                rows = Slice(fused.path, parameter.slot, parameter.shape, layout, groups, start, stop)
+                pairs.append(ParameterPair(*Both((rows,), (part_slice,)).swapped(swapped)))
+                start = stop
+        return pairs
+
+    def _groups(self, fused: Unit, parts: Sequence[Unit], layers: Both[_Layers], side: str) -> int:
+        """Return the number of groups in which the parts' rows alternate in the fused unit.
+
+        Args:
+            fused: the unit that holds the rows of the parts.
+            parts: the units of the other side whose rows it holds.
+            layers: layers of the fused unit's model, and of the parts' model.
+            side: the fused unit's side.
+        """
+        rows = [part.matrix[0] for part in parts]
+        stated = [_heads(fused, layers.reference), *(_heads(part, layers.candidate) for part in parts)]
+        # Numbers from settings first, smallest first: keys and values may have fewer heads than queries.
+        counts = list(dict.fromkeys([*sorted(n for n in stated if n > 1), *range(2, min(rows))]))
+        ways = {TOGETHER: 1}
+        ways |= {f"{BY_HEAD}, {n} heads": n for n in counts if all(count % n == 0 for count in rows)}
+        if len(set(rows)) == 1:
+            ways[BY_ROW] = rows[0]
+        options = list(ways)
+        if _HEAD_BY_HEAD.search(fused.name.lower()) and len(options) > 1 and max(stated):
+            options = [options[1], options[0], *options[2:]]
+        if len(options) == 1 or not fused.parameters["weight"].shape:
+            return 1
+        parent = layers.reference.get(fused.path.rpartition(".")[0] or ROOT, fused.layer)
+        name = fused.group or fused.path.rpartition(".")[2]
+        return ways[self._decided(f"order of rows in {parent.type}.{name} of the {side}", tuple(options))]
+
+    def _decided(self, about: str, options: tuple[str, ...]) -> str:
+        chosen = self._answers.get(about, "")
+        answer = chosen if chosen in options else ""
+        self.ambiguities[about] = Ambiguity(about, options, answer)
+        return answer or options[0]
+
+
+def _known(layout: str) -> str:
+    """Return a layout, with the usual one in place of an unknown one."""
+    return layout.replace("?", "out_in")
+
+
+def _heads(unit: Unit, layers: _Layers) -> int:
+    """Return the number of heads (of keys and values) in the settings of the nearest layer at or above a unit; 0 if
+    none.
+    """
+    for path in [unit.path, *reversed(containers_of(unit.path))]:
+        layer = layers.get(path)
+        for name in ("num_kv_heads", "num_heads"):
+            heads = layer.settings.get(name) if layer is not None else None
+            if isinstance(heads, int) and not isinstance(heads, bool) and heads > 0:
+                return heads
+    return 0
+
+
+def _holds_key(unit: Unit) -> bool:
+    """Return True if a unit is query, key and value fused, of equal size."""
+    fused = names.role(unit.name, "attention part") == "qkv"
+    return fused and len(unit.matrix) == 2 and unit.matrix[0] % 3 == 0 and unit.matrix[0] >= unit.matrix[1]
+
+
+def _key_apart(units: Both[Unit], role: str, layouts: Both[str], groups: Both[int]) -> Iterator[ParameterPair]:
+    """Yield separate pairs of query, key and value, which both sides have fused.
+
+    Biases are always separated. An attention hardly depends on the key's bias: its gradient is rounding noise, and an
+    adaptive optimizer's update from that noise would hide among the others, or make them look wrong.
+    """
+    for number, label in enumerate(("query", "key", "value")):
+        parts = []
+        for unit, layout, count in zip(units, layouts, groups):
+            rows = unit.matrix[0] // 3 // count
+            full = whole_slice(unit, unit.parameters[role], layout)
+            start = number * rows
+            parts.append((replace(full, groups=count, start=start, stop=start + rows, label=label),))
+        yield ParameterPair(*parts)

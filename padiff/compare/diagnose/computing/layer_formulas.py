@@ -1,0 +1,298 @@
+"""Formulas of layers whose code calls no recorded functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from padiff.compare.diagnose.computing.formula import Formula, UnknownError
+from padiff.compare.diagnose.computing.of_blocks import attention, linear
+from padiff.compare.diagnose.computing.writing import Add
+from padiff.compare.diagnose.kernels.windows import each
+from padiff.frameworks.conventions import conventions_of
+
+#: Layers that return their input.
+_SAME = frozenset({"identity", "dropout", "dropout1d", "dropout2d", "dropout3d", "alphadropout"})
+_ACTIVATIONS = {
+    "relu": "ReLU", "relu6": "ReLU6", "swish": "SiLU", "tanh": "tanh", "sigmoid": "sigmoid", "selu": "SELU",
+    "mish": "Mish", "hardswish": "Hardswish", "hardsigmoid": "Hardsigmoid",
+}  # fmt: skip
+_NUMBERED = {"leakyrelu": ("leaky ReLU", "slope", 0.01), "elu": ("ELU", "alpha", 1.0),
+             "softplus": ("softplus", "beta", 1.0)}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Called:
+    """The call of a layer.
+
+    Attributes:
+        kind: the kind of the layer, by the name that both frameworks share.
+        settings: the settings of the layer.
+        inputs: the inputs as nodes of a formula, in order.
+        parameters: the parameters as nodes, by the slots that both frameworks share.
+        out_first: True if the layer's matrix is stored as (out, in).
+        framework: the framework of the run.
+        shape: the recorded shape of the output.
+    """
+
+    kind: str
+    settings: Mapping[str, Any]
+    inputs: tuple[int, ...]
+    parameters: Mapping[str, int]
+    out_first: bool
+    framework: str
+    shape: tuple[int, ...] = ()
+
+    def number(self, name: str, usual: Any) -> Any:
+        return self.settings.get(name, usual)
+
+    def parameter(self, name: str) -> int:
+        """Return the node of a parameter.
+
+        Raises:
+            UnknownError: the layer has no parameter of that name.
+        """
+        if name not in self.parameters:
+            raise UnknownError(f"{self.kind} without {name}")
+        return self.parameters[name]
+
+
+Writing = Callable[[Add, Formula, Called], int]
+
+
+def writings(called: Called) -> Iterator[Writing]:
+    """Yield the possible formulas of a layer, the most usual first, as the settings do not determine some forms."""
+    kind = called.kind
+    if kind in _SAME:
+        yield lambda add, formula, call: call.inputs[0]
+    elif kind in _ACTIVATIONS:
+        yield lambda add, formula, call: add("act", call.inputs[0], function=_ACTIVATIONS[kind])
+    elif kind == "gelu":
+        forms = ["exact GELU", "tanh-form GELU"]
+        for form in forms[::-1] if called.number("approximate", "none") in ("tanh", True) else forms:
+            yield partial(_act, function=form)
+    elif kind in _NUMBERED:
+        yield _numbered
+    elif kind in ("linear", "embedding", "layernorm", "rmsnorm", "groupnorm", "flatten", "softmax"):
+        yield _SIMPLE[kind]
+    elif kind.startswith(("batchnorm", "instancenorm")):
+        if kind.startswith("instancenorm"):
+            yield _instance_norm
+        else:
+            yield partial(_batch_norm, train=True)
+            yield partial(_batch_norm, train=False)
+    elif kind.startswith("convtranspose"):
+        yield _conv_transpose
+    elif kind.startswith("conv"):
+        yield _conv
+    elif kind.startswith("adaptive"):
+        yield _global_pool
+    elif kind.startswith(("maxpool", "avgpool")):
+        usual = called.number("count_include_pad", not conventions_of(called.framework).pools_without_padding)
+        for exclusive in (not usual, bool(usual)):
+            yield partial(_pool, exclusive=exclusive)
+    elif kind == "multiheadattention":
+        yield _heads
+    elif kind in ("lstm", "gru", "simplernn"):
+        for first in (False, True):
+            yield partial(_recurrent, time_first=first)
+    elif kind == "prelu":
+        yield _prelu
+
+
+def _act(add: Add, formula: Formula, call: Called, function: str) -> int:
+    return add("act", call.inputs[0], function=function)
+
+
+def _numbered(add: Add, formula: Formula, call: Called) -> int:
+    function, setting, usual = _NUMBERED[call.kind]
+    return add("act", call.inputs[0], function=function, number=float(call.number(setting, usual)))
+
+
+def _linear(add: Add, formula: Formula, call: Called) -> int:
+    return linear(add, formula, call.inputs[0], call.parameter("weight"), call.parameters.get("bias"), call.out_first)
+
+
+def _embedding(add: Add, formula: Formula, call: Called) -> int:
+    zero = call.number("padding_idx", "none") if conventions_of(call.framework).pads_with_zeros else "none"
+    return add("looked_up", call.inputs[0], call.parameter("weight"), zero=zero if isinstance(zero, int) else None)
+
+
+def _scaled(add: Add, output: int, call: Called, channels: bool) -> int:
+    for slot, how in (("weight", "mul"), ("bias", "add")):
+        if slot in call.parameters:
+            node = call.parameters[slot]
+            output = add("channelwise", output, node, how=how) if channels else add(how, output, node)
+    return output
+
+
+def _layer_norm(add: Add, formula: Formula, call: Called) -> int:
+    ndim = formula.values[call.inputs[0]].ndim
+    weight = formula.values[call.parameters["weight"]] if "weight" in call.parameters else None
+    # Paddle stores the weight of several axes as one row.
+    count, size = 1, formula.values[call.inputs[0]].shape[-1]
+    while weight is not None and size < weight.size and count < ndim:
+        count += 1
+        size *= formula.values[call.inputs[0]].shape[-count]
+    axes = tuple(range(ndim - count, ndim))
+    eps = call.number("eps", 1e-5)
+    if not isinstance(eps, (int, float)):
+        raise UnknownError("eps")
+    output = add("normalised", call.inputs[0], axes=axes, eps=float(eps), centred=call.kind == "layernorm")
+    if weight is not None and weight.ndim != count:
+        raise UnknownError("weight of a layer norm")
+    return _scaled(add, output, call, channels=False)
+
+
+def _group_norm(add: Add, formula: Formula, call: Called) -> int:
+    groups, eps = int(call.number("num_groups", 1)), float(call.number("eps", 1e-5))
+    return _scaled(add, add("grouped", call.inputs[0], groups=groups, eps=eps), call, channels=True)
+
+
+def _instance_norm(add: Add, formula: Formula, call: Called) -> int:
+    axes = tuple(range(2, formula.values[call.inputs[0]].ndim))
+    output = add("normalised", call.inputs[0], axes=axes, eps=float(call.number("eps", 1e-5)))
+    return _scaled(add, output, call, channels=True)
+
+
+def _batch_norm(add: Add, formula: Formula, call: Called, train: bool) -> int:
+    mean, variance = call.parameter("running_mean"), call.parameter("running_var")
+    eps = float(call.number("eps", 1e-5))
+    output = add("by_statistics", call.inputs[0], mean, variance, eps=eps, train=train)
+    return _scaled(add, output, call, channels=True)
+
+
+def _flatten(add: Add, formula: Formula, call: Called) -> int:
+    return add("reshape", call.inputs[0], shape=call.shape)
+
+
+def _softmax(add: Add, formula: Formula, call: Called) -> int:
+    return add("softmax", call.inputs[0], axis=int(call.number("axis", call.number("dim", -1))))
+
+
+_SIMPLE: Mapping[str, Writing] = {
+    "linear": _linear, "embedding": _embedding, "layernorm": _layer_norm, "rmsnorm": _layer_norm,
+    "groupnorm": _group_norm, "flatten": _flatten, "softmax": _softmax,
+}  # fmt: skip
+
+
+def _conv(add: Add, formula: Formula, call: Called) -> int:
+    count = formula.values[call.inputs[0]].ndim - 2
+    padding = call.number("padding", 0)
+    if isinstance(padding, str):
+        raise UnknownError("padding")
+    output = add(
+        "conv",
+        call.inputs[0],
+        call.parameter("weight"),
+        stride=each(call.number("stride", 1), count),
+        padding=[(n, n) for n in each(padding, count)],
+        dilation=each(call.number("dilation", 1), count),
+        groups=int(call.number("groups", 1)),
+        mode=str(call.number("padding_mode", "zeros")),
+    )
+    return output if "bias" not in call.parameters else add("channelwise", output, call.parameters["bias"], how="add")
+
+
+def _conv_transpose(add: Add, formula: Formula, call: Called) -> int:
+    shape = formula.values[call.inputs[0]].shape
+    count = len(shape) - 2
+    stride, dilation = (each(call.number(name, 1), count) for name in ("stride", "dilation"))
+    padding = each(call.number("padding", 0), count)
+    kernel = formula.values[call.parameter("weight")].shape[2:]
+    usual = [
+        (n - 1) * s - 2 * p + d * (k - 1) + 1 for n, s, p, d, k in zip(shape[2:], stride, padding, dilation, kernel)
+    ]
+    more = [size - n for size, n in zip(call.shape[2:], usual)]
+    output = add(
+        "conv_transpose",
+        call.inputs[0],
+        call.parameter("weight"),
+        stride=stride,
+        padding=padding,
+        output_padding=more,
+        dilation=dilation,
+        groups=int(call.number("groups", 1)),
+    )
+    return output if "bias" not in call.parameters else add("channelwise", output, call.parameters["bias"], how="add")
+
+
+def _global_pool(add: Add, formula: Formula, call: Called) -> int:
+    shape = formula.values[call.inputs[0]].shape
+    if any(n % max(w, 1) for n, w in zip(shape[2:], call.shape[2:])):
+        raise UnknownError("adaptive pool")
+    kernel = [n // w for n, w in zip(shape[2:], call.shape[2:])]
+    by = "max" if "max" in call.kind else "mean"
+    return add("pool", call.inputs[0], by=by, kernel=kernel, stride=kernel, padding=[0] * len(kernel))
+
+
+def _pool(add: Add, formula: Formula, call: Called, exclusive: bool) -> int:
+    count = formula.values[call.inputs[0]].ndim - 2
+    kernel = each(call.settings["kernel_size"], count) if "kernel_size" in call.settings else None
+    if kernel is None:
+        raise UnknownError("kernel_size")
+    by = "max" if call.kind.startswith("max") else "mean"
+    stride = call.number("stride", None)
+    return add(
+        "pool",
+        call.inputs[0],
+        by=by,
+        kernel=kernel,
+        stride=each(stride, count) if stride else kernel,
+        padding=each(call.number("padding", 0), count),
+        exclusive=exclusive and by == "mean",
+        ceil=bool(call.number("ceil_mode", False)),
+    )
+
+
+def _heads(add: Add, formula: Formula, call: Called) -> int:
+    """Add multi-head attention with the batch first, from torch's packed input matrix.
+
+    Raises:
+        UnknownError: the matrices are stored separately, as in paddle, or there is a mask or dropout.
+    """
+    inputs = call.inputs if len(call.inputs) > 2 else (call.inputs[0],) * 3
+    count = int(call.number("num_heads", 1))
+    if "in_proj_weight" not in call.parameters or len(call.inputs) > 3 or call.number("dropout", 0.0):
+        raise UnknownError("attention")
+    width = formula.values[call.parameters["in_proj_weight"]].shape[1]
+    parts = []
+    for k in range(3):
+        rows = f"{k * width}:{(k + 1) * width}"
+        weight = add("getitem", call.parameters["in_proj_weight"], key=[rows])
+        bias = (
+            add("getitem", call.parameters["in_proj_bias"], key=[rows]) if "in_proj_bias" in call.parameters else None
+        )
+        part = linear(add, formula, inputs[k], weight, bias, True)
+        shape = formula.values[part].shape
+        part = add("reshape", part, shape=[*shape[:-1], count, width // count])
+        parts.append(add("transpose", part, order=[0, 2, 1, 3]))
+    q, k_, v = parts
+    output = attention(add, formula, q, k_, v, None, False)
+    output = add("transpose", output, order=[0, 2, 1, 3])
+    output = add("reshape", output, shape=formula.values[inputs[0]].shape)
+    return linear(add, formula, output, call.parameter("out_proj.weight"), call.parameters.get("out_proj.bias"), True)
+
+
+def _recurrent(add: Add, formula: Formula, call: Called, time_first: bool) -> int:
+    slots = [slot for slot in call.parameters if slot.startswith("weight_ih")]
+    if len(slots) != 1 or len(call.inputs) != 1:
+        raise UnknownError("several layers")
+    end = slots[0].removeprefix("weight_ih")
+    nodes = [call.parameter(f"weight_ih{end}"), call.parameter(f"weight_hh{end}")]
+    biases = [
+        call.parameters[f"bias_{which}{end}"] for which in ("ih", "hh") if f"bias_{which}{end}" in call.parameters
+    ]
+    name = {"lstm": "lstm", "gru": "gru", "simplernn": "rnn"}[call.kind]
+    return add(name, call.inputs[0], *nodes, *biases, time_first=time_first)
+
+
+def _prelu(add: Add, formula: Formula, call: Called) -> int:
+    slope = formula.values[call.parameter("weight")]
+    if slope.size != 1:
+        raise UnknownError("prelu")
+    return add("act", call.inputs[0], function="leaky ReLU", number=float(np.ravel(slope)[0]))

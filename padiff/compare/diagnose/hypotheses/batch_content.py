@@ -1,0 +1,100 @@
+"""Hypotheses on the input of a step: another step's samples, another order, scale or axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from padiff.compare.diagnose.hypotheses import transforms
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, rounding_of, whole_of
+from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
+from padiff.records import Both
+
+# Count of steps before and after this one whose samples are compared.
+_AROUND = 6
+_HEAD = "the candidate's input is"
+
+
+def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
+    """Yield hypotheses on a first diff in an input, the simplest first."""
+    pair = scene.diff.pair
+    sides = whole_of(pair)
+    if sides is None or np.iscomplexobj(sides.reference) or sides.reference.shape != sides.candidate.shape:
+        return
+    if not all(np.isfinite(side).all() for side in sides):
+        return
+    rounding, limit = rounding_of(pair), scene.limit(pair)
+    yield from _orders(scene, sides, rounding, limit)
+    few = Both(*transforms.cropped(*sides))
+    for transform in transforms.orders(few.reference.shape):
+        yield transforms.hypothesis(transform, _HEAD, "input", pair.anchor.site, tuple(few), rounding, limit)
+    for transform in transforms.affine(*few):
+        if rounding or transform.kind == "offset":
+            yield transforms.hypothesis(transform, _HEAD, "input", pair.anchor.site, tuple(few), rounding, limit)
+    grid = transforms.grid_of(few.candidate) if rounding else ""
+    if grid and grid != transforms.grid_of(few.reference):
+        transform = transforms.Transform(
+            "precision",
+            f"{grid}",
+            f"in {grid}'s precision, the reference's is not",
+            lambda v: transforms.on_grid(v, grid),
+        )
+        yield transforms.hypothesis(transform, _HEAD, "input", pair.anchor.site, tuple(few), rounding, limit)
+
+
+def _orders(scene: DiffContext, sides: Both[np.ndarray], rounding: float, limit: float) -> Iterator[Hypothesis]:
+    """Yield hypotheses on the same samples in another order, or on samples of steps around this one."""
+    if sides.reference.ndim < 1 or len(sides.reference) < 2:
+        return
+    order = transforms.row_order(*sides)
+    if order is not None and sides.reference[0].size > 1:
+        transform = transforms.Transform(
+            "permuted",
+            "another order of the samples",
+            f"the same samples {transforms.order_text(order)}",
+            lambda v: v[order],
+            free=len(order),
+        )
+        site = scene.diff.pair.anchor.site
+        yield transforms.hypothesis(transform, _HEAD, "input", site, tuple(sides), rounding, limit)
+    else:
+        yield from _of_other_steps(scene, sides, rounding, limit)
+
+
+def _of_other_steps(scene: DiffContext, sides: Both[np.ndarray], rounding: float, limit: float) -> Iterator[Hypothesis]:
+    """Yield the hypothesis that all samples come from the reference's steps around this one."""
+    pair = scene.diff.pair
+    anchor = pair.anchor
+    near = sorted(scene.numbers, key=lambda n: abs(n - scene.number))[: 2 * _AROUND]
+    rows, origins = [], []
+    for number in near:
+        for (layer, slot, call), batch in scene.pairs(number, "input").items():
+            if (layer, slot) != (anchor.layer, anchor.slot) or batch is pair:
+                continue
+            values = whole_of(batch)
+            if values is not None and values.reference.shape[1:] == sides.reference.shape[1:]:
+                rows.append(values.reference)
+                origins += [(number, call)] * len(values.reference)
+    rows.append(sides.reference)
+    origins += [(scene.number, anchor.call)] * len(sides.reference)
+    if len(rows) < 2 or sides.reference[0].size < 2:
+        return
+    pool = np.concatenate(rows)
+    order = transforms.row_order(pool, sides.candidate) if len(pool) >= len(sides.candidate) else None
+    if order is None:
+        return
+    used = sorted({origins[k] for k in order})
+    if len(used) == 1:
+        (number, call), micro = used[0], any(call for _, call in origins)
+        text = f"the reference's of step {number}{f', micro-batch {call}' if micro else ''}: batches in another order"
+    else:
+        steps = sorted({number for number, _ in used})
+        text = f"made of samples that the reference has in steps {', '.join(map(str, steps))}: another shuffling"
+
+    def predict() -> Iterator[Prediction]:
+        predicted = pool[order]
+        noise = transforms.noise_of(predicted, rounding)
+        yield Prediction(pair.anchor.site, sides.candidate, predicted, sides.reference, noise, limit)
+
+    yield Hypothesis("batch_order", "samples of other steps", f"{_HEAD} {text}", predict, free=len(order))

@@ -1,0 +1,369 @@
+"""Hypotheses on the code: recompute the reference's calls with one edit, and compare with the candidate's tensor.
+
+The calls between tensors that agree and a tensor that differs are computed again from their inputs, first unchanged,
+then with one edit. An edit that gives the candidate's tensor is the difference in the code.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from padiff.compare.diagnose.computing.dropped_terms import SIDES_OF_EDITS, dropped_terms
+from padiff.compare.diagnose.computing.edit import Edit, FormulaView, Target
+from padiff.compare.diagnose.computing.formula import UnknownError
+from padiff.compare.diagnose.computing.operation_edits import operation_edits
+from padiff.compare.diagnose.computing.solving import Number, numbers, solved
+from padiff.compare.diagnose.computing.writer import Writer
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, whole_of
+from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
+from padiff.compare.diagnose.hypotheses.layer_output import noise_level, root
+from padiff.compare.diagnose.hypotheses.proof import NEAR, explains, weigh
+from padiff.compare.diagnose.settings import cause_of
+from padiff.compare.measure.operands import Sketches, operands
+from padiff.errors import PadiffError
+from padiff.records import Both, Layout, Pair
+from padiff.sketches.sketch import sketch_of
+
+# Most seconds for the edits of one side, and again for the numbers in its calls.
+_SECONDS = 1.2
+#: Largest relative error of a recomputed tensor; with a larger error the formula is not the code that ran.
+AGREES = 1e-3
+# Most operations between two places that belong together.
+_TOGETHER = 6
+#: Most elements to compute with.
+_MOST = 8_000_000
+# An edit at the level of rounding still explains less than the nearest one if its error is so many times larger, and
+# larger than this share of the noise.
+_NEARER, _ROUNDED = 3.0, 0.5
+_OF_REFERENCE, _OF_CANDIDATE = "in the candidate, ", "the reference's comes out where, of the candidate's calls, "
+
+Look = Callable[[np.ndarray], np.ndarray]
+Maker = Callable[[FormulaView], Iterable[Edit]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """The tensor that differs.
+
+    Attributes:
+        sides: both tensors in the reference's layout, or the projections of their sketches.
+        looks: function for each side that brings a recomputed tensor to the form of ``sides``.
+        noise: rounding error of an element.
+    """
+
+    scene: DiffContext
+    sides: Both[np.ndarray]
+    looks: Both[Look]
+    noise: float = 1e-300
+
+    def hypothesis(self, found: Found, head: str) -> Hypothesis:
+        pair, edit = self.scene.diff.pair, found.edit
+        without, actual = self.sides.swapped(found.surplus)
+
+        def predict() -> Iterator[Prediction]:
+            yield Prediction(
+                pair.anchor.site, actual, found.target.look(found.made), without, self.noise, self.scene.limit(pair)
+            )
+
+        kind = edit.kind.replace("_missing", "_added") if found.surplus else edit.kind
+        return Hypothesis(
+            kind,
+            edit.name,
+            head + edit.text,
+            predict,
+            "outputs",
+            edit.free,
+            found.tried,
+            telling=edit.telling,
+            code=True,
+        )
+
+
+def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
+    """Yield hypotheses on a first diff in an output or input of a layer, if the calls before it are traced."""
+    place, steps = scene.place, scene.sides(scene.number)
+    if place is None or place.ends is None or place.graphs is None or steps is None:
+        return
+    case = case_of(scene)
+    if case is None:
+        return
+    infos = scene.runs.map(lambda run: run.info)
+    written: list[FormulaView | None] = []
+    noise = noise_level(scene) * max(root(side) for side in case.sides)
+    parts = zip(place.graphs, steps, infos, place.ends, place.computed, case.sides, case.looks)
+    for graph, step, info, end, open_, side, look in parts:
+        writer = Writer(graph, step, info)
+        try:
+            formula = writer.write(end, open_)
+            result = look(formula.values[formula.end])
+        except (UnknownError, ValueError, IndexError, PadiffError):
+            written.append(None)
+            continue
+        off = root(result - side) if result.shape == side.shape else np.inf
+        if off > AGREES * root(side) or sum(value.size for value in formula.values) > _MOST:
+            written.append(None)
+            continue
+        noise = max(noise, off)
+        written.append(FormulaView(writer, graph, case.looks.reference is not same))
+    case = replace(case, noise=max(noise, 1e-300))
+    reference, candidate = written
+    trials: list[Found] = []
+    if reference is not None:
+        declared = _declared(case, reference)
+        if declared is not None:
+            yield declared
+            if explains(weigh(declared.predict()), declared):
+                return
+        target = Target(case.sides.candidate, reference.shape(reference.formula.end), case.looks.reference)
+        trials += tried(case, reference, (dropped_terms, operation_edits), target, False)
+    if candidate is not None:
+        target = Target(case.sides.reference, candidate.shape(candidate.formula.end), case.looks.candidate)
+        trials += tried(case, candidate, (dropped_terms,), target, True)
+    yield from reported(case, trials)
+
+
+def case_of(scene: DiffContext) -> Case | None:
+    """Return the tensor of the first diff as a case; `None` if it can't be compared or has too few elements."""
+    pair = scene.diff.pair
+    sides = whole_of(pair)
+    looks: Both[Look]
+    if sides is not None:
+        looks = Both(same, partial(_laid, pair.layout, sides.reference.shape))
+    elif (last := _last_place(pair)) is not None:
+        sides, looks = last
+    else:
+        sketches = operands(pair)
+        if not isinstance(sketches, Sketches) or sketches.scales != Both(1.0, 1.0) or not sketches.aligned:
+            return None
+        sides = sketches.values()
+        looks = Both(sketches.reference, sketches.candidate).map(lambda sketch: partial(_projected, sketch.transposed))
+    if sides is None or np.iscomplexobj(sides.reference) or sides.reference.shape != sides.candidate.shape:
+        return None
+    if sides.reference.size < 2 or not all(np.isfinite(side).all() for side in sides):
+        return None
+    return Case(scene, sides, looks)
+
+
+def _last_place(pair: Pair) -> tuple[Both[np.ndarray], Both[Look]] | None:
+    """Return the last states of a recurrent layer that outputs all states on one side and the last on the other.
+
+    `None` if the shapes are of another kind, or a tensor is missing or sketched.
+    """
+    arrays = []
+    for record in pair.sides:
+        if record is None or record.source.sketched:
+            return None
+        arrays.append(np.asarray(record.value, np.float64))
+    values: list[np.ndarray] = []
+    looks: list[Look] = []
+    for array, partner in (arrays, arrays[::-1]):
+        longer = array.ndim == 3 and partner.shape == (array.shape[0], array.shape[2])
+        looks.append(_at_the_end if longer else same)
+        values.append(looks[-1](array))
+    if looks[0] is looks[1]:
+        return None
+    return Both(*values), Both(*looks)
+
+
+def _at_the_end(values: np.ndarray) -> np.ndarray:
+    return np.asarray(values[:, -1]) if values.ndim == 3 else values
+
+
+def same(values: np.ndarray) -> np.ndarray:
+    return values
+
+
+def _laid(layout: Layout, shape: tuple[int, ...], values: np.ndarray) -> np.ndarray:
+    return np.asarray(layout.apply(values, shape))
+
+
+def _projected(transposed: bool, values: np.ndarray) -> np.ndarray:
+    return sketch_of(np.ascontiguousarray(values, np.float64), transposed).projection
+
+
+# -- declared settings ---------------------------------------------------------------------------------------------
+
+
+def _declared(case: Case, sheet: FormulaView) -> Hypothesis | None:
+    """Return the hypothesis that differently declared settings of layers explain the diff; `None` if none differ."""
+    scene, place = case.scene, case.scene.place
+    assert place is not None and place.graphs is not None and place.ends is not None
+    called = {call.layer for call in sheet.writer.calls.values()}
+    settings: dict[str, dict[str, object]] = {}
+    differences = []
+    for difference in scene.declared:
+        paths = called & {*difference.layers.reference}
+        if difference.kind == "layer_setting" and difference.changes and paths:
+            differences.append(difference)
+            for path in paths:
+                settings.setdefault(path, {})[difference.name] = difference.values.candidate
+    steps = scene.sides(scene.number)
+    cause = cause_of(differences)
+    if cause is None or steps is None:
+        return None
+    writer = Writer(place.graphs.reference, steps.reference, scene.runs.reference.info, settings)
+    try:
+        formula = writer.write(place.ends.reference, place.computed.reference)
+    except (UnknownError, ValueError, IndexError):
+        return None
+    result = formula.values[formula.end]
+    target = Target(case.sides.candidate, result.shape, case.looks.reference)
+    if (case.looks.reference is same and result.shape != case.sides.reference.shape) or not np.isfinite(result).all():
+        return None
+    edit = Edit("layer_setting", "what is declared differently", cause.sentence, {})
+    return replace(case.hypothesis(Found(edit, result, 0.0, 1, False, sheet, target), ""), fix=cause.fix)
+
+
+# -- edits ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Found:
+    """An edit that was tried.
+
+    Attributes:
+        edit: the edit.
+        made: the tensor that the edited calls give.
+        off: difference of this tensor from the target.
+        tried: count of edits that were tried.
+        surplus: True for an edit of the candidate's calls, False for one of the reference's.
+        sheet: the formula that was edited.
+        target: the tensor that the edit should give.
+        head: beginning of the sentence; by default the side whose calls are edited.
+        case: the case to compare with, if not the common one.
+    """
+
+    edit: Edit
+    made: np.ndarray
+    off: float
+    tried: int
+    surplus: bool
+    sheet: FormulaView
+    target: Target
+    head: str | None = None
+    case: Case | None = None
+
+
+def tried(
+    case: Case,
+    sheet: FormulaView,
+    makers: Sequence[Maker],
+    target: Target,
+    surplus: bool,
+    some: Iterable[Number] | None = None,
+) -> list[Found]:
+    """Return the edits of one side's calls that give the other side's tensor, and the nearest edit of each other name.
+
+    Args:
+        some: numbers to solve for. Default: the numbers in the reference's calls, none for the candidate's.
+    """
+    explaining: list[Found] = []
+    nearest: dict[str, Found] = {}
+    unchanged, count = sheet.formula.values[sheet.formula.end], 0
+    if some is None:
+        some = () if surplus else numbers(sheet)
+
+    def look(edit: Edit) -> None:
+        nonlocal count
+        result = sheet.formula.changed(edit.changes)
+        if result is None or result.shape != target.shape or np.array_equal(result, unchanged):
+            return
+        count += 1
+        trial = Found(edit, result, target.off(result), count, surplus, sheet, target)
+        if trial.off <= NEAR * case.noise:
+            explaining.append(trial)
+        elif edit.name not in nearest or trial.off < nearest[edit.name].off:
+            nearest[edit.name] = trial
+
+    until = time.monotonic() + _SECONDS
+    for edit in (edit for maker in makers for edit in maker(sheet)):
+        if time.monotonic() > until:
+            break
+        look(edit)
+    until = time.monotonic() + _SECONDS
+    for number in sorted(some, key=lambda one: one.rank):
+        if time.monotonic() > until:
+            break
+        solution = solved(sheet, number, target, case.noise)
+        if solution is not None:
+            look(solution)
+    return [replace(trial, tried=count) for trial in (*explaining, *nearest.values())]
+
+
+def reported(case: Case, found: Sequence[Found]) -> Iterator[Hypothesis]:
+    """Yield the simplest explaining edit, one at an unrelated place if it explains as well, then all other edits."""
+    explaining = [trial for trial in found if trial.off <= NEAR * case.noise]
+    names = {trial.edit.name for trial in explaining}
+    least = min((trial.off for trial in explaining), default=0.0)
+    explaining = [trial for trial in explaining if trial.off <= max(_NEARER * least, _ROUNDED * case.noise)]
+    explaining.sort(key=lambda trial: (not trial.edit.telling, trial.edit.rank, trial.surplus, trial.edit.free))
+    reported = explaining[:1]
+    reported += [trial for trial in explaining[1:] if reported and _apart(trial, reported[0])][:1]
+    for trial in (
+        *(_as_order(case, trial) for trial in reported),
+        *(trial for trial in found if trial.edit.name not in names),
+    ):
+        usual = _OF_CANDIDATE if trial.surplus else _OF_REFERENCE
+        if trial.edit.text.startswith(("the candidate ", SIDES_OF_EDITS[0])):
+            sides = ("the reference", "the candidate") if trial.surplus else ("the candidate", "the reference")
+            text = trial.edit.text
+            for mark, name in zip(SIDES_OF_EDITS, sides):
+                text = text.replace(mark, name)
+            trial = replace(trial, edit=replace(trial.edit, text=text), head="")
+        yield (trial.case or case).hypothesis(trial, usual if trial.head is None else trial.head)
+
+
+def _apart(first: Found, second: Found) -> bool:
+    """Return True if two edits of one side's calls are at unrelated places."""
+    if first.surplus != second.surplus or first.edit.kind == second.edit.kind or min(first.edit.at, second.edit.at) < 0:
+        return False
+    above = first.sheet.formula.above
+    return first.edit.at not in above(second.edit.at, _TOGETHER) and second.edit.at not in above(
+        first.edit.at, _TOGETHER
+    )
+
+
+def _as_order(case: Case, trial: Found) -> Found:
+    """Return a missing branch as another order of norm and residual, if the other side's norm feeds the branch."""
+    if trial.edit.kind != "branch_missing" or not _feeds_the_branch(case, trial):
+        return trial
+    pair = case.scene.diff.pair
+    side, other_side = ("candidate", "reference") if trial.surplus else ("reference", "candidate")
+    text = (
+        f"the order of the norm and the residual: the {side}'s `{getattr(pair, side).layer}` normalises the sum with "
+        f"what the branch gives (post-norm), the {other_side}'s what goes into the branch (pre-norm). So "
+    )
+    head = _OF_CANDIDATE if trial.surplus else _OF_REFERENCE
+    return replace(
+        trial, edit=replace(trial.edit, kind="norm_order", telling=True, text=f"{text}{head}{trial.edit.text}"), head=""
+    )
+
+
+def _feeds_the_branch(case: Case, trial: Found) -> bool:
+    """Return True if the other side's norm feeds the branch that is added before this side's norm."""
+    scene, pair = case.scene, case.scene.diff.pair
+    place, reference, candidate = scene.place, pair.reference, pair.candidate
+    if place is None or place.graphs is None or reference is None or candidate is None:
+        return False
+    record, other_record = Both(reference, candidate).swapped(trial.surplus)
+    graph, other_graph = place.graphs.swapped(trial.surplus)
+    paths = {reference.layer, candidate.layer}
+    kinds = [layer.kind for run in scene.runs for layer in run.info.layers if layer.path in paths]
+    call = other_graph.of_record(other_record)
+    if not pair.anchor.slot.startswith("input") or not any("norm" in kind for kind in kinds) or call is None:
+        return False
+    partner = {p.candidate.path: p.reference.path for p in scene.alignment.pairs}
+    start = next((o.tensor for o in (graph.of_record(record) or call).inputs), -1)
+    branch = {c.layer for c in graph.back(start, lambda _: False) if not c.function}
+    partner = partner if trial.surplus else {reference: candidate for candidate, reference in partner.items()}
+    for path in {partner.get(path, "") for path in branch} - {""}:
+        fed = other_graph.layers.get((path, other_record.call))
+        outputs = fed.outputs if fed is not None else ()
+        if any(before is call for o in outputs for before in other_graph.back(o.tensor, lambda _: False)):
+            return True
+    return False

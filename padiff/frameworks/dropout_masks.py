@@ -1,0 +1,235 @@
+"""Recording and feeding of dropout masks.
+
+All dropout of a framework passes through a few Python functions, called by dropout layers, attention or the model's own
+code. padiff intercepts these functions (`padiff.frameworks.interception`).
+
+padiff reads the mask of a call by repeating the call on ones, from the same state of the random generators: the output
+alone does not show the mask where the input is zero. Then padiff sets the generators to their state after the call.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from padiff.frameworks.interception import UNKNOWN_CALL, InterceptedCall, Interception
+from padiff.system.guard import RAISING, Guard
+
+
+@dataclass(frozen=True, slots=True)
+class DropoutCall:
+    """A call of a function that applies dropout.
+
+    Attributes:
+        function: the function's common name.
+        rate: the dropout rate, above 0.
+        shape: the shape of the tensor that dropout applies to; for attention, the shape of its weights.
+        between: the number of dropouts between the layers of a recurrent network, one after the other; 0 for any other
+            function, which applies dropout once.
+    """
+
+    function: str
+    rate: float
+    shape: tuple[int, ...]
+    between: int = 0
+
+
+class MaskObserver(Protocol):
+    """An observer of dropout masks.
+
+    Attributes:
+        guard: stops errors of the observer and of the code that calls the observer.
+    """
+
+    guard: Guard
+
+    def is_active(self) -> bool:
+        """Return True to observe a call that begins now."""
+
+    def begins(self) -> None:
+        """Note that an observed call begins."""
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Return a context for calls that are padiff's, not the training's."""
+
+    def ended(self, call: DropoutCall | None, kept: np.ndarray | None) -> None:
+        """Note that an observed call has ended.
+
+        Args:
+            call: the call; `None` if it drew no mask.
+            kept: the mask, nonzero where an element was kept; `None` if the mask can't be read.
+        """
+
+
+class MaskSource(Protocol):
+    """A source of masks that dropout functions use instead of drawing.
+
+    Attributes:
+        draws: True if a call with a fed mask also draws and discards random numbers, so that later draws stay the same.
+    """
+
+    draws: bool
+
+    def is_active(self) -> bool:
+        """Return True to feed a call that begins now."""
+
+    def mask(self, call: DropoutCall) -> np.ndarray | None:
+        """Return the mask for a call; `None` lets the call draw its own mask."""
+
+
+class DropoutFunctions(Protocol):
+    """A framework's dropout functions."""
+
+    def functions(self) -> Iterable[tuple[Any, str, str]]:
+        """Yield the module, the name in the module and the common name of each dropout function."""
+
+    def about(self, name: str, heard: InterceptedCall) -> DropoutCall | None:
+        """Describe a call; return `None` if the call draws no mask (eval mode, a rate of 0 or 1)."""
+
+    def kept(self, name: str, heard: InterceptedCall, output: Any, state: Any) -> np.ndarray | None:
+        """Return the mask of a call that began in this state of the generators; `None` if it can't be read.
+
+        The method sets the generators to the state, and does not restore them. For a recurrent network, the masks after
+        each layer are stacked along the first axis.
+        """
+
+    def draw(self, name: str, heard: InterceptedCall) -> None:
+        """Draw the random numbers that the call would draw, and discard them."""
+
+    def handed_on(self, name: str, heard: InterceptedCall) -> Callable[[], Any] | None:
+        """Return a function that makes the call through the framework's function overrides, or `None` if none apply.
+
+        An override (such as a torch function mode) gets the call first, and then makes the call again.
+        """
+
+    def keeping(self, name: str, heard: InterceptedCall, kept: np.ndarray) -> Any:
+        """Return the output of the call with this mask."""
+
+    def state(self) -> Any:
+        """Return the state of the random generators."""
+
+    def restore(self, state: Any) -> None:
+        """Set the random generators to a state."""
+
+
+class _Calls(ABC):
+    """A listener of dropout functions until `remove`; of nested calls, only the outermost counts."""
+
+    def __init__(self, framework: DropoutFunctions, guard: Guard = RAISING) -> None:
+        self._framework, self.guard = framework, guard
+        self._inside = False
+        self._thread = threading.get_ident()
+        self._listening: list[Interception] = []
+        try:
+            for owner, attribute, name in framework.functions():
+                self._listening.append(Interception(owner, attribute, self, name))
+        except BaseException:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        while self._listening:
+            self._listening[-1].remove()
+            self._listening.pop()
+
+    def _listens(self) -> bool:
+        return not self._inside and threading.get_ident() == self._thread
+
+    @abstractmethod
+    def enter(self, call: InterceptedCall) -> bool:
+        """Return True to have `leave` called."""
+
+    def exit(self, call: InterceptedCall, name: str, output: Any, failed: bool) -> None:  # noqa: B027
+        """Note that an entered call has ended."""
+
+
+class MasksSeen(_Calls):
+    """Listener that passes dropout masks to an observer, without changing numbers or random generators."""
+
+    def __init__(self, framework: DropoutFunctions, observer: MaskObserver) -> None:
+        self._observer: MaskObserver | None = observer
+        self._before: Any = None
+        super().__init__(framework, observer.guard)
+
+    def remove(self) -> None:
+        self._observer = None
+        super().remove()
+
+    def enter(self, call: InterceptedCall) -> bool:
+        if self._observer is None or not self._listens() or not self._observer.is_active():
+            return False
+        self._observer.begins()
+        self._before, self._inside = self._framework.state(), True
+        return True
+
+    def exit(self, call: InterceptedCall, name: str, output: Any, failed: bool) -> None:
+        before, self._before = self._before, None
+        try:
+            if not failed and self._observer is not None:
+                self._tell(call, name, output, before)
+        finally:
+            self._inside = False
+
+    def _tell(self, call: InterceptedCall, name: str, output: Any, before: Any) -> None:
+        assert self._observer is not None
+        after = self._framework.state()
+        mask = about = None
+        try:
+            with self._observer.aside(), suppress(*UNKNOWN_CALL):
+                about = self._framework.about(name, call)
+                if about is not None:
+                    mask = self._framework.kept(name, call, output, before)
+        finally:
+            self._framework.restore(after)
+        for part in mask if about is not None and about.between and mask is not None else [mask]:
+            self._observer.ended(about, part)
+
+
+class MasksFed(_Calls):
+    """Listener that makes dropout functions use the masks of a source."""
+
+    def __init__(self, framework: DropoutFunctions, source: MaskSource) -> None:
+        self._source: MaskSource | None = source
+        super().__init__(framework)
+
+    def remove(self) -> None:
+        self._source = None
+        super().remove()
+
+    def enter(self, call: InterceptedCall) -> bool:
+        return False
+
+    def instead(self, call: InterceptedCall, name: str) -> Callable[[], Any] | None:
+        """Return a function that applies the source's mask, or None to let the call draw its own mask."""
+        if self._source is None or not self._listens() or not self._source.is_active():
+            return None
+        handed_on = self._framework.handed_on(name, call)
+        if handed_on is not None:
+            return handed_on
+        about = self._framework.about(name, call)
+        mask = self._kept(about) if about is not None else None
+        return None if mask is None else partial(self._drop, call, name, mask)
+
+    def _drop(self, call: InterceptedCall, name: str, mask: np.ndarray) -> Any:
+        assert self._source is not None
+        self._inside = True
+        try:
+            if self._source.draws:
+                self._framework.draw(name, call)
+            return self._framework.keeping(name, call, mask)
+        finally:
+            self._inside = False
+
+    def _kept(self, call: DropoutCall) -> np.ndarray | None:
+        assert self._source is not None
+        if not call.between:
+            return self._source.mask(call)
+        masks = [mask for mask in (self._source.mask(call) for _ in range(call.between)) if mask is not None]
+        return np.stack(masks) if len(masks) == call.between else None

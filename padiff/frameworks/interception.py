@@ -1,0 +1,282 @@
+"""Interception of function calls, wherever the program bound the function before.
+
+A function that a program imported by name, or holds in a class, a default argument, a dictionary or a
+`functools.partial`, is the same object everywhere. So padiff does not replace the function object, but its code object:
+while a listener is registered, the function has other code, which has the same parameters and calls the old code
+between the listeners' methods. Identity, name, signature and source stay the same, and the old code object comes back
+at the end. All state is in the new code: several listeners of one function share the code, and the last listener to be
+removed restores the old code, in any order of removal.
+
+A function written in C has no Python code object. padiff replaces such a function in its module or class by a Python
+function: references that were bound before still call the original, and are not intercepted.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from inspect import CO_VARARGS, CO_VARKEYWORDS
+from types import CodeType, FrameType, FunctionType
+from typing import Any, Protocol
+
+from padiff.system.guard import Guard
+
+# A placeholder among the constants of a code object, which `_code_like` replaces by the object to call.
+_PLACE = "what is called instead"
+
+
+@dataclass(frozen=True, slots=True)
+class InterceptedCall:
+    """An intercepted call.
+
+    Attributes:
+        function: the original function, without interception.
+        args, kwargs: the arguments of the call.
+        caller: the frame of the caller.
+        entries: all listeners of the function, each with its name for the function.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    caller: FrameType | None
+    entries: tuple[tuple[Listener, str], ...]
+
+    @property
+    def listeners(self) -> list[Listener]:
+        """All listeners of the function."""
+        return [listener for listener, _ in self.entries]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the function's positional parameters."""
+        return _parameters(self.function)[0]
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments by parameter name, defaults included. Arguments without a parameter name are omitted."""
+        names, defaults = _parameters(self.function)
+        return {**defaults, **dict(zip(names, self.args)), **self.kwargs}
+
+
+#: Errors of reading the arguments of a call that has an unknown form. Such a call is not recorded.
+UNKNOWN_CALL = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
+
+
+class Listener(Protocol):
+    """A listener of a function's calls.
+
+    A listener may also have a method ``instead(call, name)``, which returns a function without arguments to call in
+    place of the intercepted function, or None.
+
+    Attributes:
+        guard: stops errors of the listener.
+    """
+
+    guard: Guard
+
+    def enter(self, call: InterceptedCall) -> bool:
+        """Note that a call begins; return True to have `leave` called at its end."""
+
+    def exit(self, call: InterceptedCall, name: str, output: Any, failed: bool) -> None:
+        """Note that a call has ended.
+
+        Args:
+            name: the listener's name for the function.
+            output: the result; `None` if the call failed.
+            failed: True if the call raised an exception, which still propagates afterwards.
+        """
+
+
+class _Calls:
+    """The object that the new code of an intercepted function calls.
+
+    Attributes:
+        original: the function without interception.
+        listeners: the listeners, each with its name for the function. Replaced, never edited: other threads may read
+            the tuple.
+        restore: removes the interception.
+    """
+
+    def __init__(self, original: Callable[..., Any], restore: Callable[[], None]) -> None:
+        self.original, self.restore = original, restore
+        self.listeners: tuple[tuple[Listener, str], ...] = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # The frame above this one is the intercepted function's.
+        call = InterceptedCall(self.original, args, kwargs, sys._getframe(1).f_back, self.listeners)
+        hearing, instead = [], None
+        for listener, name in call.entries:
+            if listener.guard.run(listener.enter, call):
+                hearing.append((listener, name))
+            if instead is None and hasattr(listener, "instead"):
+                instead = listener.guard.run(listener.instead, call, name)
+        output, failed = None, True
+        try:
+            output = instead() if instead is not None else self.original(*args, **kwargs)
+            failed = False
+        finally:
+            for listener, name in hearing:
+                listener.guard.run(listener.exit, call, name, output, failed)
+        return output
+
+
+class Interception:
+    """A registration of a listener on a function, until `remove`.
+
+    Args:
+        owner: the module or class that has the function.
+        attribute: the function's name in the owner.
+        listener: the listener to call.
+        name: the listener's name for the function.
+    """
+
+    def __init__(self, owner: Any, attribute: str, listener: Listener, name: str) -> None:
+        function = getattr(owner, attribute)
+        calls = _calls_of(function)
+        if calls is None:
+            calls = _in_code(function) if isinstance(function, FunctionType) else _in_place(owner, attribute, function)
+        self._entry = (listener, name)
+        calls.listeners = (*calls.listeners, self._entry)
+        self._calls: _Calls | None = calls
+
+    @property
+    def function(self) -> Callable[..., Any] | None:
+        """The original function (`InterceptedCall.function` of its calls); `None` after `remove`."""
+        return self._calls.original if self._calls is not None else None
+
+    def remove(self) -> None:
+        calls = self._calls
+        if calls is not None:
+            calls.listeners = tuple(each for each in calls.listeners if each is not self._entry)
+            if not calls.listeners:
+                calls.restore()
+        self._calls = None  # last, so that `remove` can be repeated after an error
+
+
+def _calls_of(function: Any) -> _Calls | None:
+    """Return the `_Calls` of a function that is intercepted already, else `None`."""
+    code = getattr(function, "__code__", None)
+    return next((const for const in getattr(code, "co_consts", ()) if isinstance(const, _Calls)), None)
+
+
+#: By function: the original code, the intercepting code and its `_Calls`, from the last interception. The same code is
+#: reused, because torch compiles a function once per code object and would recompile for a new one.
+_given: weakref.WeakKeyDictionary[FunctionType, tuple[CodeType, CodeType, _Calls]] = weakref.WeakKeyDictionary()
+
+
+def _in_code(function: FunctionType) -> _Calls:
+    old, new, calls = _given.get(function, (None, None, None))
+    if old is not function.__code__ or new is None or calls is None:
+        old = function.__code__
+        new, calls = _listened_to(function, old)
+        _given[function] = old, new, calls
+    function.__code__ = new
+    return calls
+
+
+def _listened_to(function: FunctionType, old: CodeType) -> tuple[CodeType, _Calls]:
+    # Interception changes only the code, so this copy with the old code behaves like the function.
+    copy = FunctionType(old, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__, copy.__qualname__ = function.__kwdefaults__, function.__qualname__
+    copy.__dict__.update(function.__dict__)
+    alive = weakref.ref(function)
+
+    def restore() -> None:
+        function = alive()
+        if function is not None and function.__code__ is new:  # code that another program has set since stays
+            function.__code__ = old
+
+    calls = _Calls(copy, restore)
+    new = _code_like(old, calls)
+    return new, calls
+
+
+@lru_cache(maxsize=256)
+def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Return the names of the positional parameters, and the defaults of all parameters."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a builtin without a signature
+        return (), {}
+    names = tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+    return names, {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+def _in_place(owner: Any, attribute: str, function: Callable[..., Any]) -> _Calls:
+    before = vars(owner).get(attribute)
+
+    def restore() -> None:
+        if vars(owner).get(attribute) is not stands_in:
+            return
+        # An inherited function becomes visible again, and is not copied onto the class.
+        setattr(owner, attribute, before) if before is not None else delattr(owner, attribute)
+
+    def stands_in(*args: Any, **kwargs: Any) -> Any: ...
+
+    calls = _Calls(function, restore)
+    stands_in.__code__ = _code_like(stands_in.__code__, calls)
+    for name in ("__name__", "__qualname__", "__doc__", "__module__"):
+        if isinstance(getattr(function, name, None), str):
+            setattr(stands_in, name, getattr(function, name))
+    setattr(owner, attribute, stands_in)
+    return calls
+
+
+def _code_like(old: CodeType, calls: _Calls) -> CodeType:
+    """Return code with the parameters, name and source position of ``old``, which passes its arguments to ``calls``."""
+    names = old.co_varnames
+    keywords = old.co_argcount + old.co_kwonlyargcount
+    varargs = bool(old.co_flags & CO_VARARGS)
+    code = _template(
+        names[: old.co_posonlyargcount],
+        names[old.co_posonlyargcount : old.co_argcount],
+        names[old.co_argcount : keywords],
+        names[keywords] if varargs else "",
+        names[keywords + varargs] if old.co_flags & CO_VARKEYWORDS else "",
+        old.co_freevars,
+    )
+    consts = tuple(calls if const == _PLACE else const for const in code.co_consts)
+    more: dict[str, Any] = {"co_qualname": old.co_qualname} if hasattr(old, "co_qualname") else {}
+    return code.replace(
+        co_consts=consts,
+        co_name=old.co_name,
+        co_filename=old.co_filename,
+        co_firstlineno=old.co_firstlineno,
+        **more,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _template(
+    positional_only: tuple[str, ...],
+    positional: tuple[str, ...],
+    keyword_only: tuple[str, ...],
+    varargs: str,
+    varkw: str,
+    free: tuple[str, ...],
+) -> CodeType:
+    names = {*positional_only, *positional, *keyword_only, varargs, varkw, *free}
+    called = next(name for name in (f"called{'_' * k}" for k in range(len(names) + 1)) if name not in names)
+    star = [f"*{varargs}"] if varargs else ["*"] if keyword_only else []
+    double = [f"**{varkw}"] if varkw else []
+    slash = ["/"] if positional_only else []
+    takes = ", ".join([*positional_only, *slash, *positional, *star, *keyword_only, *double])
+    arguments = [*positional_only, *positional, *([f"*{varargs}"] if varargs else [])]
+    gives = ", ".join([*arguments, *(f"{name}={name}" for name in keyword_only), *double])
+    # A function's code must have as many free variables as the function: the code names them after the return.
+    source = (
+        f"def around({', '.join(free)}):\n"
+        f"    def function({takes}):\n"
+        f"        {called} = {_PLACE!r}\n"
+        f"        return {called}({gives})\n"
+        f"        ({''.join(f'{name}, ' for name in free)})\n"
+        "    return function\n"
+    )
+    code = compile(source, "<padiff>", "exec", dont_inherit=True)
+    for _ in range(2):
+        code = next(const for const in code.co_consts if isinstance(const, CodeType))
+    return code

@@ -1,0 +1,245 @@
+"""Hooks on a model's layers, gradients, optimizers and loss functions, kept from one due step to the next."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from padiff.frameworks.base import Framework
+from padiff.frameworks.hooking import Handle
+from padiff.frameworks.losses import ClipCall, LossCall, LossObserver
+from padiff.model.selection import Node
+from padiff.recorder.losses import Losses
+from padiff.recorder.planning import Planning
+from padiff.recorder.recursion_limit import within_reach
+from padiff.system.guard import Guard
+from padiff.system.switches import Switches
+
+
+class Observer(Protocol):
+    """Receiver of the hooks' events. Keys are the identities (``id()``) of layers and parameters.
+
+    Attributes:
+        losses: recorder of loss functions, or None.
+        planning: plan of the step. A step that follows a plan gets layer calls first; the observer gets only those
+            that the plan does not expect.
+        autocast_open: True until the autocast state of the model is known; until then the observer gets all calls.
+    """
+
+    planning: Planning
+    autocast_open: bool
+
+    @property
+    def losses(self) -> Losses | None: ...
+
+    def before_call(self, key: int, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
+
+    def after_call(self, key: int, output: Any, failed: bool) -> None: ...
+
+    def after_function(self, name: str, output: Any) -> None: ...
+
+    def backward_begins(self) -> None: ...
+
+    def backward_ended(self, tensor: Any) -> None: ...
+
+    def add_gradient(self, key: int, gradient: Any) -> None: ...
+
+    def consume(self, optimizer: Any, parameters: Sequence[Any], gradients: Sequence[Any]) -> None: ...
+
+    def optimizer_stepped(self, optimizer: Any) -> None: ...
+
+
+class Hooks:
+    """Hooks on the layers, the parameters and the optimizers, which pass events to the current step's observer.
+
+    Args:
+        guard: handler of errors in each hook.
+
+    Attributes:
+        observer: the current step's observer; None while no hook is attached, to avoid a reference cycle that would
+            keep the model alive until garbage collection.
+    """
+
+    __slots__ = (
+        "__weakref__", "_framework", "_gradients", "_layers", "_losses", "_nodes", "_others", "guard", "observer",
+    )  # fmt: skip
+
+    def __init__(self, framework: Framework, guard: Guard) -> None:
+        self.guard = guard
+        self.observer: Observer | None = None
+        self._framework = framework
+        #: Keeps the hooked layers alive, so that no other object can get the identity of one.
+        self._nodes: Sequence[Node] = ()
+        self._layers: dict[int, list[Handle]] = {}
+        self._gradients: dict[int, tuple[weakref.ref[Any], Handle]] = {}
+        self._others: list[Handle] = []
+        self._losses: list[Handle] = []
+
+    def on_layers(self, nodes: Sequence[Node]) -> None:
+        """Attach hooks to these layers, and detach the hooks of all other layers."""
+        if nodes is self._nodes:
+            return
+        layers = {id(node.layer): node.layer for node in within_reach(nodes)}
+        for key in [key for key in self._layers if key not in layers]:
+            _take_off(self._layers.pop(key))
+        before, after = self._before_call, self._after_call
+        for key, layer in layers.items():
+            if key not in self._layers:
+                # By identity, not by node: the path of a hooked layer may change.
+                self._layers[key] = self._framework.hooks.on_calls(layer, key, before, after, self.guard)
+        self._nodes = nodes
+
+    def on_gradients(self, tensors: Iterable[tuple[int, Any]]) -> None:
+        """Attach hooks to the gradients of these parameters, and detach those of all other parameters.
+
+        Args:
+            tensors: pairs of a parameter's identity and the parameter.
+        """
+        parameters = dict(tensors)
+        for key in [key for key, (alive, _) in self._gradients.items() if alive() is not parameters.get(key, self)]:
+            self._gradients.pop(key)[1].remove()
+        for key, tensor in parameters.items():
+            if key not in self._gradients:
+                handle = self._framework.hooks.on_gradient(tensor, partial(self._add, key))
+                if handle is not None:
+                    self._gradients[key] = weakref.ref(tensor), handle
+
+    def on_others(self, optimizers: Sequence[Any], switches: Switches) -> None:
+        """Attach hooks to the optimizers, and to functional calls if the switches request these."""
+        if self._others:
+            return
+        if switches.api_check:
+            functions = self._framework.hooks.on_functions(self._after_function, switches.third_party, self.guard)
+            self._others.append(functions)
+        for optimizer in optimizers:
+            self._others += self._framework.optimizers.hook(
+                optimizer,
+                partial(self._consume, optimizer),
+                partial(self._stepped, optimizer),
+                self._clipping,
+                self.guard,
+            )
+
+    def on_losses(self, wanted: bool) -> None:
+        """Attach (True) or detach (False) the hooks on loss functions."""
+        if wanted and not self._losses:
+            handle = self._framework.hooks.on_losses(_LossHook(self))
+            # The functions refer to their hooks: without this, they would keep a recording and its model alive.
+            weakref.finalize(self, handle.remove)
+            self._losses.append(handle)
+        elif not wanted:
+            _take_off(self._losses)
+
+    @property
+    def hears_losses(self) -> bool:
+        """Return True if loss functions and clipping functions are hooked."""
+        return bool(self._losses)
+
+    def remove(self) -> None:
+        """Detach all hooks; may be called twice."""
+        self.observer, self._nodes = None, ()
+        for handles in self._layers.values():
+            _take_off(handles)
+        self._layers.clear()
+        for _, handle in self._gradients.values():
+            handle.remove()
+        self._gradients.clear()
+        _take_off(self._others)
+        _take_off(self._losses)
+
+    # -- callbacks of hooks --------------------------------------------------------------------------------
+
+    def _before_call(self, key: int, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        observer = self.observer
+        if observer is None:
+            return
+        following = observer.planning.following
+        if following is None or observer.autocast_open or not following.begins(key, layer, args, kwargs):
+            observer.before_call(key, layer, args, kwargs)
+
+    def _after_call(self, key: int, layer: Any, output: Any, failed: bool) -> None:
+        observer = self.observer
+        if observer is None:
+            return
+        following = observer.planning.following
+        if following is None or failed or len(following.running) < 2 or not following.ends(key, output):
+            observer.after_call(key, output, failed)
+        else:
+            following.running.pop()
+
+    def _after_function(self, name: str, output: Any) -> None:
+        if self.observer is not None:
+            self.observer.after_function(name, output)
+
+    def _add(self, key: int, gradient: Any) -> None:
+        self.guard.run(self._add_aside, key, gradient)
+
+    def _add_aside(self, key: int, gradient: Any) -> None:
+        if self.observer is not None:
+            with self._framework.hooks.aside():
+                self.observer.add_gradient(key, gradient)
+
+    def _consume(self, optimizer: Any, parameters: Sequence[Any], gradients: Sequence[Any]) -> None:
+        if self.observer is not None:
+            self.observer.consume(optimizer, parameters, gradients)
+
+    def _clipping(self, norm: Any) -> None:
+        if self.observer is not None and self.observer.losses is not None:
+            self.observer.losses.clipping(norm)
+
+    def _stepped(self, optimizer: Any) -> None:
+        if self.observer is not None:
+            self.observer.optimizer_stepped(optimizer)
+
+
+class _LossHook:
+    """Hook on loss functions, which passes their calls to the current step's observer."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        self._hooks, self.guard = weakref.ref(hooks), hooks.guard
+
+    @property
+    def losses(self) -> Losses | None:
+        """Return the loss recorder of the current step, or None."""
+        hooks = self._hooks()
+        return hooks.observer.losses if hooks is not None and hooks.observer is not None else None
+
+    def is_active(self) -> bool:
+        losses = self.losses
+        return losses is not None and losses.is_active()
+
+    def loss(self, call: LossCall, others: Sequence[LossObserver]) -> None:
+        losses = self.losses
+        if losses is not None:
+            losses.loss(call, _rivals(others))
+
+    def clip(self, call: ClipCall, others: Sequence[LossObserver]) -> None:
+        losses = self.losses
+        if losses is not None:
+            losses.clip(call, _rivals(others))
+
+    def backward_begins(self) -> None:
+        hooks = self._hooks()
+        if hooks is not None and hooks.observer is not None:
+            hooks.observer.backward_begins()
+
+    def backward(self, tensor: Any) -> None:
+        losses = self.losses
+        if losses is not None:
+            losses.backward(tensor)
+        hooks = self._hooks()
+        if hooks is not None and hooks.observer is not None:
+            hooks.observer.backward_ended(tensor)
+
+
+def _rivals(others: Sequence[LossObserver]) -> list[Losses]:
+    hooks = [observer for observer in others if isinstance(observer, _LossHook)]
+    return [losses for losses in (hook.losses for hook in hooks) if losses is not None]
+
+
+def _take_off(handles: list[Handle]) -> None:
+    while handles:
+        handles[-1].remove()  # a handle that fails stays in the list, for another attempt
+        handles.pop()

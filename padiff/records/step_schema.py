@@ -1,0 +1,240 @@
+"""Records and traces of steps that share a schema: the schema is stored once, each step stores only its values.
+
+Nearly every step of a training does the same. Everything that these steps share (names, shapes, calls, and their order)
+is stored once, as a `StepSchema`; a step adds its samples and the few tensors that are stored as more than samples.
+`Record` objects are created on first access; a writer, which writes the same schema for every step, needs none of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from padiff.records.parts import Part
+from padiff.records.recorded import Record, Step
+from padiff.records.sources import Sketched, TensorSource
+from padiff.records.traces import TracedCall, TracedTensor
+from padiff.sketches.samples import Samples
+
+_Thing = TypeVar("_Thing")
+
+#: Sample number of a tensor that has no sample.
+NO_SAMPLE = -1
+
+
+class Site(NamedTuple):
+    """Description of a record without its values and its position; the fields are those of `Record`.
+
+    Attributes:
+        transposed: True if a sketch of the tensor is a sketch of the transposed matrix.
+        part: the part of the tensor that is recorded; `None`: all of it.
+    """
+
+    layer: str
+    layer_type: str
+    stage: str
+    slot: str
+    dtype: str
+    shape: tuple[int, ...]
+    call: int
+    training: bool
+    transposed: bool
+    part: Part | None = None
+
+
+class TracedSite(NamedTuple):
+    """Description of a traced tensor without its values."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    transposed: bool
+
+
+@dataclass(eq=False, slots=True)
+class StepSchema:
+    """Schema of the records and the trace of steps that differ in values only: one object for all of these steps.
+
+    Attributes:
+        sites: descriptions of the records, in order.
+        numbers: number of each record's sample; `NO_SAMPLE` for a record that is stored as something else.
+        traced: descriptions of the traced tensors, in order.
+        traced_numbers: number of each traced tensor's sample; `NO_SAMPLE` for a tensor without one.
+        calls: the traced calls.
+        like: the previous pattern, if it differs from this one in nothing but the numbers of samples; else `None`.
+    """
+
+    sites: Sequence[Site]
+    numbers: Sequence[int]
+    traced: Sequence[TracedSite]
+    traced_numbers: Sequence[int]
+    calls: Sequence[TracedCall]
+    like: StepSchema | None = None
+
+    def same_as(self, sites: Sequence[Site], numbers: Sequence[int], traced_numbers: Sequence[int]) -> bool:
+        """Return True if a step has the same records, and its samples in the same order.
+
+        The caller has checked that the traced tensors are the same.
+        """
+        return self.numbers == numbers and self.sites == sites and self.traced_numbers == traced_numbers
+
+    def renumbered(self, numbers: Sequence[int], traced_numbers: Sequence[int]) -> StepSchema:
+        """Return a copy of the pattern with other numbers of samples, linked to this one by `like`."""
+        self.like = None  # else the links would keep all previous patterns alive
+        return StepSchema(self.sites, numbers, self.traced, traced_numbers, self.calls, self)
+
+    def new_numbers(self, other: StepSchema) -> dict[int, int] | None:
+        """Return a map from this pattern's sample numbers to another's; `None` if the map is not one to one."""
+        pairs = {*zip(self.numbers, other.numbers), *zip(self.traced_numbers, other.traced_numbers)}
+        numbers = dict(pairs)
+        return numbers if len(numbers) == len(pairs) == len({*numbers.values()}) else None
+
+
+class LazyRecords(Sequence[_Thing], Generic[_Thing]):
+    """The records, or the traced tensors, of a step that follows a pattern; created on first access.
+
+    Args:
+        pattern: the schema of the step.
+        samples: the samples of the step.
+        numbers: number of each element's sample.
+        others: sources of the elements that are stored as more than a sample, by position.
+        make: creates one element from the pattern, its position, the samples, its sample number, and its source.
+
+    Attributes:
+        pattern, samples, others: the arguments of the same names.
+    """
+
+    __slots__ = ("_made", "_make", "_numbers", "others", "pattern", "samples")
+
+    def __init__(
+        self,
+        pattern: StepSchema,
+        samples: Samples,
+        numbers: Sequence[int],
+        others: Mapping[int, TensorSource],
+        make: Callable[[StepSchema, int, Samples, int, TensorSource | None], _Thing],
+    ) -> None:
+        self.pattern, self.samples, self.others = pattern, samples, others
+        self._numbers, self._make = numbers, make
+        self._made: tuple[_Thing, ...] | None = None
+
+    def _all(self) -> tuple[_Thing, ...]:
+        if self._made is None:
+            make, pattern, samples, others = self._make, self.pattern, self.samples, self.others
+            self._made = tuple(
+                [make(pattern, place, samples, number, others.get(place)) for place, number in enumerate(self._numbers)]
+            )
+        return self._made
+
+    @property
+    def arrays(self) -> Iterator[np.ndarray]:
+        """Yield the arrays in memory that hold values, without the samples."""
+        for source in self.others.values():
+            yield from source.arrays
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._all()[key]
+
+    def __iter__(self) -> Iterator[_Thing]:
+        return iter(self._all())
+
+    def __eq__(self, other: object) -> bool:
+        return self._all() == (other._all() if isinstance(other, LazyRecords) else other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (self._all(),)
+
+
+def lazy_records(
+    pattern: StepSchema, samples: Samples, others: Mapping[int, TensorSource], traced: Mapping[int, TensorSource]
+) -> tuple[LazyRecords[Record], LazyRecords[TracedTensor]]:
+    """Return the records and the traced tensors of a step that follows a pattern.
+
+    Args:
+        others: sources of records that are stored as more than a sample, by position.
+        traced: sources of traced tensors that are stored as more than a sample, by position.
+    """
+    return (
+        LazyRecords(pattern, samples, pattern.numbers, others, _record),
+        LazyRecords(pattern, samples, pattern.traced_numbers, traced, _traced),
+    )
+
+
+def sketched(
+    samples: Samples,
+    number: int,
+    dtype: str,
+    shape: tuple[int, ...],
+    transposed: bool = False,
+    part: Part | None = None,
+) -> Sketched:
+    """Return the source of a tensor that is stored as a sample.
+
+    The sample of a part is a sample of the whole tensor with zeros in place of the elements of other processes.
+    """
+    return Sketched((samples, number), numbers_of(dtype, shape, part), transposed)
+
+
+def numbers_of(dtype: str, shape: tuple[int, ...], part: Part | None = None) -> int:
+    """Return how many numbers a sketch of a tensor stands for; real and imaginary parts count separately."""
+    return math.prod(shape if part is None else part.shape) * (2 if dtype.startswith("complex") else 1)
+
+
+def _record(pattern: StepSchema, order: int, samples: Samples, number: int, full: TensorSource | None) -> Record:
+    layer, layer_type, stage, slot, dtype, shape, call, _, transposed, part = pattern.sites[order]
+    source = sketched(samples, number, dtype, shape, transposed, part) if full is None else full
+    return Record(layer, stage, slot, source, dtype, shape, call, order, layer_type, part=part)
+
+
+def _traced(pattern: StepSchema, place: int, samples: Samples, number: int, full: TensorSource | None) -> TracedTensor:
+    dtype, shape, transposed = pattern.traced[place]
+    if full is None and number != NO_SAMPLE:
+        full = sketched(samples, number, dtype, shape, transposed)
+    return TracedTensor(full, dtype, shape)
+
+
+def sources_of(step: Step) -> Iterator[TensorSource]:
+    """Yield the sources of all records and traced tensors of a step; a source may come more than once."""
+    for record in step.records:
+        yield record.source
+    for tensor in step.trace.tensors:
+        if tensor.source is not None:
+            yield tensor.source
+
+
+def make_sketches(step: Step) -> None:
+    """Compute the sketches of a step that are still due, and release its samples."""
+    samples: dict[int, Samples] = {}
+    for each in _parts(step):
+        if isinstance(each, LazyRecords):
+            samples[id(each.samples)] = each.samples
+        elif isinstance(each, Sketched) and each.sample is not None:
+            samples[id(each.sample[0])] = each.sample[0]
+    for sample in samples.values():
+        sample.close()
+
+
+def arrays_of(step: Step) -> Iterator[np.ndarray]:
+    """Yield the arrays in memory that hold a step's values, without the samples; an array may come more than once."""
+    for each in _parts(step):
+        yield from each.arrays
+
+
+def _parts(step: Step) -> Iterator[LazyRecords[Any] | TensorSource]:
+    """Yield the sequences and sources that hold a step's values."""
+    if isinstance(step.records, LazyRecords):
+        yield step.records
+    else:
+        yield from (record.source for record in step.records)
+    if isinstance(step.trace.tensors, LazyRecords):
+        yield step.trace.tensors
+    else:
+        yield from (tensor.source for tensor in step.trace.tensors if tensor.source is not None)

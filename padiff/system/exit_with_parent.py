@@ -1,0 +1,29 @@
+"""Exit of worker processes when their parent process ends.
+
+The children of a killed process get no notice, and would run or wait for their next task for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+# Seconds between two checks.
+_LOOK = 1.0
+
+
+def exit_with_parent(parent: int) -> None:
+    """Start a thread that exits this process as soon as its parent has ended, even if the parent was killed.
+
+    Args:
+        parent: the parent's process id, passed by the parent because it may have ended already.
+    """
+    if os.name == "posix":
+        threading.Thread(target=_watch, args=(parent,), name="padiff-parent", daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK)
+    os._exit(1)
