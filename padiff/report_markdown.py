@@ -38,7 +38,7 @@ def to_markdown(report: Report) -> str:
     lines = [f"## padiff: {report.outcome}", "", f"**{_text(headline(report))}**", "", _text(verdict(report)), ""]
     first = report.first_diff
     if first is not None and first.cause is not None and first.cause.fix:
-        lines += ["To mend it:", "", *_code(printable(first.cause.fix).split("\n"), "python"), ""]
+        lines += ["Fix:", "", *_code(printable(first.cause.fix).split("\n"), "python"), ""]
     lines += _differing(report)
     table = stage_table(report)
     lines += _table(

@@ -138,10 +138,12 @@ def _place_text(line: str) -> Text:
 
 
 # Parts removed from the lines of failed diffs to keep them short; the verdict and --all show them.
-_MORE = re.compile(r"max \|diff\| [^,]+, (?=relative L2 [\d.e+-]+,)|; worst \S+ against \S+( at \[[\d, ]*\])?")
+_MORE = re.compile(
+    r"max \|diff\| [^,]+, (?=relative L2 [\d.e+-]+,)|; largest difference[^;]*: reference \S+, candidate [^\s;]+"
+)
 _ALLOWED = re.compile(r" times the \w+ allowed \([^)]*\)")
 # Parts of a verdict that start a new line.
-_PARTS = re.compile(r" (Cause, proven: |Cause: |Likely cause: |To mend it: |Tried and excluded: |A second fault, )")
+_PARTS = re.compile(r" (Cause, proven: |Cause: |Likely cause: |Fix: |Tried and excluded: |A second fault, )")
 # Maximum width of two trees side by side, in columns.
 _PLACE = 160
 #: Style of secondary lines.
@@ -160,7 +162,7 @@ def _listed(report: Report, everything: bool, top: int | None) -> list[str]:
         return lines
     if 0 < len(lines) - 1 < len(report.failed):
         lines[0] = f"{lines[0][:-1]} (--all lists each):"
-    return [_ALLOWED.sub(" times what is allowed", _MORE.sub("", line)) for line in lines]
+    return [_ALLOWED.sub(" times the limit", _MORE.sub("", line)) for line in lines]
 
 
 def print_run(run: Run, path: AnyPath, console: Console) -> None:

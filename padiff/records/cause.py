@@ -35,7 +35,7 @@ class Cause:
         """Return the cause, its evidence and its fix as sentences that follow a message."""
         certainty = "Cause" if self.kind == "unknown" else "Cause, proven" if self.proven else "Likely cause"
         text = f"{certainty}: {self.sentence}{f' ({self.evidence})' if self.evidence else ''}."
-        text += f" To mend it: {self.fix}." if self.fix else ""
+        text += f" Fix: {self.fix}." if self.fix else ""
         if self.excluded and not self.proven:
             text += f" Tried and excluded: {', '.join(self.excluded)}."
         return text

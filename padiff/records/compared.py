@@ -233,15 +233,31 @@ def figures_text(diff: Diff) -> str:
     judged = diff.judgement
     if judged is not None and not diff.problem:
         if judged.limit > 0:
-            text += f", {judged.excess:.3g} times the {judged.figure} allowed ({judged.limit:.2g})"
+            text += f", {factor_text(judged.excess)} times the {judged.figure} allowed ({judged.limit:.2g})"
         else:
             text += f", where {judged.figure} has to be 0 (got {judged.value:.3g})"
     floors = diff.floors
     if floors is not None and not diff.problem and math.isfinite(floors):
-        text += f"; {floors:.3g} times its floor"
+        text += f"; {factor_text(floors)} times its floor"
     if figures.third is not None and not diff.problem:
         text += f"; {figures.third.text}"
     if figures.max_abs and figures.basis == "tensors":
         at = f" at {list(figures.index)}" if figures.index else ""
-        text += f"; worst {figures.values.reference:.7g} against {figures.values.candidate:.7g}{at}"
+        text += f"; largest difference{at}: {_values_text(figures.values)}"
     return text
+
+
+def _values_text(values: Both[float]) -> str:
+    """Return both values with three digits, or as many as show that they differ."""
+    for digits in range(3, 10):
+        texts = values.map(lambda value, digits=digits: f"{value:.{digits}g}")  # type: ignore[misc]
+        if texts.reference != texts.candidate:
+            break
+    return f"reference {texts.reference}, candidate {texts.candidate}"
+
+
+def factor_text(number: float) -> str:
+    """Return a factor with three digits: ``33.8``, ``17,500``."""
+    if not math.isfinite(number) or number < 1000:
+        return f"{number:.3g}"
+    return f"{float(f'{number:.3g}'):,.0f}" if number < 1e9 else "more than a billion"

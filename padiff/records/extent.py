@@ -83,7 +83,7 @@ class Extent:
         """Return a clause that says which other tensors of the step differ."""
         noun, every = NOUNS[self.stage], self.differing == self.others
         if self.only:
-            return f"Only {' and '.join(self.only)} differ ({self.differing + 1:,} of {self.others + 1:,} {noun})"
+            return f"{self.differing + 1:,} of {self.others + 1:,} {noun} differ: {' and '.join(self.only)}"
         if self.stage not in CAUSAL:
             return (
                 f"{_all(self.others + 1) if every else f'{self.differing + 1:,} of {self.others + 1:,}'} {noun} differ"

@@ -88,7 +88,7 @@ class FirstDiff:
         if self.standing is Standing.NEW:
             return self._by_itself
         if self.diff is None:
-            fix = f" To mend it: {self.cause.fix}" if self.cause is not None and self.cause.fix else ""
+            fix = f" Fix: {self.cause.fix}" if self.cause is not None and self.cause.fix else ""
             return f"{self.statement}{fix}"
         because = f" {self.cause.text}" if self.cause is not None else ""
         caveat = f" {self.caveat}" if self.caveat else ""
@@ -97,7 +97,7 @@ class FirstDiff:
         parts = (
             "This follows from the first diff: the runs differ"
             if self.standing is Standing.FOLLOWS
-            else "The runs part"
+            else "The runs differ first"
         )
         return f"{parts} at {self.place_text}.{self._place}{reach}{float64}{because}{caveat}"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from padiff.records.aftermath import Standing
 from padiff.records.both import Both
-from padiff.records.compared import Diff
+from padiff.records.compared import Diff, factor_text
 from padiff.records.coverage_text import coverage_lines, left_out_text, zeros_text
 from padiff.records.judgement import Figure, Grade, Rule
 from padiff.records.recorded import LOOP, STAGES
@@ -57,7 +57,7 @@ def headline(report: ReportData) -> str:
     if diff is not None and diff.problem:
         text += f": {diff.problem}"
     elif diff is not None and diff.figures is not None and math.isfinite(diff.excess):
-        text += f": relative L2 {diff.figures.rel_l2:.2g}, {diff.excess:.3g} times what is allowed"
+        text += f": relative L2 {diff.figures.rel_l2:.2g}, {factor_text(diff.excess)} times the limit"
     more = len(report.independent)
     return printable(text + (f"; and {more} other fault{'s' if more > 1 else ''}" if more else ""))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from padiff.records.compared import Diff, figures_text
+from padiff.records.compared import Diff, factor_text, figures_text
 
 _NUMBER = re.compile(r"\d+")
 # Nouns for the tensors of each stage, singular and plural.
@@ -174,7 +174,7 @@ def _figures(group: Sequence[Marked]) -> str:
             parts.append(f"each {ratio:.3g} times the reference's")
         beyond = [diff.excess for diff in measured if math.isfinite(diff.excess)]
         if beyond:
-            parts.append(f"up to {max(beyond):.3g} times what is allowed")
+            parts.append(f"up to {factor_text(max(beyond))} times the limit")
     if problems:
         text, count = problems.most_common(1)[0]
         parts.append(text if count == len(diffs) else f"of {count}: {text}")

@@ -109,7 +109,7 @@ def write_repro(
 
 
 def _place(first: FirstDiff) -> str:
-    return printable(f"The runs part at {first.where}")
+    return printable(f"The runs differ first at {first.where}")
 
 
 def _cases(

@@ -109,7 +109,7 @@ def _print_health(health: Health, console: Console) -> None:
         count = len(health.damaged)
         console.print(f"This run is damaged in {count} place{'s' if count > 1 else ''}.", style="bold red")
     elif not health.well:
-        console.print("This run is whole, but its ranks part.", style="bold red")
+        console.print("This run is whole, but its ranks differ from each other.", style="bold red")
     else:
         console.print("This run is whole.", style="bold green")
 

@@ -44,7 +44,7 @@ def _repro(args: argparse.Namespace, console: Console) -> int:
     if repro is None:
         console.print("The runs match: there is nothing to reproduce.", style="bold green")
         return 0
-    console.print(f"The runs part at {repro.first.place_text}", style="bold red")
+    console.print(f"The runs differ first at {repro.first.place_text}", style="bold red")
     for name, path in repro.scripts.items():
         console.print(f"  {name}: python {path}")
     for name, why in repro.reasons.items():

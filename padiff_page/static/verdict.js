@@ -36,7 +36,7 @@ export function verdictCard(store, diff, open) {
       el("span", { class: "chip differ" }, declared ? "set differently" : standing(diff?.standing ?? "first")),
       declared
         ? el("h1", {}, "The runs are ", el("strong", {}, "set differently"), ", though no tensor parts yet")
-        : el("h1", {}, "The runs part at ", el("strong", {}, `step ${first.step}`), ", stage ", el("strong", {}, first.stage)),
+        : el("h1", {}, "The runs differ first at ", el("strong", {}, `step ${first.step}`), ", stage ", el("strong", {}, first.stage)),
     ),
     layers,
     el(

@@ -164,12 +164,12 @@ def test_watch_ends_with_a_verdict(bad, tmp_path, capsys):
     assert main(["watch", *bad, "--logdir", str(tmp_path / "tb2"), "--interval", "0.01"]) == 1
     reported = capsys.readouterr().out.splitlines()
     steps = [line for line in reported if line.startswith(("first here: ", "step "))]
-    assert steps[0].startswith("first here: The runs part at step 0, stage grad") and len(steps) == 6
+    assert steps[0].startswith("first here: The runs differ first at step 0, stage grad") and len(steps) == 6
     assert steps[1].endswith("pairs differ, which follows from it")
     assert all(line.endswith("pairs differ") for line in steps[2:])  # said once
     last = reported[-1]
     assert last.startswith(
-        "both runs have ended; 6 steps compared. 6 of them differ. The runs part at step 0, stage grad"
+        "both runs have ended; 6 steps compared. 6 of them differ. The runs differ first at step 0, stage grad"
     )
     assert main(["watch", *bad, "--logdir", str(tmp_path / "tb2"), "--interval", "0.01"]) == 1
     assert "A step that was compared before differs (see diffs.jsonl)." in capsys.readouterr().out

@@ -45,7 +45,7 @@ def test_a_match_exits_with_0_and_says_so(good, capsys):
 def test_a_diff_exits_with_1_and_names_the_place(bad, capsys):
     assert main(["compare", *bad]) == 1
     out = capsys.readouterr().out
-    assert "The runs part at step 1, stage forward, layer fc1 (Linear) against body.0 (Linear), output.0" in out
+    assert "The runs differ first at step 1, stage forward, layer fc1 (Linear) against body.0 (Linear), output.0" in out
     assert "1 of 66 pairs differ" in out
 
 
@@ -63,7 +63,7 @@ def test_json_to_standard_output_is_nothing_but_json(bad, capsys):
     captured = capsys.readouterr()
     content = json.loads(captured.out)
     assert content["passed"] is False and content["first_diff"]["candidate"] == "body.0"
-    assert "The runs part" in captured.err
+    assert "The runs differ first" in captured.err
 
 
 def test_reports_are_written_where_asked(bad, tmp_path, capsys):
@@ -82,7 +82,7 @@ def test_reports_are_written_where_asked(bad, tmp_path, capsys):
 def test_a_report_to_standard_output_is_nothing_but_the_report(flag, first, bad, capsys):
     assert main(["compare", *bad, flag, "-"]) == 1
     captured = capsys.readouterr()
-    assert captured.out.startswith(first) and "The runs part" in captured.err
+    assert captured.out.startswith(first) and "The runs differ first" in captured.err
     assert "pairs differ, in causal order" in captured.err and "pairs differ, in causal order" not in captured.out
 
 
@@ -108,7 +108,7 @@ def test_a_report_that_cannot_be_written_leaves_nothing_behind(bad, tmp_path):
         f"ulimit -f 1; exec {sys.executable} -m padiff_cli.main compare {bad[0]} {bad[1]} --json {tmp_path}/r.json"
     )
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and "The runs part" in done.stdout
+    assert done.returncode == 2 and "The runs differ first" in done.stdout
     assert f"padiff: cannot write {tmp_path}/r.json: " in done.stderr and "Traceback" not in done.stderr
     assert not [path.name for path in tmp_path.iterdir() if "r.json" in path.name]
 
@@ -129,7 +129,7 @@ def test_a_log_folder_on_a_full_disk_is_named_and_the_report_is_reported_all_the
     if "mount:" in done.stderr or "unshare:" in done.stderr:
         pytest.skip(f"no file system can be mounted here: {done.stderr.strip()[:80]}")
     assert done.returncode == 2, done.stderr
-    assert ("The runs part at step 1" if command == "compare" else "step 0: match") in done.stdout
+    assert ("The runs differ first at step 1" if command == "compare" else "step 0: match") in done.stdout
     assert done.stderr.startswith(f"padiff: cannot write to the log folder {mount}/tb: the disk is full")
     assert done.stderr.count("\n") == 1, done.stderr
     if command == "compare":

@@ -136,7 +136,7 @@ def test_the_lines_of_what_differs_are_short_and_all_has_the_rest(bad, capsys):
     short = capsys.readouterr().out
     report = compare_runs(*bad)
     [diff] = report.failed
-    reported = f"relative L2 {diff.figures.rel_l2:.3g}, {diff.excess:.3g} times what is allowed  (first here)"
+    reported = f"relative L2 {diff.figures.rel_l2:.3g}, {diff.excess:.3g} times the limit  (first here)"
     assert f"\n  step 1  fc1/forward/output.0: {reported}\n" in short
     assert main(["compare", *bad, "--all"]) == 1
     assert f"\n  {diff}  (first here)\n" in capsys.readouterr().out

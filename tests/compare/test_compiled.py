@@ -245,6 +245,6 @@ def test_verdicts_are_the_same_with_and_without_it(monkeypatch, kernel):
         monkeypatch.setattr(compiled._compiled, "tried", True)
         report = padiff.compare_runs(run(0), run(1e-5))
         found.append([(d.pair.anchor.site, d.passed, d.figures.index, d.figures.l2 == 0) for d in report.diffs])
-        assert str(report.first_diff.message).startswith("The runs part at step")
+        assert str(report.first_diff.message).startswith("The runs differ first at step")
     assert found[0] == found[1]
     assert {passed for _, passed, *_ in found[0]} == {True, False}

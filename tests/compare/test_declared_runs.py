@@ -182,7 +182,7 @@ def test_all_forms_of_a_report_tell_it(off):
     assert not report.failed and report.outcome == "differ"
     said = "AdamW: beta2 0.999 against 0.9991, eps 1e-08 against 1.1e-08"
     fix = "paddle.optimizer.AdamW(..., beta2=0.999, epsilon=1e-08)"
-    assert said in report.first_diff.message and report.first_diff.message.endswith(f"To mend it: {fix}")
+    assert said in report.first_diff.message and report.first_diff.message.endswith(f"Fix: {fix}")
     content = json.loads(json.dumps(to_json(report)))
     assert content["outcome"] == "differ" and content["first_diff"]["why"]["fix"] == fix
     assert [(one["name"], one["reference"], one["step"]) for one in content["settings_differ"]] == [
@@ -224,7 +224,7 @@ def test_a_tensor_that_parts_later_is_reported_too(off):
     make = optimizer_of("paddle", "AdamW", {"learning_rate": 0.001, "beta2": 0.9991})
     report = padiff.compare_runs(off[0], trained("paddle", make, each=each))
     assert (report.first_diff.step, report.first_diff.stage) == (0, "update") and report.failed
-    assert "The first tensor that parts: step 2, stage weight, layer 0" in report.first_diff.message
+    assert "The first tensor that differs: step 2, stage weight, layer 0" in report.first_diff.message
     assert 'name="(loop)"' in to_junit(report)
 
 

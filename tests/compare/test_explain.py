@@ -37,14 +37,14 @@ def other(values: np.ndarray) -> np.ndarray:
         ),
         ("body.1/forward/output.0", lambda v: v * 2, "the candidate's output is 2 times the reference's"),
         ("body.1/forward/output.0", shuffled, "the same values in another order: another layout"),
-        ("body.1/forward/output.0", other, "unknown; its inputs agree up to here, so it is the computation"),
+        ("body.1/forward/output.0", other, "unknown; all inputs agree: the cause is inside this layer"),
         ("(loop)/loss/loss", lambda v: v * 32, "the loss is 32 times the reference's: another reduction"),
         ("head/backward/output.0", lambda v: v * 4, "gradients of outputs of fc2/output.0 are 4 times the reference's"),
-        ("head/backward/output.0", other, "unknown; forward agrees here, so it is the backward of what"),
+        ("head/backward/output.0", other, "unknown; forward agrees here: the cause is in the backward of"),
         ("head/grad/weight", lambda v: v * 0.5, "gradients of fc2/weight are 0.5 times the reference's"),
-        ("head/grad/weight", other, "unknown; gradients of outputs agree, so it is what happens"),
+        ("head/grad/weight", other, "unknown; gradients of outputs agree: the cause lies between"),
         ("head/update/weight", lambda v: v * 1.08, "the update is 1.08 times the reference's at the same gradient"),
-        ("head/update/weight", other, "unknown; the gradients agree, so it is what the optimizer"),
+        ("head/update/weight", other, "unknown; the gradients agree: the cause is in the optimizer"),
     ],
 )
 def test_the_likely_cause_of_a_fault(site, change, words):
@@ -56,7 +56,7 @@ def test_a_constant_factor_is_no_cause_where_it_is_none():
 
 
 def test_weights_that_part_later_are_the_optimizers():
-    words = "unknown; the weights come apart by more than the updates of the steps before explain"
+    words = "unknown; the weights differ by more than the updates of previous steps explain"
     assert cause_of("body.0/weight/weight", other, at=2).startswith(words)
 
 
@@ -168,8 +168,8 @@ def test_the_message_says_how_far_beyond_what_is_allowed_and_where():
     message = compare_runs(*runs).first_diff.message
     assert "layer x (Linear) against x (Linear), output.0" in message
     # Relative L2: 0.5 / sqrt(30) = 0.0913; the values were made float64, whose forward limit is 1e-10.
-    assert "max |diff| 0.5, relative L2 0.0913, 9.13e+08 times the rel_l2 allowed (1e-10)" in message
-    assert "worst 3 against 3.5 at [1, 0]" in message
+    assert "max |diff| 0.5, relative L2 0.0913, 913,000,000 times the rel_l2 allowed (1e-10)" in message
+    assert "largest difference at [1, 0]: reference 3, candidate 3.5" in message
 
 
 def test_a_call_is_named():

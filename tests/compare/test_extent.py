@@ -81,8 +81,8 @@ UPDATES = [f"{layer}/update/{slot}" for layer in ("body.0", "head") for slot in 
         (OUTPUTS[3:], ""),
         (UPDATES, "All 4 updates differ."),
         (UPDATES[:3], "3 of 4 updates differ."),
-        (UPDATES[1::2], "Only biases differ (2 of 4 updates)."),
-        (UPDATES[::2], "Only matrices differ (2 of 4 updates)."),
+        (UPDATES[1::2], "2 of 4 updates differ: biases."),
+        (UPDATES[::2], "2 of 4 updates differ: matrices."),
     ],
 )
 def test_what_differs_besides(sites, text):
@@ -99,7 +99,7 @@ def test_only_norms():
         typed = [replace(r, layer_type={"fc": "Linear", "bn": "BatchNorm2d"}[r.layer]) for r in found]
         return memory_run(layers, step(0, typed))
 
-    assert compare_runs(run(0), run(1)).first_diff.extent.text == "Only norms differ (2 of 4 updates)."
+    assert compare_runs(run(0), run(1)).first_diff.extent.text == "2 of 4 updates differ: norms."
 
 
 def test_the_steps_before():

@@ -40,7 +40,7 @@ def test_another_batch_on_rank_1_parts_there_and_not_in_rank_0s_gradients(tmp_pa
     report = padiff.compare_runs(clean, wrong)
     first = report.first_diff
     assert (first.step, first.rank, first.stage) == (1, 1, "input"), first.message
-    assert "The runs part at step 1, rank 1, stage input" in first.message
+    assert "The runs differ first at step 1, rank 1, stage input" in first.message
     assert report_formats.to_json(report)["first_diff"]["rank"] == 1
     assert "In the step compared before it agreed exactly" in first.message
     # Rank 0 parts, too, where the gradients were reduced.

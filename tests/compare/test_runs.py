@@ -60,7 +60,7 @@ def test_a_fault_at_one_site_is_found_there_and_nowhere_else(site, stage, names,
     first = report.first_diff
     assert (first.step, first.stage, first.reference, first.candidate, first.slot) == (1, stage, *names, slot)
     assert len(report.failed) == 1
-    assert first.message.startswith(f"The runs part at step 1, stage {stage}, layer {names[0]}")
+    assert first.message.startswith(f"The runs differ first at step 1, stage {stage}, layer {names[0]}")
     assert first.max_abs == report.failed[0].figures.max_abs > 0
 
 

@@ -108,7 +108,7 @@ def test_the_mistakes_of_parallel_trainings_are_found(made, framework, fault, st
     assert (first.step, first.stage, first.rank) == (step, stage, 0), first.message
     assert f"at step {step}, rank 0, stage {stage}" in first.message
     assert (first.cause.kind, first.cause.proven) == ("ranks", proven), first.message
-    assert "the candidate's ranks part: " in first.message
+    assert "the candidate's ranks differ from each other: " in first.message
     assert cause in first.message
 
 

@@ -130,7 +130,7 @@ def test_what_was_excluded_is_reported_where_nothing_is_proven():
     cause = Cause("unknown", "unknown; it is here", excluded=("epsilon", "bias"))
     assert cause.text == "Cause: unknown; it is here. Tried and excluded: epsilon, bias."
     proven = Cause("beta", "beta2 is 0.9", True, "to 0.8 times the noise", "Adam(...)", ("epsilon",))
-    assert proven.text == "Cause, proven: beta2 is 0.9 (to 0.8 times the noise). To mend it: Adam(...)."
+    assert proven.text == "Cause, proven: beta2 is 0.9 (to 0.8 times the noise). Fix: Adam(...)."
 
 
 def test_junit_skips_what_one_side_lacks_and_escapes_names():
@@ -145,7 +145,7 @@ def test_junit_skips_what_one_side_lacks_and_escapes_names():
 
 def test_markdown_has_the_verdict_a_row_for_each_stage_and_the_coverage(bad):
     lines = to_markdown(bad).splitlines()
-    assert lines[0] == "## padiff: differ" and bad.first_diff.message in lines
+    assert lines[0] == "## padiff: differ" and bad.first_diff.message.replace("]:", r"\]:") in lines
     table = lines[lines.index("| stage | compared | differ | worst relative L2 | limit | where |") + 2 :]
     rows = [line.split("|")[1:4] for line in table[: table.index("")]]
     assert [[cell.strip() for cell in row] for row in rows] == [
@@ -353,7 +353,7 @@ def test_long_lists_of_diffs_are_folded_and_none_is_left_out():
     assert reported[2].startswith("  steps 0 to 2  forward: 11 more outputs (4 layers, act to (root)), relative L2 ")
     assert reported[3] == (
         f"  steps 0 to 2  grad: 12 gradients (2 layers, fc1 to fc2), relative L2 {min(norms):.2g} to {max(norms):.2g}, "
-        f"up to {worst:.3g} times what is allowed"
+        f"up to {worst:.3g} times the limit"
     )
     assert [line for line in failed_lines(report, 5) if line.startswith("  steps 0 to 2  fc1-2/grad/")] == []
     assert any(line.startswith("  steps 0 to 2  fc1-2/grad/weight: 6 gradients, ") for line in failed_lines(report, 8))

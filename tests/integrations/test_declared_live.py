@@ -38,7 +38,7 @@ def test_raise_ends_the_training_before_its_first_batch(reference, tmp_path):
     with pytest.raises(RunsDifferError, match="weight decay 1e-07 against 2e-07") as caught:
         fit(tmp_path / "run", network, sgd(2e-7), options)
     assert network.calls == 0
-    assert "To mend it: paddle.optimizer.SGD(..., weight_decay=1e-07)" in str(caught.value)
+    assert "Fix: paddle.optimizer.SGD(..., weight_decay=1e-07)" in str(caught.value)
     assert caught.value.report.settings_differ[0].name == "weight_decay"
     # Nothing is left behind: the same network trains on.
     fit(None, network, sgd(2e-7))

@@ -41,7 +41,7 @@ def test_an_equal_run_says_nothing_and_writes_a_passing_line_for_each_step(tmp_p
 
 
 def test_warn_tells_the_first_diff_once_and_trains_on(tmp_path, reference):
-    with pytest.warns(RuntimeWarning, match="padiff: The runs part at step") as reported:
+    with pytest.warns(RuntimeWarning, match="padiff: The runs differ first at step") as reported:
         callback, trainer, _ = fit(tmp_path / "run", Lit(rate=0.2), options={"reference": reference})
     assert len([w for w in reported if str(w.message).startswith("padiff")]) == 1
     assert trainer.global_step == 6
@@ -51,7 +51,7 @@ def test_warn_tells_the_first_diff_once_and_trains_on(tmp_path, reference):
 
 def test_the_first_report_stays_the_first_and_is_found_by_its_diff(tmp_path, reference, capfd):
     """A report with a diff is false: `if callback.first_report` never held, and the first one became the latest."""
-    with pytest.warns(RuntimeWarning, match="padiff: The runs part at step 0"):
+    with pytest.warns(RuntimeWarning, match="padiff: The runs differ first at step 0"):
         callback, *_ = fit(tmp_path / "run", Lit(rate=0.2), options={"reference": reference})
     assert callback.first_report.coverage.steps == (0,)
     assert callback.first_diff is callback.first_report.first_diff and callback.first_diff.step == 0
@@ -129,7 +129,7 @@ def test_the_trainers_own_logger_gets_the_verdict_and_no_more_than_ten_tags(tmp_
     assert shown == VERDICT | {"0_verdict/heat_map", "0_verdict/first_diff/text_summary"} and len(shown) <= 10
     assert dict(events(folder)["0_verdict/times_allowed/update"])[0] > 1
     assert dict(events(folder)["0_verdict/times_allowed/forward"])[0] <= 1
-    assert "The runs part at step 0, stage update" in texts(folder)["0_verdict/first_diff/text_summary"]
+    assert "The runs differ first at step 0, stage update" in texts(folder)["0_verdict/first_diff/text_summary"]
     for name, rate in (("reference", 0.1), ("candidate", 0.2)):
         own = events(folder / name)
         assert [value for _, value in own["0_verdict/learning_rate"]] == pytest.approx([rate] * 6)

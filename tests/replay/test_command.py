@@ -94,7 +94,7 @@ def test_a_match_exits_with_0(run, capsys, target):
 
 def test_a_diff_exits_with_1(run, capsys):
     assert main(["replay", run, "port_of_vit:faulty", "--steps", "2-4", "--dir", "again"]) == 1
-    assert "The runs part at step 2" in capsys.readouterr().out
+    assert "The runs differ first at step 2" in capsys.readouterr().out
     assert main(["replay", run, "port_of_vit:port", "--steps", "2", "--dir", "again"]) == 2
     assert "existing='overwrite'" in capsys.readouterr().err
     assert main(["replay", run, "port_of_vit:port", "--steps", "2", "--dir", "again", "--overwrite"]) == 0

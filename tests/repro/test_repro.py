@@ -133,7 +133,7 @@ def test_scripts_need_no_padiff(framework, tmp_path, reference):
     done = run_child([*python, "-c", blocked, found.scripts["candidate"]], cwd="/")
     assert done.returncode == 1 and "DIFFERS" in done.stdout, done.stderr
     readme = (tmp_path / "out" / "README.md").read_text()
-    assert f"python candidate_{framework}.py" in readme and "The runs part at step 0, stage forward" in readme
+    assert f"python candidate_{framework}.py" in readme and "The runs differ first at step 0, stage forward" in readme
     version = {"torch": torch.__version__, "paddle": paddle.__version__}[framework]
     assert f"framework: {framework} {version}" in readme
 
@@ -189,7 +189,7 @@ def test_runs_that_match_need_none(tmp_path, reference, capsys):
 def test_it_says_why_there_is_no_script(site, change, reported, tmp_path):
     runs = toy_folder(tmp_path / "a"), toy_folder(tmp_path / "b", paddle=True, plant=planted(site, change))
     with pytest.raises(
-        padiff.PadiffError, match=f"(?s)The runs part at step 0.*there is no script for it: .*{reported}"
+        padiff.PadiffError, match=f"(?s)The runs differ first at step 0.*there is no script for it: .*{reported}"
     ):
         write_repro(*runs, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -218,7 +218,8 @@ def test_the_command_writes_tells_and_refuses(tmp_path, reference, capsys):
     candidate, out = train("torch", tmp_path / "candidate", "gelu"), str(tmp_path / "out")
     assert main(["repro", reference, candidate, "--out", out]) == 1
     reported = capsys.readouterr().out
-    assert "The runs part at step 0, stage forward, layer act (GELU)" in reported and "candidate_torch.py" in reported
+    assert "The runs differ first at step 0, stage forward, layer act (GELU)" in reported
+    assert "candidate_torch.py" in reported
     assert main(["repro", reference, candidate, "--out", out]) == 2
     assert "--overwrite replaces them" in capsys.readouterr().err
     assert main(["repro", reference, candidate, "--out", out, "--overwrite"]) == 1

@@ -55,7 +55,8 @@ def rank_cause(scene: DiffContext, step: Sequence[Diff]) -> Cause | None:
             if finding.kind not in others and _explains(finding, scene.stage):
                 proven = finding.kind is RankFault.NOT_REDUCED and _is_mean(side, step)
                 evidence = "their mean over the ranks is the other side's gradient" if proven else ""
-                sentence = f"the {side}'s ranks part: {finding.sentence[0].lower()}{finding.sentence[1:].rstrip('.')}"
+                clause = f"{finding.sentence[0].lower()}{finding.sentence[1:].rstrip('.')}"
+                sentence = f"the {side}'s ranks differ from each other: {clause}"
                 return Cause("ranks", sentence, proven=proven, evidence=evidence)
     return None
 

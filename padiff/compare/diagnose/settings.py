@@ -150,9 +150,9 @@ def _statement(step: int, differences: Sequence[Difference], first: FirstDiff | 
         compute = "They do not compute the same"
     if first is None:
         later = "other inputs, or more steps, will show it"
-        return f"No tensor parts by more than is allowed, but {text}. {compute}; {later}."
+        return f"No tensor differs beyond its limit, but {text}. {compute}; {later}."
     where = f"at step {step}, stage {difference.stage}: {text}" if difference.kind in _OF_LAYERS else f"as {text}"
-    return f"The runs part {where}. {compute}. The first tensor that parts: {first.place_text}."
+    return f"The runs differ first {where}. {compute}. The first tensor that differs: {first.place_text}."
 
 
 def _noted(differences: Sequence[Difference]) -> str:

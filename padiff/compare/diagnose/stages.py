@@ -67,7 +67,7 @@ def _weight(diff: Diff, reference: np.ndarray, candidate: np.ndarray, layers: La
     if slot.startswith("running_"):
         text = "the layers' running statistics are fed differently (momentum, other batches, train or eval mode)"
         return Cause("running_statistics", text)
-    return _unknown("the weights come apart by more than the updates of the steps before explain")
+    return _unknown("the weights differ by more than the updates of previous steps explain")
 
 
 def _is_table(layer: Layer, slot: str) -> bool:
@@ -87,7 +87,7 @@ def _forward(reference: np.ndarray, candidate: np.ndarray, kind: str, layers: La
     if reference.ndim > 1 and same_values(reference, candidate):
         text = "the same values in another order: another layout, axis or interpolation of indices"
         return Cause("output_order", text)
-    return _unknown("its inputs agree up to here, so it is the computation at this very place")
+    return _unknown("all inputs agree: the cause is inside this layer")
 
 
 def _loss(ratio: float | None) -> Cause:
@@ -95,13 +95,13 @@ def _loss(ratio: float | None) -> Cause:
     if ratio is not None and round_ratio(ratio):
         text = f"the loss is {times(ratio)}: another reduction (mean, sum), weighting or scaling"
         return Cause("loss_scale", text)
-    return _unknown("the model's outputs agree, so it is the loss function or the labels of this batch")
+    return _unknown("the model's outputs agree: the cause is the loss function or the labels of this batch")
 
 
 def _backward(ratio: float | None) -> Cause:
     if ratio is not None:
         return Cause("gradient_scale", f"the gradient is {times(ratio)}")
-    return _unknown("forward agrees here, so it is the backward of what follows this layer, or of the loss")
+    return _unknown("forward agrees here: the cause is in the backward of a later layer, or of the loss")
 
 
 def _unknown(where: str) -> Cause:
@@ -128,9 +128,7 @@ def _grad(ratio: float | None, step: Sequence[Diff]) -> Cause:
             return Cause("gradient_scale", f"all gradients are {times(ratio)}")
     if ratio is not None:
         return Cause("gradient_scale", f"the gradient is {times(ratio)}")
-    return _unknown(
-        "gradients of outputs agree, so it is what happens to gradients between the backward and the optimizer"
-    )
+    return _unknown("gradients of outputs agree: the cause lies between the backward and the optimizer")
 
 
 def _update(
@@ -149,7 +147,7 @@ def _update(
         if norm and abs(np.vdot(values.ravel(), difference)) > 0.99 * norm:
             text = "the updates differ by a multiple of the weight: weight decay"
             return Cause("weight_decay", text)
-    return _unknown("the gradients agree, so it is what the optimizer makes of them")
+    return _unknown("the gradients agree: the cause is in the optimizer's step")
 
 
 def _rates(step: Sequence[Diff]) -> str:

@@ -60,7 +60,7 @@ def unrecorded(scene: DiffContext) -> Iterator[Cause]:
     gap = f"{last + 1} to {scene.number - 1}" if last + 2 < scene.number else str(last + 1)
     yield Cause(
         "unknown",
-        f"unknown; the weights come apart by more than the update of step {last} explains, so it is in step {gap}, of "
+        f"unknown; the weights differ by more than the update of step {last} explains: the cause is in step {gap}, of "
         "which nothing is recorded: record every step from there on",
     )
 

@@ -26,7 +26,7 @@ from padiff.records import Both, Cause
 
 # Largest relative error of bfloat16 and float16 if they replace float32 at one place.
 _COARSE = {"bfloat16": 2.0**-5, "float16": 2.0**-8}
-_MORE = "an activation more or less"
+_MORE = "a missing or an extra activation"
 # Numbers too common to be recognized as the root of a size in the run.
 _ANYBODYS = (1.0, 2.0, 3.0, 4.0)
 # Largest difference of the share of dropped elements from the rate, in standard deviations.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
+from padiff.records.compared import factor_text
 
 #: Largest error of a prediction at the level of rounding, as a multiple of the rounding noise: of all tensors together,
 #: and of the worst tensor. Chosen: noise is estimated to a factor of two or so.
@@ -116,9 +117,9 @@ def evidence(weight: Fit, hypothesis: Hypothesis) -> str:
     many = f"{weight.tensors} {hypothesis.what}" if weight.tensors > 1 else f"{weight.elements} elements"
     exact = weight.residual == 0
     with_it = "exactly" if exact else f"to {weight.residual:.2g} times the rounding noise"
-    without = "" if exact or not math.isfinite(weight.without) else f", without it to {weight.without:.3g} times"
+    without = "" if exact or not math.isfinite(weight.without) else f", instead of {factor_text(weight.without)} times"
     solved = f"; {hypothesis.free} number{'s' if hypothesis.free > 1 else ''} solved for" if hypothesis.free else ""
-    return f"with it {many} agree {with_it}{without}{solved}"
+    return f"explains the difference: {many} then agree {with_it}{without}{solved}"
 
 
 def _square(values: np.ndarray) -> float:
