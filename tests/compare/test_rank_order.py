@@ -1,4 +1,4 @@
-"""Of the processes of a step, the one that parts earliest is where the runs part."""
+"""The process that differs earliest in a step is where the runs differ first."""
 
 import torch
 

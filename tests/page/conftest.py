@@ -33,7 +33,7 @@ def tab(chromium: Browser) -> Iterator[Tab]:
 
 @pytest.fixture(scope="session")
 def content() -> dict[str, Any]:
-    """The JSON of a report whose runs part."""
+    """Return the JSON of a report whose runs differ."""
     return content_of()
 
 
