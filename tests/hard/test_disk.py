@@ -141,7 +141,7 @@ def open_writer(**rest):
 
 def write(*numbers, size=1000):
     for number in numbers:
-        writer.put(step(number, size))
+        writer.add_step(step(number, size))
     writer.flush()
 
 def reported(call, *args, **rest):

@@ -151,8 +151,8 @@ def _statement(step: int, differences: Sequence[Difference], first: FirstDiff | 
     if first is None:
         later = "other inputs, or more steps, will show it"
         return f"No tensor differs beyond its limit, but {text}. {compute}; {later}."
-    where = f"at step {step}, stage {difference.stage}: {text}" if difference.kind in _OF_LAYERS else f"as {text}"
-    return f"The runs differ first {where}. {compute}. The first tensor that differs: {first.place_text}."
+    where = f" first at step {step}, stage {difference.stage}: {text}" if difference.kind in _OF_LAYERS else f": {text}"
+    return f"The runs differ{where}. {compute}. The first tensor that differs: {first.place_text}."
 
 
 def _noted(differences: Sequence[Difference]) -> str:

@@ -28,7 +28,7 @@ def test_what_comes_to_the_noise_explains():
     assert weight.residual == pytest.approx(1, rel=0.2) and weight.without == pytest.approx(1e6, rel=0.2)
     assert (weight.tensors, weight.elements, weight.numbers) == (2, 200, 200)
     assert explains(weight, hypothesis()) and is_likely(weight, hypothesis())
-    assert "2 tensors agree to" in evidence(weight, hypothesis())
+    assert "2 tensors then agree to" in evidence(weight, hypothesis())
 
 
 @pytest.mark.parametrize(
