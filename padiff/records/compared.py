@@ -250,10 +250,10 @@ def figures_text(diff: Diff) -> str:
 def _values_text(values: Both[float]) -> str:
     """Return both values with three digits, or as many as show that they differ."""
     for digits in range(3, 10):
-        texts = values.map(lambda value, digits=digits: f"{value:.{digits}g}")  # type: ignore[misc]
-        if texts.reference != texts.candidate:
+        reference, candidate = f"{values.reference:.{digits}g}", f"{values.candidate:.{digits}g}"
+        if reference != candidate:
             break
-    return f"reference {texts.reference}, candidate {texts.candidate}"
+    return f"reference {reference}, candidate {candidate}"
 
 
 def factor_text(number: float) -> str:

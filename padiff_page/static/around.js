@@ -37,7 +37,7 @@ function settings(head) {
     el(
       "table",
       { class: "settings" },
-      el("thead", {}, el("tr", {}, ["", head.reference ?? "reference", head.candidate ?? "candidate", "where", "to mend it"].map((text) => el("th", {}, text)))),
+      el("thead", {}, el("tr", {}, ["", head.reference ?? "reference", head.candidate ?? "candidate", "where", "fix"].map((text) => el("th", {}, text)))),
       el(
         "tbody",
         {},

@@ -1,4 +1,4 @@
-// The verdict: where the runs part, how far, why, and the line that mends it.
+// The verdict: where the runs differ first, by how much, why, and the fix.
 
 import { copyButton, el, layerName, sentence } from "./dom.js";
 import { count, figure, percent, standing, times } from "./format.js";
@@ -107,7 +107,7 @@ function cause(first) {
     el("p", { class: "sentence" }, sentence(why.sentence)),
     why.evidence ? el("p", { class: "evidence" }, sentence(why.evidence)) : null,
     why.fix
-      ? el("div", { class: "fix" }, el("span", {}, "To mend it"), el("pre", {}, el("code", {}, why.fix)), copyButton(why.fix))
+      ? el("div", { class: "fix" }, el("span", {}, "Fix"), el("pre", {}, el("code", {}, why.fix)), copyButton(why.fix))
       : null,
     why.excluded?.length && !why.proven ? el("p", { class: "evidence" }, `Tried and excluded: ${why.excluded.join(", ")}.`) : null,
   );

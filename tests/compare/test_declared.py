@@ -70,7 +70,7 @@ FAULTS = [
     ("RMSProp", "momentum", {"momentum": 1e-4}, {"momentum": 1e-4}),
 ]
 SIDES = [("torch", "paddle"), ("paddle", "torch"), ("torch", "torch"), ("paddle", "paddle")]
-#: What a fault is called, and the line that mends it, are in the candidate's words: each side is the candidate once,
+#: The name of a fault and its fix are in the candidate's words: each side is the candidate once,
 #: with the other framework's reference for one fault, with its own for the next.
 FAULTY = [(*fault, sides) for k, fault in enumerate(FAULTS) for sides in (SIDES[:2] if k % 3 else SIDES[2:])]
 

@@ -96,28 +96,28 @@ def weigh(predictions: Iterable[Prediction]) -> Fit:
     return Fit(residual, without, size, worst, tensors, elements, numbers, within)
 
 
-def is_enough(weight: Fit, hypothesis: Hypothesis) -> bool:
+def is_enough(fit: Fit, hypothesis: Hypothesis) -> bool:
     """Return True if too many numbers agree for chance to explain them."""
-    return weight.numbers >= NUMBERS + 2 * hypothesis.free + math.log2(max(hypothesis.tried, 1)) / 2
+    return fit.numbers >= NUMBERS + 2 * hypothesis.free + math.log2(max(hypothesis.tried, 1)) / 2
 
 
-def explains(weight: Fit, hypothesis: Hypothesis) -> bool:
+def explains(fit: Fit, hypothesis: Hypothesis) -> bool:
     """Return True if the predictions reach the level of rounding, and the reference does not."""
-    near = weight.residual <= NEAR and weight.worst <= WORST and weight.within
-    return near and weight.gain >= PROVEN and is_enough(weight, hypothesis)
+    near = fit.residual <= NEAR and fit.worst <= WORST and fit.within
+    return near and fit.gain >= PROVEN and is_enough(fit, hypothesis)
 
 
-def is_likely(weight: Fit, hypothesis: Hypothesis) -> bool:
+def is_likely(fit: Fit, hypothesis: Hypothesis) -> bool:
     """Return True if the hypothesis explains most of the error, and not by chance."""
-    return weight.residual <= CLOSE and weight.gain >= LIKELY and is_enough(weight, hypothesis)
+    return fit.residual <= CLOSE and fit.gain >= LIKELY and is_enough(fit, hypothesis)
 
 
-def evidence(weight: Fit, hypothesis: Hypothesis) -> str:
+def evidence(fit: Fit, hypothesis: Hypothesis) -> str:
     """Return the evidence for a hypothesis in words."""
-    many = f"{weight.tensors} {hypothesis.what}" if weight.tensors > 1 else f"{weight.elements} elements"
-    exact = weight.residual == 0
-    with_it = "exactly" if exact else f"to {weight.residual:.2g} times the rounding noise"
-    without = "" if exact or not math.isfinite(weight.without) else f", instead of {factor_text(weight.without)} times"
+    many = f"{fit.tensors} {hypothesis.what}" if fit.tensors > 1 else f"{fit.elements} elements"
+    exact = fit.residual == 0
+    with_it = "exactly" if exact else f"to {fit.residual:.2g} times the rounding noise"
+    without = "" if exact or not math.isfinite(fit.without) else f", instead of {factor_text(fit.without)} times"
     solved = f"; {hypothesis.free} number{'s' if hypothesis.free > 1 else ''} solved for" if hypothesis.free else ""
     return f"explains the difference: {many} then agree {with_it}{without}{solved}"
 
