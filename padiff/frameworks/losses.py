@@ -1,4 +1,4 @@
-"""Recording of calls of loss functions and gradient clipping, under names that the frameworks share.
+"""Recording of calls of loss functions, loss scalers and gradient clipping, under names that the frameworks share.
 
 The tensors of a call are named by their role in the loss (`ROLES`), whatever the framework names its parameters. The
 settings of a call are complete: settings that the caller omitted have the framework's defaults.
@@ -119,6 +119,9 @@ class LossObserver(Protocol):
     def clip(self, call: ClipCall, others: Sequence[LossObserver]) -> None:
         """Note that gradients were clipped; ``others`` are notified too."""
 
+    def scaled(self, scale: float) -> None:
+        """Note that a scaler of mixed precision multiplied a loss by this scale."""
+
     def backward_begins(self) -> None:
         """Note that a backward begins."""
 
@@ -153,6 +156,7 @@ class LossCalls:
     Args:
         functions: the loss functions.
         clips: the functions that clip, each with a function that builds a `ClipCall` from its arguments and result.
+        scalers: the methods of loss scalers that scale a loss, each with a function that reads the scale of a scaler.
         backwards: the functions that run a backward; their first parameter is the tensor where the backward begins.
         observer: the observer to notify.
         is_tensor: returns True for a tensor of the framework.
@@ -165,6 +169,7 @@ class LossCalls:
         self,
         functions: Iterable[Function],
         clips: Iterable[tuple[Any, str, Callable[[dict[str, Any], Any], ClipCall | None]]],
+        scalers: Iterable[tuple[Any, str, Callable[[Any], float]]],
         backwards: Iterable[tuple[Any, str]],
         observer: LossObserver,
         is_tensor: Callable[[Any], bool],
@@ -179,6 +184,7 @@ class LossCalls:
         self._inside = threading.local()
         self._functions: dict[str, Function] = {}
         self._clips: dict[str, Callable[[dict[str, Any], Any], ClipCall | None]] = {}
+        self._scalers: dict[str, Callable[[Any], float]] = {}
         self._listening: list[Interception] = []
         self._backwards: list[Interception] = []
         try:
@@ -189,6 +195,10 @@ class LossCalls:
             for number, (owner, attribute, read) in enumerate(clips):
                 key = f"{number} {attribute}"
                 self._clips[key] = read
+                self._listening.append(Interception(owner, attribute, self, key))
+            for number, (owner, attribute, scale_of) in enumerate(scalers):
+                key = f"{number} {attribute}"
+                self._scalers[key] = scale_of
                 self._listening.append(Interception(owner, attribute, self, key))
             for owner, attribute in backwards:
                 self._backwards.append(Interception(owner, attribute, self, _BACKWARD))
@@ -231,6 +241,8 @@ class LossCalls:
             where = call.arguments().get(call.names[0]) if call.names else None
             if self._framework[0](where):
                 observer.backward(where)
+        elif name in self._scalers:
+            observer.scaled(self._scalers[name](call.arguments()["self"]))
         elif name in self._clips:
             clip = self._clips[name](call.arguments(), output)
             if clip is not None:

@@ -104,6 +104,7 @@ class Losses:
         self._seen: list[_Seen] = []
         #: Tensors at which a backward pass began, other than outputs of loss functions.
         self._elsewhere: list[Any] = []
+        self._scales: set[float] = set()
         self._set: dict[tuple[tuple[str, Any], ...], None] = {}
         self._clips: dict[tuple[tuple[str, Any], ...], None] = {}
         self._stepped = False
@@ -273,6 +274,15 @@ class Losses:
             loss.backwards += 1
         elif math.prod(self._framework.tensors.shape(tensor)) == 1:
             self._elsewhere.append(tensor.detach())
+
+    def scaled(self, scale: float) -> None:
+        """Note that a scaler of mixed precision multiplied a loss by this scale."""
+        self._scales.add(scale)
+
+    @property
+    def scale(self) -> float:
+        """Return the scale of the step's losses; 1 without a scaler, or with several scales."""
+        return next(iter(self._scales)) if len(self._scales) == 1 else 1.0
 
     @property
     def last_begun(self) -> float | None:

@@ -220,6 +220,11 @@ class _LossHook:
         if losses is not None:
             losses.clip(call, _rivals(others))
 
+    def scaled(self, scale: float) -> None:
+        losses = self.losses
+        if losses is not None:
+            losses.scaled(scale)
+
     def backward_begins(self) -> None:
         hooks = self._hooks()
         if hooks is not None and hooks.observer is not None:

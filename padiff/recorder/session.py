@@ -363,10 +363,16 @@ class Recorder(CurrentStep):
             capture.raise_interrupt()
             if capture.empty:
                 return None
-            scale = self.loss_scale if math.isfinite(self.loss_scale) and self.loss_scale > 0 else 1.0
-            return capture.finish(self._description.rank, scale)
+            return capture.finish(self._description.rank, self._scale(capture))
         finally:
             capture.detach()
+
+    def _scale(self, capture: Capture) -> float:
+        """Return the step's loss scale: the one that a host has set, else that of the scaler that the loop called."""
+        scale = self.loss_scale
+        if scale == 1 and capture.losses is not None:
+            scale = capture.losses.scale
+        return scale if math.isfinite(scale) and scale > 0 else 1.0
 
     # -- errors of padiff's own ----------------------------------------------------------------------------
 
@@ -409,7 +415,7 @@ class Recorder(CurrentStep):
             self.detach()
             self._layers.refresh()
             return None, None
-        scale = self.loss_scale if math.isfinite(self.loss_scale) and self.loss_scale > 0 else 1.0
+        scale = self._scale(capture)
         step = capture.finish(self._description.rank, scale, detach=not keep_hooks)
         if not keep_hooks:
             self._hooked = None

@@ -34,8 +34,8 @@ class RecorderWarnings:
         elif not capture.called:
             self._waiting.append(
                 f"padiff: no layer of the recorded model was called in step {capture.number}, so nothing of what it "
-                "computes is recorded. Does the loop train this model? (What a compiled function calls is not "
-                "seen.)"
+                "computes is recorded. Does the loop train this model? (What a compiled function calls, or "
+                "a CUDA graph replays, is not seen.)"
             )
 
     def changed(self, capture: Capture, changes: str) -> None:

@@ -48,7 +48,6 @@ class Scaled(Training):
 
     def step(self, number, log):
         kit, (optimizer,) = self.kit, self.optimizers
-        self.scale = self.scaler.get_scale() if kit.name == "torch" else self.scaler._scale.item()
         # paddle scales within autocast only, which casts nothing on the CPU.
         with nullcontext() if kit.name == "torch" else paddle.amp.auto_cast(level="O1"):
             loss = self.loss(number)
@@ -68,6 +67,7 @@ class Scaled(Training):
 def test_with_a_scaler_the_training_is_the_same_to_the_bit(kit, level, tmp_path):
     plain, recorded = train(Scaled(kit)), train(Scaled(kit), tmp_path / "run", level)
     assert_neutral(plain, recorded)
+    # Nobody told the recorder: it sees the loop's calls of the scaler.
     scales = [recorded.run.steps(n)[0].loss_scale for n in recorded.run.numbers()]
     # Grown after two; torch halves it after one overflow, paddle after two.
     assert scales == [SCALE, SCALE, 2 * SCALE, SCALE if kit.name == "torch" else 2 * SCALE]
@@ -86,6 +86,27 @@ def test_a_skipped_step_is_recorded_without_gradient_and_update(kit, level, tmp_
 
 class Finite(Scaled):
     overflowing = None
+
+
+class Unscaled(Training):
+    """The same training without a scaler."""
+
+    def step(self, number, log):
+        kit = self.kit
+        loss = self.loss(number)
+        loss.backward()
+        log(loss)
+        clip = torch.nn.utils.clip_grad_norm_ if kit.name == "torch" else paddle.nn.utils.clip_grad_norm_
+        clip(self.model.parameters(), 0.1)
+        self.update()
+        return float(loss.detach())
+
+
+def test_a_scaler_on_one_side_only_is_no_difference(kit, level, tmp_path):
+    train(Unscaled(TORCH), tmp_path / "plain", level)
+    train(Finite(kit), tmp_path / "scaled", level)
+    report = padiff.compare_runs(tmp_path / "plain", tmp_path / "scaled")
+    assert report.passed, report.first_diff.message
 
 
 @pytest.mark.parametrize("kind", [Scaled, Finite], ids=["a step overflows", "none does"])

@@ -103,7 +103,6 @@ def train(training: Training, folder: Any = None, options: dict[str, Any] | None
         for number in range(training.steps):
             losses.append(training.step(number, rec.log_loss if rec is not None else lambda loss: None))
             if rec is not None:
-                rec.loss_scale = getattr(training, "scale", 1.0)
                 rec.try_dump()
     run = padiff.open_run(folder) if folder is not None else None
     return Result(losses, training.kit.state(training.model), training.kit.drawn(), run)

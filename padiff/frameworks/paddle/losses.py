@@ -16,7 +16,7 @@ from padiff.frameworks.losses import ROLES, ClipCall, Function, LossCalls, LossO
 
 def on_losses(observer: LossObserver) -> LossCalls:
     backwards = ((paddle.Tensor, "backward"), (paddle.autograd, "backward"))
-    return LossCalls(_functions(), _clips(), backwards, observer, _is_tensor, _learning, _silent)
+    return LossCalls(_functions(), _clips(), _scalers(), backwards, observer, _is_tensor, _learning, _silent)
 
 
 def _is_tensor(value: Any) -> bool:
@@ -85,6 +85,15 @@ def _clips() -> Iterator[tuple[Any, str, Callable[[dict[str, Any], Any], ClipCal
     for name, read in reads.items():
         if hasattr(paddle.nn.utils, name):
             yield paddle.nn.utils, name, read
+
+
+def _scalers() -> Iterator[tuple[Any, str, Callable[[Any], float]]]:
+    # GradScaler.scale calls this method of its base class.
+    yield paddle.amp.AmpScaler, "scale", _scale
+
+
+def _scale(scaler: Any) -> float:
+    return float(scaler._scale.item()) if scaler.is_enable() else 1.0
 
 
 def _by_norm(arguments: dict[str, Any], output: Any) -> ClipCall:

@@ -5,6 +5,7 @@ The loss modules call these functions. Losses inside of compiled code are not re
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from padiff.frameworks.torch.tensor_memory import transforming
 
 def on_losses(observer: LossObserver) -> LossCalls:
     backwards = ((torch.Tensor, "backward"), (torch.autograd, "backward"))
-    return LossCalls(_functions(), _clips(), backwards, observer, _is_tensor, _learning, _silent, aside)
+    return LossCalls(_functions(), _clips(), _scalers(), backwards, observer, _is_tensor, _learning, _silent, aside)
 
 
 def _is_tensor(value: Any) -> bool:
@@ -65,6 +66,16 @@ def _clips() -> Iterator[tuple[Any, str, Callable[[dict[str, Any], Any], ClipCal
     for name, read in reads.items():
         if hasattr(utils, name):
             yield utils, name, read
+
+
+def _scalers() -> Iterator[tuple[Any, str, Callable[[Any], float]]]:
+    for module, name in (
+        ("torch.amp", "GradScaler"),
+        ("torch.distributed.fsdp.sharded_grad_scaler", "ShardedGradScaler"),
+    ):
+        scaler = getattr(sys.modules.get(module), name, None)
+        if scaler is not None and "scale" in vars(scaler):
+            yield scaler, "scale", lambda self: float(self.get_scale())
 
 
 def _by_norm(arguments: dict[str, Any], output: Any) -> ClipCall:

@@ -19,10 +19,13 @@ _WithoutFunctions: Any = torch._C.DisableTorchFunction
 
 
 def building() -> bool:
-    """Return True while tensors are placeholders without values: in torch.jit.trace, torch.fx, export and under a fake
-    tensor mode. (For torch.compile, use ``torch.compiler.is_compiling()``.)
+    """Return True while tensors are placeholders without values: in torch.jit.trace, torch.fx, export, under a fake
+    tensor mode and while a CUDA graph is captured. (For torch.compile, use ``torch.compiler.is_compiling()``.)
     """
     if _tracing() is not None or _symbolic_trace._is_fx_tracing_flag:
+        return True
+    # Asking for the capture would initialize CUDA in a process that uses no device yet.
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return True
     return _dispatch_modes() > 0 and any(_dispatch_mode(key) is not None for key in (_KEYS.FAKE, _KEYS.PROXY))
 
