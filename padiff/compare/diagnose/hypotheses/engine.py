@@ -14,6 +14,7 @@ from padiff.compare.diagnose.hypotheses import (
     detaching,
     external_weight_write,
     gradients,
+    half_weights,
     loss_code,
     optimizers,
     outputs,
@@ -50,7 +51,7 @@ GROUPS: Mapping[str, tuple[Group, ...]] = {
     "loss": (loss_code.hypotheses, gradients.backward_hypotheses),
     "backward": (loss_code.hypotheses, gradients.backward_hypotheses, detaching.causes),
     "grad": (clipping.hypotheses, gradients.hypotheses, detaching.causes),
-    "update": (optimizers.hypotheses,),
+    "update": (half_weights.hypotheses, optimizers.hypotheses),
 }
 # Largest ratio of the residuals of two equal explanations: a difference by chance.
 _EQUAL = 1.5
