@@ -14,8 +14,8 @@ by the processor's time of the whole process and by the clock
 Beside them: bytes and files of a step, and how much more memory the process had at most.
 
     python benchmarks/recording.py [--models resnet18 gpt2] [--frameworks torch paddle] [--rounds 7] [--dir FOLDER]
-                                   [--size 64] [--batch 8] [--length 64] [--layers 12] [--steps 6] [--threads 1]
-                                   [--growth] [--write]
+                                   [--device cpu] [--size 64] [--batch 8] [--length 64] [--layers 12] [--steps 6]
+                                   [--threads 1] [--growth] [--write]
 
 Before a recorder is opened, the C library gives back what is free at the end of its memory, and a framework's largest
 gradients come from there or not, as it happens: from process to process a step of torch has none to 13,800 page faults
@@ -73,6 +73,22 @@ class TorchTraining:
             self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01, momentum=0.9)
             self._x = torch.randn(args.batch, 3, args.size, args.size)
             self._y = torch.randint(0, 1000, (args.batch,))
+        self._device = torch.device(args.device)
+        # In place: the optimizer has the parameters already.
+        self.model.to(self._device)
+        self._x, self._y = self._x.to(self._device), self._y.to(self._device)
+
+    def wait(self) -> None:
+        if self._device.type == "cuda":
+            self._torch.cuda.synchronize()
+
+    def device_memory(self) -> int:
+        """The largest memory of the device since the last call, in bytes."""
+        if self._device.type != "cuda":
+            return 0
+        peak = self._torch.cuda.max_memory_allocated()
+        self._torch.cuda.reset_peak_memory_stats()
+        return peak
 
     def step(self) -> None:
         out = self.model(self._x)
@@ -89,8 +105,9 @@ class PaddleTraining:
         import paddle
         from paddle_models import GPT2
 
+        paddle.set_device("gpu" if args.device == "cuda" else args.device)
         paddle.seed(0)
-        self._paddle = paddle
+        self._paddle, self._device = paddle, args.device
         if name == "gpt2":
             self.model = GPT2(args.layers, args.width)
             self.optimizer = paddle.optimizer.AdamW(1e-4, parameters=self.model.parameters())
@@ -101,6 +118,18 @@ class PaddleTraining:
             self.optimizer = paddle.optimizer.Momentum(0.01, 0.9, parameters=self.model.parameters())
             self._x = paddle.randn([args.batch, 3, args.size, args.size])
             self._y = paddle.randint(0, 1000, (args.batch,))
+
+    def wait(self) -> None:
+        if self._device == "cuda":
+            self._paddle.device.synchronize()
+
+    def device_memory(self) -> int:
+        """The largest memory of the device since the last call, in bytes."""
+        if self._device != "cuda":
+            return 0
+        peak = self._paddle.device.cuda.max_memory_allocated()
+        self._paddle.device.cuda.reset_max_memory_allocated()
+        return peak
 
     def step(self) -> None:
         loss = self._paddle.nn.functional.cross_entropy(self.model(self._x), self._y)
@@ -144,11 +173,17 @@ def seconds(call) -> np.ndarray:
     return np.array([time.process_time() - processor, time.perf_counter() - clock])
 
 
+def _steps(training, count: int) -> None:
+    for _ in range(count):
+        training.step()
+    training.wait()
+
+
 def measure(training, args: argparse.Namespace, kinds: list[str]) -> dict[str, dict[str, float]]:
     """For each kind of recording: median seconds of a step, bytes, files, extra memory."""
     for _ in range(2):
         training.step()
-    before = [seconds(lambda: [training.step() for _ in range(args.steps)]) / args.steps for _ in range(args.rounds)]
+    before = [seconds(lambda: _steps(training, args.steps)) / args.steps for _ in range(args.rounds)]
     tensors = []
     if {"packed", "files"} & {*kinds}:
         with padiff.record(training.model, optimizer=training.optimizer, detail="full") as rec:
@@ -161,13 +196,15 @@ def measure(training, args: argparse.Namespace, kinds: list[str]) -> dict[str, d
     folder = Path(tempfile.mkdtemp(prefix="padiff-bench-", dir=args.dir))
     try:
         for turn in range(args.rounds):
+            training.device_memory()
             with Peak():  # it is a thread, which costs something too
-                times["plain"].append(seconds(lambda: [training.step() for _ in range(args.steps)]) / args.steps)
+                times["plain"].append(seconds(lambda: _steps(training, args.steps)) / args.steps)
+            device = training.device_memory()
             for kind in kinds:
                 run = folder / f"{kind.replace(' ', '-')}-{turn}"
                 with Peak() as peak:
                     times[kind].append(_recorded(training, run, args.steps, KINDS[kind]))
-                about[kind] |= {"memory": peak.bytes, **_stored(run)}
+                about[kind] |= {"memory": peak.bytes, "device": training.device_memory() - device, **_stored(run)}
                 shutil.rmtree(run)
             if tensors:
                 times["floor"].append(
@@ -201,12 +238,14 @@ def _recorded(training, folder: Path, steps: int, options) -> np.ndarray:
         for _ in range(2):
             training.step()
             rec.try_dump()
+        training.wait()
         rec.flush()
 
         def loop() -> None:
             for _ in range(steps):
                 training.step()
                 rec.try_dump()
+            training.wait()
             rec.flush()
 
         return seconds(loop) / steps
@@ -239,6 +278,7 @@ def show(title: str, about: dict[str, dict[str, float]]) -> None:
         if found.get("files"):
             text += f"   {found['bytes'] / 1e6:9.2f} MB in {found['files']:4.0f} files a step"
             text += f", {found['memory'] / 1e6:6.0f} MB more memory"
+            text += f", {found['device'] / 1e6:6.0f} MB of the device" if found["device"] else ""
         if "of numpy" in found:
             text += f"; cost / numpy's copy and np.save  {found['of numpy']:.2f}"
             text += f" (by the clock {found['of numpy by the clock']:.2f})"
@@ -366,6 +406,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=["resnet18", "gpt2"])
     parser.add_argument("--frameworks", nargs="*", default=list(TRAININGS))
     parser.add_argument("--kinds", nargs="*", default=list(KINDS))
+    parser.add_argument("--device", default="cpu", help="cpu (default), or cuda: a GPU")
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=64)
