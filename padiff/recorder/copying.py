@@ -278,7 +278,7 @@ class Copier:
         try:
             shape = self._tensors.shape(tensor)
             with self._tensors.without_grad():
-                source = PendingValues(tensor.detach().reshape([-1]).clone(), shape)
+                source = PendingValues(tensor.detach().reshape([-1]).clone(), shape, self.copy)
             self._later.append(source)
             return PendingCopy(self._tensors.dtype(tensor), shape, source)
         except Exception as error:

@@ -160,18 +160,23 @@ class Sampled:
 
 
 class PendingValues(TensorSource):
-    """Tensor source whose values are still being copied from a device; `read` waits for the values."""
+    """Tensor source whose values are still being copied from a device; `read` waits for the values.
 
-    __slots__ = ("_array", "_batch", "shape", "tensor")
+    Args:
+        copy: copies a tensor's values at once, for a read before the transfer.
+    """
 
-    def __init__(self, tensor: Any, shape: tuple[int, ...]) -> None:
+    __slots__ = ("_array", "_batch", "_copy", "shape", "tensor")
+
+    def __init__(self, tensor: Any, shape: tuple[int, ...], copy: Callable[[Any], np.ndarray]) -> None:
         self.tensor, self.shape = tensor, shape
+        self._copy: Callable[[Any], np.ndarray] | None = copy
         self._array: np.ndarray | None = None
         self._batch: Transfer | None = None
 
     def arrive_with(self, batch: Transfer) -> None:
         """Set the transfer that brings the values, and release the tensor."""
-        self._batch, self.tensor = batch, None
+        self._batch, self.tensor, self._copy = batch, None, None
 
     def arrived(self, flat: np.ndarray) -> None:
         """Set the values."""
@@ -182,8 +187,9 @@ class PendingValues(TensorSource):
         return () if self._array is None else (self._array,)
 
     def read(self) -> np.ndarray:
-        if self._array is None:
-            assert self._batch is not None, "read before the step was finished"
+        if self._copy is not None:
+            return self._copy(self.tensor).reshape(self.shape)
+        if self._array is None and self._batch is not None:
             self._batch.settle()
         assert self._array is not None
         return self._array

@@ -126,3 +126,26 @@ def test_what_layers_own_is_copied_together_on_another_device(monkeypatch):
     # layers give and are given, and large gradients, one by one. Then all of it comes over at once: of each dtype.
     assert asked["cat"] == 2 + 1 + 1 + 2
     assert asked["index_select"] <= 2 + 2 * 5 + 1
+
+
+@pytest.mark.parametrize("scale", [None, 1024.0])
+def test_the_loss_of_a_scaled_backward_is_recorded(monkeypatch, scale):
+    elsewhere_of_torch(monkeypatch)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(5, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
+    losses = []
+    with padiff.record(model, optimizer=optimizer) as rec:
+        for _ in range(3):
+            loss = torch.nn.functional.mse_loss(model(torch.ones(4, 5)), torch.zeros(4, 3))
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+            rec.try_dump()
+    steps = [rec.run.steps(number)[0] for number in range(3)]
+    assert [step.loss_scale for step in steps] == [scale or 1.0] * 3
+    recorded = [[record.value.item() for record in step.records if record.slot == "loss"] for step in steps]
+    assert recorded == [[loss] for loss in losses]
