@@ -23,6 +23,6 @@ def start_folder() -> str:
     return _START.get()
 
 
-def begin_here() -> None:
-    """Set the start folder of the script to the present working directory."""
-    _START.set(current_folder())
+def begin_in(folder: str) -> None:
+    """Set the start folder of the script."""
+    _START.set(folder)

@@ -9,20 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from padiff.dump.local import absolute, run_folder
+from padiff.dump.remote_path import AnyPath
 from padiff.errors import PadiffError, UsageError
-from padiff.records import printable
 from padiff.system.guard import Failure
-from padiff.system.start_folder import begin_here
+from padiff.system.printable import printable
 from padiff.system.switches import say
 from padiff_cli.parser import Parser
-from padiff_cli.run import startup
-from padiff_cli.run.launch import Launch, become, find_command, name_of, worker_folders
-from padiff_cli.run.processes import ProcessWatch
-from padiff_cli.run.recording import Recording, check_free
-from padiff_cli.run.script import hide_launcher, run_module, run_script, show_as_python_does
-from padiff_hooks.options import ON_DIFF, make_folders_absolute
+from padiff_cli.run.launch import Launch, become, check_free, find_command, name_of, python_options, worker_folders
+from padiff_cli.run.startup import VARIABLE
 
-FAILED, MISUSE = 1, 2
+MISUSE = 2
 
 _DESCRIPTION = (
     "Run a training script as python does, or a command that launches it, and record what trains in it: transformers', "
@@ -37,7 +33,7 @@ _OPTIONS: Mapping[str, tuple[str, Any, str]] = {
     "full_every_n_steps": ("full-every", int, "where sketches are kept, full tensors every N-th step"),
     "replay_every_n_steps": ("replay-every", int, "keep a pack every N-th step, to do it again elsewhere"),
     "reference": ("reference", str, "a run to compare with while this one trains"),
-    "on_diff": ("on-diff", str, f"what a diff does: {', '.join(ON_DIFF)} (default: warn)"),
+    "on_diff": ("on-diff", str, "what a diff does: warn, stop, raise (default: warn)"),
     "logdir": ("logdir", str, "where scalars and diffs go for TensorBoard"),
     "name": ("name", str, "what reports call the run (default: the folder's name)"),
     "existing": ("existing", str, "a folder that holds a run already: error (default), overwrite or resume"),
@@ -47,18 +43,20 @@ _OPTIONS: Mapping[str, tuple[str, Any, str]] = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; returns the exit code. What the script raises to end itself (`SystemExit`) goes on."""
-    begin_here()
+    """Become the script's process, which records itself (`padiff_cli.run.startup`); return if padiff can't begin.
+
+    So the script's stacks, flags, signals and exit code are those of ``python SCRIPT``.
+    """
     parser = _fill(Parser(prog="padiff run", description=_DESCRIPTION))
     own, behind, is_separated = _split(arguments, parser)
     args = parser.parse_args(own)
     if args.module is None and not behind:
         parser.error("the following arguments are required: SCRIPT")
     script, rest = (args.module, behind) if args.module is not None else (behind[0], behind[1:])
-    startup.end()  # of a padiff run above this one
+    program, words = None, [*(["-m"] if args.module else []), script, *rest]
     try:
         program = find_command(behind) if args.module is None and is_separated else None
-        if args.module is None and program is None and not Path(script).is_file():
+        if args.module is None and program is None and not _is_script(Path(script)):
             raise UsageError(f"there is no script {script}. A command stands after --: padiff run -- {script} ...")
         name = Path(script).name if program is None else name_of(behind)
         options = _options(args)
@@ -66,64 +64,45 @@ def main(arguments: Sequence[str]) -> int:
         place = absolute(run_folder(folder, "--dir"))
         for path in (place, *worker_folders(place)):
             check_free(path, options.get("existing", "error"))
-        make_folders_absolute(options)
-        launch = Launch(name, str(place), options, is_command=program is not None)
-        launch.export()
-        if program is not None:
-            Recording(name, place, options)
-            become(program, behind)
-        watch = _watch(launch)
+        if options:
+            _check(name, place, options)
+        Launch(name, str(place), options, is_command=program is not None).export()
+        if program is None:
+            words = [*python_options(), *words]
     except (PadiffError, OSError) as error:
-        print(f"padiff: {printable(str(error), lines=True)}", file=sys.stderr)
-        return MISUSE
+        return _refuse(error)
+    except Exception as error:
+        # An error of padiff's own does not keep the script from running.
+        say(f"{printable(script)} is not recorded: an error of padiff's own, {Failure.from_error(error).text}")
+        os.environ.pop(VARIABLE, None)
     try:
-        return _record(watch, run_script if args.module is None else run_module, script, rest)
-    finally:
-        launch.end()
+        become(program or sys.executable, words if program else [sys.executable, *words])
+    except OSError as error:
+        return _refuse(error)
 
 
-def _watch(launch: Launch) -> ProcessWatch | None:
-    """Watch for the training of this process; None after an error of padiff's own, which does not keep the script from
-    running.
+def _refuse(error: Exception) -> int:
+    print(f"padiff: {printable(str(error), lines=True)}", file=sys.stderr)
+    return MISUSE
+
+
+def _check(name: str, place: AnyPath, options: dict[str, Any]) -> None:
+    """Make the options' folders absolute.
 
     Raises:
-        UsageError: an option is wrong.
+        UsageError: an option can't be meant, which is said before the script runs.
     """
-    try:
-        return ProcessWatch(launch, is_main=True)
-    except PadiffError:
-        raise
-    except Exception as error:
-        text = Failure.from_error(error).text
-        say(f"{launch.script} is not recorded: an error of padiff's own, {text}", alarming=True)
-        return None
+    # Imported where needed: the script's process imports it anew.
+    from padiff_cli.run.recording import Recording
+    from padiff_hooks.options import make_folders_absolute
+
+    make_folders_absolute(options)
+    Recording(name, place, options)
 
 
-def _record(watch: ProcessWatch | None, run: Any, script: str, args: Sequence[str]) -> int:
-    well = False  # a failure is to be read, and nothing after it
-    end = watch.end if watch is not None else lambda failed: None
-    try:
-        run(script, args)
-        well = True
-        end(failed=False)
-    except SystemExit as left:
-        # The way scripts end that say how it went.
-        well = left.code in (None, 0)
-        if well:
-            end(failed=False)
-        raise
-    except KeyboardInterrupt:
-        hide_launcher()
-        raise
-    except Exception as error:
-        end(failed=True)
-        show_as_python_does(error)
-        return FAILED
-    finally:
-        end(failed=True)  # nothing, where it has ended
-        if well and watch is not None:
-            watch.recording.say_of_nothing(watch.loop.learned and not watch.loop.stepped)
-    return 0
+def _is_script(path: Path) -> bool:
+    """Return True for what Python runs by its name: a file, or a folder with a main module."""
+    return path.is_file() or (path / "__main__.py").is_file()
 
 
 def _fill(parser: Any) -> Any:

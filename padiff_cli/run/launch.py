@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import site
+import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -17,12 +18,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from padiff.dump.local import is_remote
+from padiff.dump.local import is_remote, shown
 from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.errors import UsageError
-from padiff.system.switches import say
+from padiff.system.printable import printable
 from padiff_cli.run.startup import VARIABLE
 
+# What launchers set: torchrun and accelerate, paddle.distributed.launch.
+_RANKS = ("RANK", "PADDLE_TRAINER_ID")
 _PTH = "padiff_processes.pth"
 # Of a run folder's options, those that are paths.
 _PATHS = ("reference", "logdir")
@@ -92,13 +95,27 @@ class Launch:
             return [claim for claim in os.listdir(self.claims) if claim.startswith(name)]
         return []
 
-    def end(self) -> None:
-        """Forget the claims, at the end of the launch. Say so if no process was recorded."""
-        if os.getpid() != self.number:  # a fork
-            return
-        if self.is_command and not self.claims_of("") and not hasattr(sys, "last_value"):
-            say(f"{self.script} is not recorded: no process made a step with an optimizer of torch or paddle")
-        shutil.rmtree(self.claims, ignore_errors=True)
+
+def launched_rank() -> int:
+    """Which of its processes a launcher says that this one is; 0 where there is none."""
+    for name in _RANKS:
+        text = os.environ.get(name, "")
+        if text.isdigit():
+            return int(text)
+    return 0
+
+
+def check_free(dir_path: AnyPath, existing: str) -> None:
+    """Refuse a folder that holds a run already, before the script begins.
+
+    Raises:
+        UsageError: it does, and ``existing`` does not say what to do with it.
+    """
+    # Other processes of the same launch begin later than the first may have made the folder.
+    if existing == "error" and not launched_rank() and (dir_path / "run.json").exists():
+        raise UsageError(
+            f"{printable(shown(dir_path))} holds a run already: give another --dir, or --existing overwrite or resume"
+        )
 
 
 def find_command(words: Sequence[str]) -> str | None:
@@ -119,7 +136,7 @@ def find_command(words: Sequence[str]) -> str | None:
 
 
 def become(program: str, words: Sequence[str]) -> NoReturn:
-    """Replace this process by a command: signals, output and exit code are the command's.
+    """Replace this process by a program: signals, output and exit code are the program's.
 
     Raises:
         OSError: the program cannot be started.
@@ -131,6 +148,17 @@ def become(program: str, words: Sequence[str]) -> NoReturn:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
     os.execv(program, list(words))
+
+
+def python_options() -> list[str]:
+    """Return this interpreter's options for another one: ``-W``, ``-X`` and the like.
+
+    Those that keep Python from its site packages, or from the environment, are left out: a script that is run without
+    them finds what it imports.
+    """
+    options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    given = [f"-W{warning}" for warning in os.environ.get("PYTHONWARNINGS", "").split(",")]
+    return [option for option in options if option not in ("-I", "-E", "-P", "-s", "-S", *given)]
 
 
 def name_of(words: Sequence[str]) -> str:

@@ -222,6 +222,7 @@ class LoopFinder(ModelFinder):
         self._steps += 1
         self._training.end_batch()
         if self._training.end_step():
+            self._failed = True
             raise Stopped
         self._training.begin_batch()
 

@@ -52,8 +52,7 @@ class ProcessRecording(Recording):
 
     def announce(self, what: str) -> None:
         super().announce(what)
-        if not self._is_main:
-            _end_with_process()
+        _end_with_process()
 
     def withdraw(self) -> None:
         if self._is_main:
@@ -133,9 +132,9 @@ class ProcessWatch:
 _watch: ProcessWatch | None = None
 
 
-def record_process(is_fork: bool) -> None:
-    """Watch for the training of this process, which is below `padiff run`."""
-    ProcessWatch(Launch.from_environment(), is_fork=is_fork)
+def record_process(is_main: bool, is_fork: bool) -> None:
+    """Watch for the training of this process: the script that `padiff run` became, or one below."""
+    ProcessWatch(Launch.from_environment(), is_main, is_fork)
 
 
 def rank_of_process(is_fork: bool = False) -> int | None:
@@ -158,19 +157,22 @@ def _is_child(is_fork: bool) -> bool:
 
 
 def _end_with_process() -> None:
-    atexit.register(_end)
+    atexit.register(end_process)
     if parent_process() is not None:  # it ends without `atexit`
         from multiprocessing.util import Finalize
 
-        Finalize(None, _end, exitpriority=_PRIORITY)
+        Finalize(None, end_process, exitpriority=_PRIORITY)
 
 
-def _end() -> None:
+def end_process() -> None:
+    """End what is recorded of this process, and say why nothing is."""
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
     failed = error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0))
     if _watch is not None:
         with contained("its run is not finished"):
             _watch.end(failed)
+            if not failed:
+                _watch.recording.say_of_nothing(_watch.loop.learned and not _watch.loop.stepped)
 
 
 def _in_fork() -> None:

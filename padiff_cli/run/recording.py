@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from padiff.dump.local import run_folder, shown
 from padiff.dump.remote_path import AnyPath
-from padiff.errors import UsageError
-from padiff.records import printable
 from padiff.system.switches import say
+from padiff_cli.run.launch import launched_rank
 from padiff_hooks.training import TrainingRecorder
-
-# What launchers set: torchrun and accelerate, paddle.distributed.launch.
-_RANKS = ("RANK", "PADDLE_TRAINER_ID")
-
-
-def launched_rank() -> int:
-    """Which of its processes a launcher says that this one is; 0 where there is none."""
-    for name in _RANKS:
-        text = os.environ.get(name, "")
-        if text.isdigit():
-            return int(text)
-    return 0
 
 
 class Recording:
@@ -136,16 +122,3 @@ class Recording:
     def _say(self, text: str) -> None:
         if not launched_rank():
             say(text)
-
-
-def check_free(dir_path: AnyPath, existing: str) -> None:
-    """Refuse a folder that holds a run already, before the script begins.
-
-    Raises:
-        UsageError: it does, and ``existing`` does not say what to do with it.
-    """
-    # Other processes of the same launch begin later than the first may have made the folder.
-    if existing == "error" and not launched_rank() and (dir_path / "run.json").exists():
-        raise UsageError(
-            f"{printable(shown(dir_path))} holds a run already: give another --dir, or --existing overwrite or resume"
-        )

@@ -1,7 +1,8 @@
-"""Start-up hook of the processes below ``padiff run``: ``padiff_processes.pth`` and ``path/sitecustomize.py`` call it.
+"""Start-up hook of ``padiff run``'s process and of those below: ``padiff_processes.pth`` and ``path/sitecustomize.py``.
 
-Most of these processes train nothing: launchers, data workers, resource trackers. So the hook imports nothing of padiff
-until a process makes an optimizer, or imports a trainer of a host.
+Most processes below train nothing: launchers, data workers, resource trackers. So the hook imports nothing of padiff
+until such a process makes an optimizer, or imports a trainer of a host. In the script's own process it waits for a
+framework: layers that are called without an optimizer tell why nothing is recorded.
 """
 
 from __future__ import annotations
@@ -52,23 +53,32 @@ class contained:  # noqa: N801 - a `with` reads like a call; contextlib may not 
 class StartUp:
     """Waits for the first optimizer of a process, then has `padiff_cli.run.processes` record.
 
+    Args:
+        is_main: the process is the script that `padiff run` became; wait for the import of a framework.
+
     Attributes:
         is_fork: the process is a fork of the one that the hook was begun in.
     """
 
-    def __init__(self) -> None:
-        self.is_fork = False
+    def __init__(self, is_main: bool = False) -> None:
+        self.is_fork, self._is_main = False, is_main
+        self._folder = _folder()
         self._patches: list[Callable[[], None]] = []
-        trainers = dict.fromkeys(TRAINERS, lambda _: self._record())
-        self._imports = AfterImport(
-            {**trainers, "torch.optim.optimizer": self._on_torch, "paddle.optimizer.optimizer": self._on_paddle}
-        )
+        self._imports: AfterImport | None = None
+        self._over = False
+        at_once = dict.fromkeys(("torch", "paddle") if is_main else TRAINERS, lambda _: self._record())
+        optimizers = {"torch.optim.optimizer": self._on_torch, "paddle.optimizer.optimizer": self._on_paddle}
+        self._imports = AfterImport(at_once if is_main else {**at_once, **optimizers})
+        if self._over:  # of what is imported already, the import hook has told
+            self._imports.remove()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._in_fork)
 
     def end(self) -> None:
         """Wait for nothing any more, and put everything back."""
-        self._imports.remove()
+        self._over = True
+        if self._imports is not None:
+            self._imports.remove()
         while self._patches:
             self._patches.pop()()
 
@@ -76,14 +86,18 @@ class StartUp:
         self.is_fork = True
 
     def _record(self) -> None:
+        if self._over:
+            return
         self.end()
         with contained():
             import warnings
 
             with warnings.catch_warnings():  # of imports, which the script may have turned into errors
                 warnings.simplefilter("ignore")
+                from padiff.system.start_folder import begin_in
                 from padiff_cli.run.processes import record_process
-            record_process(self.is_fork)
+            begin_in(self._folder)
+            record_process(self._is_main and not self.is_fork, self.is_fork)
 
     def _on_torch(self, optimizers: ModuleType) -> None:
         cls = optimizers.Optimizer
@@ -120,22 +134,46 @@ def begin() -> None:
     """Begin the hook in a process below `padiff run`; once, however often this is called."""
     global _startup
     if _startup is None:
-        _startup = StartUp()
         number, _, launch = os.environ[VARIABLE].partition(" ")
-        if number == str(os.getpid()):  # the command that `padiff run` became
-            import atexit
+        if number != str(os.getpid()):
+            _startup = StartUp()
+            return
+        # The script or the command that `padiff run` became.
+        import atexit
+        import json
 
-            atexit.register(_end_launch, launch)
+        values = json.loads(launch)
+        atexit.register(_end_launch, **values)
+        _startup = StartUp(is_main=not values["is_command"])
 
 
-def end() -> None:
-    """End the hook, where it was begun: the process is recorded by a `padiff run` of its own."""
-    if _startup is not None:
-        _startup.end()
-
-
-def _end_launch(launch: str) -> None:
+def _end_launch(script: str, is_command: bool, number: int, claims: str, **_: Any) -> None:
+    """End the recording of the process that `padiff run` became. Say so if nothing was recorded; forget the claims."""
+    if os.getpid() != number:  # a fork
+        return
     with contained():
-        from padiff_cli.run.launch import Launch
+        processes: Any = sys.modules.get("padiff_cli.run.processes")
+        if processes is not None:
+            processes.end_process()
+        claimed = os.listdir(claims) if os.path.isdir(claims) else []
+        # A failure is to be read, and nothing after it. To import then would lose the exit code of Ctrl-C.
+        if not claimed and not hasattr(sys, "last_value") and (is_command or processes is None):
+            from padiff.system.switches import say
 
-        Launch.from_json(launch).end()
+            why = (
+                "no process made a step with an optimizer of torch or paddle"
+                if is_command
+                else "it imported neither torch nor paddle in this process"
+            )
+            say(f"{script} is not recorded: {why}")
+        if os.path.isdir(claims):
+            for claim in os.listdir(claims):
+                os.unlink(os.path.join(claims, claim))
+            os.rmdir(claims)
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return ""

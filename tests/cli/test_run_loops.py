@@ -655,16 +655,6 @@ def test_a_loop_without_an_optimizer_is_named(framework, update):
     assert "A loop without an optimizer is recorded from inside: with padiff.record(model, DIR)" in recorded.stderr
 
 
-@pytest.mark.parametrize(
-    "ending", ["raise KeyError(1)", "sys.exit('no data')", "sys.exit(3)", "raise KeyboardInterrupt"]
-)
-def test_nothing_is_said_after_a_failure_before_the_training(ending):
-    Path("train.py").write_text(f"import sys\ndef main():\n    {ending}\nmain()\n")
-    unchanged, recorded = call("train.py"), run("train.py")
-    assert recorded.returncode == unchanged.returncode != 0
-    assert "padiff" not in recorded.stderr.replace("padiff-tests", ""), recorded.stderr
-
-
 # The watch fails once at each of these, which is one line; test_own_errors.py plants an error in each function.
 PLANTED = """
 import padiff_cli.{module} as planted

@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fcntl
+import functools
 import gc
 import importlib.util
 import marshal
@@ -175,8 +176,36 @@ def _become(client: socket.socket, files: list[int]) -> None:
     _become.client = client  # it stays open for as long as the fork lives
 
 
+class _Executed(BaseException):
+    """A program replaces the process by Python: the fork begins anew, with its modules."""
+
+
+def _execute(execv, program: str, words: list[str]) -> None:
+    if program != sys.executable:
+        execv(program, words)
+    raise _Executed(*words)
+
+
 def _run(path: list[str], args: list[str], folder: str, environment: dict[str, str]) -> None:
-    """Do what ``python ARGS`` would."""
+    """Do what ``python ARGS`` would; a program that becomes another Python, as ``padiff run`` does, goes on here."""
+    execv, os.execv = os.execv, functools.partial(_execute, os.execv)
+    try:
+        _run_once(path, args, folder, environment)
+        return
+    except _Executed as executed:
+        words = executed.args[1:]
+    finally:
+        os.execv = execv
+    environment = dict(os.environ)
+    sys.path[:] = [*dict.fromkeys([*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *path])]
+    if "PADIFF_RUN_PROCESSES" in environment:
+        importlib.import_module("padiff_cli.run.startup").begin()
+    while words[0][:2] in ("-B", "-X", "-W", "-u"):  # which this process has already
+        words = words[2 if words[0] == "-X" else 1 :]
+    _run(path, list(words), os.getcwd(), environment)
+
+
+def _run_once(path: list[str], args: list[str], folder: str, environment: dict[str, str]) -> None:
     os.chdir(folder)
     if "multiprocessing.process" in sys.modules:  # which looks for a script below the folder that it began in
         sys.modules["multiprocessing.process"].ORIGINAL_DIR = folder
