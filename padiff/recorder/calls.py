@@ -146,8 +146,10 @@ class Calls:
 
     @property
     def evaluated(self) -> tuple[Evaluation, ...]:
-        """Return the evaluation calls that were only counted."""
-        return tuple(Evaluation(path, n, shapes) for (path, shapes), n in self._evaluations.items())
+        """Return the calls in evaluation mode that are left out of the step (see `evaluations`)."""
+        skipped = [(path, n) for (path, training), n in self._outermost.items() if self.has_trained and not training]
+        counted = [Evaluation(path, n, shapes) for (path, shapes), n in self._evaluations.items()]
+        return (*(Evaluation(path, n) for path, n in skipped), *counted)
 
     @property
     def micro_batches(self) -> int:

@@ -12,7 +12,7 @@ from padiff.compare.diagnose.settings import cause_around, cause_in_settings
 from padiff.compare.diagnose.stages import cause_by_stage
 from padiff.compare.judge.missing_records import whole_stage_missing
 from padiff.errors import RunFolderError, SketchOnlyError
-from padiff.records import SIDES, Cause, Diff, Difference, Kind, Pair
+from padiff.records import SIDES, Both, Cause, Diff, Difference, Kind, Pair
 from padiff.system.naming import first_few
 
 
@@ -39,6 +39,8 @@ def recorded_cause(
         return Cause("sizes", "the layers have other sizes, or the tensor another layout")
     if diff.problem and place.inside is not False:
         return Cause("overflow", "an overflow, a division by zero or a log of zero on one side")
+    if any(place.lone):
+        return _lone_input(pair, place.lone)
     surplus = _surplus(step, alignment) if pair.stage not in ("input", "weight") else ""
     return Cause("surplus_layers", surplus) if surplus else cause_in_place(place)
 
@@ -77,6 +79,14 @@ def _surplus(step: Sequence[Diff], alignment: Alignment) -> str:
         if paths:
             described.append(f"the {name} has layers that the {other_side} has not: {first_few(paths, 3)}")
     return "; ".join(described)
+
+
+def _lone_input(pair: Pair, lone: Both[tuple[str, ...]]) -> Cause:
+    side, other = SIDES if lone.reference else SIDES.swapped()
+    slots = [slot.removeprefix("input.") for slot in lone.reference or lone.candidate]
+    names = " and ".join(f"`{name}`" for name in slots[:3])
+    text = f"the {side} gives `{pair.anchor.layer}` {names}, the {other} does not: a state, a mask or positions"
+    return Cause("lone_input", text)
 
 
 def _missing(diff: Diff, step: Sequence[Diff]) -> Cause | None:

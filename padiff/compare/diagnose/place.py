@@ -10,6 +10,8 @@ from padiff.compare.diagnose.traced import Graph, Relation, Relations
 from padiff.compare.judge.policy import Policy
 from padiff.records import LOOP, Both, Diff, Operand, RunInfo, Step, TracedCall, is_below, is_functional
 
+#: No input slots on either side.
+NO_SLOTS: Both[tuple[str, ...]] = Both((), ())
 # Functions whose inputs may be exchanged.
 _EXCHANGED = frozenset({"add", "mul", "maximum", "minimum", "logical_and", "logical_or", "eq", "ne"})
 
@@ -49,6 +51,7 @@ class Place:
     Attributes:
         diff: the diff to report: of the output, or of an input of the layer if that input differs already.
         inside: True if the inputs of the layer agree, False if they differ; `None` if that is unknown.
+        lone: the input slots of the layer's call that only one side fills, if the other inputs do not differ.
         last_agreeing: the path, in the reference, of the last layer before the diff whose output agrees; empty if
             there is none.
         calls: the calls at this place; `None` if calls of functions were not recorded.
@@ -59,6 +62,7 @@ class Place:
 
     diff: Diff
     inside: bool | None = None
+    lone: Both[tuple[str, ...]] = NO_SLOTS
     last_agreeing: str = ""
     calls: Calls | None = None
     graphs: Both[Graph] | None = None
@@ -95,20 +99,22 @@ def place_of_diff(
     last = _last_agreeing(diff, step)
     calls = graphs.zip(pair.sides).map(lambda side: side[0].of_record(side[1]) if side[1] is not None else None)
     inside, differing = _inputs(calls, relations)
+    lone = _lone(calls) if differing is None else NO_SLOTS
+    inside = None if any(lone) else inside
     starts = graphs.zip(pair.sides).map(lambda side: None if side[1] is None else side[0].tensor_of(side[1]))
     if differing is not None:
         starts = differing.map(lambda operand: operand.tensor)
         slots = differing.map(lambda operand: operand.slot)
         diff = relations.diff(differing.reference.tensor, differing.candidate.tensor, slots)
     if starts.reference is None or starts.candidate is None:
-        return Place(diff, inside, last, graphs=graphs)
+        return Place(diff, inside, lone, last, graphs=graphs)
     ends = Both(starts.reference, starts.candidate)
     back = _back(ends, graphs, relations, agreeing(step, graphs))
     calls_between = (
         _calls_between(back, calls, graphs, relations) if all(step.trace.functions for step in steps) else None
     )
     differing_there = back.map(lambda side: frozenset(operand.tensor for call in side for operand in call.outputs))
-    return Place(diff, inside, last, calls_between, graphs, ends, differing_there)
+    return Place(diff, inside, lone, last, calls_between, graphs, ends, differing_there)
 
 
 def _last_agreeing(diff: Diff, step: Sequence[Diff]) -> str:
@@ -145,6 +151,20 @@ def _inputs(calls: Both[TracedCall | None], relations: Relations) -> tuple[bool 
             return False, Both(reference_input, candidate_input)
         related.append(relation)
     return (True if related and related[0] is Relation.AGREE else None), None
+
+
+def _lone(calls: Both[TracedCall | None]) -> Both[tuple[str, ...]]:
+    """Return the input slots of two calls of a layer that only one of them fills."""
+    reference, candidate = calls
+    if reference is None or candidate is None or reference.function or candidate.function:
+        return NO_SLOTS
+    paired = _answering(reference.inputs, candidate.inputs)
+    met = Both(*({id(operand) for operand in side} for side in (zip(*paired) if paired else ((), ()))))
+    return (
+        Both(reference.inputs, candidate.inputs)
+        .zip(met)
+        .map(lambda side: tuple(operand.slot for operand in side[0] if id(operand) not in side[1]))
+    )
 
 
 def _answering(reference: Sequence[Operand], candidate: Sequence[Operand]) -> list[Both[Operand]]:

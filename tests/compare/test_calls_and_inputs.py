@@ -1,0 +1,138 @@
+"""Calls in evaluation mode, and inputs that only one side gives: what a verdict says of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+import torch
+
+import padiff
+
+SHAPE = (16, 4)
+
+
+def _batches(steps: int, count: int = 2) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(steps, count, *SHAPE)).astype("float32")
+
+
+def _two_calls(framework, folder, evaluated=None, validates=False):
+    """Two calls a step; one of them in evaluation mode; a validation between steps."""
+    if framework == "torch":
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+        optimizer, tensor, clear = torch.optim.SGD(net.parameters(), 0.1), torch.tensor, "zero_grad"
+    else:
+        net = paddle.nn.Sequential(paddle.nn.Linear(4, 8), paddle.nn.BatchNorm1D(8), paddle.nn.Linear(8, 1))
+        optimizer, tensor, clear = (
+            paddle.optimizer.SGD(0.1, parameters=net.parameters()),
+            paddle.to_tensor,
+            "clear_grad",
+        )
+        padiff.start_from(folder.parent / "reference", net)
+    with padiff.record(net, folder, optimizer=optimizer) as rec:
+        for batch in _batches(3):
+            outputs = []
+            for number, values in enumerate(batch):
+                net.eval() if number == evaluated else net.train()
+                outputs.append(net(tensor(values)))
+            ((outputs[0].detach() - outputs[1]) ** 2).mean().backward()
+            optimizer.step()
+            getattr(optimizer, clear)()
+            rec.try_dump()
+            if validates:
+                net.eval()
+                with torch.no_grad(), paddle.no_grad():
+                    net(tensor(batch[0]))
+    return folder
+
+
+@pytest.mark.parametrize("framework", ["torch", "paddle"])
+def test_a_first_call_in_evaluation_mode_is_named(framework, tmp_path):
+    reference = _two_calls("torch", tmp_path / "reference")
+    candidate = _two_calls(framework, tmp_path / "candidate", evaluated=0)
+    first = padiff.compare_runs(reference, candidate).first_diff
+    assert first.step == 0
+    assert (first.cause.kind, first.cause.proven, first.cause.fix) == ("mode", True, "model.train()")
+    assert "makes 1 of its 2 calls of the model in evaluation mode" in first.cause.text
+
+
+def test_the_references_call_in_evaluation_mode_is_named(tmp_path):
+    reference = _two_calls("torch", tmp_path / "reference", evaluated=0)
+    candidate = _two_calls("torch", tmp_path / "candidate")
+    first = padiff.compare_runs(reference, candidate).first_diff
+    assert (first.cause.kind, first.cause.proven, first.cause.fix) == ("mode", True, "")
+    assert "the reference makes 1 of its 2 calls" in first.cause.text
+
+
+@pytest.mark.parametrize("framework", ["torch", "paddle"])
+@pytest.mark.parametrize("evaluated", [None, 0])
+def test_the_same_calls_on_both_sides_match(framework, evaluated, tmp_path):
+    reference = _two_calls("torch", tmp_path / "reference", evaluated, validates=True)
+    candidate = _two_calls(framework, tmp_path / "candidate", evaluated, validates=framework == "torch")
+    report = padiff.compare_runs(reference, candidate)
+    assert report.passed, report.first_diff.message
+
+
+class _TorchNet(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb, self.rnn = torch.nn.Embedding(20, 8), torch.nn.GRU(8, 12, batch_first=True)
+        self.out = torch.nn.Linear(12, 20)
+
+    def forward(self, tokens, state=None):
+        hidden, state = self.rnn(self.emb(tokens), state)
+        return self.out(hidden), state
+
+
+class _PaddleNet(paddle.nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.emb, self.rnn = paddle.nn.Embedding(20, 8), paddle.nn.GRU(8, 12)
+        self.out = paddle.nn.Linear(12, 20)
+
+    def forward(self, tokens, state=None):
+        hidden, state = self.rnn(self.emb(tokens), state)
+        return self.out(hidden), state
+
+
+def _recurrent(framework, folder, hands_on=True):
+    tokens = np.random.default_rng(1).integers(0, 20, (4, 41))
+    state = None
+    if framework == "torch":
+        torch.manual_seed(0)
+        net, tensor = _TorchNet(), torch.tensor
+        optimizer, clear = torch.optim.SGD(net.parameters(), 0.1), "zero_grad"
+    else:
+        net, tensor = _PaddleNet(), paddle.to_tensor
+        optimizer, clear = paddle.optimizer.SGD(0.1, parameters=net.parameters()), "clear_grad"
+        padiff.start_from(folder.parent / "reference", net)
+    with padiff.record(net, folder, optimizer=optimizer) as rec:
+        for start in range(0, 40, 10):
+            logits, state = net(tensor(tokens[:, start : start + 10]), state)
+            state = state.detach() if hands_on else None
+            labels = tensor(tokens[:, start + 1 : start + 11].ravel())
+            functional = torch.nn.functional if framework == "torch" else paddle.nn.functional
+            functional.cross_entropy(logits.reshape((40, 20)), labels).backward()
+            optimizer.step()
+            getattr(optimizer, clear)()
+            rec.try_dump()
+    return folder
+
+
+@pytest.mark.parametrize("framework", ["torch", "paddle"])
+def test_a_state_that_is_not_handed_on_is_named(framework, tmp_path):
+    reference = _recurrent("torch", tmp_path / "reference")
+    candidate = _recurrent(framework, tmp_path / "candidate", hands_on=False)
+    first = padiff.compare_runs(reference, candidate).first_diff
+    assert (first.step, first.reference, first.cause.kind) == (1, "rnn", "lone_input"), first.message
+    assert "the reference gives `rnn` `hx`, the candidate does not" in first.cause.text
+    assert "inputs agree" not in first.message
+
+
+@pytest.mark.parametrize("framework", ["torch", "paddle"])
+def test_a_state_that_is_handed_on_matches(framework, tmp_path):
+    report = padiff.compare_runs(
+        _recurrent("torch", tmp_path / "reference"), _recurrent(framework, tmp_path / "candidate")
+    )
+    assert report.passed, report.first_diff.message
