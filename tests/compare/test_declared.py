@@ -247,7 +247,7 @@ def test_l1_decay_and_the_decay_of_a_parameter_itself_are_seen():
     assert (found.name, *found.values) == ("weight_decay", 1e-6, 2e-6)
     assert found.parameters.candidate == ("0/bias",) == report.first_diff.parameters.candidate
     assert (report.first_diff.reference, report.first_diff.slot) == ("0", "weight_decay")
-    assert found.fix == """paddle.optimizer.SGD([{"params": ['0.bias'], "weight_decay": 1e-06}, ...])"""
+    assert found.fix == """paddle.optimizer.SGD(..., parameters=[{"params": ['0.bias'], "weight_decay": 1e-06}, ...])"""
 
 
 def test_the_rate_that_a_parameter_carries_itself_is_compared():

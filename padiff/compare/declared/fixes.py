@@ -16,7 +16,13 @@ _NAMED = 3
 
 
 def optimizer_fix(
-    framework: str, rule: str, names: Sequence[str], values: Mapping[str, Any], parameters: Sequence[str] = ()
+    framework: str,
+    rule: str,
+    names: Sequence[str],
+    values: Mapping[str, Any],
+    parameters: Sequence[str] = (),
+    base_rate: float | None = None,
+    others: Mapping[str, Any] | None = None,
 ) -> str:
     """Return a call of the optimizer with some of the reference's values; empty if the framework lacks an option.
 
@@ -26,6 +32,9 @@ def optimizer_fix(
         names: names of the values to set.
         values: all settings of the reference's optimizer.
         parameters: the candidate's names of the parameters to set the values for; empty for all parameters.
+        base_rate: the learning rate of the candidate's optimizer, by which paddle multiplies that of a group; `None`
+            if it is not known.
+        others: settings of all other parameters, which the class would set otherwise.
     """
     spelling = SPELLINGS.get(framework)
     if spelling is None or _class(spelling, rule, values) not in OPTIMIZERS[framework]:
@@ -41,8 +50,16 @@ def optimizer_fix(
     # Names of parameters come from a run, so these become string literals.
     listed = ", ".join(literal(site.replace("/", ".")) for site in parameters[:_NAMED])
     listed += ", ..." if len(parameters) > _NAMED else ""
+    if spelling.parameters:
+        if "lr" in names and not base_rate:
+            return ""
+        factor = {**values, "lr": values["lr"] / base_rate} if base_rate and "lr" in names else values
+        arguments = [_argument(spelling, name, factor) for name in names]
     group = ", ".join(f'"{name}": {value}' for name, _, value in (a.partition("=") for a in dict.fromkeys(arguments)))
-    return checked_fix(framework, f'{kind}([{{"params": [{listed}], {group}}}, ...])')
+    groups = f'[{{"params": [{listed}], {group}}}, ...]'
+    shown = [f"..., {spelling.parameters}={groups}" if spelling.parameters else groups]
+    shown += [_argument(spelling, name, others) for name in others] if others else []
+    return checked_fix(framework, f"{kind}({', '.join(shown)})")
 
 
 def _class(spelling: ArgumentNames, rule: str, values: Mapping[str, Any]) -> str:

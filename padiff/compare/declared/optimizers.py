@@ -145,6 +145,7 @@ class _Found:
     Attributes:
         names: names of the reference's values that fix the difference.
         rule: rule whose values these are.
+        base_rate: the learning rate of all of the candidate's groups, if there is one only.
     """
 
     name: str
@@ -154,6 +155,7 @@ class _Found:
     changes: bool = True
     note: str = ""
     kind: str = "optimizer_setting"
+    base_rate: float | None = None
 
 
 def optimizer_differences(pairs: list[GroupPair], frameworks: Both[str]) -> Iterator[Difference]:
@@ -170,6 +172,7 @@ def rate_differences(
         return
     rates = steps.map(_rates)
     differences = []
+    is_single = len({id(pair.candidate) for pair in pairs}) == 1
     for pair in pairs:
         expected, actual = pair.zip(rates).map(lambda side: _rate(*side))
         if expected is None or actual is None:
@@ -182,7 +185,9 @@ def rate_differences(
         ):
             lasting = all(math.isclose(group.number("lr"), rate, rel_tol=_SAME) for group, rate in zip(pair, values))
             names = ("lr",) if lasting else ()
-            differences.append((pair, [_Found("lr", values, names, pair.candidate.rule, kind="learning_rate")]))
+            base = pair.candidate.number("lr") if is_single else None
+            difference = _Found("lr", values, names, pair.candidate.rule, kind="learning_rate", base_rate=base)
+            differences.append((pair, [difference]))
     yield from _together(differences, frameworks.candidate, len(pairs))
 
 
@@ -247,6 +252,7 @@ def _together(
                 difference.names,
                 {**_USUAL, **dict.fromkeys(_FORMS, 0.0), **pair.reference.values},
                 parameters.candidate,
+                difference.base_rate,
             )
             if difference.names or difference.name == "rule"
             else "",
@@ -272,7 +278,10 @@ def _between(pair: GroupPair, frameworks: Both[str]) -> list[_Found]:
         both = values.map(lambda side, name=name: side[name])  # type: ignore[misc]
         if same(*both):
             continue
-        differences.append(_Found(name, both, (name,), candidate.rule, changes=not (elsewhere and name == "eps")))
+        # The same epsilon means something else where the frameworks add it in different places.
+        is_comparable = not (elsewhere and name == "eps")
+        names = (name,) if is_comparable else ()
+        differences.append(_Found(name, both, names, candidate.rule, changes=is_comparable))
     if elsewhere:
         places = frameworks.map(lambda framework: _place_of_eps(framework, reference.rule))
         differences.append(_Found("place of epsilon", places, (), candidate.rule, changes=False, note=_ELSEWHERE))

@@ -2,70 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-_OPTIMIZERS: dict[str, dict[str, str]] = {
-    "torch": {"SGD": "SGD", "RMSProp": "RMSprop", "AdamW": "AdamW"},
-    "paddle": {"SGD": "Momentum", "RMSProp": "RMSProp", "AdamW": "AdamW"},
-}
-_PLACES = {"torch": "torch.optim", "paddle": "paddle.optimizer"}
-#: Arguments of optimizers by framework and setting; other settings have no argument.
-_ARGUMENTS: dict[str, dict[str, str]] = {
-    "torch": {
-        "momentum": "momentum={momentum}",
-        "dampening": "dampening={dampening}",
-        "beta1": "betas=({beta1}, {beta2})",
-        "beta2": "betas=({beta1}, {beta2})",
-        "eps": "eps={eps}",
-        "alpha": "alpha={alpha}",
-        "weight_decay": "weight_decay={weight_decay}",
-        "nesterov": "nesterov={nesterov}",
-        "amsgrad": "amsgrad={amsgrad}",
-        "centered": "centered={centered}",
-        "initial": "initial_accumulator_value={initial}",
-    },
-    "paddle": {
-        "momentum": "momentum={momentum}",
-        "beta1": "beta1={beta1}",
-        "beta2": "beta2={beta2}",
-        "eps": "epsilon={eps}",
-        "alpha": "rho={alpha}",
-        "weight_decay": "weight_decay={weight_decay}",
-        "nesterov": "use_nesterov={nesterov}",
-        "amsgrad": "amsgrad={amsgrad}",
-        "centered": "centered={centered}",
-        "initial": "initial_accumulator_value={initial}",
-    },
-}
+from padiff.compare.declared.fixes import optimizer_fix
+from padiff.compare.diagnose.hypotheses.fitting import Fit
+from padiff.compare.diagnose.hypotheses.rules import Rule
+from padiff.compare.diagnose.hypotheses.wording import number_text
+
+# Settings of the rules, by the names that `optimizer_fix` has for them.
+_NAMES = {"initial": "initial_accumulator_value", "weight_decay": "decay.coupled"}
 _FORMS = frozenset({"nesterov", "amsgrad", "centered"})
+# Forms that belong to a framework's code, and are no arguments.
+_OWN = frozenset({"single", "inside", "corrected", "uncorrected_eps", "rate_inside"})
 
 
-def optimizer(framework: str, reference: Any, changed: Mapping[str, float], another: bool) -> str:
+def optimizer(
+    framework: str,
+    reference: Fit,
+    changed: Mapping[str, float],
+    another: bool,
+    declared: str = "",
+    parameters: Sequence[str] = (),
+) -> str:
     """Return the call that creates the candidate's optimizer with the reference's settings; empty if unknown.
 
     Args:
-        reference: the `Fit` of the reference's updates.
+        reference: the fit of the reference's updates.
         changed: the settings that differ in the candidate.
         another: True if the candidate uses another rule.
+        declared: the rule that the candidate's optimizer declares; empty if unknown.
+        parameters: the candidate's names of the parameters to set the values for; empty for all parameters.
     """
-    place, arguments = _PLACES.get(framework), _ARGUMENTS.get(framework, {})
-    if place is None or "lost" in changed or "rate" in changed:
-        return ""
     settings = reference.settings
-    name = reference.rule.name
-    if name in ("Adam", "AdamW"):
-        name = "AdamW" if settings["decoupled"] and settings["weight_decay"] else "Adam"
-    shown: list[str] = []
-    for setting in settings if another else changed:
-        if setting not in arguments or (another and not settings[setting]):
-            continue
-        values = {k: bool(v) if k in _FORMS else _number(v) for k, v in settings.items()}
-        text = arguments[setting].format(**values)
-        shown += [text] if text not in shown else []
-    if not shown and not another and "decoupled" not in changed:
+    if "lost" in changed or "rate" in changed or {"corrected", "uncorrected_eps"} & {*changed}:
         return ""
-    return f"{place}.{_OPTIMIZERS[framework].get(name, name)}({', '.join(['...', *shown])})"
+    rule = reference.rule.name
+    if rule in ("Adam", "AdamW"):
+        # The two apply a weight decay in different forms, and are the same without.
+        decides = another or declared not in ("Adam", "AdamW")
+        decides = decides or "decoupled" in changed or bool("weight_decay" in changed and settings["weight_decay"])
+        rule = ("AdamW" if settings["decoupled"] and settings["weight_decay"] else "Adam") if decides else declared
+    names = [name for name in (reference.rule.numbers if another else changed) if name not in _OWN]
+    # Epsilon means something else where the framework adds it elsewhere.
+    names = [name for name in names if name != "eps" or "inside" not in changed]
+    if another:
+        names = [name for name in names if settings[name]]
+    elif not names or names == ["decoupled"]:
+        names = []
+        if "decoupled" not in changed:
+            return ""
+    values = {
+        _name(name, reference.rule): bool(value) if name in _FORMS else float(number_text(value))
+        for name, value in settings.items()
+    }
+    listed = [_name(name, reference.rule) for name in names if name != "decoupled"]
+    # AdamW has a weight decay by default.
+    others = {"decay.decoupled": changed["weight_decay"]} if parameters and _is_new(rule, declared, changed) else {}
+    return optimizer_fix(framework, rule, listed, values, parameters, others=others)
+
+
+def _name(name: str, rule: Rule) -> str:
+    return "rho" if name == "alpha" and rule.name == "Adadelta" else _NAMES.get(name, name)
 
 
 def rate(framework: str) -> str:
@@ -76,8 +73,8 @@ def rate(framework: str) -> str:
 def clipping(framework: str, limit: float) -> str:
     """Return the line that clips by the norm of all gradients."""
     lines = {
-        "torch": f"torch.nn.utils.clip_grad_norm_(model.parameters(), {_number(limit)})",
-        "paddle": f"grad_clip=paddle.nn.ClipGradByGlobalNorm({_number(limit)})",
+        "torch": f"torch.nn.utils.clip_grad_norm_(model.parameters(), {number_text(limit)})",
+        "paddle": f"grad_clip=paddle.nn.ClipGradByGlobalNorm({number_text(limit)})",
     }
     return lines.get(framework, "")
 
@@ -101,5 +98,6 @@ def zeroing(framework: str) -> str:
     return {"torch": "optimizer.zero_grad()", "paddle": "optimizer.clear_grad()"}.get(framework, "")
 
 
-def _number(value: float) -> str:
-    return f"{value:.6g}"
+def _is_new(rule: str, declared: str, changed: Mapping[str, float]) -> bool:
+    """Return True if a weight decay needs AdamW, which the candidate does not declare."""
+    return rule == "AdamW" and declared != "AdamW" and "weight_decay" in changed

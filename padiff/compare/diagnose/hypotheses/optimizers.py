@@ -19,6 +19,7 @@ from padiff.compare.diagnose.hypotheses.rates import rates_text
 from padiff.compare.diagnose.hypotheses.rules import History, updates
 from padiff.compare.diagnose.hypotheses.searching import Sample, explained, in_single, known_fits
 from padiff.compare.diagnose.hypotheses.wording import scope_text
+from padiff.compare.diagnose.recompute.which_side import declared_groups
 
 # Least count of steps for proof: a single step is the same for many rules and settings.
 _TELLING = 2
@@ -161,7 +162,8 @@ def _hypothesis(
 ) -> Hypothesis:
     fitted = wrong[0].fit
     kind, name = kind_of(change, fitted)
-    scope = scope_text([parameter.track for parameter in wrong], _rest(tracks, parameters, wrong, change))
+    rest = _rest(tracks, parameters, wrong, change) or _spoilt(tracks, parameters, wrong, change)
+    scope = scope_text([parameter.track for parameter in wrong], rest)
     return Hypothesis(
         kind,
         name,
@@ -171,10 +173,31 @@ def _hypothesis(
         free=change.free,
         tried=change.tried,
         changes=changes,
-        fix=fix_snippets.optimizer(scene.frameworks.candidate, fitted, {**change.settings}, bool(change.rules)),
+        fix=fix_snippets.optimizer(
+            scene.frameworks.candidate,
+            fitted,
+            {**change.settings},
+            bool(change.rules),
+            _declared_rule(scene, wrong[0]),
+            [_site(scene, tracks, parameter) for parameter in wrong] if rest else (),
+        ),
         # A factor of the updates has many possible causes; and many rules and settings give the same first step.
         telling="rate" not in change.settings and (changes == 1 or len(tracks.numbers) >= _TELLING),
     )
+
+
+def _declared_rule(scene: DiffContext, parameter: Parameter) -> str:
+    """Return the rule that the candidate's optimizer declares for a parameter; empty if it declares none."""
+    groups = declared_groups(scene, parameter.track.place)
+    return "" if groups is None else groups.candidate.rule
+
+
+def _site(scene: DiffContext, tracks: ParameterHistories, parameter: Parameter) -> str:
+    """Return the candidate's name of a parameter."""
+    pair = scene.pairs(tracks.numbers[tracks.at], "update").get(parameter.track.place)
+    record = pair.candidate if pair is not None else None
+    layer, slot, _ = parameter.track.place
+    return f"{layer}/{slot}" if record is None else f"{record.layer}/{record.slot}"
 
 
 def _of_rates(scene: DiffContext, tracks: ParameterHistories, parameters: Sequence[Parameter]) -> Hypothesis:
@@ -239,6 +262,18 @@ def _best(parameter: Parameter, change: Change, history: History, noise: np.ndar
     lost = settings.pop("lost", 0.0)
     best = in_single(fitted.rule, {**settings, "lost": lost}, history, noise)
     return updates(best.rule, history, best.settings)
+
+
+def _spoilt(
+    tracks: ParameterHistories, parameters: Sequence[Parameter], wrong: Sequence[Parameter], change: Change
+) -> list[ParameterHistory] | None:
+    """Return the tracks of parameters that agree, and would not with the reference's settings of those in ``wrong``.
+
+    `None` if there are none.
+    """
+    settings = {name: wrong[0].fit.settings[name] for name in change.settings if name in wrong[0].fit.settings}
+    reverse = replace(change, settings=settings, rules=(), shared={})
+    return _rest(tracks, parameters, wrong, reverse)
 
 
 def _rest(
