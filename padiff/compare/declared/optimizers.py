@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,11 +38,16 @@ _SAME, _SAME_RATE = 1e-6, 1e-5
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Group of an optimizer's parameters with common settings."""
+    """Group of an optimizer's parameters with common settings.
+
+    Attributes:
+        is_single: True if the optimizer has no other group.
+    """
 
     rule: str
     values: Mapping[str, Any]
     parameters: tuple[str, ...]
+    is_single: bool = False
 
     @property
     def known(self) -> bool:
@@ -83,8 +89,9 @@ class Optimizers:
                 values.setdefault((number, int(group)), {})[setting] = value
             elif setting == "rule":
                 rules[number] = str(value)
+        counts = Counter(number for number, _ in values)
         groups = [
-            Group(rules[number], group_values, _sites(group_values))
+            Group(rules[number], group_values, _sites(group_values), counts[number] == 1)
             for (number, _), group_values in sorted(values.items())
             if number in rules
         ]
@@ -227,16 +234,17 @@ def _together(
     groups: list[tuple[GroupPair, list[_Found]]], framework: str, count: int | None = None
 ) -> Iterator[Difference]:
     """Merge equal differences of several groups."""
-    merged: dict[tuple[Any, ...], tuple[_Found, GroupPair, Both[list[str]], int]] = {}
+    merged: dict[tuple[Any, ...], tuple[_Found, GroupPair, Both[list[str]], int, bool]] = {}
     for pair, differences in groups:
         for difference in differences:
             key = difference.name, *map(str, difference.values), difference.rule
-            first, origin, sites, number = merged.get(key, (difference, pair, Both([], []), 0))
+            first, origin, sites, number, whole = merged.get(key, (difference, pair, Both([], []), 0, True))
             sites.reference.extend(pair.sites.reference)
             sites.candidate.extend(pair.sites.candidate)
-            merged[key] = first, origin, sites, number + 1
+            whole = whole and pair.candidate.is_single and {*pair.candidate.parameters} <= {*pair.sites.candidate}
+            merged[key] = first, origin, sites, number + 1, whole
     count = len(groups) if count is None else count
-    for difference, pair, sites, number in merged.values():
+    for difference, pair, sites, number, whole in merged.values():
         # If all groups differ, the parameters need no names.
         parameters = Both((), ()) if number == count else sites.map(tuple)
         yield Difference(
@@ -251,7 +259,7 @@ def _together(
                 difference.rule,
                 difference.names,
                 {**_USUAL, **dict.fromkeys(_FORMS, 0.0), **pair.reference.values},
-                parameters.candidate,
+                () if whole else parameters.candidate,  # one optimizer of several needs no groups
                 difference.base_rate,
             )
             if difference.names or difference.name == "rule"
