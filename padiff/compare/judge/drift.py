@@ -75,6 +75,7 @@ class Drift:
             (`ScaleErrors.ratio`).
         began: norm of each of the reference's weights in the first compared step that has the weight.
         equal: True if both sides begin the next step equal, whatever its number: the step is judged as step 0.
+        inputs: largest relative L2 error of the inputs that passed.
     """
 
     step: int = -1
@@ -91,6 +92,7 @@ class Drift:
     ratio: float = 0.0
     began: Mapping[Key, float] = field(default_factory=dict)
     equal: bool = False
+    inputs: float = 0.0
 
     def steps_before(self, step: int) -> int:
         """Return the number of steps, compared or not, that may have moved the runs apart before this step."""
@@ -211,7 +213,22 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
     inner = errors_by_stage["forward"].size[sites.fact(_inner)[errors_by_stage["forward"].places]]
     element = math.sqrt(1 / inner.min()) if len(inner) else before.element
     ratio = max(before.ratio, *(abs(errors_by_stage[stage].typical_ratio) for stage in ("grad", "update")))
-    return Drift(step, stages, weights, updates, gain, known, unseen, each, typical, rounding, element, ratio, began)
+    return Drift(
+        step,
+        stages,
+        weights,
+        updates,
+        gain,
+        known,
+        unseen,
+        each,
+        typical,
+        rounding,
+        element,
+        ratio,
+        began,
+        inputs=max(largest.get("input", 0.0), 0.0),
+    )
 
 
 class _Moved:

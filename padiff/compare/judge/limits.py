@@ -51,6 +51,10 @@ FURTHER = 10.0
 #: Largest relative error that is ever allowed: that of unrelated tensors of similar size. Gradients may also differ in
 #: size, because a loss may be ten times smaller on one side. Chosen.
 APART = {"forward": 3.0, "loss": 3.0, "backward": 30.0, "grad": 30.0, "update": 3.0}
+#: Largest relative error of an input that drift explains, if the inputs were equal in the step before, and if not;
+#: later ones grow as other stages do. Chosen: an input that another model makes follows its drift from rounding on,
+#: and another batch, or the same prepared otherwise, differs by more.
+OF_EQUAL_INPUTS, OF_UNEQUAL_INPUTS = 1e-3, 1e-2
 #: Largest relative error of all weights together that counts as drift. Chosen.
 MOST = 1e-2
 #: Factor by which the amplification may exceed that of earlier steps. Chosen.

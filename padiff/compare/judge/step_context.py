@@ -62,6 +62,7 @@ class StepContext:
         }
         if before.step >= 0 and not before.known:
             self.inherited = dict.fromkeys(self.inherited, limits.MOST)
+        self.input_drift = self._drift_of_inputs(block_facts.start[number].weights)
         self.apart = self._units_apart()
         self._forward_error = self._largest_forward()
         self._kinked = block_facts.kinked[number]
@@ -77,6 +78,20 @@ class StepContext:
         """Return the last index of each parameter."""
         keys = self.diffs.sites.keys
         return {keys[place]: place for place in places.tolist()}
+
+    def _drift_of_inputs(self, weights: float) -> float:
+        """Return the relative error that an input may have, as an output of a model that has drifted as much as this.
+
+        An input may come from another model that trains: a generator, a teacher, an actor. 0 in the first compared
+        step, where no model has drifted yet. An input that was equal in the step before is more likely a batch.
+        """
+        if self.before.step < 0:
+            return 0.0
+        grown = limits.GROWTH * self.before.stages.get("forward", 0.0)
+        drifted = max(limits.GAIN["forward"], self.gain) * min(weights, limits.MOST)
+        most = limits.OF_UNEQUAL_INPUTS if self.before.inputs else limits.OF_EQUAL_INPUTS
+        as_before = min(limits.GROWTH * self.before.inputs, limits.AT_MOST["forward"])
+        return max(min(max(grown, drifted), most), as_before)
 
     def _units_apart(self) -> float | None:
         unit = 2 * limits.ROUNDING[self._dtypes["weight"]]

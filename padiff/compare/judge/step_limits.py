@@ -101,6 +101,9 @@ class StepLimits:
         limit, explained = self._limit(place, stage, of_loop)
         if not explained and (not of_loop or stage == "loss"):
             grown = self._grown["forward" if self._facts.into_loss[place] else stage] * self._reference[place]
+            if stage == "input" and self._l2[place] > limit.value:
+                drifted = self.context.input_drift * self._reference[place]
+                grown = drifted if self._l2[place] <= drifted else grown
             if grown > limit.value:
                 limit = Limit(grown, Rule.GROWN)
         if self._has_floor[place]:

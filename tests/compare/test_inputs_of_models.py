@@ -1,0 +1,92 @@
+"""Inputs that another model makes, which drift as outputs do; and batches, which do not."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+import torch
+
+import padiff
+
+STEPS = 12
+X = np.random.default_rng(0).normal(size=(STEPS, 16, 8)).astype("float32")
+Y = X.mean(2, keepdims=True)
+
+
+def _torch(folder, detach=False, spoil=None):
+    """A first model, whose output goes into a second one, in two recordings."""
+    torch.manual_seed(0)
+    first = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 16))
+    second = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    optimizers = [torch.optim.Adam(model.parameters(), 1e-2) for model in (first, second)]
+    with (
+        padiff.record(first, folder / "first", optimizer=optimizers[0]) as one,
+        padiff.record(second, folder / "second", optimizer=optimizers[1]) as two,
+    ):
+        for number, (x, y) in enumerate(zip(X, Y)):
+            hidden = first(torch.tensor(x))
+            given = hidden.detach() if detach else hidden
+            given = given if spoil is None else spoil(number, given)
+            loss = ((second(given) - torch.tensor(y)) ** 2).mean() + (hidden.square().mean() if detach else 0)
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            one.try_dump()
+            two.try_dump()
+    return folder
+
+
+def _paddle(folder, reference, detach=False):
+    first = paddle.nn.Sequential(paddle.nn.Linear(8, 64), paddle.nn.Tanh(), paddle.nn.Linear(64, 16))
+    second = paddle.nn.Sequential(paddle.nn.Linear(16, 16), paddle.nn.Tanh(), paddle.nn.Linear(16, 1))
+    padiff.start_from(reference / "first", first)
+    padiff.start_from(reference / "second", second)
+    optimizers = [paddle.optimizer.Adam(1e-2, parameters=model.parameters()) for model in (first, second)]
+    with (
+        padiff.record(first, folder / "first", optimizer=optimizers[0]) as one,
+        padiff.record(second, folder / "second", optimizer=optimizers[1]) as two,
+    ):
+        for x, y in zip(X, Y):
+            hidden = first(paddle.to_tensor(x))
+            given = hidden.detach() if detach else hidden
+            loss = ((second(given) - paddle.to_tensor(y)) ** 2).mean() + (hidden.square().mean() if detach else 0)
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.clear_grad()
+            one.try_dump()
+            two.try_dump()
+    return folder
+
+
+@pytest.mark.parametrize("detach", [False, True])
+@pytest.mark.parametrize("model", ["first", "second"])
+def test_an_input_of_another_model_may_drift(model, detach, tmp_path):
+    reference = _torch(tmp_path / "torch", detach)
+    candidate = _paddle(tmp_path / "paddle", reference, detach)
+    report = padiff.compare_runs(reference / model, candidate / model)
+    assert report.passed, report.first_diff.message
+
+
+SPOILT = {
+    "another batch": lambda number, given: given if number < 4 else given.flip(0),
+    "another scale": lambda number, given: given if number < 4 else given * 1.05,
+    "a shift": lambda number, given: given if number < 4 else given + 0.02,
+}
+
+
+@pytest.mark.parametrize("fault", SPOILT)
+def test_another_input_from_a_step_on_is_found_there(fault, tmp_path):
+    reference = _torch(tmp_path / "right")
+    candidate = _torch(tmp_path / "wrong", spoil=SPOILT[fault])
+    first = padiff.compare_runs(reference / "second", candidate / "second").first_diff
+    assert (first.step, first.stage) == (4, "input"), first.message
+
+
+def test_a_small_difference_in_the_first_step_is_found(tmp_path):
+    reference = _torch(tmp_path / "right")
+    candidate = _torch(tmp_path / "wrong", spoil=lambda number, given: given * (1 + 1e-5))
+    first = padiff.compare_runs(reference / "second", candidate / "second").first_diff
+    assert (first.step, first.stage) == (0, "input"), first.message
