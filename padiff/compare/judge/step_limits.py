@@ -380,7 +380,29 @@ class StepLimits:
             samples = self._facts.samples.get(layer, 0)
             if samples > 1:
                 limit += limits.UNBIASED / (samples - 1) * reference
+        if update is None and self._l2[place] > limit:
+            limit = max(limit, min(self._factor * self._of_source(place), limits.AT_MOST["forward"] * reference))
         return Limit(limit, Rule.STATISTICS if slot in limits.RUNNING else Rule.DRIFT), False
+
+    def _of_source(self, place: int) -> float:
+        """Return the L2 error of the weight that a weight without an optimizer may be a copy or an average of.
+
+        The source has the same shape and slot, and a layer of the same last name: `k.0/bias` of `q.0/bias`. 0 if there
+        is none.
+        """
+        (layer, slot), shape = self._keys[place], self._shapes[place]
+        name = layer.rpartition(".")[2]
+        return max(
+            (
+                max(self._l2[other], self._before.weights.get(key, 0.0))
+                for other, key in enumerate(self._keys)
+                if self._stages[other] == "weight"
+                and (self._shapes[other], key[1], key[0].rpartition(".")[2]) == (shape, slot, name)
+                and key in self.context.updates
+                and math.isfinite(self._l2[other])
+            ),
+            default=0.0,
+        )
 
     def _larger(self, place: int) -> float:
         """Return the larger norm of the two sides."""
