@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from padiff.align import Alignment
+from padiff.compare.judge.averages import with_averages
 from padiff.compare.judge.drift import NONE, Drift, drift
 from padiff.compare.judge.history import NOTHING_YET, History
 from padiff.compare.judge.missing_records import absent_stages
@@ -75,12 +76,13 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
     pairs = step_pairs(ranks, plan.alignment, plan.stages, plan.plans)
     together = in_one(pairs)
     diffs = plan.measure(together) if plan.measure is not None else measured(together, plan.policy.elementwise)
-    diffs_by_rank = []
+    diffs_by_rank: list[StepDiffs] = []
     for rank, rank_diffs in zip(ranks, diffs.split(pairs)):
         # Every rank of a step is judged by the step before it, none by another rank.
         judged = plan.policy.judge(with_floors(rank_diffs, steps), before.drift)
         judged = excused(judged, infos.zip(history), rank, plan.alignment)
         judged, history = absent_stages(judged, rank, history, plan.runs)
+        judged = with_averages(judged, len(diffs_by_rank), plan.runs, plan.alignment, before.drift)
         diffs_by_rank.append(judged)
     alone = left_out(steps, infos, ranks, plan.stages)
     diffs_by_rank = [StepDiffs.from_diffs(alone), *diffs_by_rank] if alone else diffs_by_rank

@@ -81,6 +81,7 @@ class Rule(Enum):
     MEASURED = "measured: n runs moved by units in the last place"
     AROUND_ZERO = "the true gradient is zero, and what was computed is rounding noise"
     PREPARED = "loss functions are called with the same labels: one side prepares them in the model, one in the data"
+    AVERAGE = "an average of another weight follows it by the same share"
     WRITTEN_OTHERWISE = "losses and gradients agree: the loss is the same, written in another way"
 
     def __str__(self) -> str:

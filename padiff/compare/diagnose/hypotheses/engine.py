@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from padiff.compare.diagnose.hypotheses import (
+    averages,
     batch_content,
     clipping,
     code_edits,
@@ -42,6 +43,7 @@ GROUPS: Mapping[str, tuple[Group, ...]] = {
     "input": (batch_content.hypotheses,),
     "weight": (
         start.hypotheses,
+        averages.hypotheses,
         statistics.hypotheses,
         external_weight_write.hypotheses,
         optimizers.hypotheses,

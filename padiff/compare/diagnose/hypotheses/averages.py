@@ -1,0 +1,200 @@
+"""Weights that are averages of other weights: moving averages (EMA), momentum encoders, target networks.
+
+Such a weight has no optimizer. It changes by a share of its distance to its source, which is that of this step or of
+the step before: ``copy' = copy + a (source - copy)``. The decay is ``1 - a``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, Place, alike, place_of, rounding_of
+from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
+from padiff.errors import PadiffError
+from padiff.records import Both, Diff, Pair
+
+# Rounding error of a moved weight, in rounding units of the weight: a product, a difference and a sum on each side.
+_ROUNDINGS = 4.0
+# Least size of a change of the reference, in rounding errors, from which its share is known.
+_KNOWN = 16.0
+# Smallest relative difference of two shares that is no rounding, and multiple of the error of a share. Chosen.
+_SAME, _SURE = 1e-3, 8.0
+# Least count of values of a weight.
+_FEWEST = 4
+
+
+@dataclass(frozen=True)
+class Average:
+    """How a side's weight follows its source.
+
+    Attributes:
+        share: the share of the distance to the source, 1 less the decay; 0 if the weight was not moved.
+        error: error of the share.
+        late: True if the source is that of this step: after its optimizer's step.
+    """
+
+    share: float
+    error: float
+    late: bool
+
+
+@dataclass(frozen=True)
+class Averages:
+    """How a weight of both sides follows its source.
+
+    Attributes:
+        source: the source.
+        now, before: the weight in this step and in the one before.
+        sources: the source in this step and in the one before.
+        sides: how each side follows it.
+    """
+
+    source: Place
+    now: Both[np.ndarray]
+    before: Both[np.ndarray]
+    sources: Both[tuple[np.ndarray, np.ndarray]]
+    sides: Both[Average]
+    noise: float
+
+    @property
+    def differ(self) -> bool:
+        """Return True if the sides follow the source by other shares, or other versions of it."""
+        reference, candidate = self.sides
+        if candidate.share and reference.late is not candidate.late:
+            return True
+        apart = abs(reference.share - candidate.share)
+        return apart > _SAME * abs(reference.share) + _SURE * (reference.error + candidate.error)
+
+
+def source_of(place: Place, owned: Mapping[Place, Pair], pair: Pair) -> Place | None:
+    """Return the trained weight that a weight may be an average of: of the same shape, slot and end of the path.
+
+    Args:
+        owned: the pairs of the trained weights.
+    """
+    layer, slot, _ = place
+    names = layer.split(".")
+    best, longest = None, 0
+    for other in owned:
+        if other[1] != slot or owned[other].anchor.shape != pair.anchor.shape:
+            continue
+        others = other[0].split(".")
+        common = 0
+        while common < min(len(names), len(others)) and names[-1 - common] == others[-1 - common]:
+            common += 1
+        if common > longest:
+            best, longest = other, common
+    return best
+
+
+def averages(scene: DiffContext, place: Place) -> Averages | None:
+    """Return how a weight without an optimizer follows its source on both sides; `None` if it is no average."""
+    number = scene.number
+    weights, before = scene.pairs(number, "weight"), scene.pairs(number - 1, "weight")
+    trained = {*scene.pairs(number, "update")} | {*scene.pairs(number - 1, "update")}
+    pair = weights.get(place)
+    if pair is None or place in trained:
+        return None
+    owned = {other: each for other, each in weights.items() if other in trained}
+    source = source_of(place, owned, pair)
+    if source is None or place not in before or source not in before:
+        return None
+    try:
+        values = alike((pair, before[place], owned[source], before[source]))
+    except PadiffError:
+        return None
+    now, was, late, early = values
+    if now is None or was is None or late is None or early is None:
+        return None
+    shapes = {side.shape for both in (now, was, late, early) for side in both}
+    if len(shapes) != 1 or now.reference.size < _FEWEST or now.reference.dtype.kind == "c":
+        return None
+    size = max(float(np.sqrt(np.mean(np.square(side)))) for side in now)
+    noise = max(_ROUNDINGS * rounding_of(pair) * size, 1e-300)
+    sources = late.zip(early)
+    sides = now.zip(was).zip(sources).map(lambda side: _follows(*side[0], *side[1], noise))
+    if sides.reference is None or sides.candidate is None or not sides.reference.share:
+        return None
+    if sides.reference.share < _KNOWN * sides.reference.error:
+        return None
+    return Averages(source, now, was, sources, Both(sides.reference, sides.candidate), noise)
+
+
+def _follows(now: np.ndarray, before: np.ndarray, late: np.ndarray, early: np.ndarray, noise: float) -> Average | None:
+    """Return how a weight follows its source; `None` if it does not."""
+    change = now - before
+    if np.sqrt(np.mean(np.square(change))) <= noise:
+        return Average(0.0, noise / _root(late - before, noise), True)
+    found = []
+    for is_late, source in ((True, late), (False, early)):
+        apart = source - before
+        square = float(np.vdot(apart, apart))
+        if not square:
+            continue
+        share = float(np.vdot(apart, change)) / square
+        off = float(np.sqrt(np.mean(np.square(change - share * apart))))
+        if off <= _SURE * noise and 0 < share <= 1 + _SAME:
+            found.append((off, Average(share, noise / _root(apart, noise) / math.sqrt(apart.size), is_late)))
+    return min(found, key=lambda each: each[0])[1] if found else None
+
+
+def _root(values: np.ndarray, least: float) -> float:
+    return max(float(np.sqrt(np.mean(np.square(values)))), least)
+
+
+def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
+    """Yield the hypothesis that the candidate averages a weight otherwise."""
+    found = averages(scene, place_of(scene.diff.pair))
+    if found is None or not found.differ:
+        return
+    reference, candidate = found.sides
+    source = found.source[0] or "the model"
+    if not candidate.share:
+        kind, text = "average_missing", f"the candidate does not update this average of `{source}`"
+    elif reference.late is not candidate.late and _close(reference, candidate):
+        when = ["after" if side.late else "before" for side in found.sides]
+        kind = "average_order"
+        text = f"the candidate averages `{source}` {when[1]} the optimizer's step, the reference {when[0]} it"
+    else:
+        kind = "average_decay"
+        decays = [_decay(side) for side in found.sides]
+        text = f"the average of `{source}` has a decay of {decays[1]} for the reference's {decays[0]}"
+    yield Hypothesis(kind, "an average", text, partial(_predicted, scene, found), "averages", free=1)
+
+
+def _close(reference: Average, candidate: Average) -> bool:
+    return abs(reference.share - candidate.share) <= 0.02 * reference.share
+
+
+def _decay(side: Average) -> str:
+    digits = max(1, min(8, math.floor(-math.log10(max(_SURE * side.error, 1e-9)))))
+    return f"{round(1 - side.share, digits):g}" if digits < 6 else f"{round(1 - side.share, digits)}"
+
+
+def _predicted(scene: DiffContext, found: Averages) -> Iterator[Prediction]:
+    for place in scene.pairs(scene.number, "weight"):
+        each = averages(scene, place)
+        if each is None:
+            continue
+        # The share of the first one, with the others' own values.
+        share, late = found.sides.candidate.share, found.sides.candidate.late
+        expected = found.sides.reference
+        sources, before = each.sources.candidate, each.before.candidate
+        predicted = before + share * (sources[0 if late else 1] - before)
+        without = before + expected.share * (sources[0 if expected.late else 1] - before)
+        yield Prediction(f"{place[0]}/weight/{place[1]}", each.now.candidate, predicted, without, each.noise)
+
+
+def failing(scene: DiffContext, places: Sequence[int], diffs: Sequence[Diff]) -> dict[int, Averages]:
+    """Return those of some diffs whose weight follows its source otherwise on the candidate's side."""
+    failed = {}
+    for place in places:
+        found = averages(scene, place_of(diffs[place].pair))
+        if found is not None and found.differ:
+            failed[place] = found
+    return failed
