@@ -100,6 +100,7 @@ def _vocabulary(framework: str, spelling: ArgumentNames) -> Vocabulary:
         *WEIGHTS,
         "is_huber",
         "grad_clip",
+        *_WITHOUT[framework],
         *([spelling.parameters] if spelling.parameters else []),
     }
     chains = {
@@ -117,6 +118,11 @@ def _vocabulary(framework: str, spelling: ArgumentNames) -> Vocabulary:
     )
 
 
+# Arguments that create a layer without parameters, and an optimizer with weights in float32.
+_WITHOUT = {
+    "torch": ("affine", "elementwise_affine", "bias"),
+    "paddle": ("weight_attr", "bias_attr", "multi_precision"),
+}
 _CLIPS = {
     "torch": ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_"),
     "paddle": (

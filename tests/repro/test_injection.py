@@ -228,6 +228,7 @@ def test_fixes_have_names_of_the_catalog_only(framework, evil):
         loss_fix(framework, "mse_loss", {evil: 1}),
         optimizer_fix(framework, evil, ["lr"], {"lr": 0.1}),
         optimizer_fix(framework, "SGD", [evil], {"lr": 0.1}),
+        optimizer_fix("paddle", "SGD", ["lr"], {"lr": evil}, [evil], base_rate=0.1),
         clip_fix(framework, "SGD", evil, 1.0),
         layer_fix(framework, Layer("x", evil, evil.lower()), "eps", 1e-5),
         layer_fix(framework, Layer("x", "LINEAR", "linear"), "eps", 1e-5),
@@ -238,7 +239,7 @@ def test_fixes_have_names_of_the_catalog_only(framework, evil):
     assert nothing == {""}
     for line in (
         loss_fix(framework, "mse_loss", {"reduction": evil}),
-        optimizer_fix(framework, "SGD", ["lr"], {"lr": evil}, [evil]),
+        optimizer_fix(framework, "SGD", ["decay.coupled"], {"decay.coupled": evil}, [evil]),
         optimizer_fix(framework, "SGD", ["lr"], {"lr": float("inf")}),
         clip_fix(framework, "SGD", "global_norm", evil),
         layer_fix(framework, Layer("x", "LayerNorm", "layernorm"), "eps", evil),

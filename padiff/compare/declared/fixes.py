@@ -51,10 +51,11 @@ def optimizer_fix(
     listed = ", ".join(literal(site.replace("/", ".")) for site in parameters[:_NAMED])
     listed += ", ..." if len(parameters) > _NAMED else ""
     if spelling.parameters:
-        if "lr" in names and not base_rate:
+        rate = values.get("lr")
+        if "lr" in names and not (base_rate and isinstance(rate, (int, float))):
             return ""
-        factor = {**values, "lr": values["lr"] / base_rate} if base_rate and "lr" in names else values
-        arguments = [_argument(spelling, name, factor) for name in names]
+        factors = {**values, "lr": rate / base_rate} if "lr" in names and base_rate and rate is not None else values
+        arguments = [_argument(spelling, name, factors) for name in names]
     group = ", ".join(f'"{name}": {value}' for name, _, value in (a.partition("=") for a in dict.fromkeys(arguments)))
     groups = f'[{{"params": [{listed}], {group}}}, ...]'
     shown = [f"..., {spelling.parameters}={groups}" if spelling.parameters else groups]

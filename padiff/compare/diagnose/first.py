@@ -24,6 +24,7 @@ from padiff.compare.diagnose.ranks import placed, rank_cause
 from padiff.compare.diagnose.recompute.which_side import which_side
 from padiff.compare.diagnose.settings import as_computed
 from padiff.compare.diagnose.shifted import evaluation_cause, shift_cause
+from padiff.compare.diagnose.surplus_parameters import surplus_cause
 from padiff.compare.diagnose.trainers import trainer_cause
 from padiff.compare.first_failed import first_failed
 from padiff.errors import RunFolderError, SketchOnlyError
@@ -123,11 +124,18 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
     )
     if cause is not None:
         computed_loss = explain(scene).cause if compute and diff.pair.stage == "loss" and not cause.proven else None
-        return computed_loss if computed_loss is not None and computed_loss.proven else cause
+        if computed_loss is not None and computed_loss.proven:
+            return computed_loss
+        surplus = surplus_cause(scene) if diff.pair.stage == "loss" and not cause.proven else None
+        return surplus or cause
     if place.between:
         scene = replace(scene, diff=place.diff)
     computed = explain(scene) if compute and diff.pair.complete else Finding()
     recorded = recorded_cause(diff, step, alignment, declared, place)
+    if (recorded is None or recorded.kind == "surplus_layers") and (
+        computed.cause is None or not computed.cause.proven
+    ):
+        recorded = surplus_cause(scene) or recorded
     # A known difference of the frameworks goes before a cause that only names a place, and after computed causes.
     framework_cause = None if computed.cause is not None else known_cause(scene, place)
     cast = autocast_cause(diff, runs.map(lambda run: run.info))

@@ -16,6 +16,7 @@ from padiff.compare.diagnose.hypotheses.parameter_history import ParameterHistor
 from padiff.compare.diagnose.recompute.declared_rules import DeclaredRule
 from padiff.compare.diagnose.recompute.which_side import declared_groups
 from padiff.compare.judge.limits import is_half
+from padiff.frameworks.catalog import checked_fix
 from padiff.records import SIDES, Both
 
 _DTYPES = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16)}
@@ -52,7 +53,9 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         "last place are rounded away",
         partial(_predicted, tracks, side, full, rule, _DTYPES[half]),
         "updates",
-        fix=f"paddle.optimizer.{getattr(groups, side).rule}(..., multi_precision=True)" if copies else "",
+        fix=checked_fix("paddle", f"paddle.optimizer.{groups.candidate.rule}(..., multi_precision=True)")
+        if copies
+        else "",
     )
 
 
