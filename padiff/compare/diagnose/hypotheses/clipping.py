@@ -26,7 +26,7 @@ from padiff.compare.diagnose.hypotheses.missing_gradient import is_frozen
 from padiff.compare.diagnose.hypotheses.ratios import ratio_of, scaled
 from padiff.compare.diagnose.hypotheses.step_gradients import Gradients, gradients_of, made_of
 from padiff.errors import PadiffError
-from padiff.records import LOOP, SIDES, Both, Record
+from padiff.records import LOOP, SIDES, Both, Figures, Record, is_of_loss
 from padiff.system.naming import first_few
 
 # Most other steps whose norms are read, and most bytes to read for them.
@@ -38,7 +38,8 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     gradients = gradients_of(scene)
     if gradients.tensors:
         yield from _of_fewer(scene, gradients)
-        yield from _by_norm(scene, gradients)
+        while_scaled = list(_while_scaled(scene, gradients))
+        yield from while_scaled or _by_norm(scene, gradients)
         yield from by_group(scene, gradients)
         yield from by_tensor(scene, gradients)
         yield from _by_value(scene, gradients)
@@ -115,6 +116,47 @@ def _by_norm(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
     exact = norms.candidate / norms.reference
     name = "clipping by norm"
     yield Hypothesis(kind, name, text, lambda: scaled(gradients.tensors, exact), "gradients", 0, 3, 1, fix, sure)
+
+
+def _while_scaled(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
+    """Yield the hypothesis that one side clips gradients that are still multiplied by the loss scale.
+
+    Their norm is then the limit divided by the scale.
+    """
+    ratio, sides = ratio_of(gradients.tensors), scene.sides(scene.number)
+    if ratio is None or ratio <= 0 or sides is None:
+        return
+    norms, others = gradients.all_norms, _other_norms(scene)
+    measured = next((d.figures for d in scene.step if d.pair.stage == "grad" and is_of_loss(d.pair.anchor)), None)
+    for side, other_side, below in ((*SIDES.swapped(), ratio), (*SIDES, 1 / ratio)):
+        scale, norm = getattr(sides, side).loss_scale, getattr(norms, side)
+        if scale <= 1 or below >= 1 or not 0 < norm < math.inf:
+            continue
+        limit = norm * scale
+        rounded = float(f"{limit:.2g}")
+        is_round = abs(limit - rounded) <= SAME * rounded
+        again = any(abs(other_norm - norm) <= SAME * norm for other_norm in getattr(others, side))
+        clipped = measured is not None and abs(_clip_ratio(measured, side) / scale - 1) <= SAME
+        if not clipped and not (is_round and again):
+            continue
+        text = (
+            f"the {side} clips gradients while they are multiplied by the loss scale of {scale:g}, to a norm of "
+            f"{rounded if is_round else limit:.6g}: without the scale their norm is {norm:.5g}, the {other_side}'s is "
+            f"{getattr(norms, other_side):.5g}"
+        )
+        fix = "scaler.unscale_(optimizer)" if side == "candidate" else ""
+        # The ratio is not solved for: the two norms give it.
+        exact = partial(scaled, gradients.tensors, norms.candidate / norms.reference)
+        name = "clipping before unscaling"
+        # The norm that clipping measured shows the order in the code.
+        yield Hypothesis("clip_scaled", name, text, exact, "gradients", 0, 3, 1, fix, code=clipped)
+
+
+def _clip_ratio(figures: Figures, side: str) -> float:
+    """Return the norm that clipping measured on a side, divided by the other side's; 0 if it is not known."""
+    sides = Both(figures.reference_l2, figures.candidate_l2)
+    first, second = sides if side == "reference" else sides.swapped()
+    return first / second if second > 0 and math.isfinite(first) else 0.0
 
 
 def _limits(scene: DiffContext, norms: Both[float]) -> tuple[Both[float | None], bool]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, place_of
 from padiff.compare.diagnose.traced import Graph
-from padiff.records import LOOP, SIDES, Both, Cause, Diff, Record, TracedCall
+from padiff.records import LOOP, SIDES, Both, Cause, Diff, Record, TracedCall, is_below
 
 
 def causes(scene: DiffContext) -> Iterator[Cause]:
@@ -37,6 +37,44 @@ def _unreached(scene: DiffContext) -> Iterator[Cause]:
             )
             yield Cause("loss_term_missing", text)
             return
+
+
+def one_sided(scene: DiffContext) -> Iterator[Cause]:
+    """Yield the cause of gradients that come back to a call on one side only, though both sides made the call.
+
+    Only layers count in which other gradients come back on both sides, as frameworks record some gradients only.
+    """
+    path = scene.diff.pair.anchor.layer
+    backward = [d for d in scene.step if d.pair.stage == "backward" and d.pair.anchor.layer != LOOP]
+    answered = {(d.pair.anchor.layer, _output(d)) for d in backward if d.pair.complete}
+    forward = {place_of(d.pair): d for d in scene.step if d.pair.stage == "forward" and d.pair.complete}
+    for side, other_side in (SIDES.swapped(), SIDES):
+        for diff in backward:
+            anchor = diff.pair.anchor
+            call = forward.get((anchor.layer, _output(diff), anchor.call))
+            if getattr(diff.pair, side) is not None or (anchor.layer, _output(diff)) not in answered:
+                continue
+            if call is None or not call.passed or not (path == anchor.layer or is_below(path, anchor.layer)):
+                continue
+            again = "@" in anchor.slot
+            text = (
+                f"{'a further' if again else 'a'} gradient comes back to call {anchor.call + 1} of `{anchor.layer}` on "
+                f"the {other_side}, and none on the {side}, though both made the call: "
+            )
+            if again:
+                text += (
+                    f"the {side} has no gradient of a term of the loss that is made of gradients (a penalty without "
+                    "create_graph=True), or detaches what the call gives"
+                )
+            else:
+                text += f"the {side} detaches what the call gives (detach, no_grad), or runs no backward from it"
+            yield Cause("second_order" if again else "detached", text)
+            return
+
+
+def _output(diff: Diff) -> str:
+    """Return the slot of the output that a gradient is of, without the number of a further gradient."""
+    return diff.pair.anchor.slot.partition("@")[0]
 
 
 def _all_agree(diffs: Sequence[Diff]) -> set[str]:

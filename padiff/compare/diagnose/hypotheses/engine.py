@@ -25,6 +25,7 @@ from padiff.compare.diagnose.hypotheses import (
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis
 from padiff.compare.diagnose.hypotheses.proof import (
+    LIKELY,
     NEAR,
     Fit,
     evidence,
@@ -52,7 +53,7 @@ GROUPS: Mapping[str, tuple[Group, ...]] = {
     "forward": (code_edits.hypotheses, outputs.hypotheses),
     "loss": (loss_code.hypotheses, gradients.backward_hypotheses),
     "backward": (loss_code.hypotheses, gradients.backward_hypotheses, detaching.causes),
-    "grad": (clipping.hypotheses, gradients.hypotheses, detaching.causes),
+    "grad": (detaching.one_sided, clipping.hypotheses, gradients.hypotheses, detaching.causes),
     "update": (half_weights.hypotheses, optimizers.hypotheses),
 }
 # Largest ratio of the residuals of two equal explanations: a difference by chance.
@@ -140,7 +141,9 @@ def _finding(tried: Sequence[Trial], recorded: Cause | None = None) -> Finding:
     best = _best([trial for trial in tried if trial.explains])
     if not best and recorded is None:
         best = _best([trial for trial in tried if trial.likely])
-    names = [trial.hypothesis.name for trial in tried if trial not in best and trial.hypothesis.changes == 1]
+    # A trial that removes most of the error is true of the diff, though it does not explain all of it.
+    false = [trial for trial in tried if trial not in best and trial.weight.gain < LIKELY]
+    names = [trial.hypothesis.name for trial in false if trial.hypothesis.changes == 1]
     excluded = tuple(dict.fromkeys(name for name in names if name not in {trial.hypothesis.name for trial in best}))
     if not best:
         return Finding(None if recorded is None else replace(recorded, excluded=excluded), excluded)

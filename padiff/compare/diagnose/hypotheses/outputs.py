@@ -22,6 +22,7 @@ from padiff.compare.diagnose.hypotheses.layer_output import (
 )
 from padiff.compare.diagnose.hypotheses.norms import norm_hypotheses, softmax_hypotheses
 from padiff.compare.diagnose.kernels import activations
+from padiff.model import equivalents
 from padiff.records import Both, Cause
 
 # Largest relative error of bfloat16 and float16 if they replace float32 at one place.
@@ -210,8 +211,25 @@ def _kept(site: str, actual: np.ndarray, full: np.ndarray, ratio: float, noise: 
     yield Prediction(site, actual, ratio * full, full, noise)
 
 
+def _both_drop(scene: DiffContext) -> bool:
+    """Return True if the diff comes from a layer or function that drops elements on both sides."""
+    if any(difference.kind == "mode" for difference in scene.declared):
+        return False
+    calls = scene.place.calls if scene.place is not None else None
+    if calls is not None and calls.same is not None and calls.same.reference.function:
+        return all("dropout" in call.function and call.arguments.get("p") != 0 for call in calls.same)
+    layers = scene.layers
+    sides = () if layers is None else (layers.reference, layers.candidate)
+    return bool(sides) and all("dropout" in equivalents.kind(layer) and layer.settings.get("p") for layer in sides)
+
+
 def _dropout(scene: DiffContext, output: Output) -> Iterator[Hypothesis]:
-    """Yield the hypothesis that one side drops elements at random and scales the others."""
+    """Yield the hypothesis that one side drops elements at random and scales the others.
+
+    If both sides drop elements, the share of zeros on one side alone is no rate.
+    """
+    if _both_drop(scene):
+        return
     for side, swapped in (("candidate", False), ("reference", True)):
         full, dropped = (output.candidate, output.reference) if swapped else (output.reference, output.candidate)
         nonzero = full != 0

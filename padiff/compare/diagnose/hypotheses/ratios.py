@@ -173,7 +173,9 @@ def ratio_of(tensors: Iterable[Prediction]) -> float | None:
 def scaled(tensors: Sequence[Prediction], ratio: float) -> Iterator[Prediction]:
     """Yield the predictions that all tensors are multiplied by a ratio."""
     for tensor in tensors:
-        yield Prediction(tensor.site, tensor.actual, ratio * tensor.without, tensor.without, tensor.noise, tensor.limit)
+        # Numbers that are far smaller than the reference's have smaller rounding errors.
+        noise = tensor.noise * min(1.0, abs(ratio))
+        yield Prediction(tensor.site, tensor.actual, ratio * tensor.without, tensor.without, noise, tensor.limit)
 
 
 def ratio_hypotheses(
