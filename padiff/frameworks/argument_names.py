@@ -75,7 +75,7 @@ _TORCH = ArgumentNames(
     },
     rules={"RMSProp": "RMSprop"},
     epsilon={"RMSProp": "outside of the root", "Adamax": "to the gradient"},
-    arguments={"slope": "negative_slope"},
+    arguments={"slope": "negative_slope", "interpolation": "mode"},
 )
 _PADDLE = ArgumentNames(
     optimizers="paddle.optimizer",
@@ -102,7 +102,17 @@ _PADDLE = ArgumentNames(
     },
     with_momentum="Momentum",
     epsilon={"RMSProp": "inside of the root", "Adamax": "to the norm before"},
-    arguments={"eps": "epsilon", "slope": "negative_slope", "count_include_pad": "exclusive"},
+    arguments={
+        "eps": "epsilon",
+        "slope": "negative_slope",
+        "count_include_pad": "exclusive",
+        "interpolation": "mode",
+        "min_val": "min",
+        "max_val": "max",
+        "lambd": "threshold",
+        "norm_first": "normalize_before",
+        "nonlinearity": "activation",
+    },
     converted={
         # paddle's momentum weights the old running statistics, torch's weights the new batch.
         "momentum": lambda value: round(1.0 - value, 12),

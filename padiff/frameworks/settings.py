@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,19 +40,66 @@ _KEPT = frozenset((
 ))  # fmt: skip
 
 
+_RESIZES = {"mode": "interpolation", "align_corners": "align_corners", "scale_factor": "scale_factor", "size": "size"}
+_SHRINKS = {"lambd": "lambd", "threshold": "lambd"}
+_ACTIVATES = {"nonlinearity": "nonlinearity", "activation": "nonlinearity"}
+_NORMALIZES = {"norm_first": "norm_first", "normalize_before": "norm_first"}
+# Settings of single classes of the frameworks, whose names mean anything elsewhere: the class, in small letters and
+# without its dimensions, and its attributes with their common names.
+_OF_CLASSES: Mapping[str, Mapping[str, str]] = {
+    "upsample": _RESIZES,
+    "upsamplingbilinear": _RESIZES,
+    "upsamplingnearest": _RESIZES,
+    "pixelshuffle": {"upscale_factor": "upscale_factor"},
+    "pixelunshuffle": {"downscale_factor": "downscale_factor"},
+    "hardtanh": {"min_val": "min_val", "max_val": "max_val", "min": "min_val", "max": "max_val"},
+    "threshold": {"threshold": "threshold", "value": "value"},
+    "softplus": {"threshold": "threshold"},
+    "hardshrink": _SHRINKS,
+    "softshrink": _SHRINKS,
+    "rrelu": {"lower": "lower", "upper": "upper"},
+    "localresponsenorm": {"size": "size", "k": "k"},
+    "lppool": {"norm_type": "norm_type"},
+    "avgpool": {"divisor_override": "divisor_override", "divisor": "divisor_override"},
+    "constantpad": {"value": "value"},
+    "embedding": {"max_norm": "max_norm"},
+    "embeddingbag": {"max_norm": "max_norm"},
+    "rnncell": _ACTIVATES,
+    "simplernncell": _ACTIVATES,
+    "rnn": _ACTIVATES,
+    "simplernn": _ACTIVATES,
+    "transformerencoderlayer": _NORMALIZES,
+    "transformerdecoderlayer": _NORMALIZES,
+    **{f"adaptive{kind}pool": {"output_size": "output_size"} for kind in ("avg", "max")},
+}
+
 #: Common names of all settings of layers.
-LAYER_SETTINGS = _KEPT
+LAYER_SETTINGS = _KEPT | {name for names in _OF_CLASSES.values() for name in names.values()}
 
 
-def plain_settings(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of_class(cls: type) -> Mapping[str, str]:
+    """Return the attributes that only this class of a framework has as settings, with their common names."""
+    if not cls.__module__.startswith(("torch.nn.", "paddle.nn.")):
+        return {}
+    return _OF_CLASSES.get(re.sub(r"[123]d$", "", cls.__name__.lower()), {})
+
+
+def plain_settings(attributes: Mapping[str, Any], cls: type = object) -> dict[str, Any]:
     """Return the plain-valued settings among a layer's attributes, under common names.
 
     A sequence of numbers becomes a list, or one number if all its items are equal, so that ``stride=(2, 2)`` and
     ``stride=2`` are the same.
     """
     settings: dict[str, Any] = {}
+    of_class = settings_of_class(cls)
     for name, value in attributes.items():
         bare = name.lstrip("_")
+        if bare in of_class:
+            # Without a value Upsample's corners are not aligned.
+            value = bool(value) if bare == "align_corners" else _plain(value)
+            if value is not None:
+                settings.setdefault(of_class[bare], value)
+            continue
         common = _COMMON.get(bare, bare)
         if common in _KEPT and common not in settings:
             value = "none" if common == "padding_idx" and value is None else _plain(value)

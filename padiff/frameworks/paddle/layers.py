@@ -134,7 +134,7 @@ def layout(layer: Any, slot: str) -> str:
 
 
 def settings(layer: Any) -> dict[str, Any]:
-    values = plain_settings(vars(layer))
+    values = plain_settings(vars(layer), type(layer))
     if isinstance(getattr(layer, "exclusive", None), bool) and "pool" in kind(layer):
         values["count_include_pad"] = not layer.exclusive
     index = values.get("padding_idx")

@@ -112,7 +112,8 @@ def layout(layer: Any, slot: str) -> str:
 
 
 def settings(layer: Any) -> dict[str, Any]:
-    return plain_settings(vars(original(layer)))
+    layer = original(layer)
+    return plain_settings(vars(layer), type(layer))
 
 
 def evaluating(layers: Iterable[Any]) -> AbstractContextManager[None]:
