@@ -49,8 +49,11 @@ class Fetching:
                 return
             waiting += size
             if path not in self._coming:
-                self._pool = self._pool or ThreadPoolExecutor(_THREADS, "padiff-fetch")
-                self._coming[path] = self._pool.submit(_fetched, path)
+                try:
+                    self._pool = self._pool or ThreadPoolExecutor(_THREADS, "padiff-fetch")
+                    self._coming[path] = self._pool.submit(_fetched, path)
+                except RuntimeError:  # the interpreter is ending, and starts no new threads
+                    return
 
     def fetch(self, path: RemotePath) -> _Fetched:
         """Return the version and content of an object, which is fetched now unless it was prefetched.

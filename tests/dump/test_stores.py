@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 
 import numpy as np
 import pytest
 import torch
+from hard.children import run_child
 
 import padiff
 from dump.stores import objects, s3_server
@@ -433,3 +435,23 @@ def test_file_systems_are_written_aside_and_renamed(tmp_path):
     store.delete("steps/1/x")
     store.delete("steps/1/x")
     assert store.list() == {}
+
+
+AT_EXIT = """
+import atexit
+from padiff.dump.fetching import Fetching
+from padiff.dump.local import run_folder
+from concurrent.futures import ThreadPoolExecutor
+path = run_folder("memory://bucket/run", "dir_path") / "steps"
+path.write_bytes(b"values")
+def at_exit():
+    fetching = Fetching()
+    fetching.expect({path: 6})
+    print(fetching.fetch(path))
+atexit.register(at_exit)
+"""
+
+
+def test_objects_are_fetched_at_the_end_of_the_interpreter_which_starts_no_threads():
+    done = run_child([sys.executable, "-c", AT_EXIT])
+    assert "b'values'" in done.stdout and not done.stderr, done.stderr
