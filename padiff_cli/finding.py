@@ -123,7 +123,10 @@ class ModelFinder(ABC):
         elif self.model is not None:
             self._refuse(SEVERAL)
         else:
-            self._find([optimizer, *self._others(optimizer)], frame)
+            optimizers = [optimizer, *self._others(optimizer)]
+            self._iterations.watch(optimizers)
+            if self._iterations.end(optimizer, frame):  # a recorded step begins where an iteration does
+                self._find(optimizers, frame)
 
     def _others(self, optimizer: Any) -> list[Any]:
         """Return the other optimizers that the loop around an optimizer's step calls."""

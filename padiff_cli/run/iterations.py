@@ -39,11 +39,16 @@ class Iterations:
     """
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
-        self._optimizers = {id(optimizer): optimizer for optimizer in optimizers}
+        self._optimizers: dict[int, Any] = {}
+        self.watch(optimizers)
         self._stepped: set[int] = set()
         self._absent: set[int] = set()
         self._count = 0
         self._known: dict[Any, bool] = {}
+
+    def watch(self, optimizers: Sequence[Any]) -> None:
+        """Add optimizers that step in the loop."""
+        self._optimizers |= {id(optimizer): optimizer for optimizer in optimizers}
 
     def end(self, optimizer: Any, frame: FrameType | None) -> bool:
         """Note that an optimizer has stepped; return True if it is the iteration's last one to do so.

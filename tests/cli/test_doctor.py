@@ -294,6 +294,19 @@ def test_a_model_in_parts_is_found(imported, capsys):
     assert "3 steps, 3 of them recorded" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("text", [TORCH_PLAIN, PADDLE_PLAIN], ids=["torch", "paddle"])
+def test_recording_begins_when_all_optimizers_of_the_first_step_have_stepped(text, imported, tmp_path):
+    line = next(line for line in text.splitlines() if line.startswith("optimizer = "))
+    second = line.replace("optimizer", "second", 1).replace("held", "list(head.parameters())")
+    text = text.replace(line, f"{line}\n{second}").replace(
+        "    optimizer.step()\n", "    optimizer.step(); second.step()\n"
+    )
+    plain = ScriptRuns(script(text), [], 3, tmp_path, lambda _: None).run("plain", record=False)
+    (steps,) = plain.steps.values()
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    assert [len(step["gradients"]) for step in steps] == [len(step["parameters"]) for step in steps] == [6, 6, 6]
+
+
 def test_a_model_that_cannot_be_found_is_reported(imported, capsys):
     bare = TORCH_PLAIN.replace("held = list(", "scale = torch.nn.Parameter(torch.ones(1))\nheld = [scale] or list(")
     script(bare.replace("head(model(", "(scale * head(model(").replace(".square()", ").square()"))
