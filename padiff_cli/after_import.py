@@ -23,11 +23,16 @@ class AfterImport:
     """
 
     def __init__(self, waiting: Mapping[str, OnImport]) -> None:
-        self._waiting = dict(waiting)
+        self._waiting: dict[str, OnImport] = {}
         sys.meta_path.insert(0, self)
-        for name in list(self._waiting):
+        self.add(waiting)
+
+    def add(self, waiting: Mapping[str, OnImport]) -> None:
+        """Add functions. One that removes the hook keeps the others from being called."""
+        self._waiting.update(waiting)
+        for name in waiting:
             module = sys.modules.get(name)
-            if module is not None and not _is_proxy(module):
+            if name in self._waiting and module is not None and not _is_proxy(module):
                 self._waiting.pop(name)(module)
 
     def remove(self) -> None:
@@ -37,24 +42,25 @@ class AfterImport:
             sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        imported = self._waiting.get(name)
-        if imported is None:
+        if name not in self._waiting:
             return None
         for finder in sys.meta_path:
             spec = finder.find_spec(name, path, target) if finder is not self else None
             if spec is not None:
                 if spec.loader is not None:
-                    del self._waiting[name]
-                    spec.loader = _Loader(spec.loader, imported)  # type: ignore[assignment]
+                    spec.loader = _Loader(spec.loader, self._waiting)  # type: ignore[assignment]
                 return spec
         return None
 
 
 class _Loader:
-    """Loader that runs another loader, sets that one as the module's loader, and calls back with the module."""
+    """Loader that runs another loader, sets that one as the module's loader, and calls back with the module.
 
-    def __init__(self, loader: Any, imported: OnImport) -> None:
-        self._loader, self._imported = loader, imported
+    A spec may also be looked up only to see if there is such a module: the callback then goes on waiting.
+    """
+
+    def __init__(self, loader: Any, waiting: dict[str, OnImport]) -> None:
+        self._loader, self._waiting = loader, waiting
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         module: ModuleType | None = self._loader.create_module(spec)
@@ -65,8 +71,9 @@ class _Loader:
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        if not _is_proxy(module):
-            self._imported(module)
+        imported = self._waiting.pop(module.__name__, None)
+        if imported is not None and not _is_proxy(module):
+            imported(module)
 
 
 def _is_proxy(module: ModuleType) -> bool:

@@ -156,8 +156,8 @@ class HostWatch:
             return None
         dir_path, options = self._recording.target()
         callback = integration.PaDiffCallback(dir_path, **options)
-        host.add(trainer, given, callback)
         self._recording.announce(f"{host.name}: {type(_model(trainer, given)).__name__}")
+        host.add(trainer, given, callback)  # last: after an error the trainer has no callback
         return callback
 
     @guarded

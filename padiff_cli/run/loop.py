@@ -196,10 +196,10 @@ class LoopFinder(ModelFinder):
         except PadiffError as error:
             self._refuse(str(error))
             return
-        if not goes_on:
-            self._say_of(framework)
         self._steps, self._resumes, self._missed = int(goes_on) + self._missed, None, 0
         self._training = training
+        if not goes_on:
+            self._say_of(framework)
         self._watch_if_needed()
         training.begin_batch()
 
@@ -251,6 +251,8 @@ class LoopFinder(ModelFinder):
                 training.abort()
 
     def _end(self) -> None:
+        if not self.recorded:
+            self._recording.overwrite()
         self._close(finished=not self._failed)
 
     def _refuse(self, why: str) -> None:

@@ -65,8 +65,8 @@ class Recording:
         self._overwrite = False
 
     def overwrite(self) -> None:
-        """No step was recorded of what began: the folder is free."""
-        self._overwrite = True
+        """No step was recorded of what began: the folder is free, unless an earlier run goes on in it."""
+        self._overwrite = self.options.get("existing") != "resume"
 
     def announce(self, what: str) -> None:
         """A training is seen, and will be recorded: say so."""

@@ -351,3 +351,12 @@ def test_misuse_is_reported_before_the_script_begins(arguments, reported, capsys
     Path("held/run.json").write_text("{}")
     assert main(["run", *arguments]) == 2
     assert reported in capsys.readouterr().err
+
+
+def test_a_look_for_a_framework_is_not_its_import():
+    """transformers looks for torch and paddle before it imports either."""
+    look = "import importlib.util\nassert importlib.util.find_spec('torch')\n"
+    Path("train.py").write_text(look + TORCH.format(before="", after=""))
+    done = run("--dir", "auto", "train.py", imported=False)
+    assert done.returncode == 0, done.stderr
+    assert padiff.open_run("auto").numbers() == [0, 1, 2, 3]
