@@ -79,6 +79,8 @@ class Carried:
             lines.append(f"not carried over, the raw model has no place for it: {', '.join(transfer.not_carried)}")
         if transfer.left_as_is:
             lines.append(f"as it was, the base model has nothing for it: {', '.join(transfer.left_as_is)}")
+        if transfer.unpaired_buffers:
+            lines.append(f"buffers without a partner, as they were: {', '.join(transfer.unpaired_buffers)}")
         return lines
 
 

@@ -42,6 +42,8 @@ class Started:
         assumed: ambiguities that neither names nor shapes resolve, with the assumption made.
         computed: buffers that the model computes itself with values that differ from the recorded ones. These buffers
             are unchanged.
+        unpaired_buffers: buffers of paired layers, of both models, that were not carried over, as neither names nor
+            shapes show a partner.
         outputs: comparison of the model's outputs with the recorded ones, if they could be compared.
     """
 
@@ -56,6 +58,7 @@ class Started:
     assumed: tuple[str, ...] = ()
     computed: tuple[str, ...] = ()
     outputs: str = ""
+    unpaired_buffers: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         counts = [_count(self.parameters, "parameter"), _count(self.buffers, "buffer")]
@@ -70,7 +73,9 @@ class Started:
             text += f"; the model computes otherwise, and keeps: {first_few(self.computed, _NAMED)}"
         if self.assumed:
             text += f"; assumed: {first_few(self.assumed, _NAMED)}"
-        return text + (f"; {self.outputs}" if self.outputs else "")
+        if self.unpaired_buffers:
+            text += f"; buffers without a partner: {first_few(self.unpaired_buffers, _NAMED)}"
+        return f"{self.outputs}; {text}" if self.outputs else text
 
 
 def start_from(
@@ -150,7 +155,7 @@ def start(
     )
     started = _started(stored, carried, states)
     if not quiet:
-        say(f"{raw.info.name} {started}")
+        say(f"{raw.info.name}: {started}" if started.outputs else f"{raw.info.name} {started}")
     return started
 
 
@@ -265,6 +270,7 @@ def _started(stored: Stored, carried: Carried, states: Sequence[OptimizerState])
         left_as_is=(*transfer.not_carried, *transfer.left_as_is, *wholes),
         optimizers=tuple(map(_without_tensors, states)),
         computed=transfer.computed,
+        unpaired_buffers=transfer.unpaired_buffers,
         assumed=() if carried.proved else tuple(_assumed(carried)),
         outputs=_outputs_text(stored, carried),
     )
@@ -291,10 +297,10 @@ def _outputs_text(stored: Stored, carried: Carried) -> str:
     if carried.proof is None or not carried.proof.outputs:
         return ""
     if carried.proved:
-        return "run once on the recorded batch, it gives what was recorded"
+        return "outputs agree with the recorded ones"
     if stored.draws(carried.alignment.layers.candidate):
         return ""
-    return "run once on the recorded batch, it gives something else: padiff.compare_runs says where"
+    return f"outputs differ from the recorded ones: record a step and look with `padiff compare {stored.label} RUN`"
 
 
 def _state_text(state: OptimizerState) -> str:

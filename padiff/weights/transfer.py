@@ -15,6 +15,7 @@ from padiff.model.given_map import GivenMap
 from padiff.model.live_model import LiveModel
 from padiff.records import Both, Layer, Parameter
 from padiff.system.naming import first_few
+from padiff.weights.buffer_pairing import buffers_of, names_of, pair_buffers
 from padiff.weights.special_init import special_init
 from padiff.weights.stored_model import StoredModel
 
@@ -48,6 +49,8 @@ class Transfer:
         left_wholes: pairs of layers that stay unchanged with all their parameters.
         computed: buffers that the raw model computes with values that differ from the recorded ones. These buffers are
             never written: the settings they are computed from differ between the models.
+        unpaired_buffers: buffers of paired layers that differ in names and shapes, so that none is carried over, as
+            ``layer/slot [shape]``.
     """
 
     writes: list[tuple[Any, np.ndarray]] = field(default_factory=list)
@@ -58,6 +61,7 @@ class Transfer:
     left_as_is: tuple[str, ...] = ()
     left_wholes: tuple[tuple[str, str], ...] = ()
     computed: tuple[str, ...] = ()
+    unpaired_buffers: tuple[str, ...] = ()
 
     @property
     def whole(self) -> bool:
@@ -145,6 +149,7 @@ class _Planner:
         for pair in self._alignment.parameters:
             if not self._is_left_out(pair):
                 self._carry(pair)
+        self._carry_other_buffers()
         self._fill_zeros()
         self._find_left()
         targets = [target for target in self._targets.values() if target.filled.any()]
@@ -192,6 +197,30 @@ class _Planner:
             self._misfits.append(error)
             return
         self._used.update(self._homes.get((part.layer, part.slot), (part.layer, part.slot)) for part in pair.reference)
+
+    def _carry_other_buffers(self) -> None:
+        """Carry over the buffers of paired layers that the alignment leaves without a partner."""
+        taken = Both(
+            {(part.layer, part.slot) for pair in self._alignment.parameters for part in pair.reference},
+            {(part.layer, part.slot) for pair in self._alignment.parameters for part in pair.candidate},
+        )
+        base = self._models.reference
+        for layers in self._alignment.pairs:
+            left = layers.zip(taken).map(
+                lambda side: [p for p in buffers_of(side[0]) if (side[0].path, p.slot) not in side[1]]
+            )
+            if isinstance(base, StoredModel):
+                path = layers.reference.path
+                left = Both([p for p in left.reference if base.source(path, p.slot) is not None], left.candidate)
+            left_out = any(layer.path in paths for layer, paths in layers.zip(self._left_out))
+            if left_out or not all(left):
+                continue
+            pairs = pair_buffers(layers, left)
+            for pair in pairs:
+                self._carry(pair)
+            for layer, buffers, parts in zip(layers, left, Both(*zip(*pairs)) if pairs else Both((), ())):
+                slots = {part.slot for slices in parts for part in slices}
+                self._transfer.unpaired_buffers += tuple(names_of(layer, [p for p in buffers if p.slot not in slots]))
 
     def _is_computed(self, part: Slice) -> bool:
         return part.slot in self._raw.framework.layers.computed(self._raw.layer(part.layer))

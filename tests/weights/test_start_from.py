@@ -60,7 +60,7 @@ def test_outputs_are_those_of_the_recorded_model(pair, tmp_path, capsys):
     started = padiff.start_from(run, candidate)
     assert distance(*outputs(pair, (reference, candidate))) < 1e-5
     assert not started.assumed
-    assert "it gives what was recorded" in capsys.readouterr().err
+    assert "outputs agree with the recorded ones; starts from" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", sorted(UNEVEN))
@@ -86,7 +86,7 @@ def test_weights_and_statistics_are_those_before_the_step(source, target, tmp_pa
     started = padiff.start_from(tmp_path / "run", other)
     assert (started.step, started.parameters, started.buffers >= 2) == (0, 6, True)
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line == f"padiff: Sequential {started}"
+    assert line == f"padiff: Sequential: {started}" and str(started).startswith("outputs agree")
     assert f"starts from step 0 of {tmp_path}/run ({source} Sequential): 6 parameters" in line
     found = state(other)
     turned = (lambda array: array) if source == target else np.transpose
@@ -422,7 +422,9 @@ def test_outputs_that_differ_are_said(tmp_path):
     trained(tmp_path / "run")
     net = paddle.nn.Sequential(paddle.nn.Linear(5, 7), paddle.nn.ReLU(), paddle.nn.Linear(7, 3))
     started = padiff.start_from(tmp_path / "run", net)
-    assert "it gives something else: padiff.compare_runs says where" in str(started)
+    assert str(started).startswith(
+        "outputs differ from the recorded ones: record a step and look with `padiff compare "
+    )
     np.testing.assert_array_equal(PADDLE.weight(net[0]).shape, (7, 5))
 
 
@@ -447,7 +449,7 @@ def test_inputs_of_the_same_names_are_given_by_name(tmp_path):
         rec.try_dump()
     port = PADDLE.net(lambda self, x, scale: self.last(paddle.tanh(self.first(x)) * scale),
                       first=paddle.nn.Linear(5, 5), last=paddle.nn.Linear(5, 5))  # fmt: skip
-    assert "it gives what was recorded" in str(padiff.start_from(tmp_path / "run", port))
+    assert "outputs agree with the recorded ones; starts from" in str(padiff.start_from(tmp_path / "run", port))
 
 
 def test_a_model_that_is_being_recorded_is_not_run(tmp_path):
