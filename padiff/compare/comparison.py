@@ -361,6 +361,7 @@ class RunComparison:
         if first is not None:
             first = with_caveat(first, coverage)
         differ = self._declared.in_steps(steps, self._asked.concerns)
+        differ += diagnose.evaluated_calls(first, self.runs, self.alignment) if first is not None else []
         tensor = first
         if self._policy.settings_count if settings is None else settings:
             first = diagnose.settings_first(differ, first) if differ else first

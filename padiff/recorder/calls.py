@@ -146,10 +146,11 @@ class Calls:
 
     @property
     def evaluated(self) -> tuple[Evaluation, ...]:
-        """Return the calls in evaluation mode that are left out of the step (see `evaluations`)."""
-        skipped = [(path, n) for (path, training), n in self._outermost.items() if self.has_trained and not training]
-        counted = [Evaluation(path, n, shapes) for (path, shapes), n in self._evaluations.items()]
-        return (*(Evaluation(path, n) for path, n in skipped), *counted)
+        """Return the evaluation calls that are left out of the step; shapes are known of counted ones only."""
+        counted = Counter(self._evaluations)
+        if self.has_trained:
+            counted.update({(path, ()): n for (path, training), n in self._outermost.items() if not training})
+        return tuple(Evaluation(path, n, shapes) for (path, shapes), n in counted.items())
 
     @property
     def micro_batches(self) -> int:

@@ -52,17 +52,17 @@ def test_a_first_call_in_evaluation_mode_is_named(framework, tmp_path):
     reference = _two_calls("torch", tmp_path / "reference")
     candidate = _two_calls(framework, tmp_path / "candidate", evaluated=0)
     first = padiff.compare_runs(reference, candidate).first_diff
-    assert first.step == 0
-    assert (first.cause.kind, first.cause.proven, first.cause.fix) == ("mode", True, "model.train()")
-    assert "makes 1 of its 2 calls of the model in evaluation mode" in first.cause.text
+    assert (first.step, first.stage) == (0, "forward")
+    assert (first.cause.kind, first.cause.fix) == ("mode", "model.train()")
+    assert "the candidate makes call 1 of the step in evaluation mode" in first.message
 
 
 def test_the_references_call_in_evaluation_mode_is_named(tmp_path):
     reference = _two_calls("torch", tmp_path / "reference", evaluated=0)
     candidate = _two_calls("torch", tmp_path / "candidate")
     first = padiff.compare_runs(reference, candidate).first_diff
-    assert (first.cause.kind, first.cause.proven, first.cause.fix) == ("mode", True, "")
-    assert "the reference makes 1 of its 2 calls" in first.cause.text
+    assert (first.cause.kind, first.cause.fix) == ("mode", "model.eval()")
+    assert "the reference makes call 1 of the step in evaluation mode" in first.message
 
 
 @pytest.mark.parametrize("framework", ["torch", "paddle"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,6 +46,8 @@ class Declared:
         self._of_step: dict[int, tuple[Difference, ...]] = {}
         self._made_up: dict[Any, int] = {}
         self._rates: dict[int, float] = {}
+        #: True for each side that made calls in evaluation mode in the step before.
+        self._evaluated = Both(False, False)
 
     @property
     def all(self) -> tuple[Difference, ...]:
@@ -114,6 +116,7 @@ class Declared:
             *trained_differences(self._doubtful, steps),
             *micro_batch_differences(steps),
         ]
+        self._evaluated = steps.map(lambda step: bool(step.evaluations))
         # Equal steps share one tuple, because there may be many.
         self._of_step[number] = (*self._lasting, *self._dated(of_step, number)) if of_step else self._lasting
 
@@ -136,6 +139,18 @@ class Declared:
             dated.append(first)
         return tuple(dated)
 
+    def _since(self, modes: Iterable[Difference], steps: Both[Step]) -> Iterator[Difference]:
+        """Yield differences of modes, with the step from which on they exist if the modes agreed before."""
+        for difference in modes:
+            if not self._of_step:
+                yield difference
+                continue
+            side = "candidate" if difference.values.candidate == "eval" else "reference"
+            note = f"from step {steps.reference.number} on the {side} is in evaluation mode"
+            if getattr(self._evaluated, side) or getattr(steps, side).evaluations:
+                note += ", not switched back after the validation that ended before it"
+            yield replace(difference, note=note)
+
     def _take(
         self,
         settings: Both[Mapping[str, Any]],
@@ -151,7 +166,7 @@ class Declared:
         self._doubtful = doubtful_sites(sites, infos, self._optimizers)
         self._lasting = (
             *layer_differences(alignment, settings, called, frameworks.candidate),
-            *mode_differences(alignment, settings, called),
+            *self._since(mode_differences(alignment, settings, called), steps),
             *precision_differences(alignment, steps),
             *loop_differences(settings),
             *loss_differences(settings, frameworks.candidate),

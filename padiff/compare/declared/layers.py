@@ -116,7 +116,7 @@ def mode_differences(
             trains(pair.reference, *modes.reference),
             trains(pair.candidate, *modes.candidate),
         )
-        if training.reference != training.candidate and any(_has_modes(layer) for layer in pair):
+        if training.reference != training.candidate and any(has_modes(layer) for layer in pair):
             path = pair.candidate.path
             yield Difference(
                 "mode",
@@ -156,7 +156,7 @@ def trains(layer: Layer, training: bool, others: Collection[str]) -> bool:
     return on and not (_is_batch_norm(layer) and layer.settings.get("use_global_stats") is True)
 
 
-def _has_modes(layer: Layer) -> bool:
+def has_modes(layer: Layer) -> bool:
     """Return True if a layer computes differently in training."""
     kind = equivalents.kind(layer)
     if _is_batch_norm(layer):

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from padiff.compare.diagnose.followups.followup_context import FollowupContext
     from padiff.compare.diagnose.place import Place
     from padiff.compare.diagnose.settings import before_the_first, settings_first
+    from padiff.compare.diagnose.skipped_calls import evaluated_calls
 else:
     # Imported on first access: these modules are a third of a comparison's imports, and runs that match need none of
     # them.
@@ -24,6 +25,7 @@ else:
             "Place": "padiff.compare.diagnose.place",
             "before_the_first": "padiff.compare.diagnose.settings",
             "cause_found_later": "padiff.compare.diagnose.explained_later",
+            "evaluated_calls": "padiff.compare.diagnose.skipped_calls",
             "described": "padiff.compare.diagnose.first",
             "settings_first": "padiff.compare.diagnose.settings",
             "with_proof": "padiff.compare.diagnose.first",
@@ -37,6 +39,7 @@ __all__ = [
     "before_the_first",
     "cause_found_later",
     "described",
+    "evaluated_calls",
     "settings_first",
     "with_proof",
 ]

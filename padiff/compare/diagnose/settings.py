@@ -13,6 +13,8 @@ from padiff.records import LOOP, STAGES, Both, Cause, Difference, FirstDiff, Pai
 # The most differences that a sentence names.
 _SAID = 3
 _OF_LAYERS = ("layer_setting", "mode")
+# Causes of inputs that belong to another call.
+_OTHER_BATCHES = frozenset({"other_batch", "sizes"})
 # Settings that determine a layer's constant tables.
 _OF_TABLES = frozenset({"rope_theta"})
 # Settings that a layer's own code uses between its inner layers.
@@ -55,7 +57,7 @@ def settings_first(found: Sequence[tuple[int, Difference]], first: FirstDiff | N
         if difference.changes and not (difference.kind in _OF_LAYERS and difference.name in visible)
     ]
     earliest = min(counting, default=None)
-    if earliest is None or (first is not None and (first.step, STAGES.index(first.stage)) <= earliest[:2]):
+    if earliest is None or (first is not None and (first.step, _place(first, found)) <= earliest[:2]):
         return first
     concurrent = [found[k][1] for number, stage, k in counting if (number, stage) == earliest[:2]]
     difference = found[earliest[2]][1]
@@ -73,6 +75,16 @@ def settings_first(found: Sequence[tuple[int, Difference]], first: FirstDiff | N
         statement=_statement(earliest[0], concurrent, first),
         parameters=difference.parameters,
     )
+
+
+def _place(first: FirstDiff, found: Sequence[tuple[int, Difference]]) -> int:
+    """Return the place of a first diff among the stages; after the forward for other batches beside another mode.
+
+    Calls in evaluation mode are not recorded beside calls in training mode, so that other calls are compared then.
+    """
+    modes = any(d.kind == "mode" and d.changes and number <= first.step for number, d in found)
+    other_batches = first.stage == "input" and first.cause is not None and first.cause.kind in _OTHER_BATCHES
+    return STAGES.index("backward" if modes and other_batches else first.stage)
 
 
 def as_computed(

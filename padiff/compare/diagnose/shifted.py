@@ -1,6 +1,4 @@
-"""Batches that belong to another call or step: one run evaluates in a call, numbers its steps differently, or left a
-batch out.
-"""
+"""Batches that belong to another step: one run numbers its steps differently, or left a batch out."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from dataclasses import replace
 from padiff.compare.judge.limits import COARSENESS, allowed, coarse
 from padiff.compare.measure.pairs import measure_pair
 from padiff.errors import PadiffError
-from padiff.records import SIDES, Both, Cause, Diff, Pair, Record, Run, Step
+from padiff.records import Both, Cause, Diff, Pair, Record, Run
 
 # The most recorded steps that are compared before and after a step.
 _NEARBY = 4
@@ -41,47 +39,6 @@ def shift_cause(diff: Diff, runs: Both[Run]) -> Cause | None:
                 _EVIDENCE if proven else "",
             )
     return None
-
-
-def evaluation_cause(diff: Diff, steps: Both[Step] | None) -> Cause | None:
-    """Return a cause if inputs differ because one side makes some of the step's calls in evaluation mode; else `None`.
-
-    Such calls have no record, so that this side's later calls stand beside the other side's earlier ones.
-
-    Args:
-        steps: the step of both sides; `None` if it is not available.
-    """
-    pair = diff.pair
-    if pair.stage != "input" or steps is None or pair.reference is None or pair.candidate is None or diff.problem:
-        return None
-    records = Both(pair.reference, pair.candidate)
-    left_out = steps.zip(records).map(
-        lambda side: sum(each.calls for each in side[0].evaluations if each.layer == side[1].layer)
-    )
-    trained = steps.map(lambda step: step.micro_batches)
-    fewer, behind = left_out.reference - left_out.candidate, trained.candidate - trained.reference
-    if not fewer or fewer != behind:
-        return None
-    side, other = SIDES if fewer > 0 else SIDES.swapped()
-    record, against = getattr(records, side), getattr(records, other)
-    for neighbour in getattr(steps, other).records:
-        away = neighbour.call - record.call
-        if (neighbour.layer, neighbour.slot, neighbour.stage) != (against.layer, against.slot, "input"):
-            continue
-        sides = Both(record, neighbour) if side == SIDES.reference else Both(neighbour, record)
-        if not 0 < away <= abs(fewer) or neighbour.shape != record.shape or not _same(_measured(pair, sides)):
-            continue
-        text = (
-            f"the {side} makes {abs(fewer)} of its {max(trained)} calls of the model in evaluation mode, the {other} "
-            "makes them in training mode: model.eval() stays on, or is called before a call that trains"
-        )
-        evidence = f"its call {record.call} has the input of the {other}'s call {neighbour.call}"
-        return Cause("mode", text, True, evidence, fix="model.train()" if side == SIDES.candidate else "")
-    return None
-
-
-def _measured(pair: Pair, sides: Both[Record]) -> Diff:
-    return measure_pair(replace(pair, reference=sides.reference, candidate=sides.candidate))
 
 
 def _goes_on(pair: Pair, runs: Both[Run], away: int) -> bool:
