@@ -287,7 +287,7 @@ class Recorder(CurrentStep):
                 levels,
                 self._owned,
                 self._stepped,
-                consuming=self._settings.refresh,
+                consuming=self._settings.before_step,
                 functions=self._records_part("function calls")
                 and (self._levels.functions or (full_inputs and self._functions)),
                 losses=self._records_part("losses"),

@@ -33,9 +33,10 @@ class DeclaredSettings:
     def __init__(self, framework: Framework, layers: Layers, optimizers: Sequence[Any]) -> None:
         self._framework, self._layers, self._optimizers = framework, layers, optimizers
         self._host: dict[str, Any] = {}
+        self._stepped: list[Any] = []
         self._stamps: dict[int, Any] = {}
         self._read: dict[int, dict[str, Any]] = {}
-        self._rates: dict[str, Any] = {}
+        self._rates: dict[tuple[int, int], Any] = {}
         self._calls: dict[str, Any] = {}
         self._known: tuple[Any, dict[str, Any]] | None = None
         self.first: dict[str, Any] | None = None
@@ -49,11 +50,17 @@ class DeclaredSettings:
     def read(self) -> dict[str, Any]:
         """Return the settings that are known before anything runs."""
         for optimizer in self._optimizers:
-            self.refresh(optimizer)
+            self._refresh(optimizer)
         return self._together()
 
-    def refresh(self, optimizer: Any) -> None:
+    def before_step(self, optimizer: Any) -> None:
         """Read the settings of an optimizer that is about to step, if they may have changed."""
+        if not any(optimizer is each for each in self._stepped):
+            self._stepped.append(optimizer)
+            self._known = None
+        self._refresh(optimizer)
+
+    def _refresh(self, optimizer: Any) -> None:
         key = id(optimizer)
         # An error of an optimizer's settings must not stop the training: its settings then stay unknown.
         with Tolerated():
@@ -63,8 +70,7 @@ class DeclaredSettings:
             self._stamps[key] = stamp
             self._known = None
             self._read[key] = {}
-            number = next(k for k, hooked in enumerate(self._optimizers) if hooked is optimizer)
-            self._read[key] = self._flat(f"optimizer.{number}", self._framework.optimizers.settings(optimizer))
+            self._read[key] = self._flat(key, self._framework.optimizers.settings(optimizer))
 
     def of_step(self, captured: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings of a step that differ from those of the first recorded step.
@@ -88,20 +94,33 @@ class DeclaredSettings:
 
     def _together(self) -> dict[str, Any]:
         settings = dict(self._host)
-        for optimizer in self._optimizers:
-            settings |= self._read.get(id(optimizer), {})
+        for number, optimizer in enumerate(self._acting()):
+            read = self._read.get(id(optimizer), {})
+            settings |= {f"optimizer.{number}.{name}": value for name, value in read.items()}
         return settings | self._calls
 
-    def _flat(self, prefix: str, settings: OptimizerSettings) -> dict[str, Any]:
+    def _acting(self) -> list[Any]:
+        """Return the optimizers without those that have not stepped and whose parameters another one has stepped."""
+        optimized = self._framework.optimizers.optimized
+        with Tolerated():
+            held = {id(parameter) for each in self._stepped for parameter in optimized(each)}
+            return [
+                each
+                for each in self._optimizers
+                if any(each is other for other in self._stepped) or not held.issuperset(map(id, optimized(each)))
+            ]
+        return list(self._optimizers)
+
+    def _flat(self, key: int, settings: OptimizerSettings) -> dict[str, Any]:
         sites = self._sites()
-        flat: dict[str, Any] = {f"{prefix}.rule": settings.rule}
-        flat |= {f"{prefix}.{name}": plain_setting(value) for name, value in settings.others.items()}
+        flat: dict[str, Any] = {"rule": settings.rule}
+        flat |= {name: plain_setting(value) for name, value in settings.others.items()}
         for number, group in enumerate(settings.groups):
-            group_prefix = f"{prefix}.group.{number}"
+            group_prefix = f"group.{number}"
             flat |= {f"{group_prefix}.{name}": plain_setting(value) for name, value in group.values.items()}
             if f"{group_prefix}.lr" in flat:
                 # The first learning rate: that of each step is a record.
-                flat[f"{group_prefix}.lr"] = self._rates.setdefault(f"{group_prefix}.lr", flat[f"{group_prefix}.lr"])
+                flat[f"{group_prefix}.lr"] = self._rates.setdefault((key, number), flat[f"{group_prefix}.lr"])
             trained = [p for p in group.parameters if self._framework.tensors.trainable(p)]
             names = [sites.get(id(parameter)) for parameter in trained]
             flat[f"{group_prefix}.parameters"] = [name for name in names if name is not None]

@@ -340,3 +340,49 @@ def test_parameters_that_are_frozen_while_another_optimizer_steps_have_updates(k
         for stage in ("grad", "update"):
             sites = {(record.layer, record.slot) for record in step.records if record.stage == stage}
             assert sites >= {(layer, slot) for layer in "01" for slot in ("weight", "bias")}, stage
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_settings_leave_out_an_optimizer_whose_parameters_another_one_steps(kit, place, tmp_path):
+    """An optimizer that is made and left aside, as a script's table of optimizers has them."""
+
+    def train(folder, steps, *optimizers, model):
+        with padiff.record(model, tmp_path / folder, optimizer=list(optimizers)) as rec:
+            for step in range(3):
+                model(kit.tensor(np.ones((4, 2)))).mean().backward()
+                optimizer = steps(step)
+                optimizer.step()
+                kit.zero(optimizer)
+                rec.try_dump()
+        opened = padiff.open_run(tmp_path / folder)
+        return opened.info.settings, [next(iter(opened.steps(number))).settings for number in opened.numbers()]
+
+    def rates(settings):
+        return {name: value for name, value in settings.items() if name.endswith(("rule", ".lr"))}
+
+    def alone(at=0):
+        return {f"optimizer.{at}.rule": "SGD", f"optimizer.{at}.group.0.lr": 0.1}
+
+    def made():
+        model = kit.Linear(2, 3)
+        kit.set(model.weight, np.ones(tuple(model.weight.shape)))
+        kit.set(model.bias, np.zeros(3))
+        used, aside = kit.sgd(model.parameters(), 0.1), kit.sgd(model.parameters(), 0.7)
+        return model, used, aside
+
+    model, used, aside = made()
+    order = [used, aside] if place else [aside, used]
+    settings, later = train("aside", lambda _: used, *order, model=model)
+    assert rates(settings) == alone() and not any(rates(each) for each in later)
+    model, used, _ = made()
+    assert rates(train("alone", lambda _: used, used, model=model)[0]) == alone()
+    report = padiff.compare_runs(tmp_path / "aside", tmp_path / "alone")
+    assert report.outcome == "match", str(report)
+    # From its first step on it is listed; one that holds parameters of its own is, whether it steps or not.
+    model, used, aside = made()
+    _, later = train("second", lambda step: aside if step == 2 else used, used, aside, model=model)
+    assert not rates(later[1]) and rates(later[2]) == {"optimizer.1.rule": "SGD", "optimizer.1.group.0.lr": 0.7}
+    model, *_ = made()
+    used, other = kit.sgd([model.weight], 0.1), kit.sgd([model.bias], 0.7)
+    settings, _ = train("other", lambda _: used, used, other, model=model)
+    assert rates(settings) == alone() | {"optimizer.1.rule": "SGD", "optimizer.1.group.0.lr": 0.7}
