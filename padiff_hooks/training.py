@@ -51,6 +51,22 @@ class TrainingRecorder:
     """
 
     def __init__(self, dir_path: str | AnyPath, **options: Unpack[TrainingOptions]) -> None:
+        self.step = 0
+        self._live: LiveComparison | None = None
+        self._replay: HostReplay | None = None
+        self._recorder: Recorder | None = None
+        self._host_sink: ScalarSink | None = None
+        self._own: OwnCurves | None = None
+        self._resumes = False
+        #: True in the one process of a training that prints messages.
+        self._says = True
+        self._has_failed = self._is_set_up = False
+        raises = options.get("replay") is not None or options.get("on_error") == "raise"
+        self.guard = Guard(self._failed, raises=raises)
+        self._set_up(dir_path, options)
+
+    @guarded(passing=(PadiffError,))
+    def _set_up(self, dir_path: str | AnyPath, options: TrainingOptions) -> None:
         check(dir_path, options)
         make_folders_absolute(options)
         reference, on_diff = options.pop("reference", None), options.pop("on_diff", "warn")
@@ -65,10 +81,8 @@ class TrainingRecorder:
         own_map, pair_map = split_map(options.pop("layer_map", None), paired)
         self._start_from, self._pair_map = start_from, pair_map
         policy = options.pop("policy", None)
-        self._live: LiveComparison | None = None
         if followed is not None:
             self._live = LiveComparison(followed, self._dir_path, on_diff, pair_map, policy, self._tags)
-        self._replay: HostReplay | None = None
         if replay is not None:
             existing = options.get("existing", "error")
             self._replay = HostReplay(
@@ -77,14 +91,7 @@ class TrainingRecorder:
         self.step = options.get("start_step", 0)
         self._options = lasting(options)
         self._own_map = own_map
-        self._recorder: Recorder | None = None
-        self._host_sink: ScalarSink | None = None
-        self._own: OwnCurves | None = None
-        self._resumes = False
-        #: True in the one process of a training that prints messages.
-        self._says = True
-        self._has_failed = False
-        self.guard = Guard(self._failed, raises=replay is not None or options.get("on_error") == "raise")
+        self._is_set_up = True
 
     # -- called by the host's callbacks ---------------------------------------------------------------------
 
@@ -118,6 +125,8 @@ class TrainingRecorder:
         Raises:
             RunsDifferError: the reference is set differently, and ``on_diff="raise"``.
         """
+        if not self._is_set_up:
+            return
         self.abort()
         self._has_failed = False
         self.guard.reset()

@@ -12,7 +12,8 @@ from kit.forking import python_with_frameworks
 
 import padiff
 from hard.children import run_child
-from hard.own_errors import Planting, name_of, share
+from hard.own_errors import PlantedError, Planting, name_of, share
+from padiff_hooks.training import TrainingRecorder
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -231,6 +232,49 @@ def test_an_error_in_any_function_leaves_a_loop_with_a_proxy_as_it_is(framework,
         if after[0] != losses or not np.array_equal(after[1], weight) or after[2]:
             wrong.append(name_of(code))
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("framework", LOOPS)
+def test_an_error_in_any_function_of_a_callbacks_beginning_leaves_a_training_as_it_is(framework, tmp_path, capfd):
+    Training(LOOPS[framework], tmp_path).recorded()
+    other = LOOPS[framework]()
+    losses = [float(other.step(number)) for number in range(3)]
+    options = {
+        "every_n_steps": padiff.Schedule(every=2),
+        "layer_map": {"0": "0"},
+        "white_list": ["*"],
+        "max_bytes": 1e6,
+    }
+    options |= {"reference": tmp_path / "1", "logdir": tmp_path / "logs", "detail": "auto", "full_every_n_steps": 2}
+
+    def made():
+        return TrainingRecorder(tmp_path / f"own-{len(wrong)}", **options)
+
+    wrong: list[str] = []
+    planting = Planting("padiff", "padiff_hooks")
+    codes = planting.functions(made)
+    assert len(codes) > 15
+    for code in codes:
+        capfd.readouterr()
+        try:
+            recorder = planting.fail(code, made)
+            loop, mine = LOOPS[framework](), []
+            recorder.start(loop.net, [loop.optimizer])
+            for number in range(3):
+                recorder.begin_batch()
+                mine.append(float(loop.step(number)))
+                recorder.end_batch()
+                recorder.end_step()
+            recorder.finish()
+        except Exception as error:
+            wrong.append(f"{name_of(code)}: {type(error).__name__} ended the training")
+            continue
+        said = capfd.readouterr().err
+        if mine != losses or loop.left() or said.count("an error of padiff's own, PlantedError") != 1:
+            wrong.append(f"{name_of(code)}: {said}")
+    assert not wrong, "\n".join(wrong)
+    with pytest.raises(PlantedError):
+        planting.fail(codes[-1], lambda: TrainingRecorder(tmp_path / "own", **options, on_error="raise"))
 
 
 @pytest.mark.parametrize("framework", LOOPS)
