@@ -8,7 +8,7 @@ from dataclasses import replace
 from padiff.compare.judge.limits import COARSENESS, allowed, coarse
 from padiff.compare.measure.pairs import measure_pair
 from padiff.errors import PadiffError
-from padiff.records import Both, Cause, Diff, Pair, Record, Run
+from padiff.records import SAME, SIDES, Both, Cause, Diff, Pair, Record, Run
 
 # The most recorded steps that are compared before and after a step.
 _NEARBY = 4
@@ -39,6 +39,37 @@ def shift_cause(diff: Diff, runs: Both[Run]) -> Cause | None:
                 _EVIDENCE if proven else "",
             )
     return None
+
+
+def repeated_cause(diff: Diff, runs: Both[Run]) -> Cause | None:
+    """Return a cause if one side begins again with its first batches where the other side goes on; else `None`."""
+    pair = diff.pair
+    numbers = [n for n in runs.reference.numbers() if n in {*runs.candidate.numbers()}]
+    if pair.stage != "input" or not pair.complete or diff.problem or pair.step not in numbers[2:]:
+        return None
+    again = Both(*(_begins_again(side, run, pair, numbers) for side, run in pair.sides.zip(runs)))
+    if again.reference == again.candidate:
+        return None
+    side, other_side = SIDES if again.reference else SIDES.swapped()
+    text = (
+        f"from step {pair.step} on the {side}'s batches are those from step {numbers[0]} on, in the same order, and "
+        f"the {other_side} shuffles anew: an epoch that repeats the order (a sampler without set_epoch, or a generator "
+        "that is seeded again)"
+    )
+    return Cause("epoch_repeated", text, math.prod(pair.anchor.shape) >= _MANY, "the batches of one run are equal")
+
+
+def _begins_again(record: Record | None, run: Run, pair: Pair, numbers: list[int]) -> bool:
+    """Return True if a run's batches from a step on are its batches from the first step on."""
+    assert record is not None
+    later = [n for n in numbers if n >= pair.step][:2]
+    for first, number in zip(numbers, later):
+        sides = [_record_of(record, run, n) for n in (first, number)]
+        if sides[0] is None or sides[1] is None:
+            return False
+        if not _same(measure_pair(replace(pair, reference=sides[0], candidate=sides[1], layout=SAME))):
+            return False
+    return True
 
 
 def _goes_on(pair: Pair, runs: Both[Run], away: int) -> bool:

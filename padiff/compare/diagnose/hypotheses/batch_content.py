@@ -9,14 +9,18 @@ import numpy as np
 from padiff.compare.diagnose.hypotheses import transforms
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, rounding_of, whole_of
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
-from padiff.records import Both
+from padiff.records import Both, Cause
 
 # Count of steps before and after this one whose samples are compared.
 _AROUND = 6
 _HEAD = "the candidate's input is"
+# Least share of a batch's samples that shows the same data, and most bytes to read for them.
+_SHARE, _BYTES = 0.1, 200_000_000
+# Least size of a sample that is not equal by chance, of floats and of integers.
+_FLOATS, _INTEGERS = 4, 8
 
 
-def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
+def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
     """Yield hypotheses on a first diff in an input, the simplest first."""
     pair = scene.diff.pair
     sides = whole_of(pair)
@@ -43,7 +47,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         yield transforms.hypothesis(transform, _HEAD, "input", pair.anchor.site, tuple(few), rounding, limit)
 
 
-def _orders(scene: DiffContext, sides: Both[np.ndarray], rounding: float, limit: float) -> Iterator[Hypothesis]:
+def _orders(scene: DiffContext, sides: Both[np.ndarray], rounding: float, limit: float) -> Iterator[Hypothesis | Cause]:
     """Yield hypotheses on the same samples in another order, or on samples of steps around this one."""
     if sides.reference.ndim < 1 or len(sides.reference) < 2:
         return
@@ -59,7 +63,8 @@ def _orders(scene: DiffContext, sides: Both[np.ndarray], rounding: float, limit:
         site = scene.diff.pair.anchor.site
         yield transforms.hypothesis(transform, _HEAD, "input", site, tuple(sides), rounding, limit)
     else:
-        yield from _of_other_steps(scene, sides, rounding, limit)
+        near = list(_of_other_steps(scene, sides, rounding, limit))
+        yield from near or _of_the_run(scene, sides.candidate)
 
 
 def _of_other_steps(scene: DiffContext, sides: Both[np.ndarray], rounding: float, limit: float) -> Iterator[Hypothesis]:
@@ -98,3 +103,36 @@ def _of_other_steps(scene: DiffContext, sides: Both[np.ndarray], rounding: float
         yield Prediction(pair.anchor.site, sides.candidate, predicted, sides.reference, noise, limit)
 
     yield Hypothesis("batch_order", "samples of other steps", f"{_HEAD} {text}", predict, free=len(order))
+
+
+def _of_the_run(scene: DiffContext, batch: np.ndarray) -> Iterator[Cause]:
+    """Yield the cause that samples of the candidate's batch are the reference's of any other steps."""
+    anchor = scene.diff.pair.anchor
+    waiting = {key: k for k, key in enumerate(transforms.row_keys(batch))}
+    count, width, steps, read = len(waiting), batch[0].size, set(), 0
+    floats = anchor.dtype.startswith(("float", "bfloat"))
+    if width < (_FLOATS if floats else _INTEGERS) or count < 2:
+        return
+    for number in sorted(scene.numbers, key=lambda n: abs(n - scene.number)):
+        pairs = scene.pairs(number, "input").items()
+        for values in [
+            whole_of(pair) for (layer, slot, _), pair in pairs if (layer, slot) == (anchor.layer, anchor.slot)
+        ]:
+            if values is None or values.reference.shape[1:] != batch.shape[1:]:
+                continue
+            read += values.reference.nbytes
+            for key in transforms.row_keys(values.reference):
+                if waiting.pop(key, None) is not None:
+                    steps.add(number)
+        if not waiting or read > _BYTES:
+            break
+    matches = count - len(waiting)
+    if matches < max(2, _SHARE * count) or steps <= {scene.number}:
+        return
+    text = (
+        f"the same samples in another order, over the epoch: {matches} of this batch's {count} samples are the "
+        f"reference's of {len(steps)} step{'s' if len(steps) > 1 else ''}: another shuffling"
+    )
+    # Integers may be few, so that samples are equal by chance.
+    proven = floats or width >= 2 * _INTEGERS
+    yield Cause("batch_order", text, proven, "the samples are equal" if proven else "")

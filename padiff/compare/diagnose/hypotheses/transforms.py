@@ -147,6 +147,11 @@ def row_order(reference: np.ndarray, candidate: np.ndarray, axis: int = 0) -> np
     return np.array(order)
 
 
+def row_keys(values: np.ndarray) -> list[bytes]:
+    """Return a key for each row; equal rows have equal keys."""
+    return [_key(row) for row in values.reshape(len(values), -1)]
+
+
 def order_text(order: np.ndarray) -> str:
     """Return a permutation as text: a name, or the first indices."""
     count = len(order)
