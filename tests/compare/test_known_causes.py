@@ -73,3 +73,25 @@ def test_what_is_computed_stands_before_what_is_known():
 
     cause = padiff.compare_runs(run_of(Pool(), torch.tensor), run_of(Theirs(), paddle.to_tensor)).first_diff.cause
     assert (cause.kind, cause.proven) == ("pooling_exclusive", True), cause.text
+
+
+def test_an_operation_that_agreed_in_an_earlier_step_differs_for_another_reason():
+    noise = np.random.default_rng(2).normal(size=IMAGES.shape).astype("float32")
+
+    class LeakyReLU(paddle.nn.LeakyReLU):
+        steps = 0
+
+        def forward(self, x):
+            self.steps += 1
+            return super().forward(x) + paddle.to_tensor(noise * (self.steps > 1))
+
+    def of_steps(net, tensor):
+        with padiff.record(net) as rec:
+            for _ in range(2):
+                net(tensor(IMAGES))
+                rec.try_dump()
+        return rec.run
+
+    reference = of_steps(torch.nn.Sequential(torch.nn.LeakyReLU(0.01)), torch.tensor)
+    first = padiff.compare_runs(reference, of_steps(paddle.nn.Sequential(LeakyReLU(0.01)), paddle.to_tensor)).first_diff
+    assert first.step == 1 and first.cause.kind != "known_difference", first.cause.text

@@ -12,7 +12,7 @@ from padiff.compare.diagnose.causes import guess, recorded_cause
 from padiff.compare.diagnose.differing_rank import put_together, rank_of
 from padiff.compare.diagnose.environments import autocast_cause, environment_cause
 from padiff.compare.diagnose.evidence import Evidence
-from padiff.compare.diagnose.extent import extent_of
+from padiff.compare.diagnose.extent import NEVER, extent_of, site_of
 from padiff.compare.diagnose.hypotheses import missing_gradient
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
 from padiff.compare.diagnose.hypotheses.engine import Finding, explain
@@ -137,7 +137,9 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
     ):
         recorded = surplus_cause(scene) or recorded
     # A known difference of the frameworks goes before a cause that only names a place, and after computed causes.
-    framework_cause = None if computed.cause is not None else known_cause(scene, place)
+    # An operation that agreed in an earlier step does not differ by framework.
+    agreed = diff.pair.stage in ("forward", "loss") and evidence.agreed.get(site_of(diff), NEVER)[1] > 0
+    framework_cause = None if computed.cause is not None or agreed else known_cause(scene, place)
     cast = autocast_cause(diff, runs.map(lambda run: run.info))
     if cast is not None and not _explained(computed.cause, recorded, place):
         return replace(cast, excluded=computed.excluded)
