@@ -75,7 +75,7 @@ _TORCH = ArgumentNames(
     },
     rules={"RMSProp": "RMSprop"},
     epsilon={"RMSProp": "outside of the root", "Adamax": "to the gradient"},
-    arguments={"slope": "negative_slope", "interpolation": "mode"},
+    arguments={"slope": "negative_slope"},
 )
 _PADDLE = ArgumentNames(
     optimizers="paddle.optimizer",
@@ -106,7 +106,6 @@ _PADDLE = ArgumentNames(
         "eps": "epsilon",
         "slope": "negative_slope",
         "count_include_pad": "exclusive",
-        "interpolation": "mode",
         "min_val": "min",
         "max_val": "max",
         "lambd": "threshold",

@@ -40,7 +40,7 @@ _KEPT = frozenset((
 ))  # fmt: skip
 
 
-_RESIZES = {"mode": "interpolation", "align_corners": "align_corners", "scale_factor": "scale_factor", "size": "size"}
+_RESIZES = {"mode": "mode", "align_corners": "align_corners", "scale_factor": "scale_factor", "size": "size"}
 _SHRINKS = {"lambd": "lambd", "threshold": "lambd"}
 _ACTIVATES = {"nonlinearity": "nonlinearity", "activation": "nonlinearity"}
 _NORMALIZES = {"norm_first": "norm_first", "normalize_before": "norm_first"}

@@ -21,6 +21,37 @@ _LOOKING = frozenset({"getitem", "reshape", "transpose", "expand", "cast"})
 
 
 @dataclass(frozen=True)
+class Argument:
+    """An argument of a function with another value in the candidate's call.
+
+    Attributes:
+        names: the argument's name in each framework.
+        right, wrong: the values of the reference's and of the candidate's call.
+        usual: the value of a call without the argument.
+        axis: True if the value is an axis.
+    """
+
+    names: Mapping[str, str]
+    right: Any
+    wrong: Any
+    usual: Any
+    axis: bool = False
+
+    def is_wrong_in(self, arguments: Mapping[str, Any], framework: str, axes: int) -> bool:
+        """Return True if a call has the candidate's value.
+
+        Args:
+            arguments: the arguments of the call.
+            framework: the framework of the call.
+            axes: the number of axes of the call's first tensor.
+        """
+        value = arguments.get(self.names[framework], self.usual)
+        if self.axis and isinstance(value, int) and axes:
+            value %= axes
+        return type(value) is type(self.wrong) and bool(value == self.wrong)
+
+
+@dataclass(frozen=True)
 class Edit:
     """A possible change of the candidate's code, as changes to nodes of a formula.
 
@@ -33,6 +64,7 @@ class Edit:
         free: the number of values that were solved for.
         at: the node that the edit is about.
         telling: True if the edit names the reason; False if the edit only says where and how the output changes.
+        argument: the argument of a function that the edit changes, if that is all it changes.
     """
 
     kind: str
@@ -43,6 +75,7 @@ class Edit:
     free: int = 0
     at: int = -1
     telling: bool = True
+    argument: Argument | None = None
 
 
 class FormulaView:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.edit import Edit, FormulaView, given
+from padiff.compare.diagnose.computing.edit import Argument, Edit, FormulaView, given
 from padiff.compare.diagnose.computing.formula import Change
 from padiff.compare.diagnose.computing.operations import OPERATIONS
 from padiff.compare.diagnose.kernels.activations import FUNCTIONS
@@ -70,7 +70,9 @@ def _resized(sheet: FormulaView, k: int) -> Iterator[Edit]:
     if node.how["mode"] != "nearest":
         corners = not node.how["corners"]
         text = f"align_corners={corners} for the reference's {not corners} ({where})"
-        yield Edit("align_corners", "align_corners", text, {k: given(sheet, k, corners=corners)}, 0, at=k)
+        argument = Argument(dict.fromkeys(("torch", "paddle"), "align_corners"), not corners, corners, False)
+        change = {k: given(sheet, k, corners=corners)}
+        yield Edit("align_corners", "align_corners", text, change, 0, at=k, argument=argument)
     mode = "linear" if node.how["mode"] == "nearest" else "nearest"
     text = f"{mode} interpolation for the reference's {node.how['mode']} ({where})"
     yield Edit("interpolation", "another interpolation", text, {k: given(sheet, k, mode=mode)}, 0, at=k)

@@ -8,7 +8,7 @@ from typing import Any
 from padiff.compare.diagnose.computing.formula import Formula, UnknownError
 from padiff.compare.diagnose.computing.known_inputs import KnownInputs
 from padiff.compare.diagnose.computing.writing import Add, Writing
-from padiff.compare.diagnose.kernels.windows import each
+from padiff.compare.diagnose.kernels.windows import RESIZED, each
 from padiff.frameworks.conventions import conventions_of
 
 
@@ -91,11 +91,10 @@ def _interpolate(add: Add, formula: Formula, inputs: KnownInputs, framework: str
     count = len(shape) - 2
     sizes = each(size, count) if size else [int(n * s) for n, s in zip(shape[2:], _floats(scale, count))]
     mode = str(inputs.argument(("mode",), 3, "nearest"))
-    kinds = {"nearest": "nearest", "bilinear": "linear", "linear": "linear", "trilinear": "linear"}
-    if mode not in kinds or inputs.argument(("align_mode",), -1, 0):
+    if mode not in RESIZED or inputs.argument(("align_mode",), -1, 0):
         raise UnknownError(mode)
     corners = bool(inputs.argument(("align_corners",), 4, False))
-    return add("resized", inputs.first, size=sizes, mode=kinds[mode], corners=corners)
+    return add("resized", inputs.first, size=sizes, mode=RESIZED[mode], corners=corners)
 
 
 def _floats(value: Any, count: int) -> list[float]:

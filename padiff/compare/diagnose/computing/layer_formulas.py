@@ -12,7 +12,7 @@ import numpy as np
 from padiff.compare.diagnose.computing.formula import Formula, UnknownError
 from padiff.compare.diagnose.computing.of_blocks import attention, linear
 from padiff.compare.diagnose.computing.writing import Add
-from padiff.compare.diagnose.kernels.windows import each
+from padiff.compare.diagnose.kernels.windows import RESIZED, each
 from padiff.frameworks.conventions import conventions_of
 
 #: Layers that return their input.
@@ -102,6 +102,16 @@ def writings(called: Called) -> Iterator[Writing]:
             yield partial(_recurrent, time_first=first)
     elif kind == "prelu":
         yield _prelu
+    elif kind.startswith("upsamp"):
+        yield _resized
+
+
+def _resized(add: Add, formula: Formula, call: Called) -> int:
+    mode = str(call.number("mode", "nearest"))
+    if mode not in RESIZED or call.number("align_mode", 0):
+        raise UnknownError(mode)
+    corners = bool(call.number("align_corners", False))
+    return add("resized", call.inputs[0], size=list(call.shape[2:]), mode=RESIZED[mode], corners=corners)
 
 
 def _act(add: Add, formula: Formula, call: Called, function: str) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from padiff.compare.diagnose.computing.arranged import as_a_whole, exchanged, rotary
-from padiff.compare.diagnose.computing.edit import Edit, FormulaView, given
+from padiff.compare.diagnose.computing.edit import Argument, Edit, FormulaView, given
 from padiff.compare.diagnose.computing.formula import Change
 from padiff.compare.diagnose.computing.in_layers import BY_OPERATION
 from padiff.compare.diagnose.computing.operations import OPERATIONS
@@ -68,7 +68,9 @@ def _softmax(sheet: FormulaView, k: int) -> Iterator[Edit]:
     for axis in range(ndim):
         if axis != own_axis:
             text = f"the candidate takes the softmax over axis {axis} for the reference's {own_axis} ({where})"
-            yield Edit("softmax_axis", "softmax over another axis", text, {k: given(sheet, k, axis=axis)}, 0, at=k)
+            argument = Argument({"torch": "dim", "paddle": "axis"}, own_axis, axis, -1, axis=True)
+            change = {k: given(sheet, k, axis=axis)}
+            yield Edit("softmax_axis", "softmax over another axis", text, change, 0, at=k, argument=argument)
     text = f"the candidate uses a sigmoid for the reference's softmax ({where})"
     yield Edit("activation", "another activation", text, {k: _of(sheet, k, "act", function="sigmoid")}, 0, at=k)
 

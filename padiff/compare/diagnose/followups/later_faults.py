@@ -146,7 +146,7 @@ def _what_wrote(scene: DiffContext) -> Cause | None:
     """Return the cause of the changed weights if a hypothesis proves it; else `None`."""
     for hypothesis in islice(external_weight_write.hypotheses(scene), _TRIED):
         if explains(weigh(hypothesis.predict()), hypothesis):
-            return Cause(hypothesis.kind, hypothesis.sentence, True, fix=hypothesis.fix)
+            return Cause(hypothesis.kind, hypothesis.sentence, True, fix=hypothesis.fix_line)
     return None
 
 

@@ -26,8 +26,10 @@ from padiff.compare.diagnose.hypotheses.proof import NEAR, explains, weigh
 from padiff.compare.diagnose.settings import cause_of
 from padiff.compare.measure.operands import Sketches, operands
 from padiff.errors import PadiffError
+from padiff.frameworks.argument_names import SPELLINGS
 from padiff.records import Both, Layout, Pair
 from padiff.sketches.sketch import sketch_of
+from padiff.system.code import literal
 
 # Most seconds for the edits of one side, and again for the numbers in its calls.
 _SECONDS = 1.2
@@ -79,9 +81,31 @@ class Case:
             "outputs",
             edit.free,
             found.tried,
+            fix="" if found.surplus else lambda: self._fix(found),
             telling=edit.telling,
             code=True,
         )
+
+    def _fix(self, found: Found) -> str:
+        """Return the candidate's call with the reference's argument; empty unless one call has the other value."""
+        place, argument = self.scene.place, found.edit.argument
+        spelling = SPELLINGS.get(self.scene.frameworks.candidate)
+        if argument is None or spelling is None or place is None or place.graphs is None:
+            return ""
+        layer, function = found.sheet.layer(found.edit.at), found.sheet.function(found.edit.at)
+        partners = {pair.reference.path: pair.candidate.path for pair in self.scene.alignment.pairs}
+        graph, framework = place.graphs.candidate, self.scene.frameworks.candidate
+        calls = [
+            call
+            for call in graph.trace.calls
+            if function and call.function == function and call.layer == partners.get(layer) and call.inputs
+        ]
+        shapes = [graph.trace.tensors[call.inputs[0].tensor].shape for call in calls]
+        wrong = [argument.is_wrong_in(call.arguments, framework, len(shape)) for call, shape in zip(calls, shapes)]
+        if len(calls) != 1 or wrong != [True]:
+            return ""
+        value = f"{argument.names[framework]}={literal(argument.right)}"
+        return f"{spelling.layers}.functional.{function}(..., {value})"
 
 
 def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:

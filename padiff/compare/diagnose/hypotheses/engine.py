@@ -152,7 +152,8 @@ def _finding(tried: Sequence[Trial], recorded: Cause | None = None) -> Finding:
     proven = first.proven and not others
     text = "; or, which explains it as well: ".join(trial.hypothesis.sentence for trial in best)
     shown = evidence(first.weight, first.hypothesis)
-    cause = Cause(first.hypothesis.kind, text, proven, shown, first.hypothesis.fix, () if proven else excluded)
+    fix = first.hypothesis.fix_line if proven or not first.hypothesis.code else ""
+    cause = Cause(first.hypothesis.kind, text, proven, shown, fix, () if proven else excluded)
     return Finding(cause, excluded)
 
 

@@ -43,7 +43,7 @@ class Hypothesis:
         free: count of numbers that were solved for; as many of the explained numbers are no evidence.
         tried: count of values or forms that were searched to find this hypothesis.
         changes: count of separate faults that the hypothesis assumes; of equal explanations, fewest faults win.
-        fix: the line of code that fixes the fault, in the candidate's framework.
+        fix: the line of code that fixes the fault, in the candidate's framework, or a function that returns the line.
         telling: True if a true hypothesis is the cause; False if several causes have the same effect, so that the
             hypothesis is never called proven.
         code: True if the hypothesis names a difference in the code; a hypothesis that describes only the difference
@@ -58,6 +58,11 @@ class Hypothesis:
     free: int = 0
     tried: int = 1
     changes: int = 1
-    fix: str = ""
+    fix: str | Callable[[], str] = ""
     telling: bool = True
     code: bool = False
+
+    @property
+    def fix_line(self) -> str:
+        """Return the line of code that fixes the fault; empty if there is none."""
+        return self.fix if isinstance(self.fix, str) else self.fix()

@@ -14,6 +14,9 @@ _MODES = {"zeros": "constant", "constant": "constant", "reflect": "reflect", "re
 #: Most multiplications of a convolution: some tenths of a second.
 _MOST = 3e9
 
+#: Kinds of interpolation that `resized` computes, by the frameworks' modes.
+RESIZED = {"nearest": "nearest", "bilinear": "linear", "linear": "linear", "trilinear": "linear"}
+
 
 def each(value: int | Sequence[int], count: int) -> list[int]:
     """Return a number for each of ``count`` axes, from one number or a sequence."""
