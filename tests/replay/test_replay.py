@@ -33,8 +33,8 @@ def test_a_clean_pair_matches_with_dropout_on(references, tmp_path, source, targ
     assert len(masks) == 2 * (1 + 4) and all(not mask.kept().all() for mask in masks)
     if source == target:
         worst = max(diff.figures.max_abs for diff in report.diffs if diff.pair.stage == "forward" and diff.figures)
-        # Torch's attention computes in another order where it is given a mask.
-        assert worst == 0 if source == "paddle" else worst < 1e-5
+        # Attention computes in another order where it is given a mask; some processors add in another one each time.
+        assert worst < 1e-5
 
 
 @pytest.mark.parametrize("target", ["torch", "paddle"])

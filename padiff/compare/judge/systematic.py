@@ -111,11 +111,13 @@ def without_systematic(diffs: StepDiffs, start: Start) -> StepDiffs:
     if start.inherited < limits.MOST:
         result = _outputs(result, start, dtypes["forward"])
     larger, explained = 0.0, limits.OF_OUTPUTS * _last_error(result)
+    # Steps that were not compared move the losses apart, and with them all gradients alike.
+    gap = max(1, (diffs.number or 0) - start.before.step) if start.before.step >= 0 else 1
     for stage in ("backward", "grad", "update"):
         stage_offs = scale_errors(result, stage, start.noise)
         # The ratio of earlier stages, and of momentum from earlier steps, is not new in this stage.
         inherited_ratio = max(explained, 2 * larger, 2 * start.before.ratio if stage == "update" else 0.0)
-        floor = start.factor * (limits.ratio_floor(dtypes[stage]) + inherited_ratio)
+        floor = start.factor * (min(gap, limits.MOST_GAP) * limits.ratio_floor(dtypes[stage]) + inherited_ratio)
         alike, ratio = agreeing(stage_offs, floor)
         result = failed(result, alike, floor)
         larger = max(larger, abs(ratio))
