@@ -225,6 +225,9 @@ class Hooking(Protocol):
     def on_losses(self, observer: LossObserver) -> Handle:
         """Notify the observer after each call of a loss function or of a function that clips gradients."""
 
+    def before_capture(self, capture: Callable[[], None], guard: Guard = RAISING) -> Handle | None:
+        """Call ``capture`` before a CUDA graph is captured; `None` if the framework captures none here."""
+
     def behind(self, tensor: Any, most: int) -> Iterator[tuple[Any, int]]:
         """Yield the operations that computed a tensor, the last one first, each with its distance from the tensor.
 

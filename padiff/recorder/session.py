@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from padiff.dump.forks import register_fork_cleanup
 from padiff.dump.local import shown
 from padiff.errors import PadiffError, UsageError, WriterError
 from padiff.frameworks import framework_of
+from padiff.frameworks.hooking import Handle
 from padiff.recorder.aside import aside
 from padiff.recorder.capture import Capture
 from padiff.recorder.current_step import CurrentStep
@@ -99,6 +101,7 @@ class Recorder(CurrentStep):
         self._owned = ParameterMapCache()
         self._history = TrainingHistory(trains=bool(self._optimizers))
         self._claim: ModelLease | None = None
+        self._before_capture: Handle | None = None
         self._entered = self._dumped = self._loss_logged = False
         self._warnings = RecorderWarnings()
         self._others = OtherRanks(
@@ -262,6 +265,8 @@ class Recorder(CurrentStep):
         if self._packs is not None and not self.watched and not self._description.rank:
             say_size(self._packs, self._framework, self._layers.nodes, self._optimizers)
         self._claim = ModelLease.set(self._model, self)
+        # What is still on its way from the device would break the capture of a CUDA graph.
+        self._before_capture = self._framework.hooks.before_capture(_flush_of(weakref.ref(self)), self.guard)
         register_fork_cleanup(self)
 
     @guarded(passing=(UsageError,))
@@ -460,6 +465,9 @@ class Recorder(CurrentStep):
         if self._claim is not None:
             self._claim.remove()
             self._claim = None
+        if self._before_capture is not None:
+            self._before_capture.remove()
+            self._before_capture = None
         try:
             if self._output.close(finished) and not self.watched:
                 if not self._description.rank:
@@ -504,6 +512,17 @@ class Recorder(CurrentStep):
         finally:
             if not self._output.active:
                 self.discard()
+
+
+def _flush_of(alive: weakref.ref[Recorder]) -> Callable[[], None]:
+    """Return a function that waits until a recorder has written its steps, and does not keep the recorder alive."""
+
+    def flush() -> None:
+        recorder = alive()
+        if recorder is not None:
+            recorder.flush()
+
+    return flush
 
 
 class InertRecorder(Recorder):

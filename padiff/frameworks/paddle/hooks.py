@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -28,6 +28,10 @@ from padiff.system.guard import RAISING, Guard
 
 RAISES_AS_IT_IS = False  # paddle raises an OSError for any exception
 READ = True  # by to_static
+
+
+def before_capture(capture: Callable[[], None], guard: Guard = RAISING) -> Handle | None:
+    return None
 
 
 class _Before(Hook):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from padiff.frameworks.hooking import FunctionListener, Handle, HookEntry, OnCall, OnGradient, Replaced, breadth_first
+from padiff.frameworks.interception import InterceptedCall, Interception
 from padiff.frameworks.torch.calls import on_calls as on_calls
 from padiff.frameworks.torch.function_tracing import FunctionTracing
 from padiff.frameworks.torch.functions import FunctionHooks
@@ -23,6 +24,26 @@ READ = False  # hooks do nothing while torch compiles
 
 def on_outputs(layer: Any, replaced: Replaced) -> Handle:
     return HookEntry(layer._forward_hooks, lambda _, args, output: replaced(args, output), listed=False)
+
+
+class _BeforeCapture:
+    """Listener of the method that begins a capture."""
+
+    def __init__(self, capture: Callable[[], None], guard: Guard) -> None:
+        self._capture, self.guard = capture, guard
+
+    def enter(self, call: InterceptedCall) -> bool:
+        self._capture()
+        return False
+
+    def exit(self, call: InterceptedCall, name: str, output: Any, failed: bool) -> None: ...
+
+
+def before_capture(capture: Callable[[], None], guard: Guard = RAISING) -> Handle | None:
+    name = "capture_begin"
+    if name not in vars(torch.cuda.CUDAGraph):
+        return None
+    return Interception(torch.cuda.CUDAGraph, name, _BeforeCapture(capture, guard), name)
 
 
 def on_functions(called: OnCall, third_party: Sequence[str], guard: Guard = RAISING) -> Handle:

@@ -24,10 +24,15 @@ def building() -> bool:
     """
     if _tracing() is not None or _symbolic_trace._is_fx_tracing_flag:
         return True
-    # Asking for the capture would initialize CUDA in a process that uses no device yet.
-    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+    if capturing():
         return True
     return _dispatch_modes() > 0 and any(_dispatch_mode(key) is not None for key in (_KEYS.FAKE, _KEYS.PROXY))
+
+
+def capturing() -> bool:
+    """Return True while a CUDA graph is captured, which some operations on a device would break."""
+    # Asking for the capture would initialize CUDA in a process that uses no device yet.
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def aside() -> AbstractContextManager[Any]:

@@ -18,7 +18,7 @@ import torch
 from padiff.frameworks.hooking import Handle, HookEntry
 from padiff.frameworks.optimizing import OnConsumed
 from padiff.frameworks.torch import optimizer_state
-from padiff.frameworks.torch.modes import call_aside
+from padiff.frameworks.torch.modes import call_aside, capturing
 from padiff.frameworks.torch.optimizer_settings import settings as settings
 from padiff.frameworks.torch.optimizer_settings import settings_stamp as settings_stamp
 from padiff.records.parameter_states import OptimizerState
@@ -72,7 +72,7 @@ def hook(
     guard: Guard = RAISING,
 ) -> list[Handle]:
     def consume() -> None:
-        if not _skips(optimizer):
+        if not capturing() and not _skips(optimizer):
             parameters = optimized(optimizer)
             consumed(parameters, _gradients_of(optimizer, parameters))
 
@@ -95,7 +95,7 @@ def hook(
 
     return [
         HookEntry(optimizer._optimizer_step_pre_hooks, before),
-        HookEntry(optimizer._optimizer_step_post_hooks, lambda *_: guard.run(call_aside, stepped)),
+        HookEntry(optimizer._optimizer_step_post_hooks, lambda *_: capturing() or guard.run(call_aside, stepped)),
     ]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from padiff.frameworks.torch.modes import capturing
 from padiff.frameworks.torch.tensor_memory import PLAIN, array_of, memory_of, readable
 from padiff.frameworks.torch.tensor_memory import address as address
 from padiff.frameworks.torch.tensor_memory import cut as cut
@@ -18,6 +19,7 @@ from padiff.frameworks.torch.tensor_memory import form as form
 from padiff.frameworks.torch.tensor_memory import locator as locator
 from padiff.frameworks.torch.tensor_memory import memory as memory
 from padiff.frameworks.torch.watching import TensorsWatch
+from padiff.frameworks.values import UncopiedError
 from padiff.frameworks.watching import Each, in_turn
 from padiff.sketches import cuts
 from padiff.sketches.places import BLOCK, ELEMENTS, block_rows
@@ -163,6 +165,8 @@ def version_of(tensor: Any) -> int:
 
 
 def fetch(tensors: Sequence[Any]) -> Callable[[], list[np.ndarray]]:
+    if capturing():
+        raise UncopiedError("nothing can be fetched while a CUDA graph is captured")
     moved = []
     for (_, device), members in _by_kind(tensors).items():
         flat = torch.cat([tensors[k] for k in members]).resolve_conj()
