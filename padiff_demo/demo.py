@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import time
 import warnings
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 
 from rich.console import Console
@@ -53,8 +55,10 @@ def run(folder: Path, console: Console) -> int:
     console.print(
         "torch's BatchNorm momentum of 0.1 is 0.9 in paddle. The loss curves look alike: nobody would notice.\n"
     )
-    with _timed(console, "paddle.Model with the fault, compared live while it trains"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="padiff: ")  # printed below, in full
+    with (
+        _timed(console, "paddle.Model with the fault, compared live while it trains"),
+        redirect_stderr(StringIO()),  # what it says is printed below, in full
+    ):
         hapi_run.train(
             weights, images, labels, folder / "paddle-fault", momentum=0.1,
             every_n_steps=EVERY_N_STEPS, reference=folder / "torch", logdir=folder / "tensorboard" / "fault",

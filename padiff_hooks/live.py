@@ -207,7 +207,7 @@ class LiveComparison:
                 if is_padiff_error
                 else f"an error of padiff's own, {Failure.from_error(self._trouble).text}"
             )
-            text = f"padiff can't compare with the reference run, recording goes on: {why}"
+            text = f"padiff: can't compare with the reference run, recording goes on: {why}"
             warn(text)
         while self._remarks:
             warn(f"padiff: {self._remarks.pop(0)}")
@@ -230,7 +230,7 @@ class LiveComparison:
         """Warn if no step was compared in the whole training."""
         if self._pairs is not None and not self._compared and self._trouble is None:
             why = "has none of this run's steps" if self._pairs.started.reference else "was never there"
-            warn(f"padiff compared nothing with the reference run {shown(self._reference)}: it {why}")
+            warn(f"padiff: compared nothing with the reference run {shown(self._reference)}: it {why}")
 
     def summary(self) -> str:
         """Return the result of the comparison in a sentence; empty if nothing was compared."""

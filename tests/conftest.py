@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -83,11 +84,18 @@ def _own_folder(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def unexpected_warnings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Warnings of padiff's that no test expects: as errors they go to standard error, not into a training."""
+    """Warnings of padiff's that no test expects. Tests expect them as those of `warnings`."""
     from padiff.system import warn
 
     texts: list[str] = []
-    monkeypatch.setattr(warn, "say", texts.append)
+
+    def say(text: str, alarming: bool) -> None:
+        try:
+            warnings.warn_explicit(f"padiff: {text}", RuntimeWarning, "padiff", 0)
+        except RuntimeWarning:
+            texts.append(text)
+
+    monkeypatch.setattr(warn, "say", say)
     yield texts
     assert not texts, "padiff warned of what no test expects"
 

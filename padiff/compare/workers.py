@@ -11,7 +11,6 @@ import os
 import pickle
 import sys
 import threading
-import warnings
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
@@ -34,6 +33,7 @@ from padiff.records.diff_rows import empty_rows
 from padiff.records.pair_table import fact_of_pairs, pair_schema_of
 from padiff.records.step_diffs import StepDiffs
 from padiff.system.exit_with_parent import exit_with_parent
+from padiff.system.warn import warn
 
 # Seconds of measuring on one core: for a pair of tensors, for each of its elements, and for a pair of sketches, or of
 # small tensors of packed steps, among many; and seconds to send a step to another process and back.
@@ -201,7 +201,7 @@ class Workers:
             # Lines after the first are the worker's traceback.
             about = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
             text = f"the executor did not measure step {numbers.reference} ({about}); {so}. The report is the same"
-            warnings.warn(f"padiff: {text}", RuntimeWarning, stacklevel=2)
+            warn(text)
 
     def _submit(self, numbers: Both[int], seconds: float) -> None:
         """Submit the next steps, including the requested step if it is large."""

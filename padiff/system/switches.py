@@ -52,9 +52,9 @@ def say(text: str, alarming: bool = False) -> None:
 
     Args:
         text: the line.
-        alarming: True to print the line in red if colours are possible.
+        alarming: True for a warning, which ``PADIFF_QUIET`` does not switch off: in red if colours are possible.
     """
-    if os.environ.get("PADIFF_QUIET", "").strip().upper() not in _ON:
+    if alarming or os.environ.get("PADIFF_QUIET", "").strip().upper() not in _ON:
         line = f"padiff: {printable(text)}"
         print(f"\x1b[31m{line}\x1b[0m" if alarming and coloured(sys.stderr) else line, file=sys.stderr, flush=True)
 

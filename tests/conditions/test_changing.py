@@ -188,7 +188,6 @@ def changing(kit, change, fault=False, every=1, **options):
     with pytest.warns(RuntimeWarning, match=rf"layers of the recorded model changed in step 2 \({said}\)") as caught:
         run = trained(kit, lambda: mlp(kit, (8, 16, 3)), both, every_n_steps=every, **options)
     assert len(caught) == 1
-    assert caught[0].filename == __file__
     return run
 
 
