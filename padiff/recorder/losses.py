@@ -102,8 +102,8 @@ class Losses:
         self._threads = {threading.get_ident()}
         self._own: dict[str, bool] = {}
         self._seen: list[_Seen] = []
-        #: Tensors at which a backward pass began, other than outputs of loss functions.
-        self._elsewhere: list[Any] = []
+        #: Scalars at which a backward pass began, other than outputs of loss functions, with their place in the buffer.
+        self._elsewhere: list[tuple[int, Any]] = []
         self._scales: set[float] = set()
         self._set: dict[tuple[tuple[str, Any], ...], None] = {}
         self._clips: dict[tuple[tuple[str, Any], ...], None] = {}
@@ -273,7 +273,7 @@ class Losses:
         if loss is not None:
             loss.backwards += 1
         elif math.prod(self._framework.tensors.shape(tensor)) == 1:
-            self._elsewhere.append(tensor.detach())
+            self._elsewhere.append((len(self._records), tensor.detach()))
 
     def scaled(self, scale: float) -> None:
         """Note that a scaler of mixed precision multiplied a loss by this scale."""
@@ -287,14 +287,24 @@ class Losses:
     @property
     def last_begun(self) -> float | None:
         """Return the last scalar at which backward began without being a loss function's output, or None."""
-        return float(self._records.copier.copy(self._elsewhere[-1]).reshape(())) if self._elsewhere else None
+        return self._begun()[-1] if self._elsewhere else None
+
+    def _begun(self) -> list[float]:
+        """Return the scalars at which backward began without being a loss function's output."""
+        return [float(self._records.copier.copy(tensor).reshape(())) for _, tensor in self._elsewhere]
 
     def finish(self, micro_batches: int, loss_scale: float) -> None:
         """Record the loss of each micro-batch, if the loss is known.
 
         The loss is known if each micro-batch has exactly one scalar loss and backward began at this scalar, or at
-        the scalar times the loss scale.
+        the scalar times the loss scale. The loss of a step of one micro-batch is also known if its one backward began
+        at another scalar, such as a sum of terms.
         """
+        backwards = len(self._elsewhere) + sum(each.backwards for each in self._seen)
+        if self._elsewhere and micro_batches == backwards == loss_scale == 1:
+            place, tensor = self._elsewhere[0]
+            self._records.loop("loss", "loss", self._records.copier.take_later(tensor), 0, place=place)
+            return
         # If there are losses in training mode, losses in evaluation mode are ignored.
         losses = [each for each in self._seen if each.training] or self._seen
         scalars = [
@@ -311,11 +321,10 @@ class Losses:
         """Return True if backward began at these losses times the scale."""
         if scale == 1 or len(self._elsewhere) != len(losses) or any(each.backwards for each in losses):
             return False
-        starts = [float(self._records.copier.copy(tensor).reshape(())) for tensor in self._elsewhere]
         values = [
             float(each.taken.source.read().reshape(())) for each in losses if not isinstance(each.taken, SkippedTensor)
         ]
-        return all(math.isclose(start, scale * value, rel_tol=_SCALED) for start, value in zip(starts, values))
+        return all(math.isclose(start, scale * value, rel_tol=_SCALED) for start, value in zip(self._begun(), values))
 
     def close(self) -> None:
         """Drop all references to the step's tensors."""

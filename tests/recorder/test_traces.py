@@ -469,3 +469,14 @@ def test_torch_models_that_are_not_recorded_run_as_ever():
     assert seen == [[]]
     assert in_loop(rec.run) == ["mul", "mse_loss", "backward"]
     assert not torch.nn.modules.module._global_forward_pre_hooks and not heard(TORCH)
+
+
+def test_attributes_that_transpose_are_traced(kit):
+    def forward(net, x):
+        y = net.first(x)
+        return net.last((y @ y.T @ y.mT.mT) / 8)
+
+    found = trace(recorded(kit, net_of(kit, forward), steps=1), 0)
+    assert [c.function for c in found.calls if c.function in ("transpose", "matmul")] == [
+        "transpose", "matmul", "transpose", "transpose", "matmul",
+    ]  # fmt: skip

@@ -95,3 +95,7 @@ def _functions() -> Iterator[tuple[Any, str, str]]:
             if isinstance(function, _FUNCTIONS) and id(function) not in functions:
                 functions.add(id(function))
                 yield owner, name, common
+    for name in ("T", "mT"):
+        attribute = getattr(paddle.Tensor, name, None)
+        if isinstance(attribute, property):
+            yield attribute, "fget", "transpose"

@@ -302,7 +302,10 @@ def _is_mask(values: np.ndarray) -> bool:
 
 def _error(sheet: FormulaView, k: int) -> Iterator[Edit]:
     node, where = sheet.nodes[k], sheet.where(k)
-    if node.operation not in ("huber", "square", "abs"):
+    squared = node.operation == "mul" and node.given[0] == node.given[1]
+    if node.operation == "pow":
+        squared = sheet.is_number(node.given[1]) and float(sheet.formula.values[node.given[1]]) == 2.0
+    if node.operation not in ("huber", "square", "abs") and not squared:
         return
     error = node.given[0]
     beta = float(node.how.get("beta", 1.0))

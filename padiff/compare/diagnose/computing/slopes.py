@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.formula import Change, Formula, Get, Node
+from padiff.compare.diagnose.computing.formula import Change, Formula, Get, Node, UnknownError
+from padiff.compare.diagnose.computing.loss_terms import Term
 
 #: The most values of formulas with moved leaves that are cached: 64 MB of float64.
 _KEPT = 8_000_000
@@ -46,7 +47,7 @@ class Sloped(Formula):
     ) -> None:
         super().__init__()
         self.nodes, self.values = [*formula.nodes], [*formula.values]
-        self.loss, self._leaves, self._value = formula.end, leaves, value
+        self.loss, self.leaves, self.value = formula.end, leaves, value
         self._scales, self.few = scales, few
         size = sum(value.size for value in self.values)
         self._keeps = 2 * size * max((len(leaf.directions) for leaf in leaves), default=0) <= _KEPT
@@ -58,6 +59,12 @@ class Sloped(Formula):
         row = self.row({}, few)
         self.values[self.end] = np.zeros(0) if row is None else row
 
+    def with_leaves(self, leaves: Sequence[Leaf]) -> Sloped:
+        """Return the formula with slopes along other leaves, in the units of the loss."""
+        formula = Sloped(self, leaves, None, 0, (1.0, 1.0))
+        formula.loss = self.loss
+        return formula
+
     def row(self, changes: Mapping[int, Change], count: int) -> np.ndarray | None:
         """Return the loss and some slopes, with changes to some nodes; `None` if they can't be computed.
 
@@ -66,8 +73,8 @@ class Sloped(Formula):
             count: the number of slopes.
         """
         numbers: list[float] = []
-        if self._value is not None:
-            value = super().changed(changes, self._value)
+        if self.value is not None:
+            value = super().changed(changes, self.value)
             if value is None or value.size != 1:
                 return None
             numbers.append(float(value.reshape(())) / self._scales[0])
@@ -81,6 +88,25 @@ class Sloped(Formula):
             numbers.append((ends[0] - ends[1]) / 2 / self._scales[1])
         return np.array(numbers)
 
+    def columns(self, terms: Sequence[Term], count: int) -> np.ndarray | None:
+        """Return the loss and some slopes of each term, one term a column; `None` if they can't be computed.
+
+        Args:
+            terms: the terms of the loss.
+            count: the number of slopes.
+        """
+        try:
+            with np.errstate(all="ignore"):
+                rows = [[_number(term.share(self.values[term.node])) / self._scales[0] for term in terms]]
+                for k in range(count):
+                    gets = [self.getter(self._steps({}, k, sign)) for sign in (1.0, -1.0)]
+                    ends = [[_number(term.share(get(term.node))) for term in terms] for get in gets]
+                    rows.append([(up - down) / 2 / self._scales[1] for up, down in zip(*ends)])
+        except (UnknownError, ValueError, IndexError):
+            return None
+        columns = np.array(rows)
+        return columns if np.isfinite(columns).all() else None
+
     def changed(
         self, changes: Mapping[int, Change], end: int | None = None, base: Get | None = None
     ) -> np.ndarray | None:
@@ -90,7 +116,7 @@ class Sloped(Formula):
 
     def _end(self, changes: Mapping[int, Change], k: int, sign: float) -> np.ndarray | None:
         """Return the loss with changes to some nodes and moved leaves; `None` if it can't be computed."""
-        if self._keeps and all(leaf.node not in changes for leaf in self._leaves):
+        if self._keeps and all(leaf.node not in changes for leaf in self.leaves):
             # Only nodes that depend on the changes are computed again; changes usually come late in a formula.
             if (k, sign) not in self._moved:
                 self._moved[k, sign] = self.getter(self._steps({}, k, sign))
@@ -99,11 +125,18 @@ class Sloped(Formula):
 
     def _steps(self, changes: Mapping[int, Change], k: int, sign: float) -> dict[int, Change]:
         """Return the changes of the leaves: an existing change, followed by the step along a direction."""
-        return {
-            leaf.node: _moved(changes.get(leaf.node), leaf.node, sign * leaf.directions[k]) for leaf in self._leaves
-        }
+        return {leaf.node: _moved(changes.get(leaf.node), leaf.node, sign * leaf.directions[k]) for leaf in self.leaves}
 
 
 def _moved(change: Change | None, node: int, by: np.ndarray) -> Change:
     """Return a change that adds a step to a node's value, after another change of the node if there is one."""
     return lambda get, own: np.asarray((own(node) if change is None else change(get, own)) + by)
+
+
+def _number(value: np.ndarray) -> float:
+    """Return the only element of an array.
+
+    Raises:
+        ValueError: the array has several.
+    """
+    return float(value.reshape(()))

@@ -24,6 +24,7 @@ from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.compare.diagnose.hypotheses.layer_output import noise_level, root
 from padiff.compare.diagnose.hypotheses.proof import NEAR, explains, weigh
 from padiff.compare.diagnose.settings import cause_of
+from padiff.compare.diagnose.traced import Graph
 from padiff.compare.measure.operands import Sketches, operands
 from padiff.errors import PadiffError
 from padiff.frameworks.argument_names import SPELLINGS
@@ -56,12 +57,14 @@ class Case:
         sides: both tensors in the reference's layout, or the projections of their sketches.
         looks: function for each side that brings a recomputed tensor to the form of ``sides``.
         noise: rounding error of an element.
+        graphs: the traces of both sides.
     """
 
     scene: DiffContext
     sides: Both[np.ndarray]
     looks: Both[Look]
     noise: float = 1e-300
+    graphs: Both[Graph] | None = None
 
     def hypothesis(self, found: Found, head: str) -> Hypothesis:
         pair, edit = self.scene.diff.pair, found.edit
@@ -82,9 +85,21 @@ class Case:
             edit.free,
             found.tried,
             fix="" if found.surplus else lambda: self._fix(found),
-            telling=edit.telling,
+            telling=edit.telling and (found.surplus or "missing" in edit.kind or self._is_called(found)),
             code=True,
         )
+
+    def _is_called(self, found: Found) -> bool:
+        """Return False if an edit is of one of several calls of a function, of which the candidate makes fewer."""
+        function, layer = found.sheet.function(found.edit.at), found.sheet.layer(found.edit.at)
+        if not function or self.graphs is None:
+            return True
+        partners = {pair.reference.path: pair.candidate.path for pair in self.scene.alignment.pairs}
+        own, other = (
+            sum(call.function == function and call.layer == path for call in graph.trace.calls)
+            for graph, path in zip(self.graphs, (layer, partners.get(layer, layer)))
+        )
+        return not 0 < other < own
 
     def _fix(self, found: Found) -> str:
         """Return the candidate's call with the reference's argument; empty unless one call has the other value."""
@@ -134,7 +149,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
             continue
         noise = max(noise, off)
         written.append(FormulaView(writer, graph, case.looks.reference is not same))
-    case = replace(case, noise=max(noise, 1e-300))
+    case = replace(case, noise=max(noise, 1e-300), graphs=place.graphs)
     reference, candidate = written
     trials: list[Found] = []
     if reference is not None:

@@ -16,15 +16,16 @@ import numpy as np
 from padiff.compare.diagnose.computing.edit import Edit, FormulaView, Target, put
 from padiff.compare.diagnose.computing.formula import UnknownError
 from padiff.compare.diagnose.computing.in_losses import loss_edits, loss_left_out, loss_numbers
+from padiff.compare.diagnose.computing.loss_terms import Side, Term, described, merged, terms_of, weighed
 from padiff.compare.diagnose.computing.operation_edits import other_operations
 from padiff.compare.diagnose.computing.slopes import Leaf, Sloped
 from padiff.compare.diagnose.computing.solving import numbers
 from padiff.compare.diagnose.computing.writer import Writer
 from padiff.compare.diagnose.hypotheses.code_edits import Case, Found, reported, tried
-from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, place_of, whole_of
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, whole_of
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.compare.diagnose.hypotheses.layer_output import noise_level, root
-from padiff.compare.diagnose.hypotheses.proof import CLOSE
+from padiff.compare.diagnose.hypotheses.proof import CLOSE, explains, weigh
 from padiff.compare.diagnose.place import graphs_of
 from padiff.compare.diagnose.traced import Graph
 from padiff.errors import PadiffError
@@ -37,6 +38,8 @@ _FEW, _MANY = 3, 32
 _FAR = 1e-4
 # Largest relative difference of a recomputed loss's slopes from the recorded gradients; else the loss is not used.
 _AGREES = 1e-4
+# Relative rounding error of a loss and its slopes that is allowed for in any case. Chosen.
+_ROUNDING = 1e-5
 #: Most elements to compute with: each edit computes with all of them some dozen times.
 _MOST = 300_000
 
@@ -84,9 +87,8 @@ class _Case(Case):
                 yield Prediction("the loss and its slopes", actual, row, without, self.noise)
 
         # A scaled loss has a better explanation if a number of the run is the ratio.
-        telling = found.edit.telling
-        free = base.free if telling else max(base.free, 2)
-        return replace(base, predict=predict, what="numbers", code=telling, free=free)
+        free = base.free if base.telling else max(base.free, 2)
+        return replace(base, predict=predict, what="numbers", code=base.telling, free=free)
 
 
 def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
@@ -101,10 +103,17 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         return
     graphs = graphs_of(steps, scene.runs.map(lambda run: run.info))
     sheets = [_sheet(graph, step, run.info) for graph, step, run in zip(graphs, steps, scene.runs)]
-    outputs = [
+    leaves = [
         output
         for output in _outputs(scene, graphs)
-        if all(sheet is None or _is_leaf(sheet, tensor) for sheet, tensor in zip(sheets, output.tensors))
+        if all(sheet is None or _is_leaf(sheet, tensor) is not False for sheet, tensor in zip(sheets, output.tensors))
+    ]
+    # Where layers use an output too, its recorded gradient comes from more than the loss.
+    outputs = [
+        output
+        for output in leaves
+        if output.gradients is not None
+        and all(sheet is None or _is_leaf(sheet, tensor) for sheet, tensor in zip(sheets, output.tensors))
     ]
     losses = _losses(scene, sheets, graphs)
     rows = _recorded(outputs, losses)
@@ -114,7 +123,12 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     few = rows.sides.map(lambda row: row[: len(row) - _MANY + _FEW])
     offs = [side.off for side in written if side is not None]
     noise = max([noise_level(scene) * max(map(root, rows.sides)), *offs, 1e-300])
-    case = _Case(scene, few, Both(_same, _same), noise, written, rows.sides)
+    case = _Case(scene, few, Both(_same, _same), noise, graphs, written, rows.sides)
+    by_terms = _weighed(case, leaves, losses is not None)
+    if by_terms is not None:
+        yield by_terms
+        if explains(weigh(by_terms.predict()), by_terms):
+            return
     trials: list[Found] = []
     reference, candidate = written
     if reference is not None:
@@ -178,28 +192,26 @@ def _same(values: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Output:
-    """An output of a layer whose gradient is recorded on both sides.
+    """An output of a layer.
 
     Attributes:
         tensors: the tensor's numbers in the traces.
-        gradients: the recorded gradients, in the reference's layout.
+        gradients: the recorded gradients, in the reference's layout; `None` if not recorded, or not of the loss alone.
         directions: changes of the output that slopes are computed for; for each side, in its own layout.
     """
 
     tensors: Both[int]
-    gradients: Both[np.ndarray]
+    gradients: Both[np.ndarray] | None
     directions: Both[list[np.ndarray]]
 
 
 def _outputs(scene: DiffContext, graphs: Both[Graph]) -> Iterator[_Output]:
     rng = np.random.default_rng(7)
     yielded: set[tuple[int, int]] = set()
-    for pair in scene.pairs(scene.number, "backward").values():
-        forward = scene.pairs(scene.number, "forward").get(place_of(pair))
-        gradient, output = whole_of(pair), None if forward is None else whole_of(forward)
-        if gradient is None or output is None or gradient.reference.size > _MOST:
-            continue
-        if pair.reference is None or pair.candidate is None:
+    for place, pair in scene.pairs(scene.number, "forward").items():
+        backward, output = scene.pairs(scene.number, "backward").get(place), whole_of(pair)
+        gradient = None if backward is None else whole_of(backward)
+        if output is None or output.reference.size > _MOST or pair.reference is None or pair.candidate is None:
             continue
         of_reference, of_candidate = (
             graphs.reference.tensor_of(pair.reference),
@@ -208,13 +220,12 @@ def _outputs(scene: DiffContext, graphs: Both[Graph]) -> Iterator[_Output]:
         if of_reference is None or of_candidate is None or (of_reference, of_candidate) in yielded:
             continue  # the output of a container is also the output of its last layer
         if _is_used_inside(graphs.reference, of_reference) or _is_used_inside(graphs.candidate, of_candidate):
-            continue  # layers use the tensor too: its gradient comes from more than the loss
+            gradient = None
         yielded.add((of_reference, of_candidate))
         tensors = Both(of_reference, of_candidate)
         far = _FAR * (root(output.reference) or 1.0)
-        toward = [far * rng.standard_normal(gradient.reference.shape) for _ in range(_MANY)]
-        shape = pair.candidate.shape
-        candidate_directions = [np.asarray(pair.layout.undo(direction, shape)) for direction in toward]
+        toward = [far * rng.standard_normal(output.reference.shape) for _ in range(_MANY)]
+        candidate_directions = [np.asarray(pair.layout.undo(direction, pair.candidate.shape)) for direction in toward]
         yield _Output(tensors, gradient, Both(toward, candidate_directions))
 
 
@@ -226,13 +237,14 @@ def _is_used_inside(graph: Graph, tensor: int) -> bool:
 def _losses(
     scene: DiffContext, sheets: Sequence[FormulaView | None], graphs: Both[Graph]
 ) -> Both[tuple[int, float]] | None:
-    """Return the node and recorded value of each side's logged loss, or `None` if a side lacks one."""
+    """Return the node and recorded value of each side's loss, or `None` if a side lacks one."""
     pair = next((p for p in scene.pairs(scene.number, "loss").values() if p.anchor.slot == "loss"), None)
     if pair is None or pair.reference is None or pair.candidate is None:
         return None
     nodes = []
     for sheet, graph, record in zip(sheets, graphs, pair.sides):
-        tensor = _noted(graph, "log_loss")
+        # A loss that nobody logs is that of the backward.
+        tensor = _noted(graph, "log_loss") or _noted(graph, "backward")
         node = -1 if sheet is None or tensor is None else sheet.writer.nodes.get(tensor)
         if node is None or (sheet is not None and node < 0) or record is None:
             return None
@@ -258,12 +270,14 @@ def _recorded(outputs: Sequence[_Output], losses: Both[tuple[int, float]] | None
     for k in range(2):
         slopes = np.zeros(_MANY)
         for output in outputs:
+            assert output.gradients is not None
             gradient = [*output.gradients][k]
             slopes += [float(np.vdot(gradient, toward)) for toward in output.directions.reference]
         rows.append(slopes)
     size, largest = max(map(root, rows)), 1.0
-    if not size or not all(np.isfinite(row).all() for row in rows):
+    if (not size and losses is None) or not all(np.isfinite(row).all() for row in rows):
         return None
+    size = size or 1.0
     rows = [row / size for row in rows]
     if losses is not None:
         largest = max(abs(value) for _, value in losses) or 1.0
@@ -295,9 +309,10 @@ def _sheet(graph: Graph, step: Step, info: RunInfo) -> FormulaView | None:
     return FormulaView(writer, graph, False)
 
 
-def _is_leaf(sheet: FormulaView, tensor: int) -> bool:
-    node = sheet.writer.nodes.get(tensor, -1)
-    return node >= 0 and not sheet.nodes[node].operation and sheet.is_float(node)
+def _is_leaf(sheet: FormulaView, tensor: int) -> bool | None:
+    """Return True if a formula begins at a tensor, False if it computes it, `None` if the tensor is not in it."""
+    node = sheet.writer.nodes.get(tensor)
+    return None if node is None else not sheet.nodes[node].operation and sheet.is_float(node)
 
 
 def _side(
@@ -320,3 +335,96 @@ def _side(
     off = root(row - recorded)
     sheet.formula = formula
     return None if off > _AGREES * root(recorded) else _Side(sheet, formula, tuple(leaf.node for leaf in leaves), off)
+
+
+# -- sums of terms -------------------------------------------------------------------------------------------------
+
+
+def _weighed(case: _Case, leaves: Sequence[_Output], is_logged: bool) -> Hypothesis | None:
+    """Return the hypothesis that one side's loss is a sum of the other's terms with other weights; `None` if not."""
+    sums = _sums_of_both(case, leaves) if None not in [*case.written] else _sums_of_one(case, is_logged)
+    if sums is None or root(sums.total.reference - sums.total.candidate) <= 3 * sums.noise:
+        return None
+    for scalar in (True, False):
+        sides: list[Side | None] = []
+        for side, formula in zip(case.written, sums.formulas):
+            if side is None or formula is None:
+                sides.append(None)
+                continue
+            terms = terms_of(side.sheet, formula.loss, [leaf.node for leaf in formula.leaves], scalar)
+            columns = formula.columns(terms, _MANY)
+            divided = None if columns is None else merged(terms, (columns / sums.unit[:, None])[sums.rows])
+            sides.append(None if divided is None else Side(side.sheet, divided))
+        for surplus in (False, True):
+            own, other = Both(*sides).swapped(surplus)
+            without, actual = sums.total.swapped(surplus)
+            weighing = None if own is None else weighed(own.terms, actual, sums.noise)
+            text = None if own is None or weighing is None else described(own, other, weighing, surplus)
+            if weighing is None or text is None:
+                continue
+            kind, sentence, telling = text
+            free = 0 if None not in sides else len(weighing.ratios)
+            prediction = Prediction("the loss and its slopes", actual, weighing.row, without, sums.noise)
+            return Hypothesis(
+                kind,
+                "the weight of a term",
+                sentence if "does not add" in sentence else f"in the candidate, {sentence}",
+                partial(iter, [prediction]),
+                "numbers",
+                free,
+                telling=telling,
+                code=telling,
+            )
+    return None
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """The losses of both sides with their slopes, and the formulas that are divided into terms.
+
+    Attributes:
+        unit: the unit of each row.
+        rows: the rows of columns that are used.
+        noise: the rounding error of a row.
+    """
+
+    formulas: Both[Sloped | None]
+    total: Both[np.ndarray]
+    unit: np.ndarray
+    rows: slice
+    noise: float
+
+
+def _sums_of_both(case: _Case, leaves: Sequence[_Output]) -> _Sums | None:
+    """Return both losses as functions of all outputs of the model; `None` if they can't be computed.
+
+    Slopes along outputs count, too, whose recorded gradients come from more than the loss.
+    """
+    formulas: list[Sloped] = []
+    totals: list[np.ndarray] = []
+    for k, side in enumerate(case.written):
+        assert side is not None
+        nodes = [side.sheet.writer.nodes.get([*output.tensors][k]) for output in leaves]
+        moved = [Leaf(node, [*output.directions][k]) for node, output in zip(nodes, leaves) if node is not None]
+        formula = side.formula.with_leaves(moved)
+        total = formula.columns([Term((formula.loss,), _same)], _MANY)
+        if total is None:
+            return None
+        formulas.append(formula)
+        totals.append(total[:, 0])
+    unit = np.array([max(abs(total[0]) for total in totals) or 1.0, *[max(root(t[1:]) for t in totals) or 1.0] * _MANY])
+    both = Both(*(total / unit for total in totals))
+    noise = max(case.noise / max(map(root, case.whole)), _ROUNDING) * max(map(root, both))
+    return _Sums(Both(*formulas), both, unit, slice(None), noise)
+
+
+def _sums_of_one(case: _Case, is_logged: bool) -> _Sums | None:
+    """Return one loss as a function of outputs, and the other as it was recorded; `None` if both are unknown."""
+    formulas = case.written.map(lambda side: None if side is None else side.formula)
+    formula = formulas.reference or formulas.candidate
+    if formula is None:
+        return None
+    # The logged loss is another tensor than that of the backward, if it is divided or scaled in between.
+    same = is_logged and formula.value == formula.loss
+    total = case.whole.map(lambda row: row[0 if same or not is_logged else 1 :])
+    return _Sums(formulas, total, np.ones(_MANY + 1), slice(0 if same else 1, None), case.noise)

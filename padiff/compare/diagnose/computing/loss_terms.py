@@ -1,0 +1,374 @@
+"""A loss as a sum of terms: which terms the other side's loss weighs differently, lacks, or has besides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from padiff.compare.diagnose.computing.edit import FormulaView
+from padiff.compare.diagnose.computing.operations import OPERATIONS
+
+#: The most terms of a loss.
+_MOST = 16
+# Columns with a smaller relative distance are multiples of each other. Chosen: above errors of finite differences.
+_MULTIPLE = 1e-4
+# Smallest ratio of singular values of terms that can be told apart.
+_DISTINCT = 1e-3
+# Relative error of a ratio that is taken as another number.
+_SAME = 1e-3
+_REARRANGING = frozenset({"reshape", "transpose", "expand", "cast"})
+
+
+@dataclass(frozen=True)
+class Term:
+    """A term of a loss: a linear function of the value of a node.
+
+    Attributes:
+        path: the nodes from the loss to the node.
+        share: returns the term's share of the loss for a value of the node.
+        factors: for each node of the path, the numbers that multiply it.
+        counts: for each node of the path, the product of the counts that means divide it by.
+    """
+
+    path: tuple[int, ...]
+    share: Callable[[np.ndarray], np.ndarray]
+    factors: tuple[tuple[float, ...], ...] = ((),)
+    counts: tuple[float, ...] = (1.0,)
+
+    @property
+    def node(self) -> int:
+        return self.path[-1]
+
+    def of_operand(
+        self, operand: int, change: Callable[[np.ndarray], np.ndarray], factor: float = 1.0, count: float = 1.0
+    ) -> Term:
+        """Return the term of an operand of the node, which ``change`` maps to the node's value."""
+        share = self.share
+        return Term(
+            (*self.path, operand),
+            lambda value: share(change(value)),
+            (*self.factors, (*self.factors[-1], *([factor] if abs(factor) != 1.0 else []))),
+            (*self.counts, self.counts[-1] * count),
+        )
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The terms of a loss whose columns are not multiples of each other.
+
+    Attributes:
+        groups: the terms; several together have one column.
+        columns: for each group, the share of the loss and of its slopes.
+    """
+
+    groups: tuple[tuple[Term, ...], ...]
+    columns: np.ndarray
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """How one side's loss follows from the terms of the other's.
+
+    Attributes:
+        ratios: for each group, how many times as much it counts; 1 if it counts the same.
+        row: the loss and its slopes, from these ratios.
+    """
+
+    ratios: tuple[float, ...]
+    row: np.ndarray
+
+
+def terms_of(sheet: FormulaView, loss: int, leaves: Collection[int], scalar: bool) -> list[Term]:
+    """Return the terms of a loss; too many are not divided.
+
+    Args:
+        sheet: the formula.
+        loss: the node of the loss.
+        leaves: the nodes of the model's outputs; what does not depend on them is not divided.
+        scalar: True to divide sums of scalars only, False to divide sums of tensors below linear reductions, too.
+    """
+    depending = sheet.formula.below(leaves)
+    terms: list[Term] = []
+    waiting = [Term((loss,), lambda value: value)]
+    while waiting:
+        term = waiting.pop(0)
+        parts = [*_parts(sheet, term, depending)] if term.node in depending else []
+        if scalar and len(parts) > 1 and sheet.shape(term.node) != ():
+            parts = []
+        if not parts or len(waiting) + len(terms) + len(parts) > _MOST:
+            terms.append(term)
+        else:
+            waiting += parts
+    return terms
+
+
+def _parts(sheet: FormulaView, term: Term, depending: Collection[int]) -> Iterator[Term]:
+    """Yield the terms of the operands of a linear operation."""
+    node, shape = sheet.nodes[term.node], sheet.shape(term.node)
+    operation, how = node.operation, node.how
+    if operation in ("add", "sub"):
+        for place, operand in enumerate(node.given):
+            sign = -1.0 if operation == "sub" and place else 1.0
+            yield term.of_operand(operand, lambda value, sign=sign: np.broadcast_to(sign * value, shape), sign)  # type: ignore[misc]
+    elif operation == "neg":
+        yield term.of_operand(node.given[0], np.negative, -1.0)
+    elif operation in ("mul", "div"):
+        for operand, other in (node.given, node.given[::-1]):
+            factor = sheet.formula.values[other]
+            if other in depending or factor.size != 1 or (operation == "div" and other == node.given[0]):
+                continue
+            number = float(factor.reshape(())) if operation == "mul" else 1.0 / float(factor.reshape(()) or np.inf)
+            # What is counted (a mask's sum) is no weight.
+            counted = not sheet.is_number(other) and operation == "div"
+            yield term.of_operand(
+                operand,
+                lambda value, number=number: np.asarray(value * number).reshape(shape),  # type: ignore[misc]
+                1.0 if counted else number,
+                1.0 / number if counted and number else 1.0,
+            )
+            break
+    elif operation == "reduced" and how["by"] in ("sum", "mean"):
+        count = sheet.formula.values[node.given[0]].size / max(1, sheet.formula.values[term.node].size)
+        yield term.of_operand(
+            node.given[0],
+            lambda value: np.asarray(OPERATIONS["reduced"](value, **how)),
+            count=count if how["by"] == "mean" else 1.0,
+        )
+    elif operation in _REARRANGING and sheet.is_float(node.given[0]):
+        yield term.of_operand(node.given[0], lambda value: np.asarray(OPERATIONS[operation](value, **how)))
+
+
+def merged(terms: Sequence[Term], columns: np.ndarray) -> Terms | None:
+    """Return terms with one column for those that are multiples of each other; `None` if they can't be told apart."""
+    groups: list[list[Term]] = []
+    together: list[np.ndarray] = []
+    for term, column in zip(terms, columns.T):
+        size = np.linalg.norm(column)
+        if not size:
+            continue
+        for k, other in enumerate(together):
+            if abs(multiple_of(column, other) or 0.0):
+                groups[k].append(term)
+                together[k] = other + column
+                break
+        else:
+            groups.append([term])
+            together.append(column)
+    sizes = [np.linalg.norm(column) for column in together]
+    if not groups or min(sizes) < 1e-9 * max(sizes):
+        return None  # terms that cancel each other
+    matrix = np.stack(together, 1)
+    singular = np.linalg.svd(matrix / np.linalg.norm(matrix, axis=0), compute_uv=False)
+    if len(groups) > len(matrix) // 2 or singular[-1] < _DISTINCT:
+        return None
+    return Terms(tuple(map(tuple, groups)), matrix)
+
+
+def multiple_of(column: np.ndarray, other: np.ndarray) -> float | None:
+    """Return how many times another column a column is; `None` if it is no multiple."""
+    square = float(other @ other)
+    ratio = float(column @ other) / square if square else 0.0
+    return ratio if np.linalg.norm(column - ratio * other) <= _MULTIPLE * np.linalg.norm(column) else None
+
+
+def weighed(terms: Terms, row: np.ndarray, noise: float) -> Weighing | None:
+    """Return how often each term counts in another loss; `None` if that does not follow from the terms.
+
+    Args:
+        terms: the terms of one side.
+        row: the loss and its slopes of the other side.
+        noise: the rounding error of an element of the row.
+    """
+    sizes = np.linalg.norm(terms.columns, axis=0)
+    unit = terms.columns / sizes
+    solution = np.linalg.lstsq(unit, row, rcond=None)[0]
+    if np.linalg.norm(unit @ solution - row) > 3 * noise * math.sqrt(row.size):
+        return None
+    smallest = np.linalg.svd(unit, compute_uv=False)[-1]
+    errors = noise * math.sqrt(row.size) / (smallest * sizes)
+    if (errors > 0.03).any():
+        return None  # a term too small for its weight to be seen
+    ratios = solution / sizes
+    ratios = np.where(np.abs(ratios - 1) <= np.maximum(3 * errors, 1e-4), 1.0, ratios)
+    ratios = np.where(np.abs(ratios) <= np.maximum(3 * errors, 1e-4), 0.0, ratios)
+    return Weighing(tuple(map(float, ratios)), terms.columns @ ratios)
+
+
+@dataclass(frozen=True)
+class Side:
+    """The terms of one side, for the text about them."""
+
+    sheet: FormulaView
+    terms: Terms
+
+
+def described(side: Side, other: Side | None, weighing: Weighing, surplus: bool) -> tuple[str, str, bool] | None:
+    """Return the kind and the text of a difference in weights, and True if the text names the reason.
+
+    Args:
+        side: the side whose terms explain the other's loss.
+        other: the terms of the other side; `None` if unknown.
+        weighing: how often each term counts in the other's loss.
+        surplus: True if the terms are the candidate's.
+    """
+    ratios = weighing.ratios
+    changed = sorted({ratio for ratio in ratios if ratio != 1.0}, key=abs)
+    changed = [
+        ratio for k, ratio in enumerate(changed) if not k or not math.isclose(ratio, changed[k - 1], rel_tol=_SAME)
+    ]
+    if not changed or len(changed) > 2:
+        return None
+    owner, lacking = ("the candidate", "the reference") if surplus else ("the reference", "the candidate")
+    texts, kinds, reasons = [], [], []
+    for ratio in changed:
+        places = [k for k, own in enumerate(ratios) if math.isclose(own, ratio, rel_tol=_SAME, abs_tol=1e-12)]
+        whole = len(places) == len(ratios)
+        if not ratio:
+            names = _names(side, places)
+            texts.append(f"{lacking} does not add {names} to its loss, {owner} does")
+            kinds.append("loss_term_added" if surplus else "loss_term_missing")
+            reasons.append(True)
+            continue
+        kind, text, reason = _counted(side, other, places, ratio, surplus)
+        if whole and kind != "reduction":
+            return None  # a scale of the whole loss is an effect of many causes
+        if not changed[0] and len(changed) == 2 and len(places) == len(ratios) - 1:
+            text = f"what remains counts {_times(1 / ratio if surplus else ratio)} as much"
+        elif whole:
+            text = text.replace("{term}", "the loss")
+        else:
+            text = text.replace("{term}", f"a term of the loss ({_names(side, places)})")
+        texts.append(text)
+        kinds.append(kind)
+        reasons.append(not whole or reason)
+    return kinds[0], "; ".join(texts), all(reasons)
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.4g} times"
+
+
+def _names(side: Side, places: Sequence[int]) -> str:
+    """Return the calls that give some terms, as text."""
+    return " and ".join(dict.fromkeys(side.sheet.where(node) for node in _tops(side, places)[:3]))
+
+
+def _tops(side: Side, places: Sequence[int]) -> list[int]:
+    """Return the nodes that have exactly some terms between them, as near to the loss as calls that make a number."""
+    inside = [term for k in places for term in side.terms.groups[k]]
+    outside = [term for k, group in enumerate(side.terms.groups) if k not in places for term in group]
+    others = {node for term in outside for node in term.path}
+    tops: list[int] = []
+    for term in inside:
+        own = [node for node in term.path if node not in others] or [term.node]
+        # A product with a number says less than what it multiplies.
+        telling = [node for node in own if side.sheet.nodes[node].operation not in ("add", "sub", "mul", "div", "neg")]
+        tops.append(next(iter(telling or own)))
+    return [*dict.fromkeys(tops)]
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Numbers that multiply and divide some terms.
+
+    Attributes:
+        factors: the numbers, without their signs.
+        count: the product of the counts that means divide by.
+        shape: the shape of what they apply to.
+    """
+
+    factors: tuple[float, ...]
+    count: float
+    shape: tuple[int, ...]
+
+    @property
+    def divisor(self) -> float:
+        return self.count / math.prod(self.factors)
+
+    def factor_without(self, other: _Scale) -> float:
+        """Return the product of the numbers that another scale does not have."""
+        left, theirs = [], [*other.factors]
+        for factor in self.factors:
+            same = next((each for each in theirs if math.isclose(each, factor, rel_tol=1e-6)), None)
+            theirs.remove(same) if same is not None else left.append(factor)
+        return math.prod(left)
+
+    def divisor_text(self, divisor: float) -> str:
+        """Return a divisor as text: all places, the samples of the batch, or the number."""
+        size = math.prod(self.shape)
+        if size > 1 and math.isclose(divisor, size):
+            return f"all {size} places"
+        if len(self.shape) > 1 and math.isclose(divisor, self.shape[0]):
+            return f"the {self.shape[0]} samples of the batch"
+        return f"{divisor:.6g}"
+
+
+def _scales(side: Side, places: Sequence[int]) -> list[_Scale]:
+    """Return the scales of some terms, from the call that makes a number of them to what it is computed from."""
+    inside = [term for k in places for term in side.terms.groups[k]]
+    shared = [node for node in inside[0].path if all(node in term.path for term in inside)]
+    first = next((k for k, node in enumerate(shared) if node in _tops(side, places)), len(shared) - 1)
+    shape = next((shape for node in shared[::-1] if (shape := side.sheet.shape(node))), ())
+    # Terms with no call in common have no common scale.
+    alone = len(side.terms.groups) == len(places)
+    return [
+        _Scale(tuple(map(abs, inside[0].factors[k])), inside[0].counts[k], shape)
+        for k in range(first, len(shared))
+        if alone or k or len(inside) == 1
+    ]
+
+
+def _counted(
+    side: Side, other: Side | None, places: Sequence[int], ratio: float, surplus: bool
+) -> tuple[str, str, bool]:
+    """Return the kind and the text of terms that count more or less, and True if the code of both sides says why."""
+    scales = _scales(side, places)
+    partner = None if other is None else _partner(side, other, places)
+    if other is not None and partner is not None:
+        pairs = [(own, theirs) for own in scales for theirs in _scales(other, partner)]
+        fitting = (pair for pair in pairs if math.isclose(pair[0].divisor / pair[1].divisor, abs(ratio), rel_tol=_SAME))
+        pair = next(fitting, None)
+        if pair is not None:
+            reference, candidate = pair[::-1] if surplus else pair
+            sign = " and its sign is flipped" if ratio < 0 else ""
+            weights = candidate.factor_without(reference), reference.factor_without(candidate)
+            if math.isclose(reference.count, candidate.count, rel_tol=1e-9):
+                text = f"the weight of {{term}} is {weights[0]:.4g} for the reference's {weights[1]:.4g}"
+                return "loss_term_weight", text + sign, True
+            divisors = candidate.count / weights[0], reference.count / weights[1]
+            ends = candidate.divisor_text(divisors[0]), reference.divisor_text(divisors[1])
+            if divisors[0] == 1.0:
+                text = f"{{term}} is the sum for the mean: it is not divided by {ends[1]}"
+            elif divisors[1] == 1.0:
+                text = f"{{term}} is the mean for the sum: it is divided by {ends[0]}"
+            else:
+                text = f"{{term}} is divided by {ends[0]}, in the reference by {ends[1]}"
+            return "reduction", text + sign, True
+    times = 1 / ratio if surplus else ratio
+    if times < 0:
+        how = "with the other sign" if math.isclose(times, -1.0, rel_tol=_SAME) else _times(times)
+        return "loss_term_weight", f"{{term}} counts {how}", bool(scales)
+    if scales and scales[0].factors and not surplus:
+        weight = math.prod(scales[0].factors)
+        text = f"the weight of {{term}} is {weight * times:.4g} for the reference's {weight:.4g}"
+        return "loss_term_weight", text, False
+    return "loss_term_weight", f"{{term}} counts {_times(times)} as much as in the reference", False
+
+
+def _partner(side: Side, other: Side, places: Sequence[int]) -> list[int] | None:
+    """Return the other side's terms that are multiples of some terms; `None` if there are none."""
+    column = side.terms.columns[:, list(places)].sum(1)
+    partners = []
+    rest = column
+    for k, theirs in enumerate(other.terms.columns.T):
+        if multiple_of(theirs, column) is not None:
+            return [k]
+        if any(multiple_of(theirs, side.terms.columns[:, place]) is not None for place in places):
+            partners.append(k)
+    if not partners:
+        return None
+    rest = other.terms.columns[:, partners].sum(1)
+    return partners if multiple_of(rest, column) is not None else None
