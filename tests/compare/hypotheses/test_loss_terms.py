@@ -161,7 +161,7 @@ FAULTS = {
         "is divided by all 160 places, in the reference by the 16 samples of the batch",
     ),
     "a penalty's sign": (
-        OF_ONE, with_penalty(0.2), with_penalty(-0.2), "loss_term_weight", "other sign|sign is flipped",
+        OF_ONE, with_penalty(0.2), with_penalty(-0.2), "loss_term_weight", "the sign of a term of the loss",
     ),
     "a square for an absolute error": (
         OF_ONE, by(lambda e: e.mean()), lambda kit, z, number: of_targets(kit, z, lambda e: e.abs().mean()),
@@ -203,7 +203,7 @@ def test_the_same_loss_in_other_words_matches(kit, name):
     assert report.passed, report.first_diff
 
 
-def test_two_terms_that_differ_in_two_ways_are_not_called_one():
+def test_three_numbers_that_differ_are_all_read_from_the_code():
     def one(kit, z, number):
         return with_penalty(0.1)(kit, z, number) + 0.3 * z.abs().mean() + 0.2 * z.sigmoid().mean()
 
@@ -212,7 +212,9 @@ def test_two_terms_that_differ_in_two_ways_are_not_called_one():
 
     reference = run(TORCH, *OF_ONE, one)
     first = padiff.compare_runs(reference, run(PADDLE, *OF_ONE, other)).first_diff
-    assert first.stage == "loss" and not first.cause.proven
+    assert first.stage == "loss" and first.cause.proven, first.message
+    for numbers in ("0.2 for the reference's 0.1", "0.4 for the reference's 0.3", "0.1 for the reference's 0.2"):
+        assert numbers in first.cause.sentence, first.message
 
 
 def test_a_loss_that_cannot_be_computed_again_is_explained_by_the_other_sides_terms():
@@ -240,3 +242,59 @@ def test_an_edit_of_a_call_that_the_candidate_does_not_make_is_not_proven():
 
     first = padiff.compare_runs(run(TORCH, *OF_TOWERS, one), run(TORCH, *OF_TOWERS, other)).first_diff
     assert "softmax" not in first.cause.sentence or not first.cause.proven, first.message
+
+
+def clipped(low, high):
+    """The loss of PPO, whose ratio has a gradient although it is 1."""
+
+    def loss(kit, z, number):
+        advantage = kit.tensor(Y)
+        logs = z - z.detach()
+        ratio = (logs + 0.3 * advantage).exp()
+        return -(ratio * advantage).minimum(ratio.clip(low, high) * advantage).mean()
+
+    return loss
+
+
+def distances(squared):
+    def loss(kit, outputs, number):
+        image, text = outputs
+        apart = ((image - text) ** 2).sum(1)
+        return (apart if squared else apart.sqrt()).mean() + (image * text).sum(1).exp().mean()
+
+    return loss
+
+
+def tempered(temperature):
+    def loss(kit, z, number):
+        f = functional(kit)
+        logs, targets = f.log_softmax(z / temperature, -1), f.softmax(kit.tensor(Y) / temperature, -1)
+        return -(targets * logs).sum(-1).mean() * temperature**2
+
+    return loss
+
+
+# Differences in calls between the outputs of the model and the loss, which no list of known edits has.
+CODE = {
+    "both bounds": (OF_ONE, clipped(0.8, 1.2), clipped(0.9, 1.1), "0.9 for the reference's 0.8", "1.1 for the reference's 1.2"),
+    "a square": (OF_TOWERS, distances(False), distances(True), "sqrt", "sqrt"),
+    "several numbers": (OF_ONE, tempered(3.0), tempered(2.0), "is 2 for the reference's 3", "is 4 for the reference's 9"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_calls_that_differ_are_read_from_both_sides(kit, name):
+    (make, inputs), right, wrong, *words = CODE[name]
+    first = padiff.compare_runs(run(TORCH, make, inputs, right), run(kit, make, inputs, wrong)).first_diff
+    assert first.stage == "loss" and first.cause.proven, first.message
+    assert all(each in first.cause.sentence for each in words), first.message
+    twin = padiff.compare_runs(run(TORCH, make, inputs, right), run(kit, make, inputs, right))
+    assert twin.passed, twin.first_diff
+
+
+def test_code_and_data_that_differ_are_not_proven_as_code():
+    def other(kit, z, number):
+        return (z - kit.tensor(Y + 0.1)).abs().mean()
+
+    first = padiff.compare_runs(run(TORCH, *OF_ONE, by(lambda e: e.mean())), run(TORCH, *OF_ONE, other)).first_diff
+    assert not first.cause.proven, first.message

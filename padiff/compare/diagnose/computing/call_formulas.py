@@ -19,8 +19,7 @@ _BINARY = frozenset({"add", "sub", "mul", "div", "pow", "matmul", "maximum", "mi
                      "le", "gt", "ge", "logical_and", "logical_or", "outer", "dot"})  # fmt: skip
 _REVERSED = {"rsub": "sub", "rdiv": "div", "rpow": "pow", "rmatmul": "matmul"}
 _UNARY = frozenset({"neg", "sqrt", "rsqrt", "exp", "log", "sin", "cos", "abs", "square", "reciprocal", "logical_not"})
-_SAME = frozenset({"contiguous", "clone", "detach", "assign", "dropout", "dropout2d", "dropout3d", "alpha_dropout",
-                   "identity"})  # fmt: skip
+_SAME = frozenset({"contiguous", "clone", "assign", "dropout", "dropout2d", "dropout3d", "alpha_dropout", "identity"})
 #: Elementwise functions, by their common names.
 ACTIVATIONS = {
     "relu": "ReLU", "sigmoid": "sigmoid", "tanh": "tanh", "swish": "SiLU", "silu": "SiLU", "relu6": "ReLU6",
@@ -57,6 +56,8 @@ def written(formula: Formula, given: KnownInputs, about: int, framework: str) ->
         if "dropout" in name and rate and given.argument(("training",), 2, True):
             raise UnknownError("dropout")
         return given.first
+    if name == "detach":
+        return add("detach", given.first)
     if ACTIVATIONS.get(name):
         return add("act", given.first, function=ACTIVATIONS[name])
     if name == "gelu":
@@ -187,4 +188,6 @@ _FUNCTIONS: Mapping[str, Writing] = {
 
 def functions() -> Sequence[str]:
     """Return the names of the supported functions."""
-    return sorted({*_FUNCTIONS, *_BINARY, *_REVERSED, *_UNARY, *_SAME, *ACTIVATIONS, *_NUMBERED, *_REDUCING, "gelu"})
+    return sorted(
+        {*_FUNCTIONS, *_BINARY, *_REVERSED, *_UNARY, *_SAME, "detach", *ACTIVATIONS, *_NUMBERED, *_REDUCING, "gelu"}
+    )

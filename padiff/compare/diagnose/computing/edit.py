@@ -17,7 +17,7 @@ from padiff.compare.diagnose.computing.writing import CONSTANT
 from padiff.compare.diagnose.traced import Graph
 
 # Operations that only rearrange, select or cast values.
-_LOOKING = frozenset({"getitem", "reshape", "transpose", "expand", "cast"})
+_LOOKING = frozenset({"getitem", "reshape", "transpose", "expand", "cast", "detach"})
 
 
 @dataclass(frozen=True)

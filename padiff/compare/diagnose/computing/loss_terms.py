@@ -333,9 +333,11 @@ def _counted(
         pair = next(fitting, None)
         if pair is not None:
             reference, candidate = pair[::-1] if surplus else pair
-            sign = " and its sign is flipped" if ratio < 0 else ""
+            sign = ", and its sign is flipped" if ratio < 0 else ""
             weights = candidate.factor_without(reference), reference.factor_without(candidate)
             if math.isclose(reference.count, candidate.count, rel_tol=1e-9):
+                if weights[0] == weights[1]:
+                    return "loss_term_weight", "the sign of {term} is flipped", True
                 text = f"the weight of {{term}} is {weights[0]:.4g} for the reference's {weights[1]:.4g}"
                 return "loss_term_weight", text + sign, True
             divisors = candidate.count / weights[0], reference.count / weights[1]

@@ -177,6 +177,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "causal": causal,
     "masked": masked,
     "cast": cast,
+    "detach": lambda x: x,
     "reduced": reduced,
     "reshape": reshaped,
     "conv": conv,

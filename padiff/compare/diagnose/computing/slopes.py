@@ -49,6 +49,7 @@ class Sloped(Formula):
         self.nodes, self.values = [*formula.nodes], [*formula.values]
         self.loss, self.leaves, self.value = formula.end, leaves, value
         self._scales, self.few = scales, few
+        self._detached = [k for k, node in enumerate(self.nodes) if node.operation == "detach"]
         size = sum(value.size for value in self.values)
         self._keeps = 2 * size * max((len(leaf.directions) for leaf in leaves), default=0) <= _KEPT
         #: By direction and sign, a function that returns node values with moved leaves and no other changes.
@@ -120,12 +121,21 @@ class Sloped(Formula):
             # Only nodes that depend on the changes are computed again; changes usually come late in a formula.
             if (k, sign) not in self._moved:
                 self._moved[k, sign] = self.getter(self._steps({}, k, sign))
-            return super().changed(changes, self.loss, self._moved[k, sign])
+            return super().changed({**self._held(changes), **changes}, self.loss, self._moved[k, sign])
         return super().changed({**changes, **self._steps(changes, k, sign)}, self.loss)
 
     def _steps(self, changes: Mapping[int, Change], k: int, sign: float) -> dict[int, Change]:
         """Return the changes of the leaves: an existing change, followed by the step along a direction."""
-        return {leaf.node: _moved(changes.get(leaf.node), leaf.node, sign * leaf.directions[k]) for leaf in self.leaves}
+        moved = {
+            leaf.node: _moved(changes.get(leaf.node), leaf.node, sign * leaf.directions[k]) for leaf in self.leaves
+        }
+        return {**self._held(changes), **moved}
+
+    def _held(self, changes: Mapping[int, Change]) -> dict[int, Change]:
+        """Return the changes that keep detached nodes at their values without steps."""
+        get = self.getter(changes)
+        held = {k: get(k) for k in self._detached if k not in changes}
+        return {k: lambda get, own, value=value: value for k, value in held.items()}  # type: ignore[misc]
 
 
 def _moved(change: Change | None, node: int, by: np.ndarray) -> Change:

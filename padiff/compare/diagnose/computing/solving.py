@@ -58,7 +58,8 @@ def numbers(sheet: FormulaView) -> Iterator[Number]:
             what = f"epsilon of {sheet.where(k)}"
             yield Number("norm_eps", "epsilon", what, eps, _given(sheet, k, "eps"), k, _EPSILONS, True, 0)
         elif node.operation == "act" and node.how.get("number") is not None:
-            what = f"the {_NAMES.get(node.how['function'], 'number')} of {node.how['function']} ({sheet.where(k)})"
+            number = ACTIVATION_NUMBERS.get(node.how["function"], "number")
+            what = f"the {number} of {node.how['function']} ({sheet.where(k)})"
             yield Number(
                 "activation", "another activation", what, float(node.how["number"]), _given(sheet, k, "number"), k
             )
@@ -89,7 +90,8 @@ def numbers(sheet: FormulaView) -> Iterator[Number]:
 
 
 _OF_SCORES = ("softmax", "masked", "causal", "where")
-_NAMES = {"leaky ReLU": "slope", "ELU": "alpha", "softplus": "beta"}
+#: The name of the number of an activation.
+ACTIVATION_NUMBERS = {"leaky ReLU": "slope", "ELU": "alpha", "softplus": "beta"}
 
 
 def _constant(sheet: FormulaView, k: int) -> Iterator[Number]:

@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from padiff.compare.diagnose.computing.divergence import divergences
 from padiff.compare.diagnose.computing.dropped_terms import SIDES_OF_EDITS, dropped_terms
 from padiff.compare.diagnose.computing.edit import Edit, FormulaView, Target
 from padiff.compare.diagnose.computing.formula import UnknownError
@@ -85,7 +86,7 @@ class Case:
             edit.free,
             found.tried,
             fix="" if found.surplus else lambda: self._fix(found),
-            telling=edit.telling and (found.surplus or "missing" in edit.kind or self._is_called(found)),
+            telling=edit.telling and (found.surplus or "missing" in kind or kind == "code" or self._is_called(found)),
             code=True,
         )
 
@@ -159,7 +160,10 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
             if explains(weigh(declared.predict()), declared):
                 return
         target = Target(case.sides.candidate, reference.shape(reference.formula.end), case.looks.reference)
-        trials += tried(case, reference, (dropped_terms, operation_edits), target, False)
+        makers: list[Maker] = [dropped_terms, operation_edits]
+        if candidate is not None:
+            makers.append(partial(divergences, candidate=candidate))
+        trials += tried(case, reference, makers, target, False)
     if candidate is not None:
         target = Target(case.sides.reference, candidate.shape(candidate.formula.end), case.looks.candidate)
         trials += tried(case, candidate, (dropped_terms,), target, True)
@@ -334,8 +338,15 @@ def tried(
     return [replace(trial, tried=count) for trial in (*explaining, *nearest.values())]
 
 
+def named(case: Case, found: Iterable[Found]) -> bool:
+    """Return True if an edit with a name of its own, not only the difference of the code, explains the diff."""
+    return any(each.edit.telling and each.edit.kind != "code" and each.off <= NEAR * case.noise for each in found)
+
+
 def reported(case: Case, found: Sequence[Found]) -> Iterator[Hypothesis]:
     """Yield the simplest explaining edit, one at an unrelated place if it explains as well, then all other edits."""
+    if named(case, found):
+        found = [trial for trial in found if trial.edit.kind != "code"]
     explaining = [trial for trial in found if trial.off <= NEAR * case.noise]
     names = {trial.edit.name for trial in explaining}
     least = min((trial.off for trial in explaining), default=0.0)

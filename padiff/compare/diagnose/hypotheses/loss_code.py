@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from padiff.compare.diagnose.computing.divergence import divergences
 from padiff.compare.diagnose.computing.edit import Edit, FormulaView, Target, put
 from padiff.compare.diagnose.computing.formula import UnknownError
 from padiff.compare.diagnose.computing.in_losses import loss_edits, loss_left_out, loss_numbers
@@ -21,7 +22,7 @@ from padiff.compare.diagnose.computing.operation_edits import other_operations
 from padiff.compare.diagnose.computing.slopes import Leaf, Sloped
 from padiff.compare.diagnose.computing.solving import numbers
 from padiff.compare.diagnose.computing.writer import Writer
-from padiff.compare.diagnose.hypotheses.code_edits import Case, Found, reported, tried
+from padiff.compare.diagnose.hypotheses.code_edits import Case, Found, Maker, named, reported, tried
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, whole_of
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.compare.diagnose.hypotheses.layer_output import noise_level, root
@@ -124,7 +125,8 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     offs = [side.off for side in written if side is not None]
     noise = max([noise_level(scene) * max(map(root, rows.sides)), *offs, 1e-300])
     case = _Case(scene, few, Both(_same, _same), noise, graphs, written, rows.sides)
-    by_terms = _weighed(case, leaves, losses is not None)
+    # The terms that the code adds come before edits, as these may give the same numbers by chance.
+    by_terms = _weighed(case, leaves, losses is not None, scalar=True)
     if by_terms is not None:
         yield by_terms
         if explains(weigh(by_terms.predict()), by_terms):
@@ -137,11 +139,19 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
             *numbers(reference.sheet),
             *loss_numbers(reference.sheet, reference.leaves, reference.formula.loss),
         ]
-        makers = (partial(_other_inputs, candidate=sheets[1]), loss_edits, loss_left_out, other_operations)
+        makers: list[Maker] = [partial(_other_inputs, candidate=sheets[1]), loss_edits, loss_left_out, other_operations]
+        if candidate is not None:
+            makers.append(partial(divergences, candidate=candidate.sheet))
         trials += [_of_scale(trial) for trial in tried(case, reference.sheet, makers, target, False, candidates)]
     if candidate is not None:
         target = Target(few.reference, few.reference.shape, _same)
         trials += tried(case, candidate.sheet, (loss_left_out,), target, True)
+    if not named(case, trials):
+        by_terms = _weighed(case, leaves, losses is not None, scalar=False)
+        if by_terms is not None:
+            yield by_terms
+            if explains(weigh(by_terms.predict()), by_terms):
+                return
     yield from reported(case, trials)
 
 
@@ -340,41 +350,38 @@ def _side(
 # -- sums of terms -------------------------------------------------------------------------------------------------
 
 
-def _weighed(case: _Case, leaves: Sequence[_Output], is_logged: bool) -> Hypothesis | None:
+def _weighed(case: _Case, leaves: Sequence[_Output], is_logged: bool, scalar: bool) -> Hypothesis | None:
     """Return the hypothesis that one side's loss is a sum of the other's terms with other weights; `None` if not."""
     sums = _sums_of_both(case, leaves) if None not in [*case.written] else _sums_of_one(case, is_logged)
     if sums is None or root(sums.total.reference - sums.total.candidate) <= 3 * sums.noise:
         return None
-    for scalar in (True, False):
-        sides: list[Side | None] = []
-        for side, formula in zip(case.written, sums.formulas):
-            if side is None or formula is None:
-                sides.append(None)
-                continue
-            terms = terms_of(side.sheet, formula.loss, [leaf.node for leaf in formula.leaves], scalar)
-            columns = formula.columns(terms, _MANY)
-            divided = None if columns is None else merged(terms, (columns / sums.unit[:, None])[sums.rows])
-            sides.append(None if divided is None else Side(side.sheet, divided))
-        for surplus in (False, True):
-            own, other = Both(*sides).swapped(surplus)
-            without, actual = sums.total.swapped(surplus)
-            weighing = None if own is None else weighed(own.terms, actual, sums.noise)
-            text = None if own is None or weighing is None else described(own, other, weighing, surplus)
-            if weighing is None or text is None:
-                continue
-            kind, sentence, telling = text
-            free = 0 if None not in sides else len(weighing.ratios)
-            prediction = Prediction("the loss and its slopes", actual, weighing.row, without, sums.noise)
-            return Hypothesis(
-                kind,
-                "the weight of a term",
-                sentence if "does not add" in sentence else f"in the candidate, {sentence}",
-                partial(iter, [prediction]),
-                "numbers",
-                free,
-                telling=telling,
-                code=telling,
-            )
+    sides: list[Side | None] = []
+    for side, formula in zip(case.written, sums.formulas):
+        if side is None or formula is None:
+            sides.append(None)
+            continue
+        terms = terms_of(side.sheet, formula.loss, [leaf.node for leaf in formula.leaves], scalar)
+        columns = formula.columns(terms, _MANY)
+        divided = None if columns is None else merged(terms, (columns / sums.unit[:, None])[sums.rows])
+        sides.append(None if divided is None else Side(side.sheet, divided))
+    for surplus in (False, True):
+        own, other = Both(*sides).swapped(surplus)
+        without, actual = sums.total.swapped(surplus)
+        weighing = None if own is None else weighed(own.terms, actual, sums.noise)
+        text = None if own is None or weighing is None else described(own, other, weighing, surplus)
+        if weighing is None or text is None:
+            continue
+        kind, sentence, telling = text
+        return Hypothesis(
+            kind,
+            "the weight of a term",
+            sentence if "does not add" in sentence else f"in the candidate, {sentence}",
+            partial(iter, [Prediction("the loss and its slopes", actual, weighing.row, without, sums.noise)]),
+            "numbers",
+            0 if None not in sides else len(weighing.ratios),
+            telling=telling,
+            code=telling,
+        )
     return None
 
 
