@@ -105,4 +105,6 @@ def cause_of(sentence: str, kind: str, fault: Fault) -> str:
         return SUSPECTS
     if right or of_kind:
         return NAMED
-    return GENERIC if any(re.search(word, sentence, re.IGNORECASE) for word in _GENERIC) else WRONG
+    # What the traced calls of both sides are is true of the code, and names no reason.
+    generic = kind == "code" or any(re.search(word, sentence, re.IGNORECASE) for word in _GENERIC)
+    return GENERIC if generic else WRONG

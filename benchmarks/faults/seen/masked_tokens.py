@@ -106,7 +106,7 @@ PROGRAM = Program(
         Fault("sum_of_sequences", "loss", "", "reduction|ratio", (r"\b6\b", r"reduction", r"\bsum")),
         Fault("squared", "loss", "", "square|power|pow", (r"square", r"power", r"pow\(")),
         Fault("confidence", "loss", "", "term|entropy", (r"entropy", r"term")),
-        Fault("entropy_of_all", "loss", "", "smoothing", (r"smoothing",)),
+        Fault("entropy_of_all", "loss", "", "smoothing|term", (r"smoothing",)),
         Fault("detached", "loss", "", "ratio|divid|scale", (r"divid", r"ratio|factor", r"div\(")),
         *faults(RECIPE, "labels_rolled"),
     ),

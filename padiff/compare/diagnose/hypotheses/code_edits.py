@@ -23,7 +23,7 @@ from padiff.compare.diagnose.computing.writer import Writer
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, whole_of
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.compare.diagnose.hypotheses.layer_output import noise_level, root
-from padiff.compare.diagnose.hypotheses.proof import NEAR, explains, weigh
+from padiff.compare.diagnose.hypotheses.proof import CLOSE, NEAR, explains, weigh
 from padiff.compare.diagnose.settings import cause_of
 from padiff.compare.diagnose.traced import Graph
 from padiff.compare.measure.operands import Sketches, operands
@@ -340,7 +340,7 @@ def tried(
 
 def named(case: Case, found: Iterable[Found]) -> bool:
     """Return True if an edit with a name of its own, not only the difference of the code, explains the diff."""
-    return any(each.edit.telling and each.edit.kind != "code" and each.off <= NEAR * case.noise for each in found)
+    return any(each.edit.telling and each.edit.kind != "code" and each.off <= CLOSE * case.noise for each in found)
 
 
 def reported(case: Case, found: Sequence[Found]) -> Iterator[Hypothesis]:

@@ -17,7 +17,15 @@ from padiff.compare.diagnose.computing.divergence import divergences
 from padiff.compare.diagnose.computing.edit import Edit, FormulaView, Target, put
 from padiff.compare.diagnose.computing.formula import UnknownError
 from padiff.compare.diagnose.computing.in_losses import loss_edits, loss_left_out, loss_numbers
-from padiff.compare.diagnose.computing.loss_terms import Side, Term, described, merged, terms_of, weighed
+from padiff.compare.diagnose.computing.loss_terms import (
+    Side,
+    Term,
+    described,
+    merged,
+    multiple_of,
+    terms_of,
+    weighed,
+)
 from padiff.compare.diagnose.computing.operation_edits import other_operations
 from padiff.compare.diagnose.computing.slopes import Leaf, Sloped
 from padiff.compare.diagnose.computing.solving import numbers
@@ -140,7 +148,8 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
             *loss_numbers(reference.sheet, reference.leaves, reference.formula.loss),
         ]
         makers: list[Maker] = [partial(_other_inputs, candidate=sheets[1]), loss_edits, loss_left_out, other_operations]
-        if candidate is not None:
+        # A scale of the whole loss has many causes, which the code of the loss alone does not show.
+        if candidate is not None and multiple_of(few.candidate, few.reference) is None:
             makers.append(partial(divergences, candidate=candidate.sheet))
         trials += [_of_scale(trial) for trial in tried(case, reference.sheet, makers, target, False, candidates)]
     if candidate is not None:
