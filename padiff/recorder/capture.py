@@ -190,7 +190,7 @@ class Capture:
         self.parameters.finish(updates)
         if self.losses is not None:
             if not self._logged:
-                self.losses.finish(self._calls.micro_batches, loss_scale)
+                self.losses.finish(self._calls.micro_batches, loss_scale, bool(self._calls.evaluations))
             self.settings.update(self.losses.settings)
             self.losses.close()
         if detach:

@@ -293,15 +293,19 @@ class Losses:
         """Return the scalars at which backward began without being a loss function's output."""
         return [float(self._records.copier.copy(tensor).reshape(())) for _, tensor in self._elsewhere]
 
-    def finish(self, micro_batches: int, loss_scale: float) -> None:
+    def finish(self, micro_batches: int, loss_scale: float, evaluated: bool = False) -> None:
         """Record the loss of each micro-batch, if the loss is known.
 
         The loss is known if each micro-batch has exactly one scalar loss and backward began at this scalar, or at
         the scalar times the loss scale. The loss of a step of one micro-batch is also known if its one backward began
         at another scalar, such as a sum of terms.
+
+        Args:
+            evaluated: True if the step has calls in evaluation mode. Their outputs are not recorded, and such a sum may
+                be of them.
         """
         backwards = len(self._elsewhere) + sum(each.backwards for each in self._seen)
-        if self._elsewhere and micro_batches == backwards == loss_scale == 1:
+        if self._elsewhere and micro_batches == backwards == loss_scale == 1 and not evaluated:
             place, tensor = self._elsewhere[0]
             self._records.loop("loss", "loss", self._records.copier.take_later(tensor), 0, place=place)
             return

@@ -159,7 +159,7 @@ def test_a_fault_in_code_that_no_call_shows_is_not_blamed_on_the_framework(refer
 def test_the_backward_of_the_loss_is_not_blamed_where_the_loop_scales_it(framework, reference, tmp_path):
     candidate = train(framework, tmp_path / "candidate", "scaled")
     found = write_repro(reference, candidate, tmp_path / "out")
-    assert found.first.stage == "backward" and not found.reasons
+    assert found.first.stage == "loss" and not found.reasons
     code, printed = ran(found.scripts["reference"])
     assert code == 1 and figure(printed, "against what this run recorded") < 1e-6
     assert figure(printed, "against what the other run recorded") == pytest.approx(0.5, rel=1e-5)

@@ -71,7 +71,13 @@ def test_a_fault_in_the_code_of_a_convolutional_net_is_proven(fault, kind, words
     assert words in cause.sentence
 
 
-@pytest.mark.parametrize(("kind", "fault"), [(Net, "two at once"), (Net, "squares"), (Images, "declared eps and more")])
+def test_two_faults_side_by_side_are_read_from_the_calls_of_both_sides():
+    cause = cause_of(Net, "two at once")
+    assert (cause.kind, cause.proven) == ("code", True), cause.text
+    assert "the candidate calls gelu() in `block`, then the first mul() in `block`" in cause.sentence
+
+
+@pytest.mark.parametrize(("kind", "fault"), [(Net, "squares"), (Images, "declared eps and more")])
 def test_what_no_single_edit_gives_is_not_proven(kind, fault):
     cause = cause_of(kind, fault)
     assert not cause.proven, cause.text

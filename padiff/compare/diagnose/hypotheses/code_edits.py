@@ -86,12 +86,12 @@ class Case:
             edit.free,
             found.tried,
             fix="" if found.surplus else lambda: self._fix(found),
-            telling=edit.telling and (found.surplus or "missing" in kind or kind == "code" or self._is_called(found)),
+            telling=edit.telling and (edit.argument is None or self._is_called(found)),
             code=True,
         )
 
     def _is_called(self, found: Found) -> bool:
-        """Return False if an edit is of one of several calls of a function, of which the candidate makes fewer."""
+        """Return False if an edit is of an argument in one of several calls of which the candidate makes fewer."""
         function, layer = found.sheet.function(found.edit.at), found.sheet.layer(found.edit.at)
         if not function or self.graphs is None:
             return True
