@@ -59,7 +59,7 @@ def divergences(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
             text = "; ".join(dict.fromkeys(texts))
             activation = len(texts) == 1 and sheet.nodes[cuts[0][0]].operation == "act" and not sum(steps)
             kind = "activation" if activation else "code"
-            yield Edit(kind, "other code", text, changes, 4 + sum(steps), at=cuts[0][0])
+            yield Edit(kind, "other code", text, changes, 4 + sum(steps), at=cuts[0][0], other=cuts[0][1])
 
 
 def _same_nodes(sheet: FormulaView, candidate: FormulaView) -> tuple[dict[int, int], set[int]]:

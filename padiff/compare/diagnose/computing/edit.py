@@ -65,6 +65,7 @@ class Edit:
         at: the node that the edit is about.
         telling: True if the edit names the reason; False if the edit only says where and how the output changes.
         argument: the argument of a function that the edit changes, if that is all it changes.
+        other: the node of the candidate's formula that belongs to `at`; -1 if not known.
     """
 
     kind: str
@@ -76,6 +77,7 @@ class Edit:
     at: int = -1
     telling: bool = True
     argument: Argument | None = None
+    other: int = -1
 
 
 class FormulaView:
@@ -106,6 +108,17 @@ class FormulaView:
         if about < 0:
             return self.named(node)
         return place_of(self.graph.trace.calls[about], self.graph.trace)
+
+    def line(self, node: int) -> str:
+        """Return the line of the user's code that makes a node's call, as ``file:line``; empty if not recorded."""
+        about = self.nodes[node].about
+        stack = self.graph.trace.calls[about].stack if about >= 0 else ()
+        return f"{stack[-1].file}:{stack[-1].line}" if stack else ""
+
+    @property
+    def last(self) -> int:
+        """Return the last node that belongs to a call; -1 if there is none."""
+        return max((k for k, node in enumerate(self.nodes) if node.about >= 0), default=-1)
 
     def function(self, node: int) -> str:
         """Return the function whose call a node belongs to; empty if there is none."""

@@ -205,12 +205,16 @@ class Side:
     terms: Terms
 
 
-def described(side: Side, other: Side | None, weighing: Weighing, surplus: bool) -> tuple[str, str, bool] | None:
-    """Return the kind and the text of a difference in weights, and True if the text names the reason.
+def described(
+    side: Side, other: Side | None, sheet: FormulaView | None, weighing: Weighing, surplus: bool
+) -> tuple[str, str, bool, tuple[str, str]] | None:
+    """Return the kind and the text of a difference in weights, True if the text names the reason, and the lines of the
+    reference's and the candidate's code.
 
     Args:
         side: the side whose terms explain the other's loss.
         other: the terms of the other side; `None` if unknown.
+        sheet: the formula of the other side; `None` if unknown.
         weighing: how often each term counts in the other's loss.
         surplus: True if the terms are the candidate's.
     """
@@ -244,7 +248,14 @@ def described(side: Side, other: Side | None, weighing: Weighing, surplus: bool)
         texts.append(text)
         kinds.append(kind)
         reasons.append(not whole or reason)
-    return kinds[0], "; ".join(texts), all(reasons)
+    places = [k for k, own in enumerate(ratios) if own != 1.0]
+    partner = None if other is None else _partner(side, other, places)
+    line = side.sheet.line(_tops(side, places)[0])
+    other_line = "" if sheet is None else sheet.line(sheet.last)
+    if other is not None and partner is not None:
+        other_line = other.sheet.line(_tops(other, partner)[0]) or other_line
+    lines = (other_line, line) if surplus else (line, other_line)
+    return kinds[0], "; ".join(texts), all(reasons), lines
 
 
 def _times(ratio: float) -> str:

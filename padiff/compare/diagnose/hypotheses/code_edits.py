@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -59,6 +59,7 @@ class Case:
         looks: function for each side that brings a recomputed tensor to the form of ``sides``.
         noise: rounding error of an element.
         graphs: the traces of both sides.
+        sheets: the formulas of both sides, if known.
     """
 
     scene: DiffContext
@@ -66,6 +67,7 @@ class Case:
     looks: Both[Look]
     noise: float = 1e-300
     graphs: Both[Graph] | None = None
+    sheets: Both[FormulaView | None] = field(default_factory=lambda: Both(None, None))
 
     def hypothesis(self, found: Found, head: str) -> Hypothesis:
         pair, edit = self.scene.diff.pair, found.edit
@@ -88,7 +90,33 @@ class Case:
             fix="" if found.surplus else lambda: self._fix(found),
             telling=edit.telling and (edit.argument is None or self._is_called(found)),
             code=True,
+            lines=self._lines(found),
         )
+
+    def _lines(self, found: Found) -> str:
+        """Return the lines of both sides' code that an edit is about, as text."""
+        other = self.sheets.swapped(found.surplus).candidate
+        line = found.sheet.line(found.edit.at) if found.edit.at >= 0 else ""
+        other_line = "" if other is None else other.line(self._partner(found, other))
+        return lines_text(*((other_line, line) if found.surplus else (line, other_line)))
+
+    def _partner(self, found: Found, other: FormulaView) -> int:
+        """Return the other side's node that belongs to an edited node: of the same call, else the last one."""
+        edit, sheet = found.edit, found.sheet
+        if edit.other >= 0 and not found.surplus:
+            return edit.other
+        about = sheet.nodes[edit.at].about if edit.at >= 0 else -1
+        if about >= 0:
+            call = sheet.graph.trace.calls[about]
+            partners = {pair.reference.path: pair.candidate.path for pair in self.scene.alignment.pairs}
+            if found.surplus:
+                partners = {candidate: reference for reference, candidate in partners.items()}
+            key = partners.get(call.layer, call.layer), call.function, call.nth
+            for k, node in enumerate(other.nodes):
+                theirs = other.graph.trace.calls[node.about] if node.about >= 0 else None
+                if theirs is not None and (theirs.layer, theirs.function, theirs.nth) == key:
+                    return k
+        return other.last
 
     def _is_called(self, found: Found) -> bool:
         """Return False if an edit is of an argument in one of several calls of which the candidate makes fewer."""
@@ -124,6 +152,12 @@ class Case:
         return f"{spelling.layers}.functional.{function}(..., {value})"
 
 
+def lines_text(reference: str, candidate: str) -> str:
+    """Return the lines of both sides' code as text; empty if none is known."""
+    named = [f"{name} {line}" for name, line in (("reference", reference), ("candidate", candidate)) if line]
+    return f"in the code: {', '.join(named)}" if named else ""
+
+
 def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     """Yield hypotheses on a first diff in an output or input of a layer, if the calls before it are traced."""
     place, steps = scene.place, scene.sides(scene.number)
@@ -150,7 +184,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
             continue
         noise = max(noise, off)
         written.append(FormulaView(writer, graph, case.looks.reference is not same))
-    case = replace(case, noise=max(noise, 1e-300), graphs=place.graphs)
+    case = replace(case, noise=max(noise, 1e-300), graphs=place.graphs, sheets=Both(*written))
     reference, candidate = written
     trials: list[Found] = []
     if reference is not None:

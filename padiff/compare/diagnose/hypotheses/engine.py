@@ -151,7 +151,7 @@ def _finding(tried: Sequence[Trial], recorded: Cause | None = None) -> Finding:
     # If two explain the diff equally, neither is proven.
     proven = first.proven and not others
     text = "; or, which explains it as well: ".join(trial.hypothesis.sentence for trial in best)
-    shown = evidence(first.weight, first.hypothesis)
+    shown = "; ".join(filter(None, (evidence(first.weight, first.hypothesis), first.hypothesis.lines)))
     fix = first.hypothesis.fix_line if proven or not first.hypothesis.code else ""
     cause = Cause(first.hypothesis.kind, text, proven, shown, fix, () if proven else excluded)
     return Finding(cause, excluded)

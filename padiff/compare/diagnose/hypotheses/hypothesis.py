@@ -48,6 +48,7 @@ class Hypothesis:
             hypothesis is never called proven.
         code: True if the hypothesis names a difference in the code; a hypothesis that describes only the difference
             of the outcome is then not reported beside it.
+        lines: the lines of both sides' code that it is about, as text; empty if not known.
     """
 
     kind: str
@@ -61,6 +62,7 @@ class Hypothesis:
     fix: str | Callable[[], str] = ""
     telling: bool = True
     code: bool = False
+    lines: str = ""
 
     @property
     def fix_line(self) -> str:

@@ -30,7 +30,7 @@ from padiff.compare.diagnose.computing.operation_edits import other_operations
 from padiff.compare.diagnose.computing.slopes import Leaf, Sloped
 from padiff.compare.diagnose.computing.solving import numbers
 from padiff.compare.diagnose.computing.writer import Writer
-from padiff.compare.diagnose.hypotheses.code_edits import Case, Found, Maker, named, reported, tried
+from padiff.compare.diagnose.hypotheses.code_edits import Case, Found, Maker, lines_text, named, reported, tried
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, whole_of
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.compare.diagnose.hypotheses.layer_output import noise_level, root
@@ -132,7 +132,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     few = rows.sides.map(lambda row: row[: len(row) - _MANY + _FEW])
     offs = [side.off for side in written if side is not None]
     noise = max([noise_level(scene) * max(map(root, rows.sides)), *offs, 1e-300])
-    case = _Case(scene, few, Both(_same, _same), noise, graphs, written, rows.sides)
+    case = _Case(scene, few, Both(_same, _same), noise, graphs, Both(*sheets), written, rows.sides)
     # The terms that the code adds come before edits, as these may give the same numbers by chance.
     by_terms = _weighed(case, leaves, losses is not None, scalar=True)
     if by_terms is not None:
@@ -377,10 +377,11 @@ def _weighed(case: _Case, leaves: Sequence[_Output], is_logged: bool, scalar: bo
         own, other = Both(*sides).swapped(surplus)
         without, actual = sums.total.swapped(surplus)
         weighing = None if own is None else weighed(own.terms, actual, sums.noise)
-        text = None if own is None or weighing is None else described(own, other, weighing, surplus)
+        sheet = case.sheets.swapped(surplus).candidate
+        text = None if own is None or weighing is None else described(own, other, sheet, weighing, surplus)
         if weighing is None or text is None:
             continue
-        kind, sentence, telling = text
+        kind, sentence, telling, lines = text
         return Hypothesis(
             kind,
             "the weight of a term",
@@ -390,6 +391,7 @@ def _weighed(case: _Case, leaves: Sequence[_Output], is_logged: bool, scalar: bo
             0 if None not in sides else len(weighing.ratios),
             telling=telling,
             code=telling,
+            lines=lines_text(*lines),
         )
     return None
 
