@@ -276,9 +276,13 @@ def tempered(temperature):
 
 # Differences in calls between the outputs of the model and the loss, which no list of known edits has.
 CODE = {
-    "both bounds": (OF_ONE, clipped(0.8, 1.2), clipped(0.9, 1.1), "0.9 for the reference's 0.8", "1.1 for the reference's 1.2"),
+    "both bounds": (
+        OF_ONE, clipped(0.8, 1.2), clipped(0.9, 1.1), "0.9 for the reference's 0.8", "1.1 for the reference's 1.2",
+    ),
     "a square": (OF_TOWERS, distances(False), distances(True), "sqrt", "sqrt"),
-    "several numbers": (OF_ONE, tempered(3.0), tempered(2.0), "is 2 for the reference's 3", "is 4 for the reference's 9"),
+    "several numbers": (
+        OF_ONE, tempered(3.0), tempered(2.0), "is 2 for the reference's 3", "is 4 for the reference's 9",
+    ),
 }  # fmt: skip
 
 
@@ -298,3 +302,24 @@ def test_code_and_data_that_differ_are_not_proven_as_code():
 
     first = padiff.compare_runs(run(TORCH, *OF_ONE, by(lambda e: e.mean())), run(TORCH, *OF_ONE, other)).first_diff
     assert not first.cause.proven, first.message
+
+
+def test_the_lines_of_both_sides_are_given(tmp_path):
+    def script(name, weight, before):
+        path = tmp_path / name
+        path.write_text(
+            "import torch, padiff\n" + "\n" * before + "torch.manual_seed(0)\nmodel = torch.nn.Linear(3, 2)\n"
+            "with padiff.record(model) as rec:\n"
+            "    z = model(torch.ones(4, 3))\n"
+            f"    (z.square().mean() + {weight} * z.exp().mean()).backward()\n"
+            "    rec.try_dump()\n"
+            "run = rec.run\n"
+        )
+        names = {}
+        exec(compile(path.read_text(), str(path), "exec"), names)
+        return names["run"]
+
+    first = padiff.compare_runs(script("one.py", 0.5, 0), script("other.py", 0.25, 3)).first_diff
+    assert first.cause.proven and "0.25 for the reference's 0.5" in first.cause.sentence
+    reference, _, candidate = first.cause.evidence.partition("in the code: ")[2].partition(", ")
+    assert reference.endswith("one.py:6") and candidate.endswith("other.py:9"), first.cause.evidence

@@ -96,7 +96,7 @@ class Case:
     def _lines(self, found: Found) -> str:
         """Return the lines of both sides' code that an edit is about, as text."""
         other = self.sheets.swapped(found.surplus).candidate
-        line = found.sheet.line(found.edit.at) if found.edit.at >= 0 else ""
+        line = found.sheet.line(found.edit.at if found.edit.at >= 0 else found.sheet.last)
         other_line = "" if other is None else other.line(self._partner(found, other))
         return lines_text(*((other_line, line) if found.surplus else (line, other_line)))
 
@@ -153,7 +153,11 @@ class Case:
 
 
 def lines_text(reference: str, candidate: str) -> str:
-    """Return the lines of both sides' code as text; empty if none is known."""
+    """Return the lines of both sides' code as text; empty if none is known.
+
+    Args:
+        reference, candidate: the lines, as ``file:line``; empty if not known.
+    """
     named = [f"{name} {line}" for name, line in (("reference", reference), ("candidate", candidate)) if line]
     return f"in the code: {', '.join(named)}" if named else ""
 
@@ -293,7 +297,8 @@ def _declared(case: Case, sheet: FormulaView) -> Hypothesis | None:
     if (case.looks.reference is same and result.shape != case.sides.reference.shape) or not np.isfinite(result).all():
         return None
     edit = Edit("layer_setting", "what is declared differently", cause.sentence, {})
-    return replace(case.hypothesis(Found(edit, result, 0.0, 1, False, sheet, target), ""), fix=cause.fix)
+    # What is declared is written where a layer is made, which the calls do not show.
+    return replace(case.hypothesis(Found(edit, result, 0.0, 1, False, sheet, target), ""), fix=cause.fix, lines="")
 
 
 # -- edits ---------------------------------------------------------------------------------------------------------
