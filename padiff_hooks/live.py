@@ -207,10 +207,9 @@ class LiveComparison:
                 if is_padiff_error
                 else f"an error of padiff's own, {Failure.from_error(self._trouble).text}"
             )
-            text = f"padiff: can't compare with the reference run, recording goes on: {why}"
-            warn(text)
+            warn(f"can't compare with the reference run, recording goes on: {why}")
         while self._remarks:
-            warn(f"padiff: {self._remarks.pop(0)}")
+            warn(self._remarks.pop(0))
         if not self._news:
             stops, self._stops = self._stops, False
             return stops
@@ -223,14 +222,14 @@ class LiveComparison:
         if self._on_diff == "raise":
             raise RunsDifferError(message, report)
         if first_time:
-            warn(f"padiff: {message}")
+            warn(message)
         return self._on_diff == "stop"
 
     def warn_of_nothing(self) -> None:
         """Warn if no step was compared in the whole training."""
         if self._pairs is not None and not self._compared and self._trouble is None:
             why = "has none of this run's steps" if self._pairs.started.reference else "was never there"
-            warn(f"padiff: compared nothing with the reference run {shown(self._reference)}: it {why}")
+            warn(f"compared nothing with the reference run {shown(self._reference)}: it {why}")
 
     def summary(self) -> str:
         """Return the result of the comparison in a sentence; empty if nothing was compared."""

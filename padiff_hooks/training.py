@@ -152,7 +152,7 @@ class TrainingRecorder:
         if self._logdir is None and logdir is not None:
             if is_remote(logdir):
                 warn(
-                    f"padiff: the logger's folder is remote ({logdir}), and padiff writes to local folders: give "
+                    f"the logger's folder is remote ({logdir}), and padiff writes to local folders: give "
                     "logdir= to have scalars and diffs written"
                 )
             else:

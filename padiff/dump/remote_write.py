@@ -126,7 +126,7 @@ class StoreWriter(RunWriter):
         self._said = True
         which = f"step {self._lost[0]} is" if self._lost else "something is"
         warn(
-            f"padiff: {which} not in {self.path}: {self._why}. The training goes on, and so does recording; all steps "
+            f"{which} not in {self.path}: {self._why}. The training goes on, and so does recording; all steps "
             f"that are left out are named in {FINISHED_FILE}"
         )
 

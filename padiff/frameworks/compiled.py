@@ -23,7 +23,7 @@ def warn_of_compiled(paths: Iterable[str], by: str, instead: str) -> None:
         return
     named = ", ".join(path or "the model itself" for path in outer[:5]) + (", ..." if len(outer) > 5 else "")
     warn(
-        f"padiff: what {by} compiled is recorded from outside ({named}): its inputs, outputs, weights, gradients and "
+        f"what {by} compiled is recorded from outside ({named}): its inputs, outputs, weights, gradients and "
         f"updates, but not the outputs of the layers inside, of which compiled code leaves no trace. To see those, "
         f"record a run without: {instead}"
     )

@@ -293,7 +293,7 @@ class Losses:
         """Return the scalars at which backward began without being a loss function's output."""
         return [float(self._records.copier.copy(tensor).reshape(())) for _, tensor in self._elsewhere]
 
-    def finish(self, micro_batches: int, loss_scale: float, evaluated: bool = False) -> None:
+    def finish(self, micro_batches: int, loss_scale: float, evaluated: bool) -> None:
         """Record the loss of each micro-batch, if the loss is known.
 
         The loss is known if each micro-batch has exactly one scalar loss and backward began at this scalar, or at

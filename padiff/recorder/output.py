@@ -141,7 +141,7 @@ class Output:
             if self._target.on_error != "warn" and not isinstance(error.__cause__, StoreError):
                 raise
             self.active = False
-            warn(f"padiff: nothing is recorded, the training goes on: {error}")
+            warn(f"nothing is recorded, the training goes on: {error}")
             return
         self.sink, self._sizes = writer, writer.written
         # In all other cases it is only decided at the end of a step what is stored, and if there is space for the step.
@@ -180,7 +180,7 @@ class Output:
             self.active = False
             if self._target.on_error == "raise":
                 raise
-            warn(f"padiff: recording stops, the training goes on: {error}")
+            warn(f"recording stops, the training goes on: {error}")
             return False
         return True
 

@@ -28,7 +28,7 @@ def within_reach(nodes: Sequence[Node]) -> Sequence[Node]:
         return nodes
     reach = max(frames - _FRAMES * deepest, 0)
     warn(
-        f"padiff: the model's layers are nested {deepest} deep; calls of those deeper than {reach} are not recorded, "
+        f"the model's layers are nested {deepest} deep; calls of those deeper than {reach} are not recorded, "
         f"for Python nests {sys.getrecursionlimit()} calls at most (sys.setrecursionlimit)"
     )
     return [node for node in nodes if _depth(node) <= reach]

@@ -27,13 +27,13 @@ class RecorderWarnings:
             if not self._evaluated:
                 self._evaluated = True
                 self._waiting.append(
-                    f"padiff: step {capture.number} is not recorded: the model was called in evaluation mode without "
+                    f"step {capture.number} is not recorded: the model was called in evaluation mode without "
                     "gradients alone. Evaluation is counted, and not recorded, in a loop that trains. To record it, "
                     "use a recorder without an optimizer"
                 )
         elif not capture.called:
             self._waiting.append(
-                f"padiff: no layer of the recorded model was called in step {capture.number}, so nothing of what it "
+                f"no layer of the recorded model was called in step {capture.number}, so nothing of what it "
                 "computes is recorded. Does the loop train this model? (What a compiled function calls, or "
                 "a CUDA graph replays, is not seen.)"
             )
@@ -43,7 +43,7 @@ class RecorderWarnings:
         if changes and not self._changed:
             self._changed = True
             self._waiting.append(
-                f"padiff: the layers of the recorded model changed in step {capture.number} ({changes}). They are "
+                f"the layers of the recorded model changed in step {capture.number} ({changes}). They are "
                 "recorded as they are now, and the run's layer tree is that of the model as it is now. What was "
                 "recorded of layers that are gone can still be read, but is not compared. (Said once, whatever changes "
                 "later.)"
@@ -59,7 +59,7 @@ class RecorderWarnings:
         if self._unseen_steps >= 2 and not self._unstepped:
             self._unstepped = True
             self._waiting.append(
-                f"padiff: in step {capture.number} and the due step before it the parameters changed, but step() of "
+                f"in step {capture.number} and the due step before it the parameters changed, but step() of "
                 "the optimizer that was given was not called, so gradients and updates (grad, update) are not "
                 "recorded. It may hand its work to an optimizer of its own, as SAM does (base_optimizer), or another "
                 "one has taken its place: give optimizer= the one whose step() is called."
@@ -68,13 +68,13 @@ class RecorderWarnings:
     def say(self, what: str) -> None:
         """Add a warning with this text, unless the text is empty."""
         if what:
-            self._waiting.append(f"padiff: {what}.")
+            self._waiting.append(f"{what}.")
 
     def unended(self, times: int) -> None:
         """Warn at once that try_dump() is missing, when the number of optimizer steps reaches `_MANY_STEPS`."""
         if times == _MANY_STEPS:
             warn(
-                f"padiff: an optimizer stepped {times} times, and try_dump() was not called: so far all of it is one "
+                f"an optimizer stepped {times} times, and try_dump() was not called: so far all of it is one "
                 "step. Call rec.try_dump() at the end of each step"
             )
 
@@ -83,7 +83,7 @@ class RecorderWarnings:
         times = capture.parameters.steps_taken
         if times > 1:
             self._waiting.append(
-                f"padiff: try_dump() was never called, so {times} optimizer steps are recorded as one step. Call "
+                f"try_dump() was never called, so {times} optimizer steps are recorded as one step. Call "
                 "rec.try_dump() at the end of each step"
             )
 
@@ -92,7 +92,7 @@ class RecorderWarnings:
         if not self._dropped:
             self._dropped = True
             self._waiting.append(
-                f"padiff: this run is kept in memory, which holds {bytes_text(run.max_bytes)} of it: step "
+                f"this run is kept in memory, which holds {bytes_text(run.max_bytes)} of it: step "
                 f"{run.dropped[0]} was let go, and others will be; the first step and the latest stay. Give a folder, "
                 "padiff.record(model, dir_path), or a larger max_bytes"
             )
@@ -103,7 +103,7 @@ class RecorderWarnings:
         if why and not self._left_out:
             self._left_out = True
             self._waiting.append(
-                f"padiff: in step {capture.number}, {'; '.join(why)}. Everything else is recorded; the training is "
+                f"in step {capture.number}, {'; '.join(why)}. Everything else is recorded; the training is "
                 "not affected. This is said once; each step's notes list what is missing."
             )
 
@@ -112,7 +112,7 @@ class RecorderWarnings:
         if not self._forked:
             self._forked = True
             self._waiting.append(
-                "padiff: this process was forked from the recording one; it records nothing. Open a recorder "
+                "this process was forked from the recording one; it records nothing. Open a recorder "
                 "after the fork, with a folder of its own"
             )
 

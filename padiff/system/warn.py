@@ -6,8 +6,8 @@ from padiff.system.switches import say
 
 
 def warn(text: str) -> None:
-    """Print a warning on standard error.
+    """Print a warning on standard error, behind ``padiff:``.
 
     Not through `warnings`: the training's filters would hide it, or raise it and end the training.
     """
-    say(text.removeprefix("padiff: "), alarming=True)
+    say(text, alarming=True)

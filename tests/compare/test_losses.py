@@ -9,7 +9,7 @@ import paddle
 import pytest
 import torch
 from kit.frameworks import PADDLE, TORCH
-from kit.nets import mlp
+from kit.nets import learn, mlp
 from paddle.nn import functional as P  # noqa: N812
 from torch.nn import functional as F  # noqa: N812
 
@@ -37,15 +37,8 @@ def trained(kit, loss, steps=1, x=X, log=False, clip=None, model=None, **options
     optimizer = kit.sgd(model.parameters())
     with padiff.record(model, optimizer=optimizer, **options) as rec:
         for _ in range(steps):
-            value = loss(model(kit.tensor(x)))
-            value.backward()
-            if clip is not None:
-                clip(model.parameters())
-            if log:
-                rec.log_loss(value)
-            optimizer.step()
-            kit.zero(optimizer)
-            rec.try_dump()
+            clips = None if clip is None else lambda: clip(model.parameters())
+            learn(kit, optimizer, loss(model(kit.tensor(x))), rec, log, clips)
     return rec.run
 
 

@@ -32,6 +32,18 @@ def batch(kit, shape=(6, 4), classes=3, seed=0):
     return kit.tensor(data.normal(size=shape)), kit.tensor(data.integers(0, classes, shape[0]), "int64")
 
 
+def learn(kit, optimizer, loss, rec, log=True, clip=None):
+    """The rest of a step from the loss on: backward, clipping, logging, the update, the end of the step."""
+    loss.backward()
+    if clip is not None:
+        clip()
+    if log:
+        rec.log_loss(loss)
+    optimizer.step()
+    kit.zero(optimizer)
+    rec.try_dump()
+
+
 def one_step(kit, model, optimizer, x, y, rec=None):
     """A training step as people write it; returns the loss."""
     loss = kit.cross_entropy(model(x), y)

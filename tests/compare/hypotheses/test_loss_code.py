@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 from kit.frameworks import PADDLE, TORCH
+from kit.nets import learn
 
 import padiff
 
@@ -118,12 +119,7 @@ def recorded(kit, loss, fault, logged=True, mask=MASK, labels=LABELS, **options)
     with padiff.record(model, optimizer=optimizer, **options) as rec:
         for _ in range(2):
             made = LOSSES[loss](ops, model(kit.tensor(X)), ops.tensor(labels), ops.tensor(mask), fault)
-            made.backward()
-            if logged:
-                rec.log_loss(made)
-            optimizer.step()
-            kit.zero(optimizer)
-            rec.try_dump()
+            learn(kit, optimizer, made, rec, logged)
     return rec.run
 
 

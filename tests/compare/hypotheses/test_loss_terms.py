@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kit.frameworks import PADDLE, TORCH
+from kit.nets import learn
 
 import padiff
 
@@ -70,13 +71,7 @@ def run(kit, make, inputs, loss, log=True, **options):
     with padiff.record(model, optimizer=optimizer, **options) as rec:
         for number in range(2):
             outputs = model(*tensors)
-            value = loss(kit, outputs, number)
-            value.backward()
-            if log:
-                rec.log_loss(value)
-            optimizer.step()
-            kit.zero(optimizer)
-            rec.try_dump()
+            learn(kit, optimizer, loss(kit, outputs, number), rec, log)
     return rec.run
 
 

@@ -54,7 +54,8 @@ def divergences(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
             ]
             changes = {k: _graft(candidate.formula, other, same) for k, other in cuts}
             for k, other, differences in _later(sheet, candidate, same, dict(cuts)):
-                changes[k] = _with_operands(candidate.formula, other, sheet.nodes[k].given)
+                operands = zip(candidate.nodes[other].given, sheet.nodes[k].given)
+                changes[k] = _graft(candidate.formula, other, {**same, **dict(operands)})
                 texts.append(f"{' and '.join(differences)} ({sheet.where(k)})")
             text = "; ".join(dict.fromkeys(texts))
             activation = len(texts) == 1 and sheet.nodes[cuts[0][0]].operation == "act" and not sum(steps)
@@ -66,17 +67,19 @@ def _same_nodes(sheet: FormulaView, candidate: FormulaView) -> tuple[dict[int, i
     """Return the candidate's nodes whose values agree with a node of the reference's, with that node; and all nodes of
     the reference's with such values.
     """
-    by_shape: dict[tuple[int, ...], list[int]] = {}
+    by_shape: dict[tuple[tuple[int, ...], bool], list[tuple[int, float]]] = {}
     for k, value in enumerate(sheet.formula.values):
-        by_shape.setdefault(value.shape, []).append(k)
+        key = value.shape, bool(sheet.nodes[k].operation)
+        by_shape.setdefault(key, []).append((k, _largest(value)))
     same: dict[int, int] = {}
     agreeing: set[int] = set()
     for k, value in enumerate(candidate.formula.values):
-        operation = candidate.nodes[k].operation
+        operation, largest = candidate.nodes[k].operation, _largest(value)
         alike = [
             other
-            for other in by_shape.get(value.shape, ())
-            if _agree(sheet.formula.values[other], value) and bool(sheet.nodes[other].operation) == bool(operation)
+            for other, size in by_shape.get((value.shape, bool(operation)), ())
+            # Most values differ in the largest one already.
+            if abs(size - largest) <= _AGREE * size and _agree(sheet.formula.values[other], value, size)
         ]
         # Of several nodes with these values, one of the same operation, each once.
         used = {*same.values()}
@@ -87,12 +90,12 @@ def _same_nodes(sheet: FormulaView, candidate: FormulaView) -> tuple[dict[int, i
     return same, agreeing
 
 
-def _agree(value: np.ndarray, other: np.ndarray) -> bool:
-    if value is other:
-        return True
-    if value.dtype.kind not in "fiub" or other.dtype.kind not in "fiub":
-        return False
-    size = float(np.max(np.abs(value), initial=0.0))
+def _largest(value: np.ndarray) -> float:
+    """Return the largest absolute value; NaN for other than numbers."""
+    return float(np.max(np.abs(value), initial=0.0)) if value.dtype.kind in "fiub" else math.nan
+
+
+def _agree(value: np.ndarray, other: np.ndarray, size: float) -> bool:
     with np.errstate(all="ignore"):
         return bool(np.all(np.abs(value.astype(np.float64) - other) <= _AGREE * size))
 
@@ -146,20 +149,6 @@ def _later(
                 break
 
 
-def _with_operands(formula: Formula, k: int, operands: Sequence[int]) -> Change:
-    """Return a change that computes a node of another formula from other operands, with its own numbers."""
-    node = formula.nodes[k]
-
-    def change(get: Get, own: Any) -> np.ndarray:
-        values = [
-            formula.values[g] if formula.nodes[g].name == CONSTANT else get(operand)
-            for g, operand in zip(node.given, operands)
-        ]
-        return np.asarray(OPERATIONS[node.operation](*values, **node.how))
-
-    return change
-
-
 def _graft(formula: Formula, k: int, same: dict[int, int]) -> Change:
     """Return a change that computes a node of another formula, from the values of the nodes that agree.
 
@@ -173,12 +162,12 @@ def _graft(formula: Formula, k: int, same: dict[int, int]) -> Change:
             if n in known:
                 return known[n]
             node = formula.nodes[n]
-            if n in same and not top:
+            if node.name == CONSTANT:
+                known[n] = formula.values[n]
+            elif n in same and not top:
                 known[n] = get(same[n])
             elif not node.operation:
-                if node.name != CONSTANT:
-                    raise UnknownError(node.name)
-                known[n] = formula.values[n]
+                raise UnknownError(node.name)
             else:
                 known[n] = np.asarray(OPERATIONS[node.operation](*map(value, node.given), **node.how))
             return known[n]

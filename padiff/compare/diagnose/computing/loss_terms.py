@@ -15,7 +15,7 @@ from padiff.compare.diagnose.computing.operations import OPERATIONS
 _MOST = 16
 # Columns with a smaller relative distance are multiples of each other. Chosen: above errors of finite differences.
 _MULTIPLE = 1e-4
-# Smallest ratio of singular values of terms that can be told apart.
+# Smallest ratio of singular values of terms that can be distinguished.
 _DISTINCT = 1e-3
 # Relative error of a ratio that is taken as another number.
 _SAME = 1e-3
@@ -57,15 +57,21 @@ class Term:
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms of a loss whose columns are not multiples of each other.
+    """The terms of one side's loss whose columns are not multiples of each other.
 
     Attributes:
+        sheet: the formula of the loss.
         groups: the terms; several together have one column.
         columns: for each group, the share of the loss and of its slopes.
     """
 
+    sheet: FormulaView
     groups: tuple[tuple[Term, ...], ...]
     columns: np.ndarray
+
+    def inside(self, places: Sequence[int]) -> list[Term]:
+        """Return the terms of some groups."""
+        return [term for k in places for term in self.groups[k]]
 
 
 @dataclass(frozen=True)
@@ -141,16 +147,15 @@ def _parts(sheet: FormulaView, term: Term, depending: Collection[int]) -> Iterat
         yield term.of_operand(node.given[0], lambda value: np.asarray(OPERATIONS[operation](value, **how)))
 
 
-def merged(terms: Sequence[Term], columns: np.ndarray) -> Terms | None:
-    """Return terms with one column for those that are multiples of each other; `None` if they can't be told apart."""
+def merged(sheet: FormulaView, terms: Sequence[Term], columns: np.ndarray) -> Terms | None:
+    """Return terms with one column for those that are multiples of each other; `None` if not distinguishable."""
     groups: list[list[Term]] = []
     together: list[np.ndarray] = []
     for term, column in zip(terms, columns.T):
-        size = np.linalg.norm(column)
-        if not size:
+        if not column.any():
             continue
         for k, other in enumerate(together):
-            if abs(multiple_of(column, other) or 0.0):
+            if multiple_of(column, other):
                 groups[k].append(term)
                 together[k] = other + column
                 break
@@ -164,7 +169,7 @@ def merged(terms: Sequence[Term], columns: np.ndarray) -> Terms | None:
     singular = np.linalg.svd(matrix / np.linalg.norm(matrix, axis=0), compute_uv=False)
     if len(groups) > len(matrix) // 2 or singular[-1] < _DISTINCT:
         return None
-    return Terms(tuple(map(tuple, groups)), matrix)
+    return Terms(sheet, tuple(map(tuple, groups)), matrix)
 
 
 def multiple_of(column: np.ndarray, other: np.ndarray) -> float | None:
@@ -197,22 +202,14 @@ def weighed(terms: Terms, row: np.ndarray, noise: float) -> Weighing | None:
     return Weighing(tuple(map(float, ratios)), terms.columns @ ratios)
 
 
-@dataclass(frozen=True)
-class Side:
-    """The terms of one side, for the text about them."""
-
-    sheet: FormulaView
-    terms: Terms
-
-
 def described(
-    side: Side, other: Side | None, sheet: FormulaView | None, weighing: Weighing, surplus: bool
-) -> tuple[str, str, bool, tuple[str, str]] | None:
-    """Return the kind and the text of a difference in weights, True if the text names the reason, and the lines of the
-    reference's and the candidate's code.
+    own: Terms, other: Terms | None, sheet: FormulaView | None, weighing: Weighing, surplus: bool
+) -> tuple[str, str, tuple[str, str]] | None:
+    """Return the kind and the text of a difference in weights, and the lines of the reference's and the candidate's
+    code; `None` if there is none, or it has several forms.
 
     Args:
-        side: the side whose terms explain the other's loss.
+        own: the terms that explain the other side's loss.
         other: the terms of the other side; `None` if unknown.
         sheet: the formula of the other side; `None` if unknown.
         weighing: how often each term counts in the other's loss.
@@ -226,57 +223,49 @@ def described(
     if not changed or len(changed) > 2:
         return None
     owner, lacking = ("the candidate", "the reference") if surplus else ("the reference", "the candidate")
-    texts, kinds, reasons = [], [], []
+    texts, kinds = [], []
     for ratio in changed:
-        places = [k for k, own in enumerate(ratios) if math.isclose(own, ratio, rel_tol=_SAME, abs_tol=1e-12)]
-        whole = len(places) == len(ratios)
+        places = [k for k, each in enumerate(ratios) if math.isclose(each, ratio, rel_tol=_SAME, abs_tol=1e-12)]
         if not ratio:
-            names = _names(side, places)
-            texts.append(f"{lacking} does not add {names} to its loss, {owner} does")
+            texts.append(f"{lacking} does not add {_names(own, places)} to its loss, {owner} does")
             kinds.append("loss_term_added" if surplus else "loss_term_missing")
-            reasons.append(True)
             continue
-        kind, text, reason = _counted(side, other, places, ratio, surplus)
+        whole = len(places) == len(ratios)
+        kind, text = _counted(own, other, places, ratio, surplus)
         if whole and kind != "reduction":
             return None  # a scale of the whole loss is an effect of many causes
         if not changed[0] and len(changed) == 2 and len(places) == len(ratios) - 1:
             text = f"what remains counts {_times(1 / ratio if surplus else ratio)} as much"
-        elif whole:
-            text = text.replace("{term}", "the loss")
-        else:
-            text = text.replace("{term}", f"a term of the loss ({_names(side, places)})")
-        texts.append(text)
+        term = "the loss" if whole else f"a term of the loss ({_names(own, places)})"
+        texts.append(text.replace("{term}", term))
         kinds.append(kind)
-        reasons.append(not whole or reason)
-    places = [k for k, own in enumerate(ratios) if own != 1.0]
-    partner = None if other is None else _partner(side, other, places)
-    line = side.sheet.line(_tops(side, places)[0])
+    places = [k for k, each in enumerate(ratios) if each != 1.0]
+    partner = None if other is None else _partner(own, other, places)
+    line = own.sheet.line(_tops(own, places)[0])
     other_line = "" if sheet is None else sheet.line(sheet.last)
     if other is not None and partner is not None:
         other_line = other.sheet.line(_tops(other, partner)[0]) or other_line
-    lines = (other_line, line) if surplus else (line, other_line)
-    return kinds[0], "; ".join(texts), all(reasons), lines
+    return kinds[0], "; ".join(texts), (other_line, line) if surplus else (line, other_line)
 
 
 def _times(ratio: float) -> str:
     return f"{ratio:.4g} times"
 
 
-def _names(side: Side, places: Sequence[int]) -> str:
+def _names(terms: Terms, places: Sequence[int]) -> str:
     """Return the calls that give some terms, as text."""
-    return " and ".join(dict.fromkeys(side.sheet.where(node) for node in _tops(side, places)[:3]))
+    return " and ".join(dict.fromkeys(terms.sheet.where(node) for node in _tops(terms, places)[:3]))
 
 
-def _tops(side: Side, places: Sequence[int]) -> list[int]:
+def _tops(terms: Terms, places: Sequence[int]) -> list[int]:
     """Return the nodes that have exactly some terms between them, as near to the loss as calls that make a number."""
-    inside = [term for k in places for term in side.terms.groups[k]]
-    outside = [term for k, group in enumerate(side.terms.groups) if k not in places for term in group]
+    outside = terms.inside([k for k in range(len(terms.groups)) if k not in places])
     others = {node for term in outside for node in term.path}
     tops: list[int] = []
-    for term in inside:
+    for term in terms.inside(places):
         own = [node for node in term.path if node not in others] or [term.node]
         # A product with a number says less than what it multiplies.
-        telling = [node for node in own if side.sheet.nodes[node].operation not in ("add", "sub", "mul", "div", "neg")]
+        telling = [node for node in own if terms.sheet.nodes[node].operation not in ("add", "sub", "mul", "div", "neg")]
         tops.append(next(iter(telling or own)))
     return [*dict.fromkeys(tops)]
 
@@ -304,7 +293,10 @@ class _Scale:
         left, theirs = [], [*other.factors]
         for factor in self.factors:
             same = next((each for each in theirs if math.isclose(each, factor, rel_tol=1e-6)), None)
-            theirs.remove(same) if same is not None else left.append(factor)
+            if same is None:
+                left.append(factor)
+            else:
+                theirs.remove(same)
         return math.prod(left)
 
     def divisor_text(self, divisor: float) -> str:
@@ -317,14 +309,15 @@ class _Scale:
         return f"{divisor:.6g}"
 
 
-def _scales(side: Side, places: Sequence[int]) -> list[_Scale]:
+def _scales(terms: Terms, places: Sequence[int]) -> list[_Scale]:
     """Return the scales of some terms, from the call that makes a number of them to what it is computed from."""
-    inside = [term for k in places for term in side.terms.groups[k]]
+    inside = terms.inside(places)
     shared = [node for node in inside[0].path if all(node in term.path for term in inside)]
-    first = next((k for k, node in enumerate(shared) if node in _tops(side, places)), len(shared) - 1)
-    shape = next((shape for node in shared[::-1] if (shape := side.sheet.shape(node))), ())
+    tops = _tops(terms, places)
+    first = next((k for k, node in enumerate(shared) if node in tops), len(shared) - 1)
+    shape = next((shape for node in shared[::-1] if (shape := terms.sheet.shape(node))), ())
     # Terms with no call in common have no common scale.
-    alone = len(side.terms.groups) == len(places)
+    alone = len(terms.groups) == len(places)
     return [
         _Scale(tuple(map(abs, inside[0].factors[k])), inside[0].counts[k], shape)
         for k in range(first, len(shared))
@@ -332,12 +325,10 @@ def _scales(side: Side, places: Sequence[int]) -> list[_Scale]:
     ]
 
 
-def _counted(
-    side: Side, other: Side | None, places: Sequence[int], ratio: float, surplus: bool
-) -> tuple[str, str, bool]:
-    """Return the kind and the text of terms that count more or less, and True if the code of both sides says why."""
-    scales = _scales(side, places)
-    partner = None if other is None else _partner(side, other, places)
+def _counted(terms: Terms, other: Terms | None, places: Sequence[int], ratio: float, surplus: bool) -> tuple[str, str]:
+    """Return the kind and the text of terms that count more or less."""
+    scales = _scales(terms, places)
+    partner = None if other is None else _partner(terms, other, places)
     if other is not None and partner is not None:
         pairs = [(own, theirs) for own in scales for theirs in _scales(other, partner)]
         fitting = (pair for pair in pairs if math.isclose(pair[0].divisor / pair[1].divisor, abs(ratio), rel_tol=_SAME))
@@ -348,9 +339,9 @@ def _counted(
             weights = candidate.factor_without(reference), reference.factor_without(candidate)
             if math.isclose(reference.count, candidate.count, rel_tol=1e-9):
                 if weights[0] == weights[1]:
-                    return "loss_term_weight", "the sign of {term} is flipped", True
+                    return "loss_term_weight", "the sign of {term} is flipped"
                 text = f"the weight of {{term}} is {weights[0]:.4g} for the reference's {weights[1]:.4g}"
-                return "loss_term_weight", text + sign, True
+                return "loss_term_weight", text + sign
             divisors = candidate.count / weights[0], reference.count / weights[1]
             ends = candidate.divisor_text(divisors[0]), reference.divisor_text(divisors[1])
             if divisors[0] == 1.0:
@@ -359,29 +350,26 @@ def _counted(
                 text = f"{{term}} is the mean for the sum: it is divided by {ends[0]}"
             else:
                 text = f"{{term}} is divided by {ends[0]}, in the reference by {ends[1]}"
-            return "reduction", text + sign, True
+            return "reduction", text + sign
     times = 1 / ratio if surplus else ratio
     if times < 0:
         how = "with the other sign" if math.isclose(times, -1.0, rel_tol=_SAME) else _times(times)
-        return "loss_term_weight", f"{{term}} counts {how}", bool(scales)
+        return "loss_term_weight", f"{{term}} counts {how}"
     if scales and scales[0].factors and not surplus:
         weight = math.prod(scales[0].factors)
         text = f"the weight of {{term}} is {weight * times:.4g} for the reference's {weight:.4g}"
-        return "loss_term_weight", text, False
-    return "loss_term_weight", f"{{term}} counts {_times(times)} as much as in the reference", False
+        return "loss_term_weight", text
+    return "loss_term_weight", f"{{term}} counts {_times(times)} as much as in the reference"
 
 
-def _partner(side: Side, other: Side, places: Sequence[int]) -> list[int] | None:
+def _partner(terms: Terms, other: Terms, places: Sequence[int]) -> list[int] | None:
     """Return the other side's terms that are multiples of some terms; `None` if there are none."""
-    column = side.terms.columns[:, list(places)].sum(1)
+    column = terms.columns[:, list(places)].sum(1)
     partners = []
-    rest = column
-    for k, theirs in enumerate(other.terms.columns.T):
+    for k, theirs in enumerate(other.columns.T):
         if multiple_of(theirs, column) is not None:
             return [k]
-        if any(multiple_of(theirs, side.terms.columns[:, place]) is not None for place in places):
+        if any(multiple_of(theirs, terms.columns[:, place]) is not None for place in places):
             partners.append(k)
-    if not partners:
-        return None
-    rest = other.terms.columns[:, partners].sum(1)
-    return partners if multiple_of(rest, column) is not None else None
+    together = other.columns[:, partners].sum(1)
+    return partners if partners and multiple_of(together, column) is not None else None

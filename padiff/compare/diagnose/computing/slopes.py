@@ -46,6 +46,7 @@ class Sloped(Formula):
         self, formula: Formula, leaves: Sequence[Leaf], value: int | None, few: int, scales: tuple[float, float]
     ) -> None:
         super().__init__()
+        self._formula = formula
         self.nodes, self.values = [*formula.nodes], [*formula.values]
         self.loss, self.leaves, self.value = formula.end, leaves, value
         self._scales, self.few = scales, few
@@ -62,9 +63,7 @@ class Sloped(Formula):
 
     def with_leaves(self, leaves: Sequence[Leaf]) -> Sloped:
         """Return the formula with slopes along other leaves, in the units of the loss."""
-        formula = Sloped(self, leaves, None, 0, (1.0, 1.0))
-        formula.loss = self.loss
-        return formula
+        return Sloped(self._formula, leaves, None, 0, (1.0, 1.0))
 
     def row(self, changes: Mapping[int, Change], count: int) -> np.ndarray | None:
         """Return the loss and some slopes, with changes to some nodes; `None` if they can't be computed.
@@ -79,6 +78,7 @@ class Sloped(Formula):
             if value is None or value.size != 1:
                 return None
             numbers.append(float(value.reshape(())) / self._scales[0])
+        changes = {**self._held(changes), **changes}
         for k in range(count):
             ends = []
             for sign in (1.0, -1.0):
@@ -99,8 +99,9 @@ class Sloped(Formula):
         try:
             with np.errstate(all="ignore"):
                 rows = [[_number(term.share(self.values[term.node])) / self._scales[0] for term in terms]]
+                held = self._held({})
                 for k in range(count):
-                    gets = [self.getter(self._steps({}, k, sign)) for sign in (1.0, -1.0)]
+                    gets = [self.getter({**held, **self._steps(held, k, sign)}) for sign in (1.0, -1.0)]
                     ends = [[_number(term.share(get(term.node))) for term in terms] for get in gets]
                     rows.append([(up - down) / 2 / self._scales[1] for up, down in zip(*ends)])
         except (UnknownError, ValueError, IndexError):
@@ -121,18 +122,17 @@ class Sloped(Formula):
             # Only nodes that depend on the changes are computed again; changes usually come late in a formula.
             if (k, sign) not in self._moved:
                 self._moved[k, sign] = self.getter(self._steps({}, k, sign))
-            return super().changed({**self._held(changes), **changes}, self.loss, self._moved[k, sign])
+            return super().changed(changes, self.loss, self._moved[k, sign])
         return super().changed({**changes, **self._steps(changes, k, sign)}, self.loss)
 
     def _steps(self, changes: Mapping[int, Change], k: int, sign: float) -> dict[int, Change]:
         """Return the changes of the leaves: an existing change, followed by the step along a direction."""
-        moved = {
-            leaf.node: _moved(changes.get(leaf.node), leaf.node, sign * leaf.directions[k]) for leaf in self.leaves
-        }
-        return {**self._held(changes), **moved}
+        return {leaf.node: _moved(changes.get(leaf.node), leaf.node, sign * leaf.directions[k]) for leaf in self.leaves}
 
     def _held(self, changes: Mapping[int, Change]) -> dict[int, Change]:
         """Return the changes that keep detached nodes at their values without steps."""
+        if not self._detached:
+            return {}
         get = self.getter(changes)
         held = {k: get(k) for k in self._detached if k not in changes}
         return {k: lambda get, own, value=value: value for k, value in held.items()}  # type: ignore[misc]

@@ -108,25 +108,34 @@ class Case:
         about = sheet.nodes[edit.at].about if edit.at >= 0 else -1
         if about >= 0:
             call = sheet.graph.trace.calls[about]
-            partners = {pair.reference.path: pair.candidate.path for pair in self.scene.alignment.pairs}
-            if found.surplus:
-                partners = {candidate: reference for reference, candidate in partners.items()}
-            key = partners.get(call.layer, call.layer), call.function, call.nth
+            key = self._layer(call.layer, found.surplus) or call.layer, call.function, call.nth
             for k, node in enumerate(other.nodes):
                 theirs = other.graph.trace.calls[node.about] if node.about >= 0 else None
                 if theirs is not None and (theirs.layer, theirs.function, theirs.nth) == key:
                     return k
         return other.last
 
+    def _layer(self, path: str, of_candidate: bool = False) -> str | None:
+        """Return the path of a layer's partner; `None` if it has none.
+
+        Args:
+            path: the path of the layer.
+            of_candidate: True if the layer is the candidate's.
+        """
+        for pair in self.scene.alignment.pairs:
+            own, other = Both(pair.reference.path, pair.candidate.path).swapped(of_candidate)
+            if own == path:
+                return other
+        return None
+
     def _is_called(self, found: Found) -> bool:
         """Return False if an edit is of an argument in one of several calls of which the candidate makes fewer."""
         function, layer = found.sheet.function(found.edit.at), found.sheet.layer(found.edit.at)
         if not function or self.graphs is None:
             return True
-        partners = {pair.reference.path: pair.candidate.path for pair in self.scene.alignment.pairs}
         own, other = (
             sum(call.function == function and call.layer == path for call in graph.trace.calls)
-            for graph, path in zip(self.graphs, (layer, partners.get(layer, layer)))
+            for graph, path in zip(self.graphs, (layer, self._layer(layer) or layer))
         )
         return not 0 < other < own
 
@@ -137,12 +146,12 @@ class Case:
         if argument is None or spelling is None or place is None or place.graphs is None:
             return ""
         layer, function = found.sheet.layer(found.edit.at), found.sheet.function(found.edit.at)
-        partners = {pair.reference.path: pair.candidate.path for pair in self.scene.alignment.pairs}
+        partner = self._layer(layer)
         graph, framework = place.graphs.candidate, self.scene.frameworks.candidate
         calls = [
             call
             for call in graph.trace.calls
-            if function and call.function == function and call.layer == partners.get(layer) and call.inputs
+            if function and call.function == function and call.layer == partner and call.inputs
         ]
         shapes = [graph.trace.tensors[call.inputs[0].tensor].shape for call in calls]
         wrong = [argument.is_wrong_in(call.arguments, framework, len(shape)) for call, shape in zip(calls, shapes)]

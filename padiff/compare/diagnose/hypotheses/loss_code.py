@@ -18,8 +18,8 @@ from padiff.compare.diagnose.computing.edit import Edit, FormulaView, Target, pu
 from padiff.compare.diagnose.computing.formula import UnknownError
 from padiff.compare.diagnose.computing.in_losses import loss_edits, loss_left_out, loss_numbers
 from padiff.compare.diagnose.computing.loss_terms import (
-    Side,
     Term,
+    Terms,
     described,
     merged,
     multiple_of,
@@ -134,7 +134,8 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     noise = max([noise_level(scene) * max(map(root, rows.sides)), *offs, 1e-300])
     case = _Case(scene, few, Both(_same, _same), noise, graphs, Both(*sheets), written, rows.sides)
     # The terms that the code adds come before edits, as these may give the same numbers by chance.
-    by_terms = _weighed(case, leaves, losses is not None, scalar=True)
+    sums = _sums_of_both(case, leaves) if None not in [*written] else _sums_of_one(case, losses is not None)
+    by_terms = _weighed(case, sums, scalar=True)
     if by_terms is not None:
         yield by_terms
         if explains(weigh(by_terms.predict()), by_terms):
@@ -156,7 +157,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         target = Target(few.reference, few.reference.shape, _same)
         trials += tried(case, candidate.sheet, (loss_left_out,), target, True)
     if not named(case, trials):
-        by_terms = _weighed(case, leaves, losses is not None, scalar=False)
+        by_terms = _weighed(case, sums, scalar=False)
         if by_terms is not None:
             yield by_terms
             if explains(weigh(by_terms.predict()), by_terms):
@@ -359,29 +360,28 @@ def _side(
 # -- sums of terms -------------------------------------------------------------------------------------------------
 
 
-def _weighed(case: _Case, leaves: Sequence[_Output], is_logged: bool, scalar: bool) -> Hypothesis | None:
+def _weighed(case: _Case, sums: _Sums | None, scalar: bool) -> Hypothesis | None:
     """Return the hypothesis that one side's loss is a sum of the other's terms with other weights; `None` if not."""
-    sums = _sums_of_both(case, leaves) if None not in [*case.written] else _sums_of_one(case, is_logged)
     if sums is None or root(sums.total.reference - sums.total.candidate) <= 3 * sums.noise:
         return None
-    sides: list[Side | None] = []
+    sides: list[Terms | None] = []
     for side, formula in zip(case.written, sums.formulas):
         if side is None or formula is None:
             sides.append(None)
             continue
         terms = terms_of(side.sheet, formula.loss, [leaf.node for leaf in formula.leaves], scalar)
         columns = formula.columns(terms, _MANY)
-        divided = None if columns is None else merged(terms, (columns / sums.unit[:, None])[sums.rows])
-        sides.append(None if divided is None else Side(side.sheet, divided))
+        units = None if columns is None else (columns / sums.unit[:, None])[sums.rows]
+        sides.append(None if units is None else merged(side.sheet, terms, units))
     for surplus in (False, True):
         own, other = Both(*sides).swapped(surplus)
         without, actual = sums.total.swapped(surplus)
-        weighing = None if own is None else weighed(own.terms, actual, sums.noise)
+        weighing = None if own is None else weighed(own, actual, sums.noise)
         sheet = case.sheets.swapped(surplus).candidate
         text = None if own is None or weighing is None else described(own, other, sheet, weighing, surplus)
         if weighing is None or text is None:
             continue
-        kind, sentence, telling, lines = text
+        kind, sentence, lines = text
         return Hypothesis(
             kind,
             "the weight of a term",
@@ -389,8 +389,7 @@ def _weighed(case: _Case, leaves: Sequence[_Output], is_logged: bool, scalar: bo
             partial(iter, [Prediction("the loss and its slopes", actual, weighing.row, without, sums.noise)]),
             "numbers",
             0 if None not in sides else len(weighing.ratios),
-            telling=telling,
-            code=telling,
+            code=True,
             lines=lines_text(*lines),
         )
     return None
