@@ -53,6 +53,7 @@ COMMANDS = {
         "wrong, 2 misuse",
         "padiff_cli.commands.doctor",
     ),
+    "schema": Command("print the JSON Schema of what `compare --brief` writes", "padiff_cli.commands.schema"),
     "map": Command("print the found layer map as YAML, to edit and give back", "padiff_cli.commands.map"),
     "atlas": Command(
         "what the installed torch and paddle do differently when they are called alike, and how to call them",
@@ -105,8 +106,9 @@ def _run(arguments: Sequence[str]) -> int:
     from padiff_hooks.outputs import console_for
 
     reports = [getattr(args, name, None) for name in ("json", "junit", "markdown", "html")]
+    brief = getattr(args, "brief", False)
     with quiet_threads():
-        code: int = args.run(args, console_for(stderr="-" in reports))
+        code: int = args.run(args, console_for(stderr=brief or "-" in reports))
     return code
 
 

@@ -37,6 +37,7 @@ from padiff.records import (
     verdict,
     where_lines,
 )
+from padiff.records.diagnostic import code_lines
 from padiff.records.environment_differences import environment_text
 from padiff.records.tree_text import HERE
 
@@ -90,6 +91,19 @@ def print_report(report: Report, console: Console, everything: bool = False, top
         print_line(f"  {line}", style=QUIET)
     print_line(f"  tolerance: {report.tolerance}\n", style=QUIET)
     print_line(verdict_text(report, apart=console.is_terminal))
+    for line in _code(report):
+        print_line(line)
+
+
+def _code(report: Report) -> list[str]:
+    """Return the lines of code that each fault points at, the candidate's first; empty where the text is not known."""
+    lines: list[str] = []
+    for fault in () if report.first_diff is None else (report.first_diff, *report.independent):
+        frames = code_lines(fault, report.models)
+        for head, frame in (("  candidate --> ", frames.candidate), ("  reference     ", frames.reference)):
+            if frame is not None and frame.code:
+                lines.append(printable(f"{head}{frame.file}:{frame.line}   {frame.code}"))
+    return list(dict.fromkeys(lines))
 
 
 def verdict_text(report: Report, apart: bool = False) -> Text:

@@ -45,4 +45,5 @@ def models_of(infos: Both[RunInfo], alignment: Alignment, stacks: Both[Stacks]) 
         frameworks=infos.map(lambda info: f"{info.framework} {info.framework_version}".strip()),
         partners=tuple(partners),
         stacks=stacks,
+        lines=infos.map(lambda info: info.lines),
     )

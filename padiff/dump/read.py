@@ -41,6 +41,7 @@ from padiff.records import (
 )
 from padiff.records.environment_differences import environment_from_json
 from padiff.records.pack import Pack
+from padiff.system.frames import Frame
 
 # The rank's folder in a run of one process, and a packed step in it.
 _ALONE = "rank_0"
@@ -259,7 +260,15 @@ def _info(content: Mapping[str, Any], layers: tuple[Layer, ...]) -> RunInfo:
         environment=environment_from_json(content.get("environment", {})),
         settings=settings_from_json(plain(content.get("settings", {}))),
         identity=str(content.get("id", "")),
+        lines=_lines(dict(plain(content.get("lines", {})))),
     )
+
+
+def _lines(content: Mapping[str, Any]) -> dict[str, Frame]:
+    return {
+        str(key): Frame(str(file), as_int(line), str(function), str(code))
+        for key, (file, line, function, code) in content.items()
+    }
 
 
 def _read_json(path: AnyPath) -> Any:

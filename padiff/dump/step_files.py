@@ -27,6 +27,7 @@ from padiff.dump.storage import Storage
 from padiff.dump.traces import NOWHERE, Place, trace_to_json
 from padiff.records import LOOP, PARAMETER_STAGES, Record, RunInfo, Sketched, Step, TensorSource
 from padiff.records.parts import SHARD
+from padiff.system.frames import Frame
 
 #: Storage of unpacked steps, without a size limit.
 PLAIN = Storage()
@@ -34,6 +35,9 @@ PLAIN = Storage()
 FILES_AT_ONCE = 2
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
+
+# Largest number of bytes of code in ``run.json``.
+_MOST_CODE = 200_000
 
 
 def write_dump(
@@ -157,9 +161,22 @@ def run_to_json(info: RunInfo) -> dict[str, Any]:
         "recording": dict(info.recording),
         **({"environment": dict(info.environment)} if info.environment else {}),
         **({"settings": dict(info.settings)} if info.settings else {}),
+        **({"lines": _kept_lines(info.lines)} if info.lines else {}),
         "layer_map": list(info.layer_map),
         "tree": tree_to_json(info.layers),
     }
+
+
+def _kept_lines(lines: Mapping[str, Frame]) -> dict[str, list[Any]]:
+    """Return lines of code for JSON, 200 kB at most: the first ones."""
+    kept: dict[str, list[Any]] = {}
+    room = _MOST_CODE
+    for key, frame in lines.items():
+        room -= len(key) + len(frame.file) + len(frame.code) + 20
+        if room < 0:
+            break
+        kept[key] = list(frame)
+    return kept
 
 
 def _file_name(record: Record) -> str:

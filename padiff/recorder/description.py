@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from padiff.frameworks.base import Framework
+from padiff.model.selection import Node
 from padiff.recorder.detail import Detail
 from padiff.recorder.environment_fingerprint import fingerprint
 from padiff.recorder.layers import Layers
@@ -14,6 +17,8 @@ from padiff.recorder.options import Identity
 from padiff.recorder.processes import own_place
 from padiff.recorder.schedule import Schedule
 from padiff.records import RunInfo
+from padiff.system.construction import Built, construction_lines, package_of
+from padiff.system.frames import Frame
 
 
 class Description:
@@ -85,8 +90,29 @@ class Description:
         self.info = replace(self.info, settings=dict(settings))
         return True
 
+    def with_lines(self, optimizers: Mapping[str, type]) -> bool:
+        """Set the lines that construct the layers and the optimizers; return True if the description has changed.
+
+        Args:
+            optimizers: the class of each optimizer, by key.
+        """
+        lines: dict[str, Frame] = {}
+        with contextlib.suppress(Exception):  # source code of any kind: a recording does without
+            lines = construction_lines([_built(node) for node in self._layers.nodes], optimizers)
+        if not lines:
+            return False
+        self.info = replace(self.info, lines=lines)
+        return True
+
     def with_layers(self) -> None:
         """Update the description to the current layers."""
         layers = self._layers
         recording = {**self.info.recording, "layers": len(layers.chosen)}
         self.info = replace(self.info, layers=layers.described(), layer_map=layers.mapped, recording=recording)
+
+
+def _built(node: Node) -> Built:
+    kind = type(node.layer)
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    names = tuple(base.__name__ for base in kind.__mro__)
+    return Built(node.path, kind.__name__, package_of(kind), file if isinstance(file, str) else "", names)

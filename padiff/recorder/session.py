@@ -434,7 +434,9 @@ class Recorder(CurrentStep):
         if not self._description.rank:
             first, settings = self._settings.first is None, self._settings.of_step(capture.settings)
             step = replace(step, settings=settings)
-            news = (first and self._description.with_settings(self._settings.first or {})) or news
+            if first:
+                news = self._description.with_settings(self._settings.first or {}) or news
+                news = self._description.with_lines(self._settings.classes()) or news
         changed = self._layers.settle()
         if changed:
             self._owned.clear()

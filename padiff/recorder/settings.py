@@ -111,6 +111,10 @@ class DeclaredSettings:
             ]
         return list(self._optimizers)
 
+    def classes(self) -> dict[str, type]:
+        """Return the class of each optimizer, by the key of its settings."""
+        return {f"optimizer.{key}": type(each) for key, each in enumerate(self._acting())}
+
     def _flat(self, key: int, settings: OptimizerSettings) -> dict[str, Any]:
         sites = self._sites()
         flat: dict[str, Any] = {"rule": settings.rule}

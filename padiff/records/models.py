@@ -10,6 +10,7 @@ from padiff.records.recorded import Layer
 from padiff.system.frames import Frame
 
 _NOT_RECORDED: Both[Mapping[str, tuple[Frame, ...]]] = Both({}, {})
+_NO_LINES: Both[Mapping[str, Frame]] = Both({}, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,11 @@ class Models:
         partners: the pairs, in the reference's order of definition.
         stacks: the stack of each layer's first call, by the layer's path, outermost line first; for layers whose stack
             was recorded.
+        lines: the line that constructs each layer (by path) and each optimizer (``optimizer.0``), where it is known.
     """
 
     layers: Both[tuple[Layer, ...]]
     frameworks: Both[str]
     partners: tuple[Partners, ...] = ()
     stacks: Both[Mapping[str, tuple[Frame, ...]]] = _NOT_RECORDED
+    lines: Both[Mapping[str, Frame]] = _NO_LINES

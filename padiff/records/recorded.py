@@ -14,6 +14,7 @@ from padiff.records.parts import Part
 from padiff.records.sources import TensorSource
 from padiff.records.traces import NO_TRACE, Trace
 from padiff.sketches.sketch import Sketch
+from padiff.system.frames import Frame
 
 #: Stages of a step, in causal order.
 STAGES = ("input", "weight", "forward", "loss", "backward", "grad", "update")
@@ -230,6 +231,8 @@ class RunInfo:
             for runs in memory, and for folders of an older padiff.
         settings: settings that the run declares beside its tensors (optimizers, clipping, loss), as of its first
             recorded step (`padiff.records.settings`); empty: not known.
+        lines: the line of the user's code that constructs each layer (by path) and each optimizer (``optimizer.0``), as
+            far as it is known.
     """
 
     framework: str
@@ -243,6 +246,7 @@ class RunInfo:
     settings: Mapping[str, Any] = field(default_factory=dict)
     # Not compared: two recordings of equal trainings are equal.
     identity: str = field(default="", compare=False)
+    lines: Mapping[str, Frame] = field(default_factory=dict, compare=False)
 
     @property
     def errors(self) -> tuple[str, ...]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from typing import Any
 
 from padiff.records.cards import report_card
+from padiff.records.diagnostic import diagnostic_json, diagnostic_of
 from padiff.records.report_data import ReportData
 from padiff.records.report_text import count_text, report_text
 
@@ -20,6 +23,14 @@ class Report(ReportData):
 
     def __str__(self) -> str:
         return report_text(self)
+
+    def brief(self) -> dict[str, Any]:
+        """Return the first fault, its cause, its fix and the lines of code, as JSON values of at most 4 kB.
+
+        ``padiff schema`` prints the schema.
+        """
+        brief: dict[str, Any] = json.loads(diagnostic_json(diagnostic_of(self)))
+        return brief
 
     def _repr_html_(self) -> str:
         """Return the HTML that a notebook displays."""

@@ -68,8 +68,8 @@ def code_frames(framework: str) -> tuple[Frame, ...]:
 
 @lru_cache(maxsize=4096)
 def _about(file: str, framework: str) -> tuple[bool, bool, str]:
-    """Return the results of `is_users`, `_is_model` and `_short` for a file, from a cache."""
-    return is_users(file), _is_model(file, framework), _short(file)
+    """Return the results of `is_users`, `_is_model` and `short_path` for a file, from a cache."""
+    return is_users(file), _is_model(file, framework), short_path(file)
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
@@ -87,7 +87,8 @@ def _is_model(file: str, framework: str) -> bool:
     return package is not None and package != framework and not package.startswith(_AROUND)
 
 
-def _short(file: str) -> str:
+def short_path(file: str) -> str:
+    """Return a path relative to the working directory at the start if the file is below it."""
     for folder in (start_folder(), current_folder()):
         here = os.path.join(folder, "")
         if folder and file.startswith(here):

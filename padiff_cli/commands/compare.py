@@ -12,6 +12,8 @@ from padiff.compare import compare_runs
 from padiff.compare.workers import check_workers
 from padiff.errors import UsageError
 from padiff.model.given_map import GivenMap
+from padiff.records import Both
+from padiff.records.diagnostic import diagnostic_json, diagnostic_of
 from padiff.report_formats import head_to_json, json_parts, steps_to_json, to_junit, to_markdown
 from padiff_cli.arguments import CODES, EXIT_CODES, add_pair, add_tags, check_pair, paths_of, policy_of, steps_of
 from padiff_cli.collecting import few_collections
@@ -30,6 +32,11 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument("--stage", metavar="S", help="only these stages, e.g. forward,grad")
     parser.add_argument(
         "--layer", metavar="PATTERN", action="append", help="only layers like this, e.g. 'encoder.*'; may be repeated"
+    )
+    parser.add_argument(
+        "--brief",
+        action="store_true",
+        help="write the result in brief on standard output: JSON, 4 kB at most; padiff schema prints its schema",
     )
     parser.add_argument("--json", metavar="OUT", help="write the report as JSON; - for standard output")
     parser.add_argument("--junit", metavar="OUT", help="write the report as JUnit XML; - the same")
@@ -60,8 +67,8 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
     outputs = [args.json, args.junit, args.markdown, args.html]
     for out in outputs:
         check_out(out)
-    if outputs.count("-") > 1:
-        raise UsageError("only one of --json, --junit, --markdown and --html can go to standard output")
+    if outputs.count("-") + args.brief > 1:
+        raise UsageError("only one of --brief, --json, --junit, --markdown and --html can go to standard output")
     if args.top is not None and args.top < 1:
         raise UsageError(f"--top has to be at least 1, got {args.top}")
     policy, layer_map = policy_of(args), GivenMap.from_value(args.layer_map)
@@ -86,7 +93,11 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
             layers=args.layer,
             **steps_of(args),
         )
-    print_report(report, console, everything=args.all, top=args.top)
+    if args.brief:
+        runs = Both(str(args.reference), str(args.candidate))
+        print(diagnostic_json(diagnostic_of(report, runs, tuple(out for out in outputs if out))))
+    else:
+        print_report(report, console, everything=args.all, top=args.top)
     if args.json:
         write_out(args.json, json_parts(report))
     if args.html:
