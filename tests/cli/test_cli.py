@@ -99,7 +99,8 @@ def test_what_cannot_be_written_to_is_reported_before_comparing_and_leaves_nothi
     assert main(["doctor", bad[0], "--json", str(folder)]) == 2
     assert capsys.readouterr().err == f"padiff: cannot write {folder}: it is a folder\n"
     assert main(["compare", *bad, "--json", "-", "--junit", "-"]) == 2
-    assert "only one of --brief, --json, --junit, --markdown and --html can go to standard output" in capsys.readouterr().err
+    expected = "only one of --brief, --json, --junit, --markdown and --html can go to standard output"
+    assert expected in capsys.readouterr().err
 
 
 def test_a_report_that_cannot_be_written_leaves_nothing_behind(bad, tmp_path):
