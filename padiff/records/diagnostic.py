@@ -194,7 +194,7 @@ def _schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
     """Return the line of either side's code that a fault points at; `None` if not known.
 
-    A setting is shown where the layer or the optimizer is constructed, everything else where it is called.
+    A setting or a weight is shown where the layer or the optimizer is constructed, everything else where it is called.
     """
     if models is None:
         return Both(None, None)
@@ -211,7 +211,7 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
     if kind.startswith(_OF_OPTIMIZER) or (first.stage == "update" and kind != "unknown"):
         return models.lines.map(_optimizer)
     made = paths.zip(models.lines).map(lambda side: side[1].get(side[0] or LOOP))
-    if kind.startswith(_OF_LAYER) and any(made):
+    if (kind.startswith(_OF_LAYER) or first.stage == "weight") and any(made):
         return made
     called = first.stacks.zip(models.stacks).map(_innermost)
     return called.zip(made).map(lambda side: side[0] or side[1])

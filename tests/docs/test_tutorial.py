@@ -53,8 +53,10 @@ def test_the_tutorial_goes_from_two_scripts_to_a_match(tmp_path, monkeypatch, ca
                 if arguments[0] == "compare":
                     code = main(arguments)
                     printed = capsys.readouterr().out.splitlines()
-                    verdicts.append((code, printed[-1]))
+                    verdicts.append((code, next(line for line in printed if line.startswith("The runs "))))
                     assert _same_but_for_figures(lines[0], printed), printed
+                    code_lines = [line for line in lines if line.startswith(("  candidate --> ", "  reference "))]
+                    assert printed[len(printed) - len(code_lines) :] == code_lines
                 else:
                     python = [*python_with_frameworks(), "-W", "ignore"]
                     done = run_child([*python, "-m", program, *arguments], cwd=tmp_path)
