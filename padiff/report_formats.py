@@ -27,6 +27,7 @@ from padiff.records import (
     stage_table,
     verdict,
 )
+from padiff.records.diagnostic import diagnostic_of
 from padiff.report_junit import to_junit
 from padiff.report_markdown import to_markdown
 from padiff.system.frames import Frame
@@ -84,6 +85,7 @@ def head_to_json(report: Report) -> dict[str, Any]:
         "candidate": report.candidate,
         "tolerance": report.tolerance,
         "verdict": verdict(report),
+        "diagnostic": asdict(diagnostic_of(report)),
         "environment": list(report.environment),
         "settings_differ": [difference_to_json(item) for item in report.settings_differ],
         "first_diff": None if first is None else first_to_json(first),
@@ -142,7 +144,7 @@ def first_to_json(first: FirstDiff) -> dict[str, Any]:
         "message": first.message,
         "cause": "" if first.cause is None else first.cause.sentence,
         "extent": "" if first.extent is None else first.extent.text,
-        "why": None if first.cause is None else asdict(first.cause),
+        "why": None if first.cause is None else {k: v for k, v in asdict(first.cause).items() if k != "lines"},
         "recomputed": None if first.recomputed is None else _recomputed(first.recomputed),
         "standing": first.standing.name.lower(),
         "stacks": _sides(*first.stacks),

@@ -6,6 +6,8 @@ import re
 from xml.etree import ElementTree
 
 from padiff.records import CANNOT_TELL, Report, Standing, figures_text, verdict
+from padiff.records.diagnostic import diagnostic_of
+from padiff.records.diagnostic_text import diagnostic_text
 
 
 def to_junit(report: Report) -> str:
@@ -16,16 +18,22 @@ def to_junit(report: Report) -> str:
     """
     suite = ElementTree.Element("testsuite", name="padiff")
 
-    def case_of(classname: str, name: str, kind: str = "", message: str = "") -> None:
+    def case_of(classname: str, name: str, kind: str = "", message: str = "", text: str = "") -> None:
         case = ElementTree.SubElement(suite, "testcase", classname=_xml(classname), name=_xml(name))
         if kind:
-            ElementTree.SubElement(case, kind, message=_xml(message))
+            ElementTree.SubElement(case, kind, message=_xml(message)).text = _xml(text)
 
     tests, failures, errors = report.coverage.compared, len(report.failed), 0
     if report.first_diff is not None and report.first_diff.diff is None:
         # The runs declare different settings, and no tensor differs yet.
         tests, failures = tests + 1, failures + 1
-        case_of("settings", str(report.first_diff.reference), "failure", report.first_diff.message)
+        case_of(
+            "settings",
+            str(report.first_diff.reference),
+            "failure",
+            report.first_diff.message,
+            diagnostic_text(diagnostic_of(report)),
+        )
     # Further faults that no tensor shows.
     for fault in (independent for independent in report.independent if independent.diff is None):
         tests, failures = tests + 1, failures + 1
@@ -42,7 +50,7 @@ def to_junit(report: Report) -> str:
     for name, count in (("tests", tests), ("failures", failures), ("errors", errors), ("skipped", skipped)):
         suite.set(name, str(count))
     for diff in report.diffs:
-        kind = message = ""
+        kind = message = text = ""
         if not diff.passed:
             # The first diff has the full message with the cause.
             pair, standing = diff.pair, report.standing(diff)
@@ -51,10 +59,11 @@ def to_junit(report: Report) -> str:
                 shown = alone.get((pair.step, pair.stage, pair.anchor.layer))
             kind = "failure"
             message = shown.message if shown is not None else f"{figures_text(diff)} ({standing})"
+            text = diagnostic_text(diagnostic_of(report)) if first else ""
             first = False
         elif not diff.counts:
             kind, message = "skipped", str(diff.problem or "")
-        case_of(f"step {diff.pair.step}.{diff.pair.stage}", diff.pair.anchor.site, kind, message)
+        case_of(f"step {diff.pair.step}.{diff.pair.stage}", diff.pair.anchor.site, kind, message, text)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 
 

@@ -14,7 +14,6 @@ from padiff.records import (
     coverage_lines,
     failed_rows,
     floor_lines,
-    headline,
     limit_lines,
     printable,
     stage_table,
@@ -22,7 +21,11 @@ from padiff.records import (
     verdict,
     where_lines,
 )
+from padiff.records.diagnostic import diagnostic_of
+from padiff.records.diagnostic_text import diagnostic_text
 
+# Width of the diagnostic, in columns.
+_WIDE = 100
 # Largest number of rows in the visible table of diffs, and in the foldable one.
 _SHOWN, _MOST = 10, 200
 # Characters with an effect in Markdown: code, emphasis, tags, links, strikethrough, formulas.
@@ -35,10 +38,11 @@ _LINKED = re.compile(r"@(?=\w)|(?<!\w)#(?=\d)|(?<=\w):(?=//)|(?<!\w)www(?=\.)")
 
 def to_markdown(report: Report) -> str:
     """Return the report as Markdown: verdict, differences and stages as tables, and details in foldable sections."""
-    lines = [f"## padiff: {report.outcome}", "", f"**{_text(headline(report))}**", "", _text(verdict(report)), ""]
-    first = report.first_diff
-    if first is not None and first.cause is not None and first.cause.fix:
-        lines += ["Fix:", "", *_code(printable(first.cause.fix).split("\n"), "python"), ""]
+    diagnostic = diagnostic_of(report)
+    lines = [f"## padiff: {report.outcome}", "", *_code(diagnostic_text(diagnostic, _WIDE).split("\n"), "text"), ""]
+    for fault in diagnostic.all_faults:
+        if fault.fix is not None:
+            lines += ["Fix:", "", *_code(fault.fix.text.split("\n"), "python"), ""]
     lines += _differing(report)
     table = stage_table(report)
     lines += _table(
@@ -52,6 +56,7 @@ def to_markdown(report: Report) -> str:
     measured = [*floor_lines(report), *third_lines(report)]
     more = [f"Tolerance: {report.tolerance}", *limit_lines(table), *measured, *coverage_lines(report)]
     lines += _unfolding("What was compared, and how", [f"- {_text(line)}" for line in more])
+    lines += _unfolding("The evidence", [_text(verdict(report))])
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -13,7 +13,9 @@ from rich.console import Console
 
 from padiff import compare_runs
 from padiff.errors import UsageError
-from padiff.records import Report, verdict
+from padiff.records import Both, Report
+from padiff.records.diagnostic import diagnostic_of
+from padiff.records.diagnostic_text import summary_line
 from padiff.report_formats import to_json
 from padiff_hooks.show import print_report
 from padiff_page import page
@@ -49,7 +51,7 @@ def run(folder: Path, console: Console) -> int:
         )  # fmt: skip
     console.rule("1. The port is right")
     clean = compare_runs(folder / "torch", folder / "paddle")
-    print_report(clean, console)
+    print_report(clean, console, runs=Both(str(folder / "torch"), str(folder / "paddle")))
 
     console.rule("2. The same port, but `momentum=0.1` was copied as it stands")
     console.print(
@@ -64,15 +66,15 @@ def run(folder: Path, console: Console) -> int:
             every_n_steps=EVERY_N_STEPS, reference=folder / "torch", logdir=folder / "tensorboard" / "fault",
         )  # fmt: skip
     fault = compare_runs(folder / "torch", folder / "paddle-fault")
-    print_report(fault, console)
+    print_report(fault, console, runs=Both(str(folder / "torch"), str(folder / "paddle-fault")))
     (folder / REPORT).write_text(page(to_json(fault)), encoding="utf-8")
     return _close(folder, clean, fault, console)
 
 
 def _close(folder: Path, clean: Report, fault: Report, console: Console) -> int:
     console.rule("Verdicts")
-    console.print("clean pair:   ", verdict(clean), style="green" if clean.passed else "red", markup=False)
-    console.print("planted fault:", verdict(fault), style="green" if not fault.passed else "red", markup=False)
+    for name, report, right in (("clean pair:   ", clean, clean.passed), ("planted fault:", fault, not fault.passed)):
+        console.print(name, summary_line(diagnostic_of(report)), style="green" if right else "red", markup=False)
     console.print(
         f"\nLook at the fault:        {folder / REPORT}  (open it in a browser)\n"
         f"Look at the live diffs:   tensorboard --logdir {folder / 'tensorboard'}\n"

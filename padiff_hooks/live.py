@@ -6,13 +6,15 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from padiff.compare import Policy
+from padiff.compare import Policy, diagnose
 from padiff.dump.local import shown
 from padiff.dump.remote_path import AnyPath
 from padiff.errors import PadiffError, RunsDifferError
 from padiff.model.given_map import GivenMap
 from padiff.recorder import Recorder
 from padiff.records import CANNOT_TELL, Both, Report, RunInfo, Standing, printable, verdict
+from padiff.records.diagnostic import diagnostic_of, position_text
+from padiff.records.diagnostic_text import diagnostic_text
 from padiff.system.guard import Failure
 from padiff.system.warn import warn
 from padiff_hooks.event_files import ScalarSink
@@ -48,6 +50,7 @@ class LiveComparison:
         tags: str = LAYERS,
     ) -> None:
         self._reference, self._candidate, self._on_diff = reference, candidate, on_diff
+        self._names = Both(shown(reference), shown(candidate))
         self._layer_map, self._policy, self._tags = layer_map, policy, tags
         self._logdir: str | Path | None = None
         self._host_sink: ScalarSink | None = None
@@ -138,6 +141,9 @@ class LiveComparison:
         if first is not None:
             self._news.append(report)
             self._following += first.standing is Standing.FOLLOWS
+            if self.first_report is not None and diagnose.shows(report, self.first_report):
+                self.first_report = report
+                self._remarks.append(f"it shows now: {printable(position_text(first))}")
             if self.first_report is not None or len(self._news) > 1:
                 # Further faults in the step of the first diff are part of its verdict; later ones are separate remarks.
                 self._remarks += [f"{Standing.NEW}: {printable(fault.message)}" for fault in report.independent]
@@ -218,11 +224,11 @@ class LiveComparison:
         first_time = self.first_report is None
         if self.first_report is None or not self.first_report.coverage.steps:
             self.first_report = report
-        message = verdict(report)
+        message = f"the runs differ\n{diagnostic_text(diagnostic_of(report, self._names))}"
         if self._on_diff == "raise":
             raise RunsDifferError(message, report)
         if first_time:
-            warn(message)
+            warn(message, lines=True)
         return self._on_diff == "stop"
 
     def warn_of_nothing(self) -> None:
@@ -240,7 +246,6 @@ class LiveComparison:
         if first is not None:
             many = f"; {self._following} later step{'s' * (self._following > 1)}" if self._following else ""
             consequence = f"{many} follow{'s' * (self._following == 1)} from it" if many else ""
-            where = f"step {first.step}, stage {first.stage}, layer {first.reference}"
-            return f"{steps}: they differ, first at {where}{consequence}"
+            return f"{steps}: they differ, first at {printable(position_text(first))}{consequence}"
         lost = f"; {self._lost[-1]}" if self._lost else ""
         return f"{steps}: {self._doubt or f'they match, largest relative L2 {self._worst:.2g}{lost}'}"

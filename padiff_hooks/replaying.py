@@ -12,6 +12,8 @@ from padiff.dump.remote_path import AnyPath
 from padiff.errors import NothingToCompareError, RunsDifferError, UsageError
 from padiff.frameworks.base import Framework
 from padiff.records import Report
+from padiff.records.diagnostic import diagnostic_of
+from padiff.records.diagnostic_text import summary_line
 from padiff.replaying import Replay, ReplayBatch, ReplayStep
 from padiff.system.switches import say
 
@@ -149,7 +151,7 @@ class HostReplay:
         except NothingToCompareError as error:
             say(f"replay: {error}")
             return
-        say(f"replay of {self._reference}: {str(self.report).splitlines()[0]}")
+        say(f"replay of {self._reference}: {summary_line(diagnostic_of(self.report))}")
         if self.report.first_diff is not None and self._on_diff == "raise":
             raise RunsDifferError(self.report.first_diff.message, self.report)
 

@@ -15,6 +15,7 @@ from padiff.records import (
     CANNOT_TELL,
     DIFFER,
     MATCH,
+    Both,
     Report,
     Run,
     Standing,
@@ -24,7 +25,6 @@ from padiff.records import (
     declared_lines,
     failed_lines,
     floor_lines,
-    headline,
     limit_lines,
     model_text,
     owned_text,
@@ -37,7 +37,9 @@ from padiff.records import (
     verdict,
     where_lines,
 )
-from padiff.records.diagnostic import code_lines
+from padiff.records.diagnostic import diagnostic_of
+from padiff.records.diagnostic_text import CERTAINTY, FIX, LABEL, MARK, OUTCOME, PLACE, diagnostic_lines
+from padiff.records.diagnostic_text import QUIET as SECONDARY
 from padiff.records.environment_differences import environment_text
 from padiff.records.tree_text import HERE
 
@@ -45,18 +47,37 @@ from padiff.records.tree_text import HERE
 LISTED = 10
 
 
-def print_report(report: Report, console: Console, everything: bool = False, top: int | None = None) -> None:
-    """Print a report: headline, a row for each stage, failed diffs, place of the first diff, coverage and verdict.
+def print_report(
+    report: Report,
+    console: Console,
+    everything: bool = False,
+    top: int | None = None,
+    details: bool = False,
+    runs: Both[str] | None = None,
+) -> None:
+    """Print a report: the diagnostic, and with details a row for each stage, failed diffs, trees, coverage and verdict.
 
     Args:
         report: the report.
         console: console to print on.
-        everything: list every pair that differs, not only the first ones.
-        top: list this many diffs, sorted by how far they are beyond their limits.
+        everything: with details, list every pair that differs, not only the first ones.
+        top: with details, list this many diffs, sorted by how far they are beyond their limits.
+        details: True to print more than the diagnostic. `everything` and `top` do so, too.
+        runs: paths of both run folders, for the commands that the diagnostic names; `None` if they are in no folder.
     """
+    for line in diagnostic_lines(diagnostic_of(report, runs), min(console.width, WIDEST)):
+        text = Text()
+        for part in line:
+            text.append(part.text, STYLES[report.outcome] if part.role == OUTCOME else _ROLES.get(part.role, ""))
+        text.rstrip()
+        console.print(text)
+    if details or everything or top is not None:
+        console.print()
+        _print_details(report, console, everything, top)
+
+
+def _print_details(report: Report, console: Console, everything: bool, top: int | None) -> None:
     print_line = partial(console.print, markup=False, emoji=False)
-    print_line(headline(report), style=STYLES[report.outcome])
-    print_line(f"{printable(report.reference)} (reference) against {printable(report.candidate)} (candidate)\n")
     table = Table(box=None, pad_edge=False, header_style=QUIET)
     for name, justify in (
         ("stage", "left"),
@@ -91,19 +112,6 @@ def print_report(report: Report, console: Console, everything: bool = False, top
         print_line(f"  {line}", style=QUIET)
     print_line(f"  tolerance: {report.tolerance}\n", style=QUIET)
     print_line(verdict_text(report, apart=console.is_terminal))
-    for line in _code(report):
-        print_line(line)
-
-
-def _code(report: Report) -> list[str]:
-    """Return the lines of code that each fault points at, the candidate's first; empty where the text is not known."""
-    lines: list[str] = []
-    for fault in () if report.first_diff is None else (report.first_diff, *report.independent):
-        frames = code_lines(fault, report.models)
-        for head, frame in (("  candidate --> ", frames.candidate), ("  reference     ", frames.reference)):
-            if frame is not None and frame.code:
-                lines.append(printable(f"{head}{frame.file}:{frame.line}   {frame.code}"))
-    return list(dict.fromkeys(lines))
 
 
 def verdict_text(report: Report, apart: bool = False) -> Text:
@@ -164,6 +172,10 @@ _PLACE = 160
 QUIET = "dim"
 #: Styles of verdicts.
 STYLES = {MATCH: "bold green", DIFFER: "bold red", CANNOT_TELL: "bold yellow"}
+#: Largest width of a diagnostic's lines.
+WIDEST = 120
+# Styles of the parts of a diagnostic.
+_ROLES = {LABEL: "cyan", CERTAINTY: "bold", PLACE: "bold", FIX: "bold green", MARK: "bold red", SECONDARY: QUIET}
 
 
 def _listed(report: Report, everything: bool, top: int | None) -> list[str]:

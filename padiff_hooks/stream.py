@@ -40,6 +40,9 @@ SCHEMA_VERSION = 1
 # Identities of recordings without an identity, which can't be distinguished.
 _NAMELESS = Both("", "")
 
+# Kinds of causes that are settings of a layer.
+_OF_LAYERS = ("layer_setting", "mode")
+
 
 class DiffStream:
     """A writer of one report per step to TensorBoard and ``diffs.jsonl``.
@@ -83,6 +86,9 @@ class DiffStream:
 
     def _forget_steps(self) -> None:
         self._first: dict[str, Any] | None = None
+        #: The first diff that the diagnostic is about, and the diagnostic.
+        self._diagnosed: dict[str, Any] | None = None
+        self._diagnostic: dict[str, Any] | None = None
         self._written_so_far: Any = None
         self._news = News()
         self._lines = StepLines()
@@ -199,10 +205,12 @@ class DiffStream:
         """Write the report so far if more than its coverage has changed."""
         so_far = {key: value for key, value in report_json.items() if key != "steps"}
         so_far |= {"passed": self.outcome == MATCH, "outcome": self.outcome, "first_diff": self._first}
+        of_this_step = {key: so_far.pop(key) for key in ("verdict", "diagnostic")}
         if self._first is not None:
             so_far["verdict"] = self._first["message"]
-        else:
-            del so_far["verdict"]  # describes this step only
+            if self._diagnosed is not self._first:
+                self._diagnosed, self._diagnostic = self._first, of_this_step["diagnostic"]
+            so_far["diagnostic"] = self._diagnostic
         # Coverage describes one step: a change in the number of pairs is no reason to write.
         now = {key: value for key, value in so_far.items() if key != "coverage"}
         if now != self._written_so_far:
@@ -282,10 +290,11 @@ def _following(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _first_of(earlier: dict[str, Any] | None, first: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the earlier of two first diffs; a diff of a tensor replaces a difference of declared settings."""
-    if earlier is None or (first is not None and not earlier.get("site") and first.get("site")):
-        return first
-    return earlier
+    """Return the earlier of two first diffs; the first tensor that shows a layer's setting replaces the setting."""
+    if earlier is None or first is None or earlier.get("site") or not first.get("site"):
+        return first if earlier is None else earlier
+    same = (first.get("reference"), first.get("candidate")) == (earlier.get("reference"), earlier.get("candidate"))
+    return first if same and (earlier.get("why") or {}).get("kind") in _OF_LAYERS else earlier
 
 
 def _place_of(first: Mapping[str, Any]) -> tuple[str, str, int]:

@@ -6,18 +6,17 @@ from types import TracebackType
 
 from padiff.errors import PadiffError
 from padiff.records import Report
-from padiff.records.report_text import headline
+from padiff.records.diagnostic import diagnostic_of
+from padiff.records.diagnostic_text import summary_line
 
 
 def failure_text(report: Report, *more: str) -> str:
-    """Return a report for a failed test, beginning with the short verdict, because pytest's summary shows one line.
+    """Return a report for a failed test, beginning with one line, because pytest's summary shows one line.
 
     Args:
-        more: sentences between the short verdict and the report.
+        more: sentences between that line and the report.
     """
-    short = headline(report)
-    details = str(report).removesuffix(short).rstrip()
-    return "\n".join([short, *more, "", details])
+    return "\n".join([summary_line(diagnostic_of(report)), *more, "", str(report)])
 
 
 class ShortErrors:

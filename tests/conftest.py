@@ -89,7 +89,7 @@ def unexpected_warnings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     texts: list[str] = []
 
-    def say(text: str, alarming: bool) -> None:
+    def say(text: str, alarming: bool, lines: bool = False) -> None:
         try:
             warnings.warn_explicit(f"padiff: {text}", RuntimeWarning, "padiff", 0)
         except RuntimeWarning:

@@ -45,7 +45,7 @@ def main(folder: Path) -> None:
     train(folder / "divided_twice", autocast=True, divided=2)
     for candidate in ("amp", "divided_twice"):
         report = padiff.compare_runs(folder / "float32", folder / candidate)
-        print(f"float32 against {candidate}: {str(report).splitlines()[0]}")
+        print(f"\nfloat32 against {candidate}:\n{report.text()}")
 
 
 if __name__ == "__main__":

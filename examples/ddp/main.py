@@ -55,7 +55,7 @@ def main(folder: Path) -> None:
         torch.multiprocessing.start_processes(train, given, nprocs=world, start_method="fork")
     for reference, candidate in (("one", "two"), ("two", "two_alike")):
         report = padiff.compare_runs(folder / reference, folder / candidate)
-        print(f"{reference} against {candidate}: {str(report).splitlines()[0]}")
+        print(f"\n{reference} against {candidate}:\n{report.text()}")
 
 
 if __name__ == "__main__":

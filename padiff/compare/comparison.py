@@ -24,6 +24,7 @@ from padiff.compare.layer_boundaries import other_boundaries
 from padiff.compare.measure.picture import picture_of
 from padiff.compare.measuring import Measuring
 from padiff.compare.models import Stacks, models_of, stacks_of
+from padiff.compare.movement import movement
 from padiff.compare.step import Before, ComparisonPlan, compare_step
 from padiff.compare.workers import Workers
 from padiff.dump.missing_steps import missing_steps_lines
@@ -287,6 +288,8 @@ class RunComparison:
             declared = self._declared.at(self._latest[0].pair.step)
             evidence = diagnose.Evidence(self.runs, self.alignment, self._policy, declared=lambda _: declared)
             return replace(report, first_diff=diagnose.with_proof(report.first_diff, self._latest, evidence))
+        if report.first_diff is None and not self._alone:
+            return replace(report, moved=movement(self.runs.reference, steps, StepDiffs.from_diffs(self._latest)))
         return report
 
     def first(self, diffs: Sequence[Diff]) -> FirstDiff | None:
@@ -379,5 +382,5 @@ class RunComparison:
             settings_differ=tuple(difference for _, difference in differ),
             aftermath=around.aftermath(first, tensor) if around is not None else Aftermath({}),
             independent=around.independent(first, tensor, differ, steps, self._asked.has) if around is not None else (),
-            models=models_of(self._infos, self.alignment, self._stacks),
+            models=models_of(self.runs.map(lambda run: run.info), self.alignment, self._stacks),
         )

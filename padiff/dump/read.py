@@ -99,7 +99,7 @@ class FolderRun(_OnDisk):
         # As text: for a long run, creating Path objects would take as long as reading the steps.
         self._floors = os.path.join(str(path), FLOORS)
         self._steps = self.path / STEPS
-        # The declared settings in `run.json` are final once the first step is written.
+        # The declared settings and the lines of code in `run.json` are final once the first step is written.
         self._info_fixed = bool(self.numbers())
 
     def numbers(self) -> list[int]:
@@ -109,7 +109,8 @@ class FolderRun(_OnDisk):
 
     def steps(self, number: int) -> list[Step]:
         if not self._info_fixed:
-            self._info = replace(self._info, settings=read_info(self.path / RUN_FILE).settings)
+            now = read_info(self.path / RUN_FILE)
+            self._info = replace(self._info, settings=now.settings, lines=now.lines)
             self._info_fixed = True
         steps = self._ranks(number)
         floors = read_floors(self.path, number) if len(steps) == 1 and self._has_floors(number) else None

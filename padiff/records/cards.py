@@ -6,8 +6,10 @@ import html
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from padiff.records.diagnostic import diagnostic_of
+from padiff.records.diagnostic_text import diagnostic_text
 from padiff.records.report_data import ReportData
-from padiff.records.report_text import count_text, stage_table, verdict
+from padiff.records.report_text import count_text, stage_table
 from padiff.records.run_text import declared_lines, model_text, steps_text
 
 if TYPE_CHECKING:
@@ -16,25 +18,25 @@ if TYPE_CHECKING:
 # Colours that are readable on white and on black, as a notebook may have either background.
 _COLOURS = {"match": "#2e8b63", "differ": "#d2542f", "cannot tell": "#b8860b"}
 _CARD = "border:1px solid rgba(128,128,128,.35);border-radius:8px;padding:12px 16px;max-width:860px;line-height:1.45"
+_BLOCK = "margin:6px 0 8px;line-height:1.3;background:none;white-space:pre;overflow-x:auto"
+# Width of the diagnostic, in columns.
+_WIDE = 96
 _QUIET = "opacity:.7"
 _CELL = "text-align:{};padding:2px 18px 2px 0;border:0;background:none"
 _LAYERS = 6
 
 
 def report_card(report: ReportData) -> str:
-    """Return a card with the verdict and a row for each stage."""
+    """Return a card with the diagnostic and a row for each stage."""
     rows = []
     for row in stage_table(report):
         figures = ["" if row[name] is None else f"{row[name]:.2g}" for name in ("worst", "limit")]
         rows.append([row["stage"], f"{row['compared']:,}", f"{row['differ']:,}", *figures, row["where"]])
-    first = report.first_diff
     parts = [
         _head(report.outcome, f"{report.reference} against {report.candidate}"),
-        f'<div style="margin:6px 0 8px">{html.escape(verdict(report))}</div>',
+        f'<pre style="{_BLOCK}">{html.escape(diagnostic_text(diagnostic_of(report), _WIDE))}</pre>',
         _table(["stage", "pairs", "differ", "relative L2", "allowed", "closest to its limit"], rows),
     ]
-    if first is not None and first.cause is not None and first.cause.fix:
-        parts.insert(2, f'<pre style="margin:0 0 8px">{html.escape(first.cause.fix)}</pre>')
     return _card(parts, f"padiff: {count_text(report)}")
 
 

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from padiff.records.both import Both
+from padiff.system.frames import Frame
+
+#: Stands for lines of code that are not known.
+UNKNOWN_LINES: Both[Frame | None] = Both(None, None)
+
 
 @dataclass(frozen=True, slots=True)
 class Cause:
@@ -18,6 +24,8 @@ class Cause:
         evidence: the evidence in words: what was computed, and how close the result is. May be empty.
         fix: the line of code that fixes the cause, in the candidate's framework. May be empty.
         excluded: causes that were computed as well, and do not explain the recorded values.
+        lines: the lines of both sides' code that the cause is about; `None` where not known.
+        remaining: error that is left with the cause, as a multiple of the rounding noise; `None` if not computed.
     """
 
     kind: str
@@ -26,6 +34,8 @@ class Cause:
     evidence: str = ""
     fix: str = ""
     excluded: tuple[str, ...] = ()
+    lines: Both[Frame | None] = UNKNOWN_LINES
+    remaining: float | None = None
 
     def __str__(self) -> str:
         return self.sentence

@@ -1,4 +1,4 @@
-"""The result of a comparison in brief: the first diff, its cause, its fix, and the lines of code, for machines."""
+"""The result of a comparison in brief: the first diff, its cause, its fix, and the lines of code."""
 
 from __future__ import annotations
 
@@ -6,16 +6,22 @@ import json
 import math
 import re
 import shlex
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from padiff.records.aftermath import Standing
 from padiff.records.both import Both
+from padiff.records.cause import UNKNOWN_LINES
+from padiff.records.compared import Diff, factor_text
 from padiff.records.first_diff import FirstDiff
 from padiff.records.models import Models
-from padiff.records.recorded import LOOP
-from padiff.records.report_data import ReportData
+from padiff.records.recorded import LOOP, ROOT, STAGES, is_below
+from padiff.records.report_data import CANNOT_TELL, MATCH, ReportData
+from padiff.records.report_text import floor_lines, match_notes, third_lines, verdict
+from padiff.records.row_summary import NOUNS
 from padiff.system.frames import Frame
 from padiff.system.printable import printable
 
@@ -23,23 +29,33 @@ from padiff.system.printable import printable
 DIAGNOSTIC_VERSION = 1
 #: Largest size of a diagnostic's JSON, in bytes.
 LARGEST = 4096
-# Characters of a text, and number of further faults, that are kept.
-_LONGEST, _FAULTS = 400, 4
+# Characters of a text in JSON: the largest number with which the JSON has room is used. Number of further faults.
+_LONGEST, _FAULTS = (400, 200, 100, 40), 4
 # Kinds of causes that the line of the optimizer's construction shows.
 _OF_OPTIMIZER = ("optimizer", "learning_rate", "weight_decay", "momentum", "beta")
 # Kinds of causes that the line of the layer's construction shows.
 _OF_LAYER = ("layer_setting", "dropout", "batch_norm")
-# Lines of calls in the evidence of a cause.
-_CALLS = re.compile(r"reference (\S+?):(\d+),? (?:and )?candidate (\S+?):(\d+)")
+# Keyword arguments and keys of a line of code, and functions that a sentence names.
+_KEYWORD, _CALLED = re.compile(r"""(?:\b(\w+)\s*=(?!=)|["'](\w+)["']\s*:)\s*"""), re.compile(r"\b(\w+)\(")
+# Words for arguments whose names are short.
+_SHORT = {"lr": "learning rate", "eps": "epsilon", "p": "dropout", "bias_attr": "bias", "weight_attr": "affine"}
 
 
 @dataclass(frozen=True, slots=True)
 class CodeLine:
-    """A line of one side's code: the file, relative to the folder that the training was started in, and the text."""
+    """A line of one side's code.
+
+    Attributes:
+        file, line: path relative to the folder that the training was started in, and number of the line from 1.
+        code: text of the line.
+        span: first and last column of the part that the fault is about, in ``code``, counted from 0 and without the
+            last; `None` if not known.
+    """
 
     file: str
     line: int
     code: str
+    span: list[int] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +84,24 @@ class BriefFix:
 
 @dataclass(frozen=True, slots=True)
 class BriefFault:
-    """A fault: where it is, how far beyond its limit (a factor), why, and how to fix it."""
+    """A fault: where it is, why, how to fix it, and how large it is.
+
+    Attributes:
+        step, stage, reference, candidate, slot: position: step, stage, paths of both layers, name of the tensor.
+        where: the position in words.
+        times_limit: the error as a multiple of its limit; `None` if it has none.
+        size: the error in words.
+        cause, fix, places: the cause, its fix, and the lines of code; `None` if not known.
+    """
 
     step: int
     stage: str
     reference: str | None
     candidate: str | None
     slot: str
+    where: str
     times_limit: float | None
+    size: str
     cause: BriefCause | None
     fix: BriefFix | None
     places: CodeLines
@@ -98,9 +124,17 @@ class Diagnostic:
     Attributes:
         schema_version: version of this form.
         outcome: ``match``, ``differ`` or ``cannot tell``.
-        step, stage, reference, candidate, slot, times_limit, cause, fix, places: of the first fault (`BriefFault`).
+        step, stage, reference, candidate, slot, where, times_limit, size, cause, fix, places: of the first fault
+            (`BriefFault`).
+        follows: what follows from the first fault, in words; empty if nothing does.
         faults: further faults that do not follow from the first one, 4 at most.
+        closest: of runs that match, the tensor that is closest to its limit, in words; `None` if there is none.
+        moved: of runs that match, how far the reference's weights and loss moved, in words; `None` if not known.
+        notes: of runs that match or cannot be judged, what was not compared, and other remarks; of all runs, measured
+            floors and the comparison with float64.
+        environment: differences around the two trainings (threads, versions), the most informative first.
         next: commands that tell more.
+        runs: names of the reference and the candidate.
         compared: what was compared.
         artifacts: paths of files that hold the whole report.
     """
@@ -112,14 +146,30 @@ class Diagnostic:
     reference: str | None
     candidate: str | None
     slot: str | None
+    where: str | None
     times_limit: float | None
+    size: str | None
     cause: BriefCause | None
     fix: BriefFix | None
     places: CodeLines
+    follows: str
     faults: list[BriefFault]
+    closest: str | None
+    moved: str | None
+    notes: list[str]
+    environment: list[str]
     next: list[str]
+    runs: list[str]
     compared: BriefCompared
     artifacts: list[str]
+
+    @property
+    def all_faults(self) -> list[BriefFault]:
+        """Return the first fault and the further ones; empty if the runs match."""
+        if self.step is None:
+            return []
+        own = {each.name: getattr(self, each.name) for each in fields(BriefFault)}
+        return [BriefFault(**own), *self.faults]
 
 
 def diagnostic_of(report: ReportData, runs: Both[str] | None = None, artifacts: tuple[str, ...] = ()) -> Diagnostic:
@@ -131,35 +181,54 @@ def diagnostic_of(report: ReportData, runs: Both[str] | None = None, artifacts: 
         artifacts: paths of files that hold the whole report.
     """
     coverage = report.coverage
-    compared = BriefCompared(coverage.compared, len(report.failed), len(coverage.steps), round(coverage.share, 4))
-    first = None if report.first_diff is None else _fault(report.first_diff, report.models)
+    first = None if report.first_diff is None else _fault(report.first_diff, report.models, runs)
+    nothing = dict.fromkeys((each.name for each in fields(BriefFault)), None) | {"places": CodeLines(None, None)}
+    notes = (
+        [f"{note}." for note in match_notes(report)]
+        if report.outcome == MATCH
+        else [verdict(report)] * (report.outcome == CANNOT_TELL)
+    )
+    notes += [f"{line}." for line in (*floor_lines(report), *third_lines(report))]
     return Diagnostic(
         schema_version=DIAGNOSTIC_VERSION,
         outcome=report.outcome,  # type: ignore[arg-type]
-        step=None if first is None else first.step,
-        stage=None if first is None else first.stage,
-        reference=None if first is None else first.reference,
-        candidate=None if first is None else first.candidate,
-        slot=None if first is None else first.slot,
-        times_limit=None if first is None else first.times_limit,
-        cause=None if first is None else first.cause,
-        fix=None if first is None else first.fix,
-        places=CodeLines(None, None) if first is None else first.places,
-        faults=[_fault(each, report.models) for each in report.independent[:_FAULTS]],
+        **(nothing if first is None else {each.name: getattr(first, each.name) for each in fields(BriefFault)}),  # type: ignore[arg-type]
+        follows=_follows(report),
+        faults=[_fault(each, report.models, runs) for each in report.independent[:_FAULTS]],
+        closest=_closest(report) if first is None else None,
+        moved=None if report.moved is None else report.moved.text,
+        notes=[printable(note) for note in notes],
+        environment=[printable(each) for each in report.environment],
         next=[] if runs is None or first is None else _commands(runs),
-        compared=compared,
-        artifacts=[_short(path) for path in artifacts],
+        runs=[printable(report.reference), printable(report.candidate)],
+        compared=BriefCompared(coverage.compared, len(report.failed), len(coverage.steps), round(coverage.share, 4)),
+        artifacts=[printable(path) for path in artifacts],
     )
 
 
 def diagnostic_json(diagnostic: Diagnostic) -> str:
-    """Return a diagnostic as JSON of at most 4,096 bytes; the last faults are left out if there is no room."""
-    text = json.dumps(asdict(diagnostic), ensure_ascii=True)
-    if len(text) <= LARGEST or not (diagnostic.faults or diagnostic.artifacts):
-        return text
-    if diagnostic.faults:
-        return diagnostic_json(replace(diagnostic, faults=diagnostic.faults[:-1]))
-    return diagnostic_json(replace(diagnostic, artifacts=[]))
+    """Return a diagnostic as JSON of at most 4,096 bytes.
+
+    If there is no room, notes, the last faults and artifacts are left out, and then texts are cut shorter.
+    """
+    few = replace(diagnostic, notes=diagnostic.notes[:2], environment=diagnostic.environment[:2])
+    fewer = replace(few, notes=[], environment=[], faults=diagnostic.faults[:1])
+    text = ""
+    for longest in _LONGEST:
+        for smaller in (diagnostic, few, fewer, replace(fewer, faults=[], artifacts=[])):
+            text = json.dumps(_cut(asdict(smaller), longest), ensure_ascii=True)
+            if len(text) <= LARGEST:
+                return text
+    return text
+
+
+def _cut(value: Any, longest: int) -> Any:
+    """Return a value of JSON with its texts cut to a number of characters."""
+    if isinstance(value, str):
+        return value if len(value) <= longest else f"{value[: longest - 3]}..."
+    if isinstance(value, dict):
+        return {key: _cut(each, longest) for key, each in value.items()}
+    return [_cut(each, longest) for each in value] if isinstance(value, list) else value
 
 
 def diagnostic_schema() -> dict[str, Any]:
@@ -196,24 +265,20 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
 
     A setting or a weight is shown where the layer or the optimizer is constructed, everything else where it is called.
     """
+    about = UNKNOWN_LINES if first.cause is None else first.cause.lines
     if models is None:
-        return Both(None, None)
+        return about
     kind = "" if first.cause is None else first.cause.kind
-    evidence = "" if first.cause is None else first.cause.evidence
-    calls = _CALLS.search(evidence)
-    if calls is not None:
-        return (
-            Both((calls[1], calls[2]), (calls[3], calls[4]))
-            .zip(models.stacks)
-            .map(lambda side: _with_code(side[0][0], int(side[0][1]), side[1]))
-        )
-    paths = Both(first.reference, first.candidate)
+    made = Both(first.reference, first.candidate).zip(models.lines).map(lambda side: side[1].get(side[0] or LOOP))
+    called = first.stacks.zip(models.stacks).map(_innermost)
+    if kind == "start_weights":
+        return models.lines.map(lambda lines: lines.get(ROOT))
+    if any(about):
+        return about.zip(called).map(lambda side: side[0] or side[1])
     if kind.startswith(_OF_OPTIMIZER) or (first.stage == "update" and kind != "unknown"):
         return models.lines.map(_optimizer)
-    made = paths.zip(models.lines).map(lambda side: side[1].get(side[0] or LOOP))
     if (kind.startswith(_OF_LAYER) or first.stage == "weight") and any(made):
         return made
-    called = first.stacks.zip(models.stacks).map(_innermost)
     return called.zip(made).map(lambda side: side[0] or side[1])
 
 
@@ -227,40 +292,184 @@ def _innermost(side: tuple[tuple[str, ...], Mapping[str, tuple[Frame, ...]]]) ->
     if not stack:
         return None
     file, _, line = stack[0].partition(" ")[0].rpartition(":")
-    return _with_code(file, int(line), stacks) if line.isdecimal() else None
-
-
-def _with_code(file: str, line: int, stacks: Mapping[str, tuple[Frame, ...]]) -> Frame:
-    frames = (frame for stack in stacks.values() for frame in stack)
-    return next((each for each in frames if (each.file, each.line) == (file, line)), Frame(file, line, "", ""))
-
-
-def _fault(first: FirstDiff, models: Models | None) -> BriefFault:
-    cause = first.cause
-    times = math.nan if first.diff is None or first.diff.figures is None else first.diff.excess
-    return BriefFault(
-        step=first.step,
-        stage=first.stage,
-        reference=None if first.reference is None else _short(first.reference),
-        candidate=None if first.candidate is None else _short(first.candidate),
-        slot=_short(first.slot),
-        times_limit=float(f"{times:.3g}") if math.isfinite(times) else None,
-        cause=None if cause is None else BriefCause(cause.kind, _short(cause.sentence), cause.proven),
-        fix=BriefFix(_short(cause.fix)) if cause is not None and cause.fix else None,
-        places=CodeLines(*code_lines(first, models).map(_code_line)),
+    if not line.isdecimal():
+        return None
+    frames = (frame for each in stacks.values() for frame in each)
+    return next(
+        (each for each in frames if (each.file, each.line) == (file, int(line))), Frame(file, int(line), "", "")
     )
 
 
-def _code_line(frame: Frame | None) -> CodeLine | None:
-    return None if frame is None else CodeLine(_short(frame.file), frame.line, _short(frame.code))
+def _fault(first: FirstDiff, models: Models | None, runs: Both[str] | None) -> BriefFault:
+    cause = first.cause
+    times = math.nan if first.diff is None or first.diff.figures is None else first.diff.excess
+    size = "" if first.diff is None else _against_limit(first.diff)
+    if size and cause is not None and cause.proven and cause.remaining is not None:
+        left = f"{cause.remaining:.2g} times rounding noise" if cause.remaining else "equal to the bit"
+        size += f"; with the fix {left}"
+    words = "" if cause is None else f"{cause.kind} {cause.sentence}"
+    lines = code_lines(first, models).map(lambda frame: _code_line(frame, words, first.call))
+    text = first.statement if cause is None else cause.sentence
+    return BriefFault(
+        step=first.step,
+        stage=first.stage,
+        reference=None if first.reference is None else printable(first.reference),
+        candidate=None if first.candidate is None else printable(first.candidate),
+        slot=printable(first.slot),
+        where=printable(_where(first)),
+        times_limit=float(f"{times:.3g}") if math.isfinite(times) else None,
+        size=printable(size),
+        cause=BriefCause(
+            "unknown" if cause is None else cause.kind, printable(text), cause is not None and cause.proven
+        )
+        if text
+        else None,
+        fix=BriefFix(_filled(cause.fix, models, runs)) if cause is not None and cause.fix else None,
+        places=CodeLines(*lines),
+    )
 
 
-def _short(text: str) -> str:
-    text = printable(text)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+def _filled(fix: str, models: Models | None, runs: Both[str] | None) -> str:
+    """Return a fix with the path of the reference and the name of the candidate's model where they are known."""
+    root = None if models is None else models.lines.candidate.get(ROOT)
+    name = None if root is None else re.match(r"(\w+)\s*=(?!=)", root.code)
+    fix = fix if runs is None else fix.replace("reference_run", repr(runs.reference))
+    fix = fix if name is None else fix.replace("candidate_model", name[1])
+    return printable(fix, lines=True)
+
+
+def position_text(first: FirstDiff) -> str:
+    """Return the position of a fault: step, stage, and the code, layer or setting."""
+    return f"step {first.step}, {first.stage}: {_where(first)}"
+
+
+def _where(first: FirstDiff) -> str:
+    """Return the position of a fault in words: the code between two layers, a layer, or a setting."""
+    names = [path for path in (first.reference, first.candidate) if path and path not in (LOOP, ROOT)]
+    layer = " against ".join(dict.fromkeys(names))
+    rank = "" if first.rank is None else f"rank {first.rank}, "
+    if first.diff is None:
+        return f"{rank}{first.slot.replace('_', ' ') or 'settings'}{f' of {layer}' if layer else ''}"
+    last, call = first.last_agreeing, first.call
+    if last and first.reference is not None and is_below(last, first.reference):
+        return f"{rank}{f'{call}, ' if call else ''}in {layer or 'the model'} after {last}"
+    if first.inside is False and (last or call):
+        between = f"between {last} and {layer or 'the output'}" if last else f"before {layer or 'the output'}"
+        return f"{rank}{call.partition(' in `')[0]} {between}".replace("  ", " ") if call else f"{rank}{between}"
+    place = _tensor_text(first, names)
+    return f"{rank}{call}, {place}" if call and layer not in call else f"{rank}{place}"
+
+
+def _tensor_text(first: FirstDiff, names: list[str]) -> str:
+    """Return a tensor's name with the layer that it belongs to, in words.
+
+    Args:
+        first: the fault.
+        names: the paths of both layers, without the model and the loop.
+    """
+    slot = first.slot
+    if first.stage in ("weight", "grad", "update"):
+        sites = [f"{name}.{slot}" if not k else name for k, name in enumerate(dict.fromkeys(names))]
+        return " against ".join(sites) or slot
+    if first.stage == "loss" and slot == "loss":
+        return "the loss"
+    if first.stage == "input" and not names:
+        return f"the input {slot.removeprefix('input.')}"
+    slot = "" if slot == "output.0" and names else slot.replace("input.", "input ").replace("output.", "output ")
+    return " ".join(filter(None, (" against ".join(dict.fromkeys(names)), slot))) or "the model"
+
+
+def _against_limit(diff: Diff) -> str:
+    """Return the size of an error against its limit, in words."""
+    figures, judged = diff.figures, diff.judgement
+    if diff.problem is not None:
+        return str(diff.problem)
+    if figures is None or judged is None:
+        return "" if figures is None else f"relative error {figures.rel_l2:.2g}"
+    name = {"rel_l2": "relative error", "max_abs": "largest difference"}.get(str(judged.figure), str(judged.figure))
+    if not judged.limit:
+        return f"{name} {judged.value:.3g}, which has to be 0"
+    if diff.passed:
+        return f"{judged.value:.2g} of {judged.limit:.2g} allowed"
+    return f"{factor_text(judged.excess)} times the limit: {name} {judged.value:.2g}, limit {judged.limit:.2g}"
+
+
+def _closest(report: ReportData) -> str | None:
+    """Return the tensor that is closest to its limit, in words; `None` if nothing was measured."""
+    stages = [stage for stage in report.stages.values() if stage.worst is not None]
+    closest = max(stages, key=lambda stage: stage.excess, default=None)
+    if closest is None or closest.worst is None:
+        return None
+    worst = closest.worst
+    if worst.figures is not None and not worst.figures.l2 and not closest.excess:
+        return "all tensors are equal to the bit" if report.worst is None or not report.worst.excess else None
+    return printable(f"{worst.pair.anchor.site}, step {worst.pair.step}: {_against_limit(worst)}")
+
+
+def _follows(report: ReportData) -> str:
+    """Return what follows from the first diff: the number of tensors of each stage; empty if nothing does."""
+    counts = Counter(diff.pair.stage for diff in report.failed if report.standing(diff) is Standing.FOLLOWS)
+    parts = []
+    for stage in STAGES:
+        if counts[stage]:
+            singular, plural = NOUNS.get(stage, ("tensor", "tensors"))
+            parts.append(f"{counts[stage]:,} {plural if counts[stage] > 1 else singular}")
+    extent = None if report.first_diff is None else report.first_diff.extent
+    before = ""
+    if parts and extent is not None and extent.agreed is not None:
+        before = "; the step before agreed" if extent.steps == 1 else f"; the {extent.steps:,} steps before agreed"
+    return f"{', '.join(parts)}{before}"
+
+
+def _code_line(frame: Frame | None, words: str, call: str) -> CodeLine | None:
+    if frame is None:
+        return None
+    code = printable(frame.code)
+    return CodeLine(printable(frame.file), frame.line, code, _span(code, words, call))
+
+
+def _span(code: str, words: str, call: str) -> list[int] | None:
+    """Return the part of a line of code that a fault is about: an argument that its words name, or a call.
+
+    Args:
+        code: the line.
+        words: the kind of the cause and its sentence.
+        call: the function call that causes the diff, in words.
+    """
+    for argument in _KEYWORD.finditer(code):
+        name = argument[1] or argument[2]
+        spellings = (name, name.replace("_", " "), _SHORT.get(name, name))
+        if any(re.search(rf"(?<![^\W_]){re.escape(spelling)}(?![^\W_])", words) for spelling in spellings):
+            return [argument.start(), _end_of_argument(code, argument.end())]
+    for name in dict.fromkeys(_CALLED.findall(f"{call} {words}")):
+        found = re.search(rf"(?:\w+\.)*\b{re.escape(name)}\(", code)
+        if found is not None:
+            end = _end_of_argument(code, found.end(), several=True)
+            return [found.start(), min(end + 1, len(code))]
+    return None
+
+
+def _end_of_argument(code: str, start: int, several: bool = False) -> int:
+    """Return the position of the bracket or comma that ends an argument; with `several`, of the bracket."""
+    depth, quote = 0, ""
+    for place in range(start, len(code)):
+        character = code[place]
+        if quote:
+            quote = "" if character == quote and code[place - 1] != "\\" else quote
+        elif character in "\"'":
+            quote = character
+        elif character in "([{":
+            depth += 1
+        elif character in ")]}":
+            if not depth:
+                return place
+            depth -= 1
+        elif character == "," and not depth and not several:
+            return place
+    return len(code)
 
 
 def _commands(runs: Both[str]) -> list[str]:
     reference, candidate = (shlex.quote(printable(run)) for run in runs)
     command = f"padiff compare {reference} {candidate}"
-    return [f"{command} --all", f"{command} --json report.json"]
+    return [f"{command} -v", f"{command} --html report.html"]

@@ -8,8 +8,12 @@ from typing import Any
 
 from padiff.records.cards import report_card
 from padiff.records.diagnostic import diagnostic_json, diagnostic_of
+from padiff.records.diagnostic_text import diagnostic_text
 from padiff.records.report_data import ReportData
-from padiff.records.report_text import count_text, report_text
+from padiff.records.report_text import count_text, details_text
+
+# Width of the text, in columns.
+_WIDE = 120
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -22,7 +26,15 @@ class Report(ReportData):
     """
 
     def __str__(self) -> str:
-        return report_text(self)
+        return f"{self.text()}\n\n{details_text(self)}"
+
+    def text(self, width: int = _WIDE) -> str:
+        """Return the block that `padiff compare` prints: where the runs differ first, why, the lines of code, the fix.
+
+        Args:
+            width: number of available columns.
+        """
+        return diagnostic_text(diagnostic_of(self), width)
 
     def brief(self) -> dict[str, Any]:
         """Return the first fault, its cause, its fix and the lines of code, as JSON values of at most 4 kB.

@@ -12,6 +12,7 @@ from padiff.records.coverage import Coverage
 from padiff.records.declared import Difference
 from padiff.records.first_diff import FirstDiff
 from padiff.records.models import Models
+from padiff.records.movement import Movement
 from padiff.records.overview import Overview, StageCounts, Table, table_of
 
 #: Possible outcomes of a comparison (`ReportData.outcome`).
@@ -37,6 +38,7 @@ class ReportData:
             certain.
         explained: in the report of a step, the first diff of an earlier step whose cause this step proves: this step
             holds in full the tensors that the earlier one holds as sketches.
+        moved: how far the reference's own training moved, if the runs match; `None` if not known.
         environment: differences around the two trainings (threads, TF32, versions), the most informative first.
         models: both layer trees and the pairs of their layers, for display.
     """
@@ -53,6 +55,7 @@ class ReportData:
     independent: tuple[FirstDiff, ...] = ()
     models: Models | None = None
     explained: FirstDiff | None = None
+    moved: Movement | None = None
 
     def standing(self, diff: Diff) -> Standing | None:
         """Return the relation of a diff to the first one; `None` if the diff passed."""

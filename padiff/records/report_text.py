@@ -9,7 +9,7 @@ from typing import Any
 
 from padiff.records.aftermath import Standing
 from padiff.records.both import Both
-from padiff.records.compared import Diff, factor_text
+from padiff.records.compared import Diff
 from padiff.records.coverage_text import coverage_lines, left_out_text, zeros_text
 from padiff.records.judgement import Figure, Grade, Rule
 from padiff.records.recorded import LOOP, STAGES
@@ -30,36 +30,14 @@ _PLAIN = frozenset({Rule.ROUNDING, Rule.SCALAR, Rule.EQUAL, Rule.TOLERANCE})
 _ALIKE = 3
 
 
-def report_text(report: ReportData) -> str:
-    """Return the whole report as text.
-
-    The parts are the verdict, the table of stages, the failed diffs, the coverage, and the short verdict at the end.
+def details_text(report: ReportData) -> str:
+    """Return the details of a report as text: the table of stages, the failed diffs, both layer trees around the first
+    one, the coverage, and the verdict with its evidence.
     """
     place = where_lines(report)
     figures = [*_table(report), *failed_lines(report), *floor_lines(report), *third_lines(report)]
-    lines = [verdict(report), "", *figures, "", *place, *([""] if place else [])]
-    return "\n".join([*lines, *coverage_lines(report), "", headline(report)])
-
-
-def headline(report: ReportData) -> str:
-    """Return the short verdict: the outcome, and the position of the first diff."""
-    coverage, first = report.coverage, report.first_diff
-    steps = f"{len(coverage.steps)} step{'s' if len(coverage.steps) != 1 else ''}"
-    if first is None:
-        if coverage.unrecorded:
-            return "CANNOT TELL: parameters that train have no record"
-        text = f"MATCH: {coverage.compared:,} tensors in {steps}, {coverage.share:.0%} of what was recorded"
-        return f"{text}; steps that lack a rank are not compared" if coverage.lost else text
-    layers = [layer for layer in (first.reference, first.candidate) if layer]
-    place = " against ".join(dict.fromkeys(layers)) or "the settings"
-    text = f"DIFFER: first at step {first.step}, stage {first.stage}, {place}{f', {first.slot}' if first.slot else ''}"
-    diff = first.diff
-    if diff is not None and diff.problem:
-        text += f": {diff.problem}"
-    elif diff is not None and diff.figures is not None and math.isfinite(diff.excess):
-        text += f": relative L2 {diff.figures.rel_l2:.2g}, {factor_text(diff.excess)} times the limit"
-    more = len(report.independent)
-    return printable(text + (f"; and {more} other fault{'s' if more > 1 else ''}" if more else ""))
+    lines = [*figures, "", *place, *([""] if place else [])]
+    return "\n".join([*lines, *coverage_lines(report), "", verdict(report)])
 
 
 def where_lines(report: ReportData, width: int = 120) -> list[str]:
@@ -101,40 +79,42 @@ def _verdict(report: ReportData) -> str:
             f". Largest diff: relative L2 {worst.figures.rel_l2:.2g} (max |diff| {worst.figures.max_abs:.2g}) "
             f"at {worst.pair.anchor.site}, step {worst.pair.step}"
         )
-    text += "."
+    return " ".join([f"{text}.", *(f"{note}." for note in match_notes(report))])
+
+
+def match_notes(report: ReportData) -> list[str]:
+    """Return what to know of a match, as sentences without full stops: what was not compared, and other settings."""
+    coverage, worst = report.coverage, report.worst
+    notes = []
     not_compared = left_out_text(report)
     if not_compared:
-        text += f" Not compared: {not_compared}."
-    for lost in coverage.lost:
-        text += f" {lost[0].upper()}{lost[1:]}."
+        notes.append(f"Not compared: {not_compared}")
+    notes += [f"{lost[0].upper()}{lost[1:]}" for lost in coverage.lost]
     if coverage.sketched:
-        text += f" {coverage.sketched} of the pairs were judged from sketches (relative L2 to +- {SPREAD:.0%})."
+        notes.append(f"{coverage.sketched} of the pairs were judged from sketches (relative L2 to +- {SPREAD:.0%})")
     if coverage.ranks:
-        text += f" {coverage.ranks[0].upper()}{coverage.ranks[1:]}."
+        notes.append(f"{coverage.ranks[0].upper()}{coverage.ranks[1:]}")
     cut = len(coverage.cut_elsewhere)
-    if cut:
-        text += " One layer ends" if cut == 1 else f" {cut} layers end"
-        text += (
-            " at another place of the computation, and is compared inside only."
-            if cut == 1
-            else (" at other places of the computation, and are compared inside only.")
-        )
+    if cut == 1:
+        notes.append("One layer ends at another place of the computation, and is compared inside only")
+    elif cut:
+        notes.append(f"{cut} layers end at other places of the computation, and are compared inside only")
     if coverage.amplified is not None:
-        text += (
-            f" From step {coverage.amplified} on outputs are more than a tenth of themselves apart, as this training "
-            "amplifies rounding: smaller differences there say nothing, and the steps before give the answer."
+        notes.append(
+            f"From step {coverage.amplified} on outputs are more than a tenth of themselves apart, as this training "
+            "amplifies rounding: smaller differences there say nothing, and the steps before give the answer"
         )
     elif worst is not None and worst.figures is not None and worst.figures.rel_l2 > AMPLIFIED:
-        text += " This training amplifies rounding: its earlier steps give the sharper answer."
+        notes.append("This training amplifies rounding: its earlier steps give the sharper answer")
     if coverage.zeros:
-        text += f" {zeros_text(coverage.zeros)}."
+        notes.append(zeros_text(coverage.zeros))
     if coverage.notes:
         more = f" (and {len(coverage.notes) - 2} more)" if len(coverage.notes) > 2 else ""
-        text += f" But layers are set differently: {'; '.join(coverage.notes[:2])}{more}."
+        notes.append(f"But layers are set differently: {'; '.join(coverage.notes[:2])}{more}")
     precision = next((setting for setting in report.settings_differ if setting.kind == "precision"), None)
     if precision is not None:
-        text += f" But {precision.said}: {precision.text}."
-    return text
+        notes.append(f"But {precision.said}: {precision.text}")
+    return notes
 
 
 def _cannot_tell(report: ReportData) -> str:

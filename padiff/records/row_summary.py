@@ -13,7 +13,7 @@ from padiff.records.compared import Diff, factor_text, figures_text
 
 _NUMBER = re.compile(r"\d+")
 # Nouns for the tensors of each stage, singular and plural.
-_NOUNS = {
+NOUNS = {
     "input": ("input", "inputs"),
     "weight": ("weight or buffer", "weights and buffers"),
     "forward": ("output", "outputs"),
@@ -137,7 +137,7 @@ def _steps(group: Sequence[Marked]) -> str:
 
 
 def _counted(group: Sequence[Marked], more: bool = False) -> str:
-    singular, plural = _NOUNS.get(group[0].diff.pair.stage, ("tensor", "tensors"))
+    singular, plural = NOUNS.get(group[0].diff.pair.stage, ("tensor", "tensors"))
     return f"{len(group):,} {'more ' if more else ''}{plural if len(group) > 1 else singular}"
 
 

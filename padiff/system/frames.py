@@ -19,6 +19,8 @@ MOST = 12
 # Largest number of recorded characters of a line.
 _LONGEST = 200
 _PADIFF = str(Path(__file__).resolve().parents[1])
+# The demo's models and trainings are code like a user's.
+_DEMO = os.path.join(os.path.dirname(_PADIFF), "padiff_demo", "")
 _LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 # Packages that call models, and do not contain the code of models.
 _AROUND = ("padiff", "lightning", "pytorch_lightning", "_pytest", "pytest")
@@ -43,7 +45,9 @@ class Frame(NamedTuple):
 
 def is_users(file: str) -> bool:
     """Return True if a file belongs neither to padiff, nor to the standard library, nor to an installed package."""
-    return not (file.startswith((_PADIFF, *_LIBRARIES, "<")) or any(name in file for name in _INSTALLED))
+    return file.startswith(_DEMO) or not (
+        file.startswith((_PADIFF, *_LIBRARIES, "<")) or any(name in file for name in _INSTALLED)
+    )
 
 
 def code_frames(framework: str) -> tuple[Frame, ...]:
@@ -98,4 +102,5 @@ def short_path(file: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _code(file: str, line: int) -> str:
-    return linecache.getline(os.path.join(start_folder(), file), line).strip()[:_LONGEST]
+    text = linecache.getline(os.path.join(start_folder(), file), line) or linecache.getline(file, line)
+    return text.strip()[:_LONGEST]

@@ -47,15 +47,16 @@ class Switches:
         )
 
 
-def say(text: str, alarming: bool = False) -> None:
+def say(text: str, alarming: bool = False, lines: bool = False) -> None:
     """Print a line on standard error, unless ``PADIFF_QUIET`` is on.
 
     Args:
         text: the line.
+        lines: True if the text has several lines.
         alarming: True for a warning, which ``PADIFF_QUIET`` does not switch off: in red if colours are possible.
     """
     if alarming or os.environ.get("PADIFF_QUIET", "").strip().upper() not in _ON:
-        line = f"padiff: {printable(text)}"
+        line = f"padiff: {printable(text, lines)}"
         print(f"\x1b[31m{line}\x1b[0m" if alarming and coloured(sys.stderr) else line, file=sys.stderr, flush=True)
 
 

@@ -56,6 +56,13 @@ def add_arguments(parser: Any) -> None:
         help="let the workers of this dask cluster read and measure (tcp://host:8786): they have to see both runs "
         "under these paths, on a shared file system or in a store, and have padiff installed",
     )
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="count",
+        default=0,
+        help="add the table of stages, the first pairs that differ, both layer trees and the evidence; -vv every pair",
+    )
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--all", action="store_true", help="list every pair that differs, not only the first ones")
     shown.add_argument("--top", type=int, metavar="N", help="list the N pairs furthest beyond their limits")
@@ -93,11 +100,12 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
             layers=args.layer,
             **steps_of(args),
         )
+    runs = Both(str(args.reference), str(args.candidate))
     if args.brief:
-        runs = Both(str(args.reference), str(args.candidate))
         print(diagnostic_json(diagnostic_of(report, runs, tuple(out for out in outputs if out))))
     else:
-        print_report(report, console, everything=args.all, top=args.top)
+        everything = args.all or args.verbose > 1
+        print_report(report, console, everything, args.top, bool(args.verbose), runs)
     if args.json:
         write_out(args.json, json_parts(report))
     if args.html:

@@ -13,11 +13,13 @@ from rich.console import Console
 from padiff.dump.format import RUN_FILE
 from padiff.errors import UsageError
 from padiff.records import CANNOT_TELL, Both, Report, Standing, count_text, printable, verdict
+from padiff.records.diagnostic import diagnostic_of, position_text
+from padiff.records.diagnostic_text import diagnostic_text
 from padiff_cli.arguments import CODES, EXIT_CODES, add_pair, add_tags, check_pair, names_of, paths_of, policy_of
 from padiff_cli.log_folder import check_logdir, explained
 from padiff_hooks.news import CAUSE_KNOWN
 from padiff_hooks.paired import PairedRuns
-from padiff_hooks.show import QUIET, STYLES
+from padiff_hooks.show import QUIET, STYLES, WIDEST
 from padiff_hooks.stream import DiffStream
 
 
@@ -37,7 +39,8 @@ def add_arguments(parser: Any) -> None:
 class _Watched:
     """Summary of the steps that this watch has compared."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
+        self._width = min(width, WIDEST)
         self.begin_anew()
 
     def begin_anew(self) -> None:
@@ -69,8 +72,8 @@ class _Watched:
         self._failed += 1
         more = "".join(f"\n{Standing.NEW}: {printable(diff.message)}" for diff in report.independent)
         if self._first is None:
-            self._first = printable(report.first_diff.message)
-            return f"{'' if known else f'{Standing.FIRST}: '}{self._first}{more}"
+            self._first = printable(position_text(report.first_diff))
+            return diagnostic_text(diagnostic_of(report), self._width)
         if not report.failed:
             return f"step {step}: {printable(report.first_diff.message)}{more}"
         # Said once: all later diffs follow, too.
@@ -85,7 +88,7 @@ class _Watched:
             differs: True if one of the steps differs, including steps that an earlier watch compared.
         """
         if self._first is not None:
-            return f"{self._failed} of them differ. {self._first}"
+            return f"{self._failed} of them differ, first at {self._first}."
         if differs:
             return "A step that was compared before differs (see diffs.jsonl)."
         lost = "".join(f" {line[0].upper()}{line[1:]}." for line in self.lost)
@@ -107,7 +110,7 @@ def run_watch(args: argparse.Namespace, console: Console) -> int:
     check_pair(args)
     with explained(args.logdir):
         stream = DiffStream(args.logdir, names_of(paths_of(args)), tags=args.tags)
-    watched = _Watched()
+    watched = _Watched(console.width)
 
     def begin(recordings: Both[str]) -> Collection[int]:
         watched.begin_anew()

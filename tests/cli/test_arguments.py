@@ -110,7 +110,7 @@ def test_no_common_step_is_still_said_where_steps_are_chosen(tmp_path):
 
 
 def test_diffs_that_are_alike_are_printed_as_one_line_and_all_or_the_worst_on_demand(bad, capsys):
-    assert main(["compare", *bad]) == 1
+    assert main(["compare", *bad, "-v"]) == 1
     out = capsys.readouterr().out
     assert "48 of 132 pairs differ, in causal order (--all lists each):" in out
     assert (
@@ -148,7 +148,7 @@ def test_what_cannot_be_reported_exits_with_3_from_each_command(tmp_path, capsys
     runs = [unrecorded(tmp_path / "torch"), unrecorded(tmp_path / "paddle", True)]
     text = "Can't tell whether the runs match: parameters that train have no record, 1 of the reference (fc2/weight)"
     assert main(["compare", *runs]) == 3
-    assert text in capsys.readouterr().out
+    assert text in " ".join(capsys.readouterr().out.split())
     watch = ["watch", *runs, "--logdir", str(tmp_path / "tb"), "--interval", "0.01"]
     for _ in range(2):  # a second watch remembers it
         assert main(watch) == 3
@@ -163,13 +163,13 @@ def test_watch_ends_with_a_verdict(bad, tmp_path, capsys):
     assert last.startswith("both runs have ended; 6 steps compared. The runs match, largest relative L2 ")
     assert main(["watch", *bad, "--logdir", str(tmp_path / "tb2"), "--interval", "0.01"]) == 1
     reported = capsys.readouterr().out.splitlines()
-    steps = [line for line in reported if line.startswith(("first here: ", "step "))]
-    assert steps[0].startswith("first here: The runs differ first at step 0, stage grad") and len(steps) == 6
+    steps = [line for line in reported if line.startswith(("DIFFER  step ", "step "))]
+    assert steps[0].startswith("DIFFER  step 0, grad: fc1.weight") and len(steps) == 6
     assert steps[1].endswith("pairs differ, which follows from it")
     assert all(line.endswith("pairs differ") for line in steps[2:])  # said once
     last = reported[-1]
     assert last.startswith(
-        "both runs have ended; 6 steps compared. 6 of them differ. The runs differ first at step 0, stage grad"
+        "both runs have ended; 6 steps compared. 6 of them differ, first at step 0, grad: fc1.weight"
     )
     assert main(["watch", *bad, "--logdir", str(tmp_path / "tb2"), "--interval", "0.01"]) == 1
     assert "A step that was compared before differs (see diffs.jsonl)." in capsys.readouterr().out

@@ -73,10 +73,12 @@ def on_a_terminal(arguments: list[str], **environment: str) -> str:
 
 def test_a_terminal_gets_colours_and_no_color_none(bad):
     reported = on_a_terminal(["compare", *bad])
-    assert re.search(r"\x1b\[1;31mDIFFER: first at step 1, stage forward, fc1 against body\.0", reported), reported
+    assert re.search(r"\x1b\[1;31mstep 1, forward: fc1 against body\.0", reported), reported
+    assert "\x1b[2mtorch (reference) against paddle (candidate): 66 tensors" in reported
+    reported = on_a_terminal(["compare", *bad, "-v"])
     assert "\x1b[1;31m<---  *** HERE ***\x1b[0m" in reported
     # No escape codes at all, other than those of what shows how far it is.
-    plain_ = on_a_terminal(["compare", *bad], NO_COLOR="1").rpartition("DIFFER: ")
+    plain_ = on_a_terminal(["compare", *bad], NO_COLOR="1").rpartition("DIFFER  ")
     assert plain_[1] and "\x1b" not in plain_[2]
 
 
@@ -115,24 +117,24 @@ def test_the_verdict_is_first_and_last_and_ten_lines_say_what_differs(bad, tmp_p
         return seen.value + rng.normal(size=seen.value.shape) if seen.stage in ("grad", "forward", "weight") else None
 
     runs = [str(toy_folder(tmp_path / "a")), str(toy_folder(tmp_path / "b", paddle=True, plant=plant))]
-    assert main(["compare", *runs]) == 1
+    assert main(["compare", *runs, "-v"]) == 1
     lines = capsys.readouterr().out.splitlines()
     report = compare_runs(*runs)
-    assert lines[0].startswith("DIFFER: first at step 0, stage weight, fc1 against body.0, weight: relative L2 ")
+    assert lines[0].split() == ["DIFFER", "step", "0,", "weight:", "fc1.weight", "against", "body.0"]
     assert lines[-1] == verdict(report)
     start = next(k for k, line in enumerate(lines) if "pairs differ, in causal order" in line)
     assert 2 <= lines.index("", start) - start <= 11
-    assert str(report).splitlines()[0] == verdict(report) and str(report).splitlines()[-1] == lines[0]
+    assert str(report).splitlines()[0] == lines[0] and str(report).splitlines()[-1] == verdict(report)
     match = [runs[0], str(toy_folder(tmp_path / "c"))]
     capsys.readouterr()
-    assert main(["compare", *match]) == 0
+    assert main(["compare", *match, "-v"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "MATCH: 66 tensors in 3 steps, 100% of what was recorded"
+    assert lines[0] == "MATCH   66 tensors in 3 steps, 100% of what was recorded"
     assert lines[-1].startswith("The runs match: 66 tensors in 3 steps compared")
 
 
 def test_the_lines_of_what_differs_are_short_and_all_has_the_rest(bad, capsys):
-    assert main(["compare", *bad]) == 1
+    assert main(["compare", *bad, "-v"]) == 1
     short = capsys.readouterr().out
     report = compare_runs(*bad)
     [diff] = report.failed
@@ -143,7 +145,7 @@ def test_the_lines_of_what_differs_are_short_and_all_has_the_rest(bad, capsys):
 
 
 def test_both_trees_show_the_place(bad, capsys):
-    assert main(["compare", *bad]) == 1
+    assert main(["compare", *bad, "-v"]) == 1
     out = capsys.readouterr().out
     both = [line for line in out.splitlines() if "*** HERE ***" in line]
     assert sum(line.count("*** HERE ***") for line in both) == 2
@@ -225,13 +227,13 @@ def test_names_are_text_in_markdown(name):
 def test_markdown_lists_what_differs_and_folds_the_rest():
     text = to_markdown(named("last"))
     lines = text.splitlines()
-    assert lines[0] == "## padiff: differ" and lines[2].startswith("**DIFFER: first at step 0, stage forward, last")
+    assert lines[0] == "## padiff: differ" and lines[2:4] == ["```text", "DIFFER  step 0, forward: last"]
     assert "| step | where | what |  |" in lines
     [row] = [line for line in lines if line.startswith("| step 0 | last/forward/output.0 | max \\|diff\\| 1, ")]
     assert row.endswith("| first here |")
     summaries = re.findall(r"<summary>(.*)</summary>\n\n", text)
-    assert summaries == ["Where it is in both models", "What was compared, and how"]
+    assert summaries == ["Where it is in both models", "What was compared, and how", "The evidence"]
     match = compare_runs(
         *[memory_run(info(root(1), plain("a", "relu")), step(0, [record("a", "forward", "output.0", [1])]))] * 2
     )
-    assert "| step | where |" not in to_markdown(match) and "MATCH: 1 tensors" in to_markdown(match)
+    assert "| step | where |" not in to_markdown(match) and "MATCH   1 tensors in 1 step" in to_markdown(match)

@@ -240,7 +240,7 @@ def test_a_callback_records_into_it_and_compares_with_it(place):
             optimizer.zero_grad()
         training.finish()
 
-    with pytest.warns(RuntimeWarning, match="step 2, stage grad"):
+    with pytest.warns(RuntimeWarning, match="step 2, grad: 1.weight"):
         whole()
     assert padiff.open_run(f"{place}/b").numbers() == list(range(STEPS))
 

@@ -128,7 +128,7 @@ def test_a_callback_asks_its_own_recorder(kit, tmp_path):
     optimizer = kit.sgd(model.parameters(), 0.13)
     training = TrainingRecorder(tmp_path / "b", detail="sketch", functions=False, reference=tmp_path / "a")
     training.start(model, [optimizer])
-    with pytest.warns(RuntimeWarning, match="from sketches"):
+    with pytest.warns(RuntimeWarning, match="step 0, update: 0.weight"):
         hosted(kit, model, optimizer, training)
     training.finish()
     run = padiff.open_run(tmp_path / "b")

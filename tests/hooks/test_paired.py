@@ -185,9 +185,9 @@ def test_a_diff_is_reported_and_exits_with_1_and_a_restart_remembers_it(paths, t
     code, out, _ = watched(paths, tmp_path / "tb")
     assert code == 1
     assert "step 0: match" in out
-    assert "The runs differ first at step 1, stage forward, layer fc1 (Linear) against body.0 (Linear)" in out
+    assert "DIFFER  step 1, forward: fc1 against body.0" in out
     code, out, _ = watched(paths, tmp_path / "tb")
-    assert code == 1 and "3 steps compared" in out and "The runs differ first" not in out
+    assert code == 1 and "3 steps compared" in out and "DIFFER  " not in out
     assert shown(tmp_path / "tb") == [0, 1, 2] and len(lines(tmp_path / "tb")) == 4
 
 

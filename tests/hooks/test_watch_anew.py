@@ -122,7 +122,7 @@ def test_padiff_watch_says_so_and_judges_the_new_recording_only(paths, tmp_path,
     assert code == 0 and "both runs have ended; 4 steps compared" in out
     reported = out.splitlines()
     [place] = [k for k, line in enumerate(reported) if f"{paths[1]} was recorded anew: the log folder" in line]
-    assert "The runs differ first at step 1" in "".join(reported[:place])
+    assert "DIFFER  step 1" in "".join(reported[:place])
     assert [line.split(",")[0] for line in reported[place + 1 : -1]] == [f"step {k}: match" for k in range(4)]
     assert judged(logdir) == [(number, True) for number in range(4)] and shown(logdir) == [0, 1, 2, 3]
     assert not [tag for tag in events(logdir, "diff").Tags()["tensors"] if tag == "0_verdict/first_diff"]

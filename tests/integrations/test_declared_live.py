@@ -29,16 +29,16 @@ def reference(tmp_path):
 
 
 def said_by(caught):
-    return [str(w.message) for w in caught if "padiff" in str(w.message)]
+    return [" ".join(str(w.message).split()) for w in caught if "padiff" in str(w.message)]
 
 
 def test_raise_ends_the_training_before_its_first_batch(reference, tmp_path):
     network = Net()
     options = {"reference": reference, "on_diff": "raise"}
-    with pytest.raises(RunsDifferError, match="weight decay 1e-07 against 2e-07") as caught:
+    with pytest.raises(RunsDifferError, match=r"weight decay 1e-07 +(likely\n +)?against 2e-07") as caught:
         fit(tmp_path / "run", network, sgd(2e-7), options)
     assert network.calls == 0
-    assert "Fix: paddle.optimizer.SGD(..., weight_decay=1e-07)" in str(caught.value)
+    assert "fix     paddle.optimizer.SGD(..., weight_decay=1e-07)" in str(caught.value)
     assert caught.value.report.settings_differ[0].name == "weight_decay"
     # Nothing is left behind: the same network trains on.
     fit(None, network, sgd(2e-7))
@@ -55,7 +55,7 @@ def test_warn_says_it_once_and_the_training_goes_on(reference, tmp_path):
         warnings.simplefilter("always")
         callback, _ = fit(tmp_path / "run", network, sgd(2e-7), {"reference": reference}, callbacks=[Listen()])
     (said,) = [text for text in said_by(caught) if "set differently" in text]
-    assert "before any step is compared" in said and "SGD: weight decay 1e-07 against 2e-07" in said
+    assert "no step was compared yet" in said and "SGD: weight decay 1e-07 likely against 2e-07" in said
     assert seen[0] == 1 and network.calls == 6
     # The first step's own report takes the place of what was said before it.
     first = callback.first_diff
@@ -86,9 +86,9 @@ def test_a_tolerance_is_taken_at_its_word(reference, tmp_path):
 def test_what_is_set_otherwise_for_some_parameters_is_said_with_the_first_step(reference, tmp_path):
     network = Net()
     network.second.bias.regularizer = paddle.regularizer.L2Decay(2e-7)
-    with pytest.warns(RuntimeWarning, match="set differently from step 0 on") as caught:
+    with pytest.warns(RuntimeWarning, match="set differently") as caught:
         fit(tmp_path / "run", network, sgd(1e-7), {"reference": reference})
-    assert "before any step" not in " ".join(said_by(caught))
+    assert "no step was compared" not in " ".join(said_by(caught))
 
 
 def test_a_resumed_training_is_held_against_the_step_that_it_goes_on_with(reference, tmp_path):
@@ -98,14 +98,14 @@ def test_a_resumed_training_is_held_against_the_step_that_it_goes_on_with(refere
         model.prepare(sgd(2e-7)(model.network.parameters()), paddle.nn.CrossEntropyLoss())
         model.fit([], epochs=1, verbose=0, callbacks=[callback])
     (said,) = [text for text in said_by(caught) if "set differently" in text]
-    assert "weight decay 1e-07 against 2e-07" in said
+    assert "weight decay 1e-07 likely against 2e-07" in said
 
 
 def test_watch_tells_it_with_the_first_step(reference, tmp_path, capsys):
     fit(tmp_path / "run", optimizer=sgd(2e-7))
     arguments = ["watch", str(reference), str(tmp_path / "run"), "--logdir", str(tmp_path / "log"), "--timeout", "0"]
     assert main(arguments) == 1
-    assert "weight decay 1e-07 against 2e-07" in capsys.readouterr().out.replace("\n", " ")
+    assert "weight decay 1e-07 against 2e-07" in " ".join(capsys.readouterr().out.replace("likely", "").split())
 
 
 def test_show_prints_it(reference, capsys):

@@ -13,11 +13,13 @@ import padiff_demo
 
 def test_the_demo_passes_the_right_port_and_names_the_faulty_layer_on_both_sides(tmp_path):
     reported = io.StringIO()
-    with pytest.warns(RuntimeWarning, match="is set differently"):
+    shown = pytest.warns(RuntimeWarning, match="it shows now: step 8, weight: net.stem.1.running_mean against bn1")
+    with pytest.warns(RuntimeWarning, match="set differently"), shown:
         assert padiff_demo.run(tmp_path / "demo", Console(file=reported, width=400)) == 0
     text = reported.getvalue()
-    assert "layer net.stem.1 (BatchNorm2d) against bn1 (BatchNorm2D)" in text
-    assert "step 8, stage weight" in text
+    assert "DIFFER  step 8, weight: net.stem.1.running_mean against bn1" in text
+    # The line of the demo's own port, and the argument in it.
+    assert "--> padiff_demo/hapi_run.py:" in text and "nn.BatchNorm2D(16, momentum=momentum)" in text
     folder = tmp_path / "demo"
     assert padiff.compare_runs(folder / "torch", folder / "paddle").passed
     assert padiff.compare_runs(folder / "torch", folder / "paddle-fault").first_diff.candidate == "bn1"

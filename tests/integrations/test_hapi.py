@@ -256,7 +256,7 @@ def faster(parameters):
 
 def test_stop_ends_the_training_in_the_middle_of_an_epoch(tmp_path):
     fit(tmp_path / "reference")
-    with pytest.warns(RuntimeWarning, match="padiff: The runs differ first at step 0, stage update"):
+    with pytest.warns(RuntimeWarning, match=r"padiff: the runs differ\nDIFFER  step 0, update: "):
         callback, model = fit(
             tmp_path / "run", optimizer=faster, options={"reference": tmp_path / "reference", "on_diff": "stop"}
         )
@@ -308,7 +308,7 @@ def test_without_a_reference_the_runs_own_curves_go_to_the_logdir(tmp_path):
 
 def test_warn_tells_the_first_diff_once_and_trains_on(tmp_path):
     fit(tmp_path / "reference")
-    with pytest.warns(RuntimeWarning, match="padiff: The runs differ first") as reported:
+    with pytest.warns(RuntimeWarning, match=r"padiff: the runs differ\nDIFFER  step ") as reported:
         _, model = fit(tmp_path / "run", optimizer=faster, options={"reference": tmp_path / "reference"})
     assert len([w for w in reported if str(w.message).startswith("padiff")]) == 1
     assert model.network.calls == 6

@@ -41,7 +41,7 @@ def test_an_equal_run_says_nothing_and_writes_a_passing_line_for_each_step(tmp_p
 
 
 def test_warn_tells_the_first_diff_once_and_trains_on(tmp_path, reference):
-    with pytest.warns(RuntimeWarning, match="padiff: The runs differ first at step") as reported:
+    with pytest.warns(RuntimeWarning, match=r"padiff: the runs differ\nDIFFER  step ") as reported:
         callback, trainer, _ = fit(tmp_path / "run", Lit(rate=0.2), options={"reference": reference})
     assert len([w for w in reported if str(w.message).startswith("padiff")]) == 1
     assert trainer.global_step == 6
@@ -51,12 +51,12 @@ def test_warn_tells_the_first_diff_once_and_trains_on(tmp_path, reference):
 
 def test_the_first_report_stays_the_first_and_is_found_by_its_diff(tmp_path, reference, capfd):
     """A report with a diff is false: `if callback.first_report` never held, and the first one became the latest."""
-    with pytest.warns(RuntimeWarning, match="padiff: The runs differ first at step 0"):
+    with pytest.warns(RuntimeWarning, match=r"padiff: the runs differ\nDIFFER  step 0"):
         callback, *_ = fit(tmp_path / "run", Lit(rate=0.2), options={"reference": reference})
     assert callback.first_report.coverage.steps == (0,)
     assert callback.first_diff is callback.first_report.first_diff and callback.first_diff.step == 0
     err = capfd.readouterr().err
-    place = "first at step 0, stage update, layer net.0; 5 later steps follow from it"
+    place = "first at step 0, update: net.0.weight; 5 later steps follow from it"
     assert f"padiff: compared 6 steps with {reference}: they differ, {place}" in err
 
 
@@ -70,7 +70,7 @@ def test_a_match_is_said_in_one_line(tmp_path, reference, capfd):
 
 
 def test_stop_ends_the_training_at_the_step_that_differs(tmp_path, reference):
-    with pytest.warns(RuntimeWarning, match="stage update"):
+    with pytest.warns(RuntimeWarning, match="step 0, update: "):
         callback, trainer, module = fit(
             tmp_path / "run", Lit(rate=0.2), options={"reference": reference, "on_diff": "stop"}
         )
@@ -84,7 +84,7 @@ def test_stop_ends_the_training_at_the_step_that_differs(tmp_path, reference):
 
 def test_raise_ends_the_training_with_the_report(tmp_path, reference):
     module = Lit(other_weight())
-    with pytest.raises(RunsDifferError, match=r"step 0, stage weight, layer net.2 \(Linear\)") as caught:
+    with pytest.raises(RunsDifferError, match=r"step 0, weight: net.2.weight") as caught:
         fit(tmp_path / "run", module, options={"reference": reference, "on_diff": "raise"})
     first = caught.value.report.first_diff
     assert (first.stage, first.reference, first.slot) == ("weight", "net.2", "weight")

@@ -21,7 +21,7 @@ def judged(logdir):
 def test_lightning_shows_the_run_that_was_recorded_anew_only(tmp_path):
     fit(tmp_path / "reference")
     options = {"reference": tmp_path / "reference", "logdir": tmp_path / "tb"}
-    with pytest.warns(RuntimeWarning, match="padiff: The runs differ first"):
+    with pytest.warns(RuntimeWarning, match=r"padiff: the runs differ\nDIFFER  step "):
         fit(tmp_path / "run", Lit(rate=0.2), options=options)
     with pytest.warns(RuntimeWarning, match=r"run was recorded anew: the log folder .*tb begins anew") as reported:
         callback, *_ = fit(tmp_path / "run", options={**options, "existing": "overwrite"})
@@ -36,7 +36,7 @@ def test_lightning_shows_the_run_that_was_recorded_anew_only(tmp_path):
 def test_hapi_shows_the_run_that_was_recorded_anew_only(tmp_path):
     hapi.fit(tmp_path / "reference")
     options = {"reference": tmp_path / "reference", "logdir": tmp_path / "tb"}
-    with pytest.warns(RuntimeWarning, match="padiff: The runs differ first"):
+    with pytest.warns(RuntimeWarning, match=r"padiff: the runs differ\nDIFFER  step "):
         hapi.fit(tmp_path / "run", hapi.Net(seed=1), options=options)
     with pytest.warns(RuntimeWarning, match=r"run was recorded anew: the log folder .*tb begins anew"):
         callback, _ = hapi.fit(tmp_path / "run", options={**options, "existing": "overwrite"})

@@ -124,7 +124,7 @@ def test_runs_that_match(use, runs):
     assert job.code == 0, job.printed
     assert job.outputs["verdict"] == "match"
     assert job.outputs["exit-code"] == "0"
-    assert "The runs match" in job.summary
+    assert "MATCH  " in job.summary
     assert job.files == ["junit.xml", "report.html", "report.md"]
     assert job.pip == "-m pip install --quiet --disable-pip-version-check /action\n"
 
@@ -133,7 +133,7 @@ def test_runs_that_differ_fail_and_keep_the_page(use, runs):
     job = use(reference=runs[0], candidate=runs[2], install="none", artifact="mine")
     assert job.code == 1
     assert job.outputs["verdict"] == "differ"
-    assert "The runs differ first at step 0, stage forward" in job.summary
+    assert "DIFFER  step 0, forward" in job.summary
     assert job.files == ["junit.xml", "report.html", "report.md"]
     assert job.artifact["name"] == "mine"
     assert job.artifact["path"] == job.outputs["folder"]

@@ -153,15 +153,15 @@ def test_a_fault_fails_with_the_verdict_at_the_test_s_own_line(session):
     result = session(FAULTS)
     assert result.counts == {"failed": 4}
     text = result.text
-    assert re.search(r"E +AssertionError: DIFFER: first at step 0, stage forward, 1, output\.0", text)
+    assert re.search(r"E +AssertionError: DIFFER step 0, forward: 1: ", text)
     assert "eps 1e-05 against 0.01" in text
     assert "Adam: beta2 0.999 against 0.9" in text
-    assert re.search(r"DIFFER: first at step 0, stage weight, 0", text)
+    assert re.search(r"DIFFER step 0, weight: 0\.weight", text)
     assert "the candidate can't start equal" in text
     assert "[7, 5] against [5, 9]" in text
     # Tracebacks: the test and nothing of padiff.
     assert set(re.findall(r"^(\S+\.py):\d+: ", text, re.MULTILINE)) == {"test_it.py"}
-    assert "FAILED test_it.py::test_epsilon - AssertionError: DIFFER: first at step 0, stage forward, 1" in text
+    assert "FAILED test_it.py::test_epsilon - AssertionError: DIFFER step 0, forward: 1" in text
 
 
 MISUSES = {
@@ -227,7 +227,9 @@ def test_a_golden_run_is_asked_for_written_and_compared_with(session, tmp_path):
     result = session(GOLDEN + others)
     assert result.counts == {"passed": 1, "failed": 2}
     # By hand: twice the logits is a relative error of 1.
-    assert re.search(r"E +AssertionError: DIFFER: first at step 0, stage loss, .*logits: relative L2 1,", result.text)
+    assert re.search(r"E +AssertionError: DIFFER step 0, loss: .*logits: ", result.text)
+    assert "the number in mul() in the loop is 2 for the reference's 1" in result.text
+    assert re.search(r"E +size +[\d,]+ times the limit: relative error 1,", result.text)
     assert "The golden run has 3 steps (0 to 2), the one of now 2 steps (0 to 1)." in result.text
     assert {path: path.read_bytes() for path in files} == kept
 
@@ -264,7 +266,7 @@ def test_a_run_that_a_host_recorded(session, tmp_path):
     assert (tmp_path / "runs" / "now" / "run.json").exists()
     result = session(body.replace("scale=1.0", "scale=2.0"))
     assert result.counts == {"failed": 1}
-    assert "AssertionError: DIFFER: first at step 0, stage loss" in result.text
+    assert "AssertionError: DIFFER step 0, loss: " in result.text
 
 
 @pytest.mark.slow

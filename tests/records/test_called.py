@@ -111,9 +111,10 @@ def test_runs_that_match_are_compared_without_an_object_for_each_record(tmp_path
     ]
     report = compare_runs(*folders, workers=1)
     assert report.passed and len(report.diffs) == 2 * layers * len(STAGES)
-    # Aligning reads the weights of both sides, and some few pairs are looked at: the worst, and where judging begins.
+    # Aligning reads the weights of both sides, and some few pairs are looked at: the worst, where judging begins, and
+    # 32 parameters of the reference in two steps, to see how far it moved.
     assert len([kind for kind, _ in made if kind == "PairTable"]) < 5
-    assert 2 * layers <= len([kind for kind, _ in made if kind == "StoredRecords"]) < 2 * layers + 10
+    assert 2 * layers <= len([kind for kind, _ in made if kind == "StoredRecords"]) < 2 * layers + 10 + 2 * 32 * 2
 
 
 def test_diffs_of_steps_whose_losses_are_scaled_are_folded_without_a_record(tmp_path, made):

@@ -10,7 +10,6 @@ from kit.records import memory_run, planted, toy_folder, toy_run
 
 from padiff.compare import compare_runs
 from padiff.dump import open_run
-from padiff.records import verdict
 
 EVIL = "<script>alert(1)</script>"
 
@@ -41,12 +40,12 @@ def test_a_report_shows_its_verdict_and_a_row_for_each_stage():
     plant = planted("head/forward/output.0", lambda v: v + 0.5, at=1)
     report = compare_runs(toy_run(), toy_run(paddle=True, plant=plant))
     card = Parsed(report._repr_html_())
-    assert verdict(report) in card.text and card.text.startswith("differ torch against paddle")
+    assert report.text(96) in card.text and card.text.startswith("differ torch against paddle")
     stages = re.findall(r"input|weight|forward|loss|backward|grad|update", card.text.split("closest to its limit")[1])
     assert list(dict.fromkeys(stages)) == [
         "input", "weight", "forward", "loss", "backward", "grad", "update",
     ]  # fmt: skip
-    assert card.names == {"div", "b", "span", "table", "tr", "th", "td"}
+    assert card.names == {"div", "b", "span", "pre", "table", "tr", "th", "td"}
 
 
 def test_runs_show_their_model_and_steps_from_memory_and_from_a_folder(tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -81,29 +83,53 @@ def violations(value, schema, root):
 
 
 @pytest.mark.parametrize(
-    ("candidate", "code"),
+    ("candidate", "code", "marked"),
     [
-        ("eps", "self.norm = nn.LayerNorm(8, eps=1e-3)"),
-        ("decay", "optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, weight_decay=0.5)"),
+        ("eps", "self.norm = nn.LayerNorm(8, eps=1e-3)", "eps=1e-3"),
+        ("decay", "optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, weight_decay=0.5)", "weight_decay=0.5"),
     ],
 )
-def test_a_setting_is_shown_where_it_is_written(folder, candidate, code):
+def test_a_setting_is_shown_where_it_is_written(folder, candidate, code, marked):
     done = brief(folder, candidate)
     assert done.returncode == 1 and len(done.stdout) <= LARGEST
     found = json.loads(done.stdout)
     assert found["outcome"] == "differ" and found["cause"]["proven"]
+    span = [code.index(marked), code.index(marked) + len(marked)]
     line = 1 + (folder / f"{candidate}.py").read_text().splitlines().index(f"{' ' * 8 * code.startswith('self')}{code}")
-    assert found["places"]["candidate"] == {"file": f"{candidate}.py", "line": line, "code": code}
+    assert found["places"]["candidate"] == {"file": f"{candidate}.py", "line": line, "code": code, "span": span}
     assert found["places"]["reference"]["file"] == "reference.py" and found["places"]["reference"]["line"] == line
     assert violations(found, diagnostic_schema(), diagnostic_schema()) == []
 
 
-def test_the_printed_report_ends_with_the_lines(folder):
-    command = [sys.executable, "-m", "padiff", "compare", "runs/reference", "runs/eps"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    candidate, reference = done.stdout.splitlines()[-2:]
-    assert candidate.split()[:3] == ["candidate", "-->", "eps.py:9"] and candidate.endswith("nn.LayerNorm(8, eps=1e-3)")
-    assert reference.split()[:2] == ["reference", "reference.py:9"]
+def printed(folder, width=80, *more):
+    command = [sys.executable, "-m", "padiff", "compare", "runs/reference", *more]
+    environment = os.environ | {"COLUMNS": str(width)}
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment).stdout
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 140])
+@pytest.mark.parametrize("candidate", ["eps", "decay", "same"])
+def test_no_line_is_wider_than_the_terminal(folder, candidate, width):
+    lines = printed(folder, width, f"runs/{candidate}").splitlines()
+    assert lines and max(len(line) for line in lines if " fix " not in line and "padiff compare" not in line) <= width
+
+
+def test_the_first_five_lines_name_the_file_and_the_line(folder):
+    for candidate, line in (("eps", 9), ("decay", 17)):
+        first = printed(folder, 80, f"runs/{candidate}").splitlines()[:5]
+        assert any(re.match(rf"  --> {candidate}\.py:{line}\b", each) for each in first), first
+
+
+def test_the_part_that_differs_is_marked_in_both_lines(folder):
+    lines = printed(folder, 80, "runs/eps").splitlines()
+    at = next(k for k, line in enumerate(lines) if "-->" in line)
+    for code, mark, text in ((lines[at], lines[at + 1], "eps=1e-3"), (lines[at + 2], lines[at + 3], "eps=1e-5")):
+        assert mark.strip() == "~" * len(text) and code[mark.index("~") :].startswith(text)
+
+
+def test_a_match_says_how_far_the_reference_moved(folder):
+    text = " ".join(printed(folder, 80, "runs/same").split())
+    assert "MATCH" in text and "moved the reference's weights by" in text and "enough to show a fault" in text
 
 
 def test_runs_that_match_have_no_fault(folder):
@@ -139,3 +165,14 @@ def test_damaged_lines_are_a_clear_error(folder, lines):
         assert done.returncode == 2 and "run.json" in done.stderr and "Traceback" not in done.stderr
     finally:
         file.write_text(before)
+
+
+def test_a_fix_names_the_folder_and_the_model(folder):
+    drawn = "net = Net()\nfor p in net.parameters(): nn.init.normal_(p, generator=torch.Generator().manual_seed(1))"
+    source = SCRIPT.replace("EPS", "1e-5").replace("DECAY", "0.01").replace("RUN", "runs/other")
+    (folder / "other.py").write_text(source.replace("net = Net()", drawn))
+    done = subprocess.run([sys.executable, "other.py"], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    text = printed(folder, 120, "runs/other")
+    assert "padiff.start_from('runs/reference', net)" in text
+    assert "--> other.py:16 " in text and "net = Net()" in text

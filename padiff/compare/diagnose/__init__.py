@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from padiff.compare.diagnose.first import described, with_proof
     from padiff.compare.diagnose.followups.followup_context import FollowupContext
     from padiff.compare.diagnose.place import Place
-    from padiff.compare.diagnose.settings import before_the_first, settings_first
+    from padiff.compare.diagnose.settings import before_the_first, settings_first, shows
     from padiff.compare.diagnose.skipped_calls import evaluated_calls
 else:
     # Imported on first access: these modules are a third of a comparison's imports, and runs that match need none of
@@ -28,6 +28,7 @@ else:
             "evaluated_calls": "padiff.compare.diagnose.skipped_calls",
             "described": "padiff.compare.diagnose.first",
             "settings_first": "padiff.compare.diagnose.settings",
+            "shows": "padiff.compare.diagnose.settings",
             "with_proof": "padiff.compare.diagnose.first",
         },
     )
@@ -41,5 +42,6 @@ __all__ = [
     "described",
     "evaluated_calls",
     "settings_first",
+    "shows",
     "with_proof",
 ]

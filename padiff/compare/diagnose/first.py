@@ -148,7 +148,7 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
             return framework_cause if framework_cause is not None and says_where(recorded, place) else recorded
         if recorded.kind == _DECLARED.get(computed.cause.kind):
             notes = [text for text in (computed.cause.evidence, recorded.evidence) if text]
-            return replace(recorded, proven=True, evidence="; ".join(notes))
+            return replace(recorded, proven=True, evidence="; ".join(notes), remaining=computed.cause.remaining)
         # A declared difference also gives the fix of the computed cause. For a loss the fix rewrites the code instead,
         # whatever the loss functions are set to.
         fix = "" if diff.pair.stage == "loss" else recorded.fix

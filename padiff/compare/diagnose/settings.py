@@ -8,11 +8,12 @@ from dataclasses import replace
 from padiff.compare.declared.fixes import together
 from padiff.compare.diagnose.place import Place
 from padiff.model import equivalents
-from padiff.records import LOOP, STAGES, Both, Cause, Difference, FirstDiff, Pair, Record, is_below
+from padiff.records import LOOP, STAGES, Both, Cause, Difference, FirstDiff, Pair, Record, Report, is_below
 
 # The most differences that a sentence names.
 _SAID = 3
-_OF_LAYERS = ("layer_setting", "mode")
+#: Kinds of differences that belong to a layer.
+OF_LAYERS = ("layer_setting", "mode")
 # Causes of inputs that belong to another call.
 _OTHER_BATCHES = frozenset({"other_batch", "sizes"})
 # Settings that determine a layer's constant tables.
@@ -49,12 +50,12 @@ def settings_first(found: Sequence[tuple[int, Difference]], first: FirstDiff | N
     visible = {
         difference.name
         for _, difference in found
-        if pair is not None and difference.kind in _OF_LAYERS and _acts(difference, pair)
+        if pair is not None and difference.kind in OF_LAYERS and _acts(difference, pair)
     }
     counting = [
         (number, STAGES.index(difference.stage), k)
         for k, (number, difference) in enumerate(found)
-        if difference.changes and not (difference.kind in _OF_LAYERS and difference.name in visible)
+        if difference.changes and not (difference.kind in OF_LAYERS and difference.name in visible)
     ]
     earliest = min(counting, default=None)
     if earliest is None or (first is not None and (first.step, _place(first, found)) <= earliest[:2]):
@@ -62,7 +63,7 @@ def settings_first(found: Sequence[tuple[int, Difference]], first: FirstDiff | N
     concurrent = [found[k][1] for number, stage, k in counting if (number, stage) == earliest[:2]]
     difference = found[earliest[2]][1]
     same_kind = [d for d in concurrent if d.kind == difference.kind]
-    stated = same_kind if difference.kind not in _OF_LAYERS else _of_one_layer(same_kind)
+    stated = same_kind if difference.kind not in OF_LAYERS else _of_one_layer(same_kind)
     return FirstDiff(
         earliest[0],
         difference.stage,
@@ -75,6 +76,17 @@ def settings_first(found: Sequence[tuple[int, Difference]], first: FirstDiff | N
         statement=_statement(earliest[0], concurrent, first),
         parameters=difference.parameters,
     )
+
+
+def shows(later: Report, earlier: Report) -> bool:
+    """Return True if a step's first diff is the first tensor that shows the settings which an earlier report names.
+
+    The settings and the tensor are then one fault, at the place of the tensor.
+    """
+    first, settings = later.first_diff, earlier.first_diff
+    if first is None or first.diff is None or settings is None or settings.diff is not None:
+        return False
+    return settings_first([(settings.step, found) for found in earlier.settings_differ], first) is first
 
 
 def _place(first: FirstDiff, found: Sequence[tuple[int, Difference]]) -> int:
@@ -108,7 +120,7 @@ def as_computed(
         return cause
     notes = f"{cause.evidence}; " * bool(cause.evidence)
     evidence = f"{notes}at step {step}, {computed.evidence}"
-    return replace(cause, proven=True, evidence=evidence, fix=cause.fix or computed.fix)
+    return replace(cause, proven=True, evidence=evidence, fix=cause.fix or computed.fix, remaining=computed.remaining)
 
 
 def _names(difference: Difference, kind: str) -> bool:
@@ -146,7 +158,7 @@ def _statement(step: int, differences: Sequence[Difference], first: FirstDiff | 
         first: the first tensor that differs; `None` if none does.
     """
     difference = differences[0]
-    if difference.kind in _OF_LAYERS:
+    if difference.kind in OF_LAYERS:
         here = _of_one_layer(differences)
         others = len({d.layers for d in differences}) - 1
         more = f", and {others} more layer{'s are' if others > 1 else ' is'}" if others else ""
@@ -163,7 +175,7 @@ def _statement(step: int, differences: Sequence[Difference], first: FirstDiff | 
     if first is None:
         later = "other inputs, or more steps, will show it"
         return f"No tensor differs beyond its limit, but {text}. {compute}; {later}."
-    where = f" first at step {step}, stage {difference.stage}: {text}" if difference.kind in _OF_LAYERS else f": {text}"
+    where = f" first at step {step}, stage {difference.stage}: {text}" if difference.kind in OF_LAYERS else f": {text}"
     return f"The runs differ{where}. {compute}. The first tensor that differs: {first.place_text}."
 
 
@@ -220,13 +232,13 @@ def cause_around(place: Place, differences: Sequence[Difference]) -> Cause | Non
 
 def _acts(difference: Difference, pair: Pair) -> bool:
     stage, kind = pair.stage, difference.kind
-    if kind in _OF_LAYERS and stage == "weight":
+    if kind in OF_LAYERS and stage == "weight":
         running = equivalents.slot(pair.anchor.slot).startswith("running_")
         shows = kind == "mode" or difference.name == "momentum" if running else difference.name in _OF_TABLES
         return shows and _at(difference.layers, pair)
     if stage not in _SHOWS.get(kind, ()) or (kind == "layer_setting" and difference.name == "momentum"):
         return False
-    if kind in _OF_LAYERS:
+    if kind in OF_LAYERS:
         return _at(difference.layers, pair)
     if kind == "trainer":
         return pair.complete and stage == difference.stage

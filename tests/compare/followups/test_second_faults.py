@@ -91,7 +91,7 @@ def test_a_second_fault_is_reported_as_one(style, faults, first, second, framewo
     assert (other.stage, other.reference, other.standing) == (stage, layer, Standing.NEW)
     assert words in other.message
     assert other.message.startswith("A second fault, which does not follow from the first: at step ")
-    assert str(report).startswith(f"{found.message} {other.message}")
+    assert str(report).endswith(f"{found.message} {other.message}")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from padiff.compare.diagnose.computing.operations import OPERATIONS
 from padiff.compare.diagnose.computing.writer import Writer
 from padiff.compare.diagnose.computing.writing import CONSTANT
 from padiff.compare.diagnose.traced import Graph
+from padiff.system.frames import Frame
 
 # Operations that only rearrange, select or cast values.
 _LOOKING = frozenset({"getitem", "reshape", "transpose", "expand", "cast", "detach"})
@@ -109,11 +110,11 @@ class FormulaView:
             return self.named(node)
         return place_of(self.graph.trace.calls[about], self.graph.trace)
 
-    def line(self, node: int) -> str:
-        """Return the line of the user's code that makes a node's call, as ``file:line``; empty if not recorded."""
+    def line(self, node: int) -> Frame | None:
+        """Return the line of the user's code that makes a node's call; `None` if not recorded."""
         about = self.nodes[node].about
         stack = self.graph.trace.calls[about].stack if about >= 0 else ()
-        return f"{stack[-1].file}:{stack[-1].line}" if stack else ""
+        return stack[-1] if stack else None
 
     @property
     def last(self) -> int:

@@ -10,6 +10,8 @@ import numpy as np
 
 from padiff.compare.diagnose.computing.edit import FormulaView
 from padiff.compare.diagnose.computing.operations import OPERATIONS
+from padiff.records import Both
+from padiff.system.frames import Frame
 
 #: The most terms of a loss.
 _MOST = 16
@@ -204,7 +206,7 @@ def weighed(terms: Terms, row: np.ndarray, noise: float) -> Weighing | None:
 
 def described(
     own: Terms, other: Terms | None, sheet: FormulaView | None, weighing: Weighing, surplus: bool
-) -> tuple[str, str, tuple[str, str]] | None:
+) -> tuple[str, str, Both[Frame | None]] | None:
     """Return the kind and the text of a difference in weights, and the lines of the reference's and the candidate's
     code; `None` if there is none, or it has several forms.
 
@@ -242,10 +244,10 @@ def described(
     places = [k for k, each in enumerate(ratios) if each != 1.0]
     partner = None if other is None else _partner(own, other, places)
     line = own.sheet.line(_tops(own, places)[0])
-    other_line = "" if sheet is None else sheet.line(sheet.last)
+    other_line = None if sheet is None else sheet.line(sheet.last)
     if other is not None and partner is not None:
         other_line = other.sheet.line(_tops(other, partner)[0]) or other_line
-    return kinds[0], "; ".join(texts), (other_line, line) if surplus else (line, other_line)
+    return kinds[0], "; ".join(texts), Both(line, other_line).swapped(surplus)
 
 
 def _times(ratio: float) -> str:

@@ -30,8 +30,10 @@ from padiff.compare.measure.operands import Sketches, operands
 from padiff.errors import PadiffError
 from padiff.frameworks.argument_names import SPELLINGS
 from padiff.records import Both, Layout, Pair
+from padiff.records.cause import UNKNOWN_LINES
 from padiff.sketches.sketch import sketch_of
 from padiff.system.code import literal
+from padiff.system.frames import Frame
 
 # Most seconds for the edits of one side, and again for the numbers in its calls.
 _SECONDS = 1.2
@@ -93,12 +95,12 @@ class Case:
             lines=self._lines(found),
         )
 
-    def _lines(self, found: Found) -> str:
-        """Return the lines of both sides' code that an edit is about, as text."""
+    def _lines(self, found: Found) -> Both[Frame | None]:
+        """Return the lines of both sides' code that an edit is about; `None` where not known."""
         other = self.sheets.swapped(found.surplus).candidate
         line = found.sheet.line(found.edit.at if found.edit.at >= 0 else found.sheet.last)
-        other_line = "" if other is None else other.line(self._partner(found, other))
-        return lines_text(*((other_line, line) if found.surplus else (line, other_line)))
+        other_line = None if other is None else other.line(self._partner(found, other))
+        return Both(line, other_line).swapped(found.surplus)
 
     def _partner(self, found: Found, other: FormulaView) -> int:
         """Return the other side's node that belongs to an edited node: of the same call, else the last one."""
@@ -159,16 +161,6 @@ class Case:
             return ""
         value = f"{argument.names[framework]}={literal(argument.right)}"
         return f"{spelling.layers}.functional.{function}(..., {value})"
-
-
-def lines_text(reference: str, candidate: str) -> str:
-    """Return the lines of both sides' code as text; empty if none is known.
-
-    Args:
-        reference, candidate: the lines, as ``file:line``; empty if not known.
-    """
-    named = [f"{name} {line}" for name, line in (("reference", reference), ("candidate", candidate)) if line]
-    return f"in the code: {', '.join(named)}" if named else ""
 
 
 def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
@@ -307,7 +299,9 @@ def _declared(case: Case, sheet: FormulaView) -> Hypothesis | None:
         return None
     edit = Edit("layer_setting", "what is declared differently", cause.sentence, {})
     # What is declared is written where a layer is made, which the calls do not show.
-    return replace(case.hypothesis(Found(edit, result, 0.0, 1, False, sheet, target), ""), fix=cause.fix, lines="")
+    return replace(
+        case.hypothesis(Found(edit, result, 0.0, 1, False, sheet, target), ""), fix=cause.fix, lines=UNKNOWN_LINES
+    )
 
 
 # -- edits ---------------------------------------------------------------------------------------------------------

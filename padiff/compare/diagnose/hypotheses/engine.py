@@ -151,9 +151,18 @@ def _finding(tried: Sequence[Trial], recorded: Cause | None = None) -> Finding:
     # If two explain the diff equally, neither is proven.
     proven = first.proven and not others
     text = "; or, which explains it as well: ".join(trial.hypothesis.sentence for trial in best)
-    shown = "; ".join(filter(None, (evidence(first.weight, first.hypothesis), first.hypothesis.lines)))
+    shown = "; ".join(filter(None, (evidence(first.weight, first.hypothesis), first.hypothesis.lines_text)))
     fix = first.hypothesis.fix_line if proven or not first.hypothesis.code else ""
-    cause = Cause(first.hypothesis.kind, text, proven, shown, fix, () if proven else excluded)
+    cause = Cause(
+        first.hypothesis.kind,
+        text,
+        proven,
+        shown,
+        fix,
+        () if proven else excluded,
+        first.hypothesis.lines,
+        first.weight.residual,
+    )
     return Finding(cause, excluded)
 
 

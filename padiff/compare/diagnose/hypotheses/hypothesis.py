@@ -8,6 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from padiff.records import SIDES, Both
+from padiff.records.cause import UNKNOWN_LINES
+from padiff.system.frames import Frame
+
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
@@ -48,7 +52,7 @@ class Hypothesis:
             hypothesis is never called proven.
         code: True if the hypothesis names a difference in the code; a hypothesis that describes only the difference
             of the outcome is then not reported beside it.
-        lines: the lines of both sides' code that it is about, as text; empty if not known.
+        lines: the lines of both sides' code that it is about; `None` where not known.
     """
 
     kind: str
@@ -62,7 +66,13 @@ class Hypothesis:
     fix: str | Callable[[], str] = ""
     telling: bool = True
     code: bool = False
-    lines: str = ""
+    lines: Both[Frame | None] = UNKNOWN_LINES
+
+    @property
+    def lines_text(self) -> str:
+        """Return the lines of code as text; empty if none is known."""
+        named = [f"{side} {frame.file}:{frame.line}" for side, frame in zip(SIDES, self.lines) if frame is not None]
+        return f"in the code: {', '.join(named)}" if named else ""
 
     @property
     def fix_line(self) -> str:

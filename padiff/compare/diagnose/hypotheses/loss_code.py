@@ -30,7 +30,7 @@ from padiff.compare.diagnose.computing.operation_edits import other_operations
 from padiff.compare.diagnose.computing.slopes import Leaf, Sloped
 from padiff.compare.diagnose.computing.solving import numbers
 from padiff.compare.diagnose.computing.writer import Writer
-from padiff.compare.diagnose.hypotheses.code_edits import Case, Found, Maker, lines_text, named, reported, tried
+from padiff.compare.diagnose.hypotheses.code_edits import Case, Found, Maker, named, reported, tried
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, whole_of
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.compare.diagnose.hypotheses.layer_output import noise_level, root
@@ -390,7 +390,7 @@ def _weighed(case: _Case, sums: _Sums | None, scalar: bool) -> Hypothesis | None
             "numbers",
             0 if None not in sides else len(weighing.ratios),
             code=True,
-            lines=lines_text(*lines),
+            lines=lines,
         )
     return None
 
