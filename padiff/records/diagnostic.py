@@ -22,6 +22,7 @@ from padiff.records.recorded import LOOP, ROOT, STAGES, is_below
 from padiff.records.report_data import CANNOT_TELL, MATCH, ReportData
 from padiff.records.report_text import floor_lines, match_notes, third_lines, verdict
 from padiff.records.row_summary import NOUNS
+from padiff.system.construction import loss_key
 from padiff.system.frames import Frame
 from padiff.system.printable import printable
 
@@ -35,10 +36,27 @@ _LONGEST, _FAULTS = (400, 200, 100, 40), 4
 _OF_OPTIMIZER = ("optimizer", "learning_rate", "weight_decay", "momentum", "beta")
 # Kinds of causes that the line of the layer's construction shows.
 _OF_LAYER = ("layer_setting", "dropout", "batch_norm")
+# Lines of the training's own calls, by the kind of the cause.
+_OF_STEP = {
+    "stale_gradient": "@zero_grad",
+    "step_skipped": "@step",
+    "step_repeated": "@step",
+    "no_gradient": "@backward",
+}
+# Kinds of causes that the line of the data loader shows.
+_OF_LOADER = ("batch_order", "input_order", "sizes")
+# Kinds of causes for which the call itself is wrong, not one of its arguments.
+_WHOLE = ("rule", "weight_decay_form", "optimizer_rule")
 # Keyword arguments and keys of a line of code, and functions that a sentence names.
 _KEYWORD, _CALLED = re.compile(r"""(?:\b(\w+)\s*=(?!=)|["'](\w+)["']\s*:)\s*"""), re.compile(r"\b(\w+)\(")
-# Words for arguments whose names are short.
-_SHORT = {"lr": "learning rate", "eps": "epsilon", "p": "dropout", "bias_attr": "bias", "weight_attr": "affine"}
+_NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d*)?(?:e[-+]?\d+)?(?!\w)")
+# Names of one argument in code and in causes.
+_ALIKE = (
+    ("lr", "learning_rate", "max_lr", "base_lr"), ("eps", "epsilon"), ("p", "dropout", "drop"),
+    ("bias", "bias_attr"), ("affine", "elementwise_affine", "weight_attr"),
+    ("betas", "beta1", "beta2"), ("decay", "weight_decay"),
+    ("max_norm", "clip_norm", "clip", "norm of"), ("smoothing", "label_smoothing"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,17 +287,77 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
     if models is None:
         return about
     kind = "" if first.cause is None else first.cause.kind
+    role = _role(first, kind)
+    in_role = models.lines.map(lambda lines: next((lines[each] for each in role if each in lines), None))
+    if any(in_role):
+        # A schedule is at fault by its own arguments, not by the rate that it starts from.
+        plain = role[0] == "@scheduler"
+        return models.lines.zip(in_role).map(lambda side: side[1] if plain else _defined(side[0], side[1], first))
     made = Both(first.reference, first.candidate).zip(models.lines).map(lambda side: side[1].get(side[0] or LOOP))
     called = first.stacks.zip(models.stacks).map(_innermost)
     if kind == "start_weights":
         return models.lines.map(lambda lines: lines.get(ROOT))
+    if first.inside and _is_leaf(first.reference, models):
+        # Inside of a layer, the call says nothing that the construction does not.
+        made = models.lines.zip(made).map(lambda side: _defined(side[0], side[1], first))
+        about = made.zip(about).map(lambda side: side[0] or side[1])
     if any(about):
         return about.zip(called).map(lambda side: side[0] or side[1])
     if kind.startswith(_OF_OPTIMIZER) or (first.stage == "update" and kind != "unknown"):
-        return models.lines.map(_optimizer)
+        return models.lines.map(lambda lines: _defined(lines, _optimizer(lines), first))
     if (kind.startswith(_OF_LAYER) or first.stage == "weight") and any(made):
-        return made
+        return models.lines.zip(made).map(lambda side: _defined(side[0], side[1], first))
     return called.zip(made).map(lambda side: side[0] or side[1])
+
+
+def _is_leaf(path: str | None, models: Models) -> bool:
+    """Return True if a layer of the reference holds no other layers."""
+    return path is not None and not any(is_below(layer.path, path) for layer in models.layers.reference)
+
+
+def _role(first: FirstDiff, kind: str) -> tuple[str, ...]:
+    """Return the keys of the line of the call that a fault is about, the best one first; empty for layers.
+
+    Args:
+        first: the fault.
+        kind: the kind of its cause.
+    """
+    if kind.startswith("clip"):
+        return "@clip", "optimizer.0"
+    if kind in _OF_STEP:
+        return (_OF_STEP[kind],)
+    if kind == "learning_rate" and first.extent is not None and first.extent.agreed is not None:
+        return "@scheduler", "optimizer.0"
+    if kind in _OF_LOADER:
+        return ("@loader",)
+    if kind in ("mode", "not_called"):
+        return ("@eval",)
+    if first.stage == "loss":
+        function = first.slot.partition("()")[0]
+        if first.slot == "loss":
+            return "@total", "@backward"
+        return ("@total", loss_key(function)) if ".input." in first.slot else (loss_key(function),)
+    return ()
+
+
+def _defined(lines: Mapping[str, Frame], made: Frame | None, first: FirstDiff) -> Frame | None:
+    """Return the line that defines the argument that a cause names, e.g. in a config; else the line itself."""
+    if made is None or first.cause is None or first.cause.kind in _WHOLE:
+        return made
+    words, head = f"{first.cause.kind} {first.cause.sentence}", f"{made.file}:{made.line}#"
+    found = [
+        (_named_at(words, key[len(head) :].partition("#")[0]), not _shares_number(frame.code, words), k)
+        for k, (key, frame) in enumerate(lines.items())
+        if key.startswith(head)
+    ]
+    named = min(((at, *rest) for at, *rest in found if at is not None), default=None)
+    return made if named is None else list(lines.values())[named[-1]]
+
+
+def _shares_number(code: str, words: str) -> bool:
+    """Return True if a line of code has a number that a cause names."""
+    numbers = [{float(each) for each in _NUMBER.findall(text)} for text in (code, words)]
+    return bool(numbers[0] & numbers[1])
 
 
 def _optimizer(lines: Mapping[str, Frame]) -> Frame | None:
@@ -438,8 +516,7 @@ def _span(code: str, words: str, call: str) -> list[int] | None:
     """
     for argument in _KEYWORD.finditer(code):
         name = argument[1] or argument[2]
-        spellings = (name, name.replace("_", " "), _SHORT.get(name, name))
-        if any(re.search(rf"(?<![^\W_]){re.escape(spelling)}(?![^\W_])", words) for spelling in spellings):
+        if _named_at(words, name) is not None:
             return [argument.start(), _end_of_argument(code, argument.end())]
     for name in dict.fromkeys(_CALLED.findall(f"{call} {words}")):
         found = re.search(rf"(?:\w+\.)*\b{re.escape(name)}\(", code)
@@ -447,6 +524,14 @@ def _span(code: str, words: str, call: str) -> list[int] | None:
             end = _end_of_argument(code, found.end(), several=True)
             return [found.start(), min(end + 1, len(code))]
     return None
+
+
+def _named_at(words: str, name: str) -> int | None:
+    """Return the position at which a text names an argument, in one of its spellings; `None` if it does not."""
+    alike = next((names for names in _ALIKE if name in names), (name,))
+    spellings = {spelling for each in alike for spelling in (each, each.replace("_", " "))}
+    found = (re.search(rf"(?<![^\W_]){re.escape(spelling)}(?![^\W_])", words, re.IGNORECASE) for spelling in spellings)
+    return min((match.start() for match in found if match is not None), default=None)
 
 
 def _end_of_argument(code: str, start: int, several: bool = False) -> int:

@@ -1,4 +1,6 @@
-"""The lines of the user's code that construct layers and optimizers, found by reading the source."""
+"""The lines of the user's code that construct layers and optimizers, and make a training's calls, found by reading the
+source.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,28 @@ from padiff.system.frames import Frame, is_users, short_path
 # Limits of what is read: files, bytes of a file, characters of a line.
 _MOST_FILES, _LARGEST, _LONGEST = 60, 400_000, 200
 _FRAMEWORKS = {"torch", "paddle"}
+# Called names of each role in a training; the role's line is known if there is one such call.
+_ROLES = {
+    "@clip": (
+        "clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "clip_gradients", "ClipGradByGlobalNorm",
+        "ClipGradByNorm", "ClipGradByValue",
+    ),
+    "@zero_grad": ("zero_grad", "clear_grad", "clear_gradients"),
+    "@backward": ("backward",),
+    "@loader": ("DataLoader",),
+    "@eval": ("eval",),
+}  # fmt: skip
+# Modules of schedulers.
+_SCHEDULERS = ("torch.optim.lr_scheduler.", "paddle.optimizer.lr.")
+# Functions that compute a loss; classes end with the second name.
+_LOSSES, _LOSS = (
+    frozenset({
+        "cross_entropy", "binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss", "l1_loss",
+        "smooth_l1_loss", "huber_loss", "nll_loss", "kl_div", "softmax_with_cross_entropy", "ctc_loss",
+        "triplet_margin_loss", "cosine_embedding_loss", "margin_ranking_loss", "hinge_embedding_loss",
+    }),
+    "Loss",
+)  # fmt: skip
 # Methods that add a child layer by name.
 _ADDING = ("add_module", "register_module", "add_sublayer")
 
@@ -47,8 +71,18 @@ class _Source:
     functions: dict[str, ast.FunctionDef] = field(default_factory=dict)
     #: By class and name of the attribute: the expressions that are assigned to ``self.name``.
     assigned: dict[tuple[str, str], list[ast.expr]] = field(default_factory=dict)
-    #: By name in the file: the package that the name is imported from.
+    #: By name in the file: the package that the name is imported from, and the whole name of its module or object.
     imports: dict[str, set[str]] = field(default_factory=dict)
+    modules: dict[str, str] = field(default_factory=dict)
+    classes: set[str] = field(default_factory=set)
+    #: By name: expressions that define plain values of that name, with the kind of the definition, and
+    #: for an argument the called name.
+    defined: dict[str, list[tuple[str, str, ast.expr]]] = field(default_factory=dict)
+    #: By function (`None` for the module) and name: the expressions that are assigned to a variable, in order.
+    variables: dict[tuple[ast.FunctionDef | None, str], list[ast.expr]] = field(default_factory=dict)
+    #: The function around each call, and the name by which it is called: of its class, if it is ``__init__``.
+    scopes: dict[ast.Call, ast.FunctionDef] = field(default_factory=dict)
+    names: dict[ast.FunctionDef, str] = field(default_factory=dict)
 
     def may_call(self, call: ast.Call, package: str) -> bool:
         """Return False if a call is known to be of another package."""
@@ -57,6 +91,16 @@ class _Source:
             node = node.value
         packages = self.imports.get(node.id, set()) if isinstance(node, ast.Name) else set()
         return not packages or package in packages or not packages <= _FRAMEWORKS
+
+    def full_name(self, call: ast.Call) -> str:
+        """Return the called name with its modules, as far as imports tell."""
+        parts: list[str] = []
+        node: ast.expr = call.func
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        head = self.modules.get(node.id, node.id) if isinstance(node, ast.Name) else ""
+        return ".".join([head, *reversed(parts)])
 
     def frame(self, node: ast.expr) -> Frame:
         return Frame(short_path(self.file), node.lineno, "", self.lines[node.lineno - 1].strip()[:_LONGEST])
@@ -72,6 +116,12 @@ def construction_lines(layers: Sequence[Built], optimizers: Mapping[str, type]) 
 
     A line is given only if the source leaves no choice: the assignment to an attribute of the class, the item of a list
     or a `Sequential`, the `return` of a helper function, or the only call of the class.
+
+    Besides, the lines of the only call of a role: ``@clip``, ``@zero_grad``, ``@backward``, ``@step``, ``@scheduler``,
+    ``@loader``, ``@eval``; ``@total`` is where the loss that is differentiated is assigned, and ``@loss:name`` where a
+    loss is made or computed. For arguments of these calls, ``file:line#argument#0`` is the line that holds the plain
+    value: in the call itself, if it has several lines, or where the value is defined, e.g. in a config or as a
+    parameter's default.
 
     Args:
         layers: the layers, the model itself first.
@@ -89,7 +139,26 @@ def construction_lines(layers: Sequence[Built], optimizers: Mapping[str, type]) 
         found_calls = search.calls(kind.__name__, package_of(kind))
         if len(found_calls) == len(keys):
             lines |= {key: one.source.frame(one.node) for key, one in zip(keys, found_calls)}
+    layer_calls = [found for found in map(search.call_of, lines) if found is not None]
+    roles = search.roles()
+    lines |= {key: found.source.frame(found.node) for key, found in roles.items()}
+    whole = [*search.optimizer_calls(optimizers), *roles.values()]
+    values: dict[str, dict[Frame, None]] = {}
+    for found, deep in (*((each, False) for each in layer_calls), *((each, True) for each in whole)):
+        frame = found.source.frame(found.node)
+        for argument, definition in search.definitions(found, deep):
+            value = definition.source.frame(definition.node)
+            if value != frame:
+                values.setdefault(f"{frame.file}:{frame.line}#{argument}", {})[value] = None
+    for key, frames in values.items():
+        lines |= {f"{key}#{number}": frame for number, frame in enumerate(frames)}
     return lines
+
+
+def loss_key(name: str) -> str:
+    """Return the key of the line that makes or computes a loss, for a class or a function of any framework."""
+    plain = name.replace("_", "").lower().removesuffix("loss").replace("withlogits", "").removeprefix("softmaxwith")
+    return f"@loss:{'bce' if plain == 'binarycrossentropy' else plain}"
 
 
 def package_of(kind: type) -> str:
@@ -103,11 +172,100 @@ class _Search:
         self._root = layers[0].path if layers else ""
         self._sources = sources
         self._known: dict[str, _Found | None] = {}
+        #: Names of the user's own functions and classes.
+        self._own = {name for source in sources for name in (*source.functions, *source.classes)}
 
     def calls(self, name: str, package: str) -> list[_Found]:
         """Return the calls of a class of a package."""
         found = [_Found(source, call) for source in self._sources for call in source.calls.get(name, ())]
         return [each for each in found if each.source.may_call(each.node, package)]
+
+    def call_of(self, path: str) -> _Found | None:
+        """Return the call that constructs a layer; `None` if that is not a call."""
+        found = self._known.get(path)
+        return found if found is not None and isinstance(found.node, ast.Call) else None
+
+    def optimizer_calls(self, optimizers: Mapping[str, type]) -> list[_Found]:
+        """Return the calls that construct optimizers."""
+        kinds = set(optimizers.values())
+        return [call for kind in kinds for call in self.calls(kind.__name__, package_of(kind))]
+
+    def roles(self) -> dict[str, _Found]:
+        """Return the only call of each role, by the role's key."""
+        found: dict[str, list[_Found]] = {}
+        for source in self._sources:
+            for name, calls in source.calls.items():
+                role = next((role for role, names in _ROLES.items() if name in names), "")
+                if name in _LOSSES or (name.endswith(_LOSS) and name != _LOSS):
+                    role = loss_key(name)
+                for call in calls:
+                    each = role or ("@scheduler" if source.full_name(call).startswith(_SCHEDULERS) else "")
+                    if name == "step" and "optim" in ast.unparse(call):
+                        each = "@step"  # of the optimizer, or of a scaler with the optimizer
+                    if each:
+                        found.setdefault(each, []).append(_Found(source, call))
+        roles = {role: calls[0] for role, calls in found.items() if len(calls) == 1}
+        total = roles.get("@backward")
+        if total is not None and isinstance(total.node.func, ast.Attribute):
+            loss, scope = total.node.func.value, total.source.scopes.get(total.node)
+            values = total.source.variables.get((scope, loss.id), []) if isinstance(loss, ast.Name) else []
+            before = [value for value in values if value.lineno < total.node.lineno]
+            if before:
+                roles["@total"] = _Found(total.source, before[-1])
+        return roles
+
+    def definitions(self, found: _Found, deep: bool) -> Iterator[tuple[str, _Found]]:
+        """Yield the names of a call's arguments, with the expression of the plain value.
+
+        Args:
+            found: the call.
+            deep: True to go on to the arguments of calls and the entries of dicts in its arguments.
+        """
+        if not isinstance(found.node, ast.Call):
+            return
+        arguments = [("", value) for value in found.node.args]
+        for node in ast.walk(found.node) if deep else [found.node]:
+            if isinstance(node, ast.Call):
+                arguments += [(each.arg or "", each.value) for each in node.keywords]
+            elif isinstance(node, ast.Dict):
+                entries = zip(node.keys, node.values)
+                arguments += [(str(key.value), value) for key, value in entries if isinstance(key, ast.Constant)]
+        for argument, value in arguments:
+            if _is_plain(value):
+                yield from [(argument, _Found(found.source, value))] if argument else []
+                continue
+            definition = self._definition(value, found)
+            if definition is not None:
+                yield argument or _key_of(value), definition
+
+    def _definition(self, value: ast.expr, found: _Found) -> _Found | None:
+        """Return the plain value that an expression in a call reads, if there is one definition of its name."""
+        name = _key_of(value)
+        scope = found.source.scopes.get(found.node)
+        parameters = [] if scope is None else [each.arg for each in (*scope.args.args, *scope.args.kwonlyargs)]
+        # A parameter of the function around the call has its value from that function's calls, or by default.
+        function = found.source.names[scope] if scope is not None and name in parameters else ""
+        if isinstance(value, ast.Name):
+            kinds: tuple[str, ...] = ("call", "default") if function else ("assignment",)
+        else:
+            kinds = _OF_ATTRIBUTES if isinstance(value, ast.Attribute) else _OF_ENTRIES
+        defined = [
+            (kind, _Found(source, node))
+            for source in self._sources
+            for kind, called, node in source.defined.get(name, ())
+            if kind in kinds
+            and not _is_inside(node, found)
+            and (
+                called == function
+                if isinstance(value, ast.Name) and function
+                else kind != "call" or called in self._own
+            )
+        ]
+        for kind in kinds:
+            of_kind = [each for each_kind, each in defined if each_kind == kind]
+            if of_kind:
+                return of_kind[0] if len(of_kind) == 1 else None
+        return None
 
     def expression(self, path: str) -> _Found | None:
         """Return the expression that constructs a layer."""
@@ -152,6 +310,72 @@ class _Search:
                 inside = [node for node in ast.walk(function) if isinstance(node, ast.Call) and _called(node) == name]
                 return _Found(source, inside[0]) if len(inside) == 1 else None
         return None
+
+
+# Kinds of definitions of a value that is no variable. The first that exists decides: an argument of a call of a
+# function of the user's, an entry of a dict, an assignment, an option of a command line, or the default of a parameter.
+_OF_ATTRIBUTES = ("call", "assignment", "option", "entry", "default")
+_OF_ENTRIES = ("entry", "call", "assignment", "option", "default")
+
+
+def _key_of(value: ast.expr) -> str:
+    """Return the name that an expression reads a value by: ``eps`` for ``eps``, ``cfg.eps``, ``cfg["eps"]``."""
+    if isinstance(value, ast.Name):
+        return value.id
+    if isinstance(value, ast.Attribute):
+        return value.attr
+    key = value.slice if isinstance(value, ast.Subscript) else None
+    if isinstance(value, ast.Call) and _called(value) in ("get", "pop") and value.args:
+        key = value.args[0]
+    return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else ""
+
+
+def _is_inside(value: ast.expr, found: _Found) -> bool:
+    """Return True if an expression is a part of a call."""
+    return any(node is value for node in ast.walk(found.node))
+
+
+def _is_plain(value: ast.expr | None) -> bool:
+    """Return True for numbers, texts, and tuples and lists of them."""
+    if isinstance(value, (ast.Tuple, ast.List)):
+        return all(map(_is_plain, value.elts))
+    if isinstance(value, ast.BinOp):
+        return _is_plain(value.left) and _is_plain(value.right)
+    return isinstance(value.operand if isinstance(value, ast.UnaryOp) else value, ast.Constant)
+
+
+def _definitions_in(node: ast.AST) -> Iterator[tuple[str, str, ast.expr]]:
+    """Yield the kind, the name and the value of each plain value that a node of a syntax tree defines."""
+    if isinstance(node, ast.Dict):
+        for key, value in zip(node.keys, node.values):
+            if isinstance(key, ast.Constant) and isinstance(key.value, str) and _is_plain(value):
+                yield "entry", key.value, value
+    elif isinstance(node, ast.Assign):
+        for target in node.targets:
+            if isinstance(target, (ast.Name, ast.Attribute)) and _is_plain(node.value):
+                yield "assignment", target.id if isinstance(target, ast.Name) else target.attr, node.value
+    elif isinstance(node, ast.AnnAssign):
+        if isinstance(node.target, ast.Name) and node.value is not None and _is_plain(node.value):
+            yield "assignment", node.target.id, node.value
+    elif isinstance(node, ast.FunctionDef):
+        names = [*node.args.posonlyargs, *node.args.args]
+        defaults = [
+            *zip(reversed(names), reversed(node.args.defaults)),
+            *zip(node.args.kwonlyargs, node.args.kw_defaults),
+        ]
+        for name, default in defaults:
+            if default is not None and _is_plain(default):
+                yield "default", name.arg, default
+    elif isinstance(node, ast.Call):
+        option = node.args[0] if node.args else None
+        if _called(node) in ("add_argument", "option") and isinstance(option, ast.Constant):
+            for keyword in node.keywords:
+                if keyword.arg == "default" and _is_plain(keyword.value):
+                    yield "option", str(option.value).lstrip("-").replace("-", "_"), keyword.value
+        else:
+            for keyword in node.keywords:
+                if keyword.arg and _is_plain(keyword.value):
+                    yield "call", keyword.arg, keyword.value
 
 
 def _called(node: ast.AST) -> str:
@@ -211,22 +435,47 @@ def _parse(file: str, changed: int) -> _Source:
         content = opened.read()
     tree = ast.parse(content)
     source = _Source(file, content.decode("utf-8", "replace").splitlines())
-    for node in ast.walk(tree):
+    for node, scope in _nodes(tree, source):
         if isinstance(node, ast.Call):
             source.calls.setdefault(_called(node), []).append(node)
+            if scope is not None:
+                source.scopes[node] = scope
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             for alias in node.names:
                 where = node.module or "" if isinstance(node, ast.ImportFrom) else alias.name
                 name = alias.asname or alias.name.partition(".")[0]
                 source.imports.setdefault(name, set()).add(where.partition(".")[0])
+                whole = f"{where}.{alias.name}" if isinstance(node, ast.ImportFrom) else where
+                source.modules[name] = whole if alias.asname or isinstance(node, ast.ImportFrom) else name
         elif isinstance(node, ast.FunctionDef):
             source.functions[node.name] = node
         elif isinstance(node, ast.ClassDef):
+            source.classes.add(node.name)
             for name, value in _attributes(node):
                 source.assigned.setdefault((node.name, name), []).append(value)
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            source.variables.setdefault((scope, node.targets[0].id), []).append(node.value)
+        of = source.names.get(node, "") if isinstance(node, ast.FunctionDef) else _called(node)
+        for kind, defined, value in _definitions_in(node):
+            source.defined.setdefault(defined, []).append((kind, of, value))
+    for values in source.variables.values():
+        values.sort(key=lambda value: value.lineno)
     for calls in source.calls.values():
         calls.sort(key=lambda call: (call.lineno, call.col_offset))
     return source
+
+
+def _nodes(tree: ast.AST, source: _Source) -> Iterator[tuple[ast.AST, ast.FunctionDef | None]]:
+    """Yield the nodes of a syntax tree with the innermost function around each; keep the functions' names."""
+    left: list[tuple[ast.AST, ast.FunctionDef | None, str]] = [(tree, None, "")]
+    while left:
+        node, scope, owner = left.pop()
+        if isinstance(node, ast.FunctionDef):
+            source.names[node] = owner if owner and node.name == "__init__" else node.name
+        yield node, scope
+        inside = node if isinstance(node, ast.FunctionDef) else scope
+        name = node.name if isinstance(node, ast.ClassDef) else ""
+        left += [(child, inside, name) for child in ast.iter_child_nodes(node)]
 
 
 def _attributes(definition: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:

@@ -34,7 +34,7 @@ export function times(x) {
 
 /** How a diff stands to the first one. */
 export function standing(name) {
-  return { first: "first here", again: "again here", new: "new here" }[name] ?? name;
+  return { first: "first difference", again: "again", new: "another fault" }[name] ?? name;
 }
 
 export function count(n, noun) {

@@ -1,7 +1,7 @@
 // The verdict: where the runs differ first, by how much, why, and the fix.
 
 import { copyButton, el, layerName, sentence } from "./dom.js";
-import { count, figure, percent, standing, times } from "./format.js";
+import { count, figure, percent, times } from "./format.js";
 import { isDeclared, timesAllowed } from "./store.js";
 
 // Of further faults so many are described in full; the heat map marks the others.
@@ -19,6 +19,8 @@ export function verdictCard(store, diff, open) {
   const outcome = first ? "differ" : (head.outcome ?? "match");
   if (!first) return agreeing(store, outcome);
   const declared = isDeclared(first);
+  // Reports of an older padiff have no diagnostic; that of another step is of no use.
+  const brief = head.diagnostic?.step === first.step && head.diagnostic.stage === first.stage ? head.diagnostic : null;
   const excess = diff ? timesAllowed(diff) : NaN;
   const layers = el(
     "div",
@@ -33,11 +35,12 @@ export function verdictCard(store, diff, open) {
     el(
       "div",
       { class: "headline" },
-      el("span", { class: "chip differ" }, declared ? "set differently" : standing(diff?.standing ?? "first")),
-      declared
+      el("span", { class: "chip differ" }, declared ? "set differently" : "differ"),
+      declared && !brief
         ? el("h1", {}, "The runs are ", el("strong", {}, "set differently"), ", though no tensor parts yet")
-        : el("h1", {}, "The runs differ first at ", el("strong", {}, `step ${first.step}`), ", stage ", el("strong", {}, first.stage)),
+        : el("h1", {}, el("strong", {}, `Step ${first.step}, ${first.stage}`), brief?.where ? `: ${brief.where}` : null),
     ),
+    cause(first, brief),
     layers,
     el(
       "dl",
@@ -50,8 +53,7 @@ export function verdictCard(store, diff, open) {
     ),
     diff?.problem ? el("p", { class: "note" }, diff.problem) : null,
     declared ? el("p", { class: "prose" }, sentence(first.message)) : prose(first),
-    cause(first),
-    others(store),
+    others(store, brief),
     el(
       "div",
       { class: "actions" },
@@ -95,34 +97,58 @@ function prose(first) {
   return sentences.length ? el("p", { class: "prose" }, sentence(sentences.join(" "))) : null;
 }
 
-function cause(first) {
+function cause(first, brief) {
   const why = first.why;
-  if (!why) return null;
+  const code = lines(brief?.places);
+  if (!why) return code ? el("div", { class: "cause" }, code) : null;
   const unknown = why.kind === "unknown";
   const sure = unknown ? "Cause not found" : why.proven ? "Cause, proven" : "Likely cause";
+  const fix = brief?.fix?.text ?? why.fix;
   return el(
     "div",
     { class: `cause${why.proven ? " proven" : ""}` },
     el("h2", {}, sure),
     el("p", { class: "sentence" }, sentence(why.sentence)),
+    fix ? el("div", { class: "fix" }, el("span", {}, "Fix"), el("pre", {}, el("code", {}, fix)), copyButton(fix)) : null,
+    code,
     why.evidence ? el("p", { class: "evidence" }, sentence(why.evidence)) : null,
-    why.fix
-      ? el("div", { class: "fix" }, el("span", {}, "Fix"), el("pre", {}, el("code", {}, why.fix)), copyButton(why.fix))
-      : null,
     why.excluded?.length && !why.proven ? el("p", { class: "evidence" }, `Tried and excluded: ${why.excluded.join(", ")}.`) : null,
   );
 }
 
-/** Faults that do not follow from the first one, where the report names them. */
-function others(store) {
-  const some = store.others;
-  if (!some.length) return null;
+/** The lines of code of both sides, the candidate's first, with the part in question marked. */
+function lines(places) {
+  const known = ["candidate", "reference"].filter((side) => places?.[side]);
+  if (!known.length) return null;
   return el(
     "div",
-    { class: "cause" },
-    el("h2", {}, some.length === 1 ? "A second fault, which does not follow" : "Further faults, which do not follow"),
-    some.slice(0, OTHERS).map((one) => el("p", { class: "sentence" }, sentence(one.message))),
+    { class: "lines" },
+    known.map((side) => {
+      const { file, line, code, span } = places[side];
+      const marked = span ? [code.slice(0, span[0]), el("mark", {}, code.slice(...span)), code.slice(span[1])] : code;
+      return el("div", { class: side }, el("small", {}, `${side} `, el("b", {}, `${file}:${line}`)), el("pre", {}, el("code", {}, marked)));
+    }),
   );
+}
+
+/** Faults that do not follow from the first one, where the report names them. */
+function others(store, brief) {
+  const some = store.others.slice(0, OTHERS);
+  return some.map((one, k) => {
+    const fault = brief?.faults?.[k];
+    const why = fault?.cause;
+    const sure = !why || why.kind === "unknown" ? "cause not found" : why.proven ? "cause proven" : "likely cause";
+    return el(
+      "div",
+      { class: `cause${why?.proven ? " proven" : ""}` },
+      el("h2", {}, fault ? `Also, ${sure}` : "Also"),
+      fault ? el("h3", {}, `Step ${fault.step}, ${fault.stage}: ${fault.where}`) : null,
+      el("p", { class: "sentence" }, sentence(why?.text ?? one.message)),
+      fault?.fix ? el("div", { class: "fix" }, el("span", {}, "Fix"), el("pre", {}, el("code", {}, fault.fix.text)), copyButton(fault.fix.text)) : null,
+      lines(fault?.places),
+      fault?.size ? el("p", { class: "evidence" }, sentence(fault.size)) : null,
+    );
+  });
 }
 
 function agreeing(store, outcome) {
@@ -145,6 +171,7 @@ function agreeing(store, outcome) {
       head.coverage ? stat("of what was recorded", percent(head.coverage.share)) : null,
       worstOf.worst >= 0 ? stat("nearest to its limit", times(worstOf.worst), worstOf.worstAt ? worstOf.worstAt[0].layer : null) : null,
     ),
+    head.diagnostic?.moved ? el("p", { class: "prose" }, sentence(`Moved: ${head.diagnostic.moved}`)) : null,
     head.verdict ? el("p", { class: "prose" }, sentence(head.verdict)) : null,
   );
 }

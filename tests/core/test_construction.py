@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from padiff.system.construction import Built, construction_lines
+from padiff.system.construction import Built, construction_lines, loss_key
 
 
 def lines_of(tmp_path, source, layers, optimizers=None):
@@ -101,3 +101,117 @@ def test_two_optimizers_of_two_calls_are_in_order_and_of_one_call_unknown(tmp_pa
 @pytest.mark.parametrize("source", ["class Net(:\n", "\x00", "class Net:\n  pass\n" + "(" * 5000])
 def test_source_that_is_no_python_gives_no_line(tmp_path, source):
     assert lines_of(tmp_path, source, {"(root)": "Net"}) == {}
+
+
+TRAINING = """
+    import argparse
+    import torch
+    from torch import nn
+    from torch.optim.lr_scheduler import StepLR as Steps
+
+    CFG = {"eps": 1e-3, "decay": 0.1}
+
+    class Net(nn.Module):
+        def __init__(self, cfg, rate=0.2, width=4):
+            self.norm = nn.LayerNorm(width, eps=cfg["eps"])
+            self.drop = nn.Dropout(rate)
+            self.wide = nn.Dropout(width / 10)
+
+    def options():
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--base-lr", default=0.05)
+        return parser.parse_args()
+
+    def train(net, args):
+        optimizer = torch.optim.SGD(
+            net.parameters(),
+            lr=args.base_lr,
+            weight_decay=CFG["decay"],
+            nesterov=True,
+        )
+        scheduler = Steps(optimizer, step_size=2)
+        criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
+        loss = criterion(net(1), 2)
+        loss = loss + 0.5
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+
+    net = Net(CFG, rate=0.3)
+"""
+
+
+def training_lines(tmp_path, source=TRAINING):
+    layers = {"(root)": "Net", "norm": "LayerNorm", "drop": "Dropout", "wide": "Dropout"}
+    kind = type("SGD", (), {"__module__": "torch.optim.sgd"})
+    return lines_of(tmp_path, source, layers, {"optimizer.0": kind})
+
+
+def values_of(found, argument):
+    return [code for key, code in found.items() if key.partition("#")[2].startswith(f"{argument}#")]
+
+
+@pytest.mark.parametrize(
+    ("role", "code"),
+    [
+        ("@scheduler", "scheduler = Steps(optimizer, step_size=2)"),
+        ("@loss:crossentropy", "criterion = nn.CrossEntropyLoss(label_smoothing=0.1)"),
+        ("@total", "loss = loss + 0.5"),
+        ("@backward", "loss.backward()"),
+        ("@clip", "nn.utils.clip_grad_norm_(net.parameters(), 1.0)"),
+        ("@step", "optimizer.step()"),
+        ("@zero_grad", "optimizer.zero_grad()"),
+    ],
+)
+def test_the_calls_of_a_training_are_found(role, code, tmp_path):
+    assert training_lines(tmp_path)[role] == code
+
+
+@pytest.mark.parametrize(
+    ("argument", "code"),
+    [
+        ("eps", 'CFG = {"eps": 1e-3, "decay": 0.1}'),
+        ("rate", "net = Net(CFG, rate=0.3)"),
+        ("lr", 'parser.add_argument("--base-lr", default=0.05)'),
+        ("weight_decay", 'CFG = {"eps": 1e-3, "decay": 0.1}'),
+        ("nesterov", "nesterov=True,"),
+    ],
+)
+def test_a_value_is_found_where_it_is_defined(argument, code, tmp_path):
+    assert values_of(training_lines(tmp_path), argument) == [code]
+
+
+def test_a_parameter_that_no_call_gives_has_its_default(tmp_path):
+    found = values_of(training_lines(tmp_path, TRAINING.replace("Net(CFG, rate=0.3)", "Net(CFG)")), "rate")
+    assert found == ["def __init__(self, cfg, rate=0.2, width=4):"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "lacking"),
+    [
+        ("    loss.backward()\n", "    loss.backward()\n        other.backward()\n", "@backward"),
+        ("label_smoothing=0.1)", "label_smoothing=0.1), nn.CrossEntropyLoss()", "@loss:crossentropy"),
+        ('"decay": 0.1}', '"decay": 0.1}\n    OTHER = {"eps": 1e-5}', "eps"),
+    ],
+)
+def test_where_there_is_a_choice_nothing_is_said(old, new, lacking, tmp_path):
+    assert old in TRAINING
+    found = training_lines(tmp_path, TRAINING.replace(old, new))
+    assert lacking not in found and not values_of(found, lacking)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("CrossEntropyLoss", "@loss:crossentropy"),
+        ("cross_entropy", "@loss:crossentropy"),
+        ("softmax_with_cross_entropy", "@loss:crossentropy"),
+        ("BCEWithLogitsLoss", "@loss:bce"),
+        ("mse_loss", "@loss:mse"),
+        ("MSELoss", "@loss:mse"),
+    ],
+)
+def test_a_loss_has_one_key_in_both_frameworks(name, key):
+    assert loss_key(name) == key

@@ -54,7 +54,7 @@ def test_the_verdict_is_there_and_nothing_is_wrong(tab, file, content):
     opened(tab, file)
     first = content["first_diff"]
     verdict = text(tab, "#verdict")
-    for reported in (f"step {STEP}", "forward", "fc2", "head", first["slot"], first["why"]["sentence"][1:]):
+    for reported in (f"Step {STEP}", "forward", "fc2", "head", first["slot"], first["why"]["sentence"][1:]):
         assert reported in verdict
     shown = next(d for d in content["steps"][STEP]["diffs"] if d["reference"] == REFERENCE)
     assert f"{shown['judged']['value']:.3g}" in verdict and f"{shown['max_abs']:.3g}" in verdict
@@ -84,7 +84,7 @@ def test_a_click_on_a_cell_opens_its_card(tab, file, content):
     card = text(tab, "#card")
     shown = next(d for d in content["steps"][STEP]["diffs"] if d["reference"] == REFERENCE)
     excess = shown["judged"]["value"] / shown["judged"]["limit"]
-    assert "fc2" in card and "head" in card and f"step {STEP}" in card and "first here" in card
+    assert "fc2" in card and "head" in card and f"step {STEP}" in card and "first difference" in card
     said = text(tab, "#card .excess b").split()[0].replace(MINUS, "-")
     assert float(said) == pytest.approx(excess, rel=1e-2)
     assert shown["judged"]["allowed_because"][1:] in card
@@ -284,13 +284,30 @@ def test_faults_that_do_not_follow_are_marked_where_the_report_tells_them(tab, t
     content["first_diff"]["recomputed"] = {"text": "The candidate is off."}
     opened(tab, written(content, tmp_path))
     verdict = text(tab, "#verdict")
-    assert "first here" in verdict and f"A second fault {EVIL}" in verdict and "The candidate is off." in verdict
+    assert "differ" in verdict and f"A second fault {EVIL}" in verdict and "The candidate is off." in verdict
     assert tab.run("padiff.store.further.map(one => [one.node.path, one.stage, padiff.store.steps[one.column]])") == [
         ["fc1", "grad", STEP + 1]
     ]
     tab.run("padiff.select({site: padiff.store.sites.find(s => s.reference === 'fc1/grad/weight'), column: 4})")
-    tab.wait("document.querySelector('#card .chip')?.innerText === 'new here'")
+    tab.wait("document.querySelector('#card .chip')?.innerText === 'another fault'")
     assert tab.troubles == []
+
+
+def test_the_lines_of_code_are_shown_as_text_with_the_part_that_differs_marked(tab, tmp_path):
+    content = content_of()
+    code = f"self.norm = nn.LayerNorm(8, eps=1e-3)  # {EVIL}"
+    span = [code.index("eps"), code.index(")")]
+    line = {"file": "train.py", "line": 9, "code": code, "span": span}
+    content["diagnostic"]["places"] = {"reference": {**line, "file": "before.py", "span": None}, "candidate": line}
+    opened(tab, written(content, tmp_path))
+    shown = tab.run("[...document.querySelectorAll('#verdict .lines > div')].map(one => one.innerText)")
+    assert [one.split("\n")[0] for one in shown] == ["candidate train.py:9", "reference before.py:9"]
+    assert all(one.endswith(code) for one in shown)
+    assert tab.run("[...document.querySelectorAll('#verdict mark')].map(one => one.innerText)") == ["eps=1e-3"]
+    # A diagnostic of another step says nothing of this one.
+    content["diagnostic"]["step"] = STEP + 1
+    opened(tab, written(content, tmp_path))
+    assert tab.run("document.querySelectorAll('#verdict .lines').length") == 0 and tab.troubles == []
 
 
 @pytest.mark.slow

@@ -71,7 +71,7 @@ def test_a_live_run_adds_columns_and_then_the_verdict(tab, logs, address):
         for report in reports[STEP:]:
             stream.write(report)
     tab.wait(f"{steps}.length === {STEPS}")
-    tab.wait(f"{FRAME}.document.querySelector('#verdict').innerText.includes('step {STEP}')")
+    tab.wait(f"{FRAME}.document.querySelector('#verdict').innerText.includes('Step {STEP}')")
     assert tab.run(f"{FRAME}.padiff.heat.first.node.path") == "fc2"
     assert tab.run(f"(c => c.site.reference)({FRAME}.padiff.store.firstCell())") == REFERENCE
     # The rest of a line is read again when its card is opened.

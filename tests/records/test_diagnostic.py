@@ -176,3 +176,46 @@ def test_a_fix_names_the_folder_and_the_model(folder):
     text = printed(folder, 120, "runs/other")
     assert "padiff.start_from('runs/reference', net)" in text
     assert "--> other.py:16 " in text and "net = Net()" in text
+
+
+TWICE = """
+import padiff, torch
+from torch import nn
+from torch.nn import functional as F
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(1, 2, 3), nn.Conv2d(2, 2, 3), nn.Conv2d(2, 1, 3)
+
+    def forward(self, x):
+        x = self.a(x)
+        x = self.b(F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=FIRST))
+        return self.c(F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=SECOND))
+
+torch.manual_seed(0)
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+with padiff.record(net, "RUN", optimizer=optimizer) as rec:
+    for x in torch.randn(2, 4, 1, 8, 8):
+        net(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        rec.try_dump()
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "lines"),
+    [("True", "True", "lines 13 and 14"), ("True", "False", "line 13"), ("False", "True", "line 14")],
+)
+def test_a_call_that_is_made_twice_is_fixed_where_it_is_wrong(tmp_path, first, second, lines):
+    pytest.importorskip("torch")
+    for name, one, two in (("reference", "False", "False"), ("candidate", first, second)):
+        source = TWICE.replace("FIRST", one).replace("SECOND", two).replace("RUN", f"runs/{name}")
+        (tmp_path / f"{name}.py").write_text(source)
+        done = subprocess.run([sys.executable, f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    text = printed(tmp_path, 120, "runs/candidate")
+    assert f"fix     torch.nn.functional.interpolate(..., align_corners=False)  # {lines}\n" in text, text
+    assert f"--> candidate.py:{13 if first == 'True' else 14} " in text

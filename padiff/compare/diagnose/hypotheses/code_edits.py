@@ -31,6 +31,7 @@ from padiff.errors import PadiffError
 from padiff.frameworks.argument_names import SPELLINGS
 from padiff.records import Both, Layout, Pair
 from padiff.records.cause import UNKNOWN_LINES
+from padiff.records.traces import TracedCall
 from padiff.sketches.sketch import sketch_of
 from padiff.system.code import literal
 from padiff.system.frames import Frame
@@ -142,25 +143,35 @@ class Case:
         return not 0 < other < own
 
     def _fix(self, found: Found) -> str:
-        """Return the candidate's call with the reference's argument; empty unless one call has the other value."""
+        """Return the candidate's call with the reference's argument, and the lines to change if there are several.
+
+        Empty unless each of the candidate's calls that has the other value has a partner with the reference's.
+        """
         place, argument = self.scene.place, found.edit.argument
         spelling = SPELLINGS.get(self.scene.frameworks.candidate)
         if argument is None or spelling is None or place is None or place.graphs is None:
             return ""
         layer, function = found.sheet.layer(found.edit.at), found.sheet.function(found.edit.at)
-        partner = self._layer(layer)
-        graph, framework = place.graphs.candidate, self.scene.frameworks.candidate
-        calls = [
-            call
-            for call in graph.trace.calls
-            if function and call.function == function and call.layer == partner and call.inputs
-        ]
-        shapes = [graph.trace.tensors[call.inputs[0].tensor].shape for call in calls]
-        wrong = [argument.is_wrong_in(call.arguments, framework, len(shape)) for call, shape in zip(calls, shapes)]
-        if len(calls) != 1 or wrong != [True]:
-            return ""
-        value = f"{argument.names[framework]}={literal(argument.right)}"
-        return f"{spelling.layers}.functional.{function}(..., {value})"
+        calls = place.graphs.zip(Both(layer, self._layer(layer))).map(lambda side: _calls(side[0], function, side[1]))
+        wrong = calls.zip(self.scene.frameworks).map(
+            lambda side: [argument.is_wrong_in(call.arguments, side[1], axes) for call, axes in side[0]]
+        )
+        lines = [call.stack[-1].line if call.stack else 0 for call, _ in calls.candidate]
+        changed = {line for line, is_wrong in zip(lines, wrong.candidate) if is_wrong}
+        right = {line for line, is_wrong in zip(lines, wrong.candidate) if not is_wrong}
+        alike = len(wrong.reference) == len(wrong.candidate) and not any(wrong.reference)
+        if not changed or (len(calls.candidate) > 1 and (not alike or changed & right or 0 in changed)):
+            return ""  # which of several calls to change cannot be said
+        value = f"{argument.names[self.scene.frameworks.candidate]}={literal(argument.right)}"
+        noun = "lines" if len(changed) > 1 else "line"
+        where = f"  # {noun} {' and '.join(map(str, sorted(changed)))}" if len(calls.candidate) > 1 else ""
+        return f"{spelling.layers}.functional.{function}(..., {value}){where}"
+
+
+def _calls(graph: Graph, function: str, layer: str | None) -> list[tuple[TracedCall, int]]:
+    """Return a function's calls in a layer, each with the number of axes of its first tensor."""
+    calls = [call for call in graph.trace.calls if function and (call.function, call.layer) == (function, layer)]
+    return [(call, len(graph.trace.tensors[call.inputs[0].tensor].shape)) for call in calls if call.inputs]
 
 
 def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:

@@ -6,7 +6,9 @@ from collections.abc import Collection, Iterator, Sequence
 
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, place_of
 from padiff.compare.diagnose.traced import Graph
-from padiff.records import LOOP, SIDES, Both, Cause, Diff, Record, TracedCall, is_below
+from padiff.records import LOOP, SIDES, Both, Cause, Diff, Record, Step, TracedCall, is_below
+from padiff.records.cause import UNKNOWN_LINES
+from padiff.system.frames import Frame
 
 
 def causes(scene: DiffContext) -> Iterator[Cause]:
@@ -35,8 +37,17 @@ def _unreached(scene: DiffContext) -> Iterator[Cause]:
                 f"no gradient comes back to `{name}` on the {side}, and one does on the {other_side}, though it "
                 "gives the same: a term of the loss is missing that is of what it gives, or it is detached"
             )
-            yield Cause("loss_term_missing", text)
+            paths = Both(layer, names.get(layer, layer))
+            steps = scene.sides(scene.number)
+            lines = UNKNOWN_LINES if steps is None else steps.zip(paths).map(lambda side: _called_at(*side))
+            yield Cause("loss_term_missing", text, lines=lines)
             return
+
+
+def _called_at(step: Step, path: str) -> Frame | None:
+    """Return the line that calls a layer, if the step's trace holds stacks."""
+    stacks = (call.stack for call in step.trace.calls if call.layer == path and not call.function and call.stack)
+    return next((stack[-1] for stack in stacks), None)
 
 
 def one_sided(scene: DiffContext) -> Iterator[Cause]:
