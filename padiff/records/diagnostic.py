@@ -50,6 +50,8 @@ _WHOLE = ("rule", "weight_decay_form", "optimizer_rule")
 # Keyword arguments and keys of a line of code, and functions that a sentence names.
 _KEYWORD, _CALLED = re.compile(r"""(?:\b(\w+)\s*=(?!=)|["'](\w+)["']\s*:)\s*"""), re.compile(r"\b(\w+)\(")
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d*)?(?:e[-+]?\d+)?(?!\w)")
+# Arguments that hold objects, not settings.
+_OBJECTS = ("parameters", "params", "model", "optimizer")
 # Names of one argument in code and in causes.
 _ALIKE = (
     ("lr", "learning_rate", "max_lr", "base_lr"), ("eps", "epsilon"), ("p", "dropout", "drop"),
@@ -516,7 +518,7 @@ def _span(code: str, words: str, call: str) -> list[int] | None:
     """
     for argument in _KEYWORD.finditer(code):
         name = argument[1] or argument[2]
-        if _named_at(words, name) is not None:
+        if name not in _OBJECTS and _named_at(words, name) is not None:
             return [argument.start(), _end_of_argument(code, argument.end())]
     for name in dict.fromkeys(_CALLED.findall(f"{call} {words}")):
         found = re.search(rf"(?:\w+\.)*\b{re.escape(name)}\(", code)

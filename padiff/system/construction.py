@@ -129,30 +129,31 @@ def construction_lines(layers: Sequence[Built], optimizers: Mapping[str, type]) 
     """
     sources = [source for source in map(_parsed, _files(layers)) if source is not None]
     search = _Search(layers, sources)
-    lines: dict[str, Frame] = {}
+    built: dict[str, _Found] = {}
+    for kind in set(optimizers.values()):
+        keys = [key for key, each in optimizers.items() if each == kind]
+        calls = search.calls(kind.__name__, package_of(kind))
+        built |= dict(zip(keys, calls)) if len(calls) == len(keys) else {}
+    built |= search.roles()
+    own = list(built)
     for layer in layers:
         found = search.expression(layer.path)
         if found is not None:
-            lines[layer.path] = found.source.frame(found.node)
-    for kind in set(optimizers.values()):
-        keys = [key for key, each in optimizers.items() if each == kind]
-        found_calls = search.calls(kind.__name__, package_of(kind))
-        if len(found_calls) == len(keys):
-            lines |= {key: one.source.frame(one.node) for key, one in zip(keys, found_calls)}
-    layer_calls = [found for found in map(search.call_of, lines) if found is not None]
-    roles = search.roles()
-    lines |= {key: found.source.frame(found.node) for key, found in roles.items()}
-    whole = [*search.optimizer_calls(optimizers), *roles.values()]
+            built[layer.path] = found
+    lines = {key: found.source.frame(found.node) for key, found in built.items()}
     values: dict[str, dict[Frame, None]] = {}
-    for found, deep in (*((each, False) for each in layer_calls), *((each, True) for each in whole)):
+    # Layers that a loop makes have one call.
+    for key, found in {found.node: (key, found) for key, found in reversed(built.items())}.values():
         frame = found.source.frame(found.node)
-        for argument, definition in search.definitions(found, deep):
+        for argument, definition in search.definitions(found, deep=key in own):
             value = definition.source.frame(definition.node)
             if value != frame:
                 values.setdefault(f"{frame.file}:{frame.line}#{argument}", {})[value] = None
-    for key, frames in values.items():
-        lines |= {f"{key}#{number}": frame for number, frame in enumerate(frames)}
-    return lines
+    named = {f"{key}#{number}": frame for key, frames in values.items() for number, frame in enumerate(frames)}
+    # A run keeps the first lines, and layers are many: they come last.
+    heads = tuple(f"{lines[key].file}:{lines[key].line}#" for key in own)
+    first = {key: frame for key, frame in lines.items() if key in own}
+    return {**first, **{key: frame for key, frame in named.items() if key.startswith(heads)}, **lines, **named}
 
 
 def loss_key(name: str) -> str:
@@ -179,16 +180,6 @@ class _Search:
         """Return the calls of a class of a package."""
         found = [_Found(source, call) for source in self._sources for call in source.calls.get(name, ())]
         return [each for each in found if each.source.may_call(each.node, package)]
-
-    def call_of(self, path: str) -> _Found | None:
-        """Return the call that constructs a layer; `None` if that is not a call."""
-        found = self._known.get(path)
-        return found if found is not None and isinstance(found.node, ast.Call) else None
-
-    def optimizer_calls(self, optimizers: Mapping[str, type]) -> list[_Found]:
-        """Return the calls that construct optimizers."""
-        kinds = set(optimizers.values())
-        return [call for kind in kinds for call in self.calls(kind.__name__, package_of(kind))]
 
     def roles(self) -> dict[str, _Found]:
         """Return the only call of each role, by the role's key."""

@@ -6,7 +6,7 @@ import math
 
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
 from padiff.frameworks.catalog import LAYERS, checked_fix
-from padiff.records import SIDES, Cause, Layer
+from padiff.records import SIDES, Both, Cause, Layer
 from padiff.system.naming import first_few
 
 _ELEMENTWISE = frozenset({"LayerNorm", "RMSNorm"})
@@ -36,7 +36,11 @@ def surplus_cause(scene: DiffContext) -> Cause | None:
         fixes = (
             {_fix(scene.frameworks.candidate, layer, sites) for layer in owners} if side == SIDES.candidate else set()
         )
-        return Cause("surplus_parameters", text, fix=fixes.pop() if len(fixes) == 1 else "")
+        owner = owners[0].path
+        pairs = (Both(pair.reference.path, pair.candidate.path) for pair in alignment.pairs)
+        paths = next((both for both in pairs if getattr(both, side) == owner), Both(owner, owner))
+        lines = scene.runs.zip(paths).map(lambda sides: sides[0].info.lines.get(sides[1]))
+        return Cause("surplus_parameters", text, fix=fixes.pop() if len(fixes) == 1 else "", lines=lines)
     return None
 
 
