@@ -39,10 +39,15 @@ _LINKED = re.compile(r"@(?=\w)|(?<!\w)#(?=\d)|(?<=\w):(?=//)|(?<!\w)www(?=\.)")
 def to_markdown(report: Report) -> str:
     """Return the report as Markdown: verdict, differences and stages as tables, and details in foldable sections."""
     diagnostic = diagnostic_of(report)
-    lines = [f"## padiff: {report.outcome}", "", *_code(diagnostic_text(diagnostic, _WIDE).split("\n"), "text"), ""]
+    lines = [
+        f"## padiff: {report.outcome}",
+        "",
+        *code_block(diagnostic_text(diagnostic, _WIDE).split("\n"), "text"),
+        "",
+    ]
     for fault in diagnostic.all_faults:
         if fault.fix is not None:
-            lines += ["Fix:", "", *_code(fault.fix.text.split("\n"), "python"), ""]
+            lines += ["Fix:", "", *code_block(fault.fix.text.split("\n"), "python"), ""]
     lines += _differing(report)
     table = stage_table(report)
     lines += _table(
@@ -50,7 +55,7 @@ def to_markdown(report: Report) -> str:
         ((r["stage"], r["compared"], r["differ"], _short(r["worst"]), _short(r["limit"]), r["where"]) for r in table),
     )
     place = where_lines(report)
-    lines += ["", *_unfolding("Where it is in both models", _code(place, "text") if place else [])]
+    lines += ["", *_unfolding("Where it is in both models", code_block(place, "text") if place else [])]
     if len(report.failed) > 1:
         lines += _unfolding(f"All that differs: {count_text(report)}", _all(report))
     measured = [*floor_lines(report), *third_lines(report)]
@@ -127,7 +132,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     return lines
 
 
-def _code(lines: Sequence[str], language: str) -> list[str]:
+def code_block(lines: Sequence[str], language: str) -> list[str]:
     """Return lines as a code block whose fence is longer than any run of backticks in the lines."""
     longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
     fence = "`" * max(3, longest + 1)

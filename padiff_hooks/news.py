@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from padiff.records import Report, Standing, count_text
+from padiff.records.diagnostic import diagnostic_of
+from padiff.records.diagnostic_text import diagnostic_text
+from padiff.report_markdown import code_block
 
 # Limit on the further faults in a text; no training has shown so many.
 _FURTHER = 20
+# Width of a diagnostic, in columns.
+_WIDE = 96
 _Place = tuple[Any, ...]
 #: Heading for the cause of a first diff that sketches showed and that a step recorded in full proves later.
 CAUSE_KNOWN = "its cause is known now"
@@ -34,7 +40,7 @@ class News:
         """
         first, new = report.first_diff, []
         if report.explained is not None:
-            new.append(f"{CAUSE_KNOWN}: **{report.explained.message}**")
+            new.append(f"{CAUSE_KNOWN}: {report.explained.message}")
         if first is None:
             self._reported += new
             return "\n\n".join(self._reported) if new else ""
@@ -43,14 +49,15 @@ class News:
         follows = first.standing is Standing.FOLLOWS or (first.standing is Standing.FIRST and differs)
         if not follows and first.standing is Standing.FIRST:
             more = f"\n\n{count_text(report)} in step {first.step}." if len(report.failed) > 1 else ""
-            new.append(f"{Standing.FIRST}: **{first.message}**{more}")
+            block = diagnostic_text(diagnostic_of(replace(report, independent=())), _WIDE)
+            new.append("\n".join(code_block(block.split("\n"), "text")) + more)
         elif follows and place != self._place and not self._follows:
             self._follows = True
             step = report.coverage.steps[0]
             new.append(f"{Standing.FOLLOWS}: {count_text(report)} in step {step}, as in those after it.")
         self._place = place
         if len(self._reported) < _FURTHER:
-            new += [f"{Standing.NEW}: **{fault.message}**" for fault in report.independent]
+            new += [f"{Standing.NEW}: {fault.message}" for fault in report.independent]
         self._reported += new
         return "\n\n".join(self._reported) if new else ""
 
@@ -61,10 +68,10 @@ class News:
             standing = first.get("standing", standings[Standing.FIRST])
             place = tuple(first.get(key) for key in ("stage", "reference", "candidate", "slot"))
             if standing == standings[Standing.FIRST] and not self._reported:
-                self._reported.append(f"{Standing.FIRST}: **{first.get('message', '')}**")
+                self._reported.append(f"{Standing.FIRST}: {first.get('message', '')}")
             elif standing == standings[Standing.FOLLOWS] and place != self._place and not self._follows:
                 self._follows = True
                 self._reported.append(f"{Standing.FOLLOWS}: as in step {line['step']}, so in those after it.")
             self._place = place
         if len(self._reported) < _FURTHER:
-            self._reported += [f"{Standing.NEW}: **{fault['message']}**" for fault in line.get("independent", ())]
+            self._reported += [f"{Standing.NEW}: {fault['message']}" for fault in line.get("independent", ())]

@@ -238,7 +238,7 @@ def test_the_first_diff_is_a_text_and_so_is_that_others_follow(tmp_path):
     written(tmp_path, made)
     found = texts(tmp_path)
     assert set(found) == {1, 3}
-    assert found[1].startswith("first here: ") and made[1].first_diff.message in found[1]
+    assert found[1].startswith("```text\nDIFFER  step 1, forward: fc1 against body.0\n") and found[1].endswith("\n```")
     # The last text tells what those before it said, too: TensorBoard keeps few of a tag.
     assert found[3] == f"{found[1]}\n\nfollows: 1 of 22 pairs differ in step 3, as in those after it."
 
@@ -254,8 +254,11 @@ def test_what_follows_is_said_once_also_over_a_restart(tmp_path):
     # A comparison that is begun anew has not seen the first diff.
     written(tmp_path, reports(range(8), plant=plant))
     found = texts(tmp_path)
-    assert [text.split("\n\n")[-1].partition(":")[0] for text in found.values()] == ["first here", "follows"]
-    assert all(text.startswith("first here: ") for text in found.values())
+    first, follows = found.values()
+    assert first.startswith("```text\nDIFFER  step 1, ") and "follows: " not in first
+    # What an earlier process said is read from its lines.
+    assert follows.startswith(("```text\nDIFFER  step 1, ", "first here: The runs differ first at step 1"))
+    assert follows.split("\n\n")[-1].startswith("follows: ")
     written(tmp_path, [reports([9], plant=planted(sites[0], lambda v: v + 1, at=9))[0]])
     assert set(texts(tmp_path)) == set(found)
     found = list(read(tmp_path))
@@ -272,7 +275,7 @@ def test_a_second_fault_is_an_event_of_its_own(tmp_path):
     written(tmp_path, made)
     [fault] = made[3].independent
     assert not made[0].independent and fault.step == 3
-    assert f"new here: **{fault.message}**" in texts(tmp_path)[3]
+    assert f"new here: {fault.message}" in texts(tmp_path)[3]
     [reported] = lines(tmp_path)[4]["independent"]
     assert reported["message"] == fault.message and "independent" not in lines(tmp_path)[1]
 

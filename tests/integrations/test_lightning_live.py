@@ -129,7 +129,7 @@ def test_the_trainers_own_logger_gets_the_verdict_and_no_more_than_ten_tags(tmp_
     assert shown == VERDICT | {"0_verdict/heat_map", "0_verdict/first_diff/text_summary"} and len(shown) <= 10
     assert dict(events(folder)["0_verdict/times_allowed/update"])[0] > 1
     assert dict(events(folder)["0_verdict/times_allowed/forward"])[0] <= 1
-    assert "The runs differ first at step 0, stage update" in texts(folder)["0_verdict/first_diff/text_summary"]
+    assert "DIFFER  step 0, update: " in texts(folder)["0_verdict/first_diff/text_summary"]
     for name, rate in (("reference", 0.1), ("candidate", 0.2)):
         own = events(folder / name)
         assert [value for _, value in own["0_verdict/learning_rate"]] == pytest.approx([rate] * 6)
