@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import lzma
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import padiff
 from padiff.align import align
-from padiff.compare import NoisePolicy, Tolerance
+from padiff.compare import NoisePolicy, RunComparison, Tolerance, diagnose
 from padiff.dump import open_run
 from padiff.errors import PadiffError
 from padiff.model.given_map import GivenMap
-from padiff.records import Diff, Report
+from padiff.records import Diff, FirstDiff, Report
 
 PAIRS = Path(__file__).with_name("pairs.tar.xz")
 EXPECTED = Path(__file__).with_name("expected.txt.xz")
@@ -42,14 +43,32 @@ _FIGURES = [
 def lines_of(folder: Path) -> list[str]:
     """The limits, verdicts, first diff and messages of a pair of runs, one line for each thing that may change."""
     meta = json.loads((folder / "pair.json").read_text())
-    policy = eval(meta["policy"], {"NoisePolicy": NoisePolicy, "Tolerance": Tolerance})
-    layer_map = [tuple(tuple(s) if isinstance(s, list) else s for s in pair) for pair in meta["layer_map"]]
+    layer_map, policy = asked(meta)
     runs = [open_run(folder / side) for side in ("reference", "candidate")]
     try:
         report = padiff.compare_runs(*runs, layer_map=layer_map, policy=policy, stages=meta["stages"], workers=1)
     except PadiffError as error:
         return [f"{type(error).__name__}: {error}".replace(str(folder), "FOLDER")]
     return [*_aligned(runs, layer_map), *(_diff(diff) for diff in report.diffs), *_sentences(report)]
+
+
+def asked(meta: Mapping[str, Any]) -> tuple[list[Any], Any]:
+    """The layer map and the policy of a pair."""
+    policy = eval(meta["policy"], {"NoisePolicy": NoisePolicy, "Tolerance": Tolerance})
+    return [tuple(tuple(s) if isinstance(s, list) else s for s in pair) for pair in meta["layer_map"]], policy
+
+
+def live(folder: Path, meta: Mapping[str, Any]) -> FirstDiff | None:
+    """The first diff that a comparison has named by its end if it saw one step after the other."""
+    comparison = RunComparison(*(open_run(folder / side) for side in ("reference", "candidate")), *asked(meta))
+    first: Report | None = None
+    for number in comparison.common():
+        report = comparison.compare(number)
+        if report.first_diff is not None and (first is None or diagnose.shows(report, first)):
+            first = report
+        if report.explained is not None and first is not None:
+            first = replace(first, first_diff=report.explained)
+    return None if first is None else first.first_diff
 
 
 def _aligned(runs: list[Any], layer_map: Any) -> Iterator[str]:

@@ -7,6 +7,7 @@ from the pairs in a folder (``tar -xf tests/golden/pairs.tar.xz -C FOLDER``).
 from __future__ import annotations
 
 import io
+import json
 import lzma
 import math
 import re
@@ -14,8 +15,15 @@ import tarfile
 from collections import defaultdict
 
 import pytest
+from kit.schema import violations
 
-from .lines import PAIRS, lines_of, read_expected
+import padiff
+from padiff.records import STAGES
+from padiff.records.diagnostic import LARGEST, diagnostic_json, diagnostic_of, diagnostic_schema, position_text
+
+from .lines import PAIRS, asked, lines_of, live, read_expected
+
+SCHEMA = diagnostic_schema()
 
 #: Other processors add up in another order: numpy's sums of float32 are then some 1e-7 off.
 _OTHER_PROCESSOR = 1e-5
@@ -69,6 +77,32 @@ def test_a_pair_is_reported_as_it_was(pairs, name, tmp_path):
     changed = [(a, b) for a, b in zip(EXPECTED[name], lines) if not _as_expected(b, a)]
     assert not changed
     assert len(lines) == len(EXPECTED[name])
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_live_comparison_names_the_same_place_and_the_brief_form_is_valid(pairs, name, tmp_path):
+    archive, members = pairs
+    archive.extractall(tmp_path, members[name], filter="fully_trusted")
+    folder = tmp_path / name
+    meta = json.loads((folder / "pair.json").read_text())
+    layer_map, policy = asked(meta)
+    try:
+        report = padiff.compare_runs(
+            folder / "reference",
+            folder / "candidate",
+            layer_map=layer_map,
+            policy=policy,
+            stages=meta["stages"],
+            workers=1,
+        )
+    except padiff.PadiffError:
+        return  # `test_a_pair_is_reported_as_it_was` holds the message
+    text = diagnostic_json(diagnostic_of(report))
+    assert len(text) <= LARGEST and violations(json.loads(text), SCHEMA, SCHEMA) == []
+    assert all(len(line) <= 80 for line in report.text(80).splitlines() if not line.startswith("  fix"))
+    if len(meta["stages"] or STAGES) == len(STAGES):
+        first = live(folder, meta)
+        assert (first and position_text(first)) == (report.first_diff and position_text(report.first_diff))
 
 
 def test_another_limit_is_seen():

@@ -10,6 +10,7 @@ import sys
 import textwrap
 
 import pytest
+from kit.schema import violations
 
 import padiff
 from padiff.records.diagnostic import LARGEST, diagnostic_schema
@@ -57,29 +58,6 @@ def folder(tmp_path_factory):
 def brief(folder, candidate, *more):
     command = [sys.executable, "-m", "padiff", "compare", "runs/reference", f"runs/{candidate}", "--brief", *more]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-
-
-def violations(value, schema, root):
-    """Where a value breaks a JSON schema, of the words that padiff's schema uses."""
-    if "$ref" in schema:
-        return violations(value, root["$defs"][schema["$ref"].rpartition("/")[2]], root)
-    if "anyOf" in schema:
-        found = [violations(value, each, root) for each in schema["anyOf"]]
-        return [] if [] in found else found[0]
-    if "enum" in schema:
-        return [] if value in schema["enum"] else [value]
-    kinds = {"integer": int, "number": (int, float), "string": str, "boolean": bool, "null": type(None), "array": list}
-    if schema["type"] == "object":
-        if (
-            not isinstance(value, dict)
-            or set(value) != set(schema["required"])
-            or set(value) != {*schema["properties"]}
-        ):
-            return [value]
-        return [bad for key, each in value.items() for bad in violations(each, schema["properties"][key], root)]
-    if not isinstance(value, kinds[schema["type"]]):
-        return [value]
-    return [bad for each in value for bad in violations(each, schema["items"], root)] if "items" in schema else []
 
 
 @pytest.mark.parametrize(
