@@ -40,6 +40,9 @@ class RunOptions(TypedDict, total=False):
     outputs, in the first recorded step and in steps that are requested. A diff is then located in the code between two
     layers. Where the level is sketch, the first step also stores small tensors in full, at most 32 MB of them.
     Such a step takes up to three times as long as other recorded steps. Default True."""
+    sources: bool
+    """False to leave the text of your code out of the run: a verdict then names files and lines of calls only, and not
+    where layers and optimizers are constructed. Default True: lines of at most 200 characters are kept."""
     pack: bool | None
     """True to store each step as one file, in the safetensors format; False to store JSON and an ``.npy`` file for each
     tensor. Default: True for steps that have sketches, and for all steps with a compression."""
@@ -96,11 +99,14 @@ class Scope:
     layer_map: Sequence[Any] | None = None
     start_step: int = 0
     functions: bool = True
+    sources: bool = True
     replay_every_n_steps: int | Schedule | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.functions, bool):
             raise UsageError(f"functions is True or False, got {self.functions!r}")
+        if not isinstance(self.sources, bool):
+            raise UsageError(f"sources is True or False, got {self.sources!r}")
         start = self.start_step
         if isinstance(start, bool) or not isinstance(start, int) or start < 0:
             raise UsageError(f"start_step has to be a whole number of at least 0, got {start!r}")

@@ -38,6 +38,7 @@ from padiff.recorder.settings import DeclaredSettings
 from padiff.recorder.warn import RecorderWarnings
 from padiff.records import RunInfo, Step
 from padiff.records.pack import Pack
+from padiff.records.traces import without_code
 from padiff.system.distribution import warn_of_older
 from padiff.system.guard import Failure, Guard, guarded, weakly
 from padiff.system.memory import keep_freed
@@ -97,6 +98,7 @@ class Recorder(CurrentStep):
         packs = scope.replay_every_n_steps
         # A replay traces every step like a step with a pack: functions, and the inputs of layers in full.
         self._replays, self._functions = replay_of is not None, scope.functions
+        self._sources = scope.sources
         self._packs = None if packs is None else Schedule.from_argument(packs)
         self._owned = ParameterMapCache()
         self._history = TrainingHistory(trains=bool(self._optimizers))
@@ -436,7 +438,9 @@ class Recorder(CurrentStep):
             step = replace(step, settings=settings)
             if first:
                 news = self._description.with_settings(self._settings.first or {}) or news
-                news = self._description.with_lines(self._settings.classes()) or news
+                news = (self._sources and self._description.with_lines(self._settings.classes())) or news
+        if not self._sources:
+            step = replace(step, trace=without_code(step.trace))
         changed = self._layers.settle()
         if changed:
             self._owned.clear()

@@ -7,7 +7,7 @@ ways, so a difference between their traces is no diff.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from padiff.records.sources import TensorSource
@@ -85,6 +85,15 @@ class Trace:
     tensors: Sequence[TracedTensor] = ()
     calls: Sequence[TracedCall] = ()
     functions: bool = False
+
+
+def without_code(trace: Trace) -> Trace:
+    """Return a trace whose stacks have no text of the code."""
+    calls = [
+        replace(call, stack=tuple(frame._replace(code="") for frame in call.stack)) if call.stack else call
+        for call in trace.calls
+    ]
+    return replace(trace, calls=calls)
 
 
 #: Trace of a step without known calls.

@@ -197,3 +197,27 @@ def test_a_call_that_is_made_twice_is_fixed_where_it_is_wrong(tmp_path, first, s
     text = printed(tmp_path, 120, "runs/candidate")
     assert f"fix     torch.nn.functional.interpolate(..., align_corners=False)  # {lines}\n" in text, text
     assert f"--> candidate.py:{13 if first == 'True' else 14} " in text
+
+
+def test_without_sources_no_text_of_the_code_is_in_the_run(tmp_path):
+    pytest.importorskip("torch")
+    for name, align in (("reference", "False"), ("candidate", "True")):
+        source = TWICE.replace("FIRST", align).replace("SECOND", "False").replace("RUN", f"runs/{name}")
+        source = source.replace("optimizer=optimizer)", f"optimizer=optimizer, sources={name == 'reference'})")
+        (tmp_path / f"{name}.py").write_text(source)
+        done = subprocess.run([sys.executable, f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    content = {
+        name: b"".join(path.read_bytes() for path in (tmp_path / "runs" / name).rglob("*") if path.is_file())
+        for name in ("reference", "candidate")
+    }
+    for text in (b"align_corners=", b"torch.optim.SGD(", b"self.b(F.interpolate"):
+        assert text in content["reference"] and text not in content["candidate"]
+    lines = printed(tmp_path, 120, "runs/candidate").splitlines()
+    assert lines[0].startswith("DIFFER  step 0, forward: ") and "  --> candidate.py:13" in lines
+
+
+def test_sources_is_true_or_false():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(padiff.PadiffError, match="sources is True or False, got 'no'"):
+        padiff.record(torch.nn.Linear(2, 2), sources="no")
