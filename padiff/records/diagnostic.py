@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import re
@@ -52,6 +53,10 @@ _KEYWORD, _CALLED = re.compile(r"""(?:\b(\w+)\s*=(?!=)|["'](\w+)["']\s*:)\s*""")
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d*)?(?:e[-+]?\d+)?(?!\w)")
 # Arguments that hold objects, not settings.
 _OBJECTS = ("parameters", "params", "model", "optimizer")
+# Tokens of a line of code, and the names in it that are variables or modules: no attributes, keywords or calls.
+_TOKEN, _VARIABLE = re.compile(r"\w+|\S"), re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*(?![\w\"'])(?!\s*=(?!=))")
+# Share of a line's tokens that are the same in a line that can take its place. Chosen.
+_LIKE = 0.6
 # Names of one argument in code and in causes.
 _ALIKE = (
     ("lr", "learning_rate", "max_lr", "base_lr"), ("eps", "epsilon"), ("p", "dropout", "drop"),
@@ -97,9 +102,18 @@ class BriefCause:
 
 @dataclass(frozen=True, slots=True)
 class BriefFix:
-    """The code that fixes the cause, in the candidate's framework."""
+    """The code that fixes the cause, in the candidate's framework.
+
+    Attributes:
+        text: the code.
+        file, line, old, new: the candidate's line to change, its text, and the text in its place; `None` if not known.
+    """
 
     text: str
+    file: str | None = None
+    line: int | None = None
+    old: str | None = None
+    new: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,9 +418,60 @@ def _fault(first: FirstDiff, models: Models | None, runs: Both[str] | None) -> B
         )
         if text
         else None,
-        fix=BriefFix(_filled(cause.fix, models, runs)) if cause is not None and cause.fix else None,
+        fix=_fix(first, lines, models, runs),
         places=CodeLines(*lines),
     )
+
+
+def _fix(
+    first: FirstDiff, lines: Both[CodeLine | None], models: Models | None, runs: Both[str] | None
+) -> BriefFix | None:
+    """Return the code that fixes a fault: that of its cause, else the reference's line in the candidate's place."""
+    cause, old = first.cause, lines.candidate
+    if cause is None:
+        return None
+    if cause.fix:
+        fix = BriefFix(_filled(cause.fix, models, runs))
+        new = "" if old is None else _with_argument(old, cause.fix)
+    else:
+        frameworks = [] if models is None else [name.partition(" ")[0] for name in models.frameworks]
+        new = ""
+        if cause.proven and None not in (lines.reference, old) and len({*frameworks}) == 1:
+            new = _like_reference(old.code, lines.reference.code)  # type: ignore[union-attr]
+        if not new:
+            return None
+        fix = BriefFix(new)
+    return fix if old is None or not new else replace(fix, file=old.file, line=old.line, old=old.code, new=new)
+
+
+def _with_argument(line: CodeLine, fix: str) -> str:
+    """Return a line of code with the argument that a fix such as ``LayerNorm(..., eps=1e-05)`` names; empty if the line
+    does not give that argument to that call.
+    """
+    call = re.fullmatch(r"[\w.]*?(\w+)\(\.\.\., (\w+)=([^(),]+)\)(?:  #.*)?", fix)
+    if call is None or line.span is None or not re.search(rf"\b{call[1]}\(", line.code):
+        return ""
+    start, end = line.span
+    given = re.fullmatch(rf"({call[2]}\s*=\s*).*", line.code[start:end])
+    return f"{line.code[:start]}{given[1]}{call[3]}{line.code[end:]}" if given is not None else ""
+
+
+def _like_reference(candidate: str, reference: str) -> str:
+    """Return the reference's line if it can stand in the place of the candidate's: most of it is the same, and it reads
+    no other variables; else an empty text.
+    """
+    tokens = [_TOKEN.findall(code) for code in (candidate, reference)]
+    names = [{*_VARIABLE.findall(code)} - {"True", "False", "None"} for code in (candidate, reference)]
+    # Lines of other layers are other lines.
+    own = [{*re.findall(r"\bself\.(\w+)", code)} for code in (candidate, reference)]
+    balance = [sum(code.count(each) for each in "([{") - sum(code.count(each) for each in ")]}") for code in
+               (candidate, reference)]  # fmt: skip
+    alike = difflib.SequenceMatcher(a=tokens[0], b=tokens[1], autojunk=False).ratio()
+    if candidate == reference or balance[0] != balance[1] or own[0] != own[1] or not names[1] <= names[0]:
+        return ""
+    if alike < _LIKE:
+        return ""
+    return reference
 
 
 def _filled(fix: str, models: Models | None, runs: Both[str] | None) -> str:

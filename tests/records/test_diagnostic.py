@@ -13,7 +13,7 @@ import pytest
 from kit.schema import violations
 
 import padiff
-from padiff.records.diagnostic import LARGEST, diagnostic_schema
+from padiff.records.diagnostic import LARGEST, _like_reference, diagnostic_schema
 
 SCRIPT = """
 import padiff, torch
@@ -221,3 +221,54 @@ def test_sources_is_true_or_false():
     torch = pytest.importorskip("torch")
     with pytest.raises(padiff.PadiffError, match="sources is True or False, got 'no'"):
         padiff.record(torch.nn.Linear(2, 2), sources="no")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("align_corners=FIRST", "align_corners=True"),
+        ('mode="bilinear", align_corners=FIRST', 'mode="nearest"'),
+        ("return self.c(F.interpolate(x", "return self.c(0.5 * F.interpolate(x"),
+    ],
+)
+def test_the_line_that_a_fix_writes_mends_the_training(tmp_path, before, after):
+    pytest.importorskip("torch")
+
+    def run(name, source):
+        source = source.replace("FIRST", "False").replace("SECOND", "False").replace("RUN", f"runs/{name}")
+        (tmp_path / f"{name}.py").write_text(source)
+        done = subprocess.run([sys.executable, f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+    run("reference", TWICE)
+    run("candidate", TWICE.replace(before, after, 1))
+    fix = json.loads(brief_of(tmp_path).stdout)["fix"]
+    lines = (tmp_path / "candidate.py").read_text().splitlines()
+    assert fix["file"] == "candidate.py" and lines[fix["line"] - 1].strip() == fix["old"]
+    lines[fix["line"] - 1] = lines[fix["line"] - 1].replace(fix["old"], fix["new"])
+    run("mended", "\n".join(lines).replace("runs/candidate", "RUN"))
+    assert brief_of(tmp_path, "mended").returncode == 0
+
+
+def brief_of(folder, candidate="candidate"):
+    command = [sys.executable, "-m", "padiff", "compare", "runs/reference", f"runs/{candidate}", "--brief"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "reference", "fits"),
+    [
+        ("h = F.relu(self.up(h))", "h = F.gelu(self.up(h))", True),
+        ("return self.f(x) * 0.5", "return self.f(x)", True),
+        ("nn.LeakyReLU(0.1),", "nn.ReLU(),", True),
+        ("h = self.up(h) * 0.5", "h = self.down(h)", False),
+        # Another variable, another author's line, brackets of another line, and nothing to change.
+        ("h = F.relu(self.up(h))", "h = F.gelu(self.up(x))", False),
+        ("h = relu(self.up(h))", "h = gelu(self.up(h))", False),
+        ("out = self.net(batch)", "h = F.gelu(self.up(h), approximate='none')", False),
+        ("h = F.relu(self.up(h))", "h = F.gelu(self.up(h),", False),
+        ("h = F.relu(self.up(h))", "h = F.relu(self.up(h))", False),
+    ],
+)
+def test_the_reference_s_line_is_a_fix_if_it_can_stand_there(candidate, reference, fits):
+    assert _like_reference(candidate, reference) == (reference if fits else "")
