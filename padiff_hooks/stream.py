@@ -23,6 +23,7 @@ from padiff.dump.files import write_json
 from padiff.dump.local import absolute, local_folder
 from padiff.errors import UsageError
 from padiff.records import CANNOT_TELL, DIFFER, MATCH, SIDES, Both, Report, Standing
+from padiff.records.declared import OF_LAYERS
 from padiff.report_formats import to_json
 from padiff_hooks.event_files import EventFile, ScalarSink
 from padiff_hooks.heat_picture import HeatPicture, place_of
@@ -39,9 +40,6 @@ SCHEMA_VERSION = 1
 
 # Identities of recordings without an identity, which can't be distinguished.
 _NAMELESS = Both("", "")
-
-# Kinds of causes that are settings of a layer.
-_OF_LAYERS = ("layer_setting", "mode")
 
 
 class DiffStream:
@@ -294,7 +292,7 @@ def _first_of(earlier: dict[str, Any] | None, first: dict[str, Any] | None) -> d
     if earlier is None or first is None or earlier.get("site") or not first.get("site"):
         return first if earlier is None else earlier
     same = (first.get("reference"), first.get("candidate")) == (earlier.get("reference"), earlier.get("candidate"))
-    return first if same and (earlier.get("why") or {}).get("kind") in _OF_LAYERS else earlier
+    return first if same and (earlier.get("why") or {}).get("kind") in OF_LAYERS else earlier
 
 
 def _place_of(first: Mapping[str, Any]) -> tuple[str, str, int]:

@@ -38,12 +38,9 @@ def movement(run: Run, steps: Sequence[int], last: StepDiffs) -> Movement | None
         places = [_places(each) for each in records]
         trained = [site for site in places[0]["weight"] if site in places[-1]["update"]]
         chosen = trained[:: max(1, -(-len(trained) // _MOST))]
-        first, other = ("weight", "update") if len(steps) == 1 else ("weight", "weight")
-        pairs = [
-            (records[0][places[0][first][site]], records[1][places[1][other][site]])
-            for site in chosen
-            if site in places[1][other]
-        ]
+        # Within one step, the update is what moved.
+        others = places[1]["update" if len(steps) == 1 else "weight"]
+        pairs = [(records[0][places[0]["weight"][site]], records[1][others[site]]) for site in chosen if site in others]
         if len(steps) == 1:
             moved = [(_norm(update), _norm(weight)) for weight, update in pairs]
         else:
@@ -52,7 +49,8 @@ def movement(run: Run, steps: Sequence[int], last: StepDiffs) -> Movement | None
     except (PadiffError, OSError, ValueError):
         return None  # what can no longer be read shows nothing
     size = math.hypot(*(norm for _, norm in moved))
-    here = [place for place in last.known_places("weight").tolist() if last.sites.keys[place] in set(trained)]
+    sites = set(trained)
+    here = [place for place in last.known_places("weight").tolist() if last.sites.keys[place] in sites]
     if not size or not here or not math.isfinite(size):
         return None
     share = math.hypot(*(distance for distance, _ in moved)) / size

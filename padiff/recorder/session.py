@@ -439,7 +439,7 @@ class Recorder(CurrentStep):
             if first:
                 news = self._description.with_settings(self._settings.first or {}) or news
                 news = (self._sources and self._description.with_lines(self._settings.classes())) or news
-        if not self._sources:
+        if not self._sources and step.trace.functions:
             step = replace(step, trace=without_code(step.trace))
         changed = self._layers.settle()
         if changed:

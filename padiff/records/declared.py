@@ -95,6 +95,8 @@ class Difference:
         return Both(LOOP, LOOP)
 
 
+#: Kinds of differences that belong to a layer.
+OF_LAYERS = ("layer_setting", "mode")
 #: Names that are printed as words.
 _WORDS = {"weight_decay": "weight decay"}
 _SAID = {

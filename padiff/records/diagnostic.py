@@ -302,27 +302,29 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
     about = UNKNOWN_LINES if first.cause is None else first.cause.lines
     if models is None:
         return about
+
+    def written(frames: Both[Frame | None]) -> Both[Frame | None]:
+        return models.lines.zip(frames).map(lambda side: _defined(side[0], side[1], first))
+
     kind = "" if first.cause is None else first.cause.kind
     role = _role(first, kind)
     in_role = models.lines.map(lambda lines: next((lines[each] for each in role if each in lines), None))
     if any(in_role):
         # A schedule is at fault by its own arguments, not by the rate that it starts from.
-        plain = role[0] == "@scheduler"
-        return models.lines.zip(in_role).map(lambda side: side[1] if plain else _defined(side[0], side[1], first))
+        return in_role if role[0] == "@scheduler" else written(in_role)
     made = Both(first.reference, first.candidate).zip(models.lines).map(lambda side: side[1].get(side[0] or LOOP))
     called = first.stacks.zip(models.stacks).map(_innermost)
     if kind == "start_weights":
         return models.lines.map(lambda lines: lines.get(ROOT))
     if first.inside and _is_leaf(first.reference, models):
         # Inside of a layer, the call says nothing that the construction does not.
-        made = models.lines.zip(made).map(lambda side: _defined(side[0], side[1], first))
-        about = made.zip(about).map(lambda side: side[0] or side[1])
+        about = written(made).zip(about).map(lambda side: side[0] or side[1])
     if any(about):
         return about.zip(called).map(lambda side: side[0] or side[1])
     if kind.startswith(_OF_OPTIMIZER) or (first.stage == "update" and kind != "unknown"):
-        return models.lines.map(lambda lines: _defined(lines, _optimizer(lines), first))
+        return written(models.lines.map(_optimizer))
     if (kind.startswith(_OF_LAYER) or first.stage == "weight") and any(made):
-        return models.lines.zip(made).map(lambda side: _defined(side[0], side[1], first))
+        return written(made)
     return called.zip(made).map(lambda side: side[0] or side[1])
 
 

@@ -26,6 +26,7 @@ OUTCOME, LABEL, CERTAINTY, PLACE, FIX, MARK, QUIET = (
     "quiet",
 )
 
+_NOTHING = "no step was compared yet"
 # What commands show, by their last words.
 _SHOWN = {" -v": "tables, trees, evidence", "--html report.html": "a page to look at"}
 
@@ -58,11 +59,10 @@ def diagnostic_text(diagnostic: Diagnostic, width: int = 80) -> str:
 
 def summary_line(diagnostic: Diagnostic) -> str:
     """Return a diagnostic in one line: the outcome, the position of the first fault, and its cause or size."""
-    compared, faults = diagnostic.compared, diagnostic.all_faults
+    faults = diagnostic.all_faults
     if not faults:
-        steps = f"{compared.steps:,} step{'s' if compared.steps != 1 else ''}"
-        amount = f"{compared.tensors:,} tensors in {steps}, {compared.share:.0%} of what was recorded"
-        return f"{diagnostic.outcome.upper()}: {amount if diagnostic.outcome == 'match' else diagnostic.notes[0]}"
+        text = _amount(diagnostic) if diagnostic.outcome == "match" else diagnostic.notes[0]
+        return f"{diagnostic.outcome.upper()}: {text}"
     first, *others = faults
     known = first.cause is not None and first.cause.kind != "unknown"
     why = first.cause.text if first.cause is not None and known else first.size
@@ -79,16 +79,7 @@ def diagnostic_lines(diagnostic: Diagnostic, width: int = 80) -> list[Line]:
     """
     width = max(width, 40)
     faults = diagnostic.all_faults
-    compared = diagnostic.compared
-    steps = f"{compared.steps:,} step{'s' if compared.steps != 1 else ''}"
-    amount = f"{compared.tensors:,} tensors in {steps}"
-    amount += (
-        f" compared, {compared.share:.0%} of what was recorded"
-        if faults
-        else (f", {compared.share:.0%} of what was recorded")
-    )
-    if not compared.steps:
-        amount = "no step was compared yet"
+    amount = _amount(diagnostic, " compared" if faults else "") if diagnostic.compared.steps else _NOTHING
     lines: list[Line] = []
     if faults:
         first, *others = faults
@@ -121,6 +112,13 @@ def diagnostic_lines(diagnostic: Diagnostic, width: int = 80) -> list[Line]:
     end = f"{names}: {amount}" if faults else names
     lines += [[Part(text, QUIET)] for text in _wrapped(end, width)]
     return lines
+
+
+def _amount(diagnostic: Diagnostic, verb: str = "") -> str:
+    """Return how much was compared, in words, with a word behind the steps."""
+    compared = diagnostic.compared
+    steps = f"{compared.steps:,} step{'s' if compared.steps != 1 else ''}"
+    return f"{compared.tensors:,} tensors in {steps}{verb}, {compared.share:.0%} of what was recorded"
 
 
 def _position(fault: BriefFault) -> str:

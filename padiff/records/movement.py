@@ -35,11 +35,7 @@ class Movement:
     @property
     def text(self) -> str:
         """Return the movement in words."""
-        text = (
-            f"the reference's weights by {self.weights:.2%}"
-            if self.weights < 0.01
-            else (f"the reference's weights by {self.weights:.0%}")
-        )
+        text = f"the reference's weights by {self.weights:{'.2%' if self.weights < 0.01 else '.0%'}}"
         if self.losses is not None:
             text += ", its loss from {:.4g} to {:.4g}".format(*self.losses)
         if self.enough:

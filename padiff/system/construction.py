@@ -215,6 +215,7 @@ class _Search:
         if not isinstance(found.node, ast.Call):
             return
         arguments = [("", value) for value in found.node.args]
+        parts = {*ast.walk(found.node)}
         for node in ast.walk(found.node) if deep else [found.node]:
             if isinstance(node, ast.Call):
                 arguments += [(each.arg or "", each.value) for each in node.keywords]
@@ -225,18 +226,25 @@ class _Search:
             if _is_plain(value):
                 yield from [(argument, _Found(found.source, value))] if argument else []
                 continue
-            definition = self._definition(value, found)
+            definition = self._definition(value, found, parts)
             if definition is not None:
                 yield argument or _key_of(value), definition
 
-    def _definition(self, value: ast.expr, found: _Found) -> _Found | None:
-        """Return the plain value that an expression in a call reads, if there is one definition of its name."""
+    def _definition(self, value: ast.expr, found: _Found, parts: set[ast.AST]) -> _Found | None:
+        """Return the plain value that an expression in a call reads, if there is one definition of its name.
+
+        Args:
+            value: the expression.
+            found: the call.
+            parts: the nodes of the call, which define nothing for it.
+        """
         name = _key_of(value)
         scope = found.source.scopes.get(found.node)
         parameters = [] if scope is None else [each.arg for each in (*scope.args.args, *scope.args.kwonlyargs)]
         # A parameter of the function around the call has its value from that function's calls, or by default.
-        function = found.source.names[scope] if scope is not None and name in parameters else ""
-        if isinstance(value, ast.Name):
+        is_name = isinstance(value, ast.Name)
+        function = found.source.names[scope] if is_name and scope is not None and name in parameters else ""
+        if is_name:
             kinds: tuple[str, ...] = ("call", "default") if function else ("assignment",)
         else:
             kinds = _OF_ATTRIBUTES if isinstance(value, ast.Attribute) else _OF_ENTRIES
@@ -245,12 +253,8 @@ class _Search:
             for source in self._sources
             for kind, called, node in source.defined.get(name, ())
             if kind in kinds
-            and not _is_inside(node, found)
-            and (
-                called == function
-                if isinstance(value, ast.Name) and function
-                else kind != "call" or called in self._own
-            )
+            and node not in parts
+            and (called == function if function else kind != "call" or called in self._own)
         ]
         for kind in kinds:
             of_kind = [each for each_kind, each in defined if each_kind == kind]
@@ -319,11 +323,6 @@ def _key_of(value: ast.expr) -> str:
     if isinstance(value, ast.Call) and _called(value) in ("get", "pop") and value.args:
         key = value.args[0]
     return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else ""
-
-
-def _is_inside(value: ast.expr, found: _Found) -> bool:
-    """Return True if an expression is a part of a call."""
-    return any(node is value for node in ast.walk(found.node))
 
 
 def _is_plain(value: ast.expr | None) -> bool:

@@ -103,17 +103,21 @@ function cause(first, brief) {
   if (!why) return code ? el("div", { class: "cause" }, code) : null;
   const unknown = why.kind === "unknown";
   const sure = unknown ? "Cause not found" : why.proven ? "Cause, proven" : "Likely cause";
-  const fix = brief?.fix?.text ?? why.fix;
   return el(
     "div",
     { class: `cause${why.proven ? " proven" : ""}` },
     el("h2", {}, sure),
     el("p", { class: "sentence" }, sentence(why.sentence)),
-    fix ? el("div", { class: "fix" }, el("span", {}, "Fix"), el("pre", {}, el("code", {}, fix)), copyButton(fix)) : null,
+    fixLine(brief?.fix?.text ?? why.fix),
     code,
     why.evidence ? el("p", { class: "evidence" }, sentence(why.evidence)) : null,
     why.excluded?.length && !why.proven ? el("p", { class: "evidence" }, `Tried and excluded: ${why.excluded.join(", ")}.`) : null,
   );
+}
+
+/** The code that fixes a fault, to copy. */
+function fixLine(fix) {
+  return fix ? el("div", { class: "fix" }, el("span", {}, "Fix"), el("pre", {}, el("code", {}, fix)), copyButton(fix)) : null;
 }
 
 /** The lines of code of both sides, the candidate's first, with the part in question marked. */
@@ -144,7 +148,7 @@ function others(store, brief) {
       el("h2", {}, fault ? `Also, ${sure}` : "Also"),
       fault ? el("h3", {}, `Step ${fault.step}, ${fault.stage}: ${fault.where}`) : null,
       el("p", { class: "sentence" }, sentence(why?.text ?? one.message)),
-      fault?.fix ? el("div", { class: "fix" }, el("span", {}, "Fix"), el("pre", {}, el("code", {}, fault.fix.text)), copyButton(fault.fix.text)) : null,
+      fixLine(fault?.fix?.text),
       lines(fault?.places),
       fault?.size ? el("p", { class: "evidence" }, sentence(fault.size)) : null,
     );

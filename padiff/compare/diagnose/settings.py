@@ -9,11 +9,10 @@ from padiff.compare.declared.fixes import together
 from padiff.compare.diagnose.place import Place
 from padiff.model import equivalents
 from padiff.records import LOOP, STAGES, Both, Cause, Difference, FirstDiff, Pair, Record, Report, is_below
+from padiff.records.declared import OF_LAYERS
 
 # The most differences that a sentence names.
 _SAID = 3
-#: Kinds of differences that belong to a layer.
-OF_LAYERS = ("layer_setting", "mode")
 # Causes of inputs that belong to another call.
 _OTHER_BATCHES = frozenset({"other_batch", "sizes"})
 # Settings that determine a layer's constant tables.

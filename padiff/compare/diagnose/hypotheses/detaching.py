@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterator, Sequence
 
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, place_of
 from padiff.compare.diagnose.traced import Graph
-from padiff.records import LOOP, SIDES, Both, Cause, Diff, Record, Step, TracedCall, is_below
-from padiff.records.cause import UNKNOWN_LINES
-from padiff.system.frames import Frame
+from padiff.compare.models import stacks_of
+from padiff.records import LOOP, SIDES, Both, Cause, Diff, Record, TracedCall, is_below
 
 
 def causes(scene: DiffContext) -> Iterator[Cause]:
@@ -39,15 +38,12 @@ def _unreached(scene: DiffContext) -> Iterator[Cause]:
             )
             paths = Both(layer, names.get(layer, layer))
             steps = scene.sides(scene.number)
-            lines = UNKNOWN_LINES if steps is None else steps.zip(paths).map(lambda side: _called_at(*side))
+            stacks = (
+                Both((), ()) if steps is None else steps.zip(paths).map(lambda side: stacks_of(side[0]).get(side[1]))
+            )
+            lines = stacks.map(lambda stack: stack[-1] if stack else None)
             yield Cause("loss_term_missing", text, lines=lines)
             return
-
-
-def _called_at(step: Step, path: str) -> Frame | None:
-    """Return the line that calls a layer, if the step's trace holds stacks."""
-    stacks = (call.stack for call in step.trace.calls if call.layer == path and not call.function and call.stack)
-    return next((stack[-1] for stack in stacks), None)
 
 
 def one_sided(scene: DiffContext) -> Iterator[Cause]:
