@@ -383,4 +383,5 @@ class RunComparison:
             aftermath=around.aftermath(first, tensor) if around is not None else Aftermath({}),
             independent=around.independent(first, tensor, differ, steps, self._asked.has) if around is not None else (),
             models=models_of(self.runs.map(lambda run: run.info), self.alignment, self._stacks),
+            choices=tuple(each for each in self._before.choices if each.step in steps),
         )

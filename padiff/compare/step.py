@@ -6,8 +6,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from padiff.align import Alignment
+from padiff.compare.choices import flips_of
 from padiff.compare.judge.averages import with_averages
 from padiff.compare.judge.drift import NONE, Drift, drift
+from padiff.compare.judge.flipped_rows import judged_by_rows
 from padiff.compare.judge.history import NOTHING_YET, History
 from padiff.compare.judge.missing_records import absent_stages
 from padiff.compare.judge.policy import Policy
@@ -17,6 +19,7 @@ from padiff.compare.measure.measure_step import measured
 from padiff.pair.plans import PairPlans
 from padiff.pair.ranks import in_one, left_out, rank_steps, step_pairs, weights_known
 from padiff.records import Both, Pair, Run, Step
+from padiff.records.choice_counts import ChoiceCounts
 from padiff.records.step_diffs import StepDiffs
 
 
@@ -49,11 +52,13 @@ class Before:
         drift: distance of the runs in the last step.
         history: records seen in each run so far.
         known: True if all trainable weights are recorded in the last step.
+        choices: what the choices that differ within rounding cost, of each step that has some.
     """
 
     drift: Drift = NONE
     history: Both[History] = NOTHING_YET
     known: bool = True
+    choices: tuple[ChoiceCounts, ...] = ()
 
 
 def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Before) -> tuple[list[StepDiffs], Before]:
@@ -77,15 +82,20 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
     together = in_one(pairs)
     diffs = plan.measure(together) if plan.measure is not None else measured(together, plan.policy.elementwise)
     diffs_by_rank: list[StepDiffs] = []
+    chosen: list[ChoiceCounts] = []
     for rank, rank_diffs in zip(ranks, diffs.split(pairs)):
         # Every rank of a step is judged by the step before it, none by another rank.
         judged = plan.policy.judge(with_floors(rank_diffs, steps), before.drift)
         judged = excused(judged, infos.zip(history), rank, plan.alignment)
         judged, history = absent_stages(judged, rank, history, plan.runs)
         judged = with_averages(judged, len(diffs_by_rank), plan.runs, plan.alignment, before.drift)
+        if not judged.passed and plan.policy.in_context:
+            judged, counts = judged_by_rows(judged, flips_of(rank, plan.alignment, infos), rank.reference)
+            chosen = [*chosen, counts] if counts is not None else chosen
         diffs_by_rank.append(judged)
     alone = left_out(steps, infos, ranks, plan.stages)
     diffs_by_rank = [StepDiffs.from_diffs(alone), *diffs_by_rank] if alone else diffs_by_rank
     weights_recorded = before.known if as_before else all(weights_known(*side) for side in infos.zip(steps))
     apart = drift(StepDiffs.joined(diffs_by_rank), before.drift, weights_recorded)
-    return diffs_by_rank, replace(before, drift=apart, history=history, known=weights_recorded)
+    choices = (*before.choices, *chosen)
+    return diffs_by_rank, replace(before, drift=apart, history=history, known=weights_recorded, choices=choices)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from padiff.dump.untrusted import as_int, parse_json, plain, shape_of
 from padiff.errors import RunFolderError
-from padiff.records import NO_TRACE, Operand, TensorSource, Trace, TracedCall, TracedTensor
+from padiff.records import NO_TRACE, Choice, Operand, TensorSource, Trace, TracedCall, TracedTensor
 from padiff.records.dtypes import known_dtype
 from padiff.system.frames import Frame
 
@@ -44,6 +44,7 @@ def _call_to_json(call: TracedCall, frames: dict[Frame, int]) -> dict[str, Any]:
         "outputs": [[*operand] for operand in call.outputs],
         **({"arguments": dict(call.arguments)} if call.arguments else {}),
         **({"parameters": list(call.parameters)} if call.parameters else {}),
+        **({"choice": [*call.choice]} if call.choice is not None else {}),
         **({"stack": [frames.setdefault(frame, len(frames)) for frame in call.stack]} if call.stack else {}),
     }
 
@@ -53,7 +54,7 @@ def trace_key(trace: Trace, places: Sequence[Place]) -> tuple[Any, ...]:
     if not trace.calls:
         return ()
     calls = [
-        (c.layer, c.call, c.function, c.nth, c.inputs, c.outputs, _said(c.arguments), c.parameters, c.stack)
+        (c.layer, c.call, c.function, c.nth, c.inputs, c.outputs, _said(c.arguments), c.parameters, c.stack, c.choice)
         for c in trace.calls
     ]
     return tuple(calls), tuple([(t.dtype, t.shape, *place) for t, place in zip(trace.tensors, places)])
@@ -192,7 +193,17 @@ def _call(entry: Mapping[str, Any], tensors: int, frames: Sequence[Frame]) -> Tr
         tuple(str(site) for site in entry.get("parameters", ())),
         intern(str(entry.get("type", ""))),
         tuple([frames[as_int(number)] for number in entry.get("stack", ())]),
+        _choice(entry.get("choice"), tensors),
     )
+
+
+def _choice(entry: Any, tensors: int) -> Choice | None:
+    if entry is None:
+        return None
+    choice = Choice(*map(as_int, entry))
+    if min(choice) < 0 or choice.every < 1 or max(choice.scores, choice.places, choice.picked) >= tensors:
+        raise ValueError("a choice of a tensor that is not there")
+    return choice
 
 
 def _operands(entries: Any, tensors: int) -> tuple[Operand, ...]:

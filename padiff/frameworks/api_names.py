@@ -174,6 +174,8 @@ _PARAMETERS = {
                      "unsqueeze", "unbind", "norm"), ("input", "dim", "keepdim")),
     **dict.fromkeys(("add", "sub", "mul", "div", "matmul", "pow", "eq", "ne", "lt", "le", "gt", "ge", "maximum",
                      "minimum", "rsub", "rdiv", "rmatmul", "rpow", "remainder"), ("input", "other")),
+    **dict.fromkeys(("sort", "argsort"), ("input", "dim", "descending")),
+    "topk": ("input", "k", "dim", "largest", "sorted"),
     "transpose": ("input", "dim0", "dim1"),
     "cat": ("tensors", "dim"),
     "stack": ("tensors", "dim"),

@@ -139,5 +139,14 @@ class Tensors(Protocol):
             Clear the gradients before both calls.
         """
 
+    def rows(self, tensor: Any, axis: int | None) -> Any:
+        """Return a tensor as a matrix whose rows run along an axis; `None`: one row of all elements."""
+
+    def ranked(self, scores: Any, count: int, largest: bool) -> tuple[Any, Any]:
+        """Return the largest (or smallest) scores of each row in order, and their places in the row."""
+
+    def along(self, tensor: Any, places: Any) -> Any:
+        """Return the elements at some places of each row of a matrix."""
+
     def without_grad(self) -> AbstractContextManager[Any]:
         """Return a context that records no graph."""

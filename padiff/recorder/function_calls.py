@@ -40,8 +40,8 @@ class Functions:
         return self._hearing is not None
 
     def attach(self) -> None:
-        """Hook the framework's functions, if the tracer records functions."""
-        if self._tracer.functions and self._hearing is None:
+        """Hook the framework's functions, if the tracer records functions, or those that choose."""
+        if (self._tracer.functions or self._tracer.choosing) and self._hearing is None:
             self._hearing = self._hooks.hear_functions(self)
 
     def remove(self) -> None:
@@ -59,13 +59,15 @@ class Functions:
         """Listen again if the innermost running layer is recorded and runs the user's own code."""
         if self._hearing is not None and self._running:
             inside = self._running[-1]
-            heard = inside.node.path in self._watched.chosen and not inside.recomputed and not inside.transformed
+            path = inside.node.path
+            heard = path in self._watched.chosen and not inside.recomputed and not inside.transformed
+            heard = heard and (self._tracer.functions or path in self._tracer.choosing)
             if heard and not self._tracer.full and not self._layers.is_builtin(inside.node.layer):
                 self._hearing.listen(True)
 
     def enter_loop(self) -> None:
         """Listen to the loop after the outermost call: functions before backward may compute the loss."""
-        if self._hearing is None:
+        if self._hearing is None or not self._tracer.functions:
             return
         self._in_loop = Call(Node(LOOP, None), 0, True, False)
         if not self._tracer.full:

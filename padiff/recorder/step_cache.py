@@ -50,6 +50,8 @@ class StepCache:
     steady: bool = True
     plan: Any = None
     sites: dict[Site, Site] = field(default_factory=dict)
+    #: Paths of the layers whose code chooses (`padiff.recorder.choosing`), as traced steps showed.
+    choosing: set[str] = field(default_factory=set)
     #: All output sites, so that equal ones are one object.
     _outputs: dict[_About, OutputSite] = field(default_factory=dict)
     #: Name of the first argument, by forward function.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -12,14 +13,15 @@ from padiff.frameworks.base import Framework
 from padiff.model.nested import flatten, flatten_inputs, flatten_named
 from padiff.model.selection import Node
 from padiff.recorder.calls import Call
-from padiff.recorder.copying import LevelOf
+from padiff.recorder.choosing import CHOOSING, Seen, picked, seen
+from padiff.recorder.copying import LevelOf, own_calls
 from padiff.recorder.detail import FULL, NOTHING, SKETCH, WITHIN
 from padiff.recorder.plain_arguments import plain_arguments
 from padiff.recorder.record_buffer import RecordBuffer
 from padiff.recorder.seen_tensors import SeenTensor, SeenTensors
 from padiff.recorder.skip_log import SkippedTensor
 from padiff.recorder.tensor_copy import TemplateSlot, TensorCopy
-from padiff.records import LOOP, LazyRecords, Operand, Record, Trace, TracedCall, TracedTensor
+from padiff.records import LOOP, Choice, LazyRecords, Operand, Record, Trace, TracedCall, TracedTensor
 from padiff.records.step_schema import TracedSite
 from padiff.sketches.sketch import ELEMENTS
 from padiff.system.frames import Frame, code_frames
@@ -45,6 +47,7 @@ class Begun(NamedTuple):
     parameters: tuple[str, ...]
     given: Any
     stack: tuple[Frame, ...]
+    seen: Seen | None
 
 
 class Tracer:
@@ -55,7 +58,8 @@ class Tracer:
         levels: recording level of each layer and stage. At level full, inputs of more than `ELEMENTS` elements are
             sketched unless ``whole`` is set; at level nothing, the layer is not traced.
         tensors: cache of the tensors seen so far. A tensor that was recorded as an output is not copied again.
-        functions: True to trace function calls, too.
+        functions: True to trace function calls, too. Otherwise only those that choose, in the layers whose code did so
+            in a traced step.
         whole: True to store all inputs in full for layers whose outputs are stored in full.
     """
 
@@ -81,6 +85,11 @@ class Tracer:
         self._unknown: dict[int, TracedSite] = {}
         self._nth: Counter[tuple[str, int, str, bool]] = Counter()
         self._parameters: dict[int, str] = {}
+
+    @property
+    def choosing(self) -> frozenset[str] | set[str]:
+        """Return the paths of the layers whose code chooses, as traced steps showed."""
+        return self._records.known.choosing
 
     def know_parameters(self, nodes: Sequence[Node]) -> None:
         """Note the names of the parameters, so that traced functions refer to a parameter by name, without a copy."""
@@ -186,7 +195,7 @@ class Tracer:
         The inputs are read before the function runs, as it may overwrite them.
         """
         level = self._levels[inside.node.path, "forward"]
-        if level == NOTHING or self.full:
+        if level == NOTHING or self.full or not (self.functions or name in CHOOSING):
             return None
         try:
             inputs = {parameters[k] if k < len(parameters) else str(k): value for k, value in enumerate(args)} | {
@@ -200,10 +209,30 @@ class Tracer:
                 else:
                     owned.append(parameter)
             arguments = plain_arguments(inputs)
+            before, chooses = None, name in CHOOSING and inside.node.path != LOOP  # the loop chooses for metrics
+            if chooses:
+                with own_calls(), self._framework.tensors.without_grad():
+                    before = seen(self._framework.tensors, name, inputs, arguments, level not in (FULL, WITHIN))
         except Exception as error:
             _let_go(error)
             return None
-        return Begun(name, inside, tuple(operands), arguments, tuple(owned), args[0] if args else None, self.stack())
+        given = args[0] if args else None
+        return Begun(name, inside, tuple(operands), arguments, tuple(owned), given, self.stack(), before)
+
+    def _choice(self, before: Seen, output: Any, path: str) -> Choice | None:
+        """Return what a call chose, with copies of the scores; `None` if it returned no places."""
+        tensors = self._framework.tensors
+        with own_calls(), tensors.without_grad():
+            chosen = picked(tensors, before, [tensor for _, tensor in flatten(output, "", self._is_tensor)])
+        if chosen is None:
+            return None
+        self._records.known.choosing.add(path)
+        numbers = []
+        for tensor in (before.scores, before.places, chosen):
+            entry = SeenTensor(weakref.ref(tensor), -1)
+            self._enter(entry, tensor, FULL, whole=True)
+            numbers.append(entry.number)
+        return Choice(0 if before.ranks is None else before.ranks.chosen, before.rows, before.every, *numbers)
 
     def function_ended(self, begun: Begun, output: Any) -> None:
         """Add a function call that has returned ``output``."""
@@ -217,6 +246,7 @@ class Tracer:
                     for slot, tensor in flatten(result, "output", self._is_tensor)
                 ]
             )
+            choice = None if begun.seen is None else self._choice(begun.seen, result, path)
         except Exception as error:
             _let_go(error)
             return
@@ -235,6 +265,7 @@ class Tracer:
             begun.parameters,
             "" if path == LOOP else type(inside.node.layer).__name__,
             begun.stack,
+            choice,
         )
         self._calls.append((inside.training, traced))
 
@@ -285,13 +316,17 @@ class Tracer:
             self._enter(entry, tensor, level)
         return entry.number
 
-    def _enter(self, entry: SeenTensor, tensor: Any, level: str) -> None:
-        """Assign the next number to a tensor, and copy the tensor if it has no copy yet."""
+    def _enter(self, entry: SeenTensor, tensor: Any, level: str, whole: bool = False) -> None:
+        """Assign the next number to a tensor, and copy the tensor if it has no copy yet.
+
+        Args:
+            whole: True to copy an input of any size in full at level full.
+        """
         copy = entry.sketched or entry.full or entry.traced
         if copy is None:
             if (
                 level in (FULL, WITHIN)
-                and not self._whole
+                and not (whole or self._whole)
                 and math.prod(self._framework.tensors.shape(tensor)) > ELEMENTS
             ):
                 level = SKETCH

@@ -67,10 +67,11 @@ from padiff.records.run_text import (
 from padiff.records.settings import setting_text, settings_at, settings_delta, settings_from_json
 from padiff.records.sources import InMemory, OutputBuffer, Sketched, Storable, StreamedArray, TensorSource
 from padiff.records.step_schema import LazyRecords, arrays_of, make_sketches, sources_of
-from padiff.records.traces import NO_TRACE, Operand, Trace, TracedCall, TracedTensor
+from padiff.records.traces import NO_TRACE, Choice, Operand, Trace, TracedCall, TracedTensor
 from padiff.system.printable import printable
 
 __all__ = [
+    "Choice",
     "OptimizerState",
     "ParameterState",
     "Rate",

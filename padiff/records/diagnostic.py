@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from padiff.records.aftermath import Standing
 from padiff.records.both import Both
 from padiff.records.cause import UNKNOWN_LINES
+from padiff.records.choice_counts import choices_text
 from padiff.records.compared import Diff, factor_text
 from padiff.records.first_diff import FirstDiff
 from padiff.records.models import Models
@@ -222,6 +223,8 @@ def diagnostic_of(report: ReportData, runs: Both[str] | None = None, artifacts: 
         if report.outcome == MATCH
         else [verdict(report)] * (report.outcome == CANNOT_TELL)
     )
+    chosen = choices_text(report.choices)
+    notes = [f"{chosen}."] * bool(chosen) + notes
     notes += [f"{line}." for line in (*floor_lines(report), *third_lines(report))]
     return Diagnostic(
         schema_version=DIAGNOSTIC_VERSION,

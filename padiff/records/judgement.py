@@ -27,6 +27,8 @@ class Figure(Enum):
     RATIO = "share by which it is larger or smaller"
     #: For a gradient whose true value is zero, and that a fixed tolerance accepts.
     AROUND_ZERO = "rel_l2 of rounding noise around zero"
+    #: Without the rows (tokens, samples) that chose otherwise on the two sides.
+    OTHER_ROWS = "rel_l2 of the rows that chose alike"
 
     def __str__(self) -> str:
         return self.value
@@ -82,6 +84,7 @@ class Rule(Enum):
     AROUND_ZERO = "the true gradient is zero, and what was computed is rounding noise"
     PREPARED = "loss functions are called with the same labels: one side prepares them in the model, one in the data"
     AVERAGE = "an average of another weight follows it by the same share"
+    CHOICES = "rows (tokens, samples) choose otherwise, by scores that agree within rounding"
     WRITTEN_OTHERWISE = "losses and gradients agree: the loss is the same, written in another way"
 
     def __str__(self) -> str:

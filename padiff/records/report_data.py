@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from padiff.records.aftermath import Aftermath, Standing
+from padiff.records.choice_counts import ChoiceCounts
 from padiff.records.compared import Diff
 from padiff.records.coverage import Coverage
 from padiff.records.declared import Difference
@@ -39,6 +40,7 @@ class ReportData:
         explained: in the report of a step, the first diff of an earlier step whose cause this step proves: this step
             holds in full the tensors that the earlier one holds as sketches.
         moved: how far the reference's own training moved, if the runs match; `None` if not known.
+        choices: choices that differ within rounding, for each compared step that has some.
         environment: differences around the two trainings (threads, TF32, versions), the most informative first.
         models: both layer trees and the pairs of their layers, for display.
     """
@@ -56,6 +58,7 @@ class ReportData:
     models: Models | None = None
     explained: FirstDiff | None = None
     moved: Movement | None = None
+    choices: tuple[ChoiceCounts, ...] = ()
 
     def standing(self, diff: Diff) -> Standing | None:
         """Return the relation of a diff to the first one; `None` if the diff passed."""

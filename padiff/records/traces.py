@@ -41,6 +41,30 @@ class TracedTensor:
     shape: tuple[int, ...]
 
 
+class Choice(NamedTuple):
+    """What a call chose, and how near the rest came: of each row of scores the places of the best, and their scores.
+
+    A call that compares elements with a threshold has one row: the elements nearest to the threshold.
+
+    Attributes:
+        chosen: number of places that each row chooses; 0 for a threshold.
+        rows: number of rows of the scores.
+        every: only every n-th row was recorded.
+        scores: number of the traced tensor with the scores, best first, of shape (recorded rows, ranks); for a
+            threshold, how far the elements lie above it.
+        places: number of the traced tensor with their places along the row.
+        picked: number of the traced tensor with what the call chose: places of shape (recorded rows, chosen), best
+            first; for a threshold, its output at the elements.
+    """
+
+    chosen: int
+    rows: int
+    every: int
+    scores: int
+    places: int
+    picked: int
+
+
 @dataclass(frozen=True, slots=True)
 class TracedCall:
     """Call of a layer, or of a function or an operator that a layer's own code calls.
@@ -57,6 +81,7 @@ class TracedCall:
         parameters: ``layer/slot`` of parameters that are inputs of a function.
         layer_type: class name of the layer.
         stack: stack of the call, outermost line first; empty if not recorded.
+        choice: for a function that chooses (``topk``, ``argmax``, ``gt``), its choice; else `None`.
     """
 
     layer: str
@@ -69,6 +94,7 @@ class TracedCall:
     parameters: tuple[str, ...] = ()
     layer_type: str = ""
     stack: tuple[Frame, ...] = ()
+    choice: Choice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +104,7 @@ class Trace:
     Attributes:
         tensors: the tensors by number.
         calls: calls of layers that compute, in every step; in some steps also the calls of all other layers, and of the
-            functions and operators that their code calls.
+            functions and operators that their code calls. In the other steps, of functions only those that choose.
         functions: True if calls of functions were recorded.
     """
 

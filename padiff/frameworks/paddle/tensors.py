@@ -283,6 +283,20 @@ def _take_over(tensor: Any, values: Any) -> None:
     tensor.value().get_tensor()._share_data_with(values.value().get_tensor())
 
 
+def rows(tensor: Any, axis: int | None) -> Any:
+    tensor = tensor.detach()
+    return tensor.reshape([1, -1]) if axis is None else tensor.moveaxis(axis, -1).reshape([-1, tensor.shape[axis]])
+
+
+def ranked(scores: Any, count: int, largest: bool) -> tuple[Any, Any]:
+    values, places = paddle.topk(scores, count, axis=-1, largest=largest)
+    return values, places
+
+
+def along(tensor: Any, places: Any) -> Any:
+    return paddle.take_along_axis(tensor, places, -1)
+
+
 def without_grad() -> AbstractContextManager[Any]:
     context: AbstractContextManager[Any] = paddle.no_grad()
     return context

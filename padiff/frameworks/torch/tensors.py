@@ -243,5 +243,19 @@ def in_float64(tensors: Sequence[Any]) -> Callable[[], None]:
     return undo
 
 
+def rows(tensor: Any, axis: int | None) -> Any:
+    tensor = tensor.detach()
+    return tensor.reshape(1, -1) if axis is None else tensor.movedim(axis, -1).reshape(-1, tensor.shape[axis])
+
+
+def ranked(scores: Any, count: int, largest: bool) -> tuple[Any, Any]:
+    values, places = torch.topk(scores, count, dim=-1, largest=largest)
+    return values, places
+
+
+def along(tensor: Any, places: Any) -> Any:
+    return tensor.gather(-1, places)
+
+
 def without_grad() -> AbstractContextManager[Any]:
     return torch.no_grad()

@@ -1,0 +1,239 @@
+"""Choices that differ between two runs: which rows of scores chose otherwise, and if rounding explains it.
+
+A choice flips if two scores nearly tie and rounding moves one across the other. A flip is explained if the scores agree
+within rounding and are not equal to the bit on both sides: between equal scores only a rule for ties can choose. One
+framework's ``topk`` and ``sort`` have no such rule: which of equal scores comes first depends on the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from padiff.align import Alignment
+from padiff.errors import RunFolderError
+from padiff.records import Both, Choice, RunInfo, Step, Trace, TracedCall
+
+# Functions that leave the order of equal scores open.
+_OPEN = frozenset({"topk", "sort", "argsort"})
+# Largest number of scores for which a table of all places is made.
+_MOST = 1 << 24
+
+
+@dataclass(frozen=True)
+class Flips:
+    """One choosing call of each side that chose otherwise in some rows.
+
+    Attributes:
+        calls: the calls.
+        position: position of the reference's call in the trace.
+        grid: shape of the rows: that of the scores without the axis along which a row runs.
+        rows: number of rows.
+        recorded: numbers of the rows that were recorded.
+        flipped: mask of the recorded rows that chose otherwise.
+        ties: mask of the recorded rows that chose otherwise between scores that are equal to the bit on each side,
+            though the functions have a rule for these.
+        error: largest distance of the two sides' scores in each recorded row.
+        moved: the same over the scores of the places that either side chose.
+        size: root mean square of the scores.
+        chosen: number of places that each side chooses.
+    """
+
+    calls: Both[TracedCall]
+    position: int
+    grid: tuple[int, ...]
+    rows: int
+    recorded: np.ndarray
+    flipped: np.ndarray
+    ties: np.ndarray
+    error: np.ndarray
+    moved: np.ndarray
+    size: float
+    chosen: Both[int]
+
+    @property
+    def count(self) -> int:
+        """Return the number of recorded rows that chose otherwise."""
+        return int(self.flipped.sum())
+
+    @property
+    def share(self) -> float:
+        """Return the share of rows that chose otherwise."""
+        return self.count / max(len(self.recorded), 1)
+
+    @property
+    def mask(self) -> np.ndarray:
+        """Return a mask of all rows; rows that were not recorded count as chosen alike."""
+        mask = np.zeros(self.rows, np.bool_)
+        mask[self.recorded[self.flipped]] = True
+        return mask
+
+
+def flips_of(steps: Both[Step], alignment: Alignment, infos: Both[RunInfo]) -> list[Flips]:
+    """Return the calls of a step that chose otherwise in some rows, in the reference's order."""
+    one_framework = infos.reference.framework == infos.candidate.framework
+    traces = steps.map(lambda step: step.trace)
+    found: list[Flips] = []
+    try:
+        pairs = list(_paired(traces, alignment))
+    except RunFolderError:  # a trace is damaged
+        return found
+    for position, calls in pairs:
+        flips = _flips(traces, position, calls, one_framework)
+        if flips is not None and flips.count:
+            found.append(flips)
+    return found
+
+
+def _choosing(trace: Trace) -> list[tuple[int, TracedCall]]:
+    return [(position, call) for position, call in enumerate(trace.calls) if call.choice is not None]
+
+
+def _paired(traces: Both[Trace], alignment: Alignment) -> Iterator[tuple[int, Both[TracedCall]]]:
+    """Yield pairs of choosing calls: in order if both sides choose as often among as many rows, else layer by layer."""
+    calls = traces.map(_choosing)
+    if not all(calls):
+        return
+    rows = calls.map(lambda side: [call.choice.rows for _, call in side if call.choice is not None])
+    if rows.reference == rows.candidate:
+        for (position, reference), (_, candidate) in zip(*calls):
+            yield position, Both(reference, candidate)
+        return
+    partners = {pair.reference.path: pair.candidate.path for pair in alignment.pairs}
+    waiting: dict[tuple[str, int, int], list[TracedCall]] = defaultdict(list)
+    for _, call in calls.candidate:
+        assert call.choice is not None
+        waiting[call.layer, call.call, call.choice.rows].append(call)
+    for position, call in calls.reference:
+        assert call.choice is not None
+        others = waiting.get((partners.get(call.layer, ""), call.call, call.choice.rows))
+        if others:
+            yield position, Both(call, others.pop(0))
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """The recorded tensors of a choice: scores, their places, and what was picked."""
+
+    scores: np.ndarray
+    places: np.ndarray
+    picked: np.ndarray
+
+    def at(self, rows: np.ndarray) -> _Tables:
+        return _Tables(self.scores[rows], self.places[rows], self.picked[rows])
+
+
+def _flips(traces: Both[Trace], position: int, calls: Both[TracedCall], one_framework: bool) -> Flips | None:
+    choices: Both[Choice] = calls.map(lambda call: call.choice)  # type: ignore[arg-type, return-value]
+    tables = [_tables(*side) for side in traces.zip(choices)]
+    grid = _grid(traces.reference, calls.reference)
+    if tables[0] is None or tables[1] is None or grid is None:
+        return None
+    rows, chosen = choices.reference.rows, choices.map(lambda choice: choice.chosen)
+    if not all(chosen):
+        return _of_threshold(calls, position, grid, Both(tables[0], tables[1]))
+    ids = choices.map(lambda choice: np.arange(0, rows, choice.every))
+    common = np.intersect1d(*ids)
+    reference, candidate = (table.at(np.isin(each, common)) for table, each in zip((tables[0], tables[1]), ids))
+    indexes = [reference.places, candidate.places, reference.picked, candidate.picked]
+    width = 1 + max(int(table.max(initial=0)) for table in indexes)
+    if width * len(common) > _MOST or min(int(table.min(initial=0)) for table in indexes) < 0:
+        return None
+    known = Both(reference, candidate).map(lambda side: _spread(side.scores, side.places, width))
+    count = min(chosen)
+    best = Both(reference.picked[:, :count], candidate.picked[:, :count])
+    flipped = (best.reference != best.candidate).any(axis=1)
+    distance = np.abs(known.candidate - known.reference)
+    at = np.arange(len(common))[:, None]
+    tied = best.reference == best.candidate
+    function = calls.reference.function
+    is_open = one_framework and function in _OPEN and function == calls.candidate.function
+    equal = np.logical_and(*(table[at, best.reference] == table[at, best.candidate] for table in known))
+    involved = np.fmax(distance[at, best.reference], distance[at, best.candidate])
+    return Flips(
+        calls=calls,
+        position=position,
+        grid=grid,
+        rows=rows,
+        recorded=common,
+        flipped=flipped,
+        ties=flipped & (tied | equal).all(axis=1) & (not is_open),
+        error=np.nan_to_num(np.fmax.reduce(distance, axis=1)),
+        moved=np.nan_to_num(np.fmax.reduce(involved, axis=1)),
+        size=_rms(known.reference),
+        chosen=chosen,
+    )
+
+
+def _of_threshold(calls: Both[TracedCall], position: int, grid: tuple[int, ...], tables: Both[_Tables]) -> Flips:
+    """Return the flips of a call that compares with a threshold: each element is a row of its own."""
+    places = tables.map(lambda side: side.places[0])
+    both, *at = np.intersect1d(*places, return_indices=True)
+    known = Both(*(side.scores[0, each].astype(np.float64) for side, each in zip(tables, at)))
+    picked = [side.picked[0, each] for side, each in zip(tables, at)]
+    flipped = picked[0] != picked[1]
+    distance = np.abs(known.candidate - known.reference)
+    return Flips(
+        calls=calls,
+        position=position,
+        grid=grid,
+        rows=math.prod(grid),
+        recorded=both,
+        flipped=flipped,
+        ties=flipped & (known.reference == known.candidate),
+        error=distance,
+        moved=distance,
+        size=_rms(known.reference),
+        chosen=Both(0, 0),
+    )
+
+
+def _tables(trace: Trace, choice: Choice) -> _Tables | None:
+    tables = [_table(trace, number) for number in (choice.scores, choice.places, choice.picked)]
+    scores, places, picked = tables
+    if scores is None or places is None or picked is None or not len(scores) == len(places) == len(picked):
+        return None
+    return _Tables(scores, places, picked)
+
+
+def _table(trace: Trace, number: int) -> np.ndarray | None:
+    source = trace.tensors[number].source
+    if source is None or source.sketched:
+        return None
+    values = np.atleast_2d(source.read())
+    return values if values.size and values.ndim == 2 else None
+
+
+def _grid(trace: Trace, call: TracedCall) -> tuple[int, ...] | None:
+    """Return the shape of the rows of the call's scores, in the order in which they were recorded."""
+    choice = call.choice
+    assert choice is not None
+    if not call.inputs:
+        return None
+    shape = trace.tensors[call.inputs[0].tensor].shape
+    if not choice.chosen:
+        return shape
+    axis = call.arguments.get("dim", call.arguments.get("axis"))
+    if axis is None and call.function in ("topk", "sort", "argsort"):
+        axis = -1
+    if not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
+        return (1,)
+    axis %= len(shape)
+    grid = (*shape[:axis], *shape[axis + 1 :])
+    return grid if math.prod(grid) == choice.rows else None
+
+
+def _spread(scores: np.ndarray, places: np.ndarray, width: int) -> np.ndarray:
+    """Return the scores at their places; NaN at places whose score is not recorded."""
+    table = np.full((len(scores), width), np.nan)
+    np.put_along_axis(table, places.astype(np.int64), scores.astype(np.float64), axis=1)
+    return table
+
+
+def _rms(scores: np.ndarray) -> float:
+    values = scores[np.isfinite(scores)]
+    return math.sqrt(float((values**2).mean())) if values.size else 0.0

@@ -1,0 +1,308 @@
+"""Judge a step in which the two sides chose differently, by scores that agree within rounding.
+
+Rows (tokens, samples, places) that chose otherwise are left out of the figures; the other rows have to agree as always.
+Where later layers mix rows, the others may differ by the share of the rows that chose otherwise. Tensors without rows
+(gradients of parameters, losses, sketches) are held against the error that these rows cause.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from padiff.compare.choices import Flips
+from padiff.compare.judge import limits
+from padiff.compare.judge.drift import RELATIVE
+from padiff.errors import SketchOnlyError
+from padiff.records import Both, Diff, Figure, Rule, Step, is_below
+from padiff.records.choice_counts import ChoiceCounts
+from padiff.records.diff_rows import FIGURE_NUMBERS, FIGURES, RULE_NUMBERS
+from padiff.records.step_diffs import StepDiffs
+
+#: Limit of single scores, and of single rows, as a multiple of the limit of a whole tensor, and the same for the scores
+#: of all rows together, of which the largest in each row are looked at. Chosen.
+SINGLE, LARGEST = 8.0, 3.0
+#: Rows that each row which chose otherwise may take along: another row moves where an expert is full. Chosen.
+ALONG = 2
+#: Error of the other rows, as a multiple of the share of rows that chose otherwise times their error: layers that mix
+#: rows hand on their mean. The same for gradients, of the error of the tensors that they are computed from. Chosen.
+MIXED = 3.0
+#: Relative error of a row that chose otherwise: that of unrelated vectors of the same size.
+WHOLLY = 1.5
+# Least relative error at which two rows count as different ones: that of float32 sums.
+_LEAST = 1e-5
+# Largest number of pairs of rows that are compared to find the rows of one tensor in another.
+_MOST = 1 << 22
+
+
+def judged_by_rows(diffs: StepDiffs, flips: Sequence[Flips], step: Step) -> tuple[StepDiffs, ChoiceCounts | None]:
+    """Return the diffs, with those passed that rows which chose otherwise explain; and what these rows cost.
+
+    Args:
+        diffs: the judged diffs of one rank of a step, in causal order.
+        flips: the step's calls that chose otherwise, in the reference's order.
+        step: the reference's step.
+    """
+    return _Judge(diffs, flips, step).judged() if flips else (diffs, None)
+
+
+class _Judge:
+    def __init__(self, diffs: StepDiffs, flips: Sequence[Flips], step: Step) -> None:
+        self._diffs, self._rows = diffs, diffs.rows.copy()
+        self._relative: list[float] = diffs.relative.tolist()
+        #: Calls that chose otherwise, with the position of the first diff that they can explain.
+        self._waiting = sorted(zip(_starts(diffs, flips, step), flips), key=lambda each: each[0])
+        self._explained: list[Flips] = []
+        #: Paths of the layers among whose parts the calls choose.
+        self._blocks: set[str] = set()
+        self._called = {call.layer for call in step.trace.calls if not call.function}
+        #: Share of the rows that chose otherwise, the largest error of such rows, and that of whole tensors.
+        self._share = self._touched = self._whole = 0.0
+        self._without = self._unjudged = 0
+
+    def judged(self) -> tuple[StepDiffs, ChoiceCounts | None]:
+        passed, limit = self._rows["passed"].tolist(), 0.0
+        for place, stage in enumerate(self._diffs.sites.stages):
+            while self._waiting and self._waiting[0][0] <= place:
+                self._explain(self._waiting.pop(0)[1], limit)
+            relative = self._is_relative(place)
+            if stage == "forward" and relative and passed[place]:
+                limit = float(self._rows["limit"][place])
+            if not self._explained or stage in ("input", "weight"):
+                continue
+            if not passed[place]:
+                self._judge(place, stage, float(self._rows["limit"][place]) if relative else 0.0)
+            if self._rows["passed"][place] and stage in ("forward", "backward") and relative:
+                error = self._relative[place]
+                self._whole = max(self._whole, error if math.isfinite(error) else 0.0)
+        if not self._explained:
+            return self._diffs, None
+        counts = ChoiceCounts(
+            step=self._diffs.number or 0,
+            calls=tuple((each.calls.reference.function, each.calls.reference.layer) for each in self._explained),
+            flipped=sum(each.count for each in self._explained),
+            rows=sum(len(each.recorded) for each in self._explained),
+            without=self._without,
+            unjudged=self._unjudged,
+        )
+        return self._diffs.judged(self._rows), counts
+
+    def _is_relative(self, place: int) -> bool:
+        return FIGURES[self._rows["figure"][place]] in RELATIVE
+
+    def _explain(self, flips: Flips, limit: float) -> None:
+        mixed = MIXED * self._share * self._touched
+        if not within_rounding(flips, max(limit, mixed), self._explained):
+            return
+        self._explained.append(flips)
+        self._share = min(1.0, self._share + flips.share)
+        layer = flips.calls.reference.layer
+        has_parts = any(is_below(path, layer) for path in self._called)
+        self._blocks.add(layer if has_parts else layer.rpartition(".")[0] or layer)
+
+    def _judge(self, place: int, stage: str, limit: float) -> None:
+        diff = self._diffs[place]
+        inside = any(diff.pair.anchor.layer == path or is_below(diff.pair.anchor.layer, path) for path in self._blocks)
+        if inside and not diff.pair.complete:
+            self._pass(place, judged=False)  # an expert that only one side calls
+            return
+        if inside and stage in ("forward", "backward") and self._holds_some(diff, stage, limit):
+            self._pass(place, judged=False)
+            return
+        if not diff.pair.complete or diff.problem is not None or diff.figures is None:
+            return
+        by_rows = self._by_rows(place, diff, limit) if stage in ("forward", "backward", "loss") else None
+        if by_rows is not None:
+            if by_rows[0] <= by_rows[1]:
+                self._pass(place, Figure.OTHER_ROWS, *by_rows)
+            return
+        if self._rows["rule"][place] == RULE_NUMBERS[Rule.EQUAL]:
+            if inside:  # counts, sorted places: integers that hold several rows
+                self._pass(place, judged=False)
+            return
+        error = self._relative[place]
+        if inside and stage in ("grad", "update") and not error <= self._most(stage, limit):
+            if error <= WHOLLY or not math.isfinite(error):
+                self._pass(place, judged=False)
+        elif error <= self._most(stage, limit):
+            self._pass(place, Figure.REL_L2, error, self._most(stage, limit))
+
+    def _most(self, stage: str, limit: float) -> float:
+        """Return the largest relative error of a tensor whose rows are not known."""
+        if stage == "loss":
+            return max(limit, self._whole)
+        if stage in ("forward", "backward"):
+            return max(limit, min(WHOLLY * math.sqrt(self._share) + MIXED * self._share, WHOLLY))
+        further = limits.OF_GRADIENT if stage == "update" else 1.0
+        return max(limit, min(further * MIXED * self._whole, 1.0))
+
+    def _holds_some(self, diff: Diff, stage: str, limit: float) -> bool:
+        """Return True if a tensor inside of the block that chooses holds some of the rows, and mostly the same ones.
+
+        An expert is called with the rows that chose it. Each row of the smaller tensor has to be a row of the other,
+        but for those that chose otherwise.
+        """
+        sides = [record for record in diff.pair.sides if record is not None]
+        shapes = [record.shape for record in sides]
+        if len(sides) < 2 or any(len(shape) < 2 for shape in shapes) or shapes[0][1:] != shapes[1][1:]:
+            return False
+        if any(_axis(shapes[0], flips.grid) is not None for flips in self._explained):
+            return False
+        if stage == "backward":
+            return True
+        arrays = _arrays(diff)
+        if arrays is None:
+            return diff.problem is None
+        few, many = sorted((array.reshape(len(array), -1).astype(np.float64) for array in arrays), key=len)
+        if len(few) * len(many) > _MOST:
+            return True
+        sizes = [(array**2).sum(axis=1) for array in (few, many)]
+        squares = sizes[0][:, None] + sizes[1][None, :] - 2 * few @ many.T
+        limit = max(limit, MIXED * self._share * self._touched, _LEAST)
+        others = squares.min(axis=1, initial=math.inf) > (SINGLE * limit) ** 2 * sizes[0]
+        return bool(others.sum() <= ALONG * sum(flips.count * flips.chosen.reference for flips in self._explained))
+
+    def _by_rows(self, place: int, diff: Diff, limit: float) -> tuple[float, float] | None:
+        """Return the relative error of the rows that chose alike, and its limit; `None` if the rows are not known."""
+        values = _values(diff)
+        if values is None:
+            return None
+        split = _split(values.reference.shape, self._explained)
+        if split is None:
+            return None
+        axis, mask = split
+        reference, candidate = values.map(lambda array: _rows_of(array, axis, len(mask)))
+        if self._rows["rule"][place] == RULE_NUMBERS[Rule.EQUAL]:
+            return float(((reference != candidate).any(axis=1) & ~mask).sum()), ALONG * float(mask.sum())
+        errors = np.linalg.norm(candidate.astype(np.float64) - reference, axis=1)
+        sizes = np.linalg.norm(reference.astype(np.float64), axis=1)
+        along = ~mask & ~(errors <= SINGLE * max(limit, MIXED * self._share * self._touched) * sizes)
+        if along.sum() <= ALONG * mask.sum():
+            mask = mask | along
+        if mask.all():
+            return None
+        touched = _norm(errors[mask]) / (_norm(sizes[mask]) or math.inf)
+        others = _norm(errors[~mask]) / (_norm(sizes[~mask]) or math.inf)
+        most = max(limit, MIXED * self._share * self._touched)
+        if math.isfinite(touched):
+            self._touched = max(self._touched, min(touched, WHOLLY))
+        return others, most
+
+    def _pass(
+        self, place: int, figure: Figure | None = None, value: float = 0.0, limit: float = 0.0, judged: bool = True
+    ) -> None:
+        self._rows["passed"][place] = True
+        if judged and figure is not None:
+            self._without += 1
+            self._rows["figure"][place], self._rows["rule"][place] = FIGURE_NUMBERS[figure], RULE_NUMBERS[Rule.CHOICES]
+            self._rows["value"][place], self._rows["limit"][place] = value, limit
+        else:
+            self._unjudged += 1
+            self._rows["rule"][place] = RULE_NUMBERS[Rule.CHOICES]
+
+
+def within_rounding(flips: Flips, limit: float, before: Sequence[Flips]) -> bool:
+    """Return True if rounding explains that rows chose otherwise.
+
+    Args:
+        limit: largest relative error of outputs at this place.
+        before: earlier calls that chose otherwise: the scores of their rows may differ in any way.
+    """
+    if flips.chosen.reference != flips.chosen.candidate or flips.ties.any():
+        return False
+    fresh = np.ones(len(flips.recorded), np.bool_)
+    for other in before:
+        if other.rows == flips.rows:
+            fresh &= ~other.mask[flips.recorded]
+    alike, flipped = fresh & ~flips.flipped, fresh & flips.flipped
+    noise = _norm(flips.error[alike]) / math.sqrt(max(alike.sum(), 1))
+    most = limit * flips.size
+    return noise <= LARGEST * most and float(flips.moved[flipped].max(initial=0.0)) <= SINGLE * most
+
+
+def _starts(diffs: StepDiffs, flips: Sequence[Flips], step: Step) -> list[int]:
+    """Return for each call the position of the first diff of a tensor that was computed after it."""
+    sites, starts = diffs.sites, []
+    forward = [place for place in sites.places["forward"].tolist() if sites.complete[place]]
+    for each in flips:
+        earlier = {(call.layer, call.call) for call in step.trace.calls[: each.position] if not call.function}
+        starts.append(1 + max((k for k in forward if (sites.layers[k], sites.calls[k]) in earlier), default=-1))
+    return starts
+
+
+def _split(shape: Sequence[int], flips: Sequence[Flips]) -> tuple[int, np.ndarray] | None:
+    """Return the axis of a tensor that does not count its rows, or -1, and the mask of the rows that chose otherwise.
+
+    `None` if no call has rows like those of the tensor.
+    """
+    grids = {each.rows: each.grid for each in flips if each.rows > 1}
+    for number, grid in sorted(grids.items(), reverse=True):
+        axis = _axis(shape, grid)
+        if axis is None:
+            continue
+        mask = np.zeros(number, np.bool_)
+        for each in flips:
+            if each.rows == number:
+                mask |= each.mask
+            elif each.rows > number and each.rows % number == 0:
+                mask |= each.mask.reshape(number, -1).any(axis=1)
+            elif each.rows > 1 and number % each.rows == 0:
+                mask |= np.repeat(each.mask, number // each.rows)
+        return axis, mask
+    return None
+
+
+def _axis(shape: Sequence[int], grid: Sequence[int]) -> int | None:
+    """Return -1 if the first axes of a shape count the rows, 1 if all axes but the second do; else `None`.
+
+    Args:
+        grid: shape of the rows.
+    """
+    number = math.prod(grid)
+    if not shape:
+        return None
+    count = 1
+    for extent in shape[:-1]:
+        count *= extent
+        if count == number:
+            return -1
+    if tuple(shape) == tuple(grid) or tuple(shape) == (number,):
+        return -1
+    if len(shape) > 2 and math.prod(shape) == number * shape[1]:
+        return 1
+    return -1 if shape[0] % number == 0 and shape[0] else None
+
+
+def _rows_of(array: np.ndarray, axis: int, number: int) -> np.ndarray:
+    array = np.moveaxis(array, 1, -1) if axis == 1 else array
+    return array.reshape(number, -1)
+
+
+def _arrays(diff: Diff) -> Both[np.ndarray] | None:
+    """Return the values of both sides as they were recorded; `None` for sketches."""
+    pair = diff.pair
+    assert pair.reference is not None and pair.candidate is not None
+    try:
+        return Both(pair.reference.value, pair.candidate.value)
+    except SketchOnlyError:
+        return None
+
+
+def _values(diff: Diff) -> Both[np.ndarray] | None:
+    """Return the values of both sides in the reference's layout, without loss scales; `None` for sketches."""
+    arrays, pair = _arrays(diff), diff.pair
+    if arrays is None:
+        return None
+    reference, candidate = arrays
+    candidate = pair.layout.apply(candidate, reference.shape)
+    if reference.shape != candidate.shape or not reference.size:
+        return None
+    if reference.dtype.kind in "biu":
+        return Both(reference, candidate)
+    return Both(reference / pair.scales.reference, candidate / pair.scales.candidate)
+
+
+def _norm(values: np.ndarray) -> float:
+    return float(np.linalg.norm(values)) if len(values) else 0.0
