@@ -73,16 +73,20 @@ class Flips:
         return mask
 
 
+def chooses(steps: Both[Step]) -> bool:
+    """Return True if the traces of both sides have calls that choose; False if a trace is damaged."""
+    try:
+        return all(any(call.choice is not None for call in step.trace.calls) for step in steps)
+    except RunFolderError:
+        return False
+
+
 def flips_of(steps: Both[Step], alignment: Alignment, infos: Both[RunInfo]) -> list[Flips]:
     """Return the calls of a step that chose otherwise in some rows, in the reference's order."""
     one_framework = infos.reference.framework == infos.candidate.framework
     traces = steps.map(lambda step: step.trace)
     found: list[Flips] = []
-    try:
-        pairs = list(_paired(traces, alignment))
-    except RunFolderError:  # a trace is damaged
-        return found
-    for position, calls in pairs:
+    for position, calls in _paired(traces, alignment):
         flips = _flips(traces, position, calls, one_framework)
         if flips is not None and flips.count:
             found.append(flips)
@@ -130,7 +134,7 @@ class _Tables:
 def _flips(traces: Both[Trace], position: int, calls: Both[TracedCall], one_framework: bool) -> Flips | None:
     choices: Both[Choice] = calls.map(lambda call: call.choice)  # type: ignore[arg-type, return-value]
     tables = [_tables(*side) for side in traces.zip(choices)]
-    grid = _grid(traces.reference, calls.reference)
+    grid = grid_of(traces.reference, calls.reference)
     if tables[0] is None or tables[1] is None or grid is None:
         return None
     rows, chosen = choices.reference.rows, choices.map(lambda choice: choice.chosen)
@@ -147,13 +151,14 @@ def _flips(traces: Both[Trace], position: int, calls: Both[TracedCall], one_fram
     count = min(chosen)
     best = Both(reference.picked[:, :count], candidate.picked[:, :count])
     flipped = (best.reference != best.candidate).any(axis=1)
-    distance = np.abs(known.candidate - known.reference)
+    with np.errstate(invalid="ignore"):  # scores of minus infinity on both sides
+        distance = np.nan_to_num(np.abs(known.candidate - known.reference), nan=0.0)
     at = np.arange(len(common))[:, None]
     tied = best.reference == best.candidate
     function = calls.reference.function
     is_open = one_framework and function in _OPEN and function == calls.candidate.function
     equal = np.logical_and(*(table[at, best.reference] == table[at, best.candidate] for table in known))
-    involved = np.fmax(distance[at, best.reference], distance[at, best.candidate])
+    involved = np.maximum(distance[at, best.reference], distance[at, best.candidate])
     return Flips(
         calls=calls,
         position=position,
@@ -162,8 +167,8 @@ def _flips(traces: Both[Trace], position: int, calls: Both[TracedCall], one_fram
         recorded=common,
         flipped=flipped,
         ties=flipped & (tied | equal).all(axis=1) & (not is_open),
-        error=np.nan_to_num(np.fmax.reduce(distance, axis=1)),
-        moved=np.nan_to_num(np.fmax.reduce(involved, axis=1)),
+        error=distance.max(axis=1),
+        moved=involved.max(axis=1),
         size=_rms(known.reference),
         chosen=chosen,
     )
@@ -208,7 +213,7 @@ def _table(trace: Trace, number: int) -> np.ndarray | None:
     return values if values.size and values.ndim == 2 else None
 
 
-def _grid(trace: Trace, call: TracedCall) -> tuple[int, ...] | None:
+def grid_of(trace: Trace, call: TracedCall) -> tuple[int, ...] | None:
     """Return the shape of the rows of the call's scores, in the order in which they were recorded."""
     choice = call.choice
     assert choice is not None

@@ -33,11 +33,11 @@ def other_boundaries(diffs: StepDiffs, alignment: Alignment, values: bool = True
         values: True to also consider outputs that have the same shape on both sides.
     """
     places = diffs.sites.places["forward"]
-    if diffs.rows["passed"][places].all():
+    if (diffs.rows["passed"] & ~diffs.troubled)[places].all():
         return frozenset()
     built = _Built(alignment)
     forward = [d for d in (diffs[place] for place in places.tolist()) if d.compared]
-    doubtful = {_paths(d) for d in forward if not d.passed and d.problem is not None and d.problem.kind is Kind.SHAPES}
+    doubtful = {_paths(d) for d in forward if _has_other_shape(d)}  # also if choices excuse the difference
     if values:
         doubtful |= {_pair_paths(p) for p in alignment.pairs if built.differently(p)}
     doubtful -= {_pair_paths(p) for p in alignment.pairs if _is_fixed(p)}
@@ -47,12 +47,16 @@ def other_boundaries(diffs: StepDiffs, alignment: Alignment, values: bool = True
     wide = [
         d
         for d in forward
-        if not d.passed and _paths(d) in doubtful
+        if (not d.passed or _has_other_shape(d)) and _paths(d) in doubtful
         if _error(d) >= (_GROSS if _paths(d) in containers else _VISIBLE)
     ]
     first = min((_order(d) for d in sure if not d.passed and _error(d) >= _VISIBLE / 2), default=math.inf)
     last = max((_order(d) for d in sure if _agrees(d) and _order(d) < first), default=-1)
     return frozenset(_paths(d) for d in wide if _order(d) < last)
+
+
+def _has_other_shape(diff: Diff) -> bool:
+    return diff.problem is not None and diff.problem.kind is Kind.SHAPES
 
 
 def _error(diff: Diff) -> float:

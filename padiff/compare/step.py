@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from padiff.align import Alignment
-from padiff.compare.choices import flips_of
+from padiff.compare.choices import chooses, flips_of
 from padiff.compare.judge.averages import with_averages
 from padiff.compare.judge.drift import NONE, Drift, drift
 from padiff.compare.judge.flipped_rows import judged_by_rows
@@ -89,7 +89,7 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
         judged = excused(judged, infos.zip(history), rank, plan.alignment)
         judged, history = absent_stages(judged, rank, history, plan.runs)
         judged = with_averages(judged, len(diffs_by_rank), plan.runs, plan.alignment, before.drift)
-        if not judged.passed and plan.policy.in_context:
+        if not judged.passed and plan.policy.in_context and chooses(rank):
             judged, counts = judged_by_rows(judged, flips_of(rank, plan.alignment, infos), rank.reference)
             chosen = [*chosen, counts] if counts is not None else chosen
         diffs_by_rank.append(judged)

@@ -145,6 +145,6 @@ def picked(tensors: Tensors, before: Seen, outputs: Sequence[Any]) -> Any:
     if axis is None or math.prod(tensors.shape(places[-1])) != before.rows * chosen:
         return None if axis is not None else places[-1].detach().reshape([1, 1])
     shape = tensors.shape(places[-1])
-    holds_axis = len(shape) > 0 and shape[axis] == chosen and chosen > 1
+    holds_axis = chosen > 1 and shape[axis] == chosen
     table = tensors.rows(places[-1], axis) if holds_axis else places[-1].detach().reshape([-1, chosen])
     return table[:: before.every]

@@ -6,6 +6,7 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -246,7 +247,10 @@ class Tracer:
                     for slot, tensor in flatten(result, "output", self._is_tensor)
                 ]
             )
-            choice = None if begun.seen is None else self._choice(begun.seen, result, path)
+            choice = None
+            if begun.seen is not None:
+                with suppress(TypeError, ValueError, IndexError, RuntimeError):  # an unknown form of the function
+                    choice = self._choice(begun.seen, result, path)
         except Exception as error:
             _let_go(error)
             return

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from padiff.compare.choices import Flips
+from padiff.compare.choices import Flips, grid_of
 from padiff.compare.judge import limits
 from padiff.compare.judge.drift import RELATIVE
 from padiff.errors import SketchOnlyError
-from padiff.records import Both, Diff, Figure, Rule, Step, is_below
+from padiff.records import Both, Diff, Figure, Rule, Step, is_below, loss_role
 from padiff.records.choice_counts import ChoiceCounts
 from padiff.records.diff_rows import FIGURE_NUMBERS, FIGURES, RULE_NUMBERS
 from padiff.records.step_diffs import StepDiffs
@@ -45,7 +45,7 @@ def judged_by_rows(diffs: StepDiffs, flips: Sequence[Flips], step: Step) -> tupl
         flips: the step's calls that chose otherwise, in the reference's order.
         step: the reference's step.
     """
-    return _Judge(diffs, flips, step).judged() if flips else (diffs, None)
+    return _Judge(diffs, flips, step).judged()
 
 
 class _Judge:
@@ -55,22 +55,26 @@ class _Judge:
         #: Calls that chose otherwise, with the position of the first diff that they can explain.
         self._waiting = sorted(zip(_starts(diffs, flips, step), flips), key=lambda each: each[0])
         self._explained: list[Flips] = []
-        #: Paths of the layers among whose parts the calls choose.
-        self._blocks: set[str] = set()
-        self._called = {call.layer for call in step.trace.calls if not call.function}
+        #: Paths of the layers among whose parts some call chooses: of experts, that are called with the rows that
+        #: chose them.
+        self._blocks = _blocks(step)
+        #: Grids of the rows of all calls that choose.
+        self._grids = _grids(step)
         #: Share of the rows that chose otherwise, the largest error of such rows, and that of whole tensors.
         self._share = self._touched = self._whole = 0.0
         self._without = self._unjudged = 0
+        #: Limit of the relative error of the last output that passed.
+        self._limit = 0.0
 
     def judged(self) -> tuple[StepDiffs, ChoiceCounts | None]:
-        passed, limit = self._rows["passed"].tolist(), 0.0
+        passed = self._rows["passed"].tolist()
         for place, stage in enumerate(self._diffs.sites.stages):
             while self._waiting and self._waiting[0][0] <= place:
-                self._explain(self._waiting.pop(0)[1], limit)
+                self._explain(self._waiting.pop(0)[1])
             relative = self._is_relative(place)
             if stage == "forward" and relative and passed[place]:
-                limit = float(self._rows["limit"][place])
-            if not self._explained or stage in ("input", "weight"):
+                self._limit = float(self._rows["limit"][place])
+            if stage in ("input", "weight"):
                 continue
             if not passed[place]:
                 self._judge(place, stage, float(self._rows["limit"][place]) if relative else 0.0)
@@ -78,7 +82,7 @@ class _Judge:
                 error = self._relative[place]
                 self._whole = max(self._whole, error if math.isfinite(error) else 0.0)
         if not self._explained:
-            return self._diffs, None
+            return (self._diffs.judged(self._rows) if self._unjudged else self._diffs), None
         counts = ChoiceCounts(
             step=self._diffs.number or 0,
             calls=tuple((each.calls.reference.function, each.calls.reference.layer) for each in self._explained),
@@ -92,26 +96,23 @@ class _Judge:
     def _is_relative(self, place: int) -> bool:
         return FIGURES[self._rows["figure"][place]] in RELATIVE
 
-    def _explain(self, flips: Flips, limit: float) -> None:
+    def _explain(self, flips: Flips) -> None:
         mixed = MIXED * self._share * self._touched
-        if not within_rounding(flips, max(limit, mixed), self._explained):
+        if not within_rounding(flips, max(self._limit, mixed), self._explained):
             return
         self._explained.append(flips)
         self._share = min(1.0, self._share + flips.share)
-        layer = flips.calls.reference.layer
-        has_parts = any(is_below(path, layer) for path in self._called)
-        self._blocks.add(layer if has_parts else layer.rpartition(".")[0] or layer)
 
     def _judge(self, place: int, stage: str, limit: float) -> None:
         diff = self._diffs[place]
         inside = any(diff.pair.anchor.layer == path or is_below(diff.pair.anchor.layer, path) for path in self._blocks)
-        if inside and not diff.pair.complete:
+        if inside and not diff.pair.complete and self._explained:
             self._pass(place, judged=False)  # an expert that only one side calls
             return
         if inside and stage in ("forward", "backward") and self._holds_some(diff, stage, limit):
             self._pass(place, judged=False)
             return
-        if not diff.pair.complete or diff.problem is not None or diff.figures is None:
+        if not self._explained or not diff.pair.complete or diff.problem is not None or diff.figures is None:
             return
         by_rows = self._by_rows(place, diff, limit) if stage in ("forward", "backward", "loss") else None
         if by_rows is not None:
@@ -123,17 +124,17 @@ class _Judge:
                 self._pass(place, judged=False)
             return
         error = self._relative[place]
-        if inside and stage in ("grad", "update") and not error <= self._most(stage, limit):
+        if inside and stage in ("grad", "update") and not error <= self._most(place, stage, limit):
             if error <= WHOLLY or not math.isfinite(error):
                 self._pass(place, judged=False)
-        elif error <= self._most(stage, limit):
-            self._pass(place, Figure.REL_L2, error, self._most(stage, limit))
+        elif error <= self._most(place, stage, limit):
+            self._pass(place, Figure.REL_L2, error, self._most(place, stage, limit))
 
-    def _most(self, stage: str, limit: float) -> float:
+    def _most(self, place: int, stage: str, limit: float) -> float:
         """Return the largest relative error of a tensor whose rows are not known."""
-        if stage == "loss":
+        if stage == "loss" and loss_role(self._diffs.sites.slots[place]) == "0":
             return max(limit, self._whole)
-        if stage in ("forward", "backward"):
+        if stage in ("forward", "backward", "loss"):
             return max(limit, min(WHOLLY * math.sqrt(self._share) + MIXED * self._share, WHOLLY))
         further = limits.OF_GRADIENT if stage == "update" else 1.0
         return max(limit, min(further * MIXED * self._whole, 1.0))
@@ -148,21 +149,24 @@ class _Judge:
         shapes = [record.shape for record in sides]
         if len(sides) < 2 or any(len(shape) < 2 for shape in shapes) or shapes[0][1:] != shapes[1][1:]:
             return False
-        if any(_axis(shapes[0], flips.grid) is not None for flips in self._explained):
+        if shapes[0] == shapes[1] and (
+            not self._explained or any(_axis(shapes[0], grid) is not None for grid in self._grids)
+        ):
             return False
         if stage == "backward":
             return True
         arrays = _arrays(diff)
         if arrays is None:
-            return diff.problem is None
+            return True
         few, many = sorted((array.reshape(len(array), -1).astype(np.float64) for array in arrays), key=len)
         if len(few) * len(many) > _MOST:
             return True
         sizes = [(array**2).sum(axis=1) for array in (few, many)]
         squares = sizes[0][:, None] + sizes[1][None, :] - 2 * few @ many.T
-        limit = max(limit, MIXED * self._share * self._touched, _LEAST)
+        limit = max(limit, self._limit, MIXED * self._share * self._touched, _LEAST)
         others = squares.min(axis=1, initial=math.inf) > (SINGLE * limit) ** 2 * sizes[0]
-        return bool(others.sum() <= ALONG * sum(flips.count * flips.chosen.reference for flips in self._explained))
+        flipped = sum(flips.count * flips.chosen.reference for flips in self._explained)
+        return bool(others.sum() <= ALONG * flipped)
 
     def _by_rows(self, place: int, diff: Diff, limit: float) -> tuple[float, float] | None:
         """Return the relative error of the rows that chose alike, and its limit; `None` if the rows are not known."""
@@ -220,6 +224,19 @@ def within_rounding(flips: Flips, limit: float, before: Sequence[Flips]) -> bool
     noise = _norm(flips.error[alike]) / math.sqrt(max(alike.sum(), 1))
     most = limit * flips.size
     return noise <= LARGEST * most and float(flips.moved[flipped].max(initial=0.0)) <= SINGLE * most
+
+
+def _blocks(step: Step) -> set[str]:
+    """Return the paths of the layers among whose parts a call chooses places: the layer of the call, or its parent."""
+    called = {call.layer for call in step.trace.calls if not call.function}
+    choosing = {call.layer for call in step.trace.calls if call.choice is not None and call.choice.chosen}
+    parents = {path: path.rpartition(".")[0] or path for path in choosing}
+    return {path if any(is_below(each, path) for each in called) else parents[path] for path in choosing}
+
+
+def _grids(step: Step) -> set[tuple[int, ...]]:
+    grids = (grid_of(step.trace, call) for call in step.trace.calls if call.choice is not None)
+    return {grid for grid in grids if grid is not None}
 
 
 def _starts(diffs: StepDiffs, flips: Sequence[Flips], step: Step) -> list[int]:
