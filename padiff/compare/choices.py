@@ -88,7 +88,7 @@ def flips_of(steps: Both[Step], alignment: Alignment, infos: Both[RunInfo]) -> l
     found: list[Flips] = []
     for position, calls in _paired(traces, alignment):
         flips = _flips(traces, position, calls, one_framework)
-        if flips is not None and flips.count:
+        if flips is not None and (flips.count or flips.chosen.reference != flips.chosen.candidate):
             found.append(flips)
     return found
 
@@ -148,11 +148,13 @@ def _flips(traces: Both[Trace], position: int, calls: Both[TracedCall], one_fram
     if width * len(common) > _MOST or min(int(table.min(initial=0)) for table in indexes) < 0:
         return None
     known = Both(reference, candidate).map(lambda side: _spread(side.scores, side.places, width))
+    for table, side in zip(known, (reference, candidate)):
+        _fill(table, side, np.concatenate([reference.picked, candidate.picked], axis=1))
     count = min(chosen)
     best = Both(reference.picked[:, :count], candidate.picked[:, :count])
     flipped = (best.reference != best.candidate).any(axis=1)
     with np.errstate(invalid="ignore"):  # scores of minus infinity on both sides
-        distance = np.nan_to_num(np.abs(known.candidate - known.reference), nan=0.0)
+        distance = np.nan_to_num(np.abs(known.candidate - known.reference), nan=0.0, posinf=np.inf)
     at = np.arange(len(common))[:, None]
     tied = best.reference == best.candidate
     function = calls.reference.function
@@ -237,6 +239,16 @@ def _spread(scores: np.ndarray, places: np.ndarray, width: int) -> np.ndarray:
     table = np.full((len(scores), width), np.nan)
     np.put_along_axis(table, places.astype(np.int64), scores.astype(np.float64), axis=1)
     return table
+
+
+def _fill(table: np.ndarray, side: _Tables, picked: np.ndarray) -> None:
+    """Set the scores that are not recorded, of places that either side picked, to the last recorded one of their row.
+
+    They are no better than that one, so that the distance to the other side's score is not overestimated.
+    """
+    at, last = np.arange(len(table))[:, None], side.scores[:, -1:].astype(np.float64)
+    values = table[at, picked]
+    table[at, picked] = np.where(np.isnan(values), last, values)
 
 
 def _rms(scores: np.ndarray) -> float:

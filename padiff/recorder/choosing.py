@@ -67,7 +67,7 @@ def ranks_of(name: str, arguments: Mapping[str, Any], shape: Sequence[int]) -> R
 
 
 def above(name: str, value: Any, other: Any) -> Any:
-    """Return how far each element lies above the threshold of a function that compares it with one.
+    """Return how far each element lies above the threshold of a function, below it for ``lt`` and ``le``.
 
     Args:
         value, other: the function's first two arguments; ``other`` is `None` if there is one only.
@@ -76,7 +76,9 @@ def above(name: str, value: Any, other: Any) -> Any:
         return value - value.floor() - 0.5
     if name in ("floor", "ceil"):
         return value - value.round()
-    return value if other is None else value - other
+    if other is None:
+        return value
+    return other - value if name in ("lt", "le") else value - other
 
 
 class Seen(NamedTuple):

@@ -9,6 +9,7 @@ from padiff.align import Alignment
 from padiff.compare.diagnose.between import where_in_code
 from padiff.compare.diagnose.call_words import place_of
 from padiff.compare.diagnose.causes import guess, recorded_cause
+from padiff.compare.diagnose.choices import CHOICE, choice_cause
 from padiff.compare.diagnose.differing_rank import put_together, rank_of
 from padiff.compare.diagnose.environments import autocast_cause, environment_cause
 from padiff.compare.diagnose.evidence import Evidence
@@ -143,6 +144,11 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
     cast = autocast_cause(diff, runs.map(lambda run: run.info))
     if cast is not None and not _explained(computed.cause, recorded, place):
         return replace(cast, excluded=computed.excluded)
+    chosen = None if _explained(computed.cause, recorded, place) else choice_cause(diff, step, evidence)
+    if chosen is not None:
+        chosen = replace(chosen, excluded=computed.excluded)
+        if chosen.kind != CHOICE:
+            return chosen
     if recorded is not None:
         if computed.cause is None or not computed.cause.proven:
             return framework_cause if framework_cause is not None and says_where(recorded, place) else recorded
@@ -155,7 +161,7 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
         return replace(computed.cause, fix=computed.cause.fix or fix)
     if framework_cause is not None:
         framework_cause = replace(framework_cause, excluded=computed.excluded)
-    cause = computed.cause or framework_cause or where_in_code(place, computed.excluded)
+    cause = computed.cause or framework_cause or chosen or where_in_code(place, computed.excluded)
     return cause or guess(diff, step, alignment, computed.excluded)
 
 

@@ -8,7 +8,7 @@ Where later layers mix rows, the others may differ by the share of the rows that
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from padiff.records.step_diffs import StepDiffs
 #: of all rows together, of which the largest in each row are looked at. Chosen.
 SINGLE, LARGEST = 8.0, 3.0
 #: Rows that each row which chose otherwise may take along: another row moves where an expert is full. Chosen.
-ALONG = 2
+ALONG = 1
 #: Error of the other rows, as a multiple of the share of rows that chose otherwise times their error: layers that mix
 #: rows hand on their mean. The same for gradients, of the error of the tensors that they are computed from. Chosen.
 MIXED = 3.0
@@ -63,6 +63,12 @@ class _Judge:
         #: Share of the rows that chose otherwise, the largest error of such rows, and that of whole tensors.
         self._share = self._touched = self._whole = 0.0
         self._without = self._unjudged = 0
+        #: True once a call chose otherwise beyond rounding: choices excuse nothing that follows.
+        self._faulty = False
+        #: Rows that others took along, by the number of all rows.
+        self._along: dict[int, np.ndarray | bool] = {}
+        self._samples = _samples(diffs, self._grids)
+        self._mixes = any("batch" in kind.lower() and "norm" in kind.lower() for kind in diffs.sites.types)
         #: Limit of the relative error of the last output that passed.
         self._limit = 0.0
 
@@ -99,6 +105,7 @@ class _Judge:
     def _explain(self, flips: Flips) -> None:
         mixed = MIXED * self._share * self._touched
         if not within_rounding(flips, max(self._limit, mixed), self._explained):
+            self._faulty = True
             return
         self._explained.append(flips)
         self._share = min(1.0, self._share + flips.share)
@@ -106,13 +113,19 @@ class _Judge:
     def _judge(self, place: int, stage: str, limit: float) -> None:
         diff = self._diffs[place]
         inside = any(diff.pair.anchor.layer == path or is_below(diff.pair.anchor.layer, path) for path in self._blocks)
-        if inside and not diff.pair.complete and self._explained:
+        if inside and not diff.pair.complete and self._explained and not self._faulty:
             self._pass(place, judged=False)  # an expert that only one side calls
             return
         if inside and stage in ("forward", "backward") and self._holds_some(diff, stage, limit):
             self._pass(place, judged=False)
             return
-        if not self._explained or not diff.pair.complete or diff.problem is not None or diff.figures is None:
+        if (
+            self._faulty
+            or not self._explained
+            or not diff.pair.complete
+            or diff.problem is not None
+            or diff.figures is None
+        ):
             return
         by_rows = self._by_rows(place, diff, limit) if stage in ("forward", "backward", "loss") else None
         if by_rows is not None:
@@ -150,7 +163,7 @@ class _Judge:
         if len(sides) < 2 or any(len(shape) < 2 for shape in shapes) or shapes[0][1:] != shapes[1][1:]:
             return False
         if shapes[0] == shapes[1] and (
-            not self._explained or any(_axis(shapes[0], grid) is not None for grid in self._grids)
+            self._faulty or not self._explained or any(_axis(shapes[0], grid) is not None for grid in self._grids)
         ):
             return False
         if stage == "backward":
@@ -177,22 +190,44 @@ class _Judge:
         if split is None:
             return None
         axis, mask = split
+        mask = mask | self._along.get(len(mask), False)
         reference, candidate = values.map(lambda array: _rows_of(array, axis, len(mask)))
         if self._rows["rule"][place] == RULE_NUMBERS[Rule.EQUAL]:
             return float(((reference != candidate).any(axis=1) & ~mask).sum()), ALONG * float(mask.sum())
         errors = np.linalg.norm(candidate.astype(np.float64) - reference, axis=1)
         sizes = np.linalg.norm(reference.astype(np.float64), axis=1)
-        along = ~mask & ~(errors <= SINGLE * max(limit, MIXED * self._share * self._touched) * sizes)
-        if along.sum() <= ALONG * mask.sum():
-            mask = mask | along
         if mask.all():
             return None
-        touched = _norm(errors[mask]) / (_norm(sizes[mask]) or math.inf)
-        others = _norm(errors[~mask]) / (_norm(sizes[~mask]) or math.inf)
-        most = max(limit, MIXED * self._share * self._touched)
-        if math.isfinite(touched):
-            self._touched = max(self._touched, min(touched, WHOLLY))
-        return others, most
+        # Of the tensors before: what mixes rows comes after what chose.
+        mixed = max(limit, MIXED * self._share * self._touched)
+        self._touched = max(self._touched, min(_norm(errors[mask]) / (_norm(sizes[mask]) or math.inf), WHOLLY))
+        apart = self._apart(mask)
+        if apart is not None:
+            # Samples in which no row chose otherwise: nothing mixes them with the others, so a fault shows in them.
+            mask, apart = self._taken_along(mask, apart & ~(errors <= SINGLE * limit * sizes), apart)
+        if apart is not None:
+            return _norm(errors[apart]) / (_norm(sizes[apart]) or math.inf), limit
+        mask, _ = self._taken_along(mask, ~mask & ~(errors <= SINGLE * mixed * sizes), None)
+        return _norm(errors[~mask]) / (_norm(sizes[~mask]) or math.inf), mixed
+
+    def _taken_along(
+        self, mask: np.ndarray, along: np.ndarray, apart: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the mask with the rows that others may have taken along, and `_apart` for it."""
+        if not along.any() or along.sum() > ALONG * mask.sum() or (mask | along).all():
+            return mask, apart
+        self._along[len(mask)] = self._along.get(len(mask), False) | along
+        return mask | along, self._apart(mask | along)
+
+    def _apart(self, mask: np.ndarray) -> np.ndarray | None:
+        """Return a mask of the rows of samples in which no row chose otherwise; `None` if there are no such samples.
+
+        Layers that normalise over the batch mix samples.
+        """
+        if self._mixes or self._samples is None or len(mask) % self._samples or len(mask) == self._samples:
+            return None
+        samples = mask.reshape(self._samples, -1).any(axis=1)
+        return None if samples.all() else np.repeat(~samples, len(mask) // self._samples)
 
     def _pass(
         self, place: int, figure: Figure | None = None, value: float = 0.0, limit: float = 0.0, judged: bool = True
@@ -232,6 +267,14 @@ def _blocks(step: Step) -> set[str]:
     choosing = {call.layer for call in step.trace.calls if call.choice is not None and call.choice.chosen}
     parents = {path: path.rpartition(".")[0] or path for path in choosing}
     return {path if any(is_below(each, path) for each in called) else parents[path] for path in choosing}
+
+
+def _samples(diffs: StepDiffs, grids: Collection[tuple[int, ...]]) -> int | None:
+    """Return the number of samples of a batch whose samples hold several rows; `None` if it is not known."""
+    rows = {math.prod(grid) for grid in grids}
+    shapes = [diffs.sites.shapes[place] for place in diffs.sites.places["forward"].tolist()]
+    counts = {shape[0] for shape in shapes if len(shape) > 2 and 1 < shape[0] < shape[0] * shape[1] in rows}
+    return counts.pop() if len(counts) == 1 else None
 
 
 def _grids(step: Step) -> set[tuple[int, ...]]:

@@ -294,6 +294,7 @@ def ranked(scores: Any, count: int, largest: bool) -> tuple[Any, Any]:
 
 
 def along(tensor: Any, places: Any) -> Any:
+    tensor = tensor.astype("int32") if tensor.dtype == paddle.bool else tensor  # it takes no booleans along an axis
     return paddle.take_along_axis(tensor, places, -1)
 
 

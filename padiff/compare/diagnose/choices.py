@@ -1,0 +1,96 @@
+"""Name the call that chose otherwise, beyond rounding, before the first tensor that differs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from padiff.compare.choices import Flips, flips_of
+from padiff.compare.diagnose.evidence import Evidence
+from padiff.compare.judge.drift import RELATIVE
+from padiff.compare.judge.flipped_rows import within_rounding
+from padiff.compare.judge.limits import allowed
+from padiff.errors import RunFolderError, SketchOnlyError
+from padiff.records import ROOT, Cause, Diff, TracedCall
+from padiff.system.frames import Frame
+
+#: Kind of the cause that a call chose otherwise because its scores differ.
+CHOICE = "choice"
+
+
+def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause | None:
+    """Return the cause that a call chose otherwise beyond rounding, before a diff; `None` if no call did.
+
+    Args:
+        diff: the first diff of the step, an output.
+        step: the judged diffs of the step.
+    """
+    steps, record = evidence.steps, diff.pair.reference
+    if steps is None or record is None or diff.pair.stage != "forward":
+        return None
+    infos = evidence.runs.map(lambda run: run.info)
+    try:
+        calls = steps.reference.trace.calls
+        end = max(
+            (
+                k
+                for k, call in enumerate(calls)
+                if not call.function and (call.layer, call.call) == (record.layer, record.call)
+            ),
+            default=len(calls),
+        )
+        flips = [each for each in flips_of(steps, evidence.alignment, infos) if each.position < end]
+    except (RunFolderError, SketchOnlyError):
+        return None
+    limit = _limit(diff, step)
+    before: list[Flips] = []
+    for each in flips:
+        if not within_rounding(each, limit, before):
+            return _cause(each)
+        before.append(each)
+    return None
+
+
+def _limit(diff: Diff, step: Sequence[Diff]) -> float:
+    """Return the limit of the last output that agrees before a diff."""
+    limit = allowed(diff.pair.anchor.dtype, "forward")
+    for each in step:
+        if each is diff:
+            break
+        if each.passed and each.pair.stage == "forward" and each.judgement and each.judgement.figure in RELATIVE:
+            limit = each.judgement.limit
+    return limit
+
+
+def _cause(flips: Flips) -> Cause:
+    calls, chosen = flips.calls, flips.chosen
+    where = calls.reference.layer if calls.reference.layer != ROOT else "the model"
+    name = f"{calls.reference.function}() in `{where}`"
+    if calls.reference.function != calls.candidate.function:
+        name = f"{calls.candidate.function}() for the reference's {calls.reference.function}() in `{where}`"
+    lines = calls.map(_line)
+    if chosen.reference != chosen.candidate:
+        text = f"{name} chooses {chosen.candidate} places of each row, the reference's {chosen.reference}"
+        fix = f"k={chosen.reference}" if calls.candidate.function == "topk" else ""
+        return Cause("choice_count", text, fix=fix, lines=lines)
+    count = f"{flips.count:,} of {len(flips.recorded):,} rows"
+    if flips.ties.any():
+        tied = int(flips.ties.sum())
+        text = (
+            f"{name}: {tied:,} of {len(flips.recorded):,} rows choose otherwise between scores that are equal to the "
+            "bit: the two sides break ties by another rule"
+        )
+        return Cause("choice_ties", text, lines=lines)
+    alike = flips.error[~flips.flipped]
+    noise = float(np.sqrt((alike**2).mean())) if alike.size else 0.0
+    moved = float(flips.moved[flips.flipped].max())
+    if noise > 0 and np.isfinite(moved) and moved / noise > 10:
+        far = f"their scores differ up to {moved / noise:,.0f} times as far as those of the other rows"
+    else:
+        far = f"their scores differ by up to {moved:.2g}, where all scores are about {flips.size:.2g}"
+    return Cause(CHOICE, f"{name}: {count} choose otherwise, and not by rounding: {far}", lines=lines)
+
+
+def _line(call: TracedCall) -> Frame | None:
+    return call.stack[-1] if call.stack else None

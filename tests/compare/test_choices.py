@@ -1,0 +1,171 @@
+"""Runs that choose otherwise: rows that flip by rounding are left out, and all else has to agree."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+import torch
+
+import padiff
+from padiff.compare import compare_runs
+
+TOKENS, WIDTH, EXPERTS, CHOSEN = 64, 12, 6, 2
+RNG = np.random.default_rng(11)
+ROUTER = RNG.normal(size=(EXPERTS, WIDTH)).astype(np.float32)
+ROUTER[1] = ROUTER[0]
+X = RNG.normal(size=(4, TOKENS // 4, WIDTH)).astype(np.float32)
+LIBRARY = {"torch": torch, "paddle": paddle}
+#: In these rows the candidate prefers the second of two experts that nearly tie.
+FLIPPED = (3, 17)
+
+
+def moved(first_leads):
+    """What is added to the router's scores: in the rows `FLIPPED` expert 2 wins, and 0 and 1 nearly tie behind it."""
+    scores = np.zeros((TOKENS, EXPERTS), np.float32)
+    scores[list(FLIPPED), :3] = 6 + (1e-6 if first_leads else -1e-6), 6, 10
+    return scores
+
+
+class Program:
+    """A mixture of experts between two linear layers; a fault is a change of one of its parts."""
+
+    def __init__(self, kit, flips=False, dense=False, **faults):
+        self.kit, self.flips, self.dense, self.faults = kit, flips, dense, faults
+        kit.seed(0)
+        experts = {f"expert{k}": kit.Linear(WIDTH, WIDTH) for k in range(EXPERTS)}
+        self.model = kit.net(
+            lambda net, x: self.forward(net, x),
+            first=kit.Linear(WIDTH, WIDTH),
+            router=kit.Linear(WIDTH, EXPERTS),
+            **experts,
+            last=kit.Linear(WIDTH, 5),
+        )
+        random = np.random.default_rng(5)
+        for name in ("first", *experts, "last"):
+            layer = getattr(self.model, name)
+            kit.set_weight(layer, random.normal(size=kit.weight(layer).shape).astype(np.float32) * 0.3)
+        for layer in (
+            self.model.first,
+            self.model.router,
+            *(getattr(self.model, name) for name in experts),
+            self.model.last,
+        ):
+            kit.set(layer.bias, np.zeros(kit.numpy(layer.bias).shape, np.float32))
+        kit.set_weight(self.model.router, ROUTER)
+        self.moved = kit.tensor(moved(not flips))
+
+    def forward(self, net, x):
+        f, faults = LIBRARY[self.kit.name], self.faults
+        y = net.first(x).reshape([-1, WIDTH])
+        scores = net.router(y) + self.moved
+        if "scores" in faults:
+            scores = scores + self.kit.tensor(faults["scores"])
+        p = f.nn.functional.softmax(scores, -1)
+        weights, places = f.topk(p, faults.get("k", CHOSEN), -1)
+        weights = weights * faults.get("times", 1.0)
+        chosen = f.nn.functional.one_hot(places, EXPERTS)
+        chosen = chosen.astype("float32") if self.kit.name == "paddle" else chosen.float()
+        gates = (chosen * weights.unsqueeze(-1)).sum(1)
+        total = y
+        for k in range(EXPERTS):
+            expert = getattr(net, f"expert{k}")
+            if self.dense:
+                total = total + expert(y) * gates[:, k : k + 1]
+            else:
+                rows = f.nonzero(gates[:, k]).reshape([-1])
+                part = expert(f.index_select(y, 0, rows) if self.kit.name == "torch" else f.index_select(y, rows, 0))
+                part = part * (
+                    f.index_select(gates[:, k : k + 1], 0, rows)
+                    if self.kit.name == "torch"
+                    else f.index_select(gates[:, k : k + 1], rows, 0)
+                )
+                total = (
+                    total.index_add(0, rows, part) if self.kit.name == "torch" else f.index_add(total, rows, 0, part)
+                )
+        mixed = total.reshape([4, -1, WIDTH])
+        mixed = mixed + mixed.mean(1).unsqueeze(1) * faults.get("mean", 1.0)
+        return net.last(mixed) * faults.get("end", 1.0)
+
+    def run(self, steps=3, **options):
+        kit = self.kit
+        optimizer = kit.sgd(self.model.parameters(), 0.01)
+        with padiff.record(self.model, optimizer=optimizer, **options) as rec:
+            for _ in range(steps):
+                (self.model(kit.tensor(X)) ** 2).mean().backward()
+                optimizer.step()
+                kit.zero(optimizer)
+                rec.try_dump()
+        return rec.run
+
+
+def compared(kit, other=None, dense=False, detail="full", **faults):
+    reference = Program(kit).run(detail=detail)
+    return compare_runs(reference, Program(other or kit, flips=True, dense=dense, **faults).run(detail=detail))
+
+
+@pytest.mark.parametrize("detail", ["full", "sketch"])
+@pytest.mark.parametrize("dense", [False, True])
+def test_rows_that_flip_by_rounding_are_no_difference(kit, dense, detail):
+    report = compared(kit, dense=dense, detail=detail)
+    assert report.passed, str(report)
+    first = report.choices[0]
+    assert first.step == 0 and 1 <= first.flipped <= len(FLIPPED) and first.rows == TOKENS
+    assert "choose otherwise" in report.text(120)
+
+
+def test_so_are_they_between_frameworks():
+    from kit.frameworks import KITS
+
+    report = compared(KITS["torch"], KITS["paddle"])
+    assert report.passed, str(report)
+    assert report.choices
+
+
+@pytest.mark.parametrize("detail", ["full", "sketch"])
+@pytest.mark.parametrize(
+    "fault", [{"times": 1.1}, {"mean": 1.5}, {"end": 1.2}, {"k": 3}], ids=["weights", "mean", "end", "k"]
+)
+def test_a_fault_beside_flips_is_a_difference(kit, fault, detail):
+    assert not compared(kit, detail=detail, **fault).passed
+
+
+def test_a_small_fault_beside_flips_shows_in_the_other_rows(kit):
+    report = compared(kit, times=1.001)
+    assert not report.passed and report.first_diff.stage == "forward" and report.first_diff.step == 0
+
+
+def test_another_number_of_places_is_named(kit):
+    report = compared(kit, k=3)
+    cause = report.first_diff.cause
+    assert cause.kind == "choice_count" and "chooses 3 places of each row, the reference's 2" in str(cause)
+
+
+def test_scores_that_move_further_than_rounding_excuse_nothing(kit):
+    scores = np.zeros((TOKENS, EXPERTS), np.float32)
+    scores[40, 2] = 3.0
+    report = compared(kit, scores=scores)
+    assert not report.passed and not any(each.step == 0 for each in report.choices)
+
+
+def test_equal_scores_with_another_rule_for_ties_are_named(kit):
+    f = LIBRARY[kit.name]
+    scores = np.array(RNG.normal(size=(20, 5)), np.float32)
+    scores[4, 1] = scores[4, 3] = 9.0
+
+    def run(last):
+        def forward(net, x):
+            x = x * 1.0
+            places = 4 - f.argmax(f.flip(x, [1]), 1) if last else f.argmax(x, 1)
+            one = f.nn.functional.one_hot(places, 5)
+            return net.last(one.astype("float32") if kit.name == "paddle" else one.float())
+
+        kit.seed(0)
+        model = kit.net(forward, last=kit.Linear(5, 5))
+        kit.set_weight(model.last, np.arange(25).reshape(5, 5).astype(np.float32))
+        with padiff.record(model) as rec:
+            model(kit.tensor(scores)).sum().backward()
+        return rec.run
+
+    assert compare_runs(run(False), run(False)).passed
+    assert not compare_runs(run(False), run(True)).passed

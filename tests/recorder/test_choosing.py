@@ -1,0 +1,136 @@
+"""Choices that the trace keeps: of top-k, argmax, sorting and thresholds, with the scores that made them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import paddle
+import pytest
+import torch
+
+import padiff
+from padiff.errors import RunFolderError
+from padiff.recorder import choosing
+
+SCORES = np.random.default_rng(3).normal(size=(5, 7, 9)).astype(np.float32)
+LIBRARY = {"torch": torch, "paddle": paddle}
+
+
+def recorded(kit, choose, scores=SCORES, steps=1, folder=None, **options):
+    """A run of a model whose code calls ``choose`` on its scores."""
+
+    def forward(net, x):
+        picked = choose(x)
+        return net.last(x) if isinstance(picked, tuple) else net.last(x) + 0 * kit_float(kit, picked)
+
+    model = kit.net(forward, last=kit.Linear(9, 2))
+    optimizer = kit.sgd(model.parameters(), 0.1)
+    with padiff.record(model, folder, optimizer=optimizer, **options) as rec:
+        for _ in range(steps):
+            model(kit.tensor(scores)).sum().backward()
+            optimizer.step()
+            kit.zero(optimizer)
+            rec.try_dump()
+    return rec.run if folder is None else padiff.open_run(folder)
+
+
+def kit_float(kit, tensor):
+    summed = tensor.astype("float32") if kit.name == "paddle" else tensor.float()
+    return summed.sum()
+
+
+def choice(run, number=0):
+    """The only choice of a step: itself, and its scores, places and picked values."""
+    trace = run.steps(number)[0].trace
+    (call,) = [call for call in trace.calls if call.choice is not None]
+    values = (trace.tensors[k].source.read() for k in (call.choice.scores, call.choice.places, call.choice.picked))
+    return call.choice, *values
+
+
+def rows(scores, axis):
+    return np.moveaxis(scores, axis, -1).reshape(-1, scores.shape[axis])
+
+
+RANKINGS = {
+    "topk": (lambda f, x: f.topk(x, 3), -1, 3, True),
+    "topk of an axis": (lambda f, x: f.topk(x, 2, 1), 1, 2, True),
+    "smallest": (lambda f, x: f.topk(x, 3, -1, False), -1, 3, False),
+    "argmax": (lambda f, x: f.argmax(x, 1), 1, 1, True),
+    "argmin": (lambda f, x: x.argmin(-1), -1, 1, False),
+    "argsort": (lambda f, x: f.argsort(x, -1), -1, 9, False),
+}
+
+
+@pytest.mark.parametrize("name", RANKINGS)
+def test_the_best_places_of_each_row_and_their_scores_are_kept(kit, name):
+    call, axis, chosen, largest = RANKINGS[name]
+    kept, scores, places, picked = choice(recorded(kit, lambda x: call(LIBRARY[kit.name], x)))
+    table = rows(SCORES, axis)
+    order = np.argsort(-table if largest else table, axis=1)
+    count = min(chosen + choosing.BEYOND, table.shape[1])
+    assert (kept.chosen, kept.rows, kept.every) == (chosen, len(table), 1)
+    assert (places == order[:, :count]).all() and (picked == order[:, :chosen]).all()
+    assert (scores == np.take_along_axis(table, order[:, :count], 1)).all()
+
+
+def test_a_threshold_keeps_the_elements_nearest_to_it(kit, monkeypatch):
+    monkeypatch.setattr(choosing, "NEAREST", 20)
+    kept, scores, places, picked = choice(recorded(kit, lambda x: x > 0.25))
+    above = SCORES.reshape(-1) - np.float32(0.25)
+    nearest = np.argsort(np.abs(above))[:20]
+    assert (kept.chosen, kept.rows) == (0, 1) and (places[0] == nearest).all()
+    assert (scores[0] == above[nearest]).all() and (picked[0].astype(bool) == (above[nearest] > 0)).all()
+
+
+def test_rounding_is_a_threshold_at_the_half(kit):
+    _, scores, places, picked = choice(recorded(kit, lambda x: x.round()))
+    expected = SCORES.reshape(-1)[places[0]]
+    assert np.allclose(scores[0], expected - np.floor(expected) - 0.5, atol=1e-6)
+    assert (picked[0] == np.round(expected)).all()
+
+
+def test_later_steps_keep_choices_and_no_other_functions(kit):
+    run = recorded(kit, lambda x: LIBRARY[kit.name].topk(x * 2, 2), steps=3, detail="sketch")
+    for number in (1, 2):
+        trace = run.steps(number)[0].trace
+        assert not trace.functions and {call.function for call in trace.calls} <= {"", "topk"}
+        assert choice(run, number)[0].chosen == 2
+
+
+def test_rows_of_sketched_layers_are_evenly_spaced(kit, monkeypatch):
+    monkeypatch.setattr(choosing, "SKETCHED_ROWS", 10)
+    kept, scores, *_ = choice(recorded(kit, lambda x: LIBRARY[kit.name].topk(x, 2), steps=2, detail="sketch"), 1)
+    assert (kept.rows, kept.every, len(scores)) == (35, 4, 9)
+    assert (scores[:, 0] == rows(SCORES, -1)[::4].max(axis=1)).all()
+
+
+def test_what_chooses_nothing_by_real_scores_keeps_nothing(kit):
+    run = recorded(
+        kit,
+        lambda x: (
+            x.max(),
+            x.sum(),
+            LIBRARY[kit.name].argmax((x > 0).astype("int32") if kit.name == "paddle" else (x > 0).int(), -1),
+        ),
+    )
+    found = [call for call in run.steps(0)[0].trace.calls if call.choice is not None]
+    assert [call.function for call in found] == ["gt"]
+
+
+def test_the_folder_keeps_choices_and_refuses_damaged_ones(kit, tmp_path):
+    run = recorded(kit, lambda x: LIBRARY[kit.name].topk(x, 3), folder=tmp_path / "run")
+    kept, scores, *_ = choice(run)
+    assert kept.chosen == 3 and scores.shape == (35, 7)
+    file = next((tmp_path / "run").rglob("report.json"))
+    content = json.loads(file.read_text())
+    for call in content["trace"]["calls"]:
+        if "choice" in call:
+            call["choice"] = list(replace_last(call["choice"]))
+    file.write_text(json.dumps(content))
+    with pytest.raises(RunFolderError, match="a choice of a tensor that is not there"):
+        _ = padiff.open_run(tmp_path / "run").steps(0)[0].trace.calls[0]
+
+
+def replace_last(numbers):
+    return (*numbers[:-1], 10**6)
