@@ -28,8 +28,8 @@ from padiff_hooks.outputs import check_out, write_out
 MATCHES, LEFT = 0, 1
 _DESCRIPTION = (
     "Propose a patch that makes the candidate match the reference, and try it: edit a copy of this folder, run "
-    "the copy under padiff run, compare again. Nothing in this folder changes without --apply. The script is your own code and "
-    "runs as you. Exit code: 0 the runs match now, 1 faults are left, 2 misuse."
+    "the copy under padiff run, compare again. Nothing in this folder changes without --apply. The script is your own "
+    "code and runs as you. Exit code: 0 the runs match now, 1 faults are left, 2 misuse."
 )
 
 
@@ -73,7 +73,7 @@ def _fix(args: argparse.Namespace, console: Console) -> int:
     check_pair(args)
     shown = Console(stderr=True) if "-" in outputs else console
     runs = Both(args.reference, args.candidate)
-    workspace = Workspace(Path.cwd(), command, [Path(args.reference)], args.skip)
+    workspace = Workspace(Path.cwd(), command, [Path(args.reference)], Path(args.candidate), args.skip)
     before = workspace.snapshot()
 
     def say(text: str) -> None:

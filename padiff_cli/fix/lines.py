@@ -48,14 +48,14 @@ def nodes_at(source: Source, line: int, reference: ast.AST) -> Iterator[ast.AST]
         if not isinstance(reference, ast.Expr):
             return
     for node in ast.walk(statement):
-        if getattr(node, "lineno", None) == line and isinstance(node, (ast.expr, ast.keyword)):
+        if isinstance(node, (ast.expr, ast.keyword)) and type(node) is type(getattr(reference, "value", reference)):
             yield node
 
 
 def _forms(code: str) -> Iterator[str]:
     bare = code.rstrip(",").rstrip()
-    yield code
-    yield bare
+    if bare == code:
+        yield code
     if _OPENS_BLOCK.match(code):
         yield f"{code} pass" if "#" not in code else f"{code.partition('#')[0]} pass"
     yield f"_({bare})"

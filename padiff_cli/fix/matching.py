@@ -32,6 +32,8 @@ _METHODS = frozenset(("detach", "contiguous", "float", "abs", "square", "item", 
 _MODULES = frozenset(
     ("torch", "paddle", "nn", "F", "functional", "np", "numpy", "optim", "optimizer", "lr_scheduler", "init", "utils")
 )
+# Calls that are not left out: what they hold is no value of the same kind.
+_UNWRAPPED_NEVER = ("optimizer", "schedule", "convert", "loss", "clip")
 #: Marks a call of which only some arguments are known.
 PARTIAL = "..."
 
@@ -225,9 +227,15 @@ class Matcher:
     ) -> Match:  # fmt: skip
         is_partial = any(map(_is_dots, r_args)) or any(_is_dots(each.value) for each in r.keywords)
         r_args = [each for each in r_args if not _is_dots(each)]
+        if _kind(r) in ("optimizer", "schedule") and self.frameworks[0] != self.frameworks[1]:
+            r_args, c_args = r_args[1:], c_args[1:]  # parameters or an optimizer, against a learning rate
         is_catalog = bool(_kind(r))
         theirs = {common_argument(k.arg): k for k in r.keywords if k.arg and not _is_dots(k.value)}
         mine = {common_argument(k.arg): k for k in c.keywords if k.arg}
+        betas = theirs.get("betas")
+        if self.frameworks[1] == "paddle" and betas is not None and isinstance(betas.value, (ast.Tuple, ast.List)):
+            del theirs["betas"]
+            theirs |= {name: ast.keyword(name, value) for name, value in zip(("beta1", "beta2"), betas.value.elts)}
         result = _EQUAL
         for one, other in zip(r_args, c_args):
             result = result.plus(self.match(one, other, depth + 1))
@@ -248,15 +256,16 @@ class Matcher:
             value = converted(self.frameworks, names[1], name, theirs.pop(name).value)
             result = result.plus(self.match(value, left_c.pop(), depth + 1), 0.3)
         for name, keyword in theirs.items():
-            if is_catalog and keyword.arg in KEYWORDS:
+            if is_catalog and keyword.arg in KEYWORDS and not _is_objects(keyword):
                 value = converted(self.frameworks, names[1], name, keyword.value)
                 result = result.plus(Match(_ONE, (Change("add", c, str(keyword.arg), value),)))
             else:
                 result = result.plus(Match(0.7))
         if not is_partial:
             for name, keyword in mine.items():
-                cost = _ONE if is_catalog else 0.7
-                result = result.plus(Match(cost, (Change("remove", keyword, name),) if is_catalog else ()))
+                is_other = _is_objects(keyword) or (name == "grad_clip" and self.frameworks[0] != self.frameworks[1])
+                removed = (Change("remove", keyword, name),) if is_catalog and not is_other else ()
+                result = result.plus(Match(0.1 if is_other else _ONE if is_catalog else 0.7, removed))
         for argument in left_r:
             result = result.plus(Match(_ONE, (Change("add", c, "", argument),) if is_catalog else ()))
         for argument in left_c:
@@ -373,6 +382,8 @@ class Writer:
         mapped = self.names.get(name)
         if mapped is not None:
             return mapped
+        if name.startswith("self.") and ".".join(name.split(".")[:2]) not in self.source.attributes:
+            raise UnwritableError(name)
         return ".".join(
             part if k == 0 and part == "self" else self._own(part) for k, part in enumerate(name.split("."))
         )
@@ -557,7 +568,7 @@ def _inside(node: ast.AST) -> Iterator[ast.expr]:
         name = last_name(node.func)
         if receiver is not None and (_kind(node) == "function" or name in _METHODS):
             yield receiver
-        elif node.args and not isinstance(node.args[0], ast.Starred) and kind_of(name) not in ("optimizer", "schedule"):
+        elif node.args and not isinstance(node.args[0], ast.Starred) and kind_of(name) not in _UNWRAPPED_NEVER:
             yield node.args[0]
 
 

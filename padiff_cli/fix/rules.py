@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from padiff.frameworks.argument_names import number_text
+from padiff.frameworks.catalog import LAYERS
+from padiff.model.equivalents import common_kind
 from padiff.records import Both, FirstDiff, Models
 from padiff.records.diagnostic import code_lines, named_at
 from padiff.records.recorded import ROOT
@@ -17,12 +19,17 @@ from padiff_cli.fix.matching import Change, Match, Matcher, UnwritableError, Wri
 from padiff_cli.fix.source import Edit, Project, Proposal, Source, dotted, last_name
 from padiff_cli.fix.vocabulary import common_argument, common_call, kind_of, number_of, value_text
 
-# Largest cost of two lines that are compared: others are other lines. Chosen.
-_ALIKE = 6.0
+# Largest cost of two lines that are compared, and of lines that are searched for: others are other lines. Chosen.
+_ALIKE, _NEAR = 6.0, 3.0
 _SIGNED = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 _OF_INPUT = re.compile(
     rf"the candidate's input is (?:the reference's|({_SIGNED}) times the reference's)(?: ({_SIGNED}))?"
 )
+# Causes that name two numbers, or two calls with their arguments: the candidate's number comes first, the reference's
+# call does.
+_NUMBERS = re.compile(rf"is ({_SIGNED})(?: in the candidate)? for the reference's ({_SIGNED})(?![\w.])")
+_TWO_CALLS = re.compile(r"(\w+\([^()]*(?:\([^()]*\)[^()]*)*\)) against (\w+\([^()]*(?:\([^()]*\)[^()]*)*\))")
+_ACTIVATIONS = re.compile(r"uses (.+?) for the reference's (.+?)(?: \(|$)")
 # Ranks of proposals: a cause's own fix, the two lines, calls of a step, other lines.
 _FIX, _LINES, _CALLS, _OTHERS = 0.0, 2.0, 1.0, 6.0
 _STEPS = ("step",)
@@ -81,6 +88,11 @@ class Rules:
             *self._zeroing(),
             *self._schedule(),
             *self._clipping(),
+            *self._activation(),
+            *self._elsewhere(),
+            *self._total(),
+            *self._numbers(),
+            *self._arguments(),
             *self._input(),
         ]
         unique: dict[tuple[Edit, ...], Proposal] = {}
@@ -144,6 +156,8 @@ class Rules:
                 match = Matcher(self._fault.frameworks).statement(reference, node)
                 if best is None or match.cost < best[0].cost:
                     best = (match, node)
+                if isinstance(reference, ast.stmt) and node is source.statement(line) and match.cost <= _ALIKE:
+                    break  # a whole line against a whole statement
             if best is None or best[0].cost > _ALIKE:
                 continue
             yield from self._written(source, best[0], list(best[0].changes), weight)
@@ -159,6 +173,13 @@ class Rules:
         for key, frame in lines.reference.items():
             if key in lines.candidate and _is_about(key, self._fault):
                 pairs.append((frame, lines.candidate[key], _LINES + 2))
+                # Arguments of the call that stand on other lines.
+                head = f"{frame.file}:{frame.line}#"
+                pairs += [
+                    (value, lines.candidate[key], _LINES + 3)
+                    for name, value in lines.reference.items()
+                    if name.startswith(head)
+                ]
         seen = set()
         for one, other, weight in pairs:
             if one is None or other is None or (one, other) in seen:
@@ -169,9 +190,65 @@ class Rules:
             if source is not None and reference is not None:
                 yield reference, source, other.line, weight
 
+    def _elsewhere(self) -> Iterator[Proposal]:
+        """Yield what a line of the reference says of the candidate's lines that use the same layers."""
+        if self._first.stage not in ("forward", "backward") or self._models.lines.candidate == {}:
+            return
+        partners = {(_tail(each.reference), _tail(each.candidate)) for each in self._models.partners}
+        paired = {reference for reference, _ in partners}
+        references = [
+            self._reference_node(frame) for frame in (self.lines.reference, *self._stack()) if frame is not None
+        ]
+        found: list[tuple[float, Source, Match]] = []
+        for reference in references[:3]:
+            if not isinstance(reference, (ast.Assign, ast.Return, ast.Expr, ast.AugAssign)):
+                continue
+            for source in self._project:
+                for node in source.nodes:
+                    if not isinstance(node, type(reference)) or source.function(node) is None:
+                        continue
+                    match = Matcher(self._fault.frameworks).statement(reference, node)
+                    layers = [(_tail(one), _tail(other)) for one, other in match.names if one.startswith("self.")]
+                    alike = all(pair in partners or pair[0] not in paired for pair in layers)
+                    if layers and alike and match.changes and match.cost <= _NEAR:
+                        found.append((match.cost, source, match))
+        for _, source, match in sorted(found, key=lambda each: each[0])[:3]:
+            yield from self._written(source, match, list(match.changes), _LINES + 1.5)
+
+    def _stack(self) -> list[Frame]:
+        return _frames((self._first.stacks.reference, self._models.stacks.reference))
+
+    def _activation(self) -> Iterator[Proposal]:
+        """Yield the reference's activation in the place of the candidate's, where the cause names both."""
+        found = _ACTIVATIONS.search(self._fault.words) if self._fault.kind == "activation" else None
+        frame = self.lines.candidate
+        source = None if frame is None else self._project.get(frame.file)
+        statement = None if source is None or frame is None else source.statement(frame.line)
+        if found is None or source is None or statement is None:
+            return
+        own, other = _activation_of(found[1]), _activation_of(found[2])
+        for node in ast.walk(statement):
+            if not isinstance(node, ast.Call) or common_call(last_name(node.func)) != common_call(own):
+                continue
+            is_layer = kind_of(last_name(node.func)) == "layer"
+            names = (
+                each
+                for each in LAYERS[self._framework]
+                if common_kind(each.lower()) == common_kind(other.replace("_", ""))
+            )
+            name = min(names, default="") if is_layer else other
+            if name and kind_of(name):
+                changes = [Change("rename", node, name, node)]
+                if own == "leaky_relu" or (own == "gelu" and other != "gelu"):
+                    changes += [
+                        Change("remove", each) for each in (*(node.args if is_layer else node.args[1:]), *node.keywords)
+                    ]
+                for proposal in self._written(source, Match(0.0), changes, _LINES):
+                    yield replace(proposal, weight=_LINES - 0.2)
+
     def _reference_node(self, frame: Frame) -> ast.AST | None:
         own = self._fault.reference_code.get(frame.file)
-        statement = None if own is None else own.statement(frame.line)
+        statement = None if own is None or own.line(frame.line)[:200] != frame.code else own.statement(frame.line)
         return parsed_line(frame.code) if statement is None else statement
 
     # -- writing -----------------------------------------------------------------------------------------------------
@@ -183,7 +260,11 @@ class Rules:
         for change in changes:
             more = 0.0 if change.name and named_at(self._fault.words, change.name) is not None else 0.3
             more += 1.0 if change.kind == "whole" else 0.0
-            for place, node in self._definitions(source, change):
+            definitions = self._definitions(source, change)
+            number = number_of(change.reference) if isinstance(change.reference, ast.expr) else None
+            if number is not None and number in [number_of(node) for _, node in definitions]:
+                continue  # it has the reference's value
+            for place, node in definitions:
                 text = value_text(change.reference) if isinstance(change.reference, ast.expr) else ""
                 if text:
                     start, end = place.span(node)
@@ -196,7 +277,9 @@ class Rules:
             whole += edits
             yield Proposal(edits, _words(change, source), weight + more + 0.2)
         if len(changes) > 1:
-            yield Proposal(tuple(whole), "the line as the reference has it", weight + 0.9)
+            # Another function has other arguments.
+            early = any(change.kind == "rename" for change in changes)
+            yield Proposal(tuple(whole), "the line as the reference has it", weight + (0.15 if early else 0.9))
 
     def _definitions(self, source: Source, change: Change) -> list[tuple[Source, ast.expr]]:
         node = change.node
@@ -262,7 +345,7 @@ class Rules:
                     text = source.code(call)
                     edits = (_line_removed(source, statement), _line_before(source, backward, text))
                     yield Proposal(edits, "gradients are zeroed before the backward pass", _CALLS)
-            if not calls:
+            if not source.calls("zero_grad", "clear_grad"):
                 yield Proposal(
                     (_line_after(source, step, f"{name}.{method}()"),), "gradients are zeroed after each step", _CALLS
                 )
@@ -328,6 +411,65 @@ class Rules:
                 for keyword in made.keywords:
                     if keyword.arg == "grad_clip":
                         yield from self._written(source, Match(0.0), [Change("remove", keyword, "grad_clip")], _CALLS)
+
+    # -- numbers and calls of a cause ------------------------------------------------------------------------------
+
+    def _total(self) -> Iterator[Proposal]:
+        """Yield the line that adds to the loss, where the candidate has none."""
+        sides = self._models.lines.map(lambda lines: lines.get("@total"))
+        if self._first.stage != "loss" or sides.reference is None or sides.candidate is None:
+            return
+        reference, source = self._reference_node(sides.reference), self._project.get(sides.candidate.file)
+        own = None if source is None else source.statement(sides.candidate.line)
+        if source is None or not isinstance(reference, ast.Assign) or not isinstance(own, ast.Assign):
+            return
+        target, value = dotted(own.targets[0]), reference.value
+        names = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
+        if not target or dotted(reference.targets[0]) not in names or not isinstance(value, ast.BinOp):
+            return
+        try:
+            text = Writer(source, self._framework, {dotted(reference.targets[0]): target}).text(value)
+        except UnwritableError:
+            return
+        edit = _line_after(source, _last_before_backward(source, own), f"{target} = {text}")
+        yield Proposal((edit,), "the term that the reference's loss has is added", _LINES - 0.5)
+
+    def _numbers(self) -> Iterator[Proposal]:
+        """Yield the reference's number in the place of the candidate's, where the cause names both."""
+        found = _NUMBERS.search(self._fault.words)
+        frame, weight = self.lines.candidate, _LINES + 0.7
+        source = None if frame is None else self._project.get(frame.file)
+        statement = None if source is None or frame is None else source.statement(frame.line)
+        if found is None or source is None or statement is None:
+            return
+        for node in ast.walk(statement):
+            if isinstance(node, ast.expr) and not isinstance(node, ast.Call):
+                own = number_of(node)
+                holders = [(source, node)] if own is not None else self._project.definitions(source, node)
+                for holder, value in holders:
+                    number = number_of(value)
+                    if number is not None and abs(number - float(found[1])) <= 1e-6 * abs(number):
+                        start, end = holder.span(value)
+                        text = number_text(float(found[2])) if "." in holder.code(value) else found[2]
+                        yield Proposal((Edit(holder.file, start, end, text),), f"the number is {text}", weight)
+
+    def _arguments(self) -> Iterator[Proposal]:
+        """Yield the reference's arguments in the place of the candidate's, where the cause names the calls."""
+        sentence = "" if self._first.cause is None else self._first.cause.sentence
+        found = _TWO_CALLS.search(sentence)
+        frame = self.lines.candidate
+        source = None if frame is None else self._project.get(frame.file)
+        statement = None if source is None or frame is None else source.statement(frame.line)
+        calls = [_parsed_call(text) for text in found.groups()] if found is not None else [None]
+        if source is None or statement is None or None in calls:
+            return
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Call) and _may_be(last_name(node.func), last_name(calls[0].func)):  # type: ignore[union-attr]
+                reference = ast.Call(calls[0].func, [ast.Constant(...)], calls[0].keywords)  # type: ignore[union-attr]
+                match = Matcher((self._fault.frameworks[0], self._framework)).match(reference, node)
+                yield from self._written(
+                    source, match, [each for each in match.changes if each.kind == "value"], _LINES
+                )
 
     # -- inputs ------------------------------------------------------------------------------------------------------
 
@@ -431,6 +573,16 @@ class Rules:
         ]
 
 
+def _tail(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
+def _activation_of(words: str) -> str:
+    """Return the function that a cause calls in words, such as ``leaky ReLU of slope 0.01``."""
+    plain = words.lower().partition(" of ")[0]
+    return "leaky_relu" if plain.startswith("leaky") else plain.rpartition(" ")[2]
+
+
 def _parsed_call(fix: str) -> ast.Call | None:
     """Return the call that a fix of the diagnostic shows, such as ``LayerNorm(..., eps=1e-05)``."""
     try:
@@ -529,6 +681,25 @@ def _last_of_step(source: Source, step: ast.stmt) -> ast.stmt:
         isinstance(node, ast.Call) and last_name(node.func) in ("zero_grad", "clear_grad") for node in ast.walk(each)
     )]  # fmt: skip
     return zeroing[-1] if zeroing else step
+
+
+def _last_before_backward(source: Source, statement: ast.stmt) -> ast.stmt:
+    """Return the last statement beside one that still comes before the backward pass."""
+    block = next(
+        (
+            each
+            for name in ("body", "orelse", "finalbody")
+            if isinstance(each := getattr(source.parents.get(statement), name, None), list) and statement in each
+        ),
+        [statement],
+    )
+    last = statement
+    for each in block[block.index(statement) + 1 :]:
+        calls = {last_name(node.func) for node in ast.walk(each) if isinstance(node, ast.Call)}
+        if calls & {"backward", "zero_grad", "clear_grad", "step"}:
+            break
+        last = each
+    return last
 
 
 def _model_of(source: Source, step: ast.stmt) -> str:

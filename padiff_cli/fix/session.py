@@ -132,8 +132,6 @@ class Session:
             better = self._fix(report, fault)
             if better is None:
                 unfixed.add(_key(fault))
-                if fault is report.first_diff:
-                    break
             else:
                 outcome.report = report = better
         if not report.passed and self._left <= 0:
@@ -226,7 +224,9 @@ class Session:
 
 
 def _faults(report: Report) -> list[FirstDiff]:
-    return [*([] if report.first_diff is None else [report.first_diff]), *report.independent]
+    """Return the faults in the order in which they are fixed: models that are built alike also start alike."""
+    faults = [*([] if report.first_diff is None else [report.first_diff]), *report.independent]
+    return sorted(faults, key=lambda each: each.cause is not None and each.cause.kind == "start_weights")
 
 
 def _key(first: FirstDiff) -> tuple[object, ...]:
@@ -319,7 +319,8 @@ def _reference_code(project: Project, report: Report) -> Project:
     if report.models is None:
         return Project(())
     by_file: dict[str, list[tuple[int, str]]] = {}
-    for frame in report.models.lines.reference.values():
+    stacks = (frame for stack in report.models.stacks.reference.values() for frame in stack if frame.code)
+    for frame in (*report.models.lines.reference.values(), *stacks):
         by_file.setdefault(frame.file, []).append((frame.line, frame.code))
     sources = [
         source

@@ -91,6 +91,13 @@ class Source:
         return frozenset(found | {node.attr for node in self.nodes if isinstance(node, ast.Attribute)})
 
     @cached_property
+    def attributes(self) -> frozenset[str]:
+        """Return the attributes of `self` in the file, as ``self.name``."""
+        return frozenset(
+            dotted(node) for node in self.nodes if isinstance(node, ast.Attribute) and dotted(node.value) == "self"
+        )
+
+    @cached_property
     def modules(self) -> dict[str, str]:
         """Return the whole name of what each imported name stands for."""
         found: dict[str, str] = {}

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from padiff.frameworks.api_names import heard_name
 from padiff.frameworks.argument_names import SPELLINGS
 from padiff.frameworks.catalog import ARGUMENTS, FIXES, LAYERS, OPTIMIZERS, is_loss
+from padiff.frameworks.losses import ROLES
 from padiff.model.equivalents import common_kind
 from padiff.system.code import literal
 
@@ -32,9 +33,13 @@ _SCHEDULERS = {
     ),
     "paddle": _words(
         "StepDecay MultiStepDecay NaturalExpDecay ExponentialDecay InverseTimeDecay PolynomialDecay PiecewiseDecay "
-        "CosineAnnealingDecay LinearWarmup NoamDecay OneCycleLR CyclicLR LambdaDecay"
+        "CosineAnnealingDecay LinearWarmup NoamDecay OneCycleLR CyclicLR LambdaDecay "
+        "ReduceOnPlateau LinearLR"
     ),
 }
+_SCHEDULES = {"ReduceOnPlateau": "ReduceLROnPlateau", "LinearLR": "Linear"}
+#: Functions that make a tensor of an array.
+CONVERTING = _words("to_tensor from_numpy tensor as_tensor asarray")
 _CLIPS = _words("clip_grad_norm_ clip_grad_value_ ClipGradByGlobalNorm ClipGradByNorm ClipGradByValue DataLoader")
 # Common names of arguments; other arguments have one name in both frameworks.
 _COMMON = {
@@ -103,6 +108,14 @@ def argument_name(framework: str, common: str, name: str) -> str:
     return common if common in KEYWORDS else name
 
 
+def _plain_loss(name: str) -> str:
+    plain = name.replace("_", "").lower().removesuffix("loss")
+    return {"bcewithlogits": "binarycrossentropywithlogits", "bce": "binarycrossentropy"}.get(plain, plain)
+
+
+_LOSSES = frozenset(map(_plain_loss, ROLES))
+
+
 def is_layer(name: str) -> bool:
     """Return True if a name is a layer's class of a framework."""
     return any(name in names for names in LAYERS.values())
@@ -112,13 +125,15 @@ def kind_of(name: str) -> str:
     """Return the family of a function or class of the catalog: ``layer``, ``optimizer``, ``schedule``, ``loss``,
     ``clip``, ``function``; empty for any other name.
     """
+    if name in CONVERTING:
+        return "convert"
     if name in _CLIPS:
         return "clip"
     if any(name in names for names in OPTIMIZERS.values()):
         return "optimizer"
     if any(name in names for names in _SCHEDULERS.values()):
         return "schedule"
-    if name.endswith("Loss") or is_loss(name):
+    if is_loss(name) or (name.endswith("Loss") and _plain_loss(name) in _LOSSES):
         return "loss"
     if is_layer(name):
         return "layer"
@@ -130,13 +145,16 @@ def common_call(name: str) -> str:
     kind = kind_of(name)
     if kind == "function":
         return heard_name(name) or name
+    if kind == "convert":
+        return kind
     if kind == "layer":
         return common_kind(name.lower())
     if kind == "loss":
-        plain = name.replace("_", "").lower().removesuffix("loss")
-        return {"bcewithlogits": "binarycrossentropywithlogits", "bce": "binarycrossentropy"}.get(plain, plain)
+        return _plain_loss(name)
     if kind == "optimizer":
         return "sgd" if name == "Momentum" else name.lower()
+    if kind == "schedule":
+        return _SCHEDULES.get(name, name.removesuffix("LR").removesuffix("Decay"))
     if kind == "clip":
         return {"clip_grad_norm_": "ClipGradByGlobalNorm", "clip_grad_value_": "ClipGradByValue"}.get(name, name)
     return name
@@ -150,6 +168,8 @@ def whole_name(framework: str, name: str) -> str:
         name: its name in either framework.
     """
     kind, common = kind_of(name), common_call(name)
+    if kind == "schedule" and framework in _SCHEDULERS and name not in _SCHEDULERS[framework]:
+        name = next((each for each in sorted(_SCHEDULERS[framework]) if common_call(each) == common), "")
     spelling = SPELLINGS.get(framework)
     if spelling is None or not kind:
         return ""
@@ -192,9 +212,9 @@ def value_text(node: ast.expr) -> str:
         if isinstance(node, ast.List):
             return f"[{inner}]"
         return f"({inner}{',' if len(parts) == 1 else ''})"
-    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.Mult, ast.Pow)):
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.Mult)):
         sides = [value_text(node.left), value_text(node.right)]
-        sign = {ast.Div: "/", ast.Mult: "*", ast.Pow: "**"}[type(node.op)]
+        sign = "/" if isinstance(node.op, ast.Div) else "*"
         return f"{sides[0]} {sign} {sides[1]}" if all(sides) else ""
     return ""
 

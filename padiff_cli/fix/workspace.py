@@ -48,16 +48,19 @@ class Workspace:
         folder: the working folder.
         command: the command that runs the candidate.
         needed: run folders inside of the working folder that the copy needs.
+        own: the run folder of a script that records by itself.
         skipped: names of files and folders that the copy does not need.
     """
 
     def __init__(
-        self, folder: Path, command: Sequence[str], needed: Sequence[Path], skipped: Sequence[str] = ()
+        self, folder: Path, command: Sequence[str], needed: Sequence[Path], own: Path, skipped: Sequence[str] = ()
     ) -> None:
         self.folder = Path(os.path.realpath(folder))
         self._command, self._skipped = list(command), frozenset(skipped)
         self._needed = [Path(os.path.realpath(path)) for path in needed]
         self.files = list(self._files())
+        inside = os.path.relpath(os.path.realpath(own), self.folder)
+        self._own_run = None if inside.startswith("..") else inside
         self._temporary: Path | None = None
         self._number = 0
         self._check_command()
@@ -103,6 +106,8 @@ class Workspace:
         with open(output, "wb") as out:
             code = _call(command, work, environment, out, seconds)
         spent = time.monotonic() - began
+        if self._own_run is not None and (work / self._own_run / "run.json").exists() and not run.exists():
+            shutil.move(work / self._own_run, run)  # a script that records by itself
         shutil.rmtree(work, ignore_errors=True)
         recorded = (run / "run.json").exists()
         if code is None:
