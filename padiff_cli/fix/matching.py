@@ -302,6 +302,7 @@ class Writer:
     source: Source
     framework: str
     names: Mapping[str, str]
+    _function: ast.FunctionDef | ast.AsyncFunctionDef | None = None
 
     def edits(self, change: Change) -> tuple[Edit, ...]:
         """Return the edits of a change.
@@ -310,6 +311,7 @@ class Writer:
             UnwritableError: it needs a name that neither the catalog nor the file has.
         """
         node, source = change.node, self.source
+        self._function = source.function(node)
         if change.kind in ("value", "whole"):
             assert change.reference is not None
             text = self.text(change.reference)
@@ -382,6 +384,13 @@ class Writer:
         mapped = self.names.get(name)
         if mapped is not None:
             return mapped
+        function = self._function
+        if isinstance(node, ast.Name) and function is not None:
+            # A name that the function does not have stands for its only parameter.
+            own = {each.id for each in ast.walk(function) if isinstance(each, ast.Name)}
+            parameters = [each.arg for each in function.args.args if each.arg != "self"]
+            if name not in {*own, *parameters} and len(parameters) == 1 and name not in self.source.modules:
+                return parameters[0]
         if name.startswith("self.") and ".".join(name.split(".")[:2]) not in self.source.attributes:
             raise UnwritableError(name)
         return ".".join(

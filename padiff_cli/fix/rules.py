@@ -590,7 +590,8 @@ def _parsed_call(fix: str) -> ast.Call | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     node = tree.body[0] if len(tree.body) == 1 else None
-    return node.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
+    # An argument, such as `grad_clip=...`, is read as an assignment.
+    return node.value if isinstance(node, (ast.Expr, ast.Assign)) and isinstance(node.value, ast.Call) else None
 
 
 def _may_be(own: str, name: str) -> bool:
