@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import shlex
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,11 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "--skip", action="append", default=[], metavar="PATH", help="a path that is not copied; may be repeated"
     )
+    parser.add_argument(
+        "--check-with",
+        metavar="COMMAND",
+        help="how the reference is run: a patch that matches is also compared on three other seeds",
+    )
     parser.add_argument("--layer-map", metavar="MAP.yaml", help="which layer answers to which (see `padiff map`)")
     parser.set_defaults(run=_fix, args=[], atol=None, rtol=None, compare_mode=None)
 
@@ -81,7 +87,9 @@ def _fix(args: argparse.Namespace, console: Console) -> int:
 
     say("the script runs in a copy of this folder, as you and with your rights")
     with workspace:
-        session = Session(runs, workspace, args.timeout, say, policy_of(args), GivenMap.from_value(args.layer_map))
+        layer_map = GivenMap.from_value(args.layer_map)
+        check = shlex.split(args.check_with or "")
+        session = Session(runs, workspace, args.timeout, say, policy_of(args), layer_map, check)
         outcome = session.run()
     after = workspace.snapshot()
     touched = sorted(path for path in {*before, *after} if before.get(path) != after.get(path))
@@ -114,6 +122,9 @@ def _show(outcome: Outcome, console: Console, runs: Both[str], applied: bool) ->
     if outcome.report is not None:
         left = diagnostic_of(outcome.report, runs)
         console.print(Text(f"{'now' if outcome.accepted else 'left'}: {summary_line(left)}"), soft_wrap=True)
+    if outcome.seeds:
+        text = f"{outcome.seeds - outcome.failed_seeds} of {outcome.seeds} other seeds match"
+        console.print(Text(text), soft_wrap=True)
     for note in outcome.notes:
         console.print(Text(printable(f"note: {note}"), style="yellow"), soft_wrap=True)
     if outcome.patch and not applied:
@@ -135,6 +146,7 @@ def _as_json(outcome: Outcome, runs: Both[str]) -> dict[str, Any]:
         "dropped": outcome.dropped,
         "notes": outcome.notes,
         "runs": outcome.trials,
+        "seeds": {"compared": outcome.seeds, "differ": outcome.failed_seeds},
     }
 
 

@@ -278,7 +278,7 @@ class Rules:
             yield Proposal(edits, _words(change, source), weight + more + 0.2)
         if len(changes) > 1:
             # Another function has other arguments.
-            early = any(change.kind == "rename" for change in changes)
+            early = any(change.kind in ("rename", "wrap", "unwrap") for change in changes)
             yield Proposal(tuple(whole), "the line as the reference has it", weight + (0.15 if early else 0.9))
 
     def _definitions(self, source: Source, change: Change) -> list[tuple[Source, ast.expr]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from padiff.compare import Policy, compare_runs
@@ -16,11 +16,24 @@ from padiff.records.compared import factor_text
 from padiff.records.diagnostic import position_text
 from padiff.system.printable import printable
 from padiff_cli.fix.rules import Fault, Rules
-from padiff_cli.fix.source import Project, Proposal
+from padiff_cli.fix.source import Edit, Project, Proposal
+from padiff_cli.fix.vocabulary import number_of, value_text
 from padiff_cli.fix.workspace import Trial, Workspace
 
 # Largest number of proposals that are tried for one fault, and of those after the first that helps.
 _TRIALS, _MORE = 8, 2
+# Number of other seeds, and calls that set one.
+_SEEDS = 3
+_SEEDING = (
+    "manual_seed",
+    "manual_seed_all",
+    "seed",
+    "default_rng",
+    "RandomState",
+    "Generator",
+    "seed_everything",
+    "set_seed",
+)
 # Steps that a trial trains beyond the fault's, and the smallest number of steps for which a run is shortened.
 _BEHIND, _SHORT = 4, 12
 
@@ -52,6 +65,7 @@ class Outcome:
         dropped: the proposals that did not help, in words.
         notes: remarks.
         trials: number of runs.
+        seeds, failed_seeds: number of other seeds that were compared, and of those with which the runs differ.
     """
 
     before: Project
@@ -61,11 +75,13 @@ class Outcome:
     dropped: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     trials: int = 0
+    seeds: int = 0
+    failed_seeds: int = 0
 
     @property
     def passed(self) -> bool:
-        """Return True if the runs match now."""
-        return self.report is not None and self.report.passed
+        """Return True if the runs match now, with other seeds too."""
+        return self.report is not None and self.report.passed and not self.failed_seeds
 
     @property
     def patch(self) -> str:
@@ -82,6 +98,7 @@ class Session:
         seconds: the longest time of the whole session.
         say: called with a line of progress.
         policy, layer_map: of the comparison.
+        reference_command: how the reference is run, to compare with other seeds; empty if it is not.
     """
 
     def __init__(
@@ -92,9 +109,10 @@ class Session:
         say: Callable[[str], None],
         policy: Policy | None = None,
         layer_map: GivenMap | None = None,
+        reference_command: Sequence[str] = (),
     ) -> None:
         self._runs, self._workspace, self._say = runs, workspace, say
-        self._policy, self._map = policy, layer_map
+        self._policy, self._map, self._reference_command = policy, layer_map, reference_command
         self._end = time.monotonic() + seconds
         numbers = runs.map(lambda path: open_run(path).numbers())
         self._length = min(max(numbers.reference, default=0), max(numbers.candidate, default=0)) + 1
@@ -136,7 +154,42 @@ class Session:
                 outcome.report = report = better
         if not report.passed and self._left <= 0:
             outcome.notes.append("the time is over: give --timeout with more seconds to go on")
+        if report.passed and outcome.accepted and self._reference_command:
+            self._check_seeds()
         return outcome
+
+    def _check_seeds(self) -> None:
+        """Compare the patched candidate with the reference on other seeds, and keep what was found."""
+        outcome = self._outcome
+        for number in range(1, _SEEDS + 1):
+            seeded = _with_seeds(outcome.after, number)
+            if seeded is None:
+                outcome.notes.append("no other seeds were tried: no seed is a number in the code")
+                return
+            if self._left <= 0:
+                outcome.notes.append(f"the time is over: {outcome.seeds} of {_SEEDS} other seeds were tried")
+                return
+            changed = outcome.before.changed_files(seeded)
+            first, second = self._workspace.run_both(
+                changed, self._reference_command, self._length, self._every, self._left
+            )
+            outcome.trials += 2
+            try:
+                trouble = first.trouble if second is None else second.trouble
+                if first.run is None or second is None or second.run is None:
+                    outcome.notes.append(f"other seeds were not tried: {trouble}")
+                    return
+                report = compare_runs(first.run, second.run, policy=self._policy, layer_map=self._map, workers=1)
+                outcome.seeds += 1
+                if not report.passed:
+                    outcome.failed_seeds += 1
+                    place = "" if report.first_diff is None else f", first at {position_text(report.first_diff)}"
+                    outcome.notes.append(f"with other seeds (each one + {_seed_step(number)}) the runs differ{place}")
+            except PadiffError as error:
+                outcome.notes.append(f"other seeds were not compared: {error}")
+                return
+            finally:
+                self._workspace.discard(first)
 
     def _fix(self, report: Report, first: FirstDiff) -> Report | None:
         """Try the proposals for a fault; return the report with the best one, or `None` if none helps."""
@@ -221,6 +274,24 @@ class Session:
                     f"the script imports {printable(frame.file)} from the working folder itself, not from the copy (an "
                     "editable install?): fix cannot try a change of that file"
                 )
+
+
+def _seed_step(number: int) -> int:
+    return 1000 * number
+
+
+def _with_seeds(project: Project, number: int) -> Project | None:
+    """Return a project with other seeds, the same ones on both sides; `None` if no seed is a number in the code."""
+    edits: list[Edit] = []
+    for source, call in project.calls(*_SEEDING):
+        for argument in [*call.args[:1], *(each.value for each in call.keywords if each.arg == "seed")]:
+            values = [(source, argument)] if value_text(argument) else project.definitions(source, argument)
+            for place, value in values:
+                seed = number_of(value)
+                if seed is not None and seed == int(seed) >= 0:
+                    start, end = place.span(value)
+                    edits.append(Edit(place.file, start, end, str(int(seed) + _seed_step(number))))
+    return project.with_edits(edits) if edits else None
 
 
 def _faults(report: Report) -> list[FirstDiff]:

@@ -82,40 +82,73 @@ class Workspace:
                 found[path] = (state.st_size, state.st_mtime_ns)
         return found
 
-    def run(self, changed: Mapping[str, bytes], steps: int | None, every: int, seconds: float) -> Trial:
+    def run(self, changed: Mapping[str, bytes], steps: int, every: int, seconds: float) -> Trial:
         """Run the script in a new copy.
 
         Args:
             changed: new contents of files.
-            steps: number of steps after which the training ends; `None` for all.
+            steps: number of steps after which the training ends.
             every: record every N-th step.
             seconds: the longest time that the run may take.
         """
+        work = self._new_copy(changed)
+        try:
+            return self._record(work, self._command, "run", steps, every, seconds)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+    def run_both(
+        self, changed: Mapping[str, bytes], reference: Sequence[str], steps: int, every: int, seconds: float
+    ) -> tuple[Trial, Trial | None]:
+        """Run the reference's script in a new copy, and then the candidate's, which finds the new run of the reference
+        in the place of the old one; `None` for the second if the first does not run.
+
+        Args:
+            changed: new contents of files.
+            reference: the command that runs the reference.
+            steps: number of steps after which each training ends.
+            every: record every N-th step.
+            seconds: the longest time that each run may take.
+        """
+        work = self._new_copy(changed)
+        try:
+            first = self._record(work, reference, "reference", steps, every, seconds)
+            if first.run is None:
+                return first, None
+            for needed in self._needed:
+                inside = os.path.relpath(needed, self.folder)
+                if not inside.startswith(".."):
+                    shutil.rmtree(work / inside, ignore_errors=True)
+                    shutil.copytree(first.run, work / inside)
+            return first, self._record(work, self._command, "run", steps, every, seconds)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+    def _new_copy(self, changed: Mapping[str, bytes]) -> Path:
         assert self._temporary is not None
         self._number += 1
-        own = self._temporary / str(self._number)
-        work = own / self.folder.name
+        work = self._temporary / str(self._number) / self.folder.name
         work.mkdir(parents=True)
         self._copy(work, changed)
-        run, output = own / "run", own / "output.txt"
+        return work
+
+    def _record(self, work: Path, words: Sequence[str], name: str, steps: int, every: int, seconds: float) -> Trial:
+        run, output = work.parent / name, work.parent / f"{name}.txt"
         command = [sys.executable, "-c", _RUN, "run", "--dir", str(run), "--every", str(every)]
-        command += ["--stop-after", str(steps)] if steps is not None else []
-        command += ["--", *(self._moved(word, work) for word in self._command)]
-        environment = {name: self._moved(value, work) for name, value in os.environ.items()}
+        command += ["--stop-after", str(steps), "--", *(self._moved(word, work) for word in words)]
+        environment = {key: self._moved(value, work) for key, value in os.environ.items()}
         began = time.monotonic()
         with open(output, "wb") as out:
             code = _call(command, work, environment, out, seconds)
         spent = time.monotonic() - began
         if self._own_run is not None and (work / self._own_run / "run.json").exists() and not run.exists():
             shutil.move(work / self._own_run, run)  # a script that records by itself
-        shutil.rmtree(work, ignore_errors=True)
         recorded = (run / "run.json").exists()
         if code is None:
             trouble = f"it was ended after {seconds:.0f} seconds"
         else:
-            trouble = "" if code == 0 or (steps is not None and code == 1 and recorded) else _tail(output, code)
-        if not recorded and not trouble:
-            trouble = _tail(output, code or 0)
+            # A loop that is stopped ends with 1.
+            trouble = "" if recorded and code in (0, 1) else _tail(output, code)
         return Trial(run if recorded else None, trouble, spent)
 
     def discard(self, trial: Trial) -> None:
@@ -197,7 +230,9 @@ class Workspace:
             if word.endswith(".py") and not word.startswith("-"):
                 path = os.path.realpath(os.path.join(self.folder, word))
                 if not os.path.isfile(path):
-                    raise UsageError(f"there is no script {printable(word)} in {printable(str(self.folder))}")
+                    raise UsageError(
+                        f"the working folder {printable(str(self.folder))} has no script {printable(word)}: check its path"
+                    )
                 if os.path.relpath(path, self.folder).startswith(".."):
                     raise UsageError(
                         f"the script {printable(word)} is outside of the working folder "

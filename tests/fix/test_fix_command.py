@@ -179,7 +179,7 @@ def test_a_script_that_writes_by_an_absolute_path_is_reported(faulty):
     ("words", "message"),
     [
         (["runs/reference", "runs/candidate"], "how is the candidate run?"),
-        (["runs/reference", "runs/candidate", "--", "none.py"], "there is no script none.py"),
+        (["runs/reference", "runs/candidate", "--", "none.py"], "has no script none.py"),
         (["runs/reference", "runs/candidate", "--", "port.ipynb"], "port.ipynb is a notebook"),
         (["runs/reference", "runs/reference", "--", "train.py"], "are one folder"),
         (["runs/none", "runs/candidate", "--", "train.py"], "runs/none"),
