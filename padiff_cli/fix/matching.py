@@ -149,6 +149,8 @@ class Matcher:
             return self._entries(r, c, depth)
         if isinstance(r, ast.Starred) and isinstance(c, ast.Starred):
             return self.match(r.value, c.value, depth + 1)
+        if isinstance(r, ast.Yield) and isinstance(c, ast.Yield) and r.value is not None and c.value is not None:
+            return self.match(r.value, c.value, depth + 1)
         if isinstance(r, (ast.GeneratorExp, ast.ListComp)) and isinstance(c, (ast.GeneratorExp, ast.ListComp)):
             return self.match(r.elt, c.elt, depth + 1)
         return _EQUAL if ast.dump(r) == ast.dump(c) else Match(FOREIGN)
@@ -275,12 +277,12 @@ class Matcher:
     # -- calls and operators around --------------------------------------------------------------------------------
 
     def _unwrapped(self, r: ast.AST, c: ast.AST, depth: int) -> Iterator[Match]:
-        for inner in _inside(c):
+        for inner in inner_expressions(c):
             part = self.match(r, inner, depth + 1)
             yield Match(_AROUND, (Change("unwrap", c, _outer(c), None, inner),)).plus(part)
 
     def _wrapped(self, r: ast.AST, c: ast.AST, depth: int) -> Iterator[Match]:
-        for inner in _inside(r):
+        for inner in inner_expressions(r):
             part = self.match(inner, c, depth + 1)
             yield Match(_AROUND + 0.1, (Change("wrap", c, _outer(r), r, inner),)).plus(part)
 
@@ -564,12 +566,10 @@ def _kind(call: ast.Call) -> str:
     return "" if own else kind_of(last_name(call.func))
 
 
-def _inside(node: ast.AST) -> Iterator[ast.expr]:
+def inner_expressions(node: ast.AST) -> Iterator[ast.expr]:
     """Yield the expressions that an operator or a call is around."""
     if isinstance(node, ast.BinOp):
-        yield node.left
-        if isinstance(node.op, _COMMUTATIVE):
-            yield node.right
+        yield from (node.left, node.right)
     elif isinstance(node, ast.IfExp):
         yield from (node.body, node.orelse)
     elif isinstance(node, ast.Call):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from padiff.frameworks.argument_names import number_text
@@ -15,7 +15,7 @@ from padiff.records.diagnostic import code_lines, named_at
 from padiff.records.recorded import ROOT
 from padiff.system.frames import Frame
 from padiff_cli.fix.lines import nodes_at, parsed_line
-from padiff_cli.fix.matching import Change, Match, Matcher, UnwritableError, Writer
+from padiff_cli.fix.matching import Change, Match, Matcher, UnwritableError, Writer, inner_expressions
 from padiff_cli.fix.source import Edit, Project, Proposal, Source, dotted, last_name
 from padiff_cli.fix.vocabulary import common_argument, common_call, kind_of, number_of, value_text
 
@@ -30,6 +30,12 @@ _OF_INPUT = re.compile(
 _NUMBERS = re.compile(rf"is ({_SIGNED})(?: in the candidate)? for the reference's ({_SIGNED})(?![\w.])")
 _TWO_CALLS = re.compile(r"(\w+\([^()]*(?:\([^()]*\)[^()]*)*\)) against (\w+\([^()]*(?:\([^()]*\)[^()]*)*\))")
 _ACTIVATIONS = re.compile(r"uses (.+?) for the reference's (.+?)(?: \(|$)")
+_SURPLUS = re.compile(r"(\w+)\(\) in `[^`]*` is left out")
+_OPERATORS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow"}
+# Cost of a name that differs, where statements are searched for those most like them.
+_OTHER_NAME = 0.5
+# Statements that are compared where the reference's files are at hand, and their largest number.
+_COMPARED, _STATEMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Expr, ast.For), 300
 # Ranks of proposals: a cause's own fix, the two lines, calls of a step, other lines.
 _FIX, _LINES, _CALLS, _OTHERS = 0.0, 2.0, 1.0, 6.0
 _STEPS = ("step",)
@@ -93,18 +99,32 @@ class Rules:
             *self._total(),
             *self._numbers(),
             *self._arguments(),
+            *self._surplus(),
             *self._input(),
+            *self._from_sources(),
         ]
         unique: dict[tuple[Edit, ...], Proposal] = {}
         for proposal in sorted(found, key=lambda each: each.weight):
             edits = tuple(sorted(set(proposal.edits)))
-            if edits and any(self._changes(edit) for edit in edits):
+            if any(map(self._changes, edits)) and not any(map(self._is_of_padiff, edits)):
                 unique.setdefault(edits, replace(proposal, edits=edits))
         return list(unique.values())
 
     def _changes(self, edit: Edit) -> bool:
         source = self._project.get(edit.file)
         return source is not None and source.text[edit.start : edit.end] != edit.text
+
+    def _is_of_padiff(self, edit: Edit) -> bool:
+        """Return True if an edit is inside of a call of padiff: recording and comparing never change."""
+        source = self._project.get(edit.file)
+        if source is None:
+            return False
+        for node in source.nodes:
+            if isinstance(node, ast.Call) and source.full_name(node.func).startswith("padiff"):
+                start, end = source.span(node)
+                if start < edit.end and edit.start < end:
+                    return True
+        return False
 
     # -- the cause's own fix ---------------------------------------------------------------------------------------
 
@@ -471,6 +491,43 @@ class Rules:
                     source, match, [each for each in match.changes if each.kind == "value"], _LINES
                 )
 
+    def _surplus(self) -> Iterator[Proposal]:
+        """Yield the candidate's line without a call or operator that the cause names."""
+        found = _SURPLUS.search(self._fault.words)
+        frame = self.lines.candidate
+        source = None if frame is None else self._project.get(frame.file)
+        statement = None if source is None or frame is None else source.statement(frame.line)
+        if found is None or source is None or statement is None:
+            return
+        for node in ast.walk(statement):
+            name = _OPERATORS.get(type(node.op), "") if isinstance(node, ast.BinOp) else ""
+            name = common_call(last_name(node.func)) if isinstance(node, ast.Call) else name
+            if name and name == common_call(found[1]):
+                for inner in inner_expressions(node):
+                    change = Change("unwrap", node, found[1], None, inner)
+                    yield from self._written(source, Match(0.0), [change], _LINES)
+
+    def _from_sources(self) -> Iterator[Proposal]:
+        """Yield what statements of the reference's own files say of the candidate's that are most like them."""
+        matcher = Matcher(self._fault.frameworks)
+        sides = [_statements(project) for project in (self._fault.reference_code.without(self._project), self._project)]
+        best: list[dict[ast.AST, tuple[float, ast.AST, Match]]] = [{}, {}]
+        for _, reference in sides[0]:
+            for _, own in sides[1]:
+                if type(reference) is not type(own):
+                    continue
+                match = matcher.statement(reference, own)
+                cost = match.cost + _OTHER_NAME * _other_names(reference, own, match)
+                for k, (node, other) in enumerate(((reference, own), (own, reference))):
+                    if node not in best[k] or cost < best[k][node][0]:
+                        best[k][node] = (cost, other, match)
+        for source, own in sides[1]:
+            cost, other, match = best[1].get(own, (0.0, own, Match(0.0)))
+            if match.changes and match.cost <= _NEAR and best[0][other][1] is own:
+                values = [each for each in match.changes if each.kind != "whole"]
+                if all(each.kind == "value" for each in values) or self._first.stage in ("input", "loss"):
+                    yield from self._written(source, match, values, _OTHERS + 0.1 * cost)
+
     # -- inputs ------------------------------------------------------------------------------------------------------
 
     def _input(self) -> Iterator[Proposal]:
@@ -571,6 +628,17 @@ class Rules:
             for node in source.nodes
             if isinstance(node, ast.Call) and kind_of(last_name(node.func)) == "optimizer"
         ]
+
+
+def _statements(project: Project) -> Sequence[tuple[Source, ast.AST]]:
+    found = [(source, node) for source in project for node in source.nodes]
+    return [(source, node) for source, node in found if isinstance(node, _COMPARED)][:_STATEMENTS]
+
+
+def _other_names(reference: ast.AST, candidate: ast.AST, match: Match) -> int:
+    """Return the number of names that differ between two statements."""
+    targets = [[last_name(each) for each in getattr(node, "targets", [])] for node in (reference, candidate)]
+    return sum(_tail(one) != _tail(other) for one, other in match.names) + (targets[0] != targets[1])
 
 
 def _tail(path: str) -> str:

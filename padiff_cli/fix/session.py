@@ -118,7 +118,10 @@ class Session:
         self._length = min(max(numbers.reference, default=0), max(numbers.candidate, default=0)) + 1
         every = open_run(runs.candidate).info.recording.get("every_n_steps", 1)
         self._every = every if isinstance(every, int) and not isinstance(every, bool) and every > 0 else 1
-        project = Project.from_folder(workspace.folder, workspace.files)
+        self._all = Project.from_folder(workspace.folder, workspace.files)
+        # The reference's script may lie beside the candidate's.
+        scripts = workspace.scripts()
+        project = self._all.reached_from(scripts) if scripts else self._all
         self._outcome = Outcome(project, project)
 
     @property
@@ -162,14 +165,14 @@ class Session:
         """Compare the patched candidate with the reference on other seeds, and keep what was found."""
         outcome = self._outcome
         for number in range(1, _SEEDS + 1):
-            seeded = _with_seeds(outcome.after, number)
+            seeded = _with_seeds(outcome.after, self._all.without(outcome.after), number)
             if seeded is None:
                 outcome.notes.append("no other seeds were tried: no seed is a number in the code")
                 return
             if self._left <= 0:
                 outcome.notes.append(f"the time is over: {outcome.seeds} of {_SEEDS} other seeds were tried")
                 return
-            changed = outcome.before.changed_files(seeded)
+            changed = self._all.changed_files(seeded)
             first, second = self._workspace.run_both(
                 changed, self._reference_command, self._length, self._every, self._left
             )
@@ -195,7 +198,8 @@ class Session:
         """Try the proposals for a fault; return the report with the best one, or `None` if none helps."""
         assert report.models is not None
         project = self._outcome.after
-        known = Fault(first, report.models, self._runs.reference, _reference_code(project, report))
+        reference_code = _reference_code(self._all, report)
+        known = Fault(first, report.models, self._runs.reference, reference_code)
         rules = Rules(known, project)
         proposals = rules.proposals()
         self._say(f"{position_text(first)}: {len(proposals)} proposal{'s' if len(proposals) != 1 else ''}")
@@ -280,9 +284,16 @@ def _seed_step(number: int) -> int:
     return 1000 * number
 
 
-def _with_seeds(project: Project, number: int) -> Project | None:
-    """Return a project with other seeds, the same ones on both sides; `None` if no seed is a number in the code."""
+def _with_seeds(own: Project, others: Project, number: int) -> Project | None:
+    """Return all files with other seeds, the same ones on both sides; `None` if no seed is a number in the code.
+
+    Args:
+        own: the candidate's files.
+        others: all other files.
+        number: number of the seed.
+    """
     edits: list[Edit] = []
+    project = Project([*own, *others])
     for source, call in project.calls(*_SEEDING):
         for argument in [*call.args[:1], *(each.value for each in call.keywords if each.arg == "seed")]:
             values = [(source, argument)] if value_text(argument) else project.definitions(source, argument)
@@ -325,9 +336,14 @@ def _rank(before: Report, after: Report) -> tuple[bool, tuple[int, int, int], in
     return after.passed, order, -len(after.failed)
 
 
+def _measured(report: Report) -> int:
+    """Return the number of pairs that have both sides."""
+    return report.coverage.compared - report.coverage.missing
+
+
 def _helps(before: Report, fault: FirstDiff, after: Report) -> bool:
     """Return True if a fault is gone, no other one came, and as much is compared as before."""
-    if after.coverage.compared < before.coverage.compared or len(after.coverage.steps) < len(before.coverage.steps):
+    if _measured(after) < _measured(before) or len(after.coverage.steps) < len(before.coverage.steps):
         return False
     if after.passed:
         return True

@@ -110,6 +110,18 @@ class Source:
                 found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
         return found
 
+    @cached_property
+    def imported(self) -> list[str]:
+        """Return the names of the modules that the file imports, and of what may be modules."""
+        found = []
+        for node in self.nodes:
+            if isinstance(node, ast.Import):
+                found += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                head = f"{node.module}." if node.module else ""
+                found += [*([node.module] if node.module else []), *(f"{head}{alias.name}" for alias in node.names)]
+        return found
+
     def span(self, node: ast.AST) -> tuple[int, int]:
         """Return the offsets of a node."""
         start, end = self._offset(node.lineno, node.col_offset), 0  # type: ignore[attr-defined]
@@ -213,6 +225,27 @@ class Project:
 
     def __iter__(self) -> Iterator[Source]:
         return iter(self._sources.values())
+
+    def reached_from(self, files: Iterable[str]) -> Project:
+        """Return the files that some files import, and those files.
+
+        Args:
+            files: paths of the files.
+        """
+        waiting, found = [file for file in files if file in self._sources], dict[str, Source]()
+        while waiting:
+            file = waiting.pop()
+            if file not in found:
+                found[file] = self._sources[file]
+                for module in found[file].imported:
+                    path = module.replace(".", "/")
+                    ends = (f"{path}.py", f"{path}/__init__.py")
+                    waiting += [each for each in self._sources if f"/{each}".endswith(tuple(f"/{end}" for end in ends))]
+        return Project(source for name, source in self._sources.items() if name in found)
+
+    def without(self, other: Project) -> Project:
+        """Return the files that another project does not have."""
+        return Project(source for name, source in self._sources.items() if name not in other._sources)
 
     def get(self, file: str) -> Source | None:
         """Return a file by its path."""

@@ -73,6 +73,18 @@ class Workspace:
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
+    def scripts(self) -> list[str]:
+        """Return the scripts and modules of the working folder that the command names."""
+        found = []
+        for k, word in enumerate(self._command):
+            if self._command[k - 1 : k] == ["-m"]:
+                path = word.replace(".", os.sep)
+                names = [f"{path}.py", os.path.join(path, "__main__.py")]
+            else:
+                names = [os.path.relpath(os.path.join(self.folder, word), self.folder)] if word.endswith(".py") else []
+            found += [name for name in names if name in self.files]
+        return found
+
     def snapshot(self) -> dict[str, tuple[int, int]]:
         """Return the size and the time of change of each file of the working folder."""
         found = {}
@@ -231,7 +243,7 @@ class Workspace:
                 path = os.path.realpath(os.path.join(self.folder, word))
                 if not os.path.isfile(path):
                     raise UsageError(
-                        f"the working folder {printable(str(self.folder))} has no script {printable(word)}: check its path"
+                        f"the working folder {printable(str(self.folder))} has no script {printable(word)}"
                     )
                 if os.path.relpath(path, self.folder).startswith(".."):
                     raise UsageError(
