@@ -7,9 +7,12 @@ import contextlib
 import json
 import os
 import shlex
+import signal
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.text import Text
@@ -86,7 +89,7 @@ def _fix(args: argparse.Namespace, console: Console) -> int:
         shown.print(Text(printable(text), style="dim"))
 
     say("the script runs in a copy of this folder, as you and with your rights")
-    with workspace:
+    with _ends_on_sigterm(), workspace:
         layer_map = GivenMap.from_value(args.layer_map)
         check = shlex.split(args.check_with or "")
         session = Session(runs, workspace, args.timeout, say, policy_of(args), layer_map, check)
@@ -107,6 +110,20 @@ def _fix(args: argparse.Namespace, console: Console) -> int:
     if args.json:
         write_out(args.json, json.dumps(_as_json(outcome, runs), indent=2))
     return MATCHES if outcome.passed else LEFT
+
+
+@contextlib.contextmanager
+def _ends_on_sigterm() -> Iterator[None]:
+    """Raise `SystemExit` on SIGTERM, so that the script ends and its copy is deleted."""
+
+    def end(number: int, _: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _show(outcome: Outcome, console: Console, runs: Both[str], applied: bool) -> None:

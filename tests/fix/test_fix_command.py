@@ -120,7 +120,8 @@ def test_apply_changes_the_files_that_the_patch_names(faulty):
     assert {name for name in before | after if before.get(name) != after.get(name)} == {"train.py", "settings.py"}
 
 
-def test_ctrl_c_leaves_nothing(faulty):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_nothing(faulty, number, code):
     slow = (faulty / "train.py").read_text().replace("for step", "time.sleep(60)\nfor step")
     (faulty / "train.py").write_text(slow)
     before = state(faulty)
@@ -131,9 +132,9 @@ def test_ctrl_c_leaves_nothing(faulty):
             time.sleep(0.1)
         own = left_over()
         time.sleep(2)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, error = process.communicate(timeout=60)
-    assert process.returncode == 130, error
+    assert process.returncode == code, error
     assert state(faulty) == before
     assert own and not left_over()
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout

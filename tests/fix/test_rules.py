@@ -128,7 +128,8 @@ CASES = {
         ["+    optimizer.zero_grad()"],
     ),
     "constants of the input": (
-        {"cause": Cause("input_normalised", "the candidate's input is 0.5 times the reference's +0.2"), "stage": "input"},
+        {"cause": Cause("input_normalised", "the candidate's input is 0.5 times the reference's +0.2"),
+         "stage": "input"},
         ["-    x = (x - 0.5) / 0.25", "+    x = (x - 0.55) / 0.125"],
     ),
     "the start": (
@@ -148,7 +149,8 @@ CASES = {
     ),
     "the reference's file": (
         {"text": "import numpy as np\nrng = np.random.default_rng(1)\n", "stage": "input",
-             "code": "import numpy as np\ngen = np.random.default_rng(0)\n", "cause": Cause("other_batch", "other samples")},
+         "code": "import numpy as np\ngen = np.random.default_rng(0)\n",
+         "cause": Cause("other_batch", "other samples")},
         ["-rng = np.random.default_rng(1)", "+rng = np.random.default_rng(0)"],
     ),
 }  # fmt: skip
