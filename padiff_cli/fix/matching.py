@@ -42,7 +42,7 @@ class Change(NamedTuple):
     """A difference, as a change of the candidate's expression.
 
     Attributes:
-        kind: ``value``, ``add``, ``remove``, ``rename``, ``unwrap``, ``wrap`` or ``whole``.
+        kind: ``value``, ``add``, ``insert``, ``remove``, ``rename``, ``unwrap``, ``wrap`` or ``whole``.
         node: the candidate's node that changes.
         name: the argument or the function that it is about.
         reference: the reference's node; `None` if the candidate has something that the reference has not.
@@ -105,7 +105,7 @@ class Matcher:
             options = [self._direct(r, c, depth)]
             if depth < _DEPTH and options[0].cost > 0.5:
                 options += [*self._unwrapped(r, c, depth), *self._wrapped(r, c, depth)]
-            if isinstance(r, ast.expr) and isinstance(c, ast.expr):
+            if isinstance(r, ast.expr) and isinstance(c, ast.expr) and c.lineno == c.end_lineno:
                 options.append(Match(_WHOLE + 0.2 * _size(r), (Change("whole", c, "", r),)))
             self._known[key] = min(options, key=lambda option: option.cost)
         return self._known[key]
@@ -121,6 +121,8 @@ class Matcher:
         if isinstance(r, (ast.Tuple, ast.List)) and isinstance(c, (ast.Tuple, ast.List)):
             if len(r.elts) == len(c.elts):
                 return self._all(r.elts, c.elts, depth)
+            if any(isinstance(each, ast.Call) for each in c.elts):
+                return self._sequence(r.elts, c.elts, depth)
             return Match(_ONE, (Change("value", c, "", r),)) if plain else Match(FOREIGN)
         if plain and (isinstance(c, (ast.Name, ast.Attribute)) or _is_entry(c)):
             return Match(0.6, (Change("value", c, "", r),))
@@ -160,6 +162,24 @@ class Matcher:
         for one, other in zip(r, c):
             result = result.plus(self.match(one, other, depth + 1))
         return result
+
+    def _sequence(self, r: Sequence[ast.expr], c: Sequence[ast.expr], depth: int) -> Match:
+        """Compare lists of layers of which some are missing on one side."""
+        # Row by row, the cheapest way to make the candidate's first items like the reference's.
+        row = [_EQUAL]
+        for one in c:
+            row.append(row[-1].plus(Match(_AROUND, (Change("remove", one, _outer(one)),))))
+        for one in r:
+            above, row = row, []
+            for n in range(len(c) + 1):
+                anchor = c[n - 1] if n else c[0]
+                insert = Change("insert", anchor, "after" if n else "before", one)
+                options = [above[n].plus(Match(_AROUND + 0.1, (insert,)))]
+                if n:
+                    options.append(above[n - 1].plus(self.match(one, c[n - 1], depth + 1)))
+                    options.append(row[n - 1].plus(Match(_AROUND, (Change("remove", c[n - 1], _outer(c[n - 1])),))))
+                row.append(min(options, key=lambda option: option.cost))
+        return row[-1]
 
     def _variables(self, r: ast.Name | ast.Attribute, c: ast.Name | ast.Attribute, depth: int) -> Match:
         names = (dotted(r), dotted(c))
@@ -239,6 +259,8 @@ class Matcher:
             del theirs["betas"]
             theirs |= {name: ast.keyword(name, value) for name, value in zip(("beta1", "beta2"), betas.value.elts)}
         result = _EQUAL
+        if names == ("Sequential", "Sequential") and len(r_args) != len(c_args) and r_args and c_args:
+            return self._sequence(r_args, c_args, depth)
         for one, other in zip(r_args, c_args):
             result = result.plus(self.match(one, other, depth + 1))
         left_r, left_c = r_args[len(c_args) :], [] if is_partial else c_args[len(r_args) :]
@@ -322,6 +344,10 @@ class Writer:
             return self._renamed(change)
         if change.kind == "remove":
             return (self._removed(node),)
+        if change.kind == "insert":
+            assert change.reference is not None
+            text = self.text(change.reference)
+            return self._with_imports([self._inserted(node, text, change.name == "before")], text)
         if change.kind == "add":
             assert isinstance(node, ast.Call) and change.reference is not None
             text = self.text(change.reference)
@@ -496,6 +522,18 @@ class Writer:
         if before > 0 and text[before - 1] == ",":
             return Edit(source.file, before - 1, end, "")
         return Edit(source.file, start, end, "")
+
+    def _inserted(self, node: ast.AST, text: str, before: bool) -> Edit:
+        """Return the edit that puts an item beside another one, on its own line where the other one has one."""
+        source = self.source
+        start, end = source.span(node)
+        line = source.text.rfind("\n", 0, start) + 1
+        indent = source.text[line:start]
+        behind = source.text[end:].partition("\n")[0].partition("#")[0].strip()
+        if not indent.strip() and behind == ",":
+            at = line if before else source.text.index("\n", end) + 1
+            return Edit(source.file, at, at, f"{indent}{text},\n")
+        return Edit(source.file, start, start, f"{text}, ") if before else Edit(source.file, end, end, f", {text}")
 
     def _added(self, call: ast.Call, text: str) -> Edit:
         """Return the edit that adds an argument at the end of a call, on its own line where others have one."""

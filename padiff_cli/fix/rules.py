@@ -30,6 +30,7 @@ _OF_INPUT = re.compile(
 _NUMBERS = re.compile(rf"is ({_SIGNED})(?: in the candidate)? for the reference's ({_SIGNED})(?![\w.])")
 _TWO_CALLS = re.compile(r"(\w+\([^()]*(?:\([^()]*\)[^()]*)*\)) against (\w+\([^()]*(?:\([^()]*\)[^()]*)*\))")
 _ACTIVATIONS = re.compile(r"uses (.+?) for the reference's (.+?)(?: \(|$)")
+_NO_ACTIVATION = re.compile(r"has no activation, the reference (?:has )?(.+?)(?: \(|$)")
 _SURPLUS = re.compile(r"(\w+)\(\) in `[^`]*` is left out")
 _OPERATORS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow"}
 # Cost of a name that differs, where statements are searched for those most like them.
@@ -100,6 +101,8 @@ class Rules:
             *self._numbers(),
             *self._arguments(),
             *self._surplus(),
+            *self._missing_activation(),
+            *self._detached(),
             *self._input(),
             *self._from_sources(),
         ]
@@ -194,7 +197,15 @@ class Rules:
             if key in lines.candidate and _is_about(key, self._fault):
                 pairs.append((frame, lines.candidate[key], _LINES + 2))
                 # Arguments of the call that stand on other lines.
-                head = f"{frame.file}:{frame.line}#"
+                head, own = (f"{each.file}:{each.line}#" for each in (frame, lines.candidate[key]))
+                pairs += [
+                    (value, defined, _LINES + 2.5)
+                    for name, value in lines.reference.items()
+                    for other_name, defined in lines.candidate.items()
+                    if name.startswith(head)
+                    and other_name.startswith(own)
+                    and _argument_of(name) == _argument_of(other_name)
+                ]
                 pairs += [
                     (value, lines.candidate[key], _LINES + 3)
                     for name, value in lines.reference.items()
@@ -265,6 +276,47 @@ class Rules:
                     ]
                 for proposal in self._written(source, Match(0.0), changes, _LINES):
                     yield replace(proposal, weight=_LINES - 0.2)
+
+    def _missing_activation(self) -> Iterator[Proposal]:
+        """Yield the reference's activation around the candidate's line, or behind the layer that still agrees."""
+        found = _NO_ACTIVATION.search(self._fault.words)
+        if found is None:
+            return
+        function = ast.Call(ast.Name(_activation_of(found[1])), [ast.Name("x")], [])
+        frame = self.lines.candidate
+        source = None if frame is None else self._project.get(frame.file)
+        statement = None if source is None or frame is None else source.statement(frame.line)
+        if source is not None and isinstance(statement, (ast.Assign, ast.Return)) and statement.value is not None:
+            change = Change("wrap", statement.value, found[1], function, function.args[0])
+            yield from self._written(source, Match(0.0), [change], _LINES - 0.2)
+        partners = {each.reference: each.candidate for each in self._models.partners}
+        before = self._models.lines.candidate.get(partners.get(self._first.last_agreeing, ""))
+        source = None if before is None else self._project.get(before.file)
+        statement = None if source is None or before is None else source.statement(before.line)
+        kind = _activation_of(found[1]).replace("_", "")
+        name = min(
+            (each for each in LAYERS[self._framework] if common_kind(each.lower()) == common_kind(kind)), default=""
+        )
+        for node in ast.walk(statement) if statement is not None and name else ():
+            above = None if source is None else source.parents.get(node)
+            is_item = isinstance(above, ast.List) or (
+                isinstance(above, ast.Call) and last_name(above.func) == "Sequential"
+            )
+            if source is not None and before is not None and is_item and getattr(node, "lineno", 0) == before.line:
+                change = Change("insert", node, "after", ast.Call(ast.Name(name), [], []))
+                yield from self._written(source, Match(0.0), [change], _LINES - 0.2)
+
+    def _detached(self) -> Iterator[Proposal]:
+        """Yield expressions without `detach`, where no gradient comes back."""
+        if (
+            self._fault.kind not in ("detached", "loss_term_missing", "no_gradient")
+            and "detach" not in self._fault.words
+        ):
+            return
+        for source, call in self._project.calls("detach"):
+            if isinstance(call.func, ast.Attribute):
+                change = Change("unwrap", call, "detach", None, call.func.value)
+                yield from self._written(source, Match(0.0), [change], _LINES + 0.5)
 
     def _reference_node(self, frame: Frame) -> ast.AST | None:
         own = self._fault.reference_code.get(frame.file)
@@ -384,6 +436,14 @@ class Rules:
                     and isinstance(statement := source.statement_around(call), ast.Expr)
                 ]
                 last = _last_of_step(source, step)
+                loop = source.parents.get(step)
+                outer = None if loop is None else source.parents.get(loop)
+                if calls and isinstance(loop, ast.For) and isinstance(outer, ast.For):
+                    for statement in calls:
+                        if source.parents.get(statement) is loop and len(loop.body) > 1:
+                            text = source.code(statement)
+                            edits = (_line_removed(source, statement), _line_after(source, loop, text))
+                            yield Proposal(edits, "the schedule steps after each epoch", _CALLS + 0.5)
                 if not calls:
                     edit = _line_after(source, last, f"{name}.step()")
                     yield Proposal((edit,), "the schedule steps with each step of the optimizer", _CALLS)
@@ -525,8 +585,7 @@ class Rules:
             cost, other, match = best[1].get(own, (0.0, own, Match(0.0)))
             if match.changes and match.cost <= _NEAR and best[0][other][1] is own:
                 values = [each for each in match.changes if each.kind != "whole"]
-                if all(each.kind == "value" for each in values) or self._first.stage in ("input", "loss"):
-                    yield from self._written(source, match, values, _OTHERS + 0.1 * cost)
+                yield from self._written(source, match, values, _OTHERS + 0.1 * cost)
 
     # -- inputs ------------------------------------------------------------------------------------------------------
 
@@ -662,6 +721,11 @@ def _parsed_call(fix: str) -> ast.Call | None:
     return node.value if isinstance(node, (ast.Expr, ast.Assign)) and isinstance(node.value, ast.Call) else None
 
 
+def _argument_of(key: str) -> str:
+    """Return the argument of a key such as ``train.py:5#lr#0``, by its common name."""
+    return common_argument(key.rpartition("#")[0].rpartition("#")[2])
+
+
 def _may_be(own: str, name: str) -> bool:
     """Return True if a fix of a function or class may be about a call of the candidate's."""
     kinds = (kind_of(own), kind_of(name))
@@ -680,7 +744,8 @@ def _is_about(key: str, fault: Fault) -> bool:
     if key == "@scheduler":
         return kind in ("learning_rate", "lr") or stage == "update"
     if key == "@loader":
-        return stage == "input" or kind in ("sizes", "labels")
+        is_shape = fault.first.diff is not None and fault.first.diff.problem is not None
+        return stage == "input" or kind in ("sizes", "labels") or is_shape
     if key.startswith("@loss:") or key in ("@total", "@backward"):
         return stage in ("loss", "backward", "grad")
     return key in ("@zero_grad", "@step") and stage in ("grad", "update")
@@ -715,6 +780,7 @@ def _words(change: Change, source: Source) -> str:
         "remove": f"{name} is left out",
         "rename": f"{name} takes the place of `{last_name(getattr(change.node, 'func', change.node))}`",
         "unwrap": f"{name} around the expression is left out",
+        "insert": f"`{last_name(getattr(change.reference, 'func', ast.Name('item')))}` is added",
         "wrap": f"{name} is around the expression",
         "whole": "the expression as the reference has it",
     }[change.kind]

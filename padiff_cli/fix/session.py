@@ -144,7 +144,7 @@ class Session:
         outcome.report = report = first
         self._check_code(report)
         if report.passed:
-            outcome.notes.append("the candidate matches without a change: its code is not the recorded one any more")
+            outcome.notes.append("the candidate's code matches as it is: there is nothing to fix")
         unfixed: set[tuple[object, ...]] = set()
         while not report.passed and self._left > 0:
             fault = next((each for each in _faults(report) if _key(each) not in unfixed), None)

@@ -177,7 +177,9 @@ def whole_name(framework: str, name: str) -> str:
         names = [name, *(each for each in sorted(OPTIMIZERS[framework]) if each.lower() == name.lower())]
         return next((f"{spelling.optimizers}.{each}" for each in names if each in OPTIMIZERS[framework]), "")
     if kind == "layer":
-        names = [name, *(each for each in sorted(LAYERS[framework]) if common_kind(each.lower()) == common)]
+        # Of paddle's two spellings, BatchNorm2D comes before BatchNorm2d.
+        names = [each for each in sorted(LAYERS[framework]) if common_kind(each.lower()) == common]
+        names = [*(each for each in names if each.lower() == name.lower()), *names]
         return next((f"{spelling.layers}.{each}" for each in names if each in LAYERS[framework]), "")
     if kind == "loss":
         return f"{spelling.layers}.{'' if name.endswith('Loss') else 'functional.'}{name}"
