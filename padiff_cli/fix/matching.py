@@ -280,7 +280,8 @@ class Matcher:
             value = converted(self.frameworks, names[1], name, theirs.pop(name).value)
             result = result.plus(self.match(value, left_c.pop(), depth + 1), 0.3)
         for name, keyword in theirs.items():
-            if is_catalog and keyword.arg in KEYWORDS and not _is_objects(keyword):
+            if keyword.arg in KEYWORDS and not _is_objects(keyword):
+                # Classes of the users' have arguments of these names, too.
                 value = converted(self.frameworks, names[1], name, keyword.value)
                 result = result.plus(Match(_ONE, (Change("add", c, str(keyword.arg), value),)))
             else:

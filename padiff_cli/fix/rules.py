@@ -193,6 +193,9 @@ class Rules:
         pairs += [(one, other, _LINES + 1) for one, other in zip(*stacks)]
         layers = (self._first.reference or "", self._first.candidate or "")
         pairs.append((lines.reference.get(layers[0]), lines.candidate.get(layers[1]), _LINES + 1))
+        while all(layers) and "." in layers[0] + layers[1]:
+            layers = (layers[0].rpartition(".")[0], layers[1].rpartition(".")[0])
+            pairs.append((lines.reference.get(layers[0]), lines.candidate.get(layers[1]), _LINES + 1.5))
         for key, frame in lines.reference.items():
             if key in lines.candidate and _is_about(key, self._fault):
                 pairs.append((frame, lines.candidate[key], _LINES + 2))
