@@ -629,7 +629,8 @@ PLANTED = [
     _one("seg/relu6", _SEG, "self.relu = nn.ReLU()", "self.relu = nn.Sigmoid()", True),
     _one("seg/shuffle", _SEG, "shuffle=False", "shuffle=True", True),
     _one("seg/residual", _SEG, "feat = feat + self.body(feat)", "feat = self.body(feat)", True),
-    _one("seg/lr", _SEG, '"--learning-rate", type=float, default=0.05', '"--learning-rate", type=float, default=0.01', True),
+    _one("seg/lr", _SEG, '"--learning-rate", type=float, default=0.05',
+         '"--learning-rate", type=float, default=0.01', True),
     _one("table/no-norm", _TABLE, "y = self.ln(self.fc2(y))", "y = self.fc2(y)", True),
     _one("table/gamma", _TABLE, "gamma=0.3", "gamma=0.5", True),
     _one("table/sum", _TABLE, 'beta=SETTINGS["beta"])', 'beta=SETTINGS["beta"], reduction="sum")', True),
@@ -637,6 +638,7 @@ PLANTED = [
     _one("text/pool", "network.py", ".mean(axis=1)", ".max(axis=1)", True),
     _one("text/clip-kind", _TEXT, "ClipGradByGlobalNorm(1.0)", "ClipGradByNorm(0.2)", True),
     _one("plain/std", _PLAIN, "MEAN, STD = 0.1, 1.5", "MEAN, STD = 0.1, 2.0", True),
-    _one("plain/no-l2", _PLAIN, "        loss = loss + 0.01 * sum(p.square().sum() for p in mlp.parameters())\n", "", True),
+    _one("plain/no-l2", _PLAIN,
+         "        loss = loss + 0.01 * sum(p.square().sum() for p in mlp.parameters())\n", "", True),
     _one("plain/dropout", _PLAIN, "nn.Dropout(0.0)", "nn.Dropout(0.2)", True),
 ]  # fmt: skip

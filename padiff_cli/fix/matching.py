@@ -249,11 +249,12 @@ class Matcher:
     ) -> Match:  # fmt: skip
         is_partial = any(map(_is_dots, r_args)) or any(_is_dots(each.value) for each in r.keywords)
         r_args = [each for each in r_args if not _is_dots(each)]
-        if _kind(r) in ("optimizer", "schedule") and self.frameworks[0] != self.frameworks[1]:
-            r_args, c_args = r_args[1:], c_args[1:]  # parameters or an optimizer, against a learning rate
         is_catalog = bool(_kind(r))
         theirs = {common_argument(k.arg): k for k in r.keywords if k.arg and not _is_dots(k.value)}
         mine = {common_argument(k.arg): k for k in c.keywords if k.arg}
+        if _kind(r) in ("optimizer", "schedule"):
+            r_args = _without_rate(r_args, theirs, self.frameworks[0], _kind(r))
+            c_args = _without_rate(c_args, mine, self.frameworks[1], _kind(r))
         betas = theirs.get("betas")
         if self.frameworks[1] == "paddle" and betas is not None and isinstance(betas.value, (ast.Tuple, ast.List)):
             del theirs["betas"]
@@ -289,6 +290,8 @@ class Matcher:
         if not is_partial:
             for name, keyword in mine.items():
                 is_other = _is_objects(keyword) or (name == "grad_clip" and self.frameworks[0] != self.frameworks[1])
+                # A learning rate by place stays.
+                is_other = is_other or not hasattr(keyword, "lineno")
                 removed = (Change("remove", keyword, name),) if is_catalog and not is_other else ()
                 result = result.plus(Match(0.1 if is_other else _ONE if is_catalog else 0.7, removed))
         for argument in left_r:
@@ -638,6 +641,19 @@ def _is_entry(node: ast.AST) -> bool:
 
 def _is_dots(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and node.value is ...
+
+
+def _without_rate(
+    arguments: list[ast.expr], named: dict[str, ast.keyword], framework: str, kind: str
+) -> list[ast.expr]:
+    """Return the arguments by place without the learning rate, which is added to those by name, and without parameters
+    or an optimizer, which the other framework takes elsewhere.
+    """
+    place = 0 if framework == "paddle" else 1
+    if (framework == "paddle" or kind == "optimizer") and place < len(arguments):
+        named.setdefault("lr", ast.keyword("learning_rate" if framework == "paddle" else "lr", arguments[place]))
+        return arguments[place + 1 :]
+    return arguments[place:]
 
 
 def _is_objects(keyword: ast.keyword) -> bool:

@@ -66,6 +66,17 @@ ALIKE = [
     (PORT, "o = torch.optim.AdamW(m.parameters(), lr=1e-3, betas=(0.9, 0.95))",
      "o = paddle.optimizer.AdamW(learning_rate=1e-3, beta1=0.9, beta2=0.99, parameters=net.parameters())",
      "o = paddle.optimizer.AdamW(learning_rate=1e-3, beta1=0.9, beta2=0.95, parameters=net.parameters())"),
+    # A learning rate by place.
+    (PORT, "o = torch.optim.SGD(m.parameters(), 0.1, momentum=0.9)",
+     "o = paddle.optimizer.Momentum(0.2, momentum=0.8, parameters=net.parameters())",
+     "o = paddle.optimizer.Momentum(0.1, momentum=0.9, parameters=net.parameters())"),
+    # A list of which an item is missing, and one that has one more.
+    (SAME, "m = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))",
+     "net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))",
+     "net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))"),
+    (SAME, "m = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))",
+     "net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))",
+     "net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))"),
     # A line of which the end is not known: what it does not show stays.
     (SAME, "optimizer = torch.optim.AdamW(", "o = torch.optim.Adam(net.parameters(), lr=0.1)",
      "o = torch.optim.AdamW(net.parameters(), lr=0.1)"),
