@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from padiff_cli.fix.source import Edit, Source, dotted, last_name
@@ -34,6 +34,8 @@ _MODULES = frozenset(
 )
 # Calls that are not left out: what they hold is no value of the same kind.
 _UNWRAPPED_NEVER = ("optimizer", "schedule", "convert", "loss", "clip")
+# Variable of a loop in an expression.
+_EACH = "each"
 #: Marks a call of which only some arguments are known.
 PARTIAL = "..."
 
@@ -406,6 +408,12 @@ class Writer:
                 return f"{self.text(node.value, places)}[{inner}]"
         if isinstance(node, ast.Call):
             return self._call(node, places)
+        if isinstance(node, ast.GeneratorExp) and len(node.generators) == 1:
+            part = node.generators[0]
+            if isinstance(part.target, ast.Name) and not part.ifs and not part.is_async:
+                # The variable's name is the writer's own.
+                writer = replace(self, names={**self.names, part.target.id: _EACH})
+                return f"{writer.text(node.elt, places)} for {_EACH} in {self.text(part.iter, places)}"
         raise UnwritableError(type(node).__name__)
 
     def _variable(self, node: ast.Name | ast.Attribute, places: Mapping[ast.AST, str]) -> str:
@@ -437,6 +445,8 @@ class Writer:
     def _call(self, node: ast.Call, places: Mapping[ast.AST, str]) -> str:
         name = last_name(node.func)
         receiver = _receiver(node)
+        if dotted(node.func) == "sum" and len(node.args) == 1 and isinstance(node.args[0], ast.GeneratorExp):
+            return f"sum({self.text(node.args[0], places)})"
         if receiver is not None and (_kind(node) == "function" or name in _METHODS):
             head = self.text(receiver, places)
             head = f"({head})" if isinstance(receiver, (ast.BinOp, ast.UnaryOp)) else head

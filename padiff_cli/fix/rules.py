@@ -511,7 +511,15 @@ class Rules:
         if not target or dotted(reference.targets[0]) not in names or not isinstance(value, ast.BinOp):
             return
         try:
-            text = Writer(source, self._framework, {dotted(reference.targets[0]): target}).text(value)
+            models = {
+                dotted(node.func.value): _model_of(source, own)
+                for node in ast.walk(value)
+                if isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr == "parameters"
+            }
+            named = {name: model for name, model in models.items() if name and model}
+            text = Writer(source, self._framework, {**named, dotted(reference.targets[0]): target}).text(value)
         except UnwritableError:
             return
         edit = _line_after(source, _last_before_backward(source, own), f"{target} = {text}")

@@ -147,6 +147,11 @@ CASES = {
              "reference_lines": {"@total": "loss = loss + 0.1 * out.square().sum()"}},
         ["+    loss = loss + 0.1 * out.square().sum()"],
     ),
+    "a term of all weights": (
+        {"cause": Cause("loss_scale", "another loss"), "stage": "loss", "lines": {"@total": "loss = F"},
+         "reference_lines": {"@total": "l = l + 0.01 * sum(w.square().sum() for w in model.parameters())"}},
+        ["+    loss = loss + 0.01 * sum(each.square().sum() for each in net.parameters())"],
+    ),
     "the reference's file": (
         {"text": "import numpy as np\nrng = np.random.default_rng(1)\n", "stage": "input",
          "code": "import numpy as np\ngen = np.random.default_rng(0)\n",
