@@ -109,6 +109,8 @@ FOREIGN = [
     "h = F.gelu(x); import os",
     "h = f'{x}'",
     "h = torch.hub.load(x, x)",
+    "h = F.silu(F.relu(x, evil=1))",
+    "h = F.silu(x, evil=1)",
 ]
 
 
@@ -127,6 +129,7 @@ def test_a_line_of_a_stranger_does_not_become_code(reference):
         "id",
         "exec",
         "Evil",
+        "evil",
         "load",
         "system",
         "__",
