@@ -216,3 +216,15 @@ def test_a_run_stops_after_the_steps_that_it_was_given(tmp_path):
     done = padiff(folder, "run", "--dir", "runs/short", "--stop-after", "2", "train.py")
     assert "recorded 2 steps" in done.stderr
     assert len(list((folder / "runs" / "short" / "steps").iterdir())) == 2
+
+
+@pytest.mark.parametrize(("scale", "code", "differ"), [("1.0", 0, 0), ("(1.0 if SEED == 0 else 2.0)", 1, 3)])
+def test_a_patch_is_compared_on_three_other_seeds(faulty, scale, code, differ):
+    (faulty / "reference.py").write_text(TRAIN.replace("from settings import LR", "LR = 0.1"))
+    own = (faulty / "train.py").read_text().replace("torch.manual_seed(0)", "SEED = 0\ntorch.manual_seed(SEED)")
+    (faulty / "train.py").write_text(own.replace("torch.randn(5, 6)", f"torch.randn(5, 6) * {scale}"))
+    done = fix(faulty, "--check-with", "reference.py", "--json", "-")
+    result = json.loads(done.stdout)
+    assert result["seeds"] == {"compared": 3, "differ": differ}
+    assert done.returncode == code
+    assert ("with other seeds (each one + 1000) the runs differ" in " ".join(result["notes"])) == bool(differ)
