@@ -47,6 +47,9 @@ COMMANDS = {
     "resync": Command(
         "train on from a packed step with one thing at a time taken from the reference", "padiff_cli.commands.resync"
     ),
+    "fix": Command(
+        "propose a patch of the candidate that makes the runs match, tried on a copy", "padiff_cli.commands.fix"
+    ),
     "repro": Command("write the first diff as two small scripts that need no padiff", "padiff_cli.commands.repro"),
     "doctor": Command(
         "does recording change a training script, is a run folder whole; exit code 0 all is well, 1 something is "

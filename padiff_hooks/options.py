@@ -51,6 +51,8 @@ class TrainingOptions(RunOptions, total=False):
     """Run folder, or folder of safetensors, whose weights and buffers are loaded into the model before the first step.
     The optimizer state is loaded, too, if a pack has it (`padiff.start_from`). A resumed training continues from its
     checkpoint instead. Default: the model starts as it is."""
+    stop_after: int | None
+    """Number of steps after which the training stops, recorded or not. Default: none."""
     policy: Policy | None
     """Rule for when a diff passes. Default: `padiff.NoisePolicy`."""
 
@@ -70,6 +72,9 @@ def check(dir_path: str | AnyPath, options: TrainingOptions) -> None:
         raise UsageError(f"log_to_host is True or False, got {to_host!r}")
     if on_diff not in ON_DIFF:
         raise UsageError(f"on_diff is one of {', '.join(ON_DIFF)}, got {on_diff!r}")
+    stop_after = options.get("stop_after")
+    if stop_after is not None and (isinstance(stop_after, bool) or not isinstance(stop_after, int) or stop_after < 1):
+        raise UsageError(f"stop_after is a number of steps, at least 1, got {stop_after!r}")
     folder = run_folder(dir_path, "dir_path")
     folders = {"reference": reference, "logdir": options.get("logdir"), "start_from": start_from, "replay": replay}
     for name, path in folders.items():

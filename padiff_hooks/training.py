@@ -47,6 +47,7 @@ class TrainingRecorder:
 
     Attributes:
         step: number of the current step.
+        is_complete: True if the training stops because of ``stop_after``.
         guard: guard that keeps errors of padiff from the training.
     """
 
@@ -60,7 +61,9 @@ class TrainingRecorder:
         self._resumes = False
         #: True in the one process of a training that prints messages.
         self._says = True
-        self._has_failed = self._is_set_up = False
+        self._has_failed = self._is_set_up = self.is_complete = False
+        self._stop_after: int | None = None
+        self._steps = 0
         raises = options.get("replay") is not None or options.get("on_error") == "raise"
         self.guard = Guard(self._failed, raises=raises)
         self._set_up(dir_path, options)
@@ -73,6 +76,7 @@ class TrainingRecorder:
         start_from, replay = options.pop("start_from", None), options.pop("replay", None)
         floors, float64 = runs_of(options.pop("floors", False)), options.pop("float64", False)
         self._logdir = options.pop("logdir", None)
+        self._stop_after = options.pop("stop_after", None)
         self._tags = options.pop("tags", LAYERS)
         self._to_host = options.pop("log_to_host", True)
         self._dir_path = absolute(run_folder(dir_path, "dir_path"))
@@ -291,11 +295,13 @@ class TrainingRecorder:
         try:
             was_due = self._recorder.end_step()
             self.step = self._recorder.step
+            self._steps += 1
+            self.is_complete = self._steps == self._stop_after
             if self._live is None:
-                return False
+                return self.is_complete
             if was_due and self._live.waits:
                 self._recorder.flush()
-            return self._live.say()
+            return self._live.say() or self.is_complete
         except PadiffError:
             # Not every host calls its callbacks after an exception.
             self.abort()

@@ -367,7 +367,7 @@ def _defined(lines: Mapping[str, Frame], made: Frame | None, first: FirstDiff) -
         return made
     words, head = f"{first.cause.kind} {first.cause.sentence}", f"{made.file}:{made.line}#"
     found = [
-        (_named_at(words, key[len(head) :].partition("#")[0]), not _shares_number(frame.code, words), k)
+        (named_at(words, key[len(head) :].partition("#")[0]), not _shares_number(frame.code, words), k)
         for k, (key, frame) in enumerate(lines.items())
         if key.startswith(head)
     ]
@@ -588,7 +588,7 @@ def _span(code: str, words: str, call: str) -> list[int] | None:
     """
     for argument in _KEYWORD.finditer(code):
         name = argument[1] or argument[2]
-        if name not in _OBJECTS and _named_at(words, name) is not None:
+        if name not in _OBJECTS and named_at(words, name) is not None:
             return [argument.start(), _end_of_argument(code, argument.end())]
     for name in dict.fromkeys(_CALLED.findall(f"{call} {words}")):
         found = re.search(rf"(?:\w+\.)*\b{re.escape(name)}\(", code)
@@ -598,7 +598,7 @@ def _span(code: str, words: str, call: str) -> list[int] | None:
     return None
 
 
-def _named_at(words: str, name: str) -> int | None:
+def named_at(words: str, name: str) -> int | None:
     """Return the position at which a text names an argument, in one of its spellings; `None` if it does not."""
     alike = next((names for names in _ALIKE if name in names), (name,))
     spellings = {spelling for each in alike for spelling in (each, each.replace("_", " "))}

@@ -223,12 +223,12 @@ class _Search:
                 entries = zip(node.keys, node.values)
                 arguments += [(str(key.value), value) for key, value in entries if isinstance(key, ast.Constant)]
         for argument, value in arguments:
-            if _is_plain(value):
+            if is_plain(value):
                 yield from [(argument, _Found(found.source, value))] if argument else []
                 continue
             definition = self._definition(value, found, parts)
             if definition is not None:
-                yield argument or _key_of(value), definition
+                yield argument or key_of(value), definition
 
     def _definition(self, value: ast.expr, found: _Found, parts: set[ast.AST]) -> _Found | None:
         """Return the plain value that an expression in a call reads, if there is one definition of its name.
@@ -238,7 +238,7 @@ class _Search:
             found: the call.
             parts: the nodes of the call, which define nothing for it.
         """
-        name = _key_of(value)
+        name = key_of(value)
         scope = found.source.scopes.get(found.node)
         parameters = [] if scope is None else [each.arg for each in (*scope.args.args, *scope.args.kwonlyargs)]
         # A parameter of the function around the call has its value from that function's calls, or by default.
@@ -313,7 +313,7 @@ _OF_ATTRIBUTES = ("call", "assignment", "option", "entry", "default")
 _OF_ENTRIES = ("entry", "call", "assignment", "option", "default")
 
 
-def _key_of(value: ast.expr) -> str:
+def key_of(value: ast.expr) -> str:
     """Return the name that an expression reads a value by: ``eps`` for ``eps``, ``cfg.eps``, ``cfg["eps"]``."""
     if isinstance(value, ast.Name):
         return value.id
@@ -325,27 +325,27 @@ def _key_of(value: ast.expr) -> str:
     return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else ""
 
 
-def _is_plain(value: ast.expr | None) -> bool:
+def is_plain(value: ast.expr | None) -> bool:
     """Return True for numbers, texts, and tuples and lists of them."""
     if isinstance(value, (ast.Tuple, ast.List)):
-        return all(map(_is_plain, value.elts))
+        return all(map(is_plain, value.elts))
     if isinstance(value, ast.BinOp):
-        return _is_plain(value.left) and _is_plain(value.right)
+        return is_plain(value.left) and is_plain(value.right)
     return isinstance(value.operand if isinstance(value, ast.UnaryOp) else value, ast.Constant)
 
 
-def _definitions_in(node: ast.AST) -> Iterator[tuple[str, str, ast.expr]]:
+def definitions_in(node: ast.AST) -> Iterator[tuple[str, str, ast.expr]]:
     """Yield the kind, the name and the value of each plain value that a node of a syntax tree defines."""
     if isinstance(node, ast.Dict):
         for key, value in zip(node.keys, node.values):
-            if isinstance(key, ast.Constant) and isinstance(key.value, str) and _is_plain(value):
+            if isinstance(key, ast.Constant) and isinstance(key.value, str) and is_plain(value):
                 yield "entry", key.value, value
     elif isinstance(node, ast.Assign):
         for target in node.targets:
-            if isinstance(target, (ast.Name, ast.Attribute)) and _is_plain(node.value):
+            if isinstance(target, (ast.Name, ast.Attribute)) and is_plain(node.value):
                 yield "assignment", target.id if isinstance(target, ast.Name) else target.attr, node.value
     elif isinstance(node, ast.AnnAssign):
-        if isinstance(node.target, ast.Name) and node.value is not None and _is_plain(node.value):
+        if isinstance(node.target, ast.Name) and node.value is not None and is_plain(node.value):
             yield "assignment", node.target.id, node.value
     elif isinstance(node, ast.FunctionDef):
         names = [*node.args.posonlyargs, *node.args.args]
@@ -354,17 +354,17 @@ def _definitions_in(node: ast.AST) -> Iterator[tuple[str, str, ast.expr]]:
             *zip(node.args.kwonlyargs, node.args.kw_defaults),
         ]
         for name, default in defaults:
-            if default is not None and _is_plain(default):
+            if default is not None and is_plain(default):
                 yield "default", name.arg, default
     elif isinstance(node, ast.Call):
         option = node.args[0] if node.args else None
         if _called(node) in ("add_argument", "option") and isinstance(option, ast.Constant):
             for keyword in node.keywords:
-                if keyword.arg == "default" and _is_plain(keyword.value):
+                if keyword.arg == "default" and is_plain(keyword.value):
                     yield "option", str(option.value).lstrip("-").replace("-", "_"), keyword.value
         else:
             for keyword in node.keywords:
-                if keyword.arg and _is_plain(keyword.value):
+                if keyword.arg and is_plain(keyword.value):
                     yield "call", keyword.arg, keyword.value
 
 
@@ -446,7 +446,7 @@ def _parse(file: str, changed: int) -> _Source:
         elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             source.variables.setdefault((scope, node.targets[0].id), []).append(node.value)
         of = source.names.get(node, "") if isinstance(node, ast.FunctionDef) else _called(node)
-        for kind, defined, value in _definitions_in(node):
+        for kind, defined, value in definitions_in(node):
             source.defined.setdefault(defined, []).append((kind, of, value))
     for values in source.variables.values():
         values.sort(key=lambda value: value.lineno)

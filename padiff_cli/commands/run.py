@@ -38,6 +38,7 @@ _OPTIONS: Mapping[str, tuple[str, Any, str]] = {
     "name": ("name", str, "what reports call the run (default: the folder's name)"),
     "existing": ("existing", str, "a folder that holds a run already: error (default), overwrite or resume"),
     "start_step": ("start-step", int, "number of the first step (default: 0)"),
+    "stop_after": ("stop-after", int, "end the training after N steps"),
     "max_bytes": ("max-bytes", float, "how large the run folder may become"),
 }
 

@@ -26,7 +26,9 @@ _WHY = {
 
 
 class Stopped(SystemExit):
-    """Ends the script of a plain loop, which nobody can ask to stop, with ``on_diff="stop"``; exit code 1."""
+    """Ends the script of a plain loop, which nobody can ask to stop, with ``on_diff="stop"`` or ``stop_after``; exit
+    code 1.
+    """
 
     code = 1
 
@@ -222,7 +224,7 @@ class LoopFinder(ModelFinder):
         self._steps += 1
         self._training.end_batch()
         if self._training.end_step():
-            self._failed = True
+            self._failed = not self._training.is_complete
             raise Stopped
         self._training.begin_batch()
 

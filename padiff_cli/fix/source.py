@@ -1,0 +1,392 @@
+"""The candidate's source files, and edits of them that keep comments and format."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+from padiff.system.construction import definitions_in, is_plain, key_of
+
+# Limits of what is read: files, bytes of a file.
+_MOST_FILES, _LARGEST = 200, 400_000
+# Depth to which the name of a value is followed to its definition.
+_DEPTH = 4
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True, order=True)
+class Edit:
+    """A change of one file: the text between two offsets, counted in characters, is replaced."""
+
+    file: str
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Edits that belong together.
+
+    Attributes:
+        edits: the edits.
+        words: the change in words.
+        weight: smaller for proposals that are tried first.
+    """
+
+    edits: tuple[Edit, ...]
+    words: str
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A parsed file.
+
+    Attributes:
+        file: path relative to the working folder.
+        text: the text, with its line ends.
+        tree: the syntax tree.
+    """
+
+    file: str
+    text: str
+    tree: ast.Module
+    _starts: list[int] = field(repr=False)
+
+    @classmethod
+    def from_bytes(cls, file: str, content: bytes) -> Source | None:
+        """Parse a file; `None` if it is not Python in UTF-8."""
+        try:
+            text = content.decode("utf-8")
+            tree = ast.parse(content)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+        starts = [0]
+        for line in io.StringIO(text, newline=""):
+            starts.append(starts[-1] + len(line))
+        return cls(file, text, tree, starts)
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Return all nodes in the order of the text."""
+        nodes = [node for node in ast.walk(self.tree) if hasattr(node, "lineno")]
+        return sorted(nodes, key=lambda node: (node.lineno, node.col_offset))  # type: ignore[attr-defined]
+
+    @cached_property
+    def parents(self) -> dict[ast.AST, ast.AST]:
+        """Return the node around each node."""
+        return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Return all names and attributes of the file."""
+        found = {node.id for node in self.nodes if isinstance(node, ast.Name)}
+        return frozenset(found | {node.attr for node in self.nodes if isinstance(node, ast.Attribute)})
+
+    @cached_property
+    def attributes(self) -> frozenset[str]:
+        """Return the attributes of `self` in the file, as ``self.name``."""
+        return frozenset(
+            dotted(node) for node in self.nodes if isinstance(node, ast.Attribute) and dotted(node.value) == "self"
+        )
+
+    @cached_property
+    def modules(self) -> dict[str, str]:
+        """Return the whole name of what each imported name stands for."""
+        found: dict[str, str] = {}
+        for node in self.nodes:
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    name = alias.asname or alias.name.partition(".")[0]
+                    found[name] = alias.name if alias.asname else name
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+        return found
+
+    @cached_property
+    def imported(self) -> list[str]:
+        """Return the names of the modules that the file imports, and of what may be modules."""
+        found = []
+        for node in self.nodes:
+            if isinstance(node, ast.Import):
+                found += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                head = f"{node.module}." if node.module else ""
+                found += [*([node.module] if node.module else []), *(f"{head}{alias.name}" for alias in node.names)]
+        return found
+
+    def span(self, node: ast.AST) -> tuple[int, int]:
+        """Return the offsets of a node."""
+        start, end = self._offset(node.lineno, node.col_offset), 0  # type: ignore[attr-defined]
+        end = self._offset(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
+        return start, end
+
+    def code(self, node: ast.AST) -> str:
+        """Return the text of a node."""
+        start, end = self.span(node)
+        return self.text[start:end]
+
+    def line(self, number: int) -> str:
+        """Return a line without its surrounding whitespace; empty if there is none."""
+        if not 1 <= number < len(self._starts):
+            return ""
+        return self.text[self._starts[number - 1] : self._starts[number]].strip()
+
+    def line_start(self, number: int) -> int:
+        """Return the offset at which a line begins; for the line after the last one, that of the end."""
+        return self._starts[min(number, len(self._starts)) - 1]
+
+    def statement(self, number: int) -> ast.stmt | None:
+        """Return the innermost statement that a line belongs to."""
+        found = [
+            node
+            for node in self.nodes
+            if isinstance(node, ast.stmt) and node.lineno <= number <= (node.end_lineno or node.lineno)
+        ]
+        return min(found, key=lambda node: (node.end_lineno or 0) - node.lineno, default=None)
+
+    def function(self, node: ast.AST) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+        """Return the innermost function around a node."""
+        above = self.parents.get(node)
+        while above is not None and not isinstance(above, _SCOPES):
+            above = self.parents.get(above)
+        return above if isinstance(above, _SCOPES) else None
+
+    def statement_around(self, node: ast.AST) -> ast.stmt | None:
+        """Return the innermost statement around a node, or the node itself."""
+        found: ast.AST | None = node
+        while found is not None and not isinstance(found, ast.stmt):
+            found = self.parents.get(found)
+        return found
+
+    def calls(self, *names: str) -> list[ast.Call]:
+        """Return the calls of functions, methods or classes of these names."""
+        return [node for node in self.nodes if isinstance(node, ast.Call) and last_name(node.func) in names]
+
+    def full_name(self, node: ast.expr) -> str:
+        """Return a dotted name with its modules, as far as imports tell; empty if it is none."""
+        chain = dotted(node)
+        head, dot, rest = chain.partition(".")
+        return f"{self.modules.get(head, head)}{dot}{rest}" if chain else ""
+
+    def spelled(self, name: str) -> str:
+        """Return the shortest text by which the file can name a function or class of a module; empty if it needs an
+        import.
+        """
+        spellings = [
+            f"{alias}{name[len(module) :]}"
+            for alias, module in self.modules.items()
+            if name == module or name.startswith(f"{module}.")
+        ]
+        return min(spellings, key=lambda text: (text.count("."), len(text)), default="")
+
+    def import_edit(self, module: str) -> Edit:
+        """Return the edit that adds an import after the file's last import at its top."""
+        body = self.tree.body
+        place = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        is_text = bool(body) and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
+        after = place[-1].end_lineno if place else (body[0].end_lineno if is_text else 0)
+        at = self.line_start((after or 0) + 1)
+        newline = "" if at == 0 or self.text[at - 1] == "\n" else "\n"
+        return Edit(self.file, at, at, f"{newline}import {module}\n")
+
+    def _offset(self, line: int, column: int) -> int:
+        start = self._starts[line - 1]
+        text = self.text[start : self._starts[line]]
+        shift = 1 if line == 1 and text.startswith("\ufeff") else 0
+        return start + shift + len(text[shift:].encode()[:column].decode())
+
+
+class Project:
+    """The Python files of a folder."""
+
+    def __init__(self, sources: Iterable[Source]) -> None:
+        self._sources = {source.file: source for source in sources}
+
+    @classmethod
+    def from_folder(cls, folder: Path, files: Iterable[str]) -> Project:
+        """Read the Python files of a folder that have a limited size.
+
+        Args:
+            folder: the folder.
+            files: paths relative to it.
+        """
+        names = [name for name in files if name.endswith(".py")][:_MOST_FILES]
+        small = (name for name in names if (folder / name).stat().st_size <= _LARGEST)
+        found = (Source.from_bytes(name, (folder / name).read_bytes()) for name in small)
+        return cls(source for source in found if source is not None)
+
+    def __iter__(self) -> Iterator[Source]:
+        return iter(self._sources.values())
+
+    def reached_from(self, files: Iterable[str]) -> Project:
+        """Return the files that some files import, and those files.
+
+        Args:
+            files: paths of the files.
+        """
+        waiting, found = [file for file in files if file in self._sources], dict[str, Source]()
+        while waiting:
+            file = waiting.pop()
+            if file not in found:
+                found[file] = self._sources[file]
+                for module in found[file].imported:
+                    path = module.replace(".", "/")
+                    ends = (f"{path}.py", f"{path}/__init__.py")
+                    waiting += [each for each in self._sources if f"/{each}".endswith(tuple(f"/{end}" for end in ends))]
+        return Project(source for name, source in self._sources.items() if name in found)
+
+    def without(self, other: Project) -> Project:
+        """Return the files that another project does not have."""
+        return Project(source for name, source in self._sources.items() if name not in other._sources)
+
+    def get(self, file: str) -> Source | None:
+        """Return a file by its path."""
+        return self._sources.get(file)
+
+    def with_edits(self, edits: Iterable[Edit]) -> Project | None:
+        """Return the project with edits made; `None` if a file is no Python then, or edits overlap."""
+        changed = dict(self._sources)
+        by_file: dict[str, list[Edit]] = {}
+        for edit in dict.fromkeys(edits):
+            by_file.setdefault(edit.file, []).append(edit)
+        for file, group in by_file.items():
+            text = edited(self._sources[file].text, group)
+            source = None if text is None else Source.from_bytes(file, text.encode())
+            if source is None:
+                return None
+            changed[file] = source
+        return Project(changed.values())
+
+    def difference(self, other: Project) -> str:
+        """Return the unified diff to another state of the same files, for ``patch -p1``."""
+        return "".join(unified(source, other._sources[source.file].text) for source in self)
+
+    def changed_files(self, other: Project) -> dict[str, bytes]:
+        """Return the files of another state that differ from this one."""
+        return {each.file: each.text.encode() for each in other if each.text != self._sources[each.file].text}
+
+    def calls(self, *names: str) -> list[tuple[Source, ast.Call]]:
+        """Return the calls of functions, methods or classes of these names in all files."""
+        return [(source, call) for source in self for call in source.calls(*names)]
+
+    def definitions(self, source: Source, value: ast.expr, depth: int = _DEPTH) -> list[tuple[Source, ast.expr]]:
+        """Return the plain values that an expression may read: an argument, a default, an entry of a config.
+
+        Args:
+            source: the file of the expression.
+            value: the expression: a name, an attribute, or an entry.
+            depth: number of names to follow.
+        """
+        name = key_of(value)
+        if not name or depth == 0:
+            return []
+        if isinstance(value, ast.Name):
+            scope = source.function(value)
+            while scope is not None:
+                arguments = scope.args
+                if name in [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]:
+                    return self._passed(source, scope, name, depth)
+                scope = source.function(scope)
+            return self._assigned(source, value, name, depth)
+        found: list[tuple[Source, ast.expr]] = []
+        for each in self:
+            for node in ast.walk(each.tree):
+                found += [(each, plain) for _, key, plain in definitions_in(node) if key == name]
+        for each, node in self._attributes(name):
+            found += self.definitions(each, node, depth - 1)
+        return list(dict.fromkeys(found))
+
+    def _attributes(self, name: str) -> Iterator[tuple[Source, ast.expr]]:
+        for each in self:
+            for node in each.nodes:
+                if isinstance(node, ast.Assign) and not is_plain(node.value):
+                    for target in node.targets:
+                        if isinstance(target, ast.Attribute) and target.attr == name and key_of(node.value):
+                            yield each, node.value
+
+    def _assigned(self, source: Source, value: ast.Name, name: str, depth: int) -> list[tuple[Source, ast.expr]]:
+        """Return the values that are assigned to a variable of the function or of the module, also by an import."""
+        found: list[tuple[Source, ast.expr]] = []
+        places = [source]
+        if name in source.modules and "." in source.modules[name]:
+            module, _, name = source.modules[name].rpartition(".")
+            places = [each for each in self if each.file.removesuffix(".py").replace("/", ".").endswith(module)]
+        for place in places:
+            for node in place.nodes:
+                targets = node.targets if isinstance(node, ast.Assign) else []
+                if isinstance(node, ast.AnnAssign):
+                    targets = [node.target]
+                for target in targets:
+                    given = node.value  # type: ignore[attr-defined]
+                    if isinstance(target, ast.Tuple) and isinstance(given, ast.Tuple):
+                        pairs = list(zip(target.elts, given.elts))
+                    else:
+                        pairs = [(target, given)]
+                    for one, expression in pairs:
+                        if isinstance(one, ast.Name) and one.id == name and expression is not None:
+                            found += self._plain(place, expression, depth)
+        return list(dict.fromkeys(found))
+
+    def _passed(self, source: Source, scope: ast.AST, name: str, depth: int) -> list[tuple[Source, ast.expr]]:
+        """Return the values that calls pass for a parameter, and its default."""
+        assert isinstance(scope, _SCOPES)
+        owner = source.parents.get(scope)
+        is_method = isinstance(owner, ast.ClassDef)
+        called = owner.name if isinstance(owner, ast.ClassDef) and scope.name == "__init__" else scope.name
+        parameters = [each.arg for each in (*scope.args.posonlyargs, *scope.args.args)][1 if is_method else 0 :]
+        found: list[tuple[Source, ast.expr]] = []
+        for each, call in self.calls(called):
+            given = next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
+            if given is None and name in parameters and parameters.index(name) < len(call.args):
+                given = call.args[parameters.index(name)]
+            if given is not None and not isinstance(given, ast.Starred):
+                found += self._plain(each, given, depth)
+        defaults = [plain for kind, key, plain in definitions_in(scope) if kind == "default" and key == name]
+        return list(dict.fromkeys([*found, *((source, plain) for plain in defaults)]))
+
+    def _plain(self, source: Source, value: ast.expr, depth: int) -> list[tuple[Source, ast.expr]]:
+        return [(source, value)] if is_plain(value) else self.definitions(source, value, depth - 1)
+
+
+def edited(text: str, edits: Sequence[Edit]) -> str | None:
+    """Return a text with edits made; `None` if they overlap."""
+    ordered = sorted(edits)
+    if any(second.start < first.end for first, second in pairwise(ordered)):
+        return None
+    for edit in reversed(ordered):
+        text = f"{text[: edit.start]}{edit.text}{text[edit.end :]}"
+    return text
+
+
+def unified(source: Source, text: str) -> str:
+    """Return the unified diff from a file to its new text; empty if they are equal."""
+    before, after = (list(io.StringIO(each, newline="")) for each in (source.text, text))
+    lines = difflib.unified_diff(before, after, f"a/{source.file}", f"b/{source.file}")
+    parts = []
+    for line in lines:
+        parts.append(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n")
+    return "".join(parts)
+
+
+def last_name(node: ast.AST) -> str:
+    """Return the last part of a dotted name; empty if it is none."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def dotted(node: ast.AST) -> str:
+    """Return a name such as ``torch.nn.Linear``; empty if it is none."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""

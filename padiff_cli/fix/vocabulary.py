@@ -1,0 +1,256 @@
+"""Names and values that may become code of the candidate: those of the catalog, in the candidate's framework.
+
+Lines of code from a run folder are parsed here and nowhere else becomes code: what is not in the catalog is refused.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+from collections.abc import Mapping
+
+from padiff.frameworks.api_names import heard_name
+from padiff.frameworks.argument_names import SPELLINGS
+from padiff.frameworks.catalog import ARGUMENTS, FIXES, LAYERS, OPTIMIZERS, is_loss
+from padiff.frameworks.losses import ROLES
+from padiff.model.equivalents import common_kind
+from padiff.system.code import literal
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Texts that are options of functions.
+_OPTIONS = _words(
+    "mean sum none batchmean tanh erf bilinear nearest bicubic linear trilinear area zeros reflect replicate circular "
+    "constant border max min floor trunc same valid relu NCHW NHWC NCL NLC"
+)
+_SCHEDULERS = {
+    "torch": _words(
+        "StepLR MultiStepLR ConstantLR LinearLR ExponentialLR PolynomialLR CosineAnnealingLR CyclicLR OneCycleLR "
+        "CosineAnnealingWarmRestarts ReduceLROnPlateau"
+    ),
+    "paddle": _words(
+        "StepDecay MultiStepDecay NaturalExpDecay ExponentialDecay InverseTimeDecay PolynomialDecay PiecewiseDecay "
+        "CosineAnnealingDecay LinearWarmup NoamDecay OneCycleLR CyclicLR LambdaDecay "
+        "ReduceOnPlateau LinearLR"
+    ),
+}
+_SCHEDULES = {"ReduceOnPlateau": "ReduceLROnPlateau", "LinearLR": "Linear"}
+#: Functions that make a tensor of an array.
+CONVERTING = _words("to_tensor from_numpy tensor as_tensor asarray")
+_CLIPS = _words("clip_grad_norm_ clip_grad_value_ ClipGradByGlobalNorm ClipGradByNorm ClipGradByValue DataLoader")
+# Common names of arguments; other arguments have one name in both frameworks.
+_COMMON = {
+    **{name: common for common, name in SPELLINGS["paddle"].arguments.items()},
+    "axis": "dim",
+    "start_axis": "start_dim",
+    "stop_axis": "end_dim",
+    "learning_rate": "lr",
+    "gamma_": "gamma",
+    "bias_attr": "bias",
+    "weight_attr": "elementwise_affine",
+    "clip_norm": "max_norm",
+    "keepdims": "keepdim",
+    "use_nesterov": "nesterov",
+    "eta_min_": "eta_min",
+    "decay_steps": "total_iters",
+    "delta": "beta",
+}
+_PADDLE = {
+    "dim": "axis",
+    "start_dim": "start_axis",
+    "end_dim": "stop_axis",
+    "lr": "learning_rate",
+    "bias": "bias_attr",
+    "elementwise_affine": "weight_attr",
+    "max_norm": "clip_norm",
+    "nesterov": "use_nesterov",
+    **SPELLINGS["paddle"].arguments,
+}
+_FURTHER = _words(
+    "lr betas beta1 beta2 eps epsilon weight_decay momentum nesterov use_nesterov dampening amsgrad centered rho "
+    "initial_accumulator_value learning_rate grad_clip step_size gamma milestones T_max eta_min total_iters power "
+    "last_epoch factor patience warmup_steps start_lr end_lr decay_steps values boundaries shuffle batch_size "
+    "drop_last bias bias_attr affine elementwise_affine weight_attr p dropout max_norm clip_norm norm_type clip_value "
+    "slope negative_slope inplace approximate alpha beta delta margin label_smoothing ignore_index reduction "
+    "align_corners mode scale_factor size track_running_stats set_to_none"
+)
+#: Names of arguments that may be written.
+KEYWORDS = ARGUMENTS | _FURTHER | FIXES["torch"].keywords | FIXES["paddle"].keywords
+_FUNCTIONAL = _words(
+    "softmax log_softmax relu relu6 leaky_relu elu selu celu gelu silu swish mish hardswish hardsigmoid hardtanh "
+    "softplus prelu glu linear bilinear embedding conv1d conv2d conv3d layer_norm batch_norm group_norm instance_norm "
+    "normalize rms_norm dropout dropout2d dropout3d alpha_dropout interpolate pad max_pool1d max_pool2d max_pool3d "
+    "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d "
+    "grid_sample pixel_shuffle unfold fold scaled_dot_product_attention"
+)
+_RENAMED = {"paddle": {"cat": "concat", "clamp": "clip", "swish": "silu", "amax": "max", "amin": "min"},
+            "torch": {"concat": "cat", "clip": "clamp", "swish": "silu"}}  # fmt: skip
+
+
+def common_argument(name: str) -> str:
+    """Return the name of an argument that both frameworks share."""
+    return _COMMON.get(name, name)
+
+
+def argument_name(framework: str, common: str, name: str) -> str:
+    """Return the name of an argument in a framework.
+
+    Args:
+        framework: the framework.
+        common: the common name.
+        name: the name in the code that it is taken from.
+    """
+    if framework == "paddle":
+        return _PADDLE.get(common, name)
+    return common if common in KEYWORDS else name
+
+
+def _plain_loss(name: str) -> str:
+    plain = name.replace("_", "").lower().removesuffix("loss")
+    return {"bcewithlogits": "binarycrossentropywithlogits", "bce": "binarycrossentropy"}.get(plain, plain)
+
+
+_LOSSES = frozenset(map(_plain_loss, ROLES))
+
+
+def is_layer(name: str) -> bool:
+    """Return True if a name is a layer's class of a framework."""
+    return any(name in names for names in LAYERS.values())
+
+
+def kind_of(name: str) -> str:
+    """Return the family of a function or class of the catalog: ``layer``, ``optimizer``, ``schedule``, ``loss``,
+    ``clip``, ``function``; empty for any other name.
+    """
+    if name in CONVERTING:
+        return "convert"
+    if name in _CLIPS:
+        return "clip"
+    if any(name in names for names in OPTIMIZERS.values()):
+        return "optimizer"
+    if any(name in names for names in _SCHEDULERS.values()):
+        return "schedule"
+    if is_loss(name) or (name.endswith("Loss") and _plain_loss(name) in _LOSSES):
+        return "loss"
+    if is_layer(name):
+        return "layer"
+    return "function" if heard_name(name) is not None else ""
+
+
+def common_call(name: str) -> str:
+    """Return the common name of a function or class."""
+    kind = kind_of(name)
+    if kind == "function":
+        return heard_name(name) or name
+    if kind == "convert":
+        return kind
+    if kind == "layer":
+        return common_kind(name.lower())
+    if kind == "loss":
+        return _plain_loss(name)
+    if kind == "optimizer":
+        return "sgd" if name == "Momentum" else name.lower()
+    if kind == "schedule":
+        return _SCHEDULES.get(name, name.removesuffix("LR").removesuffix("Decay"))
+    if kind == "clip":
+        return {"clip_grad_norm_": "ClipGradByGlobalNorm", "clip_grad_value_": "ClipGradByValue"}.get(name, name)
+    return name
+
+
+def whole_name(framework: str, name: str) -> str:
+    """Return a function or class of the catalog with its module, in a framework; empty if it has none.
+
+    Args:
+        framework: the framework.
+        name: its name in either framework.
+    """
+    kind, common = kind_of(name), common_call(name)
+    if kind == "schedule" and framework in _SCHEDULERS and name not in _SCHEDULERS[framework]:
+        name = next((each for each in sorted(_SCHEDULERS[framework]) if common_call(each) == common), "")
+    spelling = SPELLINGS.get(framework)
+    if spelling is None or not kind:
+        return ""
+    if kind == "optimizer":
+        names = [name, *(each for each in sorted(OPTIMIZERS[framework]) if each.lower() == name.lower())]
+        return next((f"{spelling.optimizers}.{each}" for each in names if each in OPTIMIZERS[framework]), "")
+    if kind == "layer":
+        # Of paddle's two spellings, BatchNorm2D comes before BatchNorm2d.
+        names = [each for each in sorted(LAYERS[framework]) if common_kind(each.lower()) == common]
+        names = [*(each for each in names if each.lower() == name.lower()), *names]
+        return next((f"{spelling.layers}.{each}" for each in names if each in LAYERS[framework]), "")
+    if kind == "loss":
+        return f"{spelling.layers}.{'' if name.endswith('Loss') else 'functional.'}{name}"
+    if kind == "schedule":
+        module = "torch.optim.lr_scheduler" if framework == "torch" else "paddle.optimizer.lr"
+        return f"{module}.{name}" if name in _SCHEDULERS[framework] else ""
+    if kind == "clip":
+        if name == "DataLoader":
+            return "torch.utils.data.DataLoader" if framework == "torch" else "paddle.io.DataLoader"
+        module = "torch.nn.utils" if name.startswith("clip_grad") else "paddle.nn"
+        return f"{module}.{name}" if module.startswith(framework) else ""
+    name = _RENAMED[framework].get(name, name)
+    return f"{spelling.layers}.functional.{name}" if name in _FUNCTIONAL else f"{framework}.{name}"
+
+
+def value_text(node: ast.expr) -> str:
+    """Return a number, an option, or a list of them as source text; empty for anything else."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        inner = value_text(node.operand)
+        return f"-{inner}" if inner else ""
+    if isinstance(node, ast.Constant):
+        if isinstance(node.value, str) and node.value not in _OPTIONS:
+            return ""
+        if node.value is None or isinstance(node.value, (bool, int, float)):
+            return literal(node.value)
+        return f'"{node.value}"' if isinstance(node.value, str) else ""
+    if isinstance(node, (ast.Tuple, ast.List)) and len(node.elts) <= 16:
+        parts = [value_text(each) for each in node.elts]
+        if not all(parts):
+            return ""
+        inner = ", ".join(parts)
+        if isinstance(node, ast.List):
+            return f"[{inner}]"
+        return f"({inner}{',' if len(parts) == 1 else ''})"
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.Mult)):
+        sides = [value_text(node.left), value_text(node.right)]
+        sign = "/" if isinstance(node.op, ast.Div) else "*"
+        return f"{sides[0]} {sign} {sides[1]}" if all(sides) else ""
+    return ""
+
+
+def number_of(node: ast.expr) -> float | None:
+    """Return the number that an expression of numbers is; `None` for any other expression."""
+    sign = 1.0
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        sign, node = -1.0, node.operand
+    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
+        with contextlib.suppress(OverflowError):
+            return sign * float(node.value)
+    return None
+
+
+def converted(frameworks: tuple[str, str], call: str, argument: str, value: ast.expr) -> ast.expr:
+    """Return the reference's value of an argument as the candidate's framework counts it.
+
+    Args:
+        frameworks: of the reference and the candidate.
+        call: the name of the called function or class.
+        argument: the common name of the argument.
+        value: the reference's value.
+    """
+    if frameworks[0] == frameworks[1]:
+        return value
+    functions: Mapping[str, object] = SPELLINGS["paddle"].converted
+    if argument not in functions or (argument == "momentum" and "norm" not in call.lower()):
+        return value
+    number = number_of(value)
+    if argument == "momentum" and number is not None:
+        return ast.Constant(round(1.0 - number, 12))
+    if argument == "approximate" and isinstance(value, ast.Constant):
+        return ast.Constant(value.value == "tanh" if frameworks[1] == "paddle" else "tanh" if value.value else "none")
+    if argument == "count_include_pad" and isinstance(value, ast.Constant):
+        return ast.Constant(not value.value)
+    return value

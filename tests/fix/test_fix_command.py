@@ -1,0 +1,230 @@
+"""`padiff fix` on real trainings: what it proposes, what it leaves untouched, how it ends."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hard.children import run_child, started
+
+pytestmark = pytest.mark.slow
+
+TRAIN = """
+import sys, time
+import torch
+from torch import nn
+
+from settings import LR
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))  # small
+optimizer = torch.optim.SGD(net.parameters(), lr=LR, momentum=0.9)
+for step in range(3):
+    x = torch.randn(5, 6)
+    loss = net(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+SETTINGS = "LR = 0.1  # as in the paper\n"
+
+
+def padiff(folder: Path, *words: str, **options):
+    return run_child([sys.executable, "-m", "padiff", *words], cwd=folder, **options)
+
+
+def written(folder: Path, train: str = TRAIN, settings: str = SETTINGS) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "train.py").write_text(train)
+    (folder / "settings.py").write_text(settings)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    folder = written(tmp_path_factory.mktemp("reference"))
+    assert padiff(folder, "run", "--dir", "run", "train.py").returncode == 0
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory, reference):
+    folder = written(
+        tmp_path_factory.mktemp("work"), TRAIN.replace("nn.ReLU()", "nn.Tanh()"), "LR = 0.2  # as in the paper\n"
+    )
+    shutil.copytree(reference, folder / "runs" / "reference")
+    assert padiff(folder, "run", "--dir", "runs/candidate", "train.py").returncode == 0
+    return folder
+
+
+@pytest.fixture
+def faulty(tmp_path, recorded, monkeypatch):
+    """A working folder with two faults, in two files, and the runs of both sides."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    return Path(shutil.copytree(recorded, tmp_path / "work"))
+
+
+def state(folder: Path) -> dict[str, str]:
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def fix(folder: Path, *options: str, command=("train.py",), **more):
+    return padiff(folder, "fix", "runs/reference", "runs/candidate", *options, "--", *command, **more)
+
+
+def left_over() -> set[str]:
+    return {name for name in os.listdir(os.environ["TMPDIR"]) if name.startswith("padiff-fix-")}
+
+
+def test_two_faults_in_two_files_are_fixed_and_nothing_is_touched(faulty):
+    before = state(faulty)
+    done = fix(faulty, "--json", "-")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["outcome"] == "match"
+    assert {each["file"] for each in result["fixes"]} == {"train.py", "settings.py"}
+    assert "-net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))  # small" in result["patch"]
+    assert "+net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))  # small" in result["patch"]
+    assert "+LR = 0.1  # as in the paper" in result["patch"]
+    assert all("times the limit ->" in each["proof"] for each in result["fixes"])
+    assert state(faulty) == before
+    assert not left_over()
+
+
+def test_the_patch_applies_where_fix_was_called(faulty, tmp_path):
+    done = fix(faulty, "--patch", str(tmp_path / "fix.patch"))
+    assert done.returncode == 0, done.stderr
+    subprocess.run(["patch", "-s", "-p1", "-i", str(tmp_path / "fix.patch")], cwd=faulty, check=True)
+    assert (faulty / "train.py").read_text() == TRAIN
+    assert (faulty / "settings.py").read_text() == SETTINGS
+
+
+def test_apply_changes_the_files_that_the_patch_names(faulty):
+    (faulty / "train.py").chmod(0o640)
+    before = state(faulty)
+    done = fix(faulty, "--apply")
+    assert done.returncode == 0, done.stderr
+    assert (faulty / "train.py").read_text() == TRAIN
+    assert (faulty / "train.py").stat().st_mode & 0o777 == 0o640
+    after = state(faulty)
+    assert {name for name in before | after if before.get(name) != after.get(name)} == {"train.py", "settings.py"}
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_nothing(faulty, number, code):
+    slow = (faulty / "train.py").read_text().replace("for step", "time.sleep(60)\nfor step")
+    (faulty / "train.py").write_text(slow)
+    before = state(faulty)
+    words = [sys.executable, "-m", "padiff", "fix", "runs/reference", "runs/candidate", "--", "train.py"]
+    with started(words, cwd=faulty) as process:
+        deadline = time.monotonic() + 60
+        while not left_over() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        own = left_over()
+        time.sleep(2)
+        process.send_signal(number)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == code, error
+    assert state(faulty) == before
+    assert own and not left_over()
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert not any(name in listed for name in own)
+
+
+def test_a_script_that_fails_is_an_error_that_says_why(faulty):
+    (faulty / "train.py").write_text("raise ValueError('no data here')\n")
+    before = state(faulty)
+    done = fix(faulty)
+    assert done.returncode == 2
+    assert "does not run in a copy of the working folder: ValueError: no data here" in done.stderr
+    assert state(faulty) == before
+
+
+def test_a_script_that_takes_too_long_is_ended(faulty):
+    (faulty / "train.py").write_text("import time\ntime.sleep(300)\n")
+    began = time.monotonic()
+    done = fix(faulty, "--timeout", "3")
+    assert done.returncode == 2
+    assert "it was ended after 3 seconds" in done.stderr
+    assert time.monotonic() - began < 60
+
+
+def test_what_the_script_writes_stays_in_the_copy(faulty):
+    text = (faulty / "train.py").read_text()
+    (faulty / "train.py").write_text(text.replace("optimizer =", "torch.save({}, 'checkpoint.pt')\noptimizer ="))
+    (faulty / "checkpoint.pt").write_bytes(b"old")
+    before = state(faulty)
+    assert fix(faulty).returncode == 0
+    assert state(faulty) == before
+
+
+def test_a_script_that_writes_by_an_absolute_path_is_reported(faulty):
+    text = (faulty / "train.py").read_text()
+    elsewhere = "/".join(("", ".", *faulty.parts[1:], "log.txt"))
+    (faulty / "train.py").write_text(f"open({elsewhere!r}, 'a').write('x')\n{text}")
+    done = fix(faulty)
+    assert "file(s) of this folder changed, log.txt for one" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["runs/reference", "runs/candidate"], "how is the candidate run?"),
+        (["runs/reference", "runs/candidate", "--", "none.py"], "has no script none.py"),
+        (["runs/reference", "runs/candidate", "--", "port.ipynb"], "port.ipynb is a notebook"),
+        (["runs/reference", "runs/reference", "--", "train.py"], "are one folder"),
+        (["runs/none", "runs/candidate", "--", "train.py"], "runs/none"),
+        (["runs/reference", "runs/candidate", "--timeout", "0", "--", "train.py"], "--timeout is a number of seconds"),
+        (["runs/reference", "runs/candidate", "--", "../other.py"], "outside of the working folder"),
+    ],
+)
+def test_misuse_is_one_line(faulty, words, message):
+    (faulty.parent / "other.py").write_text("")
+    done = padiff(faulty, "fix", *words)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_fault_without_a_rule_is_left_and_said(tmp_path, reference):
+    folder = written(tmp_path / "work", TRAIN.replace("manual_seed(0)", "manual_seed(0); torch.randn(3)"))
+    shutil.copytree(reference, folder / "runs" / "reference")
+    text = (folder / "train.py").read_text().replace("net = ", "import padiff\nnet = ")
+    start = "optimizer = torch"
+    (folder / "train.py").write_text(text.replace(start, f'padiff.start_from("runs/reference", net)\n{start}'))
+    assert padiff(folder, "run", "--dir", "runs/candidate", "train.py").returncode == 0
+    done = fix(folder, "--json", "-")
+    assert done.returncode == 1, done.stderr
+    result = json.loads(done.stdout)
+    assert result["patch"] == ""
+    assert "other batch" in result["left"]
+    assert any("no edit is known" in note for note in result["notes"])
+
+
+def test_a_run_stops_after_the_steps_that_it_was_given(tmp_path):
+    folder = written(tmp_path)
+    done = padiff(folder, "run", "--dir", "runs/short", "--stop-after", "2", "train.py")
+    assert "recorded 2 steps" in done.stderr
+    assert len(list((folder / "runs" / "short" / "steps").iterdir())) == 2
+
+
+@pytest.mark.parametrize(("scale", "code", "differ"), [("1.0", 0, 0), ("(1.0 if SEED == 0 else 2.0)", 1, 3)])
+def test_a_patch_is_compared_on_three_other_seeds(faulty, scale, code, differ):
+    (faulty / "reference.py").write_text(TRAIN.replace("from settings import LR", "LR = 0.1"))
+    own = (faulty / "train.py").read_text().replace("torch.manual_seed(0)", "SEED = 0\ntorch.manual_seed(SEED)")
+    (faulty / "train.py").write_text(own.replace("torch.randn(5, 6)", f"torch.randn(5, 6) * {scale}"))
+    done = fix(faulty, "--check-with", "reference.py", "--json", "-")
+    result = json.loads(done.stdout)
+    assert result["seeds"] == {"compared": 3, "differ": differ}
+    assert done.returncode == code
+    assert ("with other seeds (each one + 1000) the runs differ" in " ".join(result["notes"])) == bool(differ)

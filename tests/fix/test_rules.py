@@ -1,0 +1,191 @@
+"""What is proposed for a fault, from its cause, the lines of both sides, and the reference's files."""
+
+from __future__ import annotations
+
+import pytest
+
+from padiff.records import Both, Models
+from padiff.records.cause import Cause
+from padiff.records.first_diff import FirstDiff
+from padiff.records.recorded import ROOT
+from padiff.system.frames import Frame
+from padiff_cli.fix.rules import Fault, Rules
+from padiff_cli.fix.source import Project, Source
+
+TORCH = """import torch
+from torch import nn
+import torch.nn.functional as F
+
+LR = 0.1
+net = nn.Linear(3, 4)
+optimizer = torch.optim.SGD(net.parameters(), lr=LR, momentum=0.9)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+for x, y in batches():
+    x = (x - 0.5) / 0.25
+    out = net(x) / 0.9
+    loss = F.cross_entropy(out, y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+PADDLE = """import paddle
+
+net = paddle.nn.Linear(3, 4)
+optimizer = paddle.optimizer.Adam(
+    learning_rate=0.1,
+    parameters=net.parameters(),
+)
+for x in batches():
+    net(x).mean().backward()
+    optimizer.step()
+    optimizer.clear_grad()
+"""
+
+
+def frame(text: str, part: str) -> Frame:
+    line = next(k for k, each in enumerate(text.splitlines(), 1) if part in each)
+    return Frame("train.py", line, "", text.splitlines()[line - 1].strip())
+
+
+def changed_lines(
+    text: str,
+    cause: Cause,
+    stage: str = "forward",
+    at: str = "",
+    reference: str = "",
+    framework: str = "torch",
+    lines: dict[str, str] | None = None,
+    reference_lines: dict[str, str] | None = None,
+    code: str = "",
+) -> list[list[str]]:
+    """Return the lines that each proposal adds and removes.
+
+    Args:
+        text: the candidate's file.
+        cause: the cause.
+        stage: the stage of the fault.
+        at, reference: a part of the candidate's line, and the reference's line.
+        framework: the candidate's framework.
+        lines: parts of lines of the candidate by role.
+        reference_lines: lines of the reference by role.
+        code: the reference's file, where it is at hand.
+    """  # fmt: skip
+    own = {role: frame(text, part) for role, part in (lines or {}).items()}
+    other = {role: Frame("ref.py", 1, "", line) for role, line in (reference_lines or {}).items()}
+    about = Both(Frame("ref.py", 1, "", reference) if reference else None, frame(text, at) if at else None)
+    cause = Cause(cause.kind, cause.sentence, cause.proven, fix=cause.fix, lines=about)
+    models = Models(Both((), ()), Both("torch 2", f"{framework} 3"), lines=Both(other, own))
+    first = FirstDiff(0, stage, None, None, cause=cause)
+    project = Project([Source.from_bytes("train.py", text.encode())])
+    files = [Source.from_bytes("ref.py", code.encode())] if code else []
+    proposals = Rules(Fault(first, models, "runs/torch", Project(files)), project).proposals()
+    shown = []
+    for proposal in proposals:
+        after = project.with_edits(proposal.edits)
+        assert after is not None
+        diff = project.difference(after).splitlines()[2:]
+        shown.append([line for line in diff if line[:1] in "+-"])
+    return shown
+
+
+CASES = {
+    "a number": (
+        {"cause": Cause("scale", "the number in div() in `(root)` is 0.9 for the reference's 1"), "at": "/ 0.9"},
+        ["-    out = net(x) / 0.9", "+    out = net(x) / 1.0"],
+    ),
+    "a surplus operator": (
+        {"cause": Cause("scale_added", "the reference's comes out where div() in `(root)` is left out"), "at": "/ 0.9"},
+        ["-    out = net(x) / 0.9", "+    out = net(x)"],
+    ),
+    "a fix, where its value is defined": (
+        {"cause": Cause("learning_rate", "the learning rates differ", fix="torch.optim.SGD(..., lr=0.3)"),
+             "stage": "update", "lines": {"optimizer.0": "SGD("}},
+        ["-LR = 0.1", "+LR = 0.3"],
+    ),
+    "clipping": (
+        {"cause": Cause("clip_missing", "not clipped",
+                         fix="torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)"), "stage": "grad"},
+        ["+    nn.utils.clip_grad_norm_(net.parameters(), 0.5)"],
+    ),
+    "clipping, in paddle": (
+        {"text": PADDLE, "framework": "paddle", "stage": "grad",
+             "cause": Cause("clip_missing", "not clipped", fix="grad_clip=paddle.nn.ClipGradByGlobalNorm(1)")},
+        ["+    grad_clip=paddle.nn.ClipGradByGlobalNorm(1.0),"],
+    ),
+    "a schedule that never steps": (
+        {"cause": Cause("learning_rate", "the candidate's schedule never steps"), "stage": "update"},
+        ["+    schedule.step()"],
+    ),
+    "gradients that are zeroed too late": (
+        {"text": TORCH.replace("    loss.backward()\n", "    loss.backward()\n    optimizer.zero_grad()\n", 1)
+             .replace("    optimizer.step()\n    optimizer.zero_grad()\n", "    optimizer.step()\n"),
+             "cause": Cause("step_skipped", "the optimizer did not step"), "stage": "grad"},
+        ["+    optimizer.zero_grad()", "-    optimizer.zero_grad()"],
+    ),
+    "gradients that are never zeroed": (
+        {"text": TORCH.replace("    optimizer.zero_grad()\n", ""), "cause": Cause("stale_gradient", "not zeroed"),
+             "stage": "grad"},
+        ["+    optimizer.zero_grad()"],
+    ),
+    "constants of the input": (
+        {"cause": Cause("input_normalised", "the candidate's input is 0.5 times the reference's +0.2"),
+         "stage": "input"},
+        ["-    x = (x - 0.5) / 0.25", "+    x = (x - 0.55) / 0.125"],
+    ),
+    "the start": (
+        {"cause": Cause("start_weights", "the runs start from different weights"), "stage": "weight",
+             "lines": {ROOT: "net = "}},
+        ["+import padiff", '+padiff.start_from("runs/torch", net)'],
+    ),
+    "an activation by its name": (
+        {"text": "import torch.nn.functional as F\ny = F.silu(x)\n", "at": "silu",
+             "cause": Cause("activation", "the candidate uses SiLU for the reference's exact GELU (`net.5`)")},
+        ["-y = F.silu(x)", "+y = F.gelu(x)"],
+    ),
+    "a term of the loss": (
+        {"cause": Cause("loss_scale", "another loss"), "stage": "loss", "lines": {"@total": "loss = F"},
+             "reference_lines": {"@total": "loss = loss + 0.1 * out.square().sum()"}},
+        ["+    loss = loss + 0.1 * out.square().sum()"],
+    ),
+    "a term of all weights": (
+        {"cause": Cause("loss_scale", "another loss"), "stage": "loss", "lines": {"@total": "loss = F"},
+         "reference_lines": {"@total": "l = l + 0.01 * sum(w.square().sum() for w in model.parameters())"}},
+        ["+    loss = loss + 0.01 * sum(each.square().sum() for each in net.parameters())"],
+    ),
+    "the reference's file": (
+        {"text": "import numpy as np\nrng = np.random.default_rng(1)\n", "stage": "input",
+         "code": "import numpy as np\ngen = np.random.default_rng(0)\n",
+         "cause": Cause("other_batch", "other samples")},
+        ["-rng = np.random.default_rng(1)", "+rng = np.random.default_rng(0)"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_fault_has_its_edit(case):
+    arguments, expected = CASES[case]
+    assert expected in changed_lines(**{"text": TORCH, **arguments})
+
+
+def test_calls_of_padiff_never_change():
+    text = "import padiff\nrec = padiff.record(net, 'runs/x', every_n_steps=5)\nnet(x, every_n_steps=5)\n"
+    code = "import padiff\nrec = padiff.record(net, 'runs/x', every_n_steps=1)\n"
+    cause = Cause("other_batch", "other samples: the number is 5 for the reference's 1")
+    shown = changed_lines(text, cause, "input", at="rec =", reference=code.splitlines()[1], code=code)
+    assert not any("padiff" in line for lines in shown for line in lines)
+
+
+@pytest.mark.parametrize(
+    "fix",
+    [
+        "torch.optim.SGD(..., lr=__import__('os').system('id'))",
+        "torch.optim.SGD(..., **{'lr': 1})",
+        "torch.optim.Evil(..., lr=1)",
+        "os.system('id')",
+        "torch.optim.SGD(..., lr='$(id)')",
+    ],
+)
+def test_a_fix_with_foreign_words_is_none(fix):
+    cause = Cause("learning_rate", "the learning rates differ", fix=fix)
+    shown = changed_lines(TORCH, cause, "update", lines={"optimizer.0": "SGD("})
+    assert not any(word in line for lines in shown for line in lines for word in ("os", "Evil", "id", "**"))
