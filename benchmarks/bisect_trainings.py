@@ -6,7 +6,7 @@ from typing import Any
 
 #: A file of a training: `train(settings)`.
 NETS = {
-    "conv": '''
+    "conv": """
 class Net(nn.Module):
     def __init__(self, c):
         super().__init__()
@@ -24,8 +24,8 @@ class Net(nn.Module):
 
 def batch(c, g):
     return torch.randn(8, 3, 12, 12, generator=g) * c["scale"], torch.randint(0, 5, (8,), generator=g)
-''',
-    "gpt": '''
+""",
+    "gpt": """
 class Block(nn.Module):
     def __init__(self, c):
         super().__init__()
@@ -55,8 +55,8 @@ class Net(nn.Module):
 def batch(c, g):
     ids = torch.randint(0, 50, (4, 17), generator=g)
     return ids[:, :-1], ids[:, 1:].flatten() if SHIFT else ids[:, :-1].flatten()
-''',
-    "lstm": '''
+""",
+    "lstm": """
 class Net(nn.Module):
     def __init__(self, c):
         super().__init__()
@@ -70,15 +70,15 @@ class Net(nn.Module):
 
 def batch(c, g):
     return torch.randn(8, 10, 6, generator=g) * c["scale"], torch.randint(0, 3, (8,), generator=g)
-''',
+""",
 }
-_HEAD = '''
+_HEAD = """
 import torch
 from torch import nn
 import torch.nn.functional as F
 POOL, CAUSAL, GELU, SHIFT, LAST = {code!r}
-'''
-_LOOP = '''
+"""
+_LOOP = """
 def train(c):
     torch.manual_seed(c["seed"])
     net = Net(c)
@@ -87,7 +87,8 @@ def train(c):
     kinds = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "rmsprop": torch.optim.RMSprop}
     options = {"betas": (c["beta1"], c["beta2"])} if c["optimizer"] == "adamw" else {"momentum": c["momentum"]}
     optimizer = kinds[c["optimizer"]](net.parameters(), lr=c["lr"], weight_decay=c["decay"], **options)
-    warm = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1.0, (n + 1) / c["warmup"]) if c["warmup"] else 1.0)
+    rate = lambda n: min(1.0, (n + 1) / c["warmup"]) if c["warmup"] else 1.0
+    warm = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     g = torch.Generator().manual_seed(c["data_seed"])
     for step in range(c["steps"]):
         for _ in range(c["accumulate"]):
@@ -101,7 +102,7 @@ def train(c):
         warm.step()
         if step % c["zero_every"] == 0:
             optimizer.zero_grad()
-'''
+"""
 DEFAULTS: dict[str, Any] = {
     "seed": 0, "data_seed": 1, "width": 8, "padding": "zeros", "bn_momentum": 0.1, "eps": 1e-05, "bias": True,
     "dropout": 0.0, "scale": 1.0, "init_std": 0.0, "optimizer": "adamw", "beta1": 0.9, "beta2": 0.999, "momentum": 0.9,

@@ -1,6 +1,6 @@
-"""Bisections of trainings with planted causes: how many culprits `padiff bisect` names right, in how many runs, how fast.
+"""Bisections of trainings with planted causes: how many culprits are named right, in how many runs, how fast.
 
-    python benchmarks/bisections.py [--held-out] [--only NUMBER ...] [--json OUT]
+python benchmarks/bisections.py [--held-out] [--only NUMBER ...] [--json OUT]
 """
 
 from __future__ import annotations
@@ -22,7 +22,20 @@ from bisect_trainings import DEFAULTS, source
 HERE = Path(__file__).resolve().parent
 
 # Keys that a config holds and the training ignores.
-IDLE = ("name", "log_every", "save_dir", "notes", "eval_every", "workers", "color", "host", "user", "tag", "port", "team")
+IDLE = (
+    "name",
+    "log_every",
+    "save_dir",
+    "notes",
+    "eval_every",
+    "workers",
+    "color",
+    "host",
+    "user",
+    "tag",
+    "port",
+    "team",
+)
 # What has a planted bisection take longer than this fails.
 LONGEST = 600.0
 
@@ -91,8 +104,7 @@ def config(case: Case, folder: Path) -> tuple[list[str], list[str], Path]:
     bad = {key: value for change in case.planted.values() for key, value in change.items()}
     for side in ("good", "bad"):
         values = {
-            key: DEFAULTS[key] if key in bad and side == "good" else bad[key] if key in bad else f"{side} {key}"
-            for key in keys
+            key: DEFAULTS[key] if key in bad and side == "good" else bad.get(key, f"{side} {key}") for key in keys
         }
         rest = {key: value for key, value in DEFAULTS.items() if key not in bad}
         (folder / f"{side}.json").write_text(json.dumps({"train": values, "model": rest}, indent=1))
@@ -110,7 +122,10 @@ def run(case: Case) -> dict[str, Any]:
         options, expected, cwd = {"commits": commits, "versions": versions, "config": config}[case.kind](case, folder)
         words = ["train.py", "{config}"] if case.kind == "config" else ["train.py"]
         command = [sys.executable, "-m", "padiff", "bisect", "--dir", str(folder / "b"), "--json", str(folder / "out")]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
+        }
         began = time.monotonic()
         done = subprocess.run(
             [*command, *options, "--", sys.executable, *words], cwd=cwd, env=environment, capture_output=True, text=True
@@ -139,12 +154,11 @@ def main() -> None:
         if args.only is None or number in args.only:
             result = run(case)
             results.append(result)
-            verdict = "right" if result["right"] else f"WRONG {result['found']}, not {result['expected']} {result['trouble']}"
-            print(
-                f"{number:2} {case.kind:8} {case.net:4} {case.count:2} {'+'.join(k for c in case.planted.values() for k in c)}: "
-                f"{verdict}; {result['search_runs']} runs to the first culprit, {result['runs']} in all, {result['seconds']} s",
-                flush=True,
-            )
+            verdict = "right" if result["right"] else f"WRONG {result['found']} {result['trouble']}"
+            planted = "+".join(key for change in case.planted.values() for key in change)
+            print(f"{number:2} {case.kind:8} {case.net:4} {case.count:2} {planted}: {verdict};", end=" ")
+            print(f"{result['search_runs']} runs to the first culprit, {result['runs']} in all", end=", ")
+            print(f"{result['seconds']} s", flush=True)
     two = [result for result in results if result["causes"] > 1]
     print(f"right: {sum(r['right'] for r in results)} of {len(results)}; with two causes: "
           f"{sum(r['right'] for r in two)} of {len(two)}; longest: {max(r['seconds'] for r in results)} s")  # fmt: skip

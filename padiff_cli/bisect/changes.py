@@ -28,16 +28,24 @@ class ConfigKeys:
         pair: the two configs.
         folder: folder for the configs that are tried.
         command: the command, in which ``{config}`` stands for the path.
+
+    Attributes:
+        names: the keys that differ.
     """
 
     def __init__(self, pair: ConfigPair, folder: Path, command: Sequence[str]) -> None:
         self._pair, self._folder, self._command = pair, folder, list(command)
+        self.names = pair.keys
         if not any(CONFIG_WORD in word for word in command):
             raise UsageError(f"--config: the command has no {CONFIG_WORD}, which stands for the config that is tried")
 
     def make(self, keys: frozenset[str]) -> frozenset[str]:
         """Return the state with some keys of the bad config."""
         return keys
+
+    def suspect(self, cause: str) -> str | None:
+        """Return the key that a cause names; `None` if there is none."""
+        return self._pair.key_named_in(cause)
 
     def prepare(self, state: frozenset[str]) -> Setup:
         """Write the config with these keys from the bad one."""
@@ -82,10 +90,15 @@ class Environments:
     """Environment variables of which each trial has some as in the bad environment.
 
     A state is a set of the variables that differ from the good environment, with their values.
+
+    Attributes:
+        variables: the variables, by name.
+        names: their names.
     """
 
     def __init__(self, variables: Sequence[Variable], command: Sequence[str]) -> None:
         self.variables = {variable.name: variable for variable in variables}
+        self.names = tuple(self.variables)
         self._command = list(command)
 
     def make(self, names: frozenset[str]) -> frozenset[tuple[str, str | None]]:
@@ -170,7 +183,9 @@ def _label(state: frozenset[str], names: Sequence[str], what: str) -> str:
     present = [name for name in names if name in state]
     few = present if len(present) <= len(names) / 2 else [name for name in names if name not in state]
     text = ", ".join(few[:4]) + (f" and {len(few) - 4} more" if len(few) > 4 else "")
-    return f"the {'good' if few is present else 'bad'} {what} with {text} of the {'bad' if few is present else 'good'} one"
+    return (
+        f"the {'good' if few is present else 'bad'} {what} with {text} of the {'bad' if few is present else 'good'} one"
+    )
 
 
 def _name(state: frozenset[str], names: Sequence[str]) -> str:

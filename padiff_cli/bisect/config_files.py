@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -69,8 +70,28 @@ class ConfigPair:
 
     def values_text(self, key: str) -> str:
         """Return a key's two values in words."""
-        good, bad = (_text(_at(tree, self._paths[key])) for tree in (self._good, self._bad))
+        good, bad = self._values(key)
         return f"{key}: {good} against {bad}"
+
+    def key_named_in(self, text: str) -> str | None:
+        """Return the only key both values of which a text has; of several, the only one whose name it has, too."""
+        words = {_plain(word) for word in re.findall(r"[\w.+-]+", text)}
+        keys = [key for key in self.keys if all(_plain(value) in words for value in self._values(key))]
+        if len(keys) > 1:
+            keys = [key for key in keys if key.rpartition(".")[2].lower() in words]
+        return keys[0] if len(keys) == 1 else None
+
+    def _values(self, key: str) -> tuple[str, str]:
+        good, bad = (_text(_at(tree, self._paths[key])) for tree in (self._good, self._bad))
+        return good, bad
+
+
+def _plain(word: str) -> str:
+    """Return a word in lower case, and a number in one form."""
+    try:
+        return repr(float(word))
+    except ValueError:
+        return word.lower().rstrip(".")
 
 
 def _read(path: str, suffix: str) -> Any:
@@ -142,34 +163,38 @@ def _read_yaml(text: str) -> Any:
 
 def _from_node(node: yaml.Node) -> Any:
     if isinstance(node, yaml.MappingNode):
-        return {_Key(key).text: _from_node(value) for key, value in node.value}
+        return {_Key.from_node(key): _from_node(value) for key, value in node.value}
     if isinstance(node, yaml.SequenceNode):
         return [_from_node(each) for each in node.value]
-    return _Scalar(node.tag, node.value, node.style)
+    return _Scalar(node.tag, node.value, getattr(node, "style", None))
 
 
-class _Key:
-    """A key of a mapping: a scalar, by its text."""
+class _Key(str):
+    """A key of a mapping of YAML, with its tag: the text ``1`` may be a number or not."""
 
-    def __init__(self, node: yaml.Node) -> None:
+    tag: str
+
+    @classmethod
+    def from_node(cls, node: yaml.Node) -> _Key:
+        """Read a key.
+
+        Raises:
+            ValueError: it is no scalar.
+        """
         if not isinstance(node, yaml.ScalarNode):
             raise ValueError(f"a key has to be a scalar, in line {node.start_mark.line + 1}")
-        self.text = str(node.value)
+        key = cls(node.value)
+        key.tag = node.tag
+        return key
 
 
 def _to_node(tree: Any) -> yaml.Node:
     if isinstance(tree, dict):
-        pairs = [(_key_node(key), _to_node(value)) for key, value in tree.items()]
+        pairs = [(yaml.ScalarNode(key.tag, str(key)), _to_node(value)) for key, value in tree.items()]
         return yaml.MappingNode("tag:yaml.org,2002:map", pairs, flow_style=False)
     if isinstance(tree, list):
         return yaml.SequenceNode("tag:yaml.org,2002:seq", [_to_node(each) for each in tree], flow_style=True)
     return yaml.ScalarNode(tree.tag, tree.value, style=tree.style)
-
-
-def _key_node(key: str) -> yaml.Node:
-    # As the text alone is read: a number stays a number.
-    tag = yaml.resolver.Resolver().resolve(yaml.ScalarNode, key, (True, False))
-    return yaml.ScalarNode(tag, key)
 
 
 def _write_yaml(tree: Any) -> str:

@@ -168,7 +168,11 @@ class Laboratory:
         is_new = not self._trials.has(name, steps)
         if is_new:
             self._say(f"running {self._subject.label(state)}, {steps} step{'s' * (steps > 1)} ...")
-        trial = self._trials.record(name, state, steps)
+        try:
+            trial = self._trials.record(name, state, steps)
+        except TrialError:
+            self._ran.add((name, steps))
+            raise
         if (name, trial.asked) in self._ran:
             return trial, None
         self._ran.add((name, trial.asked))

@@ -74,10 +74,15 @@ class Packages:
         packages: the packages.
         folder: folder for the virtual environments, which stay for a bisection that goes on.
         command: the command of a trial.
+
+    Attributes:
+        packages: the packages, by name.
+        names: their names.
     """
 
     def __init__(self, packages: Sequence[Package], folder: Path, command: Sequence[str]) -> None:
         self.packages = {package.name: package for package in packages}
+        self.names = tuple(self.packages)
         self._folder, self._command = folder.resolve(), list(command)
 
     def make(self, names: frozenset[str]) -> State:
@@ -141,8 +146,8 @@ class Packages:
             sides.append({str(file.relative_to(folder)): file for file in files})
         lines: list[str] = []
         for path in sorted({*sides[0], *sides[1]}):
-            texts = [_lines_of(side.get(path)) for side in sides]
-            lines += difflib.unified_diff(*texts, f"a/{path}", f"b/{path}") if texts[0] != texts[1] else []
+            old, new = (_lines_of(side.get(path)) for side in sides)
+            lines += difflib.unified_diff(old, new, f"a/{path}", f"b/{path}") if old != new else []
         return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
 
 
@@ -255,8 +260,9 @@ def _check_versions(python: Path, state: State, environment: dict[str, str]) -> 
     done = subprocess.run([str(python), "-c", code, *names], capture_output=True, text=True, env=environment)
     from packaging.version import Version
 
-    versions = done.stdout.split()
-    for (name, wanted), version in itertools.zip_longest(state, versions, fillvalue=""):
+    versions = dict(zip(names, done.stdout.split()))
+    for name, wanted in state:
+        version = versions.get(name)
         if not version or Version(version) != Version(wanted):
             raise TrialError(f"{name} is {version or 'not found'} in its environment, not {wanted}: see PYTHONPATH")
 

@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from padiff.errors import PadiffError
 
 State = TypeVar("State", bound=Hashable)
-_Line = TypeVar("_Line", bound=Hashable, contravariant=True)
+_Judged = TypeVar("_Judged", bound=Hashable, contravariant=True)
 #: Verdicts on a state: it agrees with the good one at the place, it differs there, it cannot be judged.
 GOOD, BAD, SKIP = "good", "bad", "skip"
 
@@ -50,20 +50,20 @@ class Line(Protocol[State]):
         """Return the state before another one; `None` if there is none."""
 
 
-class Judge(Protocol[State]):
+class Judge(Protocol[_Judged]):
     """Runs states and compares them."""
 
-    def difference(self, reference: State, state: State) -> Any:
+    def difference(self, reference: _Judged, state: _Judged) -> Any:
         """Return the place where two states first differ, in all steps; `None` if they match.
 
         Raises:
             TrialError: one of them cannot be judged.
         """
 
-    def verdict(self, reference: State, end: State, place: Any, state: State) -> str:
+    def verdict(self, reference: _Judged, end: _Judged, place: Any, state: _Judged) -> str:
         """Return the verdict on a state at the place where the end differs from the reference."""
 
-    def check_repeats(self, state: State, place: Any) -> None:
+    def check_repeats(self, state: _Judged, place: Any) -> None:
         """Check that two runs of one state agree at a place, unless a comparison has shown it already.
 
         Raises:
@@ -85,6 +85,7 @@ class LineSearch(Generic[State]):
         line: the states.
         judge: runs and compares them.
         is_complete: False to end at the first finding.
+        on_finding: called when a culprit is known.
     """
 
     line: Line[State]
@@ -140,12 +141,15 @@ class ChangeSearch(Generic[State]):
         make: makes the state that has some of the changes.
         judge: runs and compares states.
         is_complete: False to end at the first finding.
+        on_finding: called when a culprit is known.
+        suspect: returns a change that a place names by itself, which is tried first; `None` if there is none.
     """
 
     make: Callable[[frozenset[str]], State]
     judge: Judge[State]
     is_complete: bool = True
     on_finding: Callable[[], None] = field(default=lambda: None)
+    suspect: Callable[[Any], str | None] = field(default=lambda _: None)
 
     def among(self, changes: Sequence[str], base: frozenset[str] = frozenset()) -> list[Finding[State]]:
         """Return the findings among changes, that of the first difference first.
@@ -165,8 +169,12 @@ class ChangeSearch(Generic[State]):
         def verdict(subset: Sequence[str]) -> str:
             return self.judge.verdict(start, end, place, self.make(base.union(subset)))
 
-        culprits, suspects = smallest(tuple(changes), verdict, self.judge.expect)
-        self.on_finding()
+        suspect, suspects = self.suspect(place), tuple[str, ...]()
+        if suspect is not None and suspect in changes and len(changes) > 1 and verdict((suspect,)) == BAD:
+            culprits: tuple[str, ...] = (suspect,)
+            self.on_finding()
+        else:
+            culprits, suspects = smallest(tuple(changes), verdict, self.judge.expect, self.on_finding)
         removed = {*culprits, *suspects}
         others = tuple(change for change in changes if change not in removed)
         # Without the culprits, for a change that they hide; and on top of them, for one that acts only with them.
@@ -184,7 +192,10 @@ class ChangeSearch(Generic[State]):
 
 
 def smallest(
-    changes: tuple[str, ...], verdict: Callable[[Sequence[str]], str], expect: Callable[[int], None] = lambda _: None
+    changes: tuple[str, ...],
+    verdict: Callable[[Sequence[str]], str],
+    expect: Callable[[int], None] = lambda _: None,
+    on_finding: Callable[[], None] = lambda: None,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return changes that make the difference, none of which can be left out; and changes of which one belongs to them.
 
@@ -195,6 +206,7 @@ def smallest(
         changes: all changes; together they make the difference.
         verdict: the verdict on a subset.
         expect: called with the number of changes that are left.
+        on_finding: called when a culprit is known, before it is tried alone.
     """
     culprits: tuple[str, ...] = ()
     while True:
@@ -214,6 +226,7 @@ def smallest(
             last = next(((x,) for x in singles if verdict((*culprits, *context, x)) == BAD), ())
             if not last:
                 return culprits, changes[low:high]
+        on_finding()
         culprits, changes = (*last, *culprits), context
         if not changes or verdict(culprits) == BAD:
             return culprits, ()

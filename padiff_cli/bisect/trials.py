@@ -160,7 +160,18 @@ class Trials:
             TrialError: it failed, hung or recorded nothing.
         """
         environment = {name: x for name, x in setup.environment.items() if name not in _unset()}
-        command = [setup.python, "-m", "padiff", "run", "--dir", str(run.resolve()), "--name", name, "--", *setup.command]
+        command = [
+            setup.python,
+            "-m",
+            "padiff",
+            "run",
+            "--dir",
+            str(run.resolve()),
+            "--name",
+            name,
+            "--",
+            *setup.command,
+        ]
         timeout = self._timeout
         if timeout is None and self.seconds:
             timeout = max(_LEAST_SECONDS, _LONGEST * max(self.seconds))
@@ -246,7 +257,7 @@ def _last_lines(output: Path) -> str:
     return f" ({' / '.join(line.strip() for line in lines[-_LAST_LINES:])}); see {output}" if lines else ""
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:  # noqa: TID251 - the type
     """End a process and all that it started."""
     for number, seconds in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, _GRACE)):
         with contextlib.suppress(ProcessLookupError, PermissionError):

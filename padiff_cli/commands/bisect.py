@@ -1,4 +1,4 @@
-"""``padiff bisect -- COMMAND``: find the commit, the version, the keys or the variables that make two trainings differ."""
+"""``padiff bisect -- COMMAND``: find the commit, version, keys or variables that make two trainings differ."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ def add_arguments(parser: Any) -> None:
         "--steps", type=int, default=STEPS, metavar="N", help="steps of the good and the bad run (default: %(default)s)"
     )
     parser.add_argument(
-        "--timeout", type=float, metavar="S", help="seconds after which a trial is skipped (default: 5 times the longest)"
+        "--timeout",
+        type=float,
+        metavar="S",
+        help="seconds after which a trial is skipped (default: 5 times the longest)",
     )
     parser.add_argument(
         "--link",
@@ -173,8 +176,10 @@ class Bisection:
         return [self._commit(commits, finding) for finding in search.between(commits.start, commits.end)]
 
     def changes(self, subject: Any, names: Sequence[str]) -> list[Culprit]:
-        """Search among changes, and of a package or a number of threads for the first value that makes the difference."""
+        """Search among changes; of a package or a number of threads, for the first value that makes the difference."""
         search = ChangeSearch(subject.make, self._laboratory, self._is_complete, self._count)
+        if isinstance(subject, ConfigKeys):
+            search.suspect = lambda place: subject.suspect(place.cause)
         findings = search.among(names) if len(names) > 1 else self._alone(subject, names[0])
         culprits: list[Culprit] = []
         for finding in findings:
@@ -253,10 +258,7 @@ def _search_of(
         count = len(subject.suspects({subject.start}, subject.end))
         console.print(f"{count} commits; {most_runs(count)} runs at most find one that can be judged")
         return subject.start, subject.end, lambda: bisection.commits(subject)
-    if kind == "config":
-        names = subject.keys
-    else:
-        names = tuple(subject.packages if kind == "packages" else subject.variables)
+    names = subject.names
     if kind == "packages":
         counts = [f"{len(package.versions)} versions of {package.name}" for package in subject.packages.values()]
         console.print(", ".join(counts))

@@ -101,11 +101,13 @@ def configs(folder: Path, changes: dict[str, Any], count: int = 12, suffix: str 
     idle = list(IDLE[: count - len(changes)])
     keys, every = [], max(1, count // len(changes)) if changes else count
     for number, key in enumerate(changes):
-        keys += idle[number * (every - 1) : (number + 1) * (every - 1)] + [key]
+        keys += [*idle[number * (every - 1) : (number + 1) * (every - 1)], key]
     keys += [key for key in idle if key not in keys]
     paths = []
     for side in ("good", "bad"):
-        values = {key: changes.get(key, f"new {key}") if side == "bad" else DEFAULTS.get(key, f"old {key}") for key in keys}
+        values = {
+            key: changes.get(key, f"new {key}") if side == "bad" else DEFAULTS.get(key, f"old {key}") for key in keys
+        }
         rest = {key: value for key, value in DEFAULTS.items() if key not in keys}
         content = {"train": values, "fixed": rest}
         paths.append(folder / f"{side}.{suffix}")
@@ -136,4 +138,3 @@ def wheel(folder: Path, version: str, source: str, name: str = "padiffplanted", 
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
         for path, text in files.items():
             archive.writestr(path, text)
-

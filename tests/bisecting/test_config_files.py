@@ -22,6 +22,7 @@ optim:
 layers: [{width: 8}, {width: 16}]
 gone: 1
 1: one
+"2": two
 """
 BAD = """
 base: &base {lr: 1e-3, betas: [0.9, 0.98]}
@@ -32,6 +33,7 @@ optim:
   text: yes
 layers: [{width: 8}, {width: 32}]
 1: one
+"2": two
 new: {a: {b: 2}}
 """
 
@@ -76,7 +78,10 @@ def test_json_and_toml_are_written_in_their_format(pair):
 def test_toml_survives_a_round_trip(pair):
     import tomllib
 
-    text = 'a = 1\nb = "x\\"ü"\nd = 1979-05-27\nf = [1.5, true]\n["t.x"]\nk = {p = 1}\n[t.u]\nv = "w"\n[e]\n[[many]]\nz = 1\n'
+    text = (
+        'a = 1\nb = "x\\"ü"\nd = 1979-05-27\nf = [1.5, true]\n'
+        '["t.x"]\nk = {p = 1}\n[t.u]\nv = "w"\n[e]\n[[many]]\nz = 1\n'
+    )
     configs = pair(text, text.replace("p = 1", "p = 2").replace('"w"', '"y"'), ".toml")
     assert configs.keys == ("t.x.k.p", "t.u.v")
     assert tomllib.loads(configs.text_with(())) == tomllib.loads(text)
@@ -90,6 +95,19 @@ def test_two_paths_that_read_alike_are_two_keys(pair):
         {"a.b": 2, "a": {"b": 1}},
         {"a.b": 1, "a": {"b": 3}},
     ]
+
+
+def test_the_key_that_a_cause_names_is_the_only_one_with_both_values(pair):
+    configs = pair(
+        '{"lr": 0.10, "decay": 0.1, "steps": 5, "act": "relu"}',
+        '{"lr": 0.3, "decay": 0.3, "steps": 7, "act": "gelu"}',
+        ".json",
+    )
+    assert configs.key_named_in("steps: 5.0 against 7.") == "steps"
+    assert configs.key_named_in("the rates differ: 0.1 against 0.3; 3 times") is None  # either of two
+    assert configs.key_named_in("Adam: decay 0.1 against 0.3") == "decay"
+    assert configs.key_named_in("ReLU against GELU") == "act"
+    assert configs.key_named_in("0.1 against 0.5") is None
 
 
 @pytest.mark.parametrize(
