@@ -110,10 +110,11 @@ def test_a_culprit_hidden_by_broken_commits_is_one_of_several_suspects(tmp_path,
     assert "one of these" in text
 
 
-def test_a_fault_that_was_taken_back_in_between_does_not_mislead(tmp_path, monkeypatch, capsys):
-    # The first difference of good and bad is in the update; one commit changes the seed for a while.
+@pytest.mark.parametrize("fault", [{"momentum": 0.5}, {"activation": "gelu"}], ids=["setting", "tensor"])
+def test_a_fault_that_was_taken_back_in_between_does_not_mislead(tmp_path, monkeypatch, capsys, fault):
+    # The first difference of good and bad is of the fault; one commit changes the seed for a while.
     changes = [{} for _ in range(10)]
-    changes[3], changes[5], changes[8] = {"seed": 5}, {"seed": 0}, {"momentum": 0.5}
+    changes[3], changes[5], changes[8] = {"seed": 5}, {"seed": 0}, fault
     hashes, code, content, text = commits(tmp_path, monkeypatch, capsys, changes)
     assert code == 0, text
     assert hashes[9] in content["culprits"]
