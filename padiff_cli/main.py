@@ -20,6 +20,8 @@ from padiff.system.streams import give_up_output, show_anything
 from padiff_cli.parser import Parser, split_arguments
 
 MISUSE, INTERRUPTED = 2, 130
+#: Exit code with which `git bisect run` skips a commit.
+SKIPPED = 125
 
 
 class Command(NamedTuple):
@@ -50,6 +52,9 @@ COMMANDS = {
     "fix": Command(
         "propose a patch of the candidate that makes the runs match, tried on a copy", "padiff_cli.commands.fix"
     ),
+    "bisect": Command(
+        "find the commit, version, keys or variables that make two trainings differ", "padiff_cli.commands.bisect"
+    ),
     "repro": Command("write the first diff as two small scripts that need no padiff", "padiff_cli.commands.repro"),
     "doctor": Command(
         "does recording change a training script, is a run folder whole; exit code 0 all is well, 1 something is "
@@ -72,6 +77,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Its output, its exit code and its errors are the script's.
         code: int = importlib.import_module(COMMANDS["run"].module).main(words[1:])
         return code
+    if words[:1] != ["compare"] or not any(word.startswith("--exit") for word in words):
+        return _outcome(words)
+    # For `git bisect run`, where 2 would mean a bad commit.
+    try:
+        code = _outcome(words)
+    except SystemExit as error:
+        code = MISUSE if error.code else 0
+    return code if code in (0, 1, INTERRUPTED) else SKIPPED
+
+
+def _outcome(words: Sequence[str]) -> int:
+    """Run a command and return its exit code; print errors."""
     show_anything()
     try:
         code = _run(words)

@@ -90,11 +90,12 @@ def progress_text(what: str, done: float, total: int, seconds: float) -> str:
     text = f"{what}: {share:.0%}, step {min(int(done) + 1, total)} of {total}"
     # An earlier estimate would be unreliable.
     if 0 < share < 1 and seconds >= _STEADY:
-        text += f", about {_duration(seconds * (1 - share) / share)} left"
+        text += f", about {duration_text(seconds * (1 - share) / share)} left"
     return text
 
 
-def _duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
+    """Return a duration in words."""
     if seconds < 90:
         return f"{max(seconds, 1):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -26,6 +26,11 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "--only", metavar="GROUP", action="append", default=[], help="only these probes, e.g. losses; may be repeated"
     )
+    parser.add_argument(
+        "--changes",
+        metavar="OLD.json",
+        help="say what is not as in this table, which --json wrote with other versions of torch or paddle",
+    )
     parser.set_defaults(run=_atlas)
 
 
@@ -36,5 +41,5 @@ def _atlas(args: argparse.Namespace, console: Console) -> int:
     if outputs.count("-") > 1:
         raise UsageError("only one of --json and --markdown can go to standard output")
     atlas = importlib.import_module("padiff_atlas")
-    code: int = atlas.run(console, args.only, args.json, args.markdown)
+    code: int = atlas.run(console, args.only, args.json, args.markdown, args.changes)
     return code

@@ -57,6 +57,11 @@ def add_arguments(parser: Any) -> None:
         "under these paths, on a shared file system or in a store, and have padiff installed",
     )
     parser.add_argument(
+        "--exit-codes",
+        choices=("git",),
+        help="for `git bisect run`: 0 the runs match, 1 they differ, 125 that cannot be judged, an error included",
+    )
+    parser.add_argument(
         "-v",
         "--verbose",
         action="count",

@@ -168,6 +168,23 @@ def test_the_command_says_what_is_unlike_the_shipped_table(monkeypatch, capsys):
     assert "Unlike torch 2.13.0 and paddle 3.3.1: gelu: another call" in capsys.readouterr().out
 
 
+def test_the_command_says_what_is_unlike_a_table_of_other_versions(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(padiff_atlas.command, "GROUPS", groups(Probe("sum", "x.sum()", "x.mean()")))
+    assert main(["atlas", "--json", str(tmp_path / "old.json")]) == 0
+    old = json.loads((tmp_path / "old.json").read_text())
+    old["versions"]["torch"] = "1.0"
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    assert main(["atlas", "--changes", str(tmp_path / "old.json")]) == 0
+    assert "Unlike" not in capsys.readouterr().out
+    monkeypatch.setattr(padiff_atlas.command, "GROUPS", groups(Probe("sum", "x.sum()", "x.sum()")))
+    assert main(["atlas", "--changes", str(tmp_path / "old.json")]) == 0
+    assert "Unlike torch 1.0 and paddle 3.3.1: sum: another call" in capsys.readouterr().out
+    for text in ("[]", "{", '{"versions": {}, "probes": [1]}'):
+        (tmp_path / "old.json").write_text(text)
+        assert main(["atlas", "--changes", str(tmp_path / "old.json")]) == 2
+        assert "is no table that padiff atlas --json wrote" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("other", [("--json", "-"), ("--markdown", "-")])
 def test_a_table_on_standard_output_is_all_there(monkeypatch, capsys, other):
     monkeypatch.setattr(padiff_atlas.command, "GROUPS", groups(GOOD))

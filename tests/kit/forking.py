@@ -198,8 +198,6 @@ def _run(path: list[str], args: list[str], folder: str, environment: dict[str, s
         os.execv = execv
     environment = dict(os.environ)
     sys.path[:] = [*dict.fromkeys([*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *path])]
-    if "PADIFF_RUN_PROCESSES" in environment:
-        importlib.import_module("padiff_cli.run.startup").begin()
     while words[0][:2] in ("-B", "-X", "-W", "-u"):  # which this process has already
         words = words[2 if words[0] == "-X" else 1 :]
     _run(path, list(words), os.getcwd(), environment)
@@ -232,6 +230,8 @@ def _run_once(path: list[str], args: list[str], folder: str, environment: dict[s
     own = getattr(sys.modules.get("padiff"), "__file__", None)
     if own and _place(sys.path) != os.path.dirname(os.path.dirname(own)):
         _hide(*PACKAGES)
+    if "PADIFF_RUN_PROCESSES" in environment:  # as Python does by itself when it starts
+        importlib.import_module("padiff_cli.run.startup").begin()
     sys.modules["__main__"], _run.before = main, sys.modules["__main__"]
     if kind == "-c":
         code, sys.argv[0] = sys.argv[0], "-c"
