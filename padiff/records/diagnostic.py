@@ -25,6 +25,7 @@ from padiff.records.report_text import floor_lines, match_notes, third_lines, ve
 from padiff.records.row_summary import NOUNS
 from padiff.system.construction import loss_key
 from padiff.system.frames import Frame
+from padiff.system.language import translated
 from padiff.system.printable import printable
 
 #: Version of the schema of `Diagnostic`.
@@ -486,8 +487,8 @@ def _filled(fix: str, models: Models | None, runs: Both[str] | None) -> str:
 
 
 def position_text(first: FirstDiff) -> str:
-    """Return the position of a fault: step, stage, and the code, layer or setting."""
-    return f"step {first.step}, {first.stage}: {_where(first)}"
+    """Return the position of a fault in the user's language: step, stage, and the code, layer or setting."""
+    return translated(f"step {first.step}, {translated(first.stage, 'stage')}: {_where(first)}")
 
 
 def _where(first: FirstDiff) -> str:
