@@ -8,22 +8,22 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from padiff.records.aftermath import Standing
-from padiff.records.both import Both
+from padiff.records.both import SIDES, Both
 from padiff.records.cause import UNKNOWN_LINES
 from padiff.records.compared import Diff, factor_text
 from padiff.records.first_diff import FirstDiff
-from padiff.records.models import Models
+from padiff.records.models import NO_FILES, Models
 from padiff.records.recorded import LOOP, ROOT, STAGES, is_below
 from padiff.records.report_data import CANNOT_TELL, MATCH, ReportData
 from padiff.records.report_text import floor_lines, match_notes, third_lines, verdict
 from padiff.records.row_summary import NOUNS
-from padiff.system.construction import loss_key
+from padiff.system.construction import has_changed, loss_key
 from padiff.system.frames import Frame
 from padiff.system.language import translated
 from padiff.system.printable import printable
@@ -166,7 +166,8 @@ class Diagnostic:
         closest: of runs that match, the tensor that is closest to its limit, in words; `None` if there is none.
         moved: of runs that match, how far the reference's weights and loss moved, in words; `None` if not known.
         notes: of runs that match or cannot be judged, what was not compared, and other remarks; of all runs, measured
-            floors and the comparison with float64.
+            floors, the comparison with float64, and files of the shown lines that have
+            changed since the run.
         environment: differences around the two trainings (threads, versions), the most informative first.
         next: commands that tell more.
         runs: names of the reference and the candidate.
@@ -224,12 +225,14 @@ def diagnostic_of(report: ReportData, runs: Both[str] | None = None, artifacts: 
         else [verdict(report)] * (report.outcome == CANNOT_TELL)
     )
     notes += [f"{line}." for line in (*floor_lines(report), *third_lines(report))]
+    faults = [_fault(each, report.models, runs) for each in report.independent[:_FAULTS]]
+    notes += _changed_files([first, *faults] if first is not None else [], report.models)
     return Diagnostic(
         schema_version=DIAGNOSTIC_VERSION,
         outcome=report.outcome,  # type: ignore[arg-type]
         **(nothing if first is None else {each.name: getattr(first, each.name) for each in fields(BriefFault)}),  # type: ignore[arg-type]
         follows=_follows(report),
-        faults=[_fault(each, report.models, runs) for each in report.independent[:_FAULTS]],
+        faults=faults,
         closest=_closest(report) if first is None else None,
         moved=None if report.moved is None else report.moved.text,
         notes=[printable(note) for note in notes],
@@ -424,6 +427,17 @@ def _fault(first: FirstDiff, models: Models | None, runs: Both[str] | None) -> B
         fix=_fix(first, lines, models, runs),
         places=CodeLines(*lines),
     )
+
+
+def _changed_files(faults: Iterable[BriefFault], models: Models | None) -> list[str]:
+    """Return a note for each file that a fault's line is in and that has changed since the run."""
+    notes = []
+    for fault in faults:
+        lines = Both(fault.places.reference, fault.places.candidate)
+        for side, line, files in zip(SIDES, lines, NO_FILES if models is None else models.files):
+            if line is not None and line.file in files and has_changed(line.file, files[line.file]):
+                notes.append(f"{line.file} has changed since the {side}'s run, whose line this is.")
+    return list(dict.fromkeys(notes))
 
 
 def _fix(

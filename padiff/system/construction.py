@@ -5,6 +5,7 @@ source.
 from __future__ import annotations
 
 import ast
+import hashlib
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -67,6 +68,7 @@ class _Source:
 
     file: str
     lines: list[str]
+    digest: str = ""
     calls: dict[str, list[ast.Call]] = field(default_factory=dict)
     functions: dict[str, ast.FunctionDef] = field(default_factory=dict)
     #: By class and name of the attribute: the expressions that are assigned to ``self.name``.
@@ -154,6 +156,35 @@ def construction_lines(layers: Sequence[Built], optimizers: Mapping[str, type]) 
     heads = tuple(f"{lines[key].file}:{lines[key].line}#" for key in own)
     first = {key: frame for key, frame in lines.items() if key in own}
     return {**first, **{key: frame for key, frame in named.items() if key.startswith(heads)}, **lines, **named}
+
+
+def source_digests(layers: Sequence[Built]) -> dict[str, str]:
+    """Return the SHA-256 of each file of the user's code that `construction_lines` reads, by its short path."""
+    sources = [source for source in map(_parsed, _files(layers)) if source is not None]
+    return {short_path(source.file): source.digest for source in sources}
+
+
+def has_changed(file: str, digest: str) -> bool:
+    """Return True if a file of a run's code is below the working directory, and is not as it was.
+
+    Args:
+        file: the short path that a run has, which is not trusted: nothing but the answer comes out of the file.
+        digest: the file's SHA-256 in the run.
+    """
+    path = os.path.normpath(file)
+    if os.path.isabs(path) or path.startswith("..") or not path.endswith(".py"):
+        return False
+    try:
+        if not os.path.isfile(path) or os.path.getsize(path) > _LARGEST:
+            return False
+        with open(path, "rb") as opened:
+            return _digest(opened.read()) != digest
+    except (OSError, ValueError):
+        return False
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def loss_key(name: str) -> str:
@@ -424,7 +455,7 @@ def _parse(file: str, changed: int) -> _Source:
     with open(file, "rb") as opened:
         content = opened.read()
     tree = ast.parse(content)
-    source = _Source(file, content.decode("utf-8", "replace").splitlines())
+    source = _Source(file, content.decode("utf-8", "replace").splitlines(), _digest(content))
     for node, scope in _nodes(tree, source):
         if isinstance(node, ast.Call):
             source.calls.setdefault(_called(node), []).append(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from kit.schema import violations
 
 import padiff
 from padiff.records.diagnostic import LARGEST, _like_reference, diagnostic_schema
+from padiff.system.construction import has_changed
 
 SCRIPT = """
 import padiff, torch
@@ -120,6 +122,33 @@ def test_a_value_of_a_wrong_type_breaks_the_schema(folder):
     found = json.loads(brief(folder, "eps").stdout)
     for key, wrong in (("step", "0"), ("outcome", "maybe"), ("faults", [{}]), ("places", None), ("cause", {"kind": 1})):
         assert violations({**found, key: wrong}, diagnostic_schema(), diagnostic_schema()) != []
+
+
+def test_a_file_that_has_changed_since_the_run_is_named(folder):
+    stored = json.loads((folder / "runs" / "eps" / "run.json").read_text())["files"]
+    source = (folder / "eps.py").read_bytes()
+    assert stored == {"eps.py": hashlib.sha256(source).hexdigest()}
+    note = "eps.py has changed since the candidate's run, whose line this is."
+    assert json.loads(brief(folder, "eps").stdout)["notes"] == []
+    try:
+        (folder / "eps.py").write_bytes(b"# a remark\n" + source)
+        assert json.loads(brief(folder, "eps").stdout)["notes"] == [note]
+    finally:
+        (folder / "eps.py").write_bytes(source)
+
+
+@pytest.mark.parametrize(
+    "name", ["../train.py", "/etc/passwd", "missing.py", "data.csv", "a\0.py", "folder.py", "same.py"]
+)
+def test_nothing_is_said_of_files_that_are_not_below_the_folder_or_not_there(tmp_path, monkeypatch, name):
+    here = tmp_path / "here"
+    (here / "folder.py").mkdir(parents=True)
+    (here / "data.csv").write_text("1")
+    (here / "same.py").write_text("x = 1\n")
+    (tmp_path / "train.py").write_text("x = 1\n")
+    monkeypatch.chdir(here)
+    assert not has_changed(name, hashlib.sha256(b"x = 1\n").hexdigest() if name == "same.py" else "0" * 64)
+    assert has_changed("same.py", "0" * 64)
 
 
 def test_the_report_gives_the_same(folder):
