@@ -100,7 +100,8 @@ class Description:
         files: dict[str, str] = {}
         with contextlib.suppress(Exception):  # source code of any kind: a recording does without
             built = [_built(node) for node in self._layers.nodes]
-            lines, files = construction_lines(built, optimizers), source_digests(built)
+            lines = construction_lines(built, optimizers)
+            files = source_digests(lines)
         if not lines:
             return False
         self.info = replace(self.info, lines=lines, files=files)

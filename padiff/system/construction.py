@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from padiff.system.frames import Frame, is_users, short_path
+from padiff.system.start_folder import start_folder
 
 # Limits of what is read: files, bytes of a file, characters of a line.
 _MOST_FILES, _LARGEST, _LONGEST = 60, 400_000, 200
@@ -158,10 +159,10 @@ def construction_lines(layers: Sequence[Built], optimizers: Mapping[str, type]) 
     return {**first, **{key: frame for key, frame in named.items() if key.startswith(heads)}, **lines, **named}
 
 
-def source_digests(layers: Sequence[Built]) -> dict[str, str]:
-    """Return the SHA-256 of each file of the user's code that `construction_lines` reads, by its short path."""
-    sources = [source for source in map(_parsed, _files(layers)) if source is not None]
-    return {short_path(source.file): source.digest for source in sources}
+def source_digests(lines: Mapping[str, Frame]) -> dict[str, str]:
+    """Return the SHA-256 of each file that lines of code are in, as it was read for them, by its short path."""
+    files = {frame.file: _parsed(os.path.join(start_folder(), frame.file)) for frame in lines.values()}
+    return {file: source.digest for file, source in files.items() if source is not None}
 
 
 def has_changed(file: str, digest: str) -> bool:
@@ -434,8 +435,13 @@ def _files(layers: Iterable[Built]) -> list[str]:
     if script and is_users(os.path.abspath(script)):
         folder = os.path.join(os.path.dirname(os.path.abspath(script)), "")
         found[os.path.abspath(script)] = None
-        for module in list(sys.modules.values()):
-            file = getattr(module, "__file__", None)
+        try:
+            beside = {entry.removesuffix(".py") for entry in os.listdir(folder)}
+        except OSError:
+            beside = set()
+        for name, module in list(sys.modules.items()):
+            # Of thousands of modules few are beside the script. A module's own `__getattr__` may import others.
+            file = getattr(module, "__dict__", {}).get("__file__") if name.partition(".")[0] in beside else None
             if isinstance(file, str) and file.startswith(folder):
                 found[file] = None
     paths = (os.path.abspath(file) for file in found if file and file.endswith(".py") and is_users(file))
@@ -456,7 +462,10 @@ def _parse(file: str, changed: int) -> _Source:
         content = opened.read()
     tree = ast.parse(content)
     source = _Source(file, content.decode("utf-8", "replace").splitlines(), _digest(content))
-    for node, scope in _nodes(tree, source):
+    for node, scope, classes in _nodes(tree, source):
+        kind = type(node)
+        if kind not in _READ:
+            continue
         if isinstance(node, ast.Call):
             source.calls.setdefault(_called(node), []).append(node)
             if scope is not None:
@@ -472,13 +481,15 @@ def _parse(file: str, changed: int) -> _Source:
             source.functions[node.name] = node
         elif isinstance(node, ast.ClassDef):
             source.classes.add(node.name)
-            for name, value in _attributes(node):
-                source.assigned.setdefault((node.name, name), []).append(value)
         elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             source.variables.setdefault((scope, node.targets[0].id), []).append(node.value)
+        if classes:
+            for name, value in _attributes(node):
+                for each in classes:
+                    source.assigned.setdefault((each, name), []).append(value)
         of = source.names.get(node, "") if isinstance(node, ast.FunctionDef) else _called(node)
-        for kind, defined, value in _definitions_in(node):
-            source.defined.setdefault(defined, []).append((kind, of, value))
+        for how, defined, value in _definitions_in(node):
+            source.defined.setdefault(defined, []).append((how, of, value))
     for values in source.variables.values():
         values.sort(key=lambda value: value.lineno)
     for calls in source.calls.values():
@@ -486,33 +497,52 @@ def _parse(file: str, changed: int) -> _Source:
     return source
 
 
-def _nodes(tree: ast.AST, source: _Source) -> Iterator[tuple[ast.AST, ast.FunctionDef | None]]:
-    """Yield the nodes of a syntax tree with the innermost function around each; keep the functions' names."""
-    left: list[tuple[ast.AST, ast.FunctionDef | None, str]] = [(tree, None, "")]
+# Nodes that say something here, and those below which nothing does: they are most of a tree.
+_READ = {
+    ast.Call, ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign, ast.Dict,
+}  # fmt: skip
+_LEAVES = {
+    ast.Name, ast.Constant, ast.alias, ast.arg, ast.Pass, str, int, float, complex, bool, bytes, type(None),
+    *(kind for base in (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
+      for kind in base.__subclasses__()),
+}  # fmt: skip
+_Place = tuple[ast.AST, ast.FunctionDef | None, tuple[str, ...]]
+
+
+def _nodes(tree: ast.AST, source: _Source) -> Iterator[_Place]:
+    """Yield the nodes of a syntax tree with the innermost function and the classes around each; keep the functions'
+    names.
+    """
+    left: list[tuple[ast.AST, ast.FunctionDef | None, tuple[str, ...], str]] = [(tree, None, (), "")]
     while left:
-        node, scope, owner = left.pop()
+        node, scope, classes, owner = left.pop()
+        name, inside = "", scope
         if isinstance(node, ast.FunctionDef):
             source.names[node] = owner if owner and node.name == "__init__" else node.name
-        yield node, scope
-        inside = node if isinstance(node, ast.FunctionDef) else scope
-        name = node.name if isinstance(node, ast.ClassDef) else ""
-        left += [(child, inside, name) for child in ast.iter_child_nodes(node)]
+            inside = node
+        yield node, scope, classes
+        if isinstance(node, ast.ClassDef):
+            name = node.name
+            classes = (*classes, name)
+        for attribute in node._fields:
+            value = getattr(node, attribute, None)
+            for child in value if type(value) is list else (value,):
+                if type(child) not in _LEAVES:
+                    left.append((child, inside, classes, name))
 
 
-def _attributes(definition: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
-    """Yield the name and the expression of each ``self.name = ...`` and ``self.add_module("name", ...)``."""
-    for node in ast.walk(definition):
-        if isinstance(node, ast.Assign):
-            targets, value = node.targets, node.value
-        elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            targets, value = [node.target], node.value
-        elif isinstance(node, ast.Call) and _called(node) in _ADDING and len(node.args) == 2:
+def _attributes(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the name and the expression of a ``self.name = ...`` or ``self.add_module("name", ...)``."""
+    if isinstance(node, ast.Assign):
+        targets, value = node.targets, node.value
+    elif isinstance(node, ast.AnnAssign) and node.value is not None:
+        targets, value = [node.target], node.value
+    else:
+        if isinstance(node, ast.Call) and _called(node) in _ADDING and len(node.args) == 2:
             name = node.args[0]
             if isinstance(name, ast.Constant) and isinstance(name.value, str):
                 yield name.value, node.args[1]
-            continue
-        else:
-            continue
-        for target in targets:
-            if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
-                yield target.attr, value
+        return
+    for target in targets:
+        if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
+            yield target.attr, value
