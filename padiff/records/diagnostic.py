@@ -40,10 +40,10 @@ _OF_OPTIMIZER = ("optimizer", "learning_rate", "weight_decay", "momentum", "beta
 _OF_LAYER = ("layer_setting", "dropout", "batch_norm")
 # Lines of the training's own calls, by the kind of the cause.
 _OF_STEP = {
-    "stale_gradient": "@zero_grad",
-    "step_skipped": "@step",
-    "step_repeated": "@step",
-    "no_gradient": "@backward",
+    "stale_gradient": ("@zero_grad",),
+    "step_skipped": ("@step",),
+    "step_repeated": ("@step",),
+    "no_gradient": ("@backward",),
 }
 # Kinds of causes that the line of the data loader shows.
 _OF_LOADER = ("batch_order", "input_order", "sizes")
@@ -312,6 +312,8 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
 
     kind = "" if first.cause is None else first.cause.kind
     role = _role(first, kind)
+    if kind == "step_skipped" and any("@zeroed" in lines for lines in models.lines):
+        role = ("@zero_grad",)  # without gradients an optimizer updates nothing
     in_role = models.lines.map(lambda lines: next((lines[each] for each in role if each in lines), None))
     if any(in_role):
         # A schedule is at fault by its own arguments, not by the rate that it starts from.
@@ -324,12 +326,23 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
         # Inside of a layer, the call says nothing that the construction does not.
         about = written(made).zip(about).map(lambda side: side[0] or side[1])
     if any(about):
-        return about.zip(called).map(lambda side: side[0] or side[1])
+        about = about.zip(called).map(lambda side: side[0] or side[1])
+        return models.lines.zip(about).map(lambda side: _attribute(*side, first))
     if kind.startswith(_OF_OPTIMIZER) or (first.stage == "update" and kind != "unknown"):
         return written(models.lines.map(_optimizer))
     if (kind.startswith(_OF_LAYER) or first.stage == "weight") and any(made):
         return written(made)
-    return called.zip(made).map(lambda side: side[0] or side[1])
+    called = called.zip(made).map(lambda side: side[0] or side[1])
+    return models.lines.zip(called).map(lambda side: _attribute(*side, first))
+
+
+def _attribute(lines: Mapping[str, Frame], called: Frame | None, first: FirstDiff) -> Frame | None:
+    """Return the line of the number that a cause names, if a call reads it from an attribute; else the call's line."""
+    if called is None or first.cause is None:
+        return called
+    values = (lines.get(f"self.{name}") for name in re.findall(r"\bself\.(\w+)\b(?!\()", called.code))
+    found = [value for value in values if value is not None and _shares_number(value.code, first.cause.sentence)]
+    return found[0] if len(found) == 1 else called
 
 
 def _is_leaf(path: str | None, models: Models) -> bool:
@@ -347,7 +360,7 @@ def _role(first: FirstDiff, kind: str) -> tuple[str, ...]:
     if kind.startswith("clip"):
         return "@clip", "optimizer.0"
     if kind in _OF_STEP:
-        return (_OF_STEP[kind],)
+        return _OF_STEP[kind]
     if kind == "learning_rate" and first.extent is not None and first.extent.agreed is not None:
         return "@scheduler", "optimizer.0"
     if kind in _OF_LOADER:

@@ -121,10 +121,11 @@ def construction_lines(layers: Sequence[Built], optimizers: Mapping[str, type]) 
     or a `Sequential`, the `return` of a helper function, or the only call of the class.
 
     Besides, the lines of the only call of a role: ``@clip``, ``@zero_grad``, ``@backward``, ``@step``, ``@scheduler``,
-    ``@loader``, ``@eval``; ``@total`` is where the loss that is differentiated is assigned, and ``@loss:name`` where a
-    loss is made or computed. For arguments of these calls, ``file:line#argument#0`` is the line that holds the plain
-    value: in the call itself, if it has several lines, or where the value is defined, e.g. in a config or as a
-    parameter's default.
+    ``@loader``, ``@eval``; ``@zeroed`` is a ``@zero_grad`` between ``@backward`` and ``@step``, ``@total`` is where the
+    loss that is differentiated is assigned, and ``@loss:name`` where a loss is made or computed. For arguments of these
+    calls, ``file:line#argument#0`` is the line that holds the plain value: in the call itself, if it has several lines,
+    or where the value is defined, e.g. in a config or as a parameter's default. ``self.name`` is the line of the plain
+    value of an attribute that one class sets.
 
     Args:
         layers: the layers, the model itself first.
@@ -154,9 +155,11 @@ def construction_lines(layers: Sequence[Built], optimizers: Mapping[str, type]) 
                 values.setdefault(f"{frame.file}:{frame.line}#{argument}", {})[value] = None
     named = {f"{key}#{number}": frame for key, frames in values.items() for number, frame in enumerate(frames)}
     # A run keeps the first lines, and layers are many: they come last.
+    own_values = {f"self.{name}": found.source.frame(found.node) for name, found in search.attributes()}
     heads = tuple(f"{lines[key].file}:{lines[key].line}#" for key in own)
     first = {key: frame for key, frame in lines.items() if key in own}
-    return {**first, **{key: frame for key, frame in named.items() if key.startswith(heads)}, **lines, **named}
+    named_first = {key: frame for key, frame in named.items() if key.startswith(heads)}
+    return {**first, **named_first, **own_values, **lines, **named}
 
 
 def source_digests(lines: Mapping[str, Frame]) -> dict[str, str]:
@@ -235,7 +238,23 @@ class _Search:
             before = [value for value in values if value.lineno < total.node.lineno]
             if before:
                 roles["@total"] = _Found(total.source, before[-1])
+        order = [roles[role] for role in ("@backward", "@zero_grad", "@step") if role in roles]
+        scopes = {(each.source.file, each.source.scopes.get(each.node)) for each in order}
+        places = [each.node.lineno for each in order]
+        if len(order) == 3 and len(scopes) == 1 and places == sorted(places):
+            roles["@zeroed"] = roles["@zero_grad"]
         return roles
+
+    def attributes(self) -> Iterator[tuple[str, _Found]]:
+        """Yield each attribute that one class alone sets to a plain value, and the expression of that value."""
+        found: dict[str, list[_Found]] = {}
+        for source in self._sources:
+            for (_, name), values in source.assigned.items():
+                found.setdefault(name, []).extend(_Found(source, value) for value in values)
+        for name, (first, *others) in found.items():
+            value = first if _is_plain(first.node) else self._definition(first.node, first, set())
+            if value is not None and not others:
+                yield name, value
 
     def definitions(self, found: _Found, deep: bool) -> Iterator[tuple[str, _Found]]:
         """Yield the names of a call's arguments, with the expression of the plain value.
@@ -526,7 +545,8 @@ def _nodes(tree: ast.AST, source: _Source) -> Iterator[_Place]:
             classes = (*classes, name)
         for attribute in node._fields:
             value = getattr(node, attribute, None)
-            for child in value if type(value) is list else (value,):
+            children: list[Any] = value if type(value) is list else [value]
+            for child in children:
                 if type(child) not in _LEAVES:
                     left.append((child, inside, classes, name))
 

@@ -185,6 +185,71 @@ def test_a_fix_names_the_folder_and_the_model(folder):
     assert "--> other.py:16 " in text and "net = Net()" in text
 
 
+SCALED = """
+import argparse, padiff, torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, args):
+        super().__init__()
+        self.fc = nn.Linear(4, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.scale = args.temperature
+
+    def forward(self, x):
+        return self.norm(self.fc(x)) / self.scale
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--temperature", type=float, default=1.0)
+torch.manual_seed(0)
+net = Net(parser.parse_args())
+net.train()
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+with padiff.record(net, "RUN", optimizer=optimizer) as rec:
+    for x in torch.randn(3, 16, 4):
+        net(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        rec.try_dump()
+"""
+LATE = "        optimizer.step()\n        optimizer.zero_grad()\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line", "cause", "fix"),
+    [
+        ("default=1.0", "default=2.0", "default=2.0)", "is 2 for the reference's 1", "default=1.0)"),
+        (LATE, "\n".join(LATE.split("\n")[1::-1]) + "\n", "optimizer.zero_grad()", "optimizer did not step", None),
+    ],
+)
+def test_a_fault_away_from_where_it_shows_is_shown_where_it_is(tmp_path, before, after, line, cause, fix):
+    pytest.importorskip("torch")
+    for name, changed in (("reference", before), ("candidate", after)):
+        source = SCALED.replace(before, changed).replace("RUN", f"runs/{name}")
+        (tmp_path / f"{name}.py").write_text(source)
+        done = subprocess.run([sys.executable, f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    found = json.loads(brief(tmp_path, "candidate").stdout)
+    assert cause in found["cause"]["text"]
+    assert line in found["places"]["candidate"]["code"]
+    assert fix in found["fix"]["text"] if fix else found["fix"] is None
+
+
+def test_a_training_in_evaluation_mode_is_named(tmp_path):
+    pytest.importorskip("torch")
+    plain = SCALED.replace('with padiff.record(net, "RUN", optimizer=optimizer) as rec:', "if True:")
+    plain = plain.replace("        rec.try_dump()\n", "")
+    for name, mode in (("reference", "train"), ("candidate", "eval")):
+        (tmp_path / f"{name}.py").write_text(plain.replace("net.train()", f"net.{mode}()"))
+        command = [sys.executable, "-m", "padiff", "run", "--dir", f"runs/{name}", f"{name}.py"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    found = json.loads(brief(tmp_path, "candidate").stdout)
+    assert found["cause"]["kind"] == "mode"
+    assert found["cause"]["text"] == "the candidate's model trains in evaluation mode, the reference's in training mode"
+    assert found["places"]["candidate"]["code"] == "net.eval()" and found["fix"]["text"] == "model.train()"
+
+
 TWICE = """
 import padiff, torch
 from torch import nn
