@@ -15,12 +15,15 @@ Beside them: bytes and files of a step, and how much more memory the process had
 
     python benchmarks/recording.py [--models resnet18 gpt2] [--frameworks torch paddle] [--rounds 7] [--dir FOLDER]
                                    [--device cpu] [--size 64] [--batch 8] [--length 64] [--layers 12] [--steps 6]
-                                   [--threads 1] [--growth] [--write]
+                                   [--threads 1] [--growth] [--lines] [--write]
 
 Before a recorder is opened, the C library gives back what is free at the end of its memory, and a framework's largest
 gradients come from there or not, as it happens: from process to process a step of torch has none to 13,800 page faults
 of 2 us. From then on it has next to none (`padiff.system.memory.keep_freed`), so plain steps beside a recorder are
 mostly quicker than without.
+
+``--lines`` measures what the lines of code cost: the first step of a recording, whose calls are traced, with
+``sources=True`` by the same with ``sources=False``, in turns, with nothing of the source read before.
 
 ``--growth`` shows how a sketched step grows with layers and with the size of tensors. ``--write`` keeps the figures and
 writes the table of docs/performance.md and the lines of the README, in both languages (`performance_page`).
@@ -29,6 +32,7 @@ writes the table of docs/performance.md and the lines of the README, in both lan
 from __future__ import annotations
 
 import argparse
+import linecache
 import os
 import shutil
 import tempfile
@@ -44,6 +48,7 @@ warnings.filterwarnings("ignore")
 import performance_page as pages
 
 import padiff
+from padiff.system import construction, frames
 
 NEVER = padiff.Schedule(steps=[10**9])
 KINDS = {
@@ -251,6 +256,36 @@ def _recorded(training, folder: Path, steps: int, options) -> np.ndarray:
         return seconds(loop) / steps
 
 
+def of_lines(training, args: argparse.Namespace) -> tuple[float, float, float]:
+    """Median seconds of a traced step without lines; that with them by it, by the processor and by the clock."""
+    training.step()
+    folder = Path(tempfile.mkdtemp(prefix="padiff-bench-", dir=args.dir))
+    pairs = []
+    try:
+        for turn in range(args.rounds + 1):
+            costs = {}
+            for sources in (True, False) if turn % 2 else (False, True):
+                for cache in (construction._parse, frames._code, frames._about):
+                    cache.cache_clear()  # as in the only recording of a process
+                linecache.clearcache()
+                run = folder / f"{turn}-{sources}"
+                with padiff.record(training.model, run, optimizer=training.optimizer, sources=sources) as rec:
+
+                    def first(rec=rec) -> None:
+                        training.step()
+                        rec.try_dump()
+                        rec.flush()
+
+                    costs[sources] = seconds(first)
+                shutil.rmtree(run)
+            pairs.append((costs[True], costs[False]))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    pairs = pairs[1:]  # the first recording of a process warms it up
+    ratio, clock = np.median([given / left for given, left in pairs], axis=0)
+    return float(np.median([left[0] for _, left in pairs])), ratio, clock
+
+
 def _stored(run: Path) -> dict[str, float]:
     """Bytes and files of a step, as the middle one of them has."""
     files = [[f for f in step.rglob("*") if f.is_file()] for step in (run / "steps").iterdir()]
@@ -422,6 +457,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--dir", help="where to write; the file system matters (default: the temporary folder)")
     parser.add_argument("--growth", action="store_true")
+    parser.add_argument("--lines", action="store_true", help="measure what the lines of code cost in a traced step")
     parser.add_argument("--write", action="store_true", help="keep the figures, and write them into the pages")
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(args.threads)  # before a framework is imported
@@ -430,6 +466,14 @@ def main() -> None:
             growth(name, args)
             continue
         for model in args.models:
+            if args.lines:
+                without, ratio, clock = of_lines(TRAININGS[name](model, args), args)
+                print(
+                    f"{name}, {model}: traced step {without * 1e3:.0f} ms of the processor; with lines / without ",
+                    end="",
+                )
+                print(f"{ratio:.3f} (by the clock {clock:.3f}), medians of {args.rounds} pairs", flush=True)
+                continue
             about = measure(TRAININGS[name](model, args), args, args.kinds)
             show(f"{name}, {model}, batch {args.batch}, medians of {args.rounds} x {args.steps} steps", about)
             if args.write:

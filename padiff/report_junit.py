@@ -32,7 +32,7 @@ def to_junit(report: Report) -> str:
             str(report.first_diff.reference),
             "failure",
             report.first_diff.message,
-            diagnostic_text(diagnostic_of(report)),
+            diagnostic_text(diagnostic_of(report), to="en"),
         )
     # Further faults that no tensor shows.
     for fault in (independent for independent in report.independent if independent.diff is None):
@@ -59,7 +59,7 @@ def to_junit(report: Report) -> str:
                 shown = alone.get((pair.step, pair.stage, pair.anchor.layer))
             kind = "failure"
             message = shown.message if shown is not None else f"{figures_text(diff)} ({standing})"
-            text = diagnostic_text(diagnostic_of(report)) if first else ""
+            text = diagnostic_text(diagnostic_of(report), to="en") if first else ""
             first = False
         elif not diff.counts:
             kind, message = "skipped", str(diff.problem or "")

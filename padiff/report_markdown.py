@@ -23,6 +23,7 @@ from padiff.records import (
 )
 from padiff.records.diagnostic import diagnostic_of
 from padiff.records.diagnostic_text import diagnostic_text
+from padiff.system.language import translated
 
 # Width of the diagnostic, in columns.
 _WIDE = 100
@@ -47,7 +48,7 @@ def to_markdown(report: Report) -> str:
     ]
     for fault in diagnostic.all_faults:
         if fault.fix is not None:
-            lines += ["Fix:", "", *code_block(fault.fix.text.split("\n"), "python"), ""]
+            lines += [translated("Fix:"), "", *code_block(fault.fix.text.split("\n"), "python"), ""]
     lines += _differing(report)
     table = stage_table(report)
     lines += _table(
@@ -142,4 +143,4 @@ def code_block(lines: Sequence[str], language: str) -> list[str]:
 def _unfolding(title: str, lines: Sequence[str]) -> list[str]:
     if not lines:
         return []
-    return ["<details>", f"<summary>{_text(title)}</summary>", "", *lines, "", "</details>", ""]
+    return ["<details>", f"<summary>{_text(translated(title))}</summary>", "", *lines, "", "</details>", ""]

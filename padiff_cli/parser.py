@@ -42,7 +42,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """Split the arguments of ``padiff doctor``, ``fix`` and ``bisect`` at ``--`` into those of padiff and those of the script.
+    """Split the arguments of ``padiff doctor``, ``fix`` and ``bisect`` at ``--`` into padiff's and the script's.
 
     The second part is `None` for other commands and without ``--``. argparse accepts arguments behind ``--`` only if
     no option of padiff stands between the script and ``--``.

@@ -16,6 +16,7 @@ from padiff.records import CANNOT_TELL, Both, Report, RunInfo, Standing, printab
 from padiff.records.diagnostic import diagnostic_of, position_text
 from padiff.records.diagnostic_text import diagnostic_text
 from padiff.system.guard import Failure
+from padiff.system.language import translated
 from padiff.system.warn import warn
 from padiff_hooks.event_files import ScalarSink
 from padiff_hooks.news import CAUSE_KNOWN
@@ -224,7 +225,7 @@ class LiveComparison:
         first_time = self.first_report is None
         if self.first_report is None or not self.first_report.coverage.steps:
             self.first_report = report
-        message = f"the runs differ\n{diagnostic_text(diagnostic_of(report, self._names))}"
+        message = f"{translated('the runs differ')}\n{diagnostic_text(diagnostic_of(report, self._names))}"
         if self._on_diff == "raise":
             raise RunsDifferError(message, report)
         if first_time:
@@ -235,7 +236,7 @@ class LiveComparison:
         """Warn if no step was compared in the whole training."""
         if self._pairs is not None and not self._compared and self._trouble is None:
             why = "has none of this run's steps" if self._pairs.started.reference else "was never there"
-            warn(f"compared nothing with the reference run {shown(self._reference)}: it {why}")
+            warn(translated(f"compared nothing with the reference run {shown(self._reference)}: it {why}"))
 
     def summary(self) -> str:
         """Return the result of the comparison in a sentence; empty if nothing was compared."""
@@ -246,6 +247,6 @@ class LiveComparison:
         if first is not None:
             many = f"; {self._following} later step{'s' * (self._following > 1)}" if self._following else ""
             consequence = f"{many} follow{'s' * (self._following == 1)} from it" if many else ""
-            return f"{steps}: they differ, first at {printable(position_text(first))}{consequence}"
+            return translated(f"{steps}: they differ, first at {printable(position_text(first))}{consequence}")
         lost = f"; {self._lost[-1]}" if self._lost else ""
-        return f"{steps}: {self._doubt or f'they match, largest relative L2 {self._worst:.2g}{lost}'}"
+        return translated(f"{steps}: {self._doubt or f'they match, largest relative L2 {self._worst:.2g}{lost}'}")

@@ -42,6 +42,7 @@ from padiff.records.diagnostic_text import CERTAINTY, FIX, LABEL, MARK, OUTCOME,
 from padiff.records.diagnostic_text import QUIET as SECONDARY
 from padiff.records.environment_differences import environment_text
 from padiff.records.tree_text import HERE
+from padiff.system.language import writes_chinese
 
 #: Default number of listed diffs.
 LISTED = 10
@@ -65,7 +66,8 @@ def print_report(
         details: True to print more than the diagnostic. `everything` and `top` do so, too.
         runs: paths of both run folders, for the commands that the diagnostic names; `None` if they are in no folder.
     """
-    for line in diagnostic_lines(diagnostic_of(report, runs), min(console.width, WIDEST)):
+    to = None if writes_chinese(console.encoding) else "en"
+    for line in diagnostic_lines(diagnostic_of(report, runs), min(console.width, WIDEST), to):
         text = Text()
         for part in line:
             text.append(part.text, STYLES[report.outcome] if part.role == OUTCOME else _ROLES.get(part.role, ""))

@@ -20,6 +20,9 @@ gc.disable()
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
+# Texts are compared with English ones, whatever language the machine is set to.
+os.environ["PADIFF_LANG"] = "en"
+
 # The tests write a hundred thousand small files. On a disk that takes a third of their time: they lie in memory where
 # there is room.
 MEMORY = "/dev/shm"

@@ -55,7 +55,7 @@ PAGES: dict[str, tuple[tuple[str, str], tuple[str, str], dict[str, list[str] | N
         {
             "padiff.compare_runs": None,
             "padiff.open_run": None,
-            "padiff.Report": [],
+            "padiff.Report": ["text", "brief", "to_pandas", "to_arrow"],
             "padiff.records.report_data.ReportData": ["passed", "outcome", "failed", "worst", "standing"],
             "padiff.records.FirstDiff": ["max_abs", "max_rel", "message"],
             "padiff.records.Cause": [],

@@ -46,4 +46,5 @@ def models_of(infos: Both[RunInfo], alignment: Alignment, stacks: Both[Stacks]) 
         partners=tuple(partners),
         stacks=stacks,
         lines=infos.map(lambda info: info.lines),
+        files=infos.map(lambda info: info.files),
     )

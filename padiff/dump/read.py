@@ -110,7 +110,7 @@ class FolderRun(_OnDisk):
     def steps(self, number: int) -> list[Step]:
         if not self._info_fixed:
             now = read_info(self.path / RUN_FILE)
-            self._info = replace(self._info, settings=now.settings, lines=now.lines)
+            self._info = replace(self._info, settings=now.settings, lines=now.lines, files=now.files)
             self._info_fixed = True
         steps = self._ranks(number)
         floors = read_floors(self.path, number) if len(steps) == 1 and self._has_floors(number) else None
@@ -262,6 +262,7 @@ def _info(content: Mapping[str, Any], layers: tuple[Layer, ...]) -> RunInfo:
         settings=settings_from_json(plain(content.get("settings", {}))),
         identity=str(content.get("id", "")),
         lines=_lines(dict(plain(content.get("lines", {})))),
+        files={str(file): str(digest) for file, digest in dict(plain(content.get("files", {}))).items()},
     )
 
 

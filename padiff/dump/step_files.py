@@ -162,6 +162,7 @@ def run_to_json(info: RunInfo) -> dict[str, Any]:
         **({"environment": dict(info.environment)} if info.environment else {}),
         **({"settings": dict(info.settings)} if info.settings else {}),
         **({"lines": _kept_lines(info.lines)} if info.lines else {}),
+        **({"files": dict(info.files)} if info.files else {}),
         "layer_map": list(info.layer_map),
         "tree": tree_to_json(info.layers),
     }

@@ -17,7 +17,7 @@ from padiff.recorder.options import Identity
 from padiff.recorder.processes import own_place
 from padiff.recorder.schedule import Schedule
 from padiff.records import RunInfo
-from padiff.system.construction import Built, construction_lines, package_of
+from padiff.system.construction import Built, construction_lines, package_of, source_digests
 from padiff.system.frames import Frame
 
 
@@ -97,11 +97,14 @@ class Description:
             optimizers: the class of each optimizer, by key.
         """
         lines: dict[str, Frame] = {}
+        files: dict[str, str] = {}
         with contextlib.suppress(Exception):  # source code of any kind: a recording does without
-            lines = construction_lines([_built(node) for node in self._layers.nodes], optimizers)
+            built = [_built(node) for node in self._layers.nodes]
+            lines = construction_lines(built, optimizers)
+            files = source_digests(lines)
         if not lines:
             return False
-        self.info = replace(self.info, lines=lines)
+        self.info = replace(self.info, lines=lines, files=files)
         return True
 
     def with_layers(self) -> None:

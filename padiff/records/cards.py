@@ -11,6 +11,7 @@ from padiff.records.diagnostic_text import diagnostic_text
 from padiff.records.report_data import ReportData
 from padiff.records.report_text import count_text, stage_table
 from padiff.records.run_text import declared_lines, model_text, steps_text
+from padiff.system.language import language, translated
 
 if TYPE_CHECKING:
     from padiff.records.recorded import Run
@@ -63,8 +64,9 @@ def _card(parts: Iterable[str], title: str) -> str:
 
 
 def _head(outcome: str, names: str) -> str:
+    shown = outcome if language() == "en" else translated(outcome.upper(), "outcome")
     return (
-        f'<div><b style="color:{_COLOURS[outcome]}">{outcome}</b> '
+        f'<div><b style="color:{_COLOURS[outcome]}">{shown}</b> '
         f'<span style="{_QUIET};margin-left:8px">{html.escape(names)}</span></div>'
     )
 

@@ -8,24 +8,25 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from padiff.records.aftermath import Standing
-from padiff.records.both import Both
+from padiff.records.both import SIDES, Both
 from padiff.records.cause import UNKNOWN_LINES
 from padiff.records.choice_counts import choices_text
 from padiff.records.compared import Diff, factor_text
 from padiff.records.first_diff import FirstDiff
-from padiff.records.models import Models
+from padiff.records.models import NO_FILES, Models
 from padiff.records.recorded import LOOP, ROOT, STAGES, is_below
 from padiff.records.report_data import CANNOT_TELL, MATCH, ReportData
 from padiff.records.report_text import floor_lines, match_notes, third_lines, verdict
 from padiff.records.row_summary import NOUNS
-from padiff.system.construction import loss_key
+from padiff.system.construction import has_changed, loss_key
 from padiff.system.frames import Frame
+from padiff.system.language import translated
 from padiff.system.printable import printable
 
 #: Version of the schema of `Diagnostic`.
@@ -40,10 +41,10 @@ _OF_OPTIMIZER = ("optimizer", "learning_rate", "weight_decay", "momentum", "beta
 _OF_LAYER = ("layer_setting", "dropout", "batch_norm")
 # Lines of the training's own calls, by the kind of the cause.
 _OF_STEP = {
-    "stale_gradient": "@zero_grad",
-    "step_skipped": "@step",
-    "step_repeated": "@step",
-    "no_gradient": "@backward",
+    "stale_gradient": ("@zero_grad",),
+    "step_skipped": ("@step",),
+    "step_repeated": ("@step",),
+    "no_gradient": ("@backward",),
 }
 # Kinds of causes that the line of the data loader shows.
 _OF_LOADER = ("batch_order", "input_order", "sizes")
@@ -166,7 +167,8 @@ class Diagnostic:
         closest: of runs that match, the tensor that is closest to its limit, in words; `None` if there is none.
         moved: of runs that match, how far the reference's weights and loss moved, in words; `None` if not known.
         notes: of runs that match or cannot be judged, what was not compared, and other remarks; of all runs, measured
-            floors and the comparison with float64.
+            floors, the comparison with float64, and files of the shown lines that have
+            changed since the run.
         environment: differences around the two trainings (threads, versions), the most informative first.
         next: commands that tell more.
         runs: names of the reference and the candidate.
@@ -226,12 +228,14 @@ def diagnostic_of(report: ReportData, runs: Both[str] | None = None, artifacts: 
     chosen = choices_text(report.choices)
     notes = [f"{chosen}."] * bool(chosen) + notes
     notes += [f"{line}." for line in (*floor_lines(report), *third_lines(report))]
+    faults = [_fault(each, report.models, runs) for each in report.independent[:_FAULTS]]
+    notes += _changed_files([first, *faults] if first is not None else [], report.models)
     return Diagnostic(
         schema_version=DIAGNOSTIC_VERSION,
         outcome=report.outcome,  # type: ignore[arg-type]
         **(nothing if first is None else {each.name: getattr(first, each.name) for each in fields(BriefFault)}),  # type: ignore[arg-type]
         follows=_follows(report),
-        faults=[_fault(each, report.models, runs) for each in report.independent[:_FAULTS]],
+        faults=faults,
         closest=_closest(report) if first is None else None,
         moved=None if report.moved is None else report.moved.text,
         notes=[printable(note) for note in notes],
@@ -311,6 +315,8 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
 
     kind = "" if first.cause is None else first.cause.kind
     role = _role(first, kind)
+    if kind == "step_skipped" and any("@zeroed" in lines for lines in models.lines):
+        role = ("@zero_grad",)  # without gradients an optimizer updates nothing
     in_role = models.lines.map(lambda lines: next((lines[each] for each in role if each in lines), None))
     if any(in_role):
         # A schedule is at fault by its own arguments, not by the rate that it starts from.
@@ -323,12 +329,23 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
         # Inside of a layer, the call says nothing that the construction does not.
         about = written(made).zip(about).map(lambda side: side[0] or side[1])
     if any(about):
-        return about.zip(called).map(lambda side: side[0] or side[1])
+        about = about.zip(called).map(lambda side: side[0] or side[1])
+        return models.lines.zip(about).map(lambda side: _attribute(*side, first))
     if kind.startswith(_OF_OPTIMIZER) or (first.stage == "update" and kind != "unknown"):
         return written(models.lines.map(_optimizer))
     if (kind.startswith(_OF_LAYER) or first.stage == "weight") and any(made):
         return written(made)
-    return called.zip(made).map(lambda side: side[0] or side[1])
+    called = called.zip(made).map(lambda side: side[0] or side[1])
+    return models.lines.zip(called).map(lambda side: _attribute(*side, first))
+
+
+def _attribute(lines: Mapping[str, Frame], called: Frame | None, first: FirstDiff) -> Frame | None:
+    """Return the line of the number that a cause names, if a call reads it from an attribute; else the call's line."""
+    if called is None or first.cause is None:
+        return called
+    values = (lines.get(f"self.{name}") for name in re.findall(r"\bself\.(\w+)\b(?!\()", called.code))
+    found = [value for value in values if value is not None and _shares_number(value.code, first.cause.sentence)]
+    return found[0] if len(found) == 1 else called
 
 
 def _is_leaf(path: str | None, models: Models) -> bool:
@@ -346,7 +363,7 @@ def _role(first: FirstDiff, kind: str) -> tuple[str, ...]:
     if kind.startswith("clip"):
         return "@clip", "optimizer.0"
     if kind in _OF_STEP:
-        return (_OF_STEP[kind],)
+        return _OF_STEP[kind]
     if kind == "learning_rate" and first.extent is not None and first.extent.agreed is not None:
         return "@scheduler", "optimizer.0"
     if kind in _OF_LOADER:
@@ -428,6 +445,17 @@ def _fault(first: FirstDiff, models: Models | None, runs: Both[str] | None) -> B
     )
 
 
+def _changed_files(faults: Iterable[BriefFault], models: Models | None) -> list[str]:
+    """Return a note for each file that a fault's line is in and that has changed since the run."""
+    notes = []
+    for fault in faults:
+        lines = Both(fault.places.reference, fault.places.candidate)
+        for side, line, files in zip(SIDES, lines, NO_FILES if models is None else models.files):
+            if line is not None and line.file in files and has_changed(line.file, files[line.file]):
+                notes.append(f"{line.file} has changed since the {side}'s run, whose line this is.")
+    return list(dict.fromkeys(notes))
+
+
 def _fix(
     first: FirstDiff, lines: Both[CodeLine | None], models: Models | None, runs: Both[str] | None
 ) -> BriefFix | None:
@@ -489,8 +517,8 @@ def _filled(fix: str, models: Models | None, runs: Both[str] | None) -> str:
 
 
 def position_text(first: FirstDiff) -> str:
-    """Return the position of a fault: step, stage, and the code, layer or setting."""
-    return f"step {first.step}, {first.stage}: {_where(first)}"
+    """Return the position of a fault in the user's language: step, stage, and the code, layer or setting."""
+    return translated(f"step {first.step}, {translated(first.stage, 'stage')}: {_where(first)}")
 
 
 def _where(first: FirstDiff) -> str:

@@ -11,6 +11,8 @@ from padiff.system.frames import Frame
 
 _NOT_RECORDED: Both[Mapping[str, tuple[Frame, ...]]] = Both({}, {})
 _NO_LINES: Both[Mapping[str, Frame]] = Both({}, {})
+#: Stands for files that are not known.
+NO_FILES: Both[Mapping[str, str]] = Both({}, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class Models:
         stacks: the stack of each layer's first call, by the layer's path, outermost line first; for layers whose stack
             was recorded.
         lines: the line that constructs each layer (by path) and each optimizer (``optimizer.0``), where it is known.
+        files: the SHA-256 of each file of the user's code, by path, where it is known.
     """
 
     layers: Both[tuple[Layer, ...]]
@@ -47,3 +50,4 @@ class Models:
     partners: tuple[Partners, ...] = ()
     stacks: Both[Mapping[str, tuple[Frame, ...]]] = _NOT_RECORDED
     lines: Both[Mapping[str, Frame]] = _NO_LINES
+    files: Both[Mapping[str, str]] = NO_FILES

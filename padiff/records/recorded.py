@@ -233,6 +233,7 @@ class RunInfo:
             recorded step (`padiff.records.settings`); empty: not known.
         lines: the line of the user's code that constructs each layer (by path) and each optimizer (``optimizer.0``), as
             far as it is known.
+        files: the SHA-256 of each file of the user's code that was read for these lines, by path.
     """
 
     framework: str
@@ -247,6 +248,7 @@ class RunInfo:
     # Not compared: two recordings of equal trainings are equal.
     identity: str = field(default="", compare=False)
     lines: Mapping[str, Frame] = field(default_factory=dict, compare=False)
+    files: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def errors(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from padiff.records.diagnostic import diagnostic_json, diagnostic_of
 from padiff.records.diagnostic_text import diagnostic_text
 from padiff.records.report_data import ReportData
 from padiff.records.report_text import count_text, details_text
+from padiff.records.tables import to_arrow, to_pandas
 
 # Width of the text, in columns.
 _WIDE = 120
@@ -43,6 +44,22 @@ class Report(ReportData):
         """
         brief: dict[str, Any] = json.loads(diagnostic_json(diagnostic_of(self)))
         return brief
+
+    def to_pandas(self) -> Any:
+        """Return all pairs as a ``pandas.DataFrame``, a row for each pair, in causal order.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        return to_pandas(self)
+
+    def to_arrow(self) -> Any:
+        """Return all pairs as a ``pyarrow.Table``, a row for each pair, in causal order.
+
+        Raises:
+            UsageError: pyarrow is not installed.
+        """
+        return to_arrow(self)
 
     def _repr_html_(self) -> str:
         """Return the HTML that a notebook displays."""

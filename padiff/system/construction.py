@@ -5,6 +5,7 @@ source.
 from __future__ import annotations
 
 import ast
+import hashlib
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from padiff.system.frames import Frame, is_users, short_path
+from padiff.system.start_folder import start_folder
 
 # Limits of what is read: files, bytes of a file, characters of a line.
 _MOST_FILES, _LARGEST, _LONGEST = 60, 400_000, 200
@@ -67,6 +69,7 @@ class _Source:
 
     file: str
     lines: list[str]
+    digest: str = ""
     calls: dict[str, list[ast.Call]] = field(default_factory=dict)
     functions: dict[str, ast.FunctionDef] = field(default_factory=dict)
     #: By class and name of the attribute: the expressions that are assigned to ``self.name``.
@@ -118,10 +121,11 @@ def construction_lines(layers: Sequence[Built], optimizers: Mapping[str, type]) 
     or a `Sequential`, the `return` of a helper function, or the only call of the class.
 
     Besides, the lines of the only call of a role: ``@clip``, ``@zero_grad``, ``@backward``, ``@step``, ``@scheduler``,
-    ``@loader``, ``@eval``; ``@total`` is where the loss that is differentiated is assigned, and ``@loss:name`` where a
-    loss is made or computed. For arguments of these calls, ``file:line#argument#0`` is the line that holds the plain
-    value: in the call itself, if it has several lines, or where the value is defined, e.g. in a config or as a
-    parameter's default.
+    ``@loader``, ``@eval``; ``@zeroed`` is a ``@zero_grad`` between ``@backward`` and ``@step``, ``@total`` is where the
+    loss that is differentiated is assigned, and ``@loss:name`` where a loss is made or computed. For arguments of these
+    calls, ``file:line#argument#0`` is the line that holds the plain value: in the call itself, if it has several lines,
+    or where the value is defined, e.g. in a config or as a parameter's default. ``self.name`` is the line of the plain
+    value of an attribute that one class sets.
 
     Args:
         layers: the layers, the model itself first.
@@ -151,9 +155,40 @@ def construction_lines(layers: Sequence[Built], optimizers: Mapping[str, type]) 
                 values.setdefault(f"{frame.file}:{frame.line}#{argument}", {})[value] = None
     named = {f"{key}#{number}": frame for key, frames in values.items() for number, frame in enumerate(frames)}
     # A run keeps the first lines, and layers are many: they come last.
+    own_values = {f"self.{name}": found.source.frame(found.node) for name, found in search.attributes()}
     heads = tuple(f"{lines[key].file}:{lines[key].line}#" for key in own)
     first = {key: frame for key, frame in lines.items() if key in own}
-    return {**first, **{key: frame for key, frame in named.items() if key.startswith(heads)}, **lines, **named}
+    named_first = {key: frame for key, frame in named.items() if key.startswith(heads)}
+    return {**first, **named_first, **own_values, **lines, **named}
+
+
+def source_digests(lines: Mapping[str, Frame]) -> dict[str, str]:
+    """Return the SHA-256 of each file that lines of code are in, as it was read for them, by its short path."""
+    files = {frame.file: _parsed(os.path.join(start_folder(), frame.file)) for frame in lines.values()}
+    return {file: source.digest for file, source in files.items() if source is not None}
+
+
+def has_changed(file: str, digest: str) -> bool:
+    """Return True if a file of a run's code is below the working directory, and is not as it was.
+
+    Args:
+        file: the short path that a run has, which is not trusted: nothing but the answer comes out of the file.
+        digest: the file's SHA-256 in the run.
+    """
+    path = os.path.normpath(file)
+    if os.path.isabs(path) or path.startswith("..") or not path.endswith(".py"):
+        return False
+    try:
+        if not os.path.isfile(path) or os.path.getsize(path) > _LARGEST:
+            return False
+        with open(path, "rb") as opened:
+            return _digest(opened.read()) != digest
+    except (OSError, ValueError):
+        return False
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def loss_key(name: str) -> str:
@@ -203,7 +238,23 @@ class _Search:
             before = [value for value in values if value.lineno < total.node.lineno]
             if before:
                 roles["@total"] = _Found(total.source, before[-1])
+        order = [roles[role] for role in ("@backward", "@zero_grad", "@step") if role in roles]
+        scopes = {(each.source.file, each.source.scopes.get(each.node)) for each in order}
+        places = [each.node.lineno for each in order]
+        if len(order) == 3 and len(scopes) == 1 and places == sorted(places):
+            roles["@zeroed"] = roles["@zero_grad"]
         return roles
+
+    def attributes(self) -> Iterator[tuple[str, _Found]]:
+        """Yield each attribute that one class alone sets to a plain value, and the expression of that value."""
+        found: dict[str, list[_Found]] = {}
+        for source in self._sources:
+            for (_, name), values in source.assigned.items():
+                found.setdefault(name, []).extend(_Found(source, value) for value in values)
+        for name, (first, *others) in found.items():
+            value = first if _is_plain(first.node) else self._definition(first.node, first, set())
+            if value is not None and not others:
+                yield name, value
 
     def definitions(self, found: _Found, deep: bool) -> Iterator[tuple[str, _Found]]:
         """Yield the names of a call's arguments, with the expression of the plain value.
@@ -403,8 +454,13 @@ def _files(layers: Iterable[Built]) -> list[str]:
     if script and is_users(os.path.abspath(script)):
         folder = os.path.join(os.path.dirname(os.path.abspath(script)), "")
         found[os.path.abspath(script)] = None
-        for module in list(sys.modules.values()):
-            file = getattr(module, "__file__", None)
+        try:
+            beside = {entry.removesuffix(".py") for entry in os.listdir(folder)}
+        except OSError:
+            beside = set()
+        for name, module in list(sys.modules.items()):
+            # Of thousands of modules few are beside the script. A module's own `__getattr__` may import others.
+            file = getattr(module, "__dict__", {}).get("__file__") if name.partition(".")[0] in beside else None
             if isinstance(file, str) and file.startswith(folder):
                 found[file] = None
     paths = (os.path.abspath(file) for file in found if file and file.endswith(".py") and is_users(file))
@@ -424,8 +480,11 @@ def _parse(file: str, changed: int) -> _Source:
     with open(file, "rb") as opened:
         content = opened.read()
     tree = ast.parse(content)
-    source = _Source(file, content.decode("utf-8", "replace").splitlines())
-    for node, scope in _nodes(tree, source):
+    source = _Source(file, content.decode("utf-8", "replace").splitlines(), _digest(content))
+    for node, scope, classes in _nodes(tree, source):
+        kind = type(node)
+        if kind not in _READ:
+            continue
         if isinstance(node, ast.Call):
             source.calls.setdefault(_called(node), []).append(node)
             if scope is not None:
@@ -441,13 +500,15 @@ def _parse(file: str, changed: int) -> _Source:
             source.functions[node.name] = node
         elif isinstance(node, ast.ClassDef):
             source.classes.add(node.name)
-            for name, value in _attributes(node):
-                source.assigned.setdefault((node.name, name), []).append(value)
         elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             source.variables.setdefault((scope, node.targets[0].id), []).append(node.value)
+        if classes:
+            for name, value in _attributes(node):
+                for each in classes:
+                    source.assigned.setdefault((each, name), []).append(value)
         of = source.names.get(node, "") if isinstance(node, ast.FunctionDef) else _called(node)
-        for kind, defined, value in definitions_in(node):
-            source.defined.setdefault(defined, []).append((kind, of, value))
+        for how, defined, value in definitions_in(node):
+            source.defined.setdefault(defined, []).append((how, of, value))
     for values in source.variables.values():
         values.sort(key=lambda value: value.lineno)
     for calls in source.calls.values():
@@ -455,33 +516,53 @@ def _parse(file: str, changed: int) -> _Source:
     return source
 
 
-def _nodes(tree: ast.AST, source: _Source) -> Iterator[tuple[ast.AST, ast.FunctionDef | None]]:
-    """Yield the nodes of a syntax tree with the innermost function around each; keep the functions' names."""
-    left: list[tuple[ast.AST, ast.FunctionDef | None, str]] = [(tree, None, "")]
+# Nodes that say something here, and those below which nothing does: they are most of a tree.
+_READ = {
+    ast.Call, ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign, ast.Dict,
+}  # fmt: skip
+_LEAVES = {
+    ast.Name, ast.Constant, ast.alias, ast.arg, ast.Pass, str, int, float, complex, bool, bytes, type(None),
+    *(kind for base in (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
+      for kind in base.__subclasses__()),
+}  # fmt: skip
+_Place = tuple[ast.AST, ast.FunctionDef | None, tuple[str, ...]]
+
+
+def _nodes(tree: ast.AST, source: _Source) -> Iterator[_Place]:
+    """Yield the nodes of a syntax tree with the innermost function and the classes around each; keep the functions'
+    names.
+    """
+    left: list[tuple[ast.AST, ast.FunctionDef | None, tuple[str, ...], str]] = [(tree, None, (), "")]
     while left:
-        node, scope, owner = left.pop()
+        node, scope, classes, owner = left.pop()
+        name, inside = "", scope
         if isinstance(node, ast.FunctionDef):
             source.names[node] = owner if owner and node.name == "__init__" else node.name
-        yield node, scope
-        inside = node if isinstance(node, ast.FunctionDef) else scope
-        name = node.name if isinstance(node, ast.ClassDef) else ""
-        left += [(child, inside, name) for child in ast.iter_child_nodes(node)]
+            inside = node
+        yield node, scope, classes
+        if isinstance(node, ast.ClassDef):
+            name = node.name
+            classes = (*classes, name)
+        for attribute in node._fields:
+            value = getattr(node, attribute, None)
+            children: list[Any] = value if type(value) is list else [value]
+            for child in children:
+                if type(child) not in _LEAVES:
+                    left.append((child, inside, classes, name))
 
 
-def _attributes(definition: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
-    """Yield the name and the expression of each ``self.name = ...`` and ``self.add_module("name", ...)``."""
-    for node in ast.walk(definition):
-        if isinstance(node, ast.Assign):
-            targets, value = node.targets, node.value
-        elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            targets, value = [node.target], node.value
-        elif isinstance(node, ast.Call) and _called(node) in _ADDING and len(node.args) == 2:
+def _attributes(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the name and the expression of a ``self.name = ...`` or ``self.add_module("name", ...)``."""
+    if isinstance(node, ast.Assign):
+        targets, value = node.targets, node.value
+    elif isinstance(node, ast.AnnAssign) and node.value is not None:
+        targets, value = [node.target], node.value
+    else:
+        if isinstance(node, ast.Call) and _called(node) in _ADDING and len(node.args) == 2:
             name = node.args[0]
             if isinstance(name, ast.Constant) and isinstance(name.value, str):
                 yield name.value, node.args[1]
-            continue
-        else:
-            continue
-        for target in targets:
-            if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
-                yield target.attr, value
+        return
+    for target in targets:
+        if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
+            yield target.attr, value

@@ -15,6 +15,7 @@ from padiff.errors import UsageError
 from padiff.records import CANNOT_TELL, Both, Report, Standing, count_text, printable, verdict
 from padiff.records.diagnostic import diagnostic_of, position_text
 from padiff.records.diagnostic_text import diagnostic_text
+from padiff.system.language import translated
 from padiff_cli.arguments import CODES, EXIT_CODES, add_pair, add_tags, check_pair, names_of, paths_of, policy_of
 from padiff_cli.log_folder import check_logdir, explained
 from padiff_hooks.news import CAUSE_KNOWN
@@ -68,7 +69,7 @@ class _Watched:
             self._worst = max(self._worst, worst.figures.rel_l2 if worst and worst.figures else 0.0)
             if report.outcome == CANNOT_TELL:
                 self._doubt = verdict(report)
-            return f"step {step}: {report.outcome}, {report.coverage.compared} tensors{figure}"
+            return translated(f"step {step}: {report.outcome}, {report.coverage.compared} tensors{figure}")
         self._failed += 1
         more = "".join(f"\n{Standing.NEW}: {printable(diff.message)}" for diff in report.independent)
         if self._first is None:
@@ -79,7 +80,7 @@ class _Watched:
         # Said once: all later diffs follow, too.
         suffix = "" if self._follows else f", which {Standing.FOLLOWS} from it"
         self._follows = True
-        return f"step {step}: {count_text(report)}{suffix}{more}"
+        return f"{translated(f'step {step}: {count_text(report)}{suffix}')}{more}"
 
     def verdict(self, differs: bool) -> str:
         """Return the result of all steps in one sentence.
@@ -88,11 +89,11 @@ class _Watched:
             differs: True if one of the steps differs, including steps that an earlier watch compared.
         """
         if self._first is not None:
-            return f"{self._failed} of them differ, first at {self._first}."
+            return translated(f"{self._failed} of them differ, first at {self._first}.")
         if differs:
-            return "A step that was compared before differs (see diffs.jsonl)."
+            return translated("A step that was compared before differs (see diffs.jsonl).")
         lost = "".join(f" {line[0].upper()}{line[1:]}." for line in self.lost)
-        return (self._doubt or f"The runs match, largest relative L2 {self._worst:.2g}.") + lost
+        return translated((self._doubt or f"The runs match, largest relative L2 {self._worst:.2g}.") + lost)
 
 
 def run_watch(args: argparse.Namespace, console: Console) -> int:

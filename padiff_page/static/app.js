@@ -6,6 +6,7 @@ import { el, refill } from "./dom.js";
 import { times } from "./format.js";
 import { HeatMap } from "./heat.js";
 import { placeOf, readPlace } from "./place.js";
+import { scheme } from "./scheme.js";
 import { Search } from "./search.js";
 import { legend, stageTiles } from "./stages.js";
 import { ALL } from "./store.js";
@@ -23,7 +24,7 @@ export class Page {
     this.store = store;
     this.options = options;
     this.stage = null;
-    this.scheme = matchMedia("(prefers-color-scheme: dark)");
+    this.scheme = scheme;
     this.heat = new HeatMap(store, {
       select: (found) => this.choose(found),
       fold: (node) => this.fold(node),

@@ -5,6 +5,7 @@ import { palette } from "./codes.js";
 import { el } from "./dom.js";
 import { FoldedPicture } from "./folded.js";
 import { AXIS, hatch, paintAxis, paintCells, paintLabels } from "./paint.js";
+import { scheme } from "./scheme.js";
 
 const ROW = 22;
 // A column of few steps is at most so wide.
@@ -30,7 +31,7 @@ export class HeatMap {
     this.#listen();
     this.resized = new ResizeObserver(() => this.layout());
     this.resized.observe(this.element);
-    this.scheme = matchMedia("(prefers-color-scheme: dark)");
+    this.scheme = scheme;
     this.scheme.addEventListener("change", () => this.theme());
     this.theme();
   }

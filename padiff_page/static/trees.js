@@ -2,6 +2,7 @@
 
 import { BEYOND, palette } from "./codes.js";
 import { el, refill } from "./dom.js";
+import { scheme } from "./scheme.js";
 import { ROOT, Tree } from "./tree.js";
 
 const ROW = 24;
@@ -103,7 +104,7 @@ class Side {
     const start = Math.max(Math.floor(this.list.scrollTop / ROW) - 4, 0);
     const end = Math.min(start + Math.ceil((this.list.clientHeight || 420) / ROW) + 8, this.rows.length);
     const { store, partners } = this.trees;
-    const colours = palette(matchMedia("(prefers-color-scheme: dark)").matches).css;
+    const colours = palette(scheme.matches).css;
     const rows = [];
     for (let k = start; k < end; k++) rows.push(this.#row(this.rows[k], k, store, partners[this.which], colours));
     refill(this.inner, rows);

@@ -183,6 +183,31 @@ def test_a_value_is_found_where_it_is_defined(argument, code, tmp_path):
     assert values_of(training_lines(tmp_path), argument) == [code]
 
 
+def test_a_clearing_between_backward_and_step_is_known(tmp_path):
+    found = training_lines(tmp_path)
+    assert "@zeroed" not in found
+    late = TRAINING.replace("        optimizer.zero_grad()\n", "")
+    late = late.replace("        optimizer.step()\n", "        optimizer.zero_grad()\n        optimizer.step()\n")
+    assert training_lines(tmp_path, late)["@zeroed"] == "optimizer.zero_grad()"
+
+
+@pytest.mark.parametrize(
+    ("value", "code"),
+    [
+        ("cfg['eps']", 'CFG = {"eps": 1e-3, "decay": 0.1}'),
+        ("args.base_lr", 'parser.add_argument("--base-lr", default=0.05)'),
+        ("0.7", "self.scale = 0.7"),
+        ("compute(width)", None),
+    ],
+)
+def test_the_value_of_an_attribute_is_found_where_it_is_defined(value, code, tmp_path):
+    first = "self.norm = nn.LayerNorm"
+    source = TRAINING.replace(first, f"self.scale = {value}\n            {first}")
+    assert training_lines(tmp_path, source).get("self.scale") == code
+    twice = source.replace(first, f"self.scale = 2\n            {first}")
+    assert "self.scale" not in training_lines(tmp_path, twice)
+
+
 def test_a_parameter_that_no_call_gives_has_its_default(tmp_path):
     found = values_of(training_lines(tmp_path, TRAINING.replace("Net(CFG, rate=0.3)", "Net(CFG)")), "rate")
     assert found == ["def __init__(self, cfg, rate=0.2, width=4):"]

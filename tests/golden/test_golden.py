@@ -19,7 +19,16 @@ from kit.schema import violations
 
 import padiff
 from padiff.records import STAGES
-from padiff.records.diagnostic import LARGEST, diagnostic_json, diagnostic_of, diagnostic_schema, position_text
+from padiff.records.diagnostic import (
+    LARGEST,
+    Diagnostic,
+    diagnostic_json,
+    diagnostic_of,
+    diagnostic_schema,
+    position_text,
+)
+from padiff.records.diagnostic_text import columns, diagnostic_text
+from padiff.system.language import translated
 
 from .lines import PAIRS, asked, lines_of, live, read_expected
 
@@ -100,9 +109,31 @@ def test_a_live_comparison_names_the_same_place_and_the_brief_form_is_valid(pair
     text = diagnostic_json(diagnostic_of(report))
     assert len(text) <= LARGEST and violations(json.loads(text), SCHEMA, SCHEMA) == []
     assert all(len(line) <= 80 for line in report.text(80).splitlines() if not line.startswith("  fix"))
+    diagnostic = diagnostic_of(report)
+    assert [text for text in told(diagnostic) if english(translated(text, to="zh"))] == []
+    chinese = diagnostic_text(diagnostic, 80, "zh").splitlines()
+    assert all(columns(line) <= 80 for line in chinese if not line.startswith("  修复"))
     if len(meta["stages"] or STAGES) == len(STAGES):
         first = live(folder, meta)
         assert (first and position_text(first)) == (report.first_diff and position_text(report.first_diff))
+
+
+def told(diagnostic: Diagnostic) -> list[str]:
+    """The sentences of a diagnostic."""
+    texts = [diagnostic.follows, diagnostic.closest, diagnostic.moved, *diagnostic.notes]
+    for fault in diagnostic.all_faults:
+        texts += [fault.where, fault.size, fault.cause and fault.cause.text, fault.fix and fault.fix.text]
+    return [text for text in texts if text]
+
+
+def english(text: str) -> bool:
+    """Whether a text is an English sentence: two lowercase words in a row, outside of code."""
+    return re.search(r"(?<![\w.`'])[a-z]{2,} [a-z]{2,}(?![\w.(=])", re.sub("reference|candidate", "", text)) is not None
+
+
+def test_an_english_sentence_is_seen():
+    assert english("all inputs agree: 0.1") and english("fc1.weight 是 the same")
+    assert not english("fc1.weight 对 body.0，限值 0.1") and not english("torch.nn.BatchNorm2d(..., momentum=0.1)")
 
 
 def test_another_limit_is_seen():

@@ -82,6 +82,20 @@ def test_a_live_run_adds_columns_and_then_the_verdict(tab, logs, address):
     assert own(tab) == []
 
 
+def test_the_tab_is_as_dark_as_tensorboard_is(tab, logs, address):
+    with contextlib.closing(DiffStream(logs / "dark", NAMES)) as stream:
+        stream.write(step_reports()[0])
+    tab.dark(True)  # the browser's own setting
+    in_tab(tab, address)
+    paper = f"{FRAME}.getComputedStyle({FRAME}.document.body).backgroundColor"
+    tab.run("document.body.classList.remove('dark-mode')")
+    tab.wait(f"{paper} === 'rgb(247, 247, 245)' && !{FRAME}.padiff.scheme.matches", 10)
+    tab.run("document.body.classList.add('dark-mode')")
+    tab.wait(f"{paper} === 'rgb(19, 19, 21)' && {FRAME}.padiff.scheme.matches", 10)
+    tab.run("document.body.classList.remove('dark-mode')")
+    tab.wait(f"{paper} === 'rgb(247, 247, 245)'", 10)
+
+
 def test_several_pairs_are_a_list_and_one_that_parts_is_opened(tab, logs, address):
     reports = step_reports()
     for name, some in (("a/clean", reports[:2]), ("b/parts", reports)):

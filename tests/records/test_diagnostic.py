@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from kit.schema import violations
 
 import padiff
 from padiff.records.diagnostic import LARGEST, _like_reference, diagnostic_schema
+from padiff.system.construction import has_changed
 
 SCRIPT = """
 import padiff, torch
@@ -122,6 +124,33 @@ def test_a_value_of_a_wrong_type_breaks_the_schema(folder):
         assert violations({**found, key: wrong}, diagnostic_schema(), diagnostic_schema()) != []
 
 
+def test_a_file_that_has_changed_since_the_run_is_named(folder):
+    stored = json.loads((folder / "runs" / "eps" / "run.json").read_text())["files"]
+    source = (folder / "eps.py").read_bytes()
+    assert stored == {"eps.py": hashlib.sha256(source).hexdigest()}
+    note = "eps.py has changed since the candidate's run, whose line this is."
+    assert json.loads(brief(folder, "eps").stdout)["notes"] == []
+    try:
+        (folder / "eps.py").write_bytes(b"# a remark\n" + source)
+        assert json.loads(brief(folder, "eps").stdout)["notes"] == [note]
+    finally:
+        (folder / "eps.py").write_bytes(source)
+
+
+@pytest.mark.parametrize(
+    "name", ["../train.py", "/etc/passwd", "missing.py", "data.csv", "a\0.py", "folder.py", "same.py"]
+)
+def test_nothing_is_said_of_files_that_are_not_below_the_folder_or_not_there(tmp_path, monkeypatch, name):
+    here = tmp_path / "here"
+    (here / "folder.py").mkdir(parents=True)
+    (here / "data.csv").write_text("1")
+    (here / "same.py").write_text("x = 1\n")
+    (tmp_path / "train.py").write_text("x = 1\n")
+    monkeypatch.chdir(here)
+    assert not has_changed(name, hashlib.sha256(b"x = 1\n").hexdigest() if name == "same.py" else "0" * 64)
+    assert has_changed("same.py", "0" * 64)
+
+
 def test_the_report_gives_the_same(folder):
     report = padiff.compare_runs(folder / "runs" / "reference", folder / "runs" / "eps")
     printed = json.loads(brief(folder, "eps").stdout)
@@ -154,6 +183,71 @@ def test_a_fix_names_the_folder_and_the_model(folder):
     text = printed(folder, 120, "runs/other")
     assert "padiff.start_from('runs/reference', net)" in text
     assert "--> other.py:16 " in text and "net = Net()" in text
+
+
+SCALED = """
+import argparse, padiff, torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, args):
+        super().__init__()
+        self.fc = nn.Linear(4, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.scale = args.temperature
+
+    def forward(self, x):
+        return self.norm(self.fc(x)) / self.scale
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--temperature", type=float, default=1.0)
+torch.manual_seed(0)
+net = Net(parser.parse_args())
+net.train()
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+with padiff.record(net, "RUN", optimizer=optimizer) as rec:
+    for x in torch.randn(3, 16, 4):
+        net(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        rec.try_dump()
+"""
+LATE = "        optimizer.step()\n        optimizer.zero_grad()\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line", "cause", "fix"),
+    [
+        ("default=1.0", "default=2.0", "default=2.0)", "is 2 for the reference's 1", "default=1.0)"),
+        (LATE, "\n".join(LATE.split("\n")[1::-1]) + "\n", "optimizer.zero_grad()", "optimizer did not step", None),
+    ],
+)
+def test_a_fault_away_from_where_it_shows_is_shown_where_it_is(tmp_path, before, after, line, cause, fix):
+    pytest.importorskip("torch")
+    for name, changed in (("reference", before), ("candidate", after)):
+        source = SCALED.replace(before, changed).replace("RUN", f"runs/{name}")
+        (tmp_path / f"{name}.py").write_text(source)
+        done = subprocess.run([sys.executable, f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    found = json.loads(brief(tmp_path, "candidate").stdout)
+    assert cause in found["cause"]["text"]
+    assert line in found["places"]["candidate"]["code"]
+    assert fix in found["fix"]["text"] if fix else found["fix"] is None
+
+
+def test_a_training_in_evaluation_mode_is_named(tmp_path):
+    pytest.importorskip("torch")
+    plain = SCALED.replace('with padiff.record(net, "RUN", optimizer=optimizer) as rec:', "if True:")
+    plain = plain.replace("        rec.try_dump()\n", "")
+    for name, mode in (("reference", "train"), ("candidate", "eval")):
+        (tmp_path / f"{name}.py").write_text(plain.replace("net.train()", f"net.{mode}()"))
+        command = [sys.executable, "-m", "padiff", "run", "--dir", f"runs/{name}", f"{name}.py"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    found = json.loads(brief(tmp_path, "candidate").stdout)
+    assert found["cause"]["kind"] == "mode"
+    assert found["cause"]["text"] == "the candidate's model trains in evaluation mode, the reference's in training mode"
+    assert found["places"]["candidate"]["code"] == "net.eval()" and found["fix"]["text"] == "model.train()"
 
 
 TWICE = """

@@ -25,6 +25,7 @@ from padiff.compare.diagnose.ranks import placed, rank_cause
 from padiff.compare.diagnose.recompute.which_side import which_side
 from padiff.compare.diagnose.settings import as_computed
 from padiff.compare.diagnose.shifted import repeated_cause, shift_cause
+from padiff.compare.diagnose.skipped_calls import evaluation_cause
 from padiff.compare.diagnose.surplus_parameters import surplus_cause
 from padiff.compare.diagnose.trainers import trainer_cause
 from padiff.compare.first_failed import first_failed
@@ -115,6 +116,7 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
     declared = scene.declared
     cause = (
         rank_cause(scene, step)
+        or evaluation_cause(diff, step, runs)
         or repeated_cause(diff, runs)
         or shift_cause(diff, runs)
         or environment_cause(diff, runs.map(lambda run: run.info))

@@ -126,9 +126,9 @@ def _same(diff: Diff) -> bool:
 def _shifted(step: int, number: int) -> Cause:
     away = abs(number - step)
     count = "one step" if away == 1 else f"{away} steps"
-    when, how = ("later", "left a batch out") if number > step else ("earlier", "used a batch twice")
+    when, how = (f"{count} later", "left a batch out") if number > step else (f"{count} earlier", "used a batch twice")
     return Cause(
         "batch_shift",
-        f"the candidate's batches are the reference's of {count} {when} (here that of step {number}): the runs number "
+        f"the candidate's batches are the reference's of {when} (here that of step {number}): the runs number "
         f"their steps differently (start_step), or the candidate {how}",
     )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from padiff.align import Alignment
-from padiff.compare.declared.layers import has_modes
+from padiff.compare.declared.layers import has_modes, modes_of
+from padiff.compare.judge.missing_records import whole_stage_missing
 from padiff.compare.measure.pairs import measure_pair
 from padiff.errors import PadiffError
-from padiff.records import SAME, SIDES, Both, Difference, FirstDiff, Pair, Record, Run, Step
+from padiff.records import SAME, SIDES, Both, Cause, Diff, Difference, FirstDiff, Pair, Record, Run, Step, settings_at
 
 # Largest relative difference of equal inputs.
 _EQUAL = 1e-6
@@ -50,6 +51,38 @@ def evaluated_calls(first: FirstDiff, runs: Both[Run], alignment: Alignment) -> 
     paths = layers.map(lambda layer: (layer.path,))
     fix = f"model.{values.reference}()"
     return [(first.step, Difference("mode", values, "forward", "mode", about, fix=fix, layers=paths, note=note))]
+
+
+def evaluation_cause(diff: Diff, step: Sequence[Diff], runs: Both[Run]) -> Cause | None:
+    """Return the cause of a step without outputs if that side trains in evaluation mode; else `None`.
+
+    The calls of a recording's first step are not recorded in evaluation mode: they may be those of a validation. The
+    next step shows that the loop trains with them.
+
+    Args:
+        diff: the first diff.
+        step: the diffs of its step.
+        runs: the reference and the candidate.
+    """
+    pair = diff.pair
+    if pair.complete or pair.stage != "forward" or not whole_stage_missing(diff, step):
+        return None
+    side, other = SIDES.swapped() if pair.candidate is None else SIDES
+    try:
+        later = next((number for number in getattr(runs, side).numbers() if number > pair.step), None)
+        trains = [later is None or _trains(getattr(runs, side), later), _trains(getattr(runs, other), pair.step)]
+    except (PadiffError, OSError, IndexError):
+        return None
+    if trains != [False, True]:
+        return None
+    text = f"the {side}'s model trains in evaluation mode, the {other}'s in training mode"
+    return Cause("mode", text, fix="model.train()" if side == "candidate" else "model.eval()")
+
+
+def _trains(run: Run, number: int) -> bool | None:
+    """Return the mode of a run's model in a step; `None` if not recorded."""
+    modes = modes_of(settings_at(run.info.settings, run.steps(number)[0].settings))
+    return None if modes is None else modes[0]
 
 
 def _inputs(step: Step, record: Record | None) -> list[Record]:
