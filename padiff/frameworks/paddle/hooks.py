@@ -71,7 +71,9 @@ class _After(Hook):
 
 
 def on_calls(layer: Any, key: Any, before: BeforeCall, after: AfterCall, guard: Guard = RAISING) -> list[Handle]:
-    befores, afters = [layer._forward_pre_hooks_with_kwargs_flag], [layer._forward_post_hooks_always_called]
+    befores = [layer._forward_pre_hooks_with_kwargs_flag]
+    # paddle 3.0 calls no hook after an exception in forward.
+    afters = [layer._forward_post_hooks_always_called] if hasattr(layer, "_forward_post_hooks_always_called") else []
     first, last = _Before(key, before, layer, guard), _After(key, after, layer, guard)
     return [
         HookEntry(layer._forward_pre_hooks, first, befores, listed=False),

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional, utils
 
 from padiff.frameworks.losses import ROLES, ClipCall, Function, LossCalls, LossObserver
-from padiff.frameworks.torch.modes import aside, building
+from padiff.frameworks.torch.modes import aside, building, is_compiling
 from padiff.frameworks.torch.tensor_memory import transforming
 
 
@@ -31,7 +31,7 @@ def _learning(tensor: Any) -> bool:
 
 
 def _silent() -> bool:
-    return torch.compiler.is_compiling() or transforming() or building()
+    return is_compiling() or transforming() or building()
 
 
 def _functions() -> Iterator[Function]:
