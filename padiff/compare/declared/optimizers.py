@@ -16,7 +16,7 @@ from typing import Any
 
 from padiff.align import Alignment
 from padiff.compare.declared.fixes import optimizer_fix
-from padiff.frameworks.argument_names import SPELLINGS
+from padiff.frameworks.optimizer_catalog import epsilon_of
 from padiff.records import LOOP, Both, Difference, Record, RunInfo, Step, setting_text, unzipped
 from padiff.records.stored_records import fact_of
 
@@ -29,8 +29,6 @@ _USUAL = {
 # Settings that are compared separately, or do not belong to the rule.
 _APART = frozenset({"lr", "lr_factor", "rate", "parameters", "others", "clipped"})
 _FORMS = {"decay.coupled": "coupled, as L2 of the gradient", "decay.decoupled": "decoupled", "decay.l1": "L1"}
-# Rules in which the frameworks add epsilon in different places: the same number is not the same rule there.
-_EPS_ELSEWHERE = frozenset({"RMSProp", "Adamax"})
 # Largest relative difference of equal numbers, one of which may be stored in float32; and of equal learning rates,
 # whose schedules add up rounding.
 _SAME, _SAME_RATE = 1e-6, 1e-5
@@ -278,7 +276,9 @@ def _between(pair: GroupPair, frameworks: Both[str]) -> list[_Found]:
     if not reference.known and frameworks.reference != frameworks.candidate:
         return []
     differences = _decay(pair)
-    elsewhere = reference.rule in _EPS_ELSEWHERE and frameworks.reference != frameworks.candidate
+    # Where the frameworks add epsilon in different places, the same number is not the same rule.
+    places = frameworks.map(lambda framework: epsilon_of(framework, reference.rule))
+    elsewhere = places.reference != places.candidate
     values = pair.map(_meant)
     for name in {**values.reference, **values.candidate}:
         if name not in values.reference or name not in values.candidate:
@@ -291,17 +291,12 @@ def _between(pair: GroupPair, frameworks: Both[str]) -> list[_Found]:
         names = (name,) if is_comparable else ()
         differences.append(_Found(name, both, names, candidate.rule, changes=is_comparable))
     if elsewhere:
-        places = frameworks.map(lambda framework: _place_of_eps(framework, reference.rule))
-        differences.append(_Found("place of epsilon", places, (), candidate.rule, changes=False, note=_ELSEWHERE))
+        phrases = places.map(lambda place: "elsewhere" if place is None else place.epsilon)
+        differences.append(_Found("place of epsilon", phrases, (), candidate.rule, changes=False, note=_ELSEWHERE))
     return differences
 
 
 _ELSEWHERE = "the frameworks add epsilon in different places of this rule"
-
-
-def _place_of_eps(framework: str, rule: str) -> str:
-    spelling = SPELLINGS.get(framework)
-    return "elsewhere" if spelling is None else spelling.epsilon.get(rule, "elsewhere")
 
 
 def _family(rule: str) -> str:

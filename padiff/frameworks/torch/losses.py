@@ -70,7 +70,7 @@ def _clips() -> Iterator[tuple[Any, str, Callable[[dict[str, Any], Any], ClipCal
 
 def _scalers() -> Iterator[tuple[Any, str, Callable[[Any], float]]]:
     for module, name in (
-        ("torch.amp", "GradScaler"),
+        ("torch.amp" if hasattr(torch.amp, "GradScaler") else "torch.cuda.amp", "GradScaler"),  # before torch 2.3
         ("torch.distributed.fsdp.sharded_grad_scaler", "ShardedGradScaler"),
     ):
         scaler = getattr(sys.modules.get(module), name, None)
