@@ -118,14 +118,14 @@ class ModelFinder(ABC):
         """Find the models or end a recorded step; called when an optimizer has stepped."""
         frame = sys._getframe(1)
         if any(optimizer is each for each in self.optimizers):
-            if self._iterations.end(optimizer, frame):
+            if self._iterations.optimizer_stepped(optimizer, frame):
                 self._end_step()
         elif self.model is not None:
             self._refuse(SEVERAL)
         else:
             optimizers = [optimizer, *self._others(optimizer)]
             self._iterations.watch(optimizers)
-            if self._iterations.end(optimizer, frame):  # a recorded step begins where an iteration does
+            if self._iterations.optimizer_stepped(optimizer, frame):  # a recorded step begins where an iteration does
                 self._find(optimizers, frame)
 
     def _others(self, optimizer: Any) -> list[Any]:

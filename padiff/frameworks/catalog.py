@@ -139,7 +139,7 @@ def checked_fix(framework: str, line: str) -> str:
     if vocabulary is None:
         return ""
     try:
-        vocabulary.check(line)
+        vocabulary.check_code(line)
     except ForeignCodeError:
         return ""
     return line

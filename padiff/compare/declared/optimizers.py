@@ -52,7 +52,7 @@ class Group:
         """Return True if the rule is one of the framework's own, with the same meaning in both frameworks."""
         return "." not in self.rule
 
-    def number(self, name: str, default: float = 0.0) -> float:
+    def setting(self, name: str, default: float = 0.0) -> float:
         value = self.values.get(name, default)
         return float(value) if isinstance(value, (int, float)) else default
 
@@ -183,14 +183,14 @@ def rate_differences(
         if expected is None or actual is None:
             continue
         values = Both(expected, actual)
-        first = max(group.number("lr") for group in pair)
+        first = max(group.setting("lr") for group in pair)
         # Rates near zero, as at the end of a schedule, are compared relative to the initial rate.
         if abs(values.reference - values.candidate) > _SAME_RATE * max(
             abs(values.reference), abs(values.candidate), 1e-3 * first
         ):
-            lasting = all(math.isclose(group.number("lr"), rate, rel_tol=_SAME) for group, rate in zip(pair, values))
+            lasting = all(math.isclose(group.setting("lr"), rate, rel_tol=_SAME) for group, rate in zip(pair, values))
             names = ("lr",) if lasting else ()
-            base = pair.candidate.number("lr") if is_single else None
+            base = pair.candidate.setting("lr") if is_single else None
             difference = _Found("lr", values, names, pair.candidate.rule, kind="learning_rate", base_rate=base)
             differences.append((pair, [difference]))
     yield from _together(differences, frameworks.candidate, len(pairs))
@@ -225,7 +225,7 @@ def _rate_places(records: Sequence[Record]) -> list[tuple[int, int]]:
 
 def _rate(group: Group, rates: Mapping[int, float]) -> float | None:
     rate = rates.get(group.values.get("rate", -1))
-    return None if rate is None else rate * group.number("lr_factor", 1.0)
+    return None if rate is None else rate * group.setting("lr_factor", 1.0)
 
 
 def _together(
@@ -324,7 +324,7 @@ def _meant(group: Group) -> dict[str, Any]:
 def _decay(pair: GroupPair) -> list[_Found]:
     if any("decay.own" in group.values for group in pair):
         return []
-    forms = pair.map(lambda group: {name: group.number(name) for name in _FORMS})
+    forms = pair.map(lambda group: {name: group.setting(name) for name in _FORMS})
     if all(same(forms.reference[name], forms.candidate[name]) for name in _FORMS):
         return []
     used = forms.map(lambda side: [name for name, value in side.items() if value])

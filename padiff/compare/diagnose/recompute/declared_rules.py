@@ -46,7 +46,7 @@ class DeclaredRule:
             common = _NAMES.get(name, name)
             if common in settings and isinstance(value, (bool, int, float)):
                 settings[common] = float(value)
-        coupled, decoupled = (group.number(f"decay.{form}") for form in ("coupled", "decoupled"))
+        coupled, decoupled = (group.setting(f"decay.{form}") for form in ("coupled", "decoupled"))
         if coupled and decoupled:
             return None
         if "weight_decay" in settings:
@@ -60,7 +60,7 @@ class DeclaredRule:
         place = epsilon_of(framework, rule.name)
         if "inside" in settings:
             settings["inside"] = float(place is not None and place.inside)
-        settings["rate"] = group.number("lr_factor", 1.0)
+        settings["rate"] = group.setting("lr_factor", 1.0)
         number = values.get("rate", 0)
         return cls(rule, settings, number if isinstance(number, int) else 0)
 
