@@ -2,12 +2,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 DEMO_DIR ?= .demo
+# Which versions: constraints.txt pins those that everything is tested with, .ci/oldest.txt the oldest that are promised.
+CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 
 # A test starts many processes, none of which is to compile what another one has compiled before.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test quick lint docs clean
+.PHONY: demo test coverage quick frameworks lint docs dist clean
 
 demo: $(VENV)/installed
 	$(BIN)/padiff demo $(DEMO_DIR)
@@ -15,8 +17,16 @@ demo: $(VENV)/installed
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
+# Fails below the floor of pyproject.toml.
+coverage: $(VENV)/installed
+	$(BIN)/python -m pytest -n auto --dist worksteal --cov --cov-report=term:skip-covered --cov-report=xml
+
 quick: $(VENV)/installed
 	$(BIN)/python -m pytest -n auto --dist worksteal --no-frameworks -m 'not slow' -rfE
+
+# Whether the installed torch and paddle will do.
+frameworks: $(VENV)/installed
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not slow' $(addprefix tests/,core dump hooks frameworks recorder weights)
 
 lint: $(VENV)/installed-lint
 	$(BIN)/ruff check .
@@ -24,24 +34,31 @@ lint: $(VENV)/installed-lint
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-# Warnings are errors: a link to nothing, a page that is not in the menu. The variable turns off an advertisement of the theme.
+# Warnings are errors: a link or an anchor that leads nowhere.
 docs: $(VENV)/installed-docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	$(BIN)/zensical build --clean --strict -f mkdocs.yml
+
+# The wheel and the source archive in dist/, and whether PyPI would take them.
+dist: $(VENV)/installed
+	rm -rf dist
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) build twine
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
 
 clean:
-	rm -rf $(VENV) $(DEMO_DIR) site
+	rm -rf $(VENV) $(DEMO_DIR) site dist coverage.xml
 
 # Pinned by constraints.txt. A venv that was made halfway has no stamp and is finished the next time.
-$(VENV)/installed: pyproject.toml constraints.txt
+$(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	@echo "Setting up $(VENV): torch, paddle, Lightning and TensorBoard; this takes a few minutes the first time."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[demo,test]'
 	@touch $@
 
 $(VENV)/installed-lint: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lint]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[lint]'
 	@touch $@
 
 $(VENV)/installed-docs: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[docs]'
 	@touch $@

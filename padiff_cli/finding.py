@@ -118,14 +118,14 @@ class ModelFinder(ABC):
         """Find the models or end a recorded step; called when an optimizer has stepped."""
         frame = sys._getframe(1)
         if any(optimizer is each for each in self.optimizers):
-            if self._iterations.end(optimizer, frame):
+            if self._iterations.optimizer_stepped(optimizer, frame):
                 self._end_step()
         elif self.model is not None:
             self._refuse(SEVERAL)
         else:
             optimizers = [optimizer, *self._others(optimizer)]
             self._iterations.watch(optimizers)
-            if self._iterations.end(optimizer, frame):  # a recorded step begins where an iteration does
+            if self._iterations.optimizer_stepped(optimizer, frame):  # a recorded step begins where an iteration does
                 self._find(optimizers, frame)
 
     def _others(self, optimizer: Any) -> list[Any]:
@@ -301,7 +301,7 @@ class ModelFinder(ABC):
 
         def _call_impl(layer: Any, *args: Any, **kwargs: Any) -> Any:
             # In this order: a compiler that does not read `_watching` does not compile again when it changes.
-            if not torch.compiler.is_compiling() and self._watching:
+            if not _is_compiling(torch) and self._watching:
                 on_call(layer)
             return call(layer, *args, **kwargs)
 
@@ -321,7 +321,7 @@ class ModelFinder(ABC):
                 return
 
             def watched(*args: Any, **kwargs: Any) -> Any:
-                if not torch.compiler.is_compiling() and self._watching:
+                if not _is_compiling(torch) and self._watching:
                     layer = reference()
                     on = vars(layer).get("_compiled_call_impl") is watched
                     if on:
@@ -437,12 +437,18 @@ def _as_torch(function: Any) -> Any:
     return function
 
 
+def _is_compiling(torch: Any) -> bool:
+    """Return True while torch.compile traces; torch 2.2 has this under another name."""
+    compiler = torch.compiler if hasattr(torch.compiler, "is_compiling") else torch._utils
+    return bool(compiler.is_compiling())
+
+
 def _uncompiled(callback: Callable[[Any], None]) -> Callable[..., None]:
     """Return a wrapper of a callback that torch.compile neither compiles nor traces."""
     torch: Any = sys.modules["torch"]  # may be only partly imported, so its attributes are looked up later
 
     def uncompiled(watched: Any, *_: Any) -> None:
-        if not torch.compiler.is_compiling():
+        if not _is_compiling(torch):
             switch = torch._C._dynamo.eval_frame.set_eval_frame
             compiler = switch(None)
             try:

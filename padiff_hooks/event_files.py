@@ -19,11 +19,11 @@ class ScalarSink(Protocol):
 
     def scalar(self, tag: str, value: float, step: int) -> None: ...
 
-    def text(self, tag: str, text: str, step: int) -> None: ...
+    def add_text(self, tag: str, text: str, step: int) -> None: ...
 
     def image(self, tag: str, pixels: np.ndarray, step: int) -> None: ...
 
-    def flush(self) -> None: ...
+    def write_out(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -59,7 +59,7 @@ class EventFile:
 
         self._add(scalar_pb(tag, value), step)
 
-    def text(self, tag: str, text: str, step: int) -> None:
+    def add_text(self, tag: str, text: str, step: int) -> None:
         from tensorboard.plugins.text.summary_v2 import text_pb
 
         self._add(text_pb(tag, text), step)
@@ -83,7 +83,7 @@ class EventFile:
 
         self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
 
-    def flush(self) -> None:
+    def write_out(self) -> None:
         self._writer.flush()
 
     def close(self) -> None:

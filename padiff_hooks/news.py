@@ -31,7 +31,7 @@ class News:
         self._follows = False
         self._reported: list[str] = []
 
-    def text(self, report: Report, differs: bool) -> str:
+    def markdown(self, report: Report, differs: bool) -> str:
         """Return all faults up to a step in Markdown; empty if the step adds nothing new.
 
         Args:

@@ -30,7 +30,7 @@ class OwnCurves:
             self._sink(tag, step.number).scalar(tag, value, step.number)
         for sink in (self._host, self._own):
             if sink is not None:
-                sink.flush()
+                sink.write_out()
 
     def _sink(self, tag: str, step: int) -> ScalarSink:
         if self._host is not None and tag.startswith(f"{VERDICT}/"):

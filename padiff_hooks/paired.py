@@ -115,7 +115,7 @@ class PairedRuns:
                     if self._zoom:
                         self.asked = self._zooming.request(report, comparison.runs)
                     if self._replicas is not None:
-                        self.ranks = [line for replicas in self._replicas for line in replicas.check(number)]
+                        self.ranks = [line for replicas in self._replicas for line in replicas.check_step(number)]
                     yield report
 
     def lost(self) -> list[str]:
@@ -187,7 +187,7 @@ class _Replicas:
         self._check = ReplicaCheck(run.info) if run.info.world_size > 1 else None
         self._begun = False
 
-    def check(self, number: int) -> list[str]:
+    def check_step(self, number: int) -> list[str]:
         """Return the new findings of a step, a sentence each."""
         if self._check is None:
             return []

@@ -100,7 +100,7 @@ class HostReplay:
         """Return the micro-batches of the current step."""
         return self._step.batches if self._step is not None else ()
 
-    def detach(self) -> None:
+    def remove_hooks(self) -> None:
         """Remove the hooks until the batch continues, or after it was left by an exception."""
         if self._replay is not None:
             self._replay.detach()
@@ -129,7 +129,7 @@ class HostReplay:
         self._step = None
         return self._over
 
-    def finish(self) -> None:
+    def end_training(self) -> None:
         """Close the replay when the training ends, and report its result.
 
         Raises:

@@ -149,9 +149,9 @@ class DiffStream:
         for run, scalars in to.items():
             for tag, value in scalars:
                 self._sinks[run].scalar(tag, value, step)
-        text = self._news.text(report, self.differs)
+        text = self._news.markdown(report, self.differs)
         if text:
-            self._sinks["verdict"].text(FIRST_DIFF, text, step)
+            self._sinks["verdict"].add_text(FIRST_DIFF, text, step)
         parted = self.differs
         report_json = to_json(report)
         line = self._lines.line(report, report_json)
@@ -162,7 +162,7 @@ class DiffStream:
         if len(self.done).bit_count() == 1 or self.differs != parted:
             self._draw()
         for sink in self._sinks.values():
-            sink.flush()
+            sink.write_out()
         self._write_report(report_json, step)
         # The line comes last: it certifies that the step's points are written.
         self._write_line(_following(line) if parted else line)

@@ -133,7 +133,7 @@ class TrainerEvents(TrainingResults, ABC):
     @guarded(passing=(PadiffError,))
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._micro_batches += 1
-        self._training.detach()
+        self._training.remove_hooks()
         if self._trainer is None:
             self._training.begin_batch()
 
@@ -147,9 +147,9 @@ class TrainerEvents(TrainingResults, ABC):
 
     @guarded(passing=(PadiffError,))
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._training.detach()
+        self._training.remove_hooks()
         # The last event before the trainer closes its TensorBoard writer, which the writer's thread uses, too.
-        self._training.flush()
+        self._training.flush_steps()
 
     @guarded(passing=(PadiffError,))
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -276,17 +276,17 @@ class _WriterSink:
     def scalar(self, tag: str, value: float, step: int) -> None:
         self._writer.add_scalar(tag, value, step)
 
-    def text(self, tag: str, text: str, step: int) -> None:
+    def add_text(self, tag: str, text: str, step: int) -> None:
         self._writer.add_text(tag, text, step)
 
     def image(self, tag: str, pixels: np.ndarray, step: int) -> None:
         self._writer.add_image(tag, pixels, step, dataformats="HWC")
 
-    def flush(self) -> None:
+    def write_out(self) -> None:
         self._writer.flush()
 
     def close(self) -> None:
-        self.flush()
+        self.write_out()
 
     def close_again(self) -> None:
         """Close the writer once more after the training if its owner has closed it and later points opened it again."""

@@ -308,7 +308,7 @@ class TrainingRecorder:
             raise
 
     @guarded(passing=(PadiffError,))
-    def flush(self) -> None:
+    def flush_steps(self) -> None:
         """Wait until all finished steps are written, compared and streamed."""
         if self._recorder is not None:
             self._recorder.flush()
@@ -317,7 +317,7 @@ class TrainingRecorder:
     def finish(self) -> None:
         """Write and compare the remaining steps when the training ends, and remove all hooks."""
         if self._replay is not None:
-            self._replay.finish()
+            self._replay.end_training()
         if self._recorder is None:
             return
         recorder, self._recorder = self._recorder, None
@@ -355,10 +355,10 @@ class TrainingRecorder:
                 self._close_streams()
 
     @guarded(passing=(PadiffError,))
-    def detach(self) -> None:
+    def remove_hooks(self) -> None:
         """Remove the hooks, for a host that left a batch by an exception."""
         if self._replay is not None:
-            self._replay.detach()
+            self._replay.remove_hooks()
         if self._recorder is not None:
             self._recorder.detach()
 

@@ -79,7 +79,7 @@ class Slice:
         return indices
 
     @property
-    def size(self) -> tuple[int, ...]:
+    def result_shape(self) -> tuple[int, ...]:
         """Return the shape of the array that `take` returns."""
         shape = tuple(self.shape[axis] for axis in self.axes) or self.shape
         if self.layout == "in_out" and len(shape) == 2:

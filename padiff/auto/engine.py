@@ -85,7 +85,7 @@ def auto_diff(*args: Any, **kwargs: Any) -> Report:
     warn_of_older()
     settings = resolve_settings(args, kwargs)
     printer = Printer(settings)
-    printer.begin()
+    printer.print_options()
     carried: Carried | None = None
     if settings.auto_init:
         try:

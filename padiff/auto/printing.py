@@ -33,7 +33,7 @@ class Printer:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    def begin(self) -> None:
+    def print_options(self) -> None:
         self._say("Your options:")
         print("{")
         for name, value in self._settings.options().items():

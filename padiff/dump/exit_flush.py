@@ -21,7 +21,7 @@ class Writer(Protocol):
     @property
     def path(self) -> AnyPath: ...
 
-    def end(self, seconds: float) -> None:
+    def write_remaining(self, seconds: float) -> None:
         """Write the queued steps, for ``seconds`` at most."""
 
 
@@ -52,7 +52,7 @@ def _flush_all() -> None:
             "recorded was written now, and the run is not marked as finished"
         )
         try:
-            writer.end(max(0.1, until - time.monotonic()))
+            writer.write_remaining(max(0.1, until - time.monotonic()))
         except WriterError as error:
             message += f"; but {error}"
         print(message, file=sys.stderr)  # no warning: turned into an error, it would be lost this late

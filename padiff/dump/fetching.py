@@ -117,7 +117,7 @@ class Fetched(ArrayFile):
     def view(self, place: Place) -> np.ndarray:
         return self.array(place)
 
-    def let_go(self) -> None:
+    def close(self) -> None:
         self._content = None
 
     def _parsed(self) -> tuple[dict[str, str], Places]:
@@ -133,7 +133,7 @@ class Fetched(ArrayFile):
             self._version, self._content = version, content
             self._recent.append(self)
             while len(self._recent) > self._fetching.keep:
-                self._recent.popleft().let_go()
+                self._recent.popleft().close()
         return content
 
     @property

@@ -84,7 +84,7 @@ class FolderLock:
         register_fork_cleanup(lock)
         return lock
 
-    def check(self) -> None:
+    def check_held(self) -> None:
         """Check that the folder still exists and that this recorder still holds its lock.
 
         Raises:

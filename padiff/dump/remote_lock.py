@@ -29,7 +29,7 @@ class StoreLock(FolderLock):
     _path: RemotePath
     _beating: threading.Thread | None = None
 
-    def check(self) -> None:
+    def check_held(self) -> None:
         """Check that the run still exists and that this recorder still holds its lock.
 
         Raises:

@@ -91,7 +91,7 @@ class StoreWriter(RunWriter):
         if self._count:
             content["lost"] = {"steps": sorted(self._lost), "count": self._count, "why": self._why}
         try:
-            self._lock.check()
+            self._lock.check_held()
             if self._info is not self._described:
                 write_json(self.path / RUN_FILE, run_to_json(self._info))
             if finished:
@@ -158,7 +158,7 @@ class StoreWriter(RunWriter):
             self._lost.append(step.number)
         self._why = self._why or why
 
-    def end(self, seconds: float) -> None:
+    def write_remaining(self, seconds: float) -> None:
         """Write the queued steps and release the run, for a recorder that was not closed.
 
         Args:
@@ -167,6 +167,6 @@ class StoreWriter(RunWriter):
         Raises:
             WriterError: a step is lost, or was not written in time.
         """
-        super().end(seconds)
+        super().write_remaining(seconds)
         if self._count:
             raise WriterError(f"{self._count} steps are not in {self.path}: {self._why}")

@@ -74,7 +74,7 @@ def _finished(spool: Spool, path: Path, tensors: Mapping[str, Storable], about: 
             starts.append(start)
     more.sort(key=lambda item: -item[1].dtype.itemsize)
     places = [start - spool.begin for start in starts] + _starts(more, spool.end - spool.begin)
-    return spool.finish(path, _header(about, [*spooled, *more], places), starts, _pieces(more))
+    return spool.seal(path, _header(about, [*spooled, *more], places), starts, _pieces(more))
 
 
 def _starts(ordered: Sequence[tuple[str, Storable]], first: int) -> list[int]:
@@ -164,7 +164,7 @@ class ArrayFile:
         if self._descriptor is not None:
             self._descriptor.forget()
 
-    def let_go(self) -> None:
+    def close(self) -> None:
         """Close the file; the next access opens it again."""
         self._descriptor = None
 
@@ -188,7 +188,7 @@ class ArrayFile:
             self._descriptor = descriptor
             self._recent.append(self)
             if len(self._recent) > _MOST_OPEN:
-                self._recent.popleft().let_go()
+                self._recent.popleft().close()
         return descriptor
 
 

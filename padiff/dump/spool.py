@@ -125,7 +125,7 @@ class Spool:
         view: np.ndarray = np.asarray(_Kept(self, start, self._address + start, size))
         return view.view(array.dtype).reshape(array.shape)
 
-    def finish(self, path: Path, header: bytes, kept: Collection[int], more: Iterable[np.ndarray]) -> bool:
+    def seal(self, path: Path, header: bytes, kept: Collection[int], more: Iterable[np.ndarray]) -> bool:
         """Write the header and the remaining tensors, and give the file its name.
 
         Args:

@@ -141,7 +141,7 @@ class RunWriter:
             step = replace(step, settings=settings)
         self._enqueue((step, self._info, pack))
 
-    def describe(self, info: RunInfo) -> None:
+    def set_info(self, info: RunInfo) -> None:
         """Replace the run's description, which is written with the next step. Earlier steps keep their layer trees."""
         self._given = info.settings
         self._info = self._identified(info, self._info.identity)
@@ -179,7 +179,7 @@ class RunWriter:
             self._raise_error()
             if self._rank == 0 and (finished or self._info is not self._described):
                 try:
-                    self._lock.check()
+                    self._lock.check_held()
                     if self._info is not self._described:
                         write_json(self.path / RUN_FILE, run_to_json(self._info))
                     if finished:
@@ -190,7 +190,7 @@ class RunWriter:
         finally:
             self._lock.release()
 
-    def end(self, seconds: float) -> None:
+    def write_remaining(self, seconds: float) -> None:
         """Write the queued steps and release the folder, for a recorder that was not closed.
 
         Args:
@@ -257,7 +257,7 @@ class RunWriter:
                 self._on_done(step)
 
     def _store(self, step: Step, info: RunInfo, pack: Pack | None) -> None:
-        self._lock.check()
+        self._lock.check_held()
         if info is not self._described:
             if self._rank == 0:
                 write_json(self.path / RUN_FILE, run_to_json(info))

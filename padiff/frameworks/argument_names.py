@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from padiff.frameworks.optimizer_catalog import classes
 from padiff.system.code import literal
 
 
@@ -21,7 +22,6 @@ class ArgumentNames:
         clips: kind of clipping -> a call or an argument that clips; ``{}`` stands for the limit.
         rules: common name of an update rule -> the class, if its name differs.
         with_momentum: the class for SGD with momentum, if it has a class of its own.
-        epsilon: rule -> a phrase that says where RMSProp and Adamax add epsilon.
         arguments: common name of a layer's setting -> the argument, if its name differs.
         converted: common name of a layer's setting -> a function that converts the common value, which is torch's, to
             the argument. Momentum is that of a normalization layer.
@@ -37,7 +37,6 @@ class ArgumentNames:
     clips: Mapping[str, str]
     rules: Mapping[str, str] = field(default_factory=dict)
     with_momentum: str = ""
-    epsilon: Mapping[str, str] = field(default_factory=dict)
     arguments: Mapping[str, str] = field(default_factory=dict)
     converted: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     losses: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -73,8 +72,7 @@ _TORCH = ArgumentNames(
         "global_norm": "torch.nn.utils.clip_grad_norm_(model.parameters(), {})",
         "value": "torch.nn.utils.clip_grad_value_(model.parameters(), {})",
     },
-    rules={"RMSProp": "RMSprop"},
-    epsilon={"RMSProp": "outside of the root", "Adamax": "to the gradient"},
+    rules={rule: name for name, (rule, _) in classes("torch").items() if name != rule},
     arguments={"slope": "negative_slope"},
 )
 _PADDLE = ArgumentNames(
@@ -101,7 +99,6 @@ _PADDLE = ArgumentNames(
         "value": "grad_clip=paddle.nn.ClipGradByValue({})",
     },
     with_momentum="Momentum",
-    epsilon={"RMSProp": "inside of the root", "Adamax": "to the norm before"},
     arguments={
         "eps": "epsilon",
         "slope": "negative_slope",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from padiff.frameworks.argument_names import SPELLINGS, ArgumentNames
 from padiff.frameworks.losses import LOSS_SETTINGS, ROLES, WEIGHTS
+from padiff.frameworks.optimizer_catalog import classes
 from padiff.frameworks.settings import LAYER_SETTINGS
 from padiff.system.code import ForeignCodeError, Vocabulary
 
@@ -56,10 +57,8 @@ LAYERS = {
 }
 #: Classes of optimizers, by framework.
 OPTIMIZERS = {
-    "torch": _words(
-        "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax LBFGS Muon NAdam RAdam RMSprop Rprop SGD SparseAdam"
-    ),
-    "paddle": _words("ASGD Adadelta Adagrad Adam AdamW Adamax LBFGS Lamb Momentum NAdam RAdam RMSProp Rprop SGD"),
+    "torch": _words("ASGD Muon SparseAdam") | classes("torch").keys(),
+    "paddle": _words("ASGD") | classes("paddle").keys(),
 }
 #: Arguments of the functions that a script calls.
 ARGUMENTS = _words(
@@ -140,7 +139,7 @@ def checked_fix(framework: str, line: str) -> str:
     if vocabulary is None:
         return ""
     try:
-        vocabulary.check(line)
+        vocabulary.check_code(line)
     except ForeignCodeError:
         return ""
     return line

@@ -10,7 +10,6 @@ alone does not show the mask where the input is zero. Then padiff sets the gener
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from padiff.frameworks.interception import UNKNOWN_CALL, InterceptedCall, Interception
+from padiff.frameworks.interception import UNKNOWN_CALL, InterceptedCall, Interception, Listener
 from padiff.system.guard import RAISING, Guard
 
 
@@ -119,7 +118,7 @@ class DropoutFunctions(Protocol):
         """Set the random generators to a state."""
 
 
-class _Calls(ABC):
+class _Calls(Listener):
     """A listener of dropout functions until `remove`; of nested calls, only the outermost counts."""
 
     def __init__(self, framework: DropoutFunctions, guard: Guard = RAISING) -> None:
@@ -141,13 +140,6 @@ class _Calls(ABC):
 
     def _listens(self) -> bool:
         return not self._inside and threading.get_ident() == self._thread
-
-    @abstractmethod
-    def enter(self, call: InterceptedCall) -> bool:
-        """Return True to have `leave` called."""
-
-    def exit(self, call: InterceptedCall, name: str, output: Any, failed: bool) -> None:  # noqa: B027
-        """Note that an entered call has ended."""
 
 
 class MasksSeen(_Calls):
@@ -202,9 +194,6 @@ class MasksFed(_Calls):
     def remove(self) -> None:
         self._source = None
         super().remove()
-
-    def enter(self, call: InterceptedCall) -> bool:
-        return False
 
     def instead(self, call: InterceptedCall, name: str) -> Callable[[], Any] | None:
         """Return a function that applies the source's mask, or None to let the call draw its own mask."""

@@ -79,7 +79,8 @@ class Listener(Protocol):
     guard: Guard
 
     def enter(self, call: InterceptedCall) -> bool:
-        """Note that a call begins; return True to have `leave` called at its end."""
+        """Note that a call begins; return True to have `exit` called at its end."""
+        return False
 
     def exit(self, call: InterceptedCall, name: str, output: Any, failed: bool) -> None:
         """Note that a call has ended.
@@ -89,6 +90,7 @@ class Listener(Protocol):
             output: the result; `None` if the call failed.
             failed: True if the call raised an exception, which still propagates afterwards.
         """
+        return
 
 
 class _Calls:

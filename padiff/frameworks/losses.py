@@ -110,7 +110,7 @@ class LossObserver(Protocol):
 
     guard: Guard
 
-    def is_active(self) -> bool:
+    def is_listening(self) -> bool:
         """Return True to be notified when the call that begins now returns."""
 
     def loss(self, call: LossCall, others: Sequence[LossObserver]) -> None:
@@ -218,7 +218,12 @@ class LossCalls:
 
     def enter(self, call: InterceptedCall) -> bool:
         observer = self.observer
-        if observer is None or getattr(self._inside, "now", False) or self._framework[2]() or not observer.is_active():
+        if (
+            observer is None
+            or getattr(self._inside, "now", False)
+            or self._framework[2]()
+            or not observer.is_listening()
+        ):
             return False
         self._inside.now = True
         if any(call.function is listening.function for listening in self._backwards):

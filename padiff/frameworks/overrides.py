@@ -8,7 +8,7 @@ from functools import partial
 from types import FunctionType
 from typing import Any
 
-from padiff.frameworks.interception import InterceptedCall, Interception
+from padiff.frameworks.interception import InterceptedCall, Interception, Listener
 from padiff.system.guard import RAISING, Guard
 
 #: ``around(method, *args, **kwargs)``: calls the method, or does something else.
@@ -46,7 +46,7 @@ class Override:
         self._remove()
 
 
-class _Redirect:
+class _Redirect(Listener):
     """A listener that redirects a function's calls on the owner to an override."""
 
     __slots__ = ("_override", "guard")
@@ -58,12 +58,6 @@ class _Redirect:
         """Return the override if it belongs to this object, else `None`."""
         override = self._override()
         return override if override is not None and override.owner() is owner else None
-
-    def enter(self, call: InterceptedCall) -> bool:
-        return False
-
-    def exit(self, call: InterceptedCall, name: str, output: Any, failed: bool) -> None:
-        """Do nothing: `enter` returns False, so this method is never called."""
 
     def instead(self, call: InterceptedCall, name: str) -> Callable[[], Any] | None:
         owner = call.args[0] if call.args else None

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from padiff.errors import UsageError
+from padiff.frameworks.optimizer_catalog import CATALOG
 from padiff.records.parameter_states import (
     GRADIENT_AVERAGE,
     MASTER_WEIGHT,
@@ -18,7 +19,7 @@ from padiff.records.parameter_states import (
 # Rules whose states have the same tensors and numbers, so that one can use the state of the other.
 _ALIKE = frozenset({"Adam", "AdamW"})
 # Rules whose update depends on the number of steps.
-COUNTING = frozenset({"Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Lamb"})
+COUNTING = frozenset(row.rule for row in CATALOG if row.counts)
 
 
 def check_rule(given: str, own: str) -> None:

@@ -167,7 +167,7 @@ def whole_layout(parameters: ParameterPair) -> Layout | None:
     slices = Both(parameters.reference[0], parameters.candidate[0])
     if not (slices.reference.whole and slices.candidate.whole) or all(slice_.label for slice_ in slices):
         return None
-    return _layout(slices) if slices.reference.size == slices.candidate.size else None
+    return _layout(slices) if slices.reference.result_shape == slices.candidate.result_shape else None
 
 
 def _pair_rows(parameters: ParameterPair, sides: Both[_Side]) -> Iterator[RecordPair]:
@@ -225,7 +225,7 @@ def is_fused(slot: str) -> bool:
 
 def _unsliced(slices: Both[Slice], records: Both[Record]) -> RecordPair | None:
     """Return the pair of two parameters with all their rows, or in different shapes; `None` for rows."""
-    shape, candidate_size = slices.reference.size, slices.candidate.size
+    shape, candidate_size = slices.reference.result_shape, slices.candidate.result_shape
     if without_ones(shape) != without_ones(candidate_size) and math.prod(shape) == math.prod(candidate_size):
         # A convolution over patches and an equivalent linear layer, or an image and its positions in a row.
         sources = (_Flat(_Rows(record.source, slice_), shape) for record, slice_ in zip(records, slices))
@@ -245,7 +245,7 @@ def _sliced(slices: Sequence[Slice], records: Sequence[Record], others: Sequence
     result = []
     for slice_, record in zip(slices, records):
         slot = record.slot if slice_.whole else f"{record.slot}[{slice_.label or _short(others[0])}]"
-        result.append(replace(record, slot=slot, shape=slice_.size, source=_Rows(record.source, slice_)))
+        result.append(replace(record, slot=slot, shape=slice_.result_shape, source=_Rows(record.source, slice_)))
     return result
 
 
@@ -280,7 +280,7 @@ def pair_split_outputs(split: SplitPair, parameters: Sequence[ParameterPair], in
                 continue
             for layer, output in zip(parts, outputs):
                 slice_ = slices[layer.path]
-                shape = (*record.shape[:axis], slice_.size[0], *record.shape[axis + 1 :])
+                shape = (*record.shape[:axis], slice_.result_shape[0], *record.shape[axis + 1 :])
                 slot = f"{record.slot}[{layer.path.rpartition('.')[2]}]"
                 columns = replace(record, slot=slot, shape=shape, source=_Columns(record.source, axis, slice_))
                 pairs.append(RecordPair(output, columns) if swapped else RecordPair(columns, output))
@@ -310,13 +310,14 @@ def _same_call(records: Sequence[Record], record: Record) -> Record | None:
 
 def _feature_axis(record: Record, outputs: Sequence[Record | None], slices: Sequence[Slice]) -> int | None:
     """Return the axis along which the parts' outputs are concatenated in the fused output."""
-    rows = sum(slice_.size[0] for slice_ in slices)
+    rows = sum(slice_.result_shape[0] for slice_ in slices)
     for axis in dict.fromkeys((len(record.shape) - 1, 1)):
         if (
             0 <= axis < len(record.shape)
             and record.shape[axis] == rows
             and all(
-                output is not None and output.shape == (*record.shape[:axis], slice_.size[0], *record.shape[axis + 1 :])
+                output is not None
+                and output.shape == (*record.shape[:axis], slice_.result_shape[0], *record.shape[axis + 1 :])
                 for output, slice_ in zip(outputs, slices)
             )
         ):

@@ -149,7 +149,7 @@ class Activations:
         if self.draft is not None:
             self.draft.gradient(seen, [*copies.values()], first)
 
-    def detach(self) -> None:
+    def remove_leaf_hooks(self) -> None:
         """Remove the hooks that would outlive the graph: those on leaf tensors."""
         while self._leaf_handles:
             self._leaf_handles[-1].remove()
@@ -157,5 +157,5 @@ class Activations:
 
     def close(self) -> None:
         """End the step: gradients that come later are not recorded."""
-        self.detach()
+        self.remove_leaf_hooks()
         self._closed = True

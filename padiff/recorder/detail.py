@@ -102,7 +102,7 @@ class Detail:
         full = {} if every is None else {"full_every_n_steps": Schedule.from_argument(every).described()}
         return {"detail": {"*": self.level, **self.rules}, **full}
 
-    def check(self, nodes: Sequence[Node]) -> None:
+    def check_patterns(self, nodes: Sequence[Node]) -> None:
         """Check that each pattern matches a layer of the model.
 
         Raises:

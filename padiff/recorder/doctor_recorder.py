@@ -150,7 +150,7 @@ class NullSink:
     def add_step(self, step: Step, pack: Pack | None = None) -> None:
         pass
 
-    def describe(self, info: RunInfo) -> None:
+    def set_info(self, info: RunInfo) -> None:
         pass
 
     def flush(self) -> None:

@@ -39,7 +39,7 @@ class Functions:
         """Return True if the framework's functions are hooked."""
         return self._hearing is not None
 
-    def attach(self) -> None:
+    def hook(self) -> None:
         """Hook the framework's functions, if the tracer records functions, or those that choose."""
         if (self._tracer.functions or self._tracer.choosing) and self._hearing is None:
             self._hearing = self._hooks.hear_functions(self)

@@ -171,4 +171,4 @@ class LevelsOfSteps:
             return ""
         later_bytes = int(full_bytes * self._full_share + bytes_sketched(step, self._usual) * (1 - self._full_share))
         full_steps = int(max(self.budget - self.spent, 0) // max(values, 1))
-        return RunSize(full_bytes, later_bytes, 1 + full_steps, steps).text(self.budget)
+        return RunSize(full_bytes, later_bytes, 1 + full_steps, steps).message(self.budget)

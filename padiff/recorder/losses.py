@@ -121,7 +121,7 @@ class Losses:
         for _, tensor in flatten(output, "", self._framework.tensors.is_tensor):
             self._outputs.append(weakref.ref(tensor))
 
-    def is_active(self) -> bool:
+    def is_listening(self) -> bool:
         """Return True if a loss function call that begins now may have to be recorded."""
         if COPYING.now or self._framework.hooks.recomputing():
             return False

@@ -75,7 +75,7 @@ class MemoryRun:
             self.packs.pop(number, None)
             self.dropped.append(number)
 
-    def describe(self, info: RunInfo) -> None:
+    def set_info(self, info: RunInfo) -> None:
         self._info = info
 
     def flush(self) -> None:

@@ -206,9 +206,9 @@ class _LossHook:
         hooks = self._hooks()
         return hooks.observer.losses if hooks is not None and hooks.observer is not None else None
 
-    def is_active(self) -> bool:
+    def is_listening(self) -> bool:
         losses = self.losses
-        return losses is not None and losses.is_active()
+        return losses is not None and losses.is_listening()
 
     def loss(self, call: LossCall, others: Sequence[LossObserver]) -> None:
         losses = self.losses

@@ -77,7 +77,7 @@ class Packing:
 
     # -- hooks on and off ----------------------------------------------------------------------------------
 
-    def attach(self, nodes: Sequence[Node]) -> None:
+    def record_masks(self, nodes: Sequence[Node]) -> None:
         """Start recording dropout masks, unless a layer is compiled: the hook would cause a recompilation."""
         if self._handle is None and not any(self._framework.layers.compiled(node.layer) for node in nodes):
             self._handle = self._framework.masks.see(self)

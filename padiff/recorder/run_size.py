@@ -65,7 +65,7 @@ class RunSize:
         full = min(max(self.room, 1), steps)
         return full * self.full + (steps - full) * self.sketched
 
-    def text(self, budget: float) -> str:
+    def message(self, budget: float) -> str:
         """Return the message about the expected size that a recorder prints at its first recorded step.
 
         Args:

@@ -89,7 +89,7 @@ class Recorder(CurrentStep):
         self._optimizers = optimizers_of(scope.optimizer, self._framework)
         with self._framework.hooks.aside():
             self._layers = Layers(self._model, self._framework, white_list, black_list, layer_map or ())
-            detail.check(self._layers.nodes)
+            detail.check_patterns(self._layers.nodes)
             if not self._layers.chosen:
                 raise UsageError("the white and black lists leave no layer to record")
             self._description = Description(self._framework, self._layers, self._schedule, detail, identity, replay_of)
@@ -178,7 +178,7 @@ class Recorder(CurrentStep):
         if schedule is not self._schedule:
             self._schedule = schedule
             self._description.with_schedule(schedule)
-            self._do(lambda sink: sink.describe(self.info))
+            self._do(lambda sink: sink.set_info(self.info))
 
     def _move(self, dir_path: str | Path) -> None:
         """Write the run to a folder instead of memory."""
@@ -406,7 +406,7 @@ class Recorder(CurrentStep):
         if self._failures.stopped:
             self._output.active = False
         if sink is not None and self._description.with_errors(self._failures.lines):
-            sink.describe(self._description.info)
+            sink.set_info(self._description.info)
 
     @aside
     def _finish(self, keep_hooks: bool) -> tuple[Step | None, Pack | None]:
@@ -446,7 +446,7 @@ class Recorder(CurrentStep):
             self._owned.clear()
             self._description.with_layers()
         if news or changed:
-            sink.describe(self._description.info)
+            sink.set_info(self._description.info)
         if not capture.called:
             self._layers.refresh()  # the model may have new layers, without hooks
         elif changed:

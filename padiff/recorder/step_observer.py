@@ -115,12 +115,12 @@ class StepObserver:
         self.hooks.observer = self
         self.hooks.on_layers(self.watched.nodes)
         self.hooks.on_others(self._optimizers, self._switches)
-        self.functions.attach()
+        self.functions.hook()
         packing, switches = self.packing is not None, self._switches
         more = self.functions.attached, packing, self._wanted.stacks, switches.path_log, switches.api_check
         self._closely = any(more)
         if self.packing is not None:
-            self.packing.attach(self.watched.nodes)
+            self.packing.record_masks(self.watched.nodes)
         if self._begun:
             self._hook_parameters()
 
@@ -135,7 +135,7 @@ class StepObserver:
         if self.packing is not None:
             self.packing.detach()
         self.functions.remove()
-        self.activations.detach()
+        self.activations.remove_leaf_hooks()
         self._running.clear()
 
     def end(self) -> None:

@@ -239,7 +239,7 @@ class TemplateMatcher:
         if form.direct:
             move(self._addresses[copy.number], start, form.nbytes)
         else:
-            form.copy(start, self._row(copy.number))
+            form.copy_sample(start, self._row(copy.number))
         return True
 
     def _follow(self, place: int, tensor: Any) -> None:

@@ -33,7 +33,7 @@ class Movement:
         return self.weights > 0 and self.weights >= ENOUGH * self.limit
 
     @property
-    def text(self) -> str:
+    def sentence(self) -> str:
         """Return the movement in words."""
         text = f"the reference's weights by {self.weights:{'.2%' if self.weights < 0.01 else '.0%'}}"
         if self.losses is not None:

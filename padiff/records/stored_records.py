@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -58,13 +58,10 @@ class _Nowhere(TensorSource):
     def read(self) -> np.ndarray:
         raise ValuesNotLoadedError
 
-    @property
-    def sketched(self) -> bool:
+    def _not_loaded(self) -> Any:
         raise ValuesNotLoadedError
 
-    @property
-    def identity(self) -> Hashable:
-        raise ValuesNotLoadedError
+    sketched = identity = property(_not_loaded)
 
 
 _NOWHERE = _Nowhere()

@@ -105,7 +105,7 @@ def _measured(
     float64: bool,
 ) -> Floors:
     pack = reference.packs[number]
-    train(doing.begin(pack))
+    train(doing.start_step(pack))
     base = doing.end_step()
     if base is None:
         raise UsageError(f"at step {number} nothing of the model was called: train(step) has to call it")

@@ -66,7 +66,7 @@ class Isolator:
         while self._handles:
             self._handles.pop().remove()
 
-    def finish(self, elsewhere: Collection[tuple[str, str]]) -> None:
+    def drop_unpaired(self, elsewhere: Collection[tuple[str, str]]) -> None:
         """Drop the errors of layers whose calls do not correspond one to one, after the step.
 
         Args:

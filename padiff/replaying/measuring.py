@@ -60,7 +60,7 @@ class Measuring:
             self._given_up = completed = False
             yield None
             try:
-                yield doing.begin(pack, move)
+                yield doing.start_step(pack, move)
                 completed = True
             finally:
                 if not completed or self._given_up:

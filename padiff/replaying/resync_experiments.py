@@ -187,7 +187,7 @@ class _Experiments:
             self._put(number, first, begins)
             began[0] = self._rates()
 
-        replayed = self._doing.begin(batch, put=put, masks=masks)
+        replayed = self._doing.start_step(batch, put=put, masks=masks)
         self._at_step = lambda: self._put_again(number)
         try:
             self._train(replayed)

@@ -278,7 +278,7 @@ class Replay:
         Raises:
             UsageError: the step can't be run with this model.
         """
-        return self._doing.begin(self._reference.packs[number])
+        return self._doing.start_step(self._reference.packs[number])
 
     def attach(self) -> None:
         """Attach the hooks again, if a host detached them between two batches."""
@@ -304,7 +304,7 @@ class Replay:
             self._recorder.flush()
             comparison = RunComparison(self._reference.run, open_run(self._dir_path), self._layer_map, alone=True)
             comparison.diffs(number)
-            isolator.finish(comparison.alignment.cut_elsewhere)
+            isolator.drop_unpaired(comparison.alignment.cut_elsewhere)
 
     def discard(self) -> None:
         """Abandon the current step, and discard its records."""

@@ -50,7 +50,7 @@ class StepRunner:
         self._narrow: Callable[[], None] | None = None
         self._unmove: Callable[[], None] | None = None
 
-    def begin(
+    def start_step(
         self,
         pack: Pack,
         move: Perturbation = AS_IT_IS,

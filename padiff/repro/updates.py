@@ -74,7 +74,7 @@ def _update(scene: DiffContext, side: Side, record: Record) -> Case:
         steps, step_rates = scene.sides(number), getattr(scene.rates(number), side.name)
         if steps is None or not isinstance(place, int) or place >= len(step_rates):
             raise CannotWriteError(f"the learning rate of step {number} of the {side.name} was not recorded")
-        rates.append(step_rates[place] * group.number("lr_factor", 1.0))
+        rates.append(step_rates[place] * group.setting("lr_factor", 1.0))
         records = {(r.layer, r.stage, r.slot): r for r in getattr(steps, side.name).records}
         for stage, name in (("weight", "weight"), ("grad", "gradient")):
             tensor = records.get((record.layer, stage, record.slot))

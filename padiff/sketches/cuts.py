@@ -133,7 +133,7 @@ class Form(NamedTuple):
         """Return the cut of a tensor whose memory begins at an address."""
         return _new_cut((self.kind, self.dtype, self.shape, self, address, None, None))
 
-    def copy(self, address: int, row: np.ndarray) -> None:
+    def copy_sample(self, address: int, row: np.ndarray) -> None:
         """Copy the sample of a tensor at an address into a row."""
         if self.chosen is None or self.stored != row.dtype:
             self.at(address).copy_to(row)

@@ -229,7 +229,7 @@ class Rows:
             done = 0
             for piece, row, count in self._numbered(kind, len(members)):
                 for k, (place, form) in enumerate(members[done : done + count], row):
-                    form.copy(int(addresses[place]), piece.rows[k])
+                    form.copy_sample(int(addresses[place]), piece.rows[k])
                 done += count
         for place in layout.others:
             cut = cuts[place]
@@ -293,12 +293,12 @@ class Rows:
         return table
 
     def _taken(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Allocate memory that `let_go` returns together with the memory of the samples."""
+        """Allocate memory that `release_memory` returns together with the memory of the samples."""
         array = self._empty(shape, dtype)
         self._more_memory.append(array)
         return array
 
-    def let_go(self) -> list[np.ndarray]:
+    def release_memory(self) -> list[np.ndarray]:
         """Remove the samples; return their memory and that of the tables."""
         memory = [*(piece.matrix for piece in self.pieces), *self._more_memory]
         self.pieces.clear()

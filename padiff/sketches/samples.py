@@ -163,7 +163,7 @@ class Samples:
         self._closed = True
         self._counts.clear()
         self._counts.update(self._rows.counts)
-        memory = self._rows.let_go()
+        memory = self._rows.release_memory()
         if self._done is not None:
             self._done(memory)
 

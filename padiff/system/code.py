@@ -72,7 +72,7 @@ class Vocabulary:
         """Return a copy of the vocabulary with additional variables."""
         return replace(self, variables=self.variables.union(names))
 
-    def check(self, code: str) -> None:
+    def check_code(self, code: str) -> None:
         """Parse code, and check every name, attribute chain, call and argument in it.
 
         Raises:

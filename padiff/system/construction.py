@@ -252,7 +252,7 @@ class _Search:
             for (_, name), values in source.assigned.items():
                 found.setdefault(name, []).extend(_Found(source, value) for value in values)
         for name, (first, *others) in found.items():
-            value = first if _is_plain(first.node) else self._definition(first.node, first, set())
+            value = first if is_plain(first.node) else self._definition(first.node, first, set())
             if value is not None and not others:
                 yield name, value
 

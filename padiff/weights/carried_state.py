@@ -175,8 +175,8 @@ class StateCarrier:
         if name not in target.tensors:
             target.tensors[name] = np.zeros(target.shape, value.dtype)
             target.filled[name] = np.zeros(target.shape, bool)
-        part.write(target.tensors[name], value.reshape(part.size))
-        part.write(target.filled[name], np.ones(part.size, bool))
+        part.write(target.tensors[name], value.reshape(part.result_shape))
+        part.write(target.filled[name], np.ones(part.result_shape, bool))
 
     def _target(self, layer: str, slot: str) -> _Target:
         site = self._homes.candidate.get((layer, slot), (layer, slot))

@@ -234,12 +234,12 @@ class _Planner:
                 self._transfer.computed += (f"{part.layer}/{part.slot}",)
 
     def _put(self, source: Slice, part: Slice, value: np.ndarray) -> None:
-        if not equivalents.same_rows(value.shape, part.size):
+        if not equivalents.same_rows(value.shape, part.result_shape):
             shapes = " against ".join(str(list(p.shape)) for p in (source, part))
             what = f"shapes of `{source.slot}` and `{part.slot}` are not the same: {shapes}"
             raise TransferError(what, Both(source.layer, part.layer))
         target = self._target(part)
-        value = value.reshape(part.size)
+        value = value.reshape(part.result_shape)
         filled = part.read(target.filled)
         if filled.any():
             if np.array_equal(part.read(target.values)[filled], value[filled]):

@@ -53,7 +53,7 @@ class Divergence:
     name: str = ""
     values: tuple[float, float] | None = None
 
-    def text(self) -> str:
+    def message(self) -> str:
         if self.what == "steps":
             return f"step {self.step}: only one of the runs has it"
         if self.what == "loss":
@@ -108,7 +108,7 @@ def _examine(runs: ScriptRuns) -> Examination:
         verdict, sentence, first = "not deterministic", _unstable_text(unstable, first, recording), unstable
     elif first is not None:
         verdict = "changed"
-        sentence = f"Recording changed the training, first in {first.text()} (without recording against with it)."
+        sentence = f"Recording changed the training, first in {first.message()} (without recording against with it)."
     else:
         verdict, counts = "same", {what: plain.count(what) for what in COMPARED}
         what = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
@@ -150,7 +150,7 @@ def _step_divergence(first: Mapping[str, Any], second: Mapping[str, Any]) -> Div
 
 
 def _unstable_text(unstable: Divergence, first: Divergence | None, recording: ScriptRun) -> str:
-    text = f"This script is not deterministic: two runs without recording part, first in {unstable.text()}. "
+    text = f"This script is not deterministic: two runs without recording part, first in {unstable.message()}. "
     # Steps that are not due are not recorded, so these prove nothing.
     proved = any(step["due"] and step["step"] < unstable.step for steps in recording.steps.values() for step in steps)
     if proved and (first is None or first.step >= unstable.step):

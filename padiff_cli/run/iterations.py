@@ -50,7 +50,7 @@ class Iterations:
         """Add optimizers that step in the loop."""
         self._optimizers |= {id(optimizer): optimizer for optimizer in optimizers}
 
-    def end(self, optimizer: Any, frame: FrameType | None) -> bool:
+    def optimizer_stepped(self, optimizer: Any, frame: FrameType | None) -> bool:
         """Note that an optimizer has stepped; return True if it is the iteration's last one to do so.
 
         Args:

@@ -63,7 +63,7 @@ class LoopFinder(ModelFinder):
         return self._training is not None and self._steps > 0
 
     @guarded
-    def end(self) -> None:
+    def end_script(self) -> None:
         """The script is over."""
         self.stop()
 

@@ -109,12 +109,12 @@ class ProcessWatch:
             os.register_at_fork(after_in_child=_in_fork)
         _watch = self
 
-    def end(self, failed: bool) -> None:
+    def stop(self, failed: bool) -> None:
         """End what is recorded, and put everything back. May be called twice."""
         if failed:
             self.loop.fail()
         else:
-            self.loop.end()
+            self.loop.end_script()
         self.hosts.remove()
 
     def restart_in_fork(self) -> None:
@@ -125,7 +125,7 @@ class ProcessWatch:
             self.recording.restart_in_fork()
         else:
             self.recording.silence()
-            self.end(failed=True)
+            self.stop(failed=True)
             ProcessWatch(self._launch, is_fork=True)
 
 
@@ -170,7 +170,7 @@ def end_process() -> None:
     failed = error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0))
     if _watch is not None:
         with contained("its run is not finished"):
-            _watch.end(failed)
+            _watch.stop(failed)
             if not failed:
                 _watch.recording.say_of_nothing(_watch.loop.learned and not _watch.loop.stepped)
 

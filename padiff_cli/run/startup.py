@@ -74,7 +74,7 @@ class StartUp:
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._in_fork)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Wait for nothing any more, and put everything back."""
         self._over = True
         if self._imports is not None:
@@ -88,7 +88,7 @@ class StartUp:
     def _record(self) -> None:
         if self._over:
             return
-        self.end()
+        self.stop()
         with contained():
             import warnings
 

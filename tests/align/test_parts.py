@@ -68,7 +68,7 @@ def test_what_is_taken_is_what_is_meant(part, array, meant):
 @each
 def test_the_size_is_that_of_what_is_taken(part, array, meant):
     assert part.shape == array.shape
-    assert part.size == meant.shape
+    assert part.result_shape == meant.shape
 
 
 @each

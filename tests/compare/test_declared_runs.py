@@ -162,7 +162,7 @@ def test_limits_of_clipping_are_compared_before_they_act():
 def test_where_one_side_clips_and_the_other_is_not_known_nothing_is_said():
     free = trained("torch", optimizer_of("torch", "SGD", {"lr": 0.01}))
     unseen = {name: value for name, value in free.info.settings.items() if not name.startswith("clip.")}
-    free.describe(replace(free.info, settings=unseen))
+    free.set_info(replace(free.info, settings=unseen))
     report = padiff.compare_runs(free, clipped(paddle.nn.ClipGradByGlobalNorm(1000.0)))
     assert report.passed and not report.settings_differ
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 
 import pytest
 
@@ -22,6 +23,11 @@ def test_a_page_and_its_partner_have_the_same_headings_tables_lists_and_code(eng
 
 def test_no_chinese_page_is_left_without_an_english_one():
     assert {path for _, path in partners()} >= {*DOCS.glob("zh/**/*.md")}
+
+
+def test_every_page_is_in_the_menu_once():
+    pages = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M)
+    assert sorted(pages) == sorted(path.relative_to(DOCS).as_posix() for path in DOCS.glob("**/*.md"))
 
 
 def test_the_chinese_atlas_is_written_from_the_english_one():

@@ -69,7 +69,7 @@ def test_what_is_complex_or_in_several_files_or_of_several_dtypes_is_read_by_its
 def test_what_cannot_be_read_is_left_to_say_so_by_itself(tmp_path, change):
     sources = sources_of(tmp_path, [values_of("float32", (300,)) for _ in range(300)])
     path = sources[0].file.path
-    sources[0].file.let_go()
+    sources[0].file.close()
     if change == "cut":
         os.truncate(path, path.stat().st_size - 1300)
     else:

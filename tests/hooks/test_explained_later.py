@@ -102,7 +102,7 @@ def test_clean_runs_are_asked_for_nothing(kit, tmp_path):
 def test_what_is_known_now_is_reported(tmp_path):
     reports, _ = trained(TORCH, "tanh", tmp_path)
     news = News()
-    texts = [news.text(report, number > 0) for number, report in enumerate(reports)]
+    texts = [news.markdown(report, number > 0) for number, report in enumerate(reports)]
     (number,) = (k for k, report in enumerate(reports) if report.explained is not None)
     assert "its cause is known now: The runs differ first at step 0" in texts[number]
     assert "Cause, proven: the candidate uses tanh-form GELU" in texts[number]

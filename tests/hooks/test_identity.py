@@ -44,7 +44,7 @@ def test_a_folder_that_holds_no_run_yet_gets_one_whatever_is_asked_for(tmp_path,
 def test_what_is_said_anew_while_recording_keeps_it(tmp_path):
     writer = RunWriter(tmp_path / "run", toy_info())
     before = identity(tmp_path / "run")
-    writer.describe(replace(toy_info(), environment={"autocast.dtype": "bfloat16"}))
+    writer.set_info(replace(toy_info(), environment={"autocast.dtype": "bfloat16"}))
     writer.add_step(toy_steps([0])[0])
     writer.close()
     assert open_run(tmp_path / "run").info.environment and identity(tmp_path / "run") == before

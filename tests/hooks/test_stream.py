@@ -405,9 +405,9 @@ def test_a_logger_that_was_given_gets_the_verdict_and_stays_open(tmp_path):
         def scalar(self, tag: str, value: float, step: int) -> None:
             self.tags.add(tag)
 
-        text = image = scalar
+        add_text = image = scalar
 
-        def flush(self) -> None: ...
+        def write_out(self) -> None: ...
 
         def close(self) -> None:
             self.closed = True

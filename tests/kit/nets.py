@@ -69,7 +69,8 @@ def sites(rec, stage, number=0):
 
 def record_one(kit, model, x, y, **options):
     """Record one SGD step in memory and return its recorder."""
-    optimizer = kit.sgd(p for p in model.parameters() if not getattr(p, "stop_gradient", not p.requires_grad))
+    trains = [not p.stop_gradient if hasattr(p, "stop_gradient") else p.requires_grad for p in model.parameters()]
+    optimizer = kit.sgd(p for p, is_trained in zip(model.parameters(), trains) if is_trained)
     with padiff.record(model, optimizer=optimizer, **options) as rec:
         one_step(kit, model, optimizer, x, y, rec)
     return rec

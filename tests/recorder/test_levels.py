@@ -87,9 +87,11 @@ def test_words_that_are_none(given, reported):
 
 
 def test_a_pattern_that_matches_no_layer():
-    Detail.from_arguments({"encoder.*": "sketch", "backward": "nothing", "(root)/forward": "full"}).check(NODES)
+    Detail.from_arguments({"encoder.*": "sketch", "backward": "nothing", "(root)/forward": "full"}).check_patterns(
+        NODES
+    )
     with pytest.raises(SelectionError, match=r"detail\['encodr\.0/grad'\].*encoder\.0"):
-        Detail.from_arguments({"encodr.0/grad": "sketch"}).check(NODES)
+        Detail.from_arguments({"encodr.0/grad": "sketch"}).check_patterns(NODES)
 
 
 def test_full_every_n_steps_is_given_once():

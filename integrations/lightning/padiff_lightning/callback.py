@@ -116,7 +116,7 @@ class PaDiffCallback(TrainingResults, _Base):
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         # A module that cuts its epoch short in on_train_batch_start gets no on_train_batch_end.
         self._put_back()
-        self._training.detach()
+        self._training.remove_hooks()
 
     @guarded(passing=(PadiffError,))
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:

@@ -24,14 +24,14 @@ class LoggerSink:
     def scalar(self, tag: str, value: float, step: int) -> None:
         self._experiment.add_scalar(tag, value, step)
 
-    def text(self, tag: str, text: str, step: int) -> None:
+    def add_text(self, tag: str, text: str, step: int) -> None:
         self._experiment.add_text(tag, text, step)
 
     def image(self, tag: str, pixels: Any, step: int) -> None:
         self._experiment.add_image(tag, pixels, step, dataformats="HWC")
 
-    def flush(self) -> None:
+    def write_out(self) -> None:
         self._experiment.flush()
 
     def close(self) -> None:
-        self.flush()
+        self.write_out()

@@ -84,7 +84,7 @@ class PaDiffCallback(TrainingResults, Callback):
                 self._training.abort()
                 raise
             # Done here and not in on_train_batch_end, as another callback may raise before.
-            self._training.detach()
+            self._training.remove_hooks()
             # hapi makes the scaler in the first batch; a scaler may change its scale at the end of each batch.
             self._loss_scale = scale if scale is not None else self.guard.attempt(_first_scale, model) or 1.0
             return result

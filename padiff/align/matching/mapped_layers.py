@@ -58,4 +58,4 @@ def _unlike(pair: ParameterPair, parameters: Both[_Held]) -> bool:
         return False
     if not all(present):
         return True
-    return not all(equivalents.same_rows(pair.reference[0].size, part.size) for part in pair.candidate)
+    return not all(equivalents.same_rows(pair.reference[0].result_shape, part.result_shape) for part in pair.candidate)

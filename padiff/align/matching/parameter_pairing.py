@@ -205,7 +205,7 @@ class _PairMaker:
             start = 0
             for part in parts:
                 part_slice = whole_slice(part, part.parameters[role], _known(part.layout))
-                stop = start + (part_slice.size[0] if part_slice.size else 1) // groups
+                stop = start + (part_slice.result_shape[0] if part_slice.result_shape else 1) // groups
                 rows = Slice(fused.path, parameter.slot, parameter.shape, layout, groups, start, stop)
                 pairs.append(ParameterPair(*Both((rows,), (part_slice,)).swapped(swapped)))
                 start = stop

@@ -17,7 +17,9 @@ def unmatched_parameters(info: RunInfo, parts: Iterable[Sequence[Slice]]) -> lis
     """Return the parameters without a partner, in order of definition."""
     targets = tie_targets(info.layers)
     covered = {
-        targets.get((part.layer, part.slot), (part.layer, part.slot)) for part in chain(*parts) if part.size[:1] != (0,)
+        targets.get((part.layer, part.slot), (part.layer, part.slot))
+        for part in chain(*parts)
+        if part.result_shape[:1] != (0,)
     }
     return [
         (layer, p)

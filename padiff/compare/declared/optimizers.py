@@ -16,7 +16,7 @@ from typing import Any
 
 from padiff.align import Alignment
 from padiff.compare.declared.fixes import optimizer_fix
-from padiff.frameworks.argument_names import SPELLINGS
+from padiff.frameworks.optimizer_catalog import epsilon_of
 from padiff.records import LOOP, Both, Difference, Record, RunInfo, Step, setting_text, unzipped
 from padiff.records.stored_records import fact_of
 
@@ -29,8 +29,6 @@ _USUAL = {
 # Settings that are compared separately, or do not belong to the rule.
 _APART = frozenset({"lr", "lr_factor", "rate", "parameters", "others", "clipped"})
 _FORMS = {"decay.coupled": "coupled, as L2 of the gradient", "decay.decoupled": "decoupled", "decay.l1": "L1"}
-# Rules in which the frameworks add epsilon in different places: the same number is not the same rule there.
-_EPS_ELSEWHERE = frozenset({"RMSProp", "Adamax"})
 # Largest relative difference of equal numbers, one of which may be stored in float32; and of equal learning rates,
 # whose schedules add up rounding.
 _SAME, _SAME_RATE = 1e-6, 1e-5
@@ -54,7 +52,7 @@ class Group:
         """Return True if the rule is one of the framework's own, with the same meaning in both frameworks."""
         return "." not in self.rule
 
-    def number(self, name: str, default: float = 0.0) -> float:
+    def setting(self, name: str, default: float = 0.0) -> float:
         value = self.values.get(name, default)
         return float(value) if isinstance(value, (int, float)) else default
 
@@ -185,14 +183,14 @@ def rate_differences(
         if expected is None or actual is None:
             continue
         values = Both(expected, actual)
-        first = max(group.number("lr") for group in pair)
+        first = max(group.setting("lr") for group in pair)
         # Rates near zero, as at the end of a schedule, are compared relative to the initial rate.
         if abs(values.reference - values.candidate) > _SAME_RATE * max(
             abs(values.reference), abs(values.candidate), 1e-3 * first
         ):
-            lasting = all(math.isclose(group.number("lr"), rate, rel_tol=_SAME) for group, rate in zip(pair, values))
+            lasting = all(math.isclose(group.setting("lr"), rate, rel_tol=_SAME) for group, rate in zip(pair, values))
             names = ("lr",) if lasting else ()
-            base = pair.candidate.number("lr") if is_single else None
+            base = pair.candidate.setting("lr") if is_single else None
             difference = _Found("lr", values, names, pair.candidate.rule, kind="learning_rate", base_rate=base)
             differences.append((pair, [difference]))
     yield from _together(differences, frameworks.candidate, len(pairs))
@@ -227,7 +225,7 @@ def _rate_places(records: Sequence[Record]) -> list[tuple[int, int]]:
 
 def _rate(group: Group, rates: Mapping[int, float]) -> float | None:
     rate = rates.get(group.values.get("rate", -1))
-    return None if rate is None else rate * group.number("lr_factor", 1.0)
+    return None if rate is None else rate * group.setting("lr_factor", 1.0)
 
 
 def _together(
@@ -278,7 +276,9 @@ def _between(pair: GroupPair, frameworks: Both[str]) -> list[_Found]:
     if not reference.known and frameworks.reference != frameworks.candidate:
         return []
     differences = _decay(pair)
-    elsewhere = reference.rule in _EPS_ELSEWHERE and frameworks.reference != frameworks.candidate
+    # Where the frameworks add epsilon in different places, the same number is not the same rule.
+    places = frameworks.map(lambda framework: epsilon_of(framework, reference.rule))
+    elsewhere = places.reference != places.candidate
     values = pair.map(_meant)
     for name in {**values.reference, **values.candidate}:
         if name not in values.reference or name not in values.candidate:
@@ -291,17 +291,12 @@ def _between(pair: GroupPair, frameworks: Both[str]) -> list[_Found]:
         names = (name,) if is_comparable else ()
         differences.append(_Found(name, both, names, candidate.rule, changes=is_comparable))
     if elsewhere:
-        places = frameworks.map(lambda framework: _place_of_eps(framework, reference.rule))
-        differences.append(_Found("place of epsilon", places, (), candidate.rule, changes=False, note=_ELSEWHERE))
+        phrases = places.map(lambda place: "elsewhere" if place is None else place.epsilon)
+        differences.append(_Found("place of epsilon", phrases, (), candidate.rule, changes=False, note=_ELSEWHERE))
     return differences
 
 
 _ELSEWHERE = "the frameworks add epsilon in different places of this rule"
-
-
-def _place_of_eps(framework: str, rule: str) -> str:
-    spelling = SPELLINGS.get(framework)
-    return "elsewhere" if spelling is None else spelling.epsilon.get(rule, "elsewhere")
 
 
 def _family(rule: str) -> str:
@@ -329,7 +324,7 @@ def _meant(group: Group) -> dict[str, Any]:
 def _decay(pair: GroupPair) -> list[_Found]:
     if any("decay.own" in group.values for group in pair):
         return []
-    forms = pair.map(lambda group: {name: group.number(name) for name in _FORMS})
+    forms = pair.map(lambda group: {name: group.setting(name) for name in _FORMS})
     if all(same(forms.reference[name], forms.candidate[name]) for name in _FORMS):
         return []
     used = forms.map(lambda side: [name for name, value in side.items() if value])

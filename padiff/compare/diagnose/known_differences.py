@@ -126,7 +126,7 @@ def known_difference(operation: str) -> tuple[AtlasRow, ...]:
 
     Args:
         operation: a layer's kind, a function or an optimizer, in either framework's spelling: ``BatchNorm2D``,
-            ``avg_pool2d``, ``CrossEntropyLoss``, ``Adamax``. If nothing is known of ``avg_pool3d``, for example, the
+            ``avg_pool2d``, ``CrossEntropyLoss``, ``RMSProp``. If nothing is known of ``avg_pool3d``, for example, the
             rows of the other dimensions are returned.
     """
     rows, key = _by_operation(), _key(operation)

@@ -13,13 +13,14 @@ import paddle
 
 from padiff.frameworks.launchers import launched
 
-# Common name of a switch, shared with torch -> paddle's flag.
+# paddle's flag -> common name of the switch, shared with torch.
 _FLAGS = {
-    "threads.intra_op": "FLAGS_paddle_num_threads",
-    "cudnn.deterministic": "FLAGS_cudnn_deterministic",
-    "cudnn.benchmark": "FLAGS_cudnn_exhaustive_search",
-    "deterministic.embedding": "FLAGS_embedding_deterministic",
-    "onednn.enabled": "FLAGS_use_onednn",
+    "FLAGS_paddle_num_threads": "threads.intra_op",
+    "FLAGS_cudnn_deterministic": "cudnn.deterministic",
+    "FLAGS_cudnn_exhaustive_search": "cudnn.benchmark",
+    "FLAGS_embedding_deterministic": "deterministic.embedding",
+    "FLAGS_use_mkldnn": "onednn.enabled",  # in paddle 3.0
+    "FLAGS_use_onednn": "onednn.enabled",
 }
 
 
@@ -27,7 +28,7 @@ def read(kinds: Collection[str]) -> dict[str, Any]:
     core = paddle.base.core
     flags = core.globals()  # get_flags() refuses some of them
     values: dict[str, Any] = {}
-    for name, flag in _FLAGS.items():
+    for flag, name in _FLAGS.items():
         with contextlib.suppress(KeyError, ValueError, RuntimeError, TypeError):
             if flag in flags.keys():  # noqa: SIM118 - not a dict: it does not support `in`
                 value = flags[flag]

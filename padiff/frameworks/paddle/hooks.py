@@ -28,6 +28,8 @@ from padiff.system.guard import RAISING, Guard
 
 RAISES_AS_IT_IS = False  # paddle raises an OSError for any exception
 READ = True  # by to_static
+# Layers of paddle 3.0 and 3.1 call the listed hooks only, and none after an exception in forward.
+_LISTED = not hasattr(paddle.nn.Layer(), "_forward_post_hooks_always_called")
 
 
 def before_capture(capture: Callable[[], None], guard: Guard = RAISING) -> Handle | None:
@@ -71,11 +73,13 @@ class _After(Hook):
 
 
 def on_calls(layer: Any, key: Any, before: BeforeCall, after: AfterCall, guard: Guard = RAISING) -> list[Handle]:
-    befores, afters = [layer._forward_pre_hooks_with_kwargs_flag], [layer._forward_post_hooks_always_called]
+    befores = [layer._forward_pre_hooks_with_kwargs_flag]
+    always = getattr(layer, "_forward_post_hooks_always_called", None)
+    afters = [] if always is None else [always]
     first, last = _Before(key, before, layer, guard), _After(key, after, layer, guard)
     return [
         HookEntry(layer._forward_pre_hooks, first, befores, listed=False),
-        HookEntry(layer._forward_post_hooks, last, afters, listed=False),
+        HookEntry(layer._forward_post_hooks, last, afters, listed=_LISTED),
     ]
 
 
@@ -84,7 +88,7 @@ def aside() -> AbstractContextManager[Any]:
 
 
 def on_outputs(layer: Any, replaced: Replaced) -> Handle:
-    return HookEntry(layer._forward_post_hooks, lambda _, args, output: replaced(args, output), listed=False)
+    return HookEntry(layer._forward_post_hooks, lambda _, args, output: replaced(args, output), listed=_LISTED)
 
 
 def on_functions(called: OnCall, third_party: Sequence[str], guard: Guard = RAISING) -> Handle:

@@ -12,25 +12,10 @@ from typing import Any
 import paddle
 from paddle.regularizer import L1Decay, L2Decay
 
+from padiff.frameworks.optimizer_catalog import classes
 from padiff.frameworks.optimizing import OptimizerGroup, OptimizerSettings
 
-_BETAS = {"beta1": "beta1", "beta2": "beta2", "epsilon": "eps"}
-# paddle's class -> the common name of its rule, and the common names of its settings by paddle's names.
-_RULES: dict[str, tuple[str, dict[str, str]]] = {
-    "SGD": ("SGD", {}),
-    "Momentum": ("SGD", {"momentum": "momentum", "use_nesterov": "nesterov", "rescale_grad": "rescale_grad"}),
-    "Adam": ("Adam", _BETAS),
-    "AdamW": ("AdamW", _BETAS),
-    "Adamax": ("Adamax", _BETAS),
-    "NAdam": ("NAdam", {**_BETAS, "momentum_decay": "momentum_decay"}),
-    "RAdam": ("RAdam", _BETAS),
-    "Lamb": ("Lamb", _BETAS),
-    "Adagrad": ("Adagrad", {"epsilon": "eps", "initial_accumulator_value": "initial_accumulator_value"}),
-    "Adadelta": ("Adadelta", {"epsilon": "eps", "rho": "rho"}),
-    "RMSProp": ("RMSProp", {"rho": "alpha", "epsilon": "eps", "momentum": "momentum", "centered": "centered"}),
-    "Rprop": ("Rprop", {}),
-    "LBFGS": ("LBFGS", {}),
-}
+_CLASSES = classes("paddle")
 _OF_LBFGS = ("max_iter", "max_eval", "tolerance_grad", "tolerance_change", "history_size", "line_search_fn")
 _CLIPS = (
     (paddle.nn.ClipGradByGlobalNorm, "global_norm"),
@@ -98,8 +83,9 @@ def _stamp(value: Any) -> Any:
 def rule_of(optimizer: Any) -> tuple[str, Mapping[str, str]]:
     kind = type(optimizer)
     name = kind.__name__
-    if name in _RULES and kind is getattr(paddle.optimizer, name, None):
-        return _RULES[name]
+    if name in _CLASSES and kind is getattr(paddle.optimizer, name, None):
+        rule, known = _CLASSES[name]
+        return rule, known.settings
     return f"{kind.__module__}.{kind.__qualname__}", {}
 
 

@@ -13,48 +13,24 @@ import numpy as np
 import paddle
 
 from padiff.errors import UsageError
+from padiff.frameworks.optimizer_catalog import classes
 from padiff.frameworks.paddle import tensors
 from padiff.frameworks.paddle.optimizer_settings import carried_factor, grouped, rule_of, values_of
 from padiff.frameworks.paddle.step_counts import POWERS, power_of, rho_of, steps_of
 from padiff.frameworks.state_checks import check_rule, check_slots, needed
 from padiff.records.parameter_states import (
-    FIRST_MOMENT,
-    GRADIENT_AVERAGE,
-    INFINITY_NORM,
     MASTER_WEIGHT,
-    MAX_SECOND_MOMENT,
     MOMENTUM,
     MU_PRODUCT,
     OWN,
-    PREVIOUS_GRADIENT,
-    SECOND_MOMENT,
-    SQUARE_AVERAGE,
-    SQUARE_SUM,
-    STEP_SIZE,
     STEPS,
-    UPDATE_AVERAGE,
     OptimizerState,
     ParameterState,
     rates_of,
 )
 
-_MOMENTS = {"moment1": FIRST_MOMENT, "moment2": SECOND_MOMENT}
-_ADAM = {**_MOMENTS, "moment2_max": MAX_SECOND_MOMENT}
 # paddle's class -> its name of an accumulator -> the common name.
-_TENSORS: dict[str, dict[str, str]] = {
-    "SGD": {},
-    "Momentum": {"velocity": MOMENTUM},
-    "Adam": _ADAM,
-    "AdamW": _ADAM,
-    "NAdam": _MOMENTS,
-    "RAdam": _MOMENTS,
-    "Lamb": _MOMENTS,
-    "Adamax": {"moment": FIRST_MOMENT, "inf_norm": INFINITY_NORM},
-    "Adagrad": {"moment": SQUARE_SUM},
-    "Adadelta": {"_avg_squared_grad": SQUARE_AVERAGE, "_avg_squared_update": UPDATE_AVERAGE},
-    "RMSProp": {"mean_square": SQUARE_AVERAGE, "momentum": MOMENTUM, "mean_grad": GRADIENT_AVERAGE},
-    "Rprop": {"prevs": PREVIOUS_GRADIENT, "learning_rates": STEP_SIZE},
-}
+_TENSORS = {name: known.tensors for name, (_, known) in classes("paddle").items() if known.tensors is not None}
 # The base of the decay in NAdam's momentum schedule.
 _NADAM_BASE = 0.96
 

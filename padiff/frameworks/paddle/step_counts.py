@@ -12,13 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from padiff.frameworks.optimizer_catalog import classes
+
 # paddle's class -> its accumulators that hold a power: name, the base (a setting's name), and the initial exponent.
-POWERS: dict[str, tuple[tuple[str, str, int], ...]] = {
-    **dict.fromkeys(("Adam", "AdamW", "Lamb"), (("beta1_pow_acc", "beta1", 1), ("beta2_pow_acc", "beta2", 1))),
-    "Adamax": (("beta1_pow_acc", "beta1", 1),),
-    "NAdam": (("beta2_pow", "beta2", 0),),
-    "RAdam": (("beta1_pow", "beta1", 0), ("beta2_pow", "beta2", 0)),
-}
+POWERS = {name: known.powers for name, (_, known) in classes("paddle").items() if known.powers}
 _MOST_STEPS = 1 << 24
 # The most steps whose roundings `rho_of` repeats one by one; with more steps, RAdam equals Adam.
 _MOST_ROUNDED = 1 << 16

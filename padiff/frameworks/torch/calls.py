@@ -11,11 +11,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import torch
-
 from padiff.frameworks.hooking import AfterCall, BeforeCall, Handle, Hook, HookEntry
 from padiff.frameworks.overrides import Override
-from padiff.frameworks.torch.modes import aside, building
+from padiff.frameworks.torch.modes import aside, building, is_compiling
 from padiff.system.guard import RAISING, Guard
 
 
@@ -58,7 +56,7 @@ class _Before(_Hook):
     __slots__ = ()
 
     def __call__(self, module: Any, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling() or self._guard.tripped:
+        if is_compiling() or self._guard.tripped:
             return
         try:
             if self._is_meant(module) and not building():
@@ -72,7 +70,7 @@ class _After(_Hook):
     __slots__ = ()
 
     def __call__(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or self._guard.tripped:
+        if is_compiling() or self._guard.tripped:
             return
         # This hook is also called after an exception in forward, without an output.
         failed = output is None and sys.exc_info()[0] is not None

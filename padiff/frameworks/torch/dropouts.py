@@ -20,7 +20,7 @@ from padiff.frameworks.api_names import parameters_of
 from padiff.frameworks.dropout_masks import DropoutCall
 from padiff.frameworks.interception import InterceptedCall
 from padiff.frameworks.torch import randomness, tensors
-from padiff.frameworks.torch.modes import building
+from padiff.frameworks.torch.modes import building, is_compiling
 from padiff.frameworks.torch.recurrent import FUNCTIONS, Recurrent
 from padiff.frameworks.torch.tensor_memory import transforming
 
@@ -44,7 +44,7 @@ def functions() -> Iterator[tuple[Any, str, str]]:
 
 
 def about(name: str, heard: InterceptedCall) -> DropoutCall | None:
-    if torch.compiler.is_compiling() or transforming() or building():
+    if is_compiling() or transforming() or building():
         return None
     if name in FUNCTIONS:
         call = Recurrent.from_call(heard)

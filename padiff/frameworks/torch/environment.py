@@ -32,7 +32,7 @@ def read(kinds: Collection[str]) -> dict[str, Any]:
         "matmul.precision": torch.get_float32_matmul_precision,
         "matmul.reduced_fp16": lambda: _switch(cuda.matmul.allow_fp16_reduced_precision_reduction),
         "matmul.reduced_bf16": lambda: _switch(cuda.matmul.allow_bf16_reduced_precision_reduction),
-        "attention.fastpath": backends.mha.get_fastpath_enabled,
+        "attention.fastpath": lambda: backends.mha.get_fastpath_enabled(),
         "attention.flash": cuda.flash_sdp_enabled,
         "attention.efficient": cuda.mem_efficient_sdp_enabled,
         "onednn.enabled": lambda: bool(backends.mkldnn.enabled),
@@ -52,8 +52,14 @@ def read(kinds: Collection[str]) -> dict[str, Any]:
 
 
 def autocast() -> dict[str, Any]:
+    if not hasattr(torch, "get_autocast_dtype"):  # before torch 2.4
+        if torch.is_autocast_enabled():
+            return {"autocast.dtype": str(torch.get_autocast_gpu_dtype()).removeprefix("torch.")}
+        if torch.is_autocast_cpu_enabled():
+            return {"autocast.dtype": str(torch.get_autocast_cpu_dtype()).removeprefix("torch.")}
+        return {"autocast.dtype": "off"}
     for device in ("cuda", "cpu", "xpu", "mps"):
-        with contextlib.suppress(RuntimeError, TypeError):  # older ones take no device; a build may lack one
+        with contextlib.suppress(RuntimeError):  # a build may lack one
             if torch.is_autocast_enabled(device):
                 return {"autocast.dtype": str(torch.get_autocast_dtype(device)).removeprefix("torch.")}
     return {"autocast.dtype": "off"}

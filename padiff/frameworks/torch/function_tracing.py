@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from padiff.frameworks.api_names import heard_name, parameters_of
 from padiff.frameworks.hooking import FunctionListener, HookEntry
-from padiff.frameworks.torch.modes import building, call_aside
+from padiff.frameworks.torch.modes import building, call_aside, is_compiling
 
 # A key far below those of recorders' hooks on layers.
 _FIRST = -1_000_000
@@ -43,7 +43,7 @@ class _Mode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.muted or torch.compiler.is_compiling():
+        if self.muted or is_compiling():
             return func(*args, **kwargs)
         listener, self.inside = self._listener, True
         try:
@@ -173,7 +173,7 @@ class _ForeignCalls:
             handle.remove()
 
     def _counts(self, module: torch.nn.Module) -> bool:
-        applies = threading.get_ident() == self._thread and not torch.compiler.is_compiling()
+        applies = threading.get_ident() == self._thread and not is_compiling()
         return applies and next(module.parameters(), None) is not None
 
     def _begins(self, module: torch.nn.Module) -> None:

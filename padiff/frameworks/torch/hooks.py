@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from padiff.frameworks.hooking import FunctionListener, Handle, HookEntry, OnCall, OnGradient, Replaced, breadth_first
-from padiff.frameworks.interception import InterceptedCall, Interception
+from padiff.frameworks.interception import InterceptedCall, Interception, Listener
 from padiff.frameworks.torch.calls import on_calls as on_calls
 from padiff.frameworks.torch.function_tracing import FunctionTracing
 from padiff.frameworks.torch.functions import FunctionHooks
@@ -26,7 +26,7 @@ def on_outputs(layer: Any, replaced: Replaced) -> Handle:
     return HookEntry(layer._forward_hooks, lambda _, args, output: replaced(args, output), listed=False)
 
 
-class _BeforeCapture:
+class _BeforeCapture(Listener):
     """Listener of the method that begins a capture."""
 
     def __init__(self, capture: Callable[[], None], guard: Guard) -> None:
@@ -35,8 +35,6 @@ class _BeforeCapture:
     def enter(self, call: InterceptedCall) -> bool:
         self._capture()
         return False
-
-    def exit(self, call: InterceptedCall, name: str, output: Any, failed: bool) -> None: ...
 
 
 def before_capture(capture: Callable[[], None], guard: Guard = RAISING) -> Handle | None:

@@ -124,7 +124,7 @@ class _Unfused:
     """A context without a graph and without the fused fast paths of attention in eval mode, which skip sublayers.
 
     The switch of the fast paths is global. The first thread that enters saves its value, the last one that exits
-    restores it.
+    restores it. torch 2.2 has no switch: there a graph of the parameters that train turns the fast paths off.
     """
 
     def __init__(self) -> None:
@@ -134,6 +134,10 @@ class _Unfused:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
+        if not hasattr(torch.backends, "mha"):
+            with torch.enable_grad():
+                yield
+            return
         with self._lock:
             if not self._inside:
                 self._was = torch.backends.mha.get_fastpath_enabled()

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional, utils
 
 from padiff.frameworks.losses import ROLES, ClipCall, Function, LossCalls, LossObserver
-from padiff.frameworks.torch.modes import aside, building
+from padiff.frameworks.torch.modes import aside, building, is_compiling
 from padiff.frameworks.torch.tensor_memory import transforming
 
 
@@ -31,7 +31,7 @@ def _learning(tensor: Any) -> bool:
 
 
 def _silent() -> bool:
-    return torch.compiler.is_compiling() or transforming() or building()
+    return is_compiling() or transforming() or building()
 
 
 def _functions() -> Iterator[Function]:
@@ -70,7 +70,7 @@ def _clips() -> Iterator[tuple[Any, str, Callable[[dict[str, Any], Any], ClipCal
 
 def _scalers() -> Iterator[tuple[Any, str, Callable[[Any], float]]]:
     for module, name in (
-        ("torch.amp", "GradScaler"),
+        ("torch.amp" if hasattr(torch.amp, "GradScaler") else "torch.cuda.amp", "GradScaler"),  # before torch 2.3
         ("torch.distributed.fsdp.sharded_grad_scaler", "ShardedGradScaler"),
     ):
         scaler = getattr(sys.modules.get(module), name, None)

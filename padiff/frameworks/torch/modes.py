@@ -15,12 +15,14 @@ _tracing = torch._C._get_tracing_state
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _dispatch_mode = torch._C._get_dispatch_mode
 _KEYS = torch._C._TorchDispatchModeKey
+#: ``torch.compiler.is_compiling``, which torch 2.2 has under another name.
+is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling
 _WithoutFunctions: Any = torch._C.DisableTorchFunction
 
 
 def building() -> bool:
     """Return True while tensors are placeholders without values: in torch.jit.trace, torch.fx, export, under a fake
-    tensor mode and while a CUDA graph is captured. (For torch.compile, use ``torch.compiler.is_compiling()``.)
+    tensor mode and while a CUDA graph is captured. (For torch.compile, use `is_compiling`.)
     """
     if _tracing() is not None or _symbolic_trace._is_fx_tracing_flag:
         return True

@@ -7,18 +7,11 @@ from typing import Any
 
 import torch
 
+from padiff.frameworks.optimizer_catalog import classes
 from padiff.frameworks.optimizing import OptimizerGroup, OptimizerSettings
 
 # torch's class -> the common name of its rule. Classes such as ASGD are absent: the frameworks' rules differ.
-_RULES = {
-    name: common
-    for name, common in (
-        *((name, name) for name in ("SGD", "Adam", "AdamW", "Adamax", "Adagrad", "Adadelta", "NAdam", "RAdam")),
-        *((name, name) for name in ("Rprop", "LBFGS", "Adafactor")),
-        ("RMSprop", "RMSProp"),
-    )
-    if hasattr(torch.optim, name)
-}
+_RULES = {name: rule for name, (rule, _) in classes("torch").items() if hasattr(torch.optim, name)}
 # Arguments that are omitted, because they change no result or are reported under another name.
 _LEFT_OUT = frozenset(
     ("params", "lr", "foreach", "fused", "capturable", "differentiable", "weight_decay", "decoupled_weight_decay")

@@ -12,43 +12,21 @@ import numpy as np
 import torch
 
 from padiff.errors import UsageError
+from padiff.frameworks.optimizer_catalog import classes
 from padiff.frameworks.state_checks import check_rule, check_slots, needed
 from padiff.frameworks.torch import tensors
 from padiff.frameworks.torch.optimizer_settings import rule_of
 from padiff.records.parameter_states import (
-    FIRST_MOMENT,
-    GRADIENT_AVERAGE,
-    INFINITY_NORM,
-    MAX_SECOND_MOMENT,
-    MOMENTUM,
     MU_PRODUCT,
     OWN,
-    PREVIOUS_GRADIENT,
-    SECOND_MOMENT,
-    SQUARE_AVERAGE,
-    SQUARE_SUM,
-    STEP_SIZE,
     STEPS,
-    UPDATE_AVERAGE,
     OptimizerState,
     ParameterState,
     rates_of,
 )
 
-_MOMENTS = {"exp_avg": FIRST_MOMENT, "exp_avg_sq": SECOND_MOMENT}
 # Common name of the rule -> torch's name of a tensor of its state -> the common name.
-_TENSORS: dict[str, dict[str, str]] = {
-    "SGD": {"momentum_buffer": MOMENTUM},
-    "Adam": {**_MOMENTS, "max_exp_avg_sq": MAX_SECOND_MOMENT},
-    "AdamW": {**_MOMENTS, "max_exp_avg_sq": MAX_SECOND_MOMENT},
-    "NAdam": _MOMENTS,
-    "RAdam": _MOMENTS,
-    "Adamax": {"exp_avg": FIRST_MOMENT, "exp_inf": INFINITY_NORM},
-    "Adagrad": {"sum": SQUARE_SUM},
-    "Adadelta": {"square_avg": SQUARE_AVERAGE, "acc_delta": UPDATE_AVERAGE},
-    "RMSProp": {"square_avg": SQUARE_AVERAGE, "momentum_buffer": MOMENTUM, "grad_avg": GRADIENT_AVERAGE},
-    "Rprop": {"prev": PREVIOUS_GRADIENT, "step_size": STEP_SIZE},
-}
+_TENSORS = {rule: known.tensors for rule, known in classes("torch").values() if known.tensors is not None}
 _NUMBERS = {"step": STEPS, "mu_product": MU_PRODUCT}
 
 

@@ -210,6 +210,12 @@ def _arrived(tensor: Any) -> Any:
 
 # Looked up once, because each call of a layer calls this function.
 _interpreters = torch._C._functorch.peek_interpreter_stack
+# The second is absent from torch 2.2.
+_WRAPPED = [
+    getattr(torch._C._functorch, name)
+    for name in ("is_functorch_wrapped_tensor", "is_legacy_batchedtensor")
+    if hasattr(torch._C._functorch, name)
+]
 
 
 def transforming() -> bool:
@@ -223,9 +229,8 @@ def readable(tensor: Any) -> Any:
     Raises:
         UncopiedError: the tensor has no readable memory.
     """
-    functorch = torch._C._functorch
     # Inside a transform this holds for any tensor: results computed from it there belong to the transform.
-    if transforming() or functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor):
+    if transforming() or any(belongs(tensor) for belongs in _WRAPPED):
         raise UncopiedError(TRANSFORMED)
     if tensor.is_nested:
         raise UncopiedError("nested tensors have no one shape")

@@ -47,7 +47,7 @@ class Called:
     framework: str
     shape: tuple[int, ...] = ()
 
-    def number(self, name: str, usual: Any) -> Any:
+    def setting(self, name: str, usual: Any) -> Any:
         return self.settings.get(name, usual)
 
     def parameter(self, name: str) -> int:
@@ -73,7 +73,7 @@ def writings(called: Called) -> Iterator[Writing]:
         yield lambda add, formula, call: add("act", call.inputs[0], function=_ACTIVATIONS[kind])
     elif kind == "gelu":
         forms = ["exact GELU", "tanh-form GELU"]
-        for form in forms[::-1] if called.number("approximate", "none") in ("tanh", True) else forms:
+        for form in forms[::-1] if called.setting("approximate", "none") in ("tanh", True) else forms:
             yield partial(_act, function=form)
     elif kind in _NUMBERED:
         yield _numbered
@@ -92,7 +92,7 @@ def writings(called: Called) -> Iterator[Writing]:
     elif kind.startswith("adaptive"):
         yield _global_pool
     elif kind.startswith(("maxpool", "avgpool")):
-        usual = called.number("count_include_pad", not conventions_of(called.framework).pools_without_padding)
+        usual = called.setting("count_include_pad", not conventions_of(called.framework).pools_without_padding)
         for exclusive in (not usual, bool(usual)):
             yield partial(_pool, exclusive=exclusive)
     elif kind == "multiheadattention":
@@ -107,10 +107,10 @@ def writings(called: Called) -> Iterator[Writing]:
 
 
 def _resized(add: Add, formula: Formula, call: Called) -> int:
-    mode = str(call.number("mode", "nearest"))
-    if mode not in RESIZED or call.number("align_mode", 0):
+    mode = str(call.setting("mode", "nearest"))
+    if mode not in RESIZED or call.setting("align_mode", 0):
         raise UnknownError(mode)
-    corners = bool(call.number("align_corners", False))
+    corners = bool(call.setting("align_corners", False))
     return add("resized", call.inputs[0], size=list(call.shape[2:]), mode=RESIZED[mode], corners=corners)
 
 
@@ -120,7 +120,7 @@ def _act(add: Add, formula: Formula, call: Called, function: str) -> int:
 
 def _numbered(add: Add, formula: Formula, call: Called) -> int:
     function, setting, usual = _NUMBERED[call.kind]
-    return add("act", call.inputs[0], function=function, number=float(call.number(setting, usual)))
+    return add("act", call.inputs[0], function=function, number=float(call.setting(setting, usual)))
 
 
 def _linear(add: Add, formula: Formula, call: Called) -> int:
@@ -128,7 +128,7 @@ def _linear(add: Add, formula: Formula, call: Called) -> int:
 
 
 def _embedding(add: Add, formula: Formula, call: Called) -> int:
-    zero = call.number("padding_idx", "none") if conventions_of(call.framework).pads_with_zeros else "none"
+    zero = call.setting("padding_idx", "none") if conventions_of(call.framework).pads_with_zeros else "none"
     return add("looked_up", call.inputs[0], call.parameter("weight"), zero=zero if isinstance(zero, int) else None)
 
 
@@ -149,7 +149,7 @@ def _layer_norm(add: Add, formula: Formula, call: Called) -> int:
         count += 1
         size *= formula.values[call.inputs[0]].shape[-count]
     axes = tuple(range(ndim - count, ndim))
-    eps = call.number("eps", 1e-5)
+    eps = call.setting("eps", 1e-5)
     if not isinstance(eps, (int, float)):
         raise UnknownError("eps")
     output = add("normalised", call.inputs[0], axes=axes, eps=float(eps), centred=call.kind == "layernorm")
@@ -159,19 +159,19 @@ def _layer_norm(add: Add, formula: Formula, call: Called) -> int:
 
 
 def _group_norm(add: Add, formula: Formula, call: Called) -> int:
-    groups, eps = int(call.number("num_groups", 1)), float(call.number("eps", 1e-5))
+    groups, eps = int(call.setting("num_groups", 1)), float(call.setting("eps", 1e-5))
     return _scaled(add, add("grouped", call.inputs[0], groups=groups, eps=eps), call, channels=True)
 
 
 def _instance_norm(add: Add, formula: Formula, call: Called) -> int:
     axes = tuple(range(2, formula.values[call.inputs[0]].ndim))
-    output = add("normalised", call.inputs[0], axes=axes, eps=float(call.number("eps", 1e-5)))
+    output = add("normalised", call.inputs[0], axes=axes, eps=float(call.setting("eps", 1e-5)))
     return _scaled(add, output, call, channels=True)
 
 
 def _batch_norm(add: Add, formula: Formula, call: Called, train: bool) -> int:
     mean, variance = call.parameter("running_mean"), call.parameter("running_var")
-    eps = float(call.number("eps", 1e-5))
+    eps = float(call.setting("eps", 1e-5))
     output = add("by_statistics", call.inputs[0], mean, variance, eps=eps, train=train)
     return _scaled(add, output, call, channels=True)
 
@@ -181,7 +181,7 @@ def _flatten(add: Add, formula: Formula, call: Called) -> int:
 
 
 def _softmax(add: Add, formula: Formula, call: Called) -> int:
-    return add("softmax", call.inputs[0], axis=int(call.number("axis", call.number("dim", -1))))
+    return add("softmax", call.inputs[0], axis=int(call.setting("axis", call.setting("dim", -1))))
 
 
 _SIMPLE: Mapping[str, Writing] = {
@@ -192,18 +192,18 @@ _SIMPLE: Mapping[str, Writing] = {
 
 def _conv(add: Add, formula: Formula, call: Called) -> int:
     count = formula.values[call.inputs[0]].ndim - 2
-    padding = call.number("padding", 0)
+    padding = call.setting("padding", 0)
     if isinstance(padding, str):
         raise UnknownError("padding")
     output = add(
         "conv",
         call.inputs[0],
         call.parameter("weight"),
-        stride=each(call.number("stride", 1), count),
+        stride=each(call.setting("stride", 1), count),
         padding=[(n, n) for n in each(padding, count)],
-        dilation=each(call.number("dilation", 1), count),
-        groups=int(call.number("groups", 1)),
-        mode=str(call.number("padding_mode", "zeros")),
+        dilation=each(call.setting("dilation", 1), count),
+        groups=int(call.setting("groups", 1)),
+        mode=str(call.setting("padding_mode", "zeros")),
     )
     return output if "bias" not in call.parameters else add("channelwise", output, call.parameters["bias"], how="add")
 
@@ -211,8 +211,8 @@ def _conv(add: Add, formula: Formula, call: Called) -> int:
 def _conv_transpose(add: Add, formula: Formula, call: Called) -> int:
     shape = formula.values[call.inputs[0]].shape
     count = len(shape) - 2
-    stride, dilation = (each(call.number(name, 1), count) for name in ("stride", "dilation"))
-    padding = each(call.number("padding", 0), count)
+    stride, dilation = (each(call.setting(name, 1), count) for name in ("stride", "dilation"))
+    padding = each(call.setting("padding", 0), count)
     kernel = formula.values[call.parameter("weight")].shape[2:]
     usual = [
         (n - 1) * s - 2 * p + d * (k - 1) + 1 for n, s, p, d, k in zip(shape[2:], stride, padding, dilation, kernel)
@@ -226,7 +226,7 @@ def _conv_transpose(add: Add, formula: Formula, call: Called) -> int:
         padding=padding,
         output_padding=more,
         dilation=dilation,
-        groups=int(call.number("groups", 1)),
+        groups=int(call.setting("groups", 1)),
     )
     return output if "bias" not in call.parameters else add("channelwise", output, call.parameters["bias"], how="add")
 
@@ -246,16 +246,16 @@ def _pool(add: Add, formula: Formula, call: Called, exclusive: bool) -> int:
     if kernel is None:
         raise UnknownError("kernel_size")
     by = "max" if call.kind.startswith("max") else "mean"
-    stride = call.number("stride", None)
+    stride = call.setting("stride", None)
     return add(
         "pool",
         call.inputs[0],
         by=by,
         kernel=kernel,
         stride=each(stride, count) if stride else kernel,
-        padding=each(call.number("padding", 0), count),
+        padding=each(call.setting("padding", 0), count),
         exclusive=exclusive and by == "mean",
-        ceil=bool(call.number("ceil_mode", False)),
+        ceil=bool(call.setting("ceil_mode", False)),
     )
 
 
@@ -266,8 +266,8 @@ def _heads(add: Add, formula: Formula, call: Called) -> int:
         UnknownError: the matrices are stored separately, as in paddle, or there is a mask or dropout.
     """
     inputs = call.inputs if len(call.inputs) > 2 else (call.inputs[0],) * 3
-    count = int(call.number("num_heads", 1))
-    if "in_proj_weight" not in call.parameters or len(call.inputs) > 3 or call.number("dropout", 0.0):
+    count = int(call.setting("num_heads", 1))
+    if "in_proj_weight" not in call.parameters or len(call.inputs) > 3 or call.setting("dropout", 0.0):
         raise UnknownError("attention")
     width = formula.values[call.parameters["in_proj_weight"]].shape[1]
     parts = []

@@ -11,7 +11,7 @@ import numpy as np
 from padiff.compare.declared.optimizers import Group
 from padiff.compare.diagnose.hypotheses.fitting import residual_of
 from padiff.compare.diagnose.hypotheses.rules import RULES, History, Rule, updates
-from padiff.frameworks.argument_names import SPELLINGS
+from padiff.frameworks.optimizer_catalog import epsilon_of
 
 _NAMES = {"rho": "alpha", "initial_accumulator_value": "initial"}
 # Settings that no rule here supports, with the value at which they have no effect.
@@ -46,7 +46,7 @@ class DeclaredRule:
             common = _NAMES.get(name, name)
             if common in settings and isinstance(value, (bool, int, float)):
                 settings[common] = float(value)
-        coupled, decoupled = (group.number(f"decay.{form}") for form in ("coupled", "decoupled"))
+        coupled, decoupled = (group.setting(f"decay.{form}") for form in ("coupled", "decoupled"))
         if coupled and decoupled:
             return None
         if "weight_decay" in settings:
@@ -57,12 +57,10 @@ class DeclaredRule:
             settings["decoupled"] = float(bool(decoupled))
         elif bool(decoupled) != (rule.name in ("Lamb", "Lion")) and coupled + decoupled:
             return None
-        spelling = SPELLINGS.get(framework)
-        if "inside" in settings and spelling is not None:
-            settings["inside"] = float(spelling.epsilon.get(rule.name, "outside").split()[0] in ("inside",))
-            if rule.name == "Adamax":
-                settings["inside"] = float("norm" in spelling.epsilon.get(rule.name, ""))
-        settings["rate"] = group.number("lr_factor", 1.0)
+        place = epsilon_of(framework, rule.name)
+        if "inside" in settings:
+            settings["inside"] = float(place is not None and place.inside)
+        settings["rate"] = group.setting("lr_factor", 1.0)
         number = values.get("rate", 0)
         return cls(rule, settings, number if isinstance(number, int) else 0)
 

@@ -44,7 +44,7 @@ class Call:
     framework: str = ""
     eps: float = 2.0**-23
 
-    def number(self, name: str, default: float | None = None) -> float:
+    def setting(self, name: str, default: float | None = None) -> float:
         """Return a numeric setting.
 
         Raises:
@@ -135,13 +135,13 @@ def _of_last_axes(call: Call) -> tuple[np.ndarray, tuple[int, ...]]:
 def _layer_norm(call: Call) -> Part:
     x, shape = _of_last_axes(call)
     axes = tuple(range(x.ndim - len(shape), x.ndim))
-    return _whole(_scaled(call, normalised(x, axes, call.number("eps")), shape))
+    return _whole(_scaled(call, normalised(x, axes, call.setting("eps")), shape))
 
 
 def _rms_norm(call: Call) -> Part:
     x, shape = _of_last_axes(call)
     axes = tuple(range(x.ndim - len(shape), x.ndim))
-    return _whole(_scaled(call, normalised(x, axes, call.number("eps", call.eps), centred=False), shape))
+    return _whole(_scaled(call, normalised(x, axes, call.setting("eps", call.eps), centred=False), shape))
 
 
 def _channels(x: np.ndarray) -> tuple[int, ...]:
@@ -149,7 +149,7 @@ def _channels(x: np.ndarray) -> tuple[int, ...]:
 
 
 def _batch_norm(call: Call) -> Part:
-    x, eps = call.inputs[0], call.number("eps")
+    x, eps = call.inputs[0], call.setting("eps")
     if call.training is None:
         raise KeyError("training")
     if call.training or "running_mean" not in call.weights:
@@ -163,12 +163,12 @@ def _instance_norm(call: Call) -> Part:
     x = call.inputs[0]
     if "running_mean" in call.weights and not call.training:
         raise KeyError("training")
-    return _whole(_scaled(call, normalised(x, tuple(range(2, x.ndim)), call.number("eps")), _channels(x)))
+    return _whole(_scaled(call, normalised(x, tuple(range(2, x.ndim)), call.setting("eps")), _channels(x)))
 
 
 def _group_norm(call: Call) -> Part:
-    x, groups = call.inputs[0], int(call.number("num_groups"))
-    return _whole(_scaled(call, grouped(x, groups, call.number("eps")), _channels(x)))
+    x, groups = call.inputs[0], int(call.setting("num_groups"))
+    return _whole(_scaled(call, grouped(x, groups, call.setting("eps")), _channels(x)))
 
 
 # -- element by element ------------------------------------------------------------------------------------------------
@@ -184,16 +184,16 @@ def _gelu(call: Call) -> Part:
 
 
 def _elu(call: Call) -> Part:
-    return _whole(activations.act(call.inputs[0], "ELU", call.number("alpha", 1.0)))
+    return _whole(activations.act(call.inputs[0], "ELU", call.setting("alpha", 1.0)))
 
 
 def _celu(call: Call) -> Part:
-    x, alpha = call.inputs[0], call.number("alpha", 1.0)
+    x, alpha = call.inputs[0], call.setting("alpha", 1.0)
     return _whole(np.where(x > 0, x, alpha * np.expm1(np.minimum(x / alpha, 0))))
 
 
 def _softplus(call: Call) -> Part:
-    return _whole(activations.act(call.inputs[0], "softplus", call.number("beta", 1.0)))
+    return _whole(activations.act(call.inputs[0], "softplus", call.setting("beta", 1.0)))
 
 
 def _prelu(call: Call) -> Part:
@@ -237,7 +237,7 @@ _LAYERS: dict[str, Callable[[Call], Part]] = {
     "logsigmoid": _each(lambda x: -np.logaddexp(0, -x)),
     "tanhshrink": _each(lambda x: x - np.tanh(x)),
     "identity": _each(lambda x: x),
-    "leakyrelu": lambda call: _whole(activations.leaky(call.number("slope"))(call.inputs[0])),
+    "leakyrelu": lambda call: _whole(activations.leaky(call.setting("slope"))(call.inputs[0])),
     "gelu": _gelu,
     "elu": _elu,
     "celu": _celu,
