@@ -74,7 +74,6 @@ def _cause(flips: Flips) -> Cause:
         text = f"{name} chooses {chosen.candidate} places of each row, the reference's {chosen.reference}"
         fix = f"k={chosen.reference}" if calls.candidate.function == "topk" else ""
         return Cause("choice_count", text, fix=fix, lines=lines)
-    count = f"{flips.count:,} of {len(flips.recorded):,} rows"
     if flips.ties.any():
         tied = int(flips.ties.sum())
         text = (
@@ -89,7 +88,11 @@ def _cause(flips: Flips) -> Cause:
         far = f"their scores differ up to {moved / noise:,.0f} times as far as those of the other rows"
     else:
         far = f"their scores differ by up to {moved:.2g}, where all scores are about {flips.size:.2g}"
-    return Cause(CHOICE, f"{name}: {count} choose otherwise, and not by rounding: {far}", lines=lines)
+    return Cause(
+        CHOICE,
+        f"{name}: {flips.count:,} of {len(flips.recorded):,} rows choose otherwise, and not by rounding: {far}",
+        lines=lines,
+    )
 
 
 def _line(call: TracedCall) -> Frame | None:
