@@ -36,8 +36,11 @@ def choices_text(counts: tuple[ChoiceCounts, ...]) -> str:
     flipped, rows, without, unjudged = (
         sum(getattr(each, name) for each in counts) for name in ("flipped", "rows", "without", "unjudged")
     )
-    steps = f" in {len(counts):,} steps" if len(counts) > 1 else ""
-    text = f"{names} of {where}: {flipped:,} of {rows:,} rows choose otherwise{steps}, within rounding"
+    rate = f"{names} of {where}: {flipped:,} of {rows:,}"
+    if len(counts) > 1:
+        text = f"{rate} rows choose otherwise in {len(counts):,} steps, within rounding"
+    else:
+        text = f"{rate} rows choose otherwise, within rounding"
     costs = [
         f"{without:,} tensor{'s are' if without > 1 else ' is'} judged without these rows" * bool(without),
         f"{unjudged:,} not judged" * bool(unjudged),
