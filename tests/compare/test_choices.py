@@ -169,3 +169,26 @@ def test_equal_scores_with_another_rule_for_ties_are_named(kit):
 
     assert compare_runs(run(False), run(False)).passed
     assert not compare_runs(run(False), run(True)).passed
+
+
+def test_a_router_that_returns_more_places_is_named_though_the_shapes_differ(kit):
+    f = LIBRARY[kit.name]
+    scores = RNG.normal(size=(12, 6)).astype(np.float32)
+
+    def run(k):
+        kit.seed(0)
+        router = kit.net(lambda net, x: f.topk(net.score(x), k, -1), score=kit.Linear(6, 6))
+        kit.set_weight(router.score, np.eye(6, dtype=np.float32))
+        model = kit.net(lambda net, x: net.router(x)[0].sum(-1), router=router)
+        with padiff.record(model) as rec:
+            model(kit.tensor(scores)).sum().backward()
+        return rec.run
+
+    cause = compare_runs(run(2), run(3)).first_diff.cause
+    assert cause.kind == "choice_count" and "chooses 3 places of each row, the reference's 2" in str(cause)
+
+
+def test_what_is_not_judged_is_not_the_closest_to_its_limit(kit):
+    report = compared(kit, detail="sketch")
+    assert report.choices[0].unjudged
+    assert "has to be 0" not in report.text(120)

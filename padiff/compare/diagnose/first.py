@@ -146,7 +146,8 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
     cast = autocast_cause(diff, runs.map(lambda run: run.info))
     if cast is not None and not _explained(computed.cause, recorded, place):
         return replace(cast, excluded=computed.excluded)
-    chosen = None if _explained(computed.cause, recorded, place) else choice_cause(diff, step, evidence)
+    proven = computed.cause is not None and computed.cause.proven
+    chosen = None if proven else choice_cause(diff, step, evidence)
     if chosen is not None:
         chosen = replace(chosen, excluded=computed.excluded)
         if chosen.kind != CHOICE:

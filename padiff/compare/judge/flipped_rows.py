@@ -240,6 +240,7 @@ class _Judge:
         else:
             self._unjudged += 1
             self._rows["rule"][place] = RULE_NUMBERS[Rule.CHOICES]
+            self._rows["value"][place] = self._rows["limit"][place] = 0.0
 
 
 def within_rounding(flips: Flips, limit: float, before: Sequence[Flips]) -> bool:
