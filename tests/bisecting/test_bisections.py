@@ -16,6 +16,8 @@ from .planted import CONFIG_HEAD, DEFAULTS, TRAINING, configs, git, repository, 
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
+#: Each of these runs a training five to fourteen times; the search itself is tested in `test_search`.
+LONG = pytest.mark.skipif("PADIFF_LONG" not in os.environ, reason="a minute long: set PADIFF_LONG=1")
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +52,7 @@ def commits(tmp_path, monkeypatch, capsys, changes, *words):
 # -- commits --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", [1, 6, 8])
+@pytest.mark.parametrize("place", [pytest.param(1, marks=LONG), 6, pytest.param(8, marks=LONG)])
 def test_one_of_eight_commits_is_found_in_log2_runs(tmp_path, monkeypatch, capsys, place):
     changes = [{"momentum": 0.5} if number == place else {} for number in range(1, 9)]
     hashes, code, content, text = commits(tmp_path, monkeypatch, capsys, changes)
@@ -67,6 +69,7 @@ def test_one_of_eight_commits_is_found_in_log2_runs(tmp_path, monkeypatch, capsy
     assert git(Path(), "status", "--porcelain") == ""
 
 
+@LONG
 def test_two_commits_are_both_found(tmp_path, monkeypatch, capsys):
     changes = [{} for _ in range(12)]
     changes[3], changes[8] = {"lr": 0.2}, {"eps": 0.01}
@@ -75,6 +78,7 @@ def test_two_commits_are_both_found(tmp_path, monkeypatch, capsys):
     assert sorted(content["culprits"]) == sorted([hashes[4], hashes[9]])
 
 
+@LONG
 def test_two_commits_at_one_place_are_both_found(tmp_path, monkeypatch, capsys):
     changes = [{} for _ in range(9)]
     changes[2], changes[6] = {"lr": 0.2}, {"lr": 0.3}
@@ -83,6 +87,7 @@ def test_two_commits_at_one_place_are_both_found(tmp_path, monkeypatch, capsys):
     assert sorted(content["culprits"]) == sorted([hashes[3], hashes[7]])
 
 
+@LONG
 def test_a_second_fault_that_shows_only_later_is_found(tmp_path, monkeypatch, capsys):
     changes = [{} for _ in range(8)]
     changes[1], changes[5] = {"late_factor": 3.0}, {"decay": 0.3}
@@ -91,6 +96,7 @@ def test_a_second_fault_that_shows_only_later_is_found(tmp_path, monkeypatch, ca
     assert sorted(content["culprits"]) == sorted([hashes[2], hashes[6]])
 
 
+@LONG
 def test_a_commit_that_does_not_run_is_skipped(tmp_path, monkeypatch, capsys):
     changes = [{} for _ in range(8)]
     changes[3], changes[4], changes[6] = {"broken": True}, {"broken": True, "note": 1}, {"smoothing": 0.2}
@@ -100,6 +106,7 @@ def test_a_commit_that_does_not_run_is_skipped(tmp_path, monkeypatch, capsys):
     assert any(trial["verdict"] == "skip" for trial in content["trials"])
 
 
+@LONG
 def test_a_culprit_hidden_by_broken_commits_is_one_of_several_suspects(tmp_path, monkeypatch, capsys):
     changes = [{} for _ in range(6)]
     changes[2], changes[3], changes[4] = {"broken": True, "smoothing": 0.2}, {"broken": True, "n": 2}, {"n": 3}
@@ -110,6 +117,7 @@ def test_a_culprit_hidden_by_broken_commits_is_one_of_several_suspects(tmp_path,
     assert "one of these" in text
 
 
+@LONG
 @pytest.mark.parametrize("fault", [{"momentum": 0.5}, {"activation": "gelu"}], ids=["setting", "tensor"])
 def test_a_fault_that_was_taken_back_in_between_does_not_mislead(tmp_path, monkeypatch, capsys, fault):
     # The first difference of good and bad is of the fault; one commit changes the seed for a while.
@@ -121,6 +129,7 @@ def test_a_fault_that_was_taken_back_in_between_does_not_mislead(tmp_path, monke
     assert not set(content["culprits"]) - {hashes[9]}
 
 
+@LONG
 def test_a_merge_history_names_the_commit_of_the_branch(tmp_path, monkeypatch, capsys):
     hashes = repository(tmp_path / "repo", [{}, {}])
     repo = tmp_path / "repo"
@@ -144,6 +153,7 @@ def test_a_merge_history_names_the_commit_of_the_branch(tmp_path, monkeypatch, c
     assert content["culprits"] == [hashes[4]]
 
 
+@LONG
 def test_runs_that_match_have_no_culprit(tmp_path, monkeypatch, capsys):
     _, code, content, text = commits(tmp_path, monkeypatch, capsys, [{}, {}])
     assert code == 1
@@ -152,6 +162,7 @@ def test_runs_that_match_have_no_culprit(tmp_path, monkeypatch, capsys):
     assert "--steps" in text
 
 
+@LONG
 def test_a_training_that_does_not_repeat_itself_is_said(tmp_path, monkeypatch, capsys):
     hashes = repository(tmp_path / "repo", [{}, {}, {}])
     monkeypatch.chdir(tmp_path / "repo")
@@ -168,6 +179,7 @@ def test_a_training_that_does_not_repeat_itself_is_said(tmp_path, monkeypatch, c
     assert hashes
 
 
+@LONG
 def test_an_interrupted_bisection_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     changes = [{"momentum": 0.5} if number == 3 else {} for number in range(1, 9)]
     hashes, code, content, _ = commits(tmp_path, monkeypatch, capsys, changes)
@@ -203,6 +215,7 @@ def keys(tmp_path, capsys, changes, *words, suffix="json", head=CONFIG_HEAD):
     )
 
 
+@LONG
 @pytest.mark.parametrize(
     "changes",
     [
@@ -225,6 +238,7 @@ def test_keys_of_twelve_that_make_the_runs_differ_are_found(tmp_path, capsys, ch
     assert any(len(finding["culprits"]) == 2 for finding in content["findings"]) == bool(together)
 
 
+@LONG
 def test_one_key_of_twelve_takes_few_runs(tmp_path, capsys):
     code, content, text = keys(tmp_path, capsys, {"activation": "tanh"})
     assert code == 0, text
@@ -240,6 +254,7 @@ def test_a_key_that_the_diagnostic_names_is_tried_first(tmp_path, capsys):
     assert (content["search_runs"], content["runs"]) == (3, 4)
 
 
+@LONG
 def test_a_yaml_config_keeps_its_numbers_as_they_are_written(tmp_path, capsys):
     head = f"""
 import re, sys, yaml
@@ -277,6 +292,7 @@ def packages(tmp_path, monkeypatch, changes):
     (tmp_path / "train.py").write_text(script(PACKAGE_HEAD, "settings"))
 
 
+@LONG
 def test_the_version_of_a_package_is_found(tmp_path, monkeypatch, capsys):
     packages(tmp_path, monkeypatch, [{}, {}, {"beta2": 0.9}, {"lr": 0.2}, {}, {}])
     code, content, text = run_bisect(
@@ -288,6 +304,7 @@ def test_the_version_of_a_package_is_found(tmp_path, monkeypatch, capsys):
     assert "set beta2" not in text
 
 
+@LONG
 def test_two_versions_of_a_package_are_found(tmp_path, monkeypatch, capsys):
     packages(tmp_path, monkeypatch, [{}, {"lr": 0.2}, {}, {"activation": "tanh"}])
     code, content, text = run_bisect(
@@ -297,6 +314,7 @@ def test_two_versions_of_a_package_are_found(tmp_path, monkeypatch, capsys):
     assert sorted(content["culprits"]) == ["padiffplanted==1.1.0", "padiffplanted==1.3.0"]
 
 
+@LONG
 def test_of_several_packages_the_one_that_matters_is_found(tmp_path, monkeypatch, capsys):
     packages(tmp_path, monkeypatch, [{}, {"scale": 2.0}, {}])
     for number in range(4):
@@ -309,6 +327,7 @@ def test_of_several_packages_the_one_that_matters_is_found(tmp_path, monkeypatch
     assert content["culprits"] == ["padiffplanted==1.1.0"]
 
 
+@LONG
 def test_a_version_of_a_package_that_is_not_there_is_said_with_those_that_are(tmp_path, monkeypatch, capsys):
     packages(tmp_path, monkeypatch, [{}, {}])
     code, _, text = run_bisect(
@@ -329,6 +348,7 @@ if int(os.environ.get("OMP_NUM_THREADS", 1)) >= 3: settings["smoothing"] = 0.2
 """
 
 
+@LONG
 def test_a_variable_and_a_number_of_threads_are_found(tmp_path, capsys):
     (tmp_path / "train.py").write_text(script(ENVIRONMENT_HEAD, "settings"))
     code, content, text = run_bisect(
@@ -364,6 +384,7 @@ def test_git_bisect_run_works_with_the_exit_codes_of_compare(tmp_path, monkeypat
     assert f"{hashes[3]} is the first bad commit" in text.stdout, text.stdout + text.stderr
 
 
+@LONG
 def test_json_of_the_result_is_complete(tmp_path, capsys):
     code, content, text = keys(tmp_path, capsys, {"lr": 0.3})
     assert code == 0, text
