@@ -37,7 +37,7 @@ def test_weights_move_as_numpy_says(moved, steps):
     found = compare_runs(run(moved, steps), run(moved, steps)).moved
     assert found.weights == pytest.approx((1 + moved) ** (steps - 1) - 1 if steps > 1 else moved, rel=1e-6)
     assert found.losses == (None if steps == 1 else (2.0, 2.0 / 2 ** (steps - 1)))
-    assert found.enough and found.text.endswith("enough to show a fault")
+    assert found.enough and found.sentence.endswith("enough to show a fault")
 
 
 @pytest.mark.parametrize("moved", [0.0, 1e-12])
