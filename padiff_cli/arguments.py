@@ -27,10 +27,15 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of a comparison of two runs: the runs, the layer map and the tolerance."""
     parser.add_argument("reference", metavar="REFERENCE", help="the run to trust")
     parser.add_argument("candidate", metavar="CANDIDATE", help="the run in question")
-    parser.add_argument("--layer-map", metavar="MAP.yaml", help="which layer answers to which (see `padiff map`)")
+    add_layer_map(parser)
     parser.add_argument("--atol", type=float, help="absolute tolerance, instead of the default policy")
     parser.add_argument("--rtol", type=float, help="relative tolerance, instead of the default policy")
     parser.add_argument("--compare-mode", choices=("mean", "strict"), help="mean of the error, or every element")
+
+
+def add_layer_map(parser: argparse.ArgumentParser) -> None:
+    """Add ``--layer-map``."""
+    parser.add_argument("--layer-map", metavar="MAP.yaml", help="which layer answers to which (see `padiff map`)")
 
 
 def add_tags(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,7 @@ from padiff_hooks.outputs import duration_text
 
 
 class Subject(Protocol):
-    """What is bisected: commits, versions, keys of a config, environment variables."""
+    """The subject of a bisection: commits, versions, keys of a config, environment variables."""
 
     def prepare(self, state: Any) -> Setup:
         """Return how a state is run.

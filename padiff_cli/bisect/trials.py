@@ -38,7 +38,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Setup:
-    """How a state is run.
+    """Settings of how a state is run.
 
     Attributes:
         command: the command.

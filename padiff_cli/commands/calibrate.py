@@ -10,7 +10,7 @@ from rich.console import Console
 import padiff
 from padiff.model.given_map import GivenMap
 from padiff.replaying.perturbation import RUNS
-from padiff_cli.arguments import Steps
+from padiff_cli.arguments import Steps, add_layer_map
 from padiff_cli.commands.replay import RETURNS, made_by
 
 
@@ -26,7 +26,7 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument("--steps", metavar="N", help="only these: numbers and ranges, e.g. 0,500,1000-2000")
     parser.add_argument("--runs", metavar="N", type=int, default=RUNS, help="how often each (default: %(default)s)")
     parser.add_argument("--no-float64", action="store_true", help="not in float64")
-    parser.add_argument("--layer-map", metavar="MAP.yaml", help="which layer answers to which (see `padiff map`)")
+    add_layer_map(parser)
     parser.set_defaults(run=_calibrate)
 
 

@@ -23,7 +23,7 @@ from padiff.records import Both
 from padiff.records.diagnostic import diagnostic_of
 from padiff.records.diagnostic_text import summary_line
 from padiff.system.printable import printable
-from padiff_cli.arguments import check_pair, policy_of
+from padiff_cli.arguments import add_layer_map, check_pair, policy_of
 from padiff_cli.collecting import few_collections
 from padiff_cli.fix.session import Outcome, Session
 from padiff_cli.fix.workspace import Workspace
@@ -61,7 +61,7 @@ def add_arguments(parser: Any) -> None:
         metavar="COMMAND",
         help="how the reference is run: a patch that matches is also compared on three other seeds",
     )
-    parser.add_argument("--layer-map", metavar="MAP.yaml", help="which layer answers to which (see `padiff map`)")
+    add_layer_map(parser)
     parser.set_defaults(run=_fix, args=[], atol=None, rtol=None, compare_mode=None)
 
 

@@ -20,7 +20,7 @@ from padiff.model.given_map import GivenMap
 from padiff.replaying.perturbation import RUNS
 from padiff.report_formats import json_parts, to_junit, to_markdown
 from padiff.system.spelling import nearest
-from padiff_cli.arguments import CODES, EXIT_CODES, Steps, policy_of
+from padiff_cli.arguments import CODES, EXIT_CODES, Steps, add_layer_map, policy_of
 from padiff_hooks.outputs import check_out, write_out
 from padiff_hooks.show import print_report
 
@@ -55,7 +55,7 @@ def add_arguments(parser: Any) -> None:
         "each tensor, which the report then judges by",
     )
     parser.add_argument("--float64", action="store_true", help="do each step once more in float64, as the third side")
-    parser.add_argument("--layer-map", metavar="MAP.yaml", help="which layer answers to which (see `padiff map`)")
+    add_layer_map(parser)
     parser.add_argument("--atol", type=float, help="absolute tolerance, instead of the default policy")
     parser.add_argument("--rtol", type=float, help="relative tolerance, instead of the default policy")
     parser.add_argument("--compare-mode", choices=("mean", "strict"), help="mean of the error, or every element")

@@ -11,6 +11,7 @@ from rich.console import Console
 import padiff
 from padiff.model.given_map import GivenMap
 from padiff.replaying.resync_experiments import STEPS
+from padiff_cli.arguments import add_layer_map
 from padiff_cli.commands.replay import RETURNS, made_by
 from padiff_hooks.outputs import check_out, write_out
 
@@ -29,7 +30,7 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument("--own", metavar="RUN", help="a run of the candidate, with packs of the same steps")
     parser.add_argument("--step", metavar="N", type=int, help="where to begin (default: the first packed one)")
     parser.add_argument("--steps", metavar="N", type=int, default=STEPS, help="for how many (default: %(default)s)")
-    parser.add_argument("--layer-map", metavar="MAP.yaml", help="which layer answers to which (see `padiff map`)")
+    add_layer_map(parser)
     parser.add_argument("--json", metavar="OUT", help="write the table as JSON; - for standard output")
     parser.set_defaults(run=_resync)
 

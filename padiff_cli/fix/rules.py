@@ -812,18 +812,17 @@ def _near(source: Source, node: ast.AST, step: ast.stmt) -> bool:
     return source.function(node) is source.function(step)
 
 
+def _after(source: Source, statement: ast.stmt) -> list[ast.stmt]:
+    """Return the statements that follow a statement in its block."""
+    parent = source.parents.get(statement)
+    blocks = (getattr(parent, name, None) for name in ("body", "orelse", "finalbody"))
+    block = next((each for each in blocks if isinstance(each, list) and statement in each), [statement])
+    return block[block.index(statement) + 1 :]
+
+
 def _last_of_step(source: Source, step: ast.stmt) -> ast.stmt:
     """Return the last statement beside a step that still belongs to it: where gradients are zeroed."""
-    block = next(
-        (
-            each
-            for name in ("body", "orelse", "finalbody")
-            if isinstance(each := getattr(source.parents.get(step), name, None), list) and step in each
-        ),
-        [step],
-    )
-    after = block[block.index(step) + 1 :]
-    zeroing = [each for each in after if any(
+    zeroing = [each for each in _after(source, step) if any(
         isinstance(node, ast.Call) and last_name(node.func) in ("zero_grad", "clear_grad") for node in ast.walk(each)
     )]  # fmt: skip
     return zeroing[-1] if zeroing else step
@@ -831,16 +830,8 @@ def _last_of_step(source: Source, step: ast.stmt) -> ast.stmt:
 
 def _last_before_backward(source: Source, statement: ast.stmt) -> ast.stmt:
     """Return the last statement beside one that still comes before the backward pass."""
-    block = next(
-        (
-            each
-            for name in ("body", "orelse", "finalbody")
-            if isinstance(each := getattr(source.parents.get(statement), name, None), list) and statement in each
-        ),
-        [statement],
-    )
     last = statement
-    for each in block[block.index(statement) + 1 :]:
+    for each in _after(source, statement):
         calls = {last_name(node.func) for node in ast.walk(each) if isinstance(node, ast.Call)}
         if calls & {"backward", "zero_grad", "clear_grad", "step"}:
             break
