@@ -16,6 +16,7 @@ import numpy as np
 
 from padiff.align import Alignment
 from padiff.errors import RunFolderError
+from padiff.frameworks.api_names import row_axis
 from padiff.records import Both, Choice, RunInfo, Step, Trace, TracedCall
 
 # Functions that leave the order of equal scores open.
@@ -224,9 +225,7 @@ def grid_of(trace: Trace, call: TracedCall) -> tuple[int, ...] | None:
     shape = trace.tensors[call.inputs[0].tensor].shape
     if not choice.chosen:
         return shape
-    axis = call.arguments.get("dim", call.arguments.get("axis"))
-    if axis is None and call.function in ("topk", "sort", "argsort"):
-        axis = -1
+    axis = row_axis(call.function, call.arguments)
     if not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
         return (1,)
     axis %= len(shape)

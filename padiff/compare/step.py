@@ -91,7 +91,8 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
         judged = with_averages(judged, len(diffs_by_rank), plan.runs, plan.alignment, before.drift)
         if not judged.passed and plan.policy.in_context and chooses(rank):
             judged, counts = judged_by_rows(judged, flips_of(rank, plan.alignment, infos), rank.reference)
-            chosen = [*chosen, counts] if counts is not None else chosen
+            if counts is not None:
+                chosen.append(counts)
         diffs_by_rank.append(judged)
     alone = left_out(steps, infos, ranks, plan.stages)
     diffs_by_rank = [StepDiffs.from_diffs(alone), *diffs_by_rank] if alone else diffs_by_rank

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 # A framework's name of a function -> the common name. Names that both frameworks share are not listed; in-place forms
 # lose their `_`.
 _COMMON = {
@@ -194,6 +197,17 @@ _PARAMETERS = {
     "scaled_dot_product_attention": ("query", "key", "value", "attn_mask", "dropout_p", "is_causal"),
     "einsum": ("equation", "operands"),
 }  # fmt: skip
+
+
+def row_axis(name: str, arguments: Mapping[str, Any]) -> Any:
+    """Return the axis along which a function ranks its input; `None` if it ranks all elements.
+
+    Args:
+        name: the function's common name.
+        arguments: its plain arguments by parameter name, as a trace has them: of any type.
+    """
+    axis = arguments.get("dim", arguments.get("axis"))
+    return -1 if axis is None and name in ("topk", "sort", "argsort") else axis
 
 
 def heard_name(name: str) -> str | None:

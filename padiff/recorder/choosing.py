@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from padiff.frameworks.api_names import row_axis
 from padiff.frameworks.values import Tensors
 
 #: Functions that choose the best places of each row of scores.
@@ -25,7 +26,7 @@ NEAREST = 1024
 
 
 class Ranks(NamedTuple):
-    """Which places a call chooses.
+    """Places that a call chooses.
 
     Attributes:
         axis: axis of the scores; `None` for all elements.
@@ -46,13 +47,11 @@ def ranks_of(name: str, arguments: Mapping[str, Any], shape: Sequence[int]) -> R
         arguments: its plain arguments by parameter name.
         shape: shape of the scores.
     """
-    axis = arguments.get("dim", arguments.get("axis"))
+    axis = row_axis(name, arguments)
     if name in ("max", "min") and "dim" not in arguments:
         return None  # returns the maximum without its place
     if not (axis is None or isinstance(axis, int)) or not shape or math.prod(shape) == 0:
         return None
-    if axis is None and name in ("topk", "sort", "argsort"):
-        axis = -1
     if axis is not None and not -len(shape) <= axis < len(shape):
         return None
     size = math.prod(shape) if axis is None else shape[axis]
@@ -82,10 +81,10 @@ def above(name: str, value: Any, other: Any) -> Any:
 
 
 class Seen(NamedTuple):
-    """What a call is about to choose from, as tensors of the framework.
+    """Scores that a call is about to choose from, as tensors of the framework.
 
     Attributes:
-        ranks: what the call chooses; `None` for a threshold.
+        ranks: places that the call chooses; `None` for a threshold.
         rows: number of rows of the scores.
         every: every n-th row is kept.
         scores, places: see `padiff.records.Choice`.

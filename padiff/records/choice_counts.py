@@ -1,4 +1,4 @@
-"""How many choices of two runs differ within rounding, and what that costs."""
+"""Counts of choices that differ within rounding between two runs."""
 
 from __future__ import annotations
 

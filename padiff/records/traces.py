@@ -42,7 +42,7 @@ class TracedTensor:
 
 
 class Choice(NamedTuple):
-    """What a call chose, and how near the rest came: of each row of scores the places of the best, and their scores.
+    """Choice of a call: what it picked in each row of scores, and the best scores with their places.
 
     A call that compares elements with a threshold has one row: the elements nearest to the threshold.
 
@@ -95,6 +95,11 @@ class TracedCall:
     layer_type: str = ""
     stack: tuple[Frame, ...] = ()
     choice: Choice | None = None
+
+    @property
+    def line(self) -> Frame | None:
+        """Return the line of the user's code that makes the call; `None` if not recorded."""
+        return self.stack[-1] if self.stack else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from padiff.compare.judge.drift import RELATIVE
 from padiff.compare.judge.flipped_rows import within_rounding
 from padiff.compare.judge.limits import allowed
 from padiff.errors import RunFolderError, SketchOnlyError
-from padiff.records import ROOT, Cause, Diff, TracedCall
-from padiff.system.frames import Frame
+from padiff.records import ROOT, Cause, Diff
 
 #: Kind of the cause that a call chose otherwise because its scores differ.
 CHOICE = "choice"
@@ -69,7 +68,7 @@ def _cause(flips: Flips) -> Cause:
     name = f"{calls.reference.function}() in `{where}`"
     if calls.reference.function != calls.candidate.function:
         name = f"{calls.candidate.function}() for the reference's {calls.reference.function}() in `{where}`"
-    lines = calls.map(_line)
+    lines = calls.map(lambda call: call.line)
     if chosen.reference != chosen.candidate:
         text = f"{name} chooses {chosen.candidate} places of each row, the reference's {chosen.reference}"
         fix = f"k={chosen.reference}" if calls.candidate.function == "topk" else ""
@@ -93,7 +92,3 @@ def _cause(flips: Flips) -> Cause:
         f"{name}: {flips.count:,} of {len(flips.recorded):,} rows choose otherwise, and not by rounding: {far}",
         lines=lines,
     )
-
-
-def _line(call: TracedCall) -> Frame | None:
-    return call.stack[-1] if call.stack else None

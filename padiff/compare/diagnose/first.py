@@ -135,9 +135,8 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
         scene = replace(scene, diff=place.diff)
     computed = explain(scene) if compute and diff.pair.complete else Finding()
     recorded = recorded_cause(diff, step, alignment, declared, place)
-    if (recorded is None or recorded.kind == "surplus_layers") and (
-        computed.cause is None or not computed.cause.proven
-    ):
+    proven = computed.cause is not None and computed.cause.proven
+    if (recorded is None or recorded.kind == "surplus_layers") and not proven:
         recorded = surplus_cause(scene) or recorded
     # A known difference of the frameworks goes before a cause that only names a place, and after computed causes.
     # An operation that agreed in an earlier step does not differ by framework.
@@ -146,7 +145,6 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
     cast = autocast_cause(diff, runs.map(lambda run: run.info))
     if cast is not None and not _explained(computed.cause, recorded, place):
         return replace(cast, excluded=computed.excluded)
-    proven = computed.cause is not None and computed.cause.proven
     chosen = None if proven else choice_cause(diff, step, evidence)
     if chosen is not None:
         chosen = replace(chosen, excluded=computed.excluded)

@@ -15,6 +15,7 @@ import numpy as np
 from padiff.compare.choices import Flips, grid_of
 from padiff.compare.judge import limits
 from padiff.compare.judge.drift import RELATIVE
+from padiff.compare.measure.operands import Arrays, operands
 from padiff.errors import SketchOnlyError
 from padiff.records import Both, Diff, Figure, Rule, Step, is_below, loss_role
 from padiff.records.choice_counts import ChoiceCounts
@@ -99,12 +100,16 @@ class _Judge:
         )
         return self._diffs.judged(self._rows), counts
 
+    @property
+    def _mixed(self) -> float:
+        """Return the relative error of rows with which layers have mixed those that chose otherwise."""
+        return MIXED * self._share * self._touched
+
     def _is_relative(self, place: int) -> bool:
         return FIGURES[self._rows["figure"][place]] in RELATIVE
 
     def _explain(self, flips: Flips) -> None:
-        mixed = MIXED * self._share * self._touched
-        if not within_rounding(flips, max(self._limit, mixed), self._explained):
+        if not within_rounding(flips, max(self._limit, self._mixed), self._explained):
             self._faulty = True
             return
         self._explained.append(flips)
@@ -114,10 +119,10 @@ class _Judge:
         diff = self._diffs[place]
         inside = any(diff.pair.anchor.layer == path or is_below(diff.pair.anchor.layer, path) for path in self._blocks)
         if inside and not diff.pair.complete and self._explained and not self._faulty:
-            self._pass(place, judged=False)  # an expert that only one side calls
+            self._pass(place)  # an expert that only one side calls
             return
         if inside and stage in ("forward", "backward") and self._holds_some(diff, stage, limit):
-            self._pass(place, judged=False)
+            self._pass(place)
             return
         if (
             self._faulty
@@ -130,18 +135,17 @@ class _Judge:
         by_rows = self._by_rows(place, diff, limit) if stage in ("forward", "backward", "loss") else None
         if by_rows is not None:
             if by_rows[0] <= by_rows[1]:
-                self._pass(place, Figure.OTHER_ROWS, *by_rows)
+                self._pass(place, (Figure.OTHER_ROWS, *by_rows))
             return
         if self._rows["rule"][place] == RULE_NUMBERS[Rule.EQUAL]:
             if inside:  # counts, sorted places: integers that hold several rows
-                self._pass(place, judged=False)
+                self._pass(place)
             return
-        error = self._relative[place]
-        if inside and stage in ("grad", "update") and not error <= self._most(place, stage, limit):
-            if error <= WHOLLY or not math.isfinite(error):
-                self._pass(place, judged=False)
-        elif error <= self._most(place, stage, limit):
-            self._pass(place, Figure.REL_L2, error, self._most(place, stage, limit))
+        error, most = self._relative[place], self._most(place, stage, limit)
+        if error <= most:
+            self._pass(place, (Figure.REL_L2, error, most))
+        elif inside and stage in ("grad", "update") and (error <= WHOLLY or not math.isfinite(error)):
+            self._pass(place)
 
     def _most(self, place: int, stage: str, limit: float) -> float:
         """Return the largest relative error of a tensor whose rows are not known."""
@@ -176,7 +180,7 @@ class _Judge:
             return True
         sizes = [(array**2).sum(axis=1) for array in (few, many)]
         squares = sizes[0][:, None] + sizes[1][None, :] - 2 * few @ many.T
-        limit = max(limit, self._limit, MIXED * self._share * self._touched, _LEAST)
+        limit = max(limit, self._limit, self._mixed, _LEAST)
         others = squares.min(axis=1, initial=math.inf) > (SINGLE * limit) ** 2 * sizes[0]
         flipped = sum(flips.count * flips.chosen.reference for flips in self._explained)
         return bool(others.sum() <= ALONG * flipped)
@@ -194,21 +198,20 @@ class _Judge:
         reference, candidate = values.map(lambda array: _rows_of(array, axis, len(mask)))
         if self._rows["rule"][place] == RULE_NUMBERS[Rule.EQUAL]:
             return float(((reference != candidate).any(axis=1) & ~mask).sum()), ALONG * float(mask.sum())
-        errors = np.linalg.norm(candidate.astype(np.float64) - reference, axis=1)
-        sizes = np.linalg.norm(reference.astype(np.float64), axis=1)
         if mask.all():
             return None
+        errors, sizes = np.linalg.norm(candidate - reference, axis=1), np.linalg.norm(reference, axis=1)
         # Of the tensors before: what mixes rows comes after what chose.
-        mixed = max(limit, MIXED * self._share * self._touched)
-        self._touched = max(self._touched, min(_norm(errors[mask]) / (_norm(sizes[mask]) or math.inf), WHOLLY))
+        mixed = max(limit, self._mixed)
+        self._touched = max(self._touched, min(_relative(errors, sizes, mask), WHOLLY))
         apart = self._apart(mask)
         if apart is not None:
             # Samples in which no row chose otherwise: nothing mixes them with the others, so a fault shows in them.
             mask, apart = self._taken_along(mask, apart & ~(errors <= SINGLE * limit * sizes), apart)
         if apart is not None:
-            return _norm(errors[apart]) / (_norm(sizes[apart]) or math.inf), limit
+            return _relative(errors, sizes, apart), limit
         mask, _ = self._taken_along(mask, ~mask & ~(errors <= SINGLE * mixed * sizes), None)
-        return _norm(errors[~mask]) / (_norm(sizes[~mask]) or math.inf), mixed
+        return _relative(errors, sizes, ~mask), mixed
 
     def _taken_along(
         self, mask: np.ndarray, along: np.ndarray, apart: np.ndarray | None
@@ -229,18 +232,21 @@ class _Judge:
         samples = mask.reshape(self._samples, -1).any(axis=1)
         return None if samples.all() else np.repeat(~samples, len(mask) // self._samples)
 
-    def _pass(
-        self, place: int, figure: Figure | None = None, value: float = 0.0, limit: float = 0.0, judged: bool = True
-    ) -> None:
-        self._rows["passed"][place] = True
-        if judged and figure is not None:
-            self._without += 1
-            self._rows["figure"][place], self._rows["rule"][place] = FIGURE_NUMBERS[figure], RULE_NUMBERS[Rule.CHOICES]
-            self._rows["value"][place], self._rows["limit"][place] = value, limit
-        else:
+    def _pass(self, place: int, judged: tuple[Figure, float, float] | None = None) -> None:
+        """Pass a diff.
+
+        Args:
+            judged: figure, value and limit by which it passes; `None` if it is not judged.
+        """
+        self._rows["passed"][place], self._rows["rule"][place] = True, RULE_NUMBERS[Rule.CHOICES]
+        value = limit = 0.0
+        if judged is None:
             self._unjudged += 1
-            self._rows["rule"][place] = RULE_NUMBERS[Rule.CHOICES]
-            self._rows["value"][place] = self._rows["limit"][place] = 0.0
+        else:
+            self._without += 1
+            figure, value, limit = judged
+            self._rows["figure"][place] = FIGURE_NUMBERS[figure]
+        self._rows["value"][place], self._rows["limit"][place] = value, limit
 
 
 def within_rounding(flips: Flips, limit: float, before: Sequence[Flips]) -> bool:
@@ -257,7 +263,7 @@ def within_rounding(flips: Flips, limit: float, before: Sequence[Flips]) -> bool
         if other.rows == flips.rows:
             fresh &= ~other.mask[flips.recorded]
     alike, flipped = fresh & ~flips.flipped, fresh & flips.flipped
-    noise = _norm(flips.error[alike]) / math.sqrt(max(alike.sum(), 1))
+    noise = float(np.linalg.norm(flips.error[alike])) / math.sqrt(max(alike.sum(), 1))
     most = limit * flips.size
     return noise <= LARGEST * most and float(flips.moved[flipped].max(initial=0.0)) <= SINGLE * most
 
@@ -352,18 +358,11 @@ def _arrays(diff: Diff) -> Both[np.ndarray] | None:
 
 
 def _values(diff: Diff) -> Both[np.ndarray] | None:
-    """Return the values of both sides in the reference's layout, without loss scales; `None` for sketches."""
-    arrays, pair = _arrays(diff), diff.pair
-    if arrays is None:
-        return None
-    reference, candidate = arrays
-    candidate = pair.layout.apply(candidate, reference.shape)
-    if reference.shape != candidate.shape or not reference.size:
-        return None
-    if reference.dtype.kind in "biu":
-        return Both(reference, candidate)
-    return Both(reference / pair.scales.reference, candidate / pair.scales.candidate)
+    """Return the values of both sides in the reference's layout, in float64; `None` for sketches and empty tensors."""
+    sides = operands(diff.pair)
+    return sides.values() if isinstance(sides, Arrays) and sides.reference.size else None
 
 
-def _norm(values: np.ndarray) -> float:
-    return float(np.linalg.norm(values)) if len(values) else 0.0
+def _relative(errors: np.ndarray, sizes: np.ndarray, rows: np.ndarray) -> float:
+    """Return the relative L2 error of some rows, given the error and the norm of each row."""
+    return float(np.linalg.norm(errors[rows])) / (float(np.linalg.norm(sizes[rows])) or math.inf)

@@ -113,8 +113,7 @@ class FormulaView:
     def line(self, node: int) -> Frame | None:
         """Return the line of the user's code that makes a node's call; `None` if not recorded."""
         about = self.nodes[node].about
-        stack = self.graph.trace.calls[about].stack if about >= 0 else ()
-        return stack[-1] if stack else None
+        return self.graph.trace.calls[about].line if about >= 0 else None
 
     @property
     def last(self) -> int:
