@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -15,6 +16,7 @@ from padiff.align.matching.parameter_pairing import StoredParameters
 from padiff.align.matching.parameterless import Matched, Tree, pair_containers, pair_leaves
 from padiff.align.matching.unmatched import unmatched_parameters
 from padiff.align.runtime_evidence import NOTHING_SEEN, RuntimeEvidence
+from padiff.align.stacked import unstacked
 from padiff.align.unit_matches import UnitMatches
 from padiff.model.given_map import GivenMap
 from padiff.records import Both, Layer, RunInfo, unzipped
@@ -46,23 +48,27 @@ def align(
     Raises:
         UsageError: the map names an unknown layer, or a layer twice, or the runs' own lists have different lengths.
     """
-    infos = Both(reference, candidate)
+    real = Both(reference, candidate)
+    infos, stacks = unstacked(real)
+    seen = Both(*(side.seen(observed) for side, observed in zip(stacks, seen)))
     mapped = entries(infos, GivenMap.from_value(layer_map))
     trees = _trees(infos, mapped, seen)
     units = UnitMatches(trees, mapped, whole, without)
     matches = units.found()
-    pairs = _layer_pairs(trees, mapped, matches, owner_pairs(matches, units.units))
-    paths = {pair.map(lambda layer: layer.path) for pair in pairs}
+    named = real.map(lambda info: {layer.path: layer for layer in info.layers})
+    made = _layer_pairs(trees, mapped, matches, owner_pairs(matches, units.units))
+    paths = {pair.map(lambda layer: layer.path) for pair in made}
     by_path = trees.map(lambda tree: {layer.path: layer for layer in tree.layers})
-    split = tuple(splits(matches, by_path, paths))
-    storage = StoredParameters(infos, matches)
+    split = tuple(s for s in splits(matches, by_path, paths) if all(map(_has_all, named, s)))
+    pairs = tuple(_real(p, named) for p in made if all(map(_has_all, named, p.map(lambda x: (x,)))))
+    storage = StoredParameters(infos, matches, stacks=stacks)
     parameters, ambiguities = storage.pairs, storage.ambiguities
     paired = zip(unzipped(pairs), unzipped(split).map(chain.from_iterable))
     placed = [{layer.path for layer in chain(*layers)} for layers in paired]
     only = Both(
-        *(tuple(layer for layer in info.layers if layer.path not in paths) for info, paths in zip(infos, placed))
+        *(tuple(layer for layer in info.layers if layer.path not in paths) for info, paths in zip(real, placed))
     )
-    owned = Both(*map(unmatched_parameters, infos, unzipped(parameters)))
+    owned = Both(*map(unmatched_parameters, real, unzipped(parameters)))
     unmatched = owned.map(lambda side: tuple(f"{layer.path}/{p.slot}" for layer, p in side))
     return Alignment(
         pairs=pairs,
@@ -73,9 +79,19 @@ def align(
         reference_parameters=unmatched.reference,
         candidate_parameters=unmatched.candidate,
         ambiguities=ambiguities,
-        differ_inside=differing_inside(infos, paths, parameters, unmatched),
+        differ_inside=differing_inside(real, paths, parameters, unmatched),
         storage=storage if ambiguities else None,
     )
+
+
+def _has_all(layers: Mapping[str, Layer], some: Iterable[Layer]) -> bool:
+    return all(layer.path in layers for layer in some)
+
+
+def _real(pair: LayerPair, layers: Both[dict[str, Layer]]) -> LayerPair:
+    """Return a pair of layers, without children for the elements of their stacks."""
+    reference, candidate = (named[layer.path] for named, layer in zip(layers, pair))
+    return replace(pair, reference=reference, candidate=candidate)
 
 
 def is_mapped(

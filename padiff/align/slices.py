@@ -24,6 +24,8 @@ class Slice:
         columns: start and stop of a matrix's columns; `None` for all columns.
         axes: permutation that gives the parameter the other side's order of axes; empty for the same order.
         label: name of the rows (``key``), if both sides store them in one parameter.
+        element: position in a stack of matrices along the first axis, to which all other fields then apply; `None` for
+            a parameter that is no stack.
     """
 
     layer: str
@@ -36,10 +38,11 @@ class Slice:
     columns: tuple[int, int] | None = None
     axes: tuple[int, ...] = ()
     label: str = ""
+    element: int | None = None
 
     @property
     def whole(self) -> bool:
-        return self.stop is None and self.columns is None
+        return self.stop is None and self.columns is None and self.element is None
 
     @property
     def site(self) -> str:
@@ -49,6 +52,8 @@ class Slice:
     def rows_text(self) -> str:
         rows = ":" if self.stop is None else f"{self.start}:{self.stop}"
         columns = f", {self.columns[0]}:{self.columns[1]}" if self.columns is not None else ""
+        if self.element is not None:
+            rows = f"{self.element}" if self.stop is None else f"{self.element}, {rows}"
         return rows + (f" of each of {self.groups}" if self.groups > 1 else "") + columns
 
     def read(self, stored: np.ndarray) -> np.ndarray:
@@ -81,7 +86,8 @@ class Slice:
     @property
     def result_shape(self) -> tuple[int, ...]:
         """Return the shape of the array that `take` returns."""
-        shape = tuple(self.shape[axis] for axis in self.axes) or self.shape
+        shape = self.shape if self.element is None else self.shape[1:]
+        shape = tuple(shape[axis] for axis in self.axes) or shape
         if self.layout == "in_out" and len(shape) == 2:
             shape = shape[::-1]
         if self.stop is not None and shape:
@@ -89,6 +95,8 @@ class Slice:
         return shape if self.columns is None else (shape[0], self.columns[1] - self.columns[0], *shape[2:])
 
     def _as_out_in(self, stored: np.ndarray) -> np.ndarray:
+        if self.element is not None:
+            stored = stored[self.element]
         if self.axes:
             return stored.transpose(self.axes)
         return stored.T if self.layout == "in_out" and stored.ndim == 2 else stored

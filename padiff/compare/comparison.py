@@ -215,7 +215,8 @@ class RunComparison:
         plan = ComparisonPlan(self.runs, alignment, self._policy, self._measured_stages, measure)
         diffs, before = compare_step(steps, plan, self._before)
         compared = next(rank for rank in diffs if not rank or rank[0].problem is not OWN_SAMPLES)
-        others = other_boundaries(compared, alignment, self._boundaries)
+        first = steps.map(lambda ranks: ranks[0]) if all(map(len, steps)) and len(steps.reference) == 1 else None
+        others = other_boundaries(compared, alignment, self._boundaries, first)
         if others:
             plan = replace(plan, alignment=replace(alignment, cut_elsewhere=others))
             diffs, before = compare_step(steps, plan, self._before)

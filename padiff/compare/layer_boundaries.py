@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from padiff.align import Alignment, LayerPair
 from padiff.align.matching.parameter_units import containers_of
 from padiff.compare.judge.limits import COARSENESS, allowed, coarse
+from padiff.compare.measure.pairs import measure_pair
+from padiff.errors import RunFolderError
 from padiff.model import equivalents
-from padiff.records import ROOT, Both, Diff, Kind, Layer
+from padiff.records import RESHAPED, ROOT, SAME, Both, Diff, Kind, Layer, Pair, Step
 from padiff.records.step_diffs import StepDiffs
 
 # Least relative error that a different boundary explains, of a container's outputs and of other outputs. A missing
@@ -22,7 +25,9 @@ from padiff.records.step_diffs import StepDiffs
 _GROSS, _VISIBLE = 0.05, 1e-3
 
 
-def other_boundaries(diffs: StepDiffs, alignment: Alignment, values: bool = True) -> frozenset[tuple[str, str]]:
+def other_boundaries(
+    diffs: StepDiffs, alignment: Alignment, values: bool = True, steps: Both[Step] | None = None
+) -> frozenset[tuple[str, str]]:
     """Return pairs of layers, by path, whose outputs differ although later outputs agree.
 
     Only layers that are built differently are candidates: their sublayers differ, or the models have different numbers
@@ -31,6 +36,7 @@ def other_boundaries(diffs: StepDiffs, alignment: Alignment, values: bool = True
 
     Args:
         values: True to also consider outputs that have the same shape on both sides.
+        steps: the compared step; its traces show what is computed inside of a layer with several outputs.
     """
     places = diffs.sites.places["forward"]
     if (diffs.rows["passed"] & ~diffs.troubled)[places].all():
@@ -52,7 +58,45 @@ def other_boundaries(diffs: StepDiffs, alignment: Alignment, values: bool = True
     ]
     first = min((_order(d) for d in sure if not d.passed and _error(d) >= _VISIBLE / 2), default=math.inf)
     last = max((_order(d) for d in sure if _agrees(d) and _order(d) < first), default=-1)
-    return frozenset(_paths(d) for d in wide if _order(d) < last)
+    further = _ending_inside([d for d in wide if _order(d) >= last], steps) if steps is not None and values else []
+    return frozenset(_paths(d) for d in [*(d for d in wide if _order(d) < last), *further])
+
+
+def _ending_inside(diffs: Sequence[Diff], steps: Both[Step]) -> list[Diff]:
+    """Return the diffs of outputs that the other side's layer computes on its way to outputs of its own.
+
+    One side's router returns scores, the other's the chosen places and their weights, too.
+    """
+    try:
+        calls = steps.map(lambda step: step.trace.calls)
+    except RunFolderError:
+        return []
+    outputs = calls.map(lambda side: {(c.layer, c.call): len(c.outputs) for c in side if not c.function})
+    return [diff for diff in diffs if _several(diff, outputs) and _is_computed_inside(diff, steps)]
+
+
+def _several(diff: Diff, outputs: Both[dict[tuple[str, int], int]]) -> bool:
+    counts = [
+        side.get((record.layer, record.call), 1) for side, record in zip(outputs, diff.pair.sides) if record is not None
+    ]
+    return counts[0] != counts[-1]
+
+
+def _is_computed_inside(diff: Diff, steps: Both[Step]) -> bool:
+    reference, candidate = diff.pair.reference, diff.pair.candidate
+    assert reference is not None and candidate is not None
+    for record, other, step in ((reference, candidate, steps.candidate), (candidate, reference, steps.reference)):
+        for call in step.trace.calls:
+            if (call.layer, call.call) != (other.layer, other.call):
+                continue
+            for tensor in (step.trace.tensors[operand.tensor] for operand in call.outputs):
+                if tensor.source is None or math.prod(tensor.shape) != math.prod(record.shape):
+                    continue
+                inner = replace(other, source=tensor.source, shape=tensor.shape, dtype=tensor.dtype)
+                layout = SAME if tensor.shape == record.shape else RESHAPED
+                if _agrees(measure_pair(Pair(diff.pair.step, record, inner, layout)), tensor.dtype):
+                    return True
+    return False
 
 
 def _has_other_shape(diff: Diff) -> bool:
@@ -65,9 +109,9 @@ def _error(diff: Diff) -> float:
     return diff.figures.rel_l2 if diff.figures.l2 else 0.0
 
 
-def _agrees(diff: Diff) -> bool:
-    """Return True if an output differs by no more than its dtype rounds."""
-    dtype = coarse(diff.pair.anchor.dtype)
+def _agrees(diff: Diff, dtype: str = "") -> bool:
+    """Return True if an output differs by no more than a dtype rounds. Default: its own."""
+    dtype = coarse(dtype or diff.pair.anchor.dtype)
     rounding = allowed(dtype, "forward") if dtype in COARSENESS else 0.0
     return _error(diff) < max(_VISIBLE / 2, rounding)
 
@@ -87,8 +131,9 @@ class _Built:
             kinds = pair.map(equivalents.kind)
             built = self._kinds.zip(kinds).map(lambda side: (side[1], side[0][side[1]]))
         else:
-            # A normalisation of the user's own class may contain the activation.
-            built = pair.map(lambda layer: (_is_own_class(layer), layer.settings.get("act")))
+            # A layer of the user's own class may contain what the other side calls after it: a normalisation the
+            # activation, a router softmax and choice.
+            built = pair.map(lambda layer: (equivalents.kind(layer), _is_own_class(layer), layer.settings.get("act")))
         return built.reference != built.candidate
 
 

@@ -244,7 +244,8 @@ def _sliced(slices: Sequence[Slice], records: Sequence[Record], others: Sequence
     """Return records of rows, named after their partner layer on the other side."""
     result = []
     for slice_, record in zip(slices, records):
-        slot = record.slot if slice_.whole else f"{record.slot}[{slice_.label or _short(others[0])}]"
+        element = "" if slice_.element is None else f"[{slice_.element}]"
+        slot = record.slot if slice_.whole else f"{record.slot}{element}[{slice_.label or _short(others[0])}]"
         result.append(replace(record, slot=slot, shape=slice_.result_shape, source=_Rows(record.source, slice_)))
     return result
 

@@ -13,6 +13,7 @@ from padiff.align.matching.matches import Match
 from padiff.align.matching.parameter_units import Unit, containers_of, whole_slice, without_ones
 from padiff.align.matching.unmatched import match_unmatched
 from padiff.align.slices import Ambiguity, ParameterPair, Slice
+from padiff.align.stacked import StackedLayers, real_pairs
 from padiff.frameworks.conventions import usual_layout
 from padiff.records import ROOT, SIDES, Both, Layer, RunInfo
 
@@ -38,11 +39,13 @@ class StoredParameters:
         infos: both runs.
         matches: the matches of units.
         answers: answers to ambiguities, by `Ambiguity.about`; without an answer the first option applies.
+        stacks: layers that stand for elements of stacked parameters; the pairs are those of the stacked ones.
     """
 
     infos: Both[RunInfo]
     matches: Sequence[Match]
     answers: Mapping[str, str] = field(default_factory=dict)
+    stacks: Both[StackedLayers] = field(default_factory=lambda: Both(StackedLayers(), StackedLayers()))
 
     def answered(self, answers: Mapping[str, str]) -> StoredParameters:
         """Return the same matches with more answers."""
@@ -52,7 +55,7 @@ class StoredParameters:
     def pairs(self) -> tuple[ParameterPair, ...]:
         pairs = [pair for _, pairs, _ in self._made for pair in pairs]
         with_biases = with_packed_biases(self.matches, with_summed_biases(self._cells, pairs))
-        return tuple(match_unmatched(self.infos, list(with_biases)))
+        return real_pairs(match_unmatched(self.infos, list(with_biases)), self.stacks)
 
     @property
     def ambiguities(self) -> tuple[Ambiguity, ...]:
@@ -65,7 +68,7 @@ class StoredParameters:
         """Return the pairs that depend on an ambiguity, computed with one of its options as the answer."""
         maker = _PairMaker(self.infos, self._layers, {**self.answers, about: option})
         pairs = [pair for match, _, ambiguities in self._made if about in ambiguities for pair in maker.pairs(match)]
-        return with_summed_biases(self._cells, pairs)
+        return list(real_pairs(with_summed_biases(self._cells, pairs), self.stacks))
 
     @cached_property
     def _made(self) -> list[tuple[Match, list[ParameterPair], dict[str, Ambiguity]]]:

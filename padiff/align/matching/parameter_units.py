@@ -171,6 +171,11 @@ def _with_layout(unit: Unit, votes: Votes) -> Unit:
     if unit.layout != "?":
         return unit
     straight, transposed = votes[_made(unit), "out_in"], votes[_made(unit), "in_out"]
+    if straight == transposed:  # its class stores its other matrices in one way
+        straight, transposed = (
+            sum(count for ((kind, _), layout), count in votes.items() if kind == unit.kind and layout == each)
+            for each in ("out_in", "in_out")
+        )
     if straight == transposed:
         return unit
     return unit.laid_out("out_in" if straight > transposed else "in_out")

@@ -39,7 +39,29 @@ def match_unmatched(infos: Both[RunInfo], pairs: Sequence[ParameterPair]) -> lis
     visibly.
     """
     unmatched = Both(*map(unmatched_parameters, infos, unzipped(pairs)))
-    return [*pairs, *_paired(unmatched)] if all(unmatched) else list(pairs)
+    paired = [*pairs, *_paired(unmatched)] if all(unmatched) else list(pairs)
+    if not any(unmatched):
+        return paired
+    # A parameter that nothing trains is a buffer on the other side: a bias of a router's scores.
+    frozen = Both(*map(unmatched_parameters, infos, unzipped(paired))).map(
+        lambda side: [(layer, p) for layer, p in side if not p.trainable]
+    )
+    buffers = Both(*map(_unmatched_buffers, infos, unzipped(paired)))
+    return [
+        *paired,
+        *_paired(Both(frozen.reference, buffers.candidate)),
+        *_paired(Both(buffers.reference, frozen.candidate)),
+    ]
+
+
+def _unmatched_buffers(info: RunInfo, parts: Iterable[Sequence[Slice]]) -> list[Owned]:
+    covered = {(part.layer, part.slot) for part in chain(*parts)}
+    return [
+        (layer, p)
+        for layer in info.layers
+        for p in layer.parameters
+        if p.role == "buffer" and not p.tied_to and (layer.path, p.slot) not in covered
+    ]
 
 
 def _paired(unmatched: Both[list[Owned]]) -> Iterator[ParameterPair]:
