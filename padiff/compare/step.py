@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from padiff.align import Alignment
 from padiff.compare.choices import chooses, flips_of
@@ -16,6 +17,8 @@ from padiff.compare.judge.policy import Policy
 from padiff.compare.judge.unrecorded import excused
 from padiff.compare.measure.floors import with_floors
 from padiff.compare.measure.measure_step import measured
+from padiff.compare.measure.pairs import measure_pair
+from padiff.compare.row_orders import with_row_orders
 from padiff.pair.plans import PairPlans
 from padiff.pair.ranks import in_one, left_out, rank_steps, step_pairs, weights_known
 from padiff.records import Both, Pair, Run, Step
@@ -81,11 +84,15 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
     pairs = step_pairs(ranks, plan.alignment, plan.stages, plan.plans)
     together = in_one(pairs)
     diffs = plan.measure(together) if plan.measure is not None else measured(together, plan.policy.elementwise)
+    measure = partial(measure_pair, elementwise=plan.policy.elementwise)
     diffs_by_rank: list[StepDiffs] = []
     chosen: list[ChoiceCounts] = []
     for rank, rank_diffs in zip(ranks, diffs.split(pairs)):
         # Every rank of a step is judged by the step before it, none by another rank.
         judged = plan.policy.judge(with_floors(rank_diffs, steps), before.drift)
+        if not judged.passed and plan.policy.in_context:
+            again = with_row_orders(judged, rank.reference, measure)
+            judged = plan.policy.judge(with_floors(again, steps), before.drift) if again is not None else judged
         judged = excused(judged, infos.zip(history), rank, plan.alignment)
         judged, history = absent_stages(judged, rank, history, plan.runs)
         judged = with_averages(judged, len(diffs_by_rank), plan.runs, plan.alignment, before.drift)

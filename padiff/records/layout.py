@@ -9,12 +9,13 @@ from typing import Literal
 import numpy as np
 
 Shape = tuple[int, ...]
-#: One conversion: `numpy.transpose` with these axes, the transpose of a matrix, a reshape, or a broadcast (one side has
-#: a single copy of values that the other side has for every sample).
-LayoutStep = Shape | Literal["transpose", "reshape", "broadcast"]
+#: One conversion: `numpy.transpose` with these axes, the transpose of a matrix, a reshape, a broadcast (one side has
+#: a single copy of values that the other side has for every sample), or rows in another order (already exchanged in the
+#: records).
+LayoutStep = Shape | Literal["transpose", "reshape", "broadcast", "rows"]
 
 # The usual meaning of a permutation of axes.
-_MEANINGS = {
+_MEANINGS: dict[LayoutStep, str] = {
     (0, 2, 1): "channels last against first",
     (1, 0, 2): "sequence first against batch first",
     (0, 3, 1, 2): "channels last against first",
@@ -22,6 +23,7 @@ _MEANINGS = {
     (0, 2, 1, 3): "heads before the sequence against after it",
     (0, 4, 1, 2, 3): "channels last against first",
     (0, 2, 3, 4, 1): "channels first against last",
+    "rows": "rows in another order",
 }
 
 
@@ -93,8 +95,7 @@ class Layout:
 
     def describe(self) -> str:
         """Return the layout in words."""
-        words = [_MEANINGS.get(step) or _text(step) if isinstance(step, tuple) else step for step in self.steps]
-        return ", ".join(words)
+        return ", ".join(_MEANINGS.get(step) or _text(step) for step in self.steps)
 
     def __str__(self) -> str:
         return " then ".join(map(_text, self.steps))

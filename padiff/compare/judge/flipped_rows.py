@@ -16,6 +16,7 @@ from padiff.compare.choices import Flips, grid_of
 from padiff.compare.judge import limits
 from padiff.compare.judge.drift import RELATIVE
 from padiff.compare.measure.operands import Arrays, operands
+from padiff.compare.row_orders import choosing_blocks
 from padiff.errors import SketchOnlyError
 from padiff.records import Both, Diff, Figure, Rule, Step, is_below, loss_role
 from padiff.records.choice_counts import ChoiceCounts
@@ -58,7 +59,7 @@ class _Judge:
         self._explained: list[Flips] = []
         #: Paths of the layers among whose parts some call chooses: of experts, that are called with the rows that
         #: chose them.
-        self._blocks = _blocks(step)
+        self._blocks = choosing_blocks(step)
         #: Grids of the rows of all calls that choose.
         self._grids = _grids(step)
         #: Share of the rows that chose otherwise, the largest error of such rows, and that of whole tensors.
@@ -266,14 +267,6 @@ def within_rounding(flips: Flips, limit: float, before: Sequence[Flips]) -> bool
     noise = float(np.linalg.norm(flips.error[alike])) / math.sqrt(max(alike.sum(), 1))
     most = limit * flips.size
     return noise <= LARGEST * most and float(flips.moved[flipped].max(initial=0.0)) <= SINGLE * most
-
-
-def _blocks(step: Step) -> set[str]:
-    """Return the paths of the layers among whose parts a call chooses places: the layer of the call, or its parent."""
-    called = {call.layer for call in step.trace.calls if not call.function}
-    choosing = {call.layer for call in step.trace.calls if call.choice is not None and call.choice.chosen}
-    parents = {path: path.rpartition(".")[0] or path for path in choosing}
-    return {path if any(is_below(each, path) for each in called) else parents[path] for path in choosing}
 
 
 def _samples(diffs: StepDiffs, grids: Collection[tuple[int, ...]]) -> int | None:

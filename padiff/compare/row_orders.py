@@ -1,0 +1,229 @@
+"""Rows in another order: tensors whose rows the two sides hold in another order, or of which one side holds only some.
+
+An expert is called with the tokens that chose it, in the order that its author picked, or with all tokens; sequences
+are sorted by their lengths and put back. Such a tensor is compared row by row where nothing depends on the order:
+inside of a layer that chooses (the output of that layer is compared in order), or of one whose output agrees in order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from padiff.records import ROOT, Both, Diff, Kind, Layout, Pair, Record, Step, is_below
+from padiff.records.sources import TensorSource
+from padiff.records.step_diffs import StepDiffs
+
+# Share of the error in the given order to which the other order has to reduce it.
+_BETTER = 0.5
+# Relative error below which an order is the right one: equal rows of outputs have several, and gradients tell.
+_SURE = 1e-3
+# Number of neighbours of a row that are looked at, of random projections that stand for it, and the relative distance
+# below which neighbours count as equal.
+_NEIGHBOURS, _PROJECTIONS, _EQUAL = 16, 8, 1e-4
+# Least number of rows that have an order.
+_LEAST = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(TensorSource):
+    """Chosen rows of another source.
+
+    Attributes:
+        source: the tensor.
+        numbers: numbers of the rows, in their order; rows run along the last axis, in three or more axes from the
+            second on.
+        shape: shape of the result.
+    """
+
+    source: TensorSource
+    numbers: np.ndarray
+    shape: tuple[int, ...]
+
+    def read(self) -> np.ndarray:
+        return np.asarray(_table(self.source.read())[self.numbers]).reshape(self.shape)
+
+    @property
+    def inside(self) -> Sequence[TensorSource]:
+        return (self.source,)
+
+    def made_of(self, inside: Sequence[TensorSource]) -> TensorSource:
+        return replace(self, source=inside[0])
+
+
+def choosing_blocks(step: Step) -> frozenset[str]:
+    """Return the paths of the layers among whose parts a call chooses places: the layer of the call, or its parent."""
+    called = {call.layer for call in step.trace.calls if not call.function}
+    choosing = {call.layer for call in step.trace.calls if call.choice is not None and call.choice.chosen}
+    parents = {path: path.rpartition(".")[0] or path for path in choosing}
+    return frozenset(path if any(is_below(each, path) for each in called) else parents[path] for path in choosing)
+
+
+def with_row_orders(diffs: StepDiffs, step: Step, measure: Callable[[Pair], Diff]) -> StepDiffs | None:
+    """Return the diffs, with pairs measured again whose rows are in another order; `None` if there are none.
+
+    Args:
+        diffs: the judged diffs of one rank of a step, in causal order.
+        step: the reference's step.
+        measure: function that measures a pair.
+    """
+    return _Search(diffs, step, measure).run()
+
+
+class _Search:
+    def __init__(self, diffs: StepDiffs, step: Step, measure: Callable[[Pair], Diff]) -> None:
+        self._diffs, self._measure = diffs, measure
+        self._blocks = choosing_blocks(step)
+        #: Numbers of rows among which calls choose: of a batch that is given whole.
+        self._batches = {call.choice.rows for call in step.trace.calls if call.choice is not None}
+        sites = diffs.sites
+        passed = diffs.rows["passed"] & ~diffs.troubled & sites.complete
+        #: Layers all of whose outputs agree in order, and have an order.
+        self._agreeing: set[str] = set()
+        failing: set[str] = set()
+        for place in sites.places["forward"].tolist():
+            if len(sites.shapes[place]) > 1:
+                (self._agreeing if passed[place] else failing).add(sites.layers[place])
+        self._agreeing -= failing
+        #: Orders by layer and call, and the layers in which one was found, newest last.
+        self._orders: dict[tuple[str, int], Both[np.ndarray]] = {}
+
+    def run(self) -> StepDiffs | None:
+        sites, found = self._diffs.sites, {}
+        for stage in ("forward", "backward"):
+            for place in sites.places[stage].tolist():
+                if self._diffs.rows["passed"][place] or not sites.complete[place]:
+                    continue
+                layer = sites.layers[place]
+                chosen = any(is_below(layer, block) for block in self._blocks)
+                if chosen or any(is_below(layer, path) for path in self._agreeing):
+                    diff = self._in_order(self._diffs[place], chosen)
+                    if diff is not None:
+                        found[place] = diff
+        if not found:
+            return None
+        return StepDiffs.from_diffs([found.get(place, diff) for place, diff in enumerate(self._diffs)])
+
+    def _in_order(self, diff: Diff, chosen: bool) -> Diff | None:
+        """Return the diff of a pair with its rows in one order; `None` if they are not the same rows.
+
+        Args:
+            chosen: True inside of a layer that chooses: its sketches are compared by what no order changes.
+        """
+        pair = diff.pair
+        assert pair.reference is not None and pair.candidate is not None
+        if (diff.problem is not None and diff.problem.kind is not Kind.SHAPES) or len(pair.reference.shape) < _LEAST:
+            return None
+        if pair.reference.source.sketched or pair.candidate.source.sketched:
+            if pair.reference.shape != pair.candidate.shape or not chosen:
+                return None
+            return self._measure(replace(pair, layout=_other_order(pair.layout)))
+        if len(set(counts := [_count(record.shape) for record in (pair.reference, pair.candidate)])) > 1 and not (
+            chosen and max(counts) in self._batches
+        ):
+            return None
+        best, least = None, _BETTER * min(_error(diff), 1.0)
+        for find in (self._known, _order_of):
+            order = find(pair) if least > _SURE else None
+            again = self._measured(pair, order) if order is not None else None
+            if order is not None and again is not None and _error(again) < least:
+                best, least = again, _error(again)
+                if pair.stage == "forward":
+                    self._orders[pair.anchor.layer, pair.anchor.call] = order
+        return best
+
+    def _known(self, pair: Pair) -> Both[np.ndarray] | None:
+        """Return the order that was found for the same call of the layer, of one beside it, or of one inside of it."""
+        layer, call = pair.anchor.layer, pair.anchor.call
+        if pair.stage == "backward":
+            return self._orders.get((layer, call))
+        parent = _parent(layer)
+        for (other, number), order in reversed(self._orders.items()):
+            if number == call and (is_below(other, layer) or _parent(other) == parent):
+                return order
+        return None
+
+    def _measured(self, pair: Pair, order: Both[np.ndarray]) -> Diff | None:
+        counts = [_count(record.shape) for record in pair.sides if record is not None]
+        if any(numbers.max(initial=-1) >= count for numbers, count in zip(order, counts)) or max(
+            map(len, order)
+        ) != min(counts):
+            return None
+        sides = [_chosen(record, numbers) for record, numbers in zip(pair.sides, order) if record is not None]
+        again = replace(pair, reference=sides[0], candidate=sides[1], layout=_other_order(pair.layout))
+        return self._measure(again)
+
+
+def _order_of(pair: Pair) -> Both[np.ndarray] | None:
+    """Return the rows of each side that are the same rows; `None` unless one side holds all rows of the other."""
+    assert pair.reference is not None and pair.candidate is not None
+    tables = Both(pair.reference.value, pair.candidate.value).map(_table).zip(pair.scales)
+    reference, candidate = (table.reshape(len(table), -1).astype(np.float64) / scale for table, scale in tables)
+    if reference.shape[1] != candidate.shape[1] or min(len(reference), len(candidate)) < 1:
+        return None
+    if not (np.isfinite(reference).all() and np.isfinite(candidate).all()):
+        return None
+    few, many = (reference, candidate) if len(reference) <= len(candidate) else (candidate, reference)
+    numbers = _places(few, many)
+    if numbers is None:
+        return None
+    every = np.arange(len(few))
+    return Both(every, numbers) if few is reference else Both(numbers, every)
+
+
+def _places(few: np.ndarray, many: np.ndarray) -> np.ndarray | None:
+    """Return for each row of one table the place of its own row in another table; `None` if two claim the same."""
+    from scipy.spatial import cKDTree  # takes a tenth of a second to import
+
+    directions = np.random.default_rng(0).standard_normal((few.shape[1], min(_PROJECTIONS, few.shape[1])))
+    points = [table @ directions for table in (few, many)]
+    width = min(_NEIGHBOURS, len(many))
+    distances, neighbours = (table.reshape(len(few), width) for table in cKDTree(points[1]).query(points[0], k=width))
+    sizes = np.linalg.norm(points[0], axis=1)
+    numbers, taken = np.full(len(few), -1), np.zeros(len(many), np.bool_)
+    for row in np.argsort(distances[:, 0], kind="stable").tolist():
+        near = neighbours[row][distances[row] <= distances[row, 0] + _EQUAL * sizes[row]]
+        free = np.sort(near[~taken[near]])
+        if not len(free):
+            return None
+        numbers[row] = free[0]
+        taken[free[0]] = True
+    return numbers
+
+
+def _chosen(record: Record, numbers: np.ndarray) -> Record:
+    rest = _rest(record.shape)
+    shape = record.shape if _count(record.shape) == len(numbers) else (len(numbers), *rest)
+    return replace(record, source=Rows(record.source, numbers, shape), shape=shape)
+
+
+def _table(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1, *_rest(array.shape))
+
+
+def _rest(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape of a row: that of the last axis for features (rows, or batch and sequence, first), else of all
+    axes but the first.
+    """
+    return tuple(shape[-1:] if len(shape) <= 3 else shape[1:])
+
+
+def _count(shape: Sequence[int]) -> int:
+    return math.prod(shape[: len(shape) - len(_rest(shape))])
+
+
+def _other_order(layout: Layout) -> Layout:
+    return layout if "rows" in layout.steps else Layout((*layout.steps, "rows"))
+
+
+def _parent(layer: str) -> str:
+    return layer.rpartition(".")[0] or ROOT
+
+
+def _error(diff: Diff | None) -> float:
+    if diff is None or diff.problem is not None or diff.figures is None:
+        return math.inf
+    return diff.figures.rel_l2
