@@ -8,6 +8,7 @@ framework's ``topk`` and ``sort`` have no such rule: which of equal scores comes
 from __future__ import annotations
 
 import math
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from padiff.records import Both, Choice, RunInfo, Step, Trace, TracedCall
 
 # Functions that leave the order of equal scores open.
 _OPEN = frozenset({"topk", "sort", "argsort"})
+# Least relative distance of scores that are not of one form.
+_OTHER = 0.05
 # Largest number of scores for which a table of all places is made.
 _MOST = 1 << 24
 
@@ -87,7 +90,7 @@ def flips_of(steps: Both[Step], alignment: Alignment, infos: Both[RunInfo]) -> l
     one_framework = infos.reference.framework == infos.candidate.framework
     traces = steps.map(lambda step: step.trace)
     found: list[Flips] = []
-    for position, calls in _paired(traces, alignment):
+    for position, calls in paired(traces, alignment):
         flips = _flips(traces, position, calls, one_framework)
         if flips is not None and (flips.count or flips.chosen.reference != flips.chosen.candidate):
             found.append(flips)
@@ -98,26 +101,47 @@ def _choosing(trace: Trace) -> list[tuple[int, TracedCall]]:
     return [(position, call) for position, call in enumerate(trace.calls) if call.choice is not None]
 
 
-def _paired(traces: Both[Trace], alignment: Alignment) -> Iterator[tuple[int, Both[TracedCall]]]:
-    """Yield pairs of choosing calls: in order if both sides choose as often among as many rows, else layer by layer."""
+def paired(traces: Both[Trace], alignment: Alignment) -> Iterator[tuple[int, Both[TracedCall]]]:
+    """Yield pairs of choosing calls, with the position of the reference's call, in the reference's order.
+
+    Rankings are paired in order if both sides rank as often, among as many rows; else layer by layer. The same for
+    thresholds.
+    """
     calls = traces.map(_choosing)
-    if not all(calls):
-        return
-    rows = calls.map(lambda side: [call.choice.rows for _, call in side if call.choice is not None])
+    pairs: list[tuple[int, Both[TracedCall]]] = []
+    for some in (calls.map(_rankings), calls.map(_thresholds)):
+        pairs += _paired(some, alignment)
+    return iter(sorted(pairs, key=lambda pair: pair[0]))
+
+
+def _paired(calls: Both[list[tuple[int, TracedCall]]], alignment: Alignment) -> Iterator[tuple[int, Both[TracedCall]]]:
+    rows = calls.map(lambda side: [_choice(each).rows for each in side])
     if rows.reference == rows.candidate:
         for (position, reference), (_, candidate) in zip(*calls):
             yield position, Both(reference, candidate)
         return
     partners = {pair.reference.path: pair.candidate.path for pair in alignment.pairs}
     waiting: dict[tuple[str, int, int], list[TracedCall]] = defaultdict(list)
-    for _, call in calls.candidate:
-        assert call.choice is not None
-        waiting[call.layer, call.call, call.choice.rows].append(call)
-    for position, call in calls.reference:
-        assert call.choice is not None
-        others = waiting.get((partners.get(call.layer, ""), call.call, call.choice.rows))
+    for each in calls.candidate:
+        waiting[each[1].layer, each[1].call, _choice(each).rows].append(each[1])
+    for each in calls.reference:
+        position, call = each
+        others = waiting.get((partners.get(call.layer, ""), call.call, _choice(each).rows))
         if others:
             yield position, Both(call, others.pop(0))
+
+
+def _rankings(calls: list[tuple[int, TracedCall]]) -> list[tuple[int, TracedCall]]:
+    return [each for each in calls if _choice(each).chosen]
+
+
+def _thresholds(calls: list[tuple[int, TracedCall]]) -> list[tuple[int, TracedCall]]:
+    return [each for each in calls if not _choice(each).chosen]
+
+
+def _choice(each: tuple[int, TracedCall]) -> Choice:
+    assert each[1].choice is not None
+    return each[1].choice
 
 
 @dataclass(frozen=True)
@@ -154,6 +178,7 @@ def _flips(traces: Both[Trace], position: int, calls: Both[TracedCall], one_fram
     count = min(chosen)
     best = Both(reference.picked[:, :count], candidate.picked[:, :count])
     flipped = (best.reference != best.candidate).any(axis=1)
+    known = _in_one_form(known, flipped)
     with np.errstate(invalid="ignore"):  # scores of minus infinity on both sides
         distance = np.nan_to_num(np.abs(known.candidate - known.reference), nan=0.0, posinf=np.inf)
     at = np.arange(len(common))[:, None]
@@ -248,6 +273,41 @@ def _fill(table: np.ndarray, side: _Tables, picked: np.ndarray) -> None:
     at, last = np.arange(len(table))[:, None], side.scores[:, -1:].astype(np.float64)
     values = table[at, picked]
     table[at, picked] = np.where(np.isnan(values), last, values)
+
+
+def _in_one_form(scores: Both[np.ndarray], flipped: np.ndarray) -> Both[np.ndarray]:
+    """Return the scores of both sides in one form: one may rank probabilities, the other what a softmax makes them of.
+
+    Args:
+        scores: the scores at their places; NaN at places whose score is not recorded.
+        flipped: mask of the rows that chose otherwise.
+    """
+    known = np.isfinite(scores.reference) & np.isfinite(scores.candidate)
+    forms = Both(*(list(_forms(np.where(known, side, np.nan))) for side in scores))
+    plain = _apart(scores, flipped)
+    if plain <= _OTHER:
+        return scores
+    pairs = [Both(a, b) for a in forms.reference for b in forms.candidate]
+    best = min(pairs, key=lambda pair: _apart(pair, flipped))
+    return best if _apart(best, flipped) < _OTHER * min(plain, 1.0) else scores
+
+
+def _forms(scores: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield scores, their logarithms and their logits, each about the mean of its row: they rank alike."""
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # rows without scores
+        for form in (scores, np.log(scores), np.log(scores / (1 - scores))):
+            if np.isfinite(form[np.isfinite(scores)]).all():
+                yield form - np.nanmean(form, axis=1, keepdims=True)
+
+
+def _apart(scores: Both[np.ndarray], flipped: np.ndarray) -> float:
+    """Return the relative distance of the scores of rows that chose alike."""
+    rows = ~flipped if (~flipped).any() else np.ones(len(flipped), np.bool_)
+    reference, candidate = (side[rows] for side in scores)
+    both = np.isfinite(reference) & np.isfinite(candidate)
+    size = float(np.linalg.norm(reference[both]))
+    return float(np.linalg.norm(candidate[both] - reference[both])) / size if size else math.inf
 
 
 def _rms(scores: np.ndarray) -> float:

@@ -33,6 +33,8 @@ _Operands = tuple[Any, ...]
 
 #: Maximum number of calls in the trace of one step: a loop over a long sequence may call any number of functions.
 MOST = 5000
+# Largest number of elements of weights of what a layer chose that are copied in full.
+_MOST_WEIGHTS = 1 << 15
 
 # Functions that change their first argument and return nothing.
 _CHANGING = frozenset({"setitem"})
@@ -241,9 +243,10 @@ class Tracer:
         path, level = inside.node.path, self._levels[inside.node.path, "forward"]
         try:
             result = begun.given if output is None and name in _CHANGING else output
+            chosen = path in self._records.known.choosing
             outputs = tuple(
                 [
-                    Operand(slot, self._number(tensor, level))
+                    Operand(slot, self._number(tensor, level, chosen))
                     for slot, tensor in flatten(result, "output", self._is_tensor)
                 ]
             )
@@ -313,11 +316,17 @@ class Tracer:
         """Remove all entries."""
         self._calls, self._numbered, self._unknown = [], [], {}
 
-    def _number(self, tensor: Any, level: str) -> int:
-        """Return the number of a tensor, which is copied and numbered if it is new."""
+    def _number(self, tensor: Any, level: str, chosen: bool = False) -> int:
+        """Return the number of a tensor, which is copied and numbered if it is new.
+
+        Args:
+            chosen: True for what a function computes in a layer that has chosen: the weights of what it chose are
+                copied in full, if they are not large.
+        """
         entry = self._tensors.lookup(tensor)
         if entry.number < 0:
-            self._enter(entry, tensor, level)
+            whole = chosen and math.prod(self._framework.tensors.shape(tensor)) <= _MOST_WEIGHTS
+            self._enter(entry, tensor, level, whole)
         return entry.number
 
     def _enter(self, entry: SeenTensor, tensor: Any, level: str, whole: bool = False) -> None:

@@ -6,16 +6,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from padiff.compare.choices import Flips, flips_of
+from padiff.compare.choices import Flips, flips_of, paired
 from padiff.compare.diagnose.evidence import Evidence
 from padiff.compare.judge.drift import RELATIVE
 from padiff.compare.judge.flipped_rows import within_rounding
 from padiff.compare.judge.limits import allowed
 from padiff.errors import RunFolderError, SketchOnlyError
-from padiff.records import ROOT, Cause, Diff
+from padiff.records import ROOT, Both, Cause, Diff, Step, TracedCall
 
 #: Kind of the cause that a call chose otherwise because its scores differ.
 CHOICE = "choice"
+# Functions that give the same in the other order of their arguments, or by another name.
+_MIRRORED = {"lt": "gt", "le": "ge", "argsort": "sort", "max": "argmax", "min": "argmin"}
+# Largest relative distance of the same values.
+_SAME = 1e-3
 
 
 def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause | None:
@@ -44,11 +48,34 @@ def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
         return None
     limit = _limit(diff, step)
     before: list[Flips] = []
+    for position, pair in paired(steps.map(lambda step: step.trace), evidence.alignment):
+        names = pair.map(lambda call: _MIRRORED.get(call.function, call.function))
+        if position < end and names.reference != names.candidate and _same_input(steps, pair):
+            text = f"{_name(pair)}, of the same values"
+            return Cause("choice_function", text, lines=pair.map(lambda call: call.line))
     for each in flips:
         if not within_rounding(each, limit, before):
             return _cause(each)
         before.append(each)
     return None
+
+
+def _same_input(steps: Both[Step], calls: Both[TracedCall]) -> bool:
+    """Return True if two calls choose from the same values."""
+    tensors = steps.zip(calls).map(lambda side: side[0].trace.tensors[side[1].inputs[0].tensor])
+    if any(tensor.source is None or tensor.source.sketched for tensor in tensors):
+        return False
+    reference, candidate = tensors.map(lambda tensor: tensor.source.read().astype(np.float64))  # type: ignore[union-attr]
+    return reference.shape == candidate.shape and bool(
+        np.linalg.norm(candidate - reference) <= _SAME * np.linalg.norm(reference)
+    )
+
+
+def _name(calls: Both[TracedCall]) -> str:
+    where = calls.reference.layer if calls.reference.layer != ROOT else "the model"
+    if calls.reference.function == calls.candidate.function:
+        return f"{calls.reference.function}() in `{where}`"
+    return f"{calls.candidate.function}() for the reference's {calls.reference.function}() in `{where}`"
 
 
 def _limit(diff: Diff, step: Sequence[Diff]) -> float:
@@ -64,10 +91,7 @@ def _limit(diff: Diff, step: Sequence[Diff]) -> float:
 
 def _cause(flips: Flips) -> Cause:
     calls, chosen = flips.calls, flips.chosen
-    where = calls.reference.layer if calls.reference.layer != ROOT else "the model"
-    name = f"{calls.reference.function}() in `{where}`"
-    if calls.reference.function != calls.candidate.function:
-        name = f"{calls.candidate.function}() for the reference's {calls.reference.function}() in `{where}`"
+    name = _name(calls)
     lines = calls.map(lambda call: call.line)
     if chosen.reference != chosen.candidate:
         text = f"{name} chooses {chosen.candidate} places of each row, the reference's {chosen.reference}"

@@ -23,6 +23,7 @@ from padiff.compare.diagnose.padding import padding_cause
 from padiff.compare.diagnose.place import Place, place_of_diff
 from padiff.compare.diagnose.ranks import placed, rank_cause
 from padiff.compare.diagnose.recompute.which_side import which_side
+from padiff.compare.diagnose.routing import routing_cause
 from padiff.compare.diagnose.settings import as_computed
 from padiff.compare.diagnose.shifted import repeated_cause, shift_cause
 from padiff.compare.diagnose.skipped_calls import evaluation_cause
@@ -146,6 +147,10 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
     if cast is not None and not _explained(computed.cause, recorded, place):
         return replace(cast, excluded=computed.excluded)
     chosen = None if proven else choice_cause(diff, step, evidence)
+    if not proven and (chosen is None or chosen.kind == CHOICE):
+        routed = routing_cause(diff, evidence)
+        if routed is not None:
+            return replace(routed, excluded=computed.excluded)
     if chosen is not None:
         chosen = replace(chosen, excluded=computed.excluded)
         if chosen.kind != CHOICE:

@@ -1,0 +1,587 @@
+"""Name what a router computes otherwise: its scores, what it selects by, the weights of the chosen, whom it leaves out.
+
+The values tell, not the code: each side's scores are looked for among few functions of the router's output (softmax,
+sigmoid), and the weights of the chosen places among few functions of the scores (as they are, divided by their sum).
+What both sides' functions differ in is the cause.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from padiff.compare.choices import paired
+from padiff.compare.diagnose.evidence import Evidence
+from padiff.compare.diagnose.place import graphs_of
+from padiff.compare.diagnose.traced import Graph
+from padiff.compare.judge.limits import allowed
+from padiff.compare.measure.operands import Arrays, operands
+from padiff.errors import RunFolderError, SketchOnlyError
+from padiff.frameworks.api_names import row_axis
+from padiff.records import ROOT, Both, Cause, Diff, TracedCall
+from padiff.records.layout import Layout
+from padiff.system.frames import Frame
+
+# Functions that a router applies to its scores one by one, or along a row.
+_ON_THE_WAY = frozenset(
+    [
+        "softmax",
+        "sigmoid",
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "true_divide",
+        "masked_fill",
+        "where",
+        "float",
+        "to",
+        "cast",
+        "view",
+        "reshape",
+        "clone",
+        "contiguous",
+        "flatten",
+        "astype",
+        "squeeze",
+        "unsqueeze",
+        "type",
+        "float32",
+        "bfloat16",
+        "half",
+        "tanh",
+        "softplus",
+        "sqrt",
+        "log_softmax",
+        "clip",
+        "clamp",
+    ]
+)
+# Functions that rank the places of a row alike.
+_RANKS_ALIKE = frozenset({"softmax", "sigmoid", "the router's output"})
+# Number of calls after a choice among which the weights of the chosen places are looked for.
+_MOST_CALLS = 80
+# Least number of rows that prove which rows are left out, and largest share of them.
+_LEAST_ROWS, _LARGEST_SHARE = 2, 0.9
+# Usual coefficients of a loss that balances the load, besides the numbers of places.
+_COEFFICIENTS = (1.0, 0.1, 0.01, 0.001, 0.02, 0.05, 0.005, 0.5)
+# Limit of a sum of probabilities and of a fitted factor; largest correlation of noise with what it is added to.
+_COARSE, _UNLIKE = 1e-3, 0.2
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A tensor as a function of the router's output.
+
+    Attributes:
+        words: the function in words.
+        factor: factor by which it is multiplied.
+        line: the line of code that makes the tensor.
+    """
+
+    words: str
+    factor: float = 1.0
+    line: Frame | None = None
+
+    @property
+    def text(self) -> str:
+        return self.words if self.factor == 1.0 else f"{self.words}, times {self.factor:.3g}"
+
+    def same(self, other: _Found) -> bool:
+        return self.words == other.words and math.isclose(self.factor, other.factor, rel_tol=1e-3)
+
+
+def routing_cause(diff: Diff, evidence: Evidence) -> Cause | None:
+    """Return what a router computes otherwise before an output that differs; `None` if no router is found to.
+
+    Args:
+        diff: the first diff of the step, an output.
+    """
+    steps, record = evidence.steps, diff.pair.reference
+    if steps is None or record is None or not diff.pair.complete or diff.pair.stage != "forward":
+        return None
+    try:
+        graphs = graphs_of(steps, evidence.runs.map(lambda run: run.info))
+        end = _end(graphs.reference, record.layer, record.call)
+        routers = []
+        for position, calls in paired(graphs.map(lambda graph: graph.trace), evidence.alignment):
+            choices = calls.map(lambda call: call.choice)
+            if position < end and all(choice is not None and choice.chosen for choice in choices):
+                routers.append(Both(*(_Router(graph, call) for graph, call in zip(graphs, calls))))
+        for sides in reversed(routers):  # the last one before the difference
+            if not _agree(*sides.map(lambda side: side.output)):
+                continue
+            cause = _weights(sides, diff) or _scores(sides) or (_rows(sides, diff) if sides is routers[-1] else None)
+            if cause is not None:
+                return cause
+        if routers and math.prod(diff.pair.anchor.shape) == 1:
+            return _auxiliary([routers[-1]], diff) or _auxiliary(routers, diff)
+    except (RunFolderError, SketchOnlyError, ValueError, IndexError):
+        pass  # the values can no longer be read, or are those of another kind of choice
+    return None
+
+
+def _agree(reference: np.ndarray | None, candidate: np.ndarray | None) -> bool:
+    """Return False if the outputs of two routers differ by more than rounding in half precision."""
+    if reference is None or candidate is None:
+        return True
+    return reference.shape == candidate.shape and bool(
+        np.linalg.norm(candidate - reference) <= _rounding("bfloat16") * np.linalg.norm(reference)
+    )
+
+
+def _end(graph: Graph, layer: str, number: int) -> int:
+    call = graph.layers.get((layer, number))
+    return len(graph.trace.calls) if call is None else graph.places[id(call)]
+
+
+class _Router:
+    """A call that chooses, with the tensors around it.
+
+    Args:
+        graph: the trace of its side.
+        call: the call.
+    """
+
+    def __init__(self, graph: Graph, call: TracedCall) -> None:
+        self._graph, self.call = graph, call
+        assert call.choice is not None
+        self._choice = call.choice
+        self._axis = row_axis(call.function, call.arguments)
+        shape = graph.trace.tensors[call.inputs[0].tensor].shape
+        if not isinstance(self._axis, int) or not shape:
+            raise ValueError("no rows")
+        self._width = shape[self._axis]
+        #: Number of rows of the scores.
+        self.rows = call.choice.rows
+
+    def _table(self, tensor: int) -> np.ndarray | None:
+        """Return a tensor with the shape of the scores as rows; `None` unless its values are recorded."""
+        traced = self._graph.trace.tensors[tensor]
+        if traced.source is None or traced.source.sketched or len(traced.shape) < 2:
+            return None
+        if traced.shape[self._axis] != self._width:
+            return None
+        values = np.moveaxis(traced.source.read(), self._axis, -1)
+        return np.asarray(values.reshape(-1, self._width), np.float64)
+
+    @cached_property
+    def picked(self) -> np.ndarray:
+        """The chosen places of each recorded row."""
+        source = self._graph.trace.tensors[self._choice.picked].source
+        if source is None:
+            raise ValueError("not recorded")
+        return np.atleast_2d(source.read()).astype(np.int64)
+
+    @cached_property
+    def numbers(self) -> np.ndarray:
+        """The numbers of the recorded rows."""
+        return np.arange(0, self.rows, self._choice.every)[: len(self.picked)]
+
+    @cached_property
+    def way(self) -> list[int]:
+        """The tensors from the router's output to the scores, in the order in which they were computed."""
+        tensors = [self.call.inputs[0].tensor]
+        count = self._graph.size(tensors[0])
+        while len(tensors) < _MOST_CALLS:
+            call = self._graph.producers.get(tensors[-1])
+            if call is None or call.function not in _ON_THE_WAY:
+                break
+            before = [operand.tensor for operand in call.inputs if self._graph.size(operand.tensor) == count]
+            before = [tensor for tensor in before if not self._graph.trace.tensors[tensor].dtype.startswith("bool")]
+            if len(before) > 1:  # noise, or a table, that is added to what layers made
+                before = [tensor for tensor in before if self._is_of_layers(tensor)]
+            if len(before) != 1 or before[0] in tensors:
+                break  # the router's output is put together here
+            tensors.append(before[0])
+        return tensors[::-1]
+
+    def _is_of_layers(self, tensor: int) -> bool:
+        """Return True if a tensor is computed from parameters."""
+        calls = self._graph.back(tensor, lambda _: False)
+        return any(not call.function or call.parameters for call in calls)
+
+    @cached_property
+    def output(self) -> np.ndarray | None:
+        """The router's output: the first tensor on the way whose values are recorded."""
+        return next((table for table in map(self._table, self.way) if table is not None), None)
+
+    @cached_property
+    def scores(self) -> np.ndarray | None:
+        """The scores by which the call chooses; NaN where they are not recorded."""
+        whole = self._table(self.way[-1])
+        if whole is not None:
+            return whole
+        sources = [self._graph.trace.tensors[k].source for k in (self._choice.scores, self._choice.places)]
+        if None in sources:
+            return None
+        best, places = (np.atleast_2d(source.read()) for source in sources if source is not None)
+        table = np.full((self.rows, self._width), np.nan)
+        rows = self.numbers[:, None]
+        table[rows, places.astype(np.int64)] = best
+        return table
+
+    @property
+    def dtype(self) -> str:
+        return self._graph.trace.tensors[self.way[-1]].dtype
+
+    @cached_property
+    def narrow(self) -> str:
+        """The narrowest dtype on the way that holds the scores: a cast to a wider one restores nothing."""
+        dtypes = {self._graph.trace.tensors[tensor].dtype for tensor in self.way}
+        narrow = next((name for name in ("bfloat16", "float16") if name in dtypes), "")
+        if narrow or self.output is None:
+            return narrow
+        with np.errstate(over="ignore"):
+            output = self.output.astype(np.float32)
+            if output.any() and not (output.view(np.uint32) & 0xFFFF).any():
+                return "bfloat16"
+        return ""
+
+    @cached_property
+    def bases(self) -> dict[str, np.ndarray]:
+        """Functions of the router's output that may be its scores, in words."""
+        output = self.output
+        if output is None:
+            return {} if self.scores is None else {"the scores": self.scores}
+        return {
+            "softmax": _softmax(output),
+            "sigmoid": 1 / (1 + np.exp(-output)),
+            "softmax over another axis": _softmax(output.T).T,
+            "the router's output": output,
+        }
+
+    @cached_property
+    def score(self) -> tuple[_Found, np.ndarray | None, np.ndarray] | None:
+        """The scores as a function of the router's output, what is added to each column (`None` for nothing), and a
+        mask of the places that are left out; `None` if no function gives them.
+        """
+        scores = self.scores
+        if scores is None or self.output is None:
+            return None
+        made = self._graph.producers.get(self.way[-1])
+        line = (made or self.call).line
+        known = np.isfinite(scores)
+        bases = dict(self.bases)
+        scale = self._temperature(scores)
+        if scale is not None:
+            bases[f"softmax of {scale:.3g} times the router's output"] = _softmax(scale * self.output)
+        for words, base in bases.items():
+            best = None
+            for masked in (~known, ~known | (scores == 0.0)):
+                left = ~masked & known
+                added = np.where(left, scores - base, np.nan)
+                if not left.any():
+                    continue
+                error, size = np.nanmax(np.abs(added)), np.abs(base[left]).max()
+                if error <= _rounding(self.dtype) * size:
+                    return _Found(words, line=line), None, masked & (known | np.isinf(scores))
+                with np.errstate(all="ignore"):
+                    columns = np.array(
+                        [np.nanmedian(column) if np.isfinite(column).any() else 0.0 for column in added.T]
+                    )
+                    rest = np.nanmax(np.abs(added - columns))
+                if rest <= _rounding(self.dtype) * max(size, np.abs(columns).max()) and best is None:
+                    best = _Found(words, line=line), columns, masked & (known | np.isinf(scores))
+            if best is not None:
+                return best
+        return None
+
+    def _temperature(self, scores: np.ndarray) -> float | None:
+        """Return the factor of the router's output whose softmax the scores seem to be; `None` if they do not."""
+        assert self.output is not None
+        if not (np.isfinite(scores).all() and (scores > 0).all() and np.abs(scores.sum(1) - 1).max() < _COARSE):
+            return None
+        logs = np.log(scores)
+        logs, output = (table - table.mean(axis=1, keepdims=True) for table in (logs, self.output))
+        return _factor(output, logs, _COARSE)
+
+    @property
+    def noise(self) -> float | None:
+        """The root mean square of what seems to be added to the router's output at random before a softmax; `None` if
+        nothing seems to be.
+        """
+        scores, output = self.scores, self.output
+        if scores is None or output is None or not (np.isfinite(scores).all() and (scores > 0).all()):
+            return None
+        rest = np.log(scores) - output
+        rest -= rest.mean(axis=1, keepdims=True)
+        spread, size = float(np.sqrt((rest**2).mean())), float(output.std())
+        unlike = abs(np.corrcoef(rest.ravel(), output.ravel())[0, 1]) < _UNLIKE
+        return spread if unlike and np.abs(rest.mean(axis=0)).max() < spread / 2 and spread < size else None
+
+    @cached_property
+    def weight(self) -> tuple[_Found, np.ndarray] | None:
+        """The weights of the chosen places as a function of the router's output; `None` if no function gives them."""
+        found = None
+        chosen = self.picked.shape[1]
+        for tensor, call in self._after():
+            traced = self._graph.trace.tensors[tensor]
+            if traced.source is None or traced.source.sketched or math.prod(traced.shape) != self.rows * chosen:
+                continue
+            values = np.asarray(traced.source.read(), np.float64)
+            axis = self._axis if len(traced.shape) > 1 and traced.shape[self._axis] == chosen else -1
+            table = np.moveaxis(values, axis, -1).reshape(-1, chosen)[self.numbers]
+            match = self._function(table, traced.dtype)
+            if match is not None:
+                found = _Found(*match, line=call.line), table
+        return found
+
+    def _after(self) -> Iterator[tuple[int, TracedCall]]:
+        """Yield the real tensors that the layers around the choice compute after it."""
+        start = self._graph.places[id(self.call)]
+        around = {self.call.layer, self.call.layer.rpartition(".")[0] or ROOT}
+        for call in self._graph.trace.calls[start : start + _MOST_CALLS]:
+            if call.function and call.layer in around:
+                for operand in call.outputs:
+                    if self._graph.trace.tensors[operand.tensor].dtype.startswith(("float", "bfloat")):
+                        yield operand.tensor, call
+
+    def _function(self, weights: np.ndarray, dtype: str) -> tuple[str, float] | None:
+        bases = dict(self.bases)
+        if self.score is not None and self.score[1] is not None:
+            bases[f"{self.score[0].words} with the bias"] = bases[self.score[0].words] + self.score[1]
+        for words, base in bases.items():
+            chosen = np.take_along_axis(base[self.numbers], self.picked, 1)
+            if not np.isfinite(chosen).all():
+                continue
+            with np.errstate(all="ignore"):
+                ways = {
+                    f"{words} of the chosen": chosen,
+                    f"{words} of the chosen, divided by their sum": chosen / chosen.sum(1, keepdims=True),
+                    f"softmax over the chosen of {words}": _softmax(chosen),
+                    f"softmax over the chosen of {words}, divided by their sum": _softmax(
+                        chosen / chosen.sum(1, keepdims=True)
+                    ),
+                    f"{words} of the chosen, divided by the sum of all": chosen
+                    / np.nansum(base[self.numbers], 1, keepdims=True),
+                    f"{words} of the chosen, divided by the root of their sum": chosen
+                    / np.sqrt(np.abs(chosen.sum(1, keepdims=True))),
+                }
+            for text, values in ways.items():
+                factor = _factor(values, weights, 4 * _rounding(dtype))
+                if factor is not None:
+                    return text, factor
+        return None
+
+
+def _scores(sides: Both[_Router]) -> Cause | None:
+    """Return a cause in what the call chooses by."""
+    where = _where(sides.reference)
+    narrow = sides.map(lambda side: side.narrow)
+    found = sides.map(lambda side: side.score)
+    if narrow.candidate != narrow.reference:
+        names = narrow.map(lambda name: name or "float32")
+        text = f"the scores of {where} are computed in {names.candidate} for the reference's {names.reference}"
+        fix = f"compute the scores in {names.reference}"
+        return Cause("routing_precision", text, fix=fix, lines=sides.map(lambda side: side.call.line))
+    lines = sides.map(lambda side: side.call.line)
+    for side, one, other in (("candidate", *found), ("reference", *found.swapped())):
+        noise = getattr(sides, side).noise if one is not None and other is None else None
+        if one is not None and noise is not None:
+            text = (
+                f"{where}: the {side} adds noise of about {noise:.2g} to the router's output before the {one[0].words}"
+            )
+            return Cause("routing_noise", text, lines=lines)
+    if found.reference is None or found.candidate is None:
+        return None
+    (a, shift_a, out_a), (b, shift_b, out_b) = found.reference, found.candidate
+    lines = Both(a.line, b.line)
+    ranks_alike = {a.words, b.words} <= _RANKS_ALIKE and shift_a is None and shift_b is None
+    if not a.same(b) and not ranks_alike:
+        text = f"{where} chooses by {b.text} for the reference's {a.text}"
+        return Cause("routing_scores", text, lines=lines)
+    if (shift_a is None) != (shift_b is None):
+        with_bias, without = ("reference", "candidate") if shift_b is None else ("candidate", "reference")
+        text = f"{where}: the {with_bias} adds a bias to the scores that it chooses by, the {without} does not"
+        return Cause("routing_bias", text, lines=lines)
+    if shift_a is not None and shift_b is not None and len(shift_a) == len(shift_b):
+        error = np.abs(shift_a - shift_b).max()
+        if error > 1e-3 * np.abs(shift_a).max():
+            return Cause("routing_bias", f"{where} selects with another bias of the scores", lines=lines)
+    kept = [int((~out).sum(1).max()) for out in (out_a, out_b)]
+    if kept[0] != kept[1] and (out_a.any() or out_b.any()):
+        text = f"{where} chooses among {kept[1]} places of each row for the reference's {kept[0]}"
+        return Cause("routing_groups", text, lines=lines)
+    return None
+
+
+def _weights(sides: Both[_Router], diff: Diff) -> Cause | None:
+    """Return a cause in the weights of the chosen places; proven if each row's output is as much larger as its weights
+    are.
+    """
+    found = sides.map(lambda side: side.weight)
+    if found.reference is None or found.candidate is None:
+        return None
+    (a, values_a), (b, values_b) = found.reference, found.candidate
+    if a.same(b) or (values_a.shape == values_b.shape and np.allclose(values_a, values_b, rtol=1e-4, atol=1e-6)):
+        return None
+    text = f"the weights of {_where(sides.reference)} are {b.text}; the reference's are {a.text}"
+    fix = ""
+    if a.words == b.words:
+        fix = f"multiply the weights by {a.factor / b.factor:.3g}"
+    elif a.words == f"{b.words}, divided by their sum":
+        fix = "divide the weights by their sum over the chosen"
+    elif b.words == f"{a.words}, divided by their sum":
+        fix = "do not divide the weights by their sum"
+    cause = Cause("routing_weights", text, fix=fix, lines=Both(a.line, b.line))
+    remaining = _left_over(sides, values_a, values_b, diff)
+    if remaining is None:
+        return cause
+    evidence = f"explains the difference: each row is as much larger or smaller as its weights, to {remaining:.2g}"
+    return replace(cause, proven=True, evidence=evidence)
+
+
+def _left_over(sides: Both[_Router], reference: np.ndarray, candidate: np.ndarray, diff: Diff) -> float | None:
+    """Return the relative error that is left of the rows of an output with the weights' ratio; `None` if the ratio does
+    not explain the difference.
+    """
+    both = operands(diff.pair)
+    count = len(sides.reference.numbers)
+    if not isinstance(both, Arrays) or reference.shape != candidate.shape or both.reference.size % count:
+        return None
+    if count != sides.reference.rows or sides.reference.picked.shape != sides.candidate.picked.shape:
+        return None
+    with np.errstate(all="ignore"):
+        ratios = candidate / reference
+    alike = (sides.reference.picked == sides.candidate.picked).all(axis=1) & np.isfinite(ratios).all(axis=1)
+    ratio = ratios[:, :1]
+    spread = np.abs(ratios - ratio)[alike].max(initial=0.0)
+    if not alike.any() or spread > 4 * _rounding(diff.pair.anchor.dtype) * np.abs(ratio[alike]).max():
+        return None
+    rows = both.values().map(lambda array: array.reshape(count, -1)[alike])
+    size = np.linalg.norm(rows.reference)
+    before = float(np.linalg.norm(rows.candidate - rows.reference) / size)
+    after = float(np.linalg.norm(rows.candidate - ratio[alike] * rows.reference) / size)
+    return after if after < min(_rounding(diff.pair.anchor.dtype) * 4, before / 10) else None
+
+
+def _auxiliary(routers: Sequence[Both[_Router]], diff: Diff) -> Cause | None:
+    """Return a cause in a loss that balances the load: what each side counts, averages and multiplies."""
+    both = operands(diff.pair)
+    if not isinstance(both, Arrays):
+        return None
+    values = both.values().map(lambda array: float(array.reshape(-1)[0]))
+    sides = Both([pair.reference for pair in routers], [pair.candidate for pair in routers])
+    found = Both(*map(_balance, sides, values))
+    if found.reference is None or found.candidate is None or found.reference.same(found.candidate):
+        return None
+    where, texts = _where(routers[-1].reference), (found.candidate.text, found.reference.text)
+    text = f"the auxiliary loss of {where} is {texts[0]}; the reference's is {texts[1]}"
+    return Cause("routing_auxiliary", text, lines=routers[-1].map(lambda side: side.call.line))
+
+
+def _balance(routers: Sequence[_Router], value: float) -> _Found | None:
+    """Return a loss as a function of what routers chose, and of their scores; `None` if no known function gives it."""
+    terms: dict[str, float] = {}
+    for router in routers:
+        if router.output is None or len(router.numbers) != router.rows:
+            return None
+        width, chosen = router.output.shape[1], router.picked.shape[1]
+        counts = {
+            "all choices": np.bincount(router.picked.ravel(), minlength=width) / router.rows,
+            "first choices": np.bincount(router.picked[:, 0], minlength=width) / router.rows,
+        }
+        for count, shares in counts.items():
+            for words in ("softmax", "sigmoid"):
+                text = f"the shares of {count} times the mean of {words}"
+                terms[text] = terms.get(text, 0.0) + float((shares * router.bases[words].mean(axis=0)).sum())
+        top = router.output.max(axis=1)
+        logs = top + np.log(np.exp(router.output - top[:, None]).sum(axis=1))
+        terms["the mean square of logsumexp"] = terms.get("the mean square of logsumexp", 0.0) + float((logs**2).mean())
+    counts_of = (1.0, width, chosen, width / chosen, width * chosen, 1 / chosen)
+    usual = [float(a * b) for a in counts_of for b in _COEFFICIENTS]
+    for text, term in terms.items():
+        for layers in (1, len(routers)):
+            factor = next((x for x in usual if math.isclose(x * term / layers, value, rel_tol=_rounding(""))), None)
+            if factor is not None:
+                return _Found(text, factor / layers)
+    return None
+
+
+def _rows(sides: Both[_Router], diff: Diff) -> Cause | None:
+    """Return a cause in whom the candidate leaves out: the rows that differ tell."""
+    both = operands(diff.pair)
+    if not isinstance(both, Arrays):
+        return None
+    picked, count = sides.reference.picked, len(sides.reference.picked)
+    if picked.shape != sides.candidate.picked.shape or (picked != sides.candidate.picked).any():
+        return None
+    values = both.values()
+    if count < _LEAST_ROWS or values.reference.size % count or Layout(("rows",)).steps[0] in diff.pair.layout.steps:
+        return None
+    rows = values.map(lambda array: array.reshape(count, -1))
+    sizes = np.linalg.norm(rows.reference, axis=1)
+    errors = np.linalg.norm(rows.candidate - rows.reference, axis=1)
+    differs = errors > 50 * allowed(diff.pair.anchor.dtype, "forward") * max(float(np.median(sizes)), 1e-30)
+    if not _LEAST_ROWS <= differs.sum() <= _LARGEST_SHARE * count:
+        return None
+    where, lines = _where(sides.reference), sides.map(lambda side: side.call.line)
+    for order in ("C", "F"):
+        capacity = _capacity(picked, differs, order)
+        if capacity is not None:
+            less = np.linalg.norm(rows.candidate[differs]) <= np.linalg.norm(rows.reference[differs])
+            side = "candidate" if less else "reference"
+            text = (
+                f"the {side} drops {int(differs.sum())} of {count} rows of {where}: those beyond {capacity} rows for a "
+                "place (its capacity)"
+            )
+            return Cause("routing_capacity", text, lines=lines)
+    places = [k for k in np.unique(picked).tolist() if differs[(picked == k).any(axis=1)].all()]
+    if (
+        places
+        and len(places) <= max(2, len(np.unique(picked)) // 4)
+        and (np.isin(picked, places).any(axis=1) == differs).all()
+    ):
+        names = ", ".join(map(str, places))
+        text = f"only the rows differ that choose {'place' if len(places) == 1 else 'places'} {names} in {where}"
+        if len(places) == 2:
+            text += ": the two are exchanged, or computed otherwise"
+        return Cause("routing_places", text, lines=lines)
+    return None
+
+
+def _capacity(picked: np.ndarray, differs: np.ndarray, order: str) -> int | None:
+    """Return the number of rows beyond which a place takes no more, if just the rows that differ lie beyond it.
+
+    Args:
+        order: ``C`` if a row's choices count one after the other, ``F`` if all rows' first choices count first.
+    """
+    ranks = np.empty(picked.shape, np.int64)
+    flat = picked.reshape(-1, order=order)  # type: ignore[call-overload]
+    for place in np.unique(flat):
+        at = np.flatnonzero(flat == place)
+        row, column = np.unravel_index(at, picked.shape, order=order)  # type: ignore[call-overload]
+        ranks[row, column] = np.arange(len(at))
+    worst = ranks.max(axis=1)
+    capacity = int(worst[differs].min())
+    return capacity if ((worst >= capacity) == differs).all() else None
+
+
+def _factor(values: np.ndarray, result: np.ndarray, limit: float) -> float | None:
+    """Return the factor between two tables; `None` if there is none."""
+    if not np.isfinite(values).all() or not values.any():
+        return None
+    factor = float((values * result).sum() / (values * values).sum())
+    if factor <= 0 or np.abs(factor * values - result).max() > limit * np.abs(result).max():
+        return None
+    return 1.0 if abs(factor - 1) < max(limit, 1e-5) else factor
+
+
+def _softmax(scores: np.ndarray) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        exponential = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return np.asarray(exponential / exponential.sum(axis=-1, keepdims=True))
+
+
+def _rounding(dtype: str) -> float:
+    return {"bfloat16": 1e-2, "float16": 2e-3}.get(dtype, 2e-5)
+
+
+def _where(router: _Router) -> str:
+    layer = router.call.layer
+    return f"{router.call.function}() in {'the model' if layer == ROOT else f'`{layer}`'}"

@@ -1,0 +1,164 @@
+"""Causes in routers: what the values of both sides are functions of tells what they compute otherwise."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+import torch
+from kit.frameworks import KITS
+
+import padiff
+from padiff.compare import compare_runs
+
+WIDTH, EXPERTS, TOKENS = 12, 6, 40
+LIBRARY = {"torch": torch, "paddle": paddle}
+RNG = np.random.default_rng(3)
+X = RNG.normal(size=(TOKENS, WIDTH)).astype(np.float32)
+BIAS = np.linspace(-0.2, 0.2, EXPERTS).astype(np.float32)
+
+
+class Router:
+    """A mixture of experts with a fault in its router. Each expert gets all rows, or its own in reverse order."""
+
+    def __init__(self, kit, fault="", one_by_one=False, sigmoid=False):
+        self.kit, self.fault, self.one_by_one, self.sigmoid = kit, fault, one_by_one, sigmoid
+        kit.seed(0)
+        random = np.random.default_rng(5)
+        parts = {f"expert{k}": kit.Linear(WIDTH, WIDTH) for k in range(EXPERTS)}
+        self.model = kit.net(
+            lambda net, x: self.forward(net, x),
+            router=kit.Linear(WIDTH, EXPERTS),
+            **parts,
+            last=kit.Linear(WIDTH, 4),
+        )
+        for name in ("router", *parts, "last"):
+            layer = getattr(self.model, name)
+            kit.set_weight(layer, random.normal(size=kit.weight(layer).shape).astype(np.float32) * 0.5)
+            kit.set(layer.bias, np.zeros(kit.numpy(layer.bias).shape, np.float32))
+
+    def routed(self, scores):
+        f, fault = LIBRARY[self.kit.name], self.fault
+        softmax, sigmoid = f.nn.functional.softmax, f.nn.functional.sigmoid
+        if fault == "temperature":
+            scores = scores * 0.7
+        if fault == "noise":
+            scores = scores + self.kit.tensor(
+                np.random.default_rng(1).normal(size=(TOKENS, EXPERTS)).astype("f") * 0.02
+            )
+        base = sigmoid(scores) if self.sigmoid != (fault == "other function") else softmax(scores, -1)
+        if fault == "axis":
+            base = softmax(scores, 0)
+        chosen_by = base + self.kit.tensor(BIAS) if self.sigmoid and fault != "no bias" else base
+        weights, places = f.topk(chosen_by, 3 if fault == "k" else 2, -1)
+        if fault != "bias in the weights":
+            weights = (base.gather(1, places)) if self.kit.name == "torch" else f.take_along_axis(base, places, 1)
+        if fault != "not divided":
+            weights = weights / weights.sum(-1).unsqueeze(-1)
+        if fault == "scaled":
+            weights = weights * 1.5
+        if fault == "softmax of the chosen":
+            weights = softmax(weights, -1)
+        return base, weights, places
+
+    def forward(self, net, x):
+        f, kit = LIBRARY[self.kit.name], self.kit
+        base, weights, places = self.routed(net.router(x))
+        chosen = f.nn.functional.one_hot(places, EXPERTS)
+        chosen = chosen.astype("float32") if kit.name == "paddle" else chosen.float()
+        gates = (chosen * weights.unsqueeze(-1)).sum(1)
+        if self.fault == "capacity":
+            counts = f.cumsum((gates > 0).astype("float32") if kit.name == "paddle" else (gates > 0).float(), 0)
+            gates = gates * ((counts <= 14).astype("float32") if kit.name == "paddle" else (counts <= 14).float())
+        if self.fault == "exchanged":
+            gates = (
+                gates[:, [1, 0, 2, 3, 4, 5]]
+                if kit.name == "torch"
+                else f.index_select(gates, f.to_tensor([1, 0, 2, 3, 4, 5]), 1)
+            )
+        if self.one_by_one:
+            total = x * 0.0
+            for k in range(EXPERTS):
+                rows = f.flip(f.nonzero(gates[:, k]).reshape([-1]), [0])
+                gate = gates[:, k : k + 1]
+                if kit.name == "torch":
+                    total = total.index_add(0, rows, getattr(net, f"expert{k}")(x[rows]) * gate[rows])
+                else:
+                    part = getattr(net, f"expert{k}")(f.index_select(x, rows, 0)) * f.index_select(gate, rows, 0)
+                    total = f.index_add(total, rows, 0, part)
+        else:
+            total = sum(getattr(net, f"expert{k}")(x) * gates[:, k : k + 1] for k in range(EXPERTS))
+        shares = chosen[:, 0].mean(0) if self.fault == "counts first" else chosen.sum(1).mean(0)
+        factor = 1 if self.fault == "no factor" else EXPERTS
+        return net.last(total), (shares * base.mean(0)).sum() * factor
+
+    def run(self, **options):
+        optimizer = self.kit.sgd(self.model.parameters(), 0.01)
+        with padiff.record(self.model, optimizer=optimizer, **options) as rec:
+            for _ in range(2):
+                output, auxiliary = self.model(self.kit.tensor(X))
+                ((output**2).mean() + 0.01 * auxiliary).backward()
+                optimizer.step()
+                self.kit.zero(optimizer)
+                rec.try_dump()
+        return rec.run
+
+
+def compared(kit, fault, other=None, sigmoid=False):
+    reference = Router(kit, sigmoid=sigmoid).run()
+    return compare_runs(reference, Router(other or kit, fault, one_by_one=True, sigmoid=sigmoid).run())
+
+
+@pytest.mark.parametrize("sigmoid", [False, True])
+def test_a_router_written_in_another_way_is_no_difference(kit, sigmoid):
+    report = compared(kit, "", sigmoid=sigmoid)
+    assert report.passed, str(report)
+
+
+CAUSES = {
+    "temperature": ("temperature", "is scaled by a number, which is 0.7 for the reference's 1"),
+    "noise": ("routing_noise", "adds noise of about 0.0"),
+    "other function": ("activation", "uses a sigmoid for the reference's softmax"),
+    "axis": ("routing_weights", "softmax over another axis"),
+    "k": ("choice_count", "chooses 3 places of each row, the reference's 2"),
+    "not divided": ("routing_weights", "are softmax of the chosen; the reference's are softmax of the chosen, divided"),
+    "scaled": ("routing_weights", "are softmax of the chosen, divided by their sum, times 1.5"),
+    "softmax of the chosen": ("routing_weights", "softmax over the chosen of softmax, divided by their sum"),
+    "capacity": ("routing_capacity", "those beyond 14 rows for a place"),
+    "exchanged": ("parts_order", "`expert0` gives and what `expert1` gives are swapped"),
+    "counts first": ("routing_auxiliary", "the shares of first choices"),
+    "no factor": ("routing_auxiliary", "times the mean of softmax, times 6"),
+}
+
+
+@pytest.mark.parametrize("fault", CAUSES)
+def test_a_fault_of_a_router_is_named(kit, fault):
+    cause = compared(kit, fault).first_diff.cause
+    kind, words = CAUSES[fault]
+    assert cause.kind == kind and words in cause.sentence, str(cause)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("no bias", "the reference adds a bias to the scores that it chooses by, the candidate does not"),
+        ("bias in the weights", "sigmoid with the bias of the chosen"),
+    ],
+)
+def test_a_bias_that_only_selects_is_told_from_one_in_the_weights(kit, fault, words):
+    assert words in compared(kit, fault, sigmoid=True).first_diff.cause.sentence
+
+
+def test_it_is_so_between_frameworks():
+    assert compared(KITS["torch"], "", KITS["paddle"]).passed
+    cause = compared(KITS["torch"], "not divided", KITS["paddle"]).first_diff.cause
+    assert cause.kind == "routing_weights"
+
+
+@pytest.mark.parametrize("fault", ["not divided", "scaled"])
+def test_weights_that_explain_each_row_are_proven(kit, fault):
+    assert compared(kit, fault).first_diff.cause.proven
+
+
+def test_weights_that_explain_not_each_row_are_likely(kit):
+    assert not compared(kit, "softmax of the chosen").first_diff.cause.proven
