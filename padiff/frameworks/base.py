@@ -19,6 +19,7 @@ import numpy as np
 from padiff.frameworks.dropout_masks import MaskObserver, MaskSource
 from padiff.frameworks.hooking import Handle, Hooking
 from padiff.frameworks.optimizing import Optimizers
+from padiff.frameworks.pinned_choices import ChoiceSource
 from padiff.frameworks.spreading import Spreading
 from padiff.frameworks.values import Tensors
 from padiff.frameworks.watching import Watch
@@ -132,6 +133,13 @@ class Masks(Protocol):
         """Make dropout functions use the masks of a source, until the handle is removed."""
 
 
+class Choosing(Protocol):
+    """Functions that choose."""
+
+    def feed(self, source: ChoiceSource) -> Handle:
+        """Make functions choose the places of a source, until the handle is removed."""
+
+
 class Data(Protocol):
     """Tensors and datasets that a training loop reads."""
 
@@ -170,6 +178,7 @@ class Framework:
     optimizers: Optimizers
     randomness: Randomness
     masks: Masks
+    choosing: Choosing
     environment: Environment
     data: Data
     spread: Spreading

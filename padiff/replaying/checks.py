@@ -17,6 +17,7 @@ from padiff.errors import RunFolderError, UsageError
 from padiff.model.live_model import LiveModel
 from padiff.records import Run, RunInfo, Step
 from padiff.records.pack import Pack, leaves
+from padiff.replaying.pinning import unpinned
 from padiff.system.naming import first_few
 
 _NAMED = 6
@@ -178,6 +179,9 @@ def notes_of(reference: Reference, model: LiveModel, optimizers: Sequence[Any]) 
         yield f"random numbers that this model draws in {named} can't be fed: its dropout is its own"
     if any(model.framework.layers.compiled(node.layer) for node in model.nodes):
         yield "dropout in what is compiled can't be fed: the masks are this model's own"
+    left = unpinned(reference.run.steps(reference.numbers[0])[0])
+    if left:
+        yield f"choices that can't be given to this model, which makes its own: {first_few(left, _NAMED)}"
     if not optimizers and reference.packs[reference.numbers[0]].optimizers:
         yield "no optimizer was given: forward and backward are done again, and no update"
     yield from (f"of the reference, {note}" for note in notes)

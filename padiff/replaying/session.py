@@ -21,6 +21,7 @@ from padiff.replaying.checks import Reference, check_free, check_model, failed_a
 from padiff.replaying.isolation import Isolator
 from padiff.replaying.layer_errors import Isolation
 from padiff.replaying.measuring import Measuring
+from padiff.replaying.pinning import RecordedChoice, choices_of
 from padiff.replaying.restore_state import StateRestorer
 from padiff.replaying.state_snapshot import StateSnapshot
 from padiff.replaying.step import ReplayStep
@@ -72,11 +73,14 @@ class Replay:
             existing=existing,
         )
         self._carrying = StateRestorer(reference, self._model, self._optimizers, layer_map, partial)
-        self._doing = StepRunner(self._model, self._optimizers, self._recorder, self._carrying)
+        self._doing = StepRunner(self._model, self._optimizers, self._recorder, self._carrying, self._choices)
         self._measuring: Measuring | None = None
         self._isolation: Isolation | None = None
         self._isolator: Isolator | None = None
         self._report: Report | None = None
+
+    def _choices(self, number: int) -> Sequence[RecordedChoice]:
+        return choices_of(self._reference.run.steps(number)[0]) if number in self.numbers else ()
 
     @property
     def notes(self) -> dict[str, None]:

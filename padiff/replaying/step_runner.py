@@ -15,9 +15,14 @@ from padiff.records import Step, TensorSource
 from padiff.records.pack import Pack
 from padiff.replaying.feeding import MaskFeeder
 from padiff.replaying.perturbation import AS_IT_IS, Perturbation, move_weights
+from padiff.replaying.pinning import ChoiceFeeder, RecordedChoice
 from padiff.replaying.restore_state import StateRestorer
 from padiff.replaying.state_snapshot import StateSnapshot, draw_again, draw_like, drawn_now
 from padiff.replaying.step import ReplayBatch, ReplayStep
+
+
+def _no_choices(_: int) -> Sequence[RecordedChoice]:
+    return ()
 
 
 class StepRunner:
@@ -28,6 +33,7 @@ class StepRunner:
         optimizers: the candidate's optimizers.
         recorder: the recorder of the candidate.
         carrying: transfer of weights and optimizer states.
+        choices: returns the reference's choices of a step, by the step's number.
 
     Attributes:
         kept: snapshot of the user's state, which restores the model at the end.
@@ -37,8 +43,15 @@ class StepRunner:
     """
 
     def __init__(
-        self, model: LiveModel, optimizers: Sequence[Any], recorder: Recorder, carrying: StateRestorer
+        self,
+        model: LiveModel,
+        optimizers: Sequence[Any],
+        recorder: Recorder,
+        carrying: StateRestorer,
+        choices: Callable[[int], Sequence[RecordedChoice]] = _no_choices,
     ) -> None:
+        self._choices = choices
+        self._pinning: tuple[Handle, ChoiceFeeder] | None = None
         self._model, self._optimizers, self._recorder, self._carrying = model, optimizers, recorder, carrying
         self.kept: StateSnapshot | None = None
         self.feeder: MaskFeeder | None = None
@@ -102,7 +115,23 @@ class StepRunner:
         )
         if not any(framework.layers.compiled(node.layer) for node in self._model.nodes):
             self._feeding = framework.masks.feed(self.feeder)
+            choices = self._choices(pack.step) if masks is None else ()
+            if choices:
+                self._pin(choices)
         return self.batches(pack, move)
+
+    def _pin(self, choices: Sequence[RecordedChoice]) -> None:
+        """Give the candidate's functions that choose the reference's choices."""
+        framework = self._model.framework
+        feeder = ChoiceFeeder(
+            choices,
+            self._carrying.partners,
+            lambda: self._recorder.running,
+            framework.hooks.recomputing,
+            framework.tensors,
+            self._recorder.unheard,
+        )
+        self._pinning = framework.choosing.feed(feeder), feeder
 
     def batches(self, pack: Pack, move: Perturbation = AS_IT_IS) -> ReplayStep:
         """Return the batches of a pack as tensors of the candidate's framework."""
@@ -147,6 +176,11 @@ class StepRunner:
         if handle is not None:
             handle.remove()
         feeder, self.feeder = self.feeder, None
+        pinning, self._pinning = self._pinning, None
+        if pinning is not None:
+            pinning[0].remove()
+        if pinning is not None and self._recorder.recorded_anything:
+            self.notes.update(dict.fromkeys(pinning[1].notes()))
         if feeder is None or not self._recorder.recorded_anything:
             return
         for call in feeder.unanswered:

@@ -3,8 +3,30 @@
 import paddle
 
 from padiff.frameworks.base import Framework
-from padiff.frameworks.paddle import data, environment, hooks, layers, masks, optimizers, randomness, spread, tensors
+from padiff.frameworks.paddle import (
+    choosing,
+    data,
+    environment,
+    hooks,
+    layers,
+    masks,
+    optimizers,
+    randomness,
+    spread,
+    tensors,
+)
 
 FRAMEWORK = Framework(
-    "paddle", str(paddle.__version__), tensors, layers, hooks, optimizers, randomness, masks, environment, data, spread
+    "paddle",
+    str(paddle.__version__),
+    tensors,
+    layers,
+    hooks,
+    optimizers,
+    randomness,
+    masks,
+    choosing,
+    environment,
+    data,
+    spread,
 )

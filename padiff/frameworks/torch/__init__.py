@@ -3,8 +3,30 @@
 import torch
 
 from padiff.frameworks.base import Framework
-from padiff.frameworks.torch import data, environment, hooks, layers, masks, optimizers, randomness, spread, tensors
+from padiff.frameworks.torch import (
+    choosing,
+    data,
+    environment,
+    hooks,
+    layers,
+    masks,
+    optimizers,
+    randomness,
+    spread,
+    tensors,
+)
 
 FRAMEWORK = Framework(
-    "torch", str(torch.__version__), tensors, layers, hooks, optimizers, randomness, masks, environment, data, spread
+    "torch",
+    str(torch.__version__),
+    tensors,
+    layers,
+    hooks,
+    optimizers,
+    randomness,
+    masks,
+    choosing,
+    environment,
+    data,
+    spread,
 )

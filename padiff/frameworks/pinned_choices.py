@@ -1,0 +1,94 @@
+"""Feeding of choices: functions that choose (``topk``, ``argmax``, ``sort``) return the places that a source gives.
+
+The function is called first, so that its own choice is known, and recorded if a recorder listens. See
+`padiff.frameworks.interception`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from padiff.frameworks.api_names import parameters_of
+from padiff.frameworks.interception import UNKNOWN_CALL, InterceptedCall, Interception, Listener
+from padiff.system.guard import RAISING
+
+
+class ChoiceSource(Protocol):
+    """A source of places that functions choose."""
+
+    def is_active(self) -> bool:
+        """Return True to feed a call that begins now."""
+
+    def places(self, name: str, arguments: Mapping[str, Any], output: Any) -> tuple[int | None, np.ndarray] | None:
+        """Return the axis and the places to choose, in the shape of the places that the function returned.
+
+        Args:
+            name: the function's common name.
+            arguments: its arguments by parameter name, the scores first.
+            output: what the function returned.
+
+        Returns:
+            `None` to leave the function its own choice.
+        """
+
+    def failed(self, name: str) -> None:
+        """Note that the places could not be put into a function's output, which keeps its own choice."""
+
+
+class ChoosingFunctions(Protocol):
+    """A framework's functions that choose."""
+
+    def functions(self) -> Iterable[tuple[Any, str, str]]:
+        """Yield the module or class, the name in it and the common name of each function that returns places."""
+
+    def choosing(self, scores: Any, output: Any, axis: int | None, places: np.ndarray) -> Any:
+        """Return the output of a function that chooses these places: of the type of its own output."""
+
+
+class ChoicesFed(Listener):
+    """Listener that makes functions choose the places of a source, until `remove`."""
+
+    def __init__(self, framework: ChoosingFunctions, source: ChoiceSource) -> None:
+        self._framework, self._source, self.guard = framework, source, RAISING
+        self._inside = False
+        self._thread = threading.get_ident()
+        self._listening: list[Interception] = []
+        try:
+            for owner, attribute, name in framework.functions():
+                self._listening.append(Interception(owner, attribute, self, name))
+        except BaseException:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        while self._listening:
+            self._listening[-1].remove()
+            self._listening.pop()
+
+    def instead(self, call: InterceptedCall, name: str) -> Callable[[], Any] | None:
+        """Return a function that makes the call and chooses the source's places; `None` to leave the call alone."""
+        if self._inside or threading.get_ident() != self._thread or not self._source.is_active():
+            return None
+        return partial(self._called, call, name)
+
+    def _called(self, call: InterceptedCall, name: str) -> Any:
+        self._inside = True
+        try:
+            output = call.function(*call.args, **call.kwargs)
+            try:
+                names = call.names or parameters_of(name)
+                arguments = {**dict(zip(names, call.args)), **call.kwargs}
+                chosen = self._source.places(name, arguments, output) if arguments else None
+                if chosen is None:
+                    return output
+                return self._framework.choosing(next(iter(arguments.values())), output, *chosen)
+            except UNKNOWN_CALL:  # a form of the call that is not known
+                self._source.failed(name)
+                return output
+        finally:
+            self._inside = False
