@@ -11,7 +11,7 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -26,6 +26,10 @@ _OPEN = frozenset({"topk", "sort", "argsort"})
 _OTHER = 0.05
 # Largest number of scores for which a table of all places is made.
 _MOST = 1 << 24
+
+
+def _none() -> np.ndarray:
+    return np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,10 @@ class Flips:
             though the functions have a rule for these.
         error: largest distance of the two sides' scores in each recorded row.
         moved: the same over the scores of the places that either side chose.
+        gap: largest distance, in each recorded row, of the scores that the two sides chose, on one side.
         size: root mean square of the scores.
         chosen: number of places that each side chooses.
+        touched: numbers of rows that are the places that were chosen otherwise: of a table of distances between rows.
     """
 
     calls: Both[TracedCall]
@@ -56,8 +62,10 @@ class Flips:
     ties: np.ndarray
     error: np.ndarray
     moved: np.ndarray
+    gap: np.ndarray
     size: float
     chosen: Both[int]
+    touched: np.ndarray = field(default_factory=_none)
 
     @property
     def count(self) -> int:
@@ -74,6 +82,7 @@ class Flips:
         """Return a mask of all rows; rows that were not recorded count as chosen alike."""
         mask = np.zeros(self.rows, np.bool_)
         mask[self.recorded[self.flipped]] = True
+        mask[self.touched] = True
         return mask
 
 
@@ -187,6 +196,11 @@ def _flips(traces: Both[Trace], position: int, calls: Both[TracedCall], one_fram
     is_open = one_framework and function in _OPEN and function == calls.candidate.function
     equal = np.logical_and(*(table[at, best.reference] == table[at, best.candidate] for table in known))
     involved = np.maximum(distance[at, best.reference], distance[at, best.candidate])
+    with np.errstate(invalid="ignore"):
+        gaps = known.map(lambda table: np.abs(table[at, best.reference] - table[at, best.candidate]))
+        gap = np.nan_to_num(np.minimum(*gaps), nan=0.0, posinf=np.inf).max(axis=1)
+    if rows == 1 and len(common) == 1:
+        return _of_places(calls, position, best, distance[0], involved[0], float(gap[0]), _rms(known.reference), chosen)
     return Flips(
         calls=calls,
         position=position,
@@ -197,7 +211,50 @@ def _flips(traces: Both[Trace], position: int, calls: Both[TracedCall], one_fram
         ties=flipped & (tied | equal).all(axis=1) & (not is_open),
         error=distance.max(axis=1),
         moved=involved.max(axis=1),
+        gap=gap,
         size=_rms(known.reference),
+        chosen=chosen,
+        touched=_touched(best, rows) if _is_square(traces.reference, calls.reference, rows) else _none(),
+    )
+
+
+def _is_square(trace: Trace, call: TracedCall, rows: int) -> bool:
+    """Return True if the places among which a call chooses are as many as its rows."""
+    shape, axis = trace.tensors[call.inputs[0].tensor].shape, row_axis(call.function, call.arguments)
+    return isinstance(axis, int) and -len(shape) <= axis < len(shape) and shape[axis] == rows
+
+
+def _touched(best: Both[np.ndarray], rows: int) -> np.ndarray:
+    other = best.reference != best.candidate
+    places = np.unique(np.concatenate([best.reference[other], best.candidate[other]]))
+    return places[(places >= 0) & (places < rows)]
+
+
+def _of_places(
+    calls: Both[TracedCall],
+    position: int,
+    best: Both[np.ndarray],
+    distance: np.ndarray,
+    involved: np.ndarray,
+    gap: float,
+    size: float,
+    chosen: Both[int],
+) -> Flips:
+    """Return the flips of a call with one row: its places are what is chosen, of samples or tokens."""
+    sides = best.map(lambda places: np.isin(np.arange(len(distance)), places[0]))
+    flipped = sides.reference != sides.candidate
+    return Flips(
+        calls=calls,
+        position=position,
+        grid=(len(distance),),
+        rows=len(distance),
+        recorded=np.arange(len(distance)),
+        flipped=flipped,
+        ties=np.zeros(len(distance), np.bool_),
+        error=distance,
+        moved=np.where(flipped, max(float(involved.max(initial=0.0)), 0.0), distance),
+        gap=np.where(flipped, gap, 0.0),
+        size=size,
         chosen=chosen,
     )
 
@@ -220,6 +277,7 @@ def _of_threshold(calls: Both[TracedCall], position: int, grid: tuple[int, ...],
         ties=flipped & (known.reference == known.candidate),
         error=distance,
         moved=distance,
+        gap=distance,
         size=_rms(known.reference),
         chosen=Both(0, 0),
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from padiff.records import ROOT, Both, Diff, Kind, Layout, Pair, Record, Step, is_below
+from padiff.records import LOOP, ROOT, Both, Diff, Kind, Layout, Pair, Record, Step, is_below
 from padiff.records.sources import TensorSource
 from padiff.records.step_diffs import StepDiffs
 
@@ -57,7 +57,7 @@ class Rows(TensorSource):
 def choosing_blocks(step: Step) -> frozenset[str]:
     """Return the paths of the layers among whose parts a call chooses places: the layer of the call, or its parent."""
     called = {call.layer for call in step.trace.calls if not call.function}
-    choosing = {call.layer for call in step.trace.calls if call.choice is not None and call.choice.chosen}
+    choosing = {call.layer for call in step.trace.calls if call.choice is not None and call.choice.chosen} - {LOOP}
     parents = {path: path.rpartition(".")[0] or path for path in choosing}
     return frozenset(path if any(is_below(each, path) for each in called) else parents[path] for path in choosing)
 
@@ -88,8 +88,8 @@ class _Search:
             if len(sites.shapes[place]) > 1:
                 (self._agreeing if passed[place] else failing).add(sites.layers[place])
         self._agreeing -= failing
-        #: Orders by layer and call, and the layers in which one was found, newest last.
-        self._orders: dict[tuple[str, int], Both[np.ndarray]] = {}
+        #: Orders by layer, call and slot, newest last.
+        self._orders: dict[tuple[str, int, str], Both[np.ndarray]] = {}
 
     def run(self) -> StepDiffs | None:
         sites, found = self._diffs.sites, {}
@@ -100,27 +100,30 @@ class _Search:
                 layer = sites.layers[place]
                 chosen = any(is_below(layer, block) for block in self._blocks)
                 if chosen or any(is_below(layer, path) for path in self._agreeing):
-                    diff = self._in_order(self._diffs[place], chosen)
+                    diff = self._in_order(self._diffs[place], chosen, float(self._diffs.rows["limit"][place]))
                     if diff is not None:
                         found[place] = diff
         if not found:
             return None
         return StepDiffs.from_diffs([found.get(place, diff) for place, diff in enumerate(self._diffs)])
 
-    def _in_order(self, diff: Diff, chosen: bool) -> Diff | None:
+    def _in_order(self, diff: Diff, chosen: bool, limit: float) -> Diff | None:
         """Return the diff of a pair with its rows in one order; `None` if they are not the same rows.
 
         Args:
-            chosen: True inside of a layer that chooses: its sketches are compared by what no order changes.
+            chosen: True inside of a layer that chooses.
+            limit: limit of the relative error in the given order.
         """
         pair = diff.pair
         assert pair.reference is not None and pair.candidate is not None
         if (diff.problem is not None and diff.problem.kind is not Kind.SHAPES) or len(pair.reference.shape) < _LEAST:
             return None
         if pair.reference.source.sketched or pair.candidate.source.sketched:
-            if pair.reference.shape != pair.candidate.shape or not chosen:
+            # Sketches are compared by what no order changes.
+            if pair.reference.shape != pair.candidate.shape:
                 return None
-            return self._measure(replace(pair, layout=_other_order(pair.layout)))
+            sketched = self._measure(replace(pair, layout=_other_order(pair.layout)))
+            return sketched if chosen or _error(sketched) <= limit else None
         if len(set(counts := [_count(record.shape) for record in (pair.reference, pair.candidate)])) > 1 and not (
             chosen and max(counts) in self._batches
         ):
@@ -132,16 +135,16 @@ class _Search:
             if order is not None and again is not None and _error(again) < least:
                 best, least = again, _error(again)
                 if pair.stage == "forward":
-                    self._orders[pair.anchor.layer, pair.anchor.call] = order
+                    self._orders[pair.anchor.layer, pair.anchor.call, pair.anchor.slot] = order
         return best
 
     def _known(self, pair: Pair) -> Both[np.ndarray] | None:
         """Return the order that was found for the same call of the layer, of one beside it, or of one inside of it."""
         layer, call = pair.anchor.layer, pair.anchor.call
         if pair.stage == "backward":
-            return self._orders.get((layer, call))
+            return self._orders.get((layer, call, pair.anchor.slot))
         parent = _parent(layer)
-        for (other, number), order in reversed(self._orders.items()):
+        for (other, number, _), order in reversed(self._orders.items()):
             if number == call and (is_below(other, layer) or _parent(other) == parent):
                 return order
         return None

@@ -67,7 +67,7 @@ class Functions:
 
     def enter_loop(self) -> None:
         """Listen to the loop after the outermost call: functions before backward may compute the loss."""
-        if self._hearing is None or not self._tracer.functions:
+        if self._hearing is None or not (self._tracer.functions or LOOP in self._tracer.choosing):
             return
         self._in_loop = Call(Node(LOOP, None), 0, True, False)
         if not self._tracer.full:

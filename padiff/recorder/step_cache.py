@@ -52,6 +52,8 @@ class StepCache:
     sites: dict[Site, Site] = field(default_factory=dict)
     #: Paths of the layers whose code chooses (`padiff.recorder.choosing`), as traced steps showed.
     choosing: set[str] = field(default_factory=set)
+    #: Function and number of the loop's calls that choose for the loss.
+    loop_choices: set[tuple[str, int]] = field(default_factory=set)
     #: All output sites, so that equal ones are one object.
     _outputs: dict[_About, OutputSite] = field(default_factory=dict)
     #: Name of the first argument, by forward function.

@@ -7,6 +7,7 @@ import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -212,7 +213,7 @@ class Tracer:
                 else:
                     owned.append(parameter)
             arguments = plain_arguments(inputs)
-            before, chooses = None, name in CHOOSING and inside.node.path != LOOP  # the loop chooses for metrics
+            before, chooses = None, name in CHOOSING
             if chooses:
                 with own_calls(), self._framework.tensors.without_grad():
                     before = seen(self._framework.tensors, name, inputs, arguments, level not in (FULL, WITHIN))
@@ -229,7 +230,8 @@ class Tracer:
             chosen = picked(tensors, before, [tensor for _, tensor in flatten(output, "", self._is_tensor)])
         if chosen is None:
             return None
-        self._records.known.choosing.add(path)
+        if path != LOOP:  # the loop also chooses for metrics: see `noted`
+            self._records.known.choosing.add(path)
         numbers = []
         for tensor in (before.scores, before.places, chosen):
             entry = SeenTensor(weakref.ref(tensor), -1)
@@ -251,7 +253,9 @@ class Tracer:
                 ]
             )
             choice = None
-            if begun.seen is not None:
+            key = path, inside.number, name, inside.training
+            heard = path != LOOP or self.functions or (name, self._nth[key]) in self._records.known.loop_choices
+            if begun.seen is not None and heard:
                 with suppress(TypeError, ValueError, IndexError, RuntimeError):  # an unknown form of the function
                     choice = self._choice(begun.seen, result, path)
         except Exception as error:
@@ -259,7 +263,6 @@ class Tracer:
             return
         if not outputs:
             return
-        key = path, inside.number, name, inside.training
         nth, self._nth[key] = self._nth[key], self._nth[key] + 1
         traced = TracedCall(
             path,
@@ -285,9 +288,24 @@ class Tracer:
             return
         if number < 0:
             return
+        if self.functions:
+            self._keep_choices(number)
         key = LOOP, 0, name, True
         nth, self._nth[key] = self._nth[key], self._nth[key] + 1
         self._calls.append((True, TracedCall(LOOP, 0, name, nth, (Operand("loss", number),))))
+
+    def _keep_choices(self, loss: int) -> None:
+        """Drop the choices of the loop that a loss does not depend on: those of metrics."""
+        calls = [(k, e[1]) for k, e in enumerate(self._calls) if len(e) == 2 and e[1].layer == LOOP]
+        needed = {loss}
+        for place, call in reversed(calls):
+            if any(operand.tensor in needed for operand in call.outputs):
+                needed.update(operand.tensor for operand in call.inputs)
+                if call.choice is not None:
+                    self._records.known.choosing.add(LOOP)
+                    self._records.known.loop_choices.add((call.function, call.nth))
+            elif call.choice is not None and (call.function, call.nth) not in self._records.known.loop_choices:
+                self._calls[place] = (self._calls[place][0], replace(call, choice=None))
 
     # -- the end of the step -------------------------------------------------------------------------------
 

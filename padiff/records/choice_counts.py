@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from padiff.records.recorded import LOOP
+
 
 @dataclass(frozen=True, slots=True)
 class ChoiceCounts:
@@ -33,6 +35,7 @@ def choices_text(counts: tuple[ChoiceCounts, ...]) -> str:
     names = " and ".join(sorted({f"{function}()" for function, _ in calls}))
     layers = {layer for _, layer in calls}
     where = next(iter(layers)) if len(layers) == 1 else f"{len(layers)} layers"
+    where = "the loop" if where == LOOP else where
     flipped, rows, without, unjudged = (
         sum(getattr(each, name) for each in counts) for name in ("flipped", "rows", "without", "unjudged")
     )

@@ -17,7 +17,7 @@ from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.frameworks.values import Tensors
 from padiff.recorder.choosing import Ranks, Seen, picked, ranks_of
 from padiff.recorder.plain_arguments import plain_arguments
-from padiff.records import Step, is_below
+from padiff.records import LOOP, Step, is_below
 from padiff.system.naming import first_few
 
 
@@ -39,7 +39,7 @@ class RecordedChoice:
 def choices_of(step: Step) -> list[RecordedChoice]:
     """Return the choices of a recorded step that can be given to another model, in order."""
     try:
-        calls = [call for call in step.trace.calls if call.choice is not None]
+        calls = [call for call in step.trace.calls if call.choice is not None and call.layer != LOOP]
     except RunFolderError:
         return []
     choices = []

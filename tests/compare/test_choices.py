@@ -192,3 +192,48 @@ def test_what_is_not_judged_is_not_the_closest_to_its_limit(kit):
     report = compared(kit, detail="sketch")
     assert report.choices[0].unjudged
     assert "has to be 0" not in report.text(120)
+
+
+def mined(kit, first_leads, largest=True, k=5, steps=1, **options):
+    """Record a training on its hardest samples, of which two nearly tie in the first step."""
+    kit.seed(0)
+    f = LIBRARY[kit.name]
+    model = kit.net(lambda net, x: net.a(x), a=kit.Linear(6, 1))
+    kit.set_weight(model.a, np.ones((1, 6), np.float32))
+    kit.set(model.a.bias, np.zeros(1, np.float32))
+    optimizer = kit.sgd(model.parameters(), 0.01)
+    x = np.random.default_rng(2).normal(size=(16, 6)).astype(np.float32)
+    x[1] = x[0] + [1, -1, 0, 0, 0, 0]
+    moved = np.zeros(16, np.float32)
+    moved[:2] = (1e-4, 0.0) if first_leads else (0.0, 1e-4)
+    moved[:2] += 60
+    moved[2:6] = 80
+    with padiff.record(model, optimizer=optimizer, **options) as rec:
+        for _ in range(steps):
+            outputs = model(kit.tensor(x)).reshape([-1])
+            losses = (outputs - 3.0) ** 2 * 0.01 + kit.tensor(moved)
+            values, _ = f.topk(losses, k, -1, largest)
+            f.argmax(losses)
+            values.mean().backward()
+            optimizer.step()
+            kit.zero(optimizer)
+            rec.try_dump()
+    return rec.run
+
+
+def test_choices_of_the_loop_are_followed_where_the_loss_is_made_of_them(kit):
+    run = mined(kit, True, steps=3)
+    for number in run.numbers():
+        calls = [call for call in run.steps(number)[0].trace.calls if call.choice is not None]
+        assert [(call.layer, call.function) for call in calls] == [("(loop)", "topk")]
+
+
+def test_samples_that_nearly_tie_for_a_loss_are_no_difference(kit):
+    report = compare_runs(mined(kit, True), mined(kit, False))
+    assert report.passed, str(report)
+    assert "the loop" in report.text(120)
+
+
+@pytest.mark.parametrize("fault", [{"largest": False}, {"k": 7}], ids=str)
+def test_other_samples_in_the_loss_are_a_difference(kit, fault):
+    assert not compare_runs(mined(kit, True), mined(kit, True, **fault)).passed

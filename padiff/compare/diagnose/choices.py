@@ -12,7 +12,7 @@ from padiff.compare.judge.drift import RELATIVE
 from padiff.compare.judge.flipped_rows import within_rounding
 from padiff.compare.judge.limits import allowed
 from padiff.errors import RunFolderError, SketchOnlyError
-from padiff.records import ROOT, Both, Cause, Diff, Step, TracedCall
+from padiff.records import LOOP, ROOT, Both, Cause, Diff, Step, TracedCall
 
 #: Kind of the cause that a call chose otherwise because its scores differ.
 CHOICE = "choice"
@@ -72,7 +72,7 @@ def _same_input(steps: Both[Step], calls: Both[TracedCall]) -> bool:
 
 
 def _name(calls: Both[TracedCall]) -> str:
-    where = calls.reference.layer if calls.reference.layer != ROOT else "the model"
+    where = {ROOT: "the model", LOOP: "the loop"}.get(calls.reference.layer, calls.reference.layer)
     if calls.reference.function == calls.candidate.function:
         return f"{calls.reference.function}() in `{where}`"
     return f"{calls.candidate.function}() for the reference's {calls.reference.function}() in `{where}`"

@@ -18,7 +18,7 @@ from padiff.compare.judge.drift import RELATIVE
 from padiff.compare.measure.operands import Arrays, operands
 from padiff.compare.row_orders import choosing_blocks
 from padiff.errors import SketchOnlyError
-from padiff.records import Both, Diff, Figure, Rule, Step, is_below, loss_role
+from padiff.records import LOOP, Both, Diff, Figure, Rule, Step, is_below, loss_role
 from padiff.records.choice_counts import ChoiceCounts
 from padiff.records.diff_rows import FIGURE_NUMBERS, FIGURES, RULE_NUMBERS
 from padiff.records.step_diffs import StepDiffs
@@ -266,7 +266,10 @@ def within_rounding(flips: Flips, limit: float, before: Sequence[Flips]) -> bool
     alike, flipped = fresh & ~flips.flipped, fresh & flips.flipped
     noise = float(np.linalg.norm(flips.error[alike])) / math.sqrt(max(alike.sum(), 1))
     most = limit * flips.size
-    return noise <= LARGEST * most and float(flips.moved[flipped].max(initial=0.0)) <= SINGLE * most
+    moved = float(flips.moved[flipped].max(initial=0.0))
+    # Two sides that choose by one rule choose scores no farther apart than the sides' scores are.
+    apart = (flips.gap > 2 * flips.moved + SINGLE * most) & flipped
+    return noise <= LARGEST * most and moved <= SINGLE * most and not apart.any()
 
 
 def _samples(diffs: StepDiffs, grids: Collection[tuple[int, ...]]) -> int | None:
@@ -287,6 +290,9 @@ def _starts(diffs: StepDiffs, flips: Sequence[Flips], step: Step) -> list[int]:
     sites, starts = diffs.sites, []
     forward = [place for place in sites.places["forward"].tolist() if sites.complete[place]]
     for each in flips:
+        if each.calls.reference.layer == LOOP:  # what a loss is made of does not jump where two scores nearly tie
+            starts.append(int(sites.places["backward"].min(initial=len(sites.layers))))
+            continue
         earlier = {(call.layer, call.call) for call in step.trace.calls[: each.position] if not call.function}
         starts.append(1 + max((k for k in forward if (sites.layers[k], sites.calls[k]) in earlier), default=-1))
     return starts
