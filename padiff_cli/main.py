@@ -49,6 +49,10 @@ COMMANDS = {
     "resync": Command(
         "train on from a packed step with one thing at a time taken from the reference", "padiff_cli.commands.resync"
     ),
+    "port-check": Command(
+        "judge a port on two runs, check by check, for reviewers and CI", "padiff_cli.commands.port_check"
+    ),
+    "verify": Command("check a receipt of port-check again", "padiff_cli.commands.verify"),
     "fix": Command(
         "propose a patch of the candidate that makes the runs match, tried on a copy", "padiff_cli.commands.fix"
     ),
@@ -125,7 +129,7 @@ def _run(arguments: Sequence[str]) -> int:
     from padiff_cli.log_folder import quiet_threads
     from padiff_hooks.outputs import console_for
 
-    reports = [getattr(args, name, None) for name in ("json", "junit", "markdown", "html")]
+    reports = [getattr(args, name, None) for name in ("json", "junit", "markdown", "html", "receipt")]
     brief = getattr(args, "brief", False)
     with quiet_threads():
         code: int = args.run(args, console_for(stderr=brief or "-" in reports))

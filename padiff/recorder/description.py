@@ -51,6 +51,7 @@ class Description:
             recording={
                 "every_n_steps": schedule.described(),
                 "layers": len(layers.chosen),
+                **({"list": layers.listed} if layers.listed else {}),
                 **detail.described(),
                 **({"replay_of": replay_of} if replay_of else {}),
             },
