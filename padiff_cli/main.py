@@ -65,6 +65,9 @@ COMMANDS = {
         "wrong, 2 misuse",
         "padiff_cli.commands.doctor",
     ),
+    "mcp": Command(
+        "serve read-only tools on run folders to agents, by the Model Context Protocol", "padiff_cli.commands.mcp"
+    ),
     "schema": Command("print the JSON Schema of what `compare --brief` writes", "padiff_cli.commands.schema"),
     "map": Command("print the found layer map as YAML, to edit and give back", "padiff_cli.commands.map"),
     "atlas": Command(

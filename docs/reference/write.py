@@ -159,7 +159,7 @@ MORE = {
     },
 }
 COMMANDS = (
-    "run", "compare", "watch", "show", "schema", "map", "doctor", "replay", "calibrate", "resync", "port-check", "verify", "fix", "bisect", "repro", "atlas", "demo",
+    "run", "compare", "watch", "show", "mcp", "schema", "map", "doctor", "replay", "calibrate", "resync", "port-check", "verify", "fix", "bisect", "repro", "atlas", "demo",
 )  # fmt: skip
 OF_COMMANDS = (
     ("Commands", "What `padiff COMMAND --help` prints. `python -m padiff` is the same command."),
