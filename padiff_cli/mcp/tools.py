@@ -311,6 +311,8 @@ def next_experiment(compared: _Compared) -> answers.Experiment:
         )  # fmt: skip
     first = diagnostic.all_faults[0]
     cause = first.cause
+    fix = f"padiff fix {reference} {candidate} -- COMMAND"
+    fix = next((command for command in diagnostic.next if command.startswith("padiff fix ")), fix)
     if first.stage in ("weight", "input") and first.step == min(report.coverage.steps, default=0):
         call = "padiff.start_from" if first.stage == "weight" else "padiff.batches"
         return answers.Experiment(
@@ -322,7 +324,7 @@ def next_experiment(compared: _Compared) -> answers.Experiment:
         edit = "" if first.fix is None else f": {first.fix.text}"
         return answers.Experiment(
             f"fix the cause{edit}", cause.text,
-            f"padiff fix {reference} {candidate} -- COMMAND", "whether the fault is gone, on a copy of the folder",
+            fix, "whether the fault is gone, on a copy of the folder",
         )  # fmt: skip
     figures = None if report.first_diff is None or report.first_diff.diff is None else report.first_diff.diff.figures
     if figures is not None and figures.basis != "tensors":
@@ -336,7 +338,7 @@ def next_experiment(compared: _Compared) -> answers.Experiment:
         return answers.Experiment(
             f"read the candidate's code there: {best.text}",
             f"this explains {best.share:.1%} of the first difference, and is not proven",
-            f"padiff fix {reference} {candidate} -- COMMAND", "whether an edit of that kind removes the fault",
+            fix, "whether an edit of that kind removes the fault",
         )  # fmt: skip
     if figures is None:
         return answers.Experiment(
