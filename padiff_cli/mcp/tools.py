@@ -9,7 +9,7 @@ import re
 import shlex
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from padiff.errors import UsageError
 from padiff.records import LOOP, Both, Diff, Record, Report, figures_text
 from padiff.records.diagnostic import Diagnostic, diagnostic_json, diagnostic_of, diagnostic_schema, position_text
 from padiff.records.report_data import CANNOT_TELL, MATCH
-from padiff.report_formats import to_json
+from padiff.report_formats import json_parts
 from padiff.system.printable import printable
 from padiff_cli.mcp import answers
 
@@ -91,6 +91,8 @@ class _Compared:
         # In this process: output of other processes would be part of the protocol.
         self.report: Report = compare_runs(paths.reference, paths.candidate, workers=1)
         self.diagnostic: Diagnostic = diagnostic_of(self.report, paths)
+        #: The file with the whole report; empty before somebody asks.
+        self.rest = ""
         self._explanations: list[Explanation] | None = None
 
     @property
@@ -153,8 +155,9 @@ class Tools:
 
     def _compare(self, pair: answers.Pair) -> str:
         compared = self._of(pair)
-        rest = self._write("compare", to_json(compared.report))
-        return diagnostic_json(diagnostic_of(compared.report, compared.paths, (rest,)))
+        if not os.path.exists(compared.rest):
+            compared.rest = self._write("compare", json_parts(compared.report))
+        return diagnostic_json(diagnostic_of(compared.report, compared.paths, (compared.rest,)))
 
     def _explain(self, place: answers.Place) -> str:
         report = self._of(place).report
@@ -275,15 +278,17 @@ class Tools:
         text = answers.shortened(values, lists, "")
         if json.loads(text) == values and not is_cut:
             return text
-        rest = self._write(name, answers.escaped(msgspec.to_builtins(answer if whole is None else whole)))
+        content = answers.escaped(msgspec.to_builtins(answer if whole is None else whole))
+        rest = self._write(name, [json.dumps(content, indent=1)])
         return answers.shortened({**values, "rest": rest}, lists, rest)
 
-    def _write(self, name: str, content: Any) -> str:
+    def _write(self, name: str, parts: Iterable[str]) -> str:
+        """Write a file into the temporary folder, and return its path."""
         while len(self._files) >= _FILES:
             self._files.pop(0).unlink(missing_ok=True)
         handle, path = tempfile.mkstemp(prefix=f"{name}-", suffix=".json", dir=self._temporary.name)
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-            json.dump(content, file, indent=1)
+            file.writelines(parts)
         self._files.append(Path(path))
         return path
 

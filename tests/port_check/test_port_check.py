@@ -54,6 +54,16 @@ def test_a_port_that_matches(tmp_path, runs, capsys):
     assert printed.startswith("MATCH: ")
 
 
+def test_the_rows_of_a_long_comparison_are_the_same(tmp_path, runs, monkeypatch):
+    """Diffs beyond some number are kept in compact form."""
+    import padiff.compare.findings
+
+    receipt, _ = checked(tmp_path, *runs, code=0)
+    monkeypatch.setattr(padiff.compare.findings, "_UNFOLDED", 10)
+    again, _ = checked(tmp_path, *runs, code=0)
+    assert again["checks"] == receipt["checks"]
+
+
 def test_the_start_is_equal_to_the_bit(tmp_path, runs):
     receipt, _ = checked(tmp_path, *runs, code=0)
     start = receipt["checks"][0]
