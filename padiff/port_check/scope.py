@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 
 from padiff.port_check.receipt import MOST, Check, Movement, Options, Side, short
 from padiff.recorder.detail import NOTHING
@@ -77,7 +77,7 @@ def _options(options: Options, checks: Sequence[Check], default: Sequence[Check]
     """Yield what the options of the comparison changed."""
     if options.layer_map:
         alone = [[side for side in pair if side is not None] for pair in options.layer_map if None in pair]
-        text = f"{len(options.layer_map)} pairs of layers by the layer map"
+        text = f"{_counted(options.layer_map, 'pair')} of layers by the layer map"
         yield f"{text}, without a partner: {_first([str(pair[0]) for pair in alone])}" if alone else text
     if options.steps is not None:
         yield f"only the steps {options.steps} are compared"
@@ -101,28 +101,28 @@ def _uncompared(report: Report) -> Iterator[str]:
     """Yield what has no partner, and what was judged from less than full tensors."""
     coverage = report.coverage
     sides: list[tuple[str, Both[Sequence[object]]]] = [
-        ("layers", Both(coverage.reference_layers, coverage.candidate_layers)),
-        ("parameters", Both(coverage.reference_parameters, coverage.candidate_parameters)),
-        ("recorded tensors", Both(coverage.reference_sites, coverage.candidate_sites)),
-        ("steps", Both(coverage.reference_steps, coverage.candidate_steps)),
+        ("layer", Both(coverage.reference_layers, coverage.candidate_layers)),
+        ("parameter", Both(coverage.reference_parameters, coverage.candidate_parameters)),
+        ("recorded tensor", Both(coverage.reference_sites, coverage.candidate_sites)),
+        ("step", Both(coverage.reference_steps, coverage.candidate_steps)),
     ]
     for what, both in sides:
         for name, found in zip(SIDES, both):
             if found:
-                yield f"{len(found)} {what} of the {name} without a partner: {_first(list(map(str, found)))}"
+                yield f"{_counted(found, what)} of the {name} without a partner: {_first(list(map(str, found)))}"
     for name, unrecorded in zip(SIDES, (coverage.reference_unrecorded, coverage.candidate_unrecorded)):
         if unrecorded:
-            yield f"{len(unrecorded)} parameters of the {name} train and have no record: {_first(unrecorded)}"
+            yield f"{_counted(unrecorded, 'trained parameter')} of the {name} without a record: {_first(unrecorded)}"
     if coverage.sketched:
         yield f"{coverage.sketched} of {coverage.compared} tensors judged from sketches"
     if coverage.unmeasured:
-        yield f"{len(coverage.unmeasured)} tensors not compared, as only sketches were kept"
+        yield f"{_counted(coverage.unmeasured, 'tensor')} not compared, as only sketches were kept"
     if coverage.cut_elsewhere:
-        yield f"{len(coverage.cut_elsewhere)} layers compared inside only: they end at another place"
+        yield f"{_counted(coverage.cut_elsewhere, 'layer')} compared inside only, for another end of the computation"
     if coverage.uncalled:
-        yield f"{len(coverage.uncalled)} layers never called: {_first(coverage.uncalled)}"
+        yield f"{_counted(coverage.uncalled, 'layer')} never called: {_first(coverage.uncalled)}"
     if coverage.zeros:
-        yield f"{len(coverage.zeros)} tensors accepted as rounding noise around zero"
+        yield f"{_counted(coverage.zeros, 'tensor')} accepted as rounding noise around zero"
     if coverage.amplified is not None:
         yield f"from step {coverage.amplified} on the training amplifies rounding, so that small faults do not show"
     if coverage.ranks:
@@ -131,6 +131,10 @@ def _uncompared(report: Report) -> Iterator[str]:
     yield from (f"not recorded: {reason}" for reason in coverage.left_out)
     if report.outcome in (MATCH, CANNOT_TELL):
         yield from (f"set differently: {note}" for note in coverage.notes)
+
+
+def _counted(items: Sized, noun: str) -> str:
+    return f"{len(items)} {noun}{'s' if len(items) != 1 else ''}"
 
 
 def _first(names: Sequence[str]) -> str:
