@@ -47,6 +47,8 @@ class Attempt:
         restored: the source is that of the candidate without the fault.
         other_data: ``equal`` to the bit, ``match`` or ``differ``: the patched candidate against the one without the
             fault, on other data; empty if there was no claim.
+        hidden_shows: with a tolerance that hides the fault before any repair, the receipt names the tolerance and what
+            comes out without it.
         seconds: time of the repair, without the first recordings.
     """
 
@@ -58,6 +60,7 @@ class Attempt:
     verified: bool = False
     restored: bool = False
     other_data: str = ""
+    hidden_shows: bool = False
     seconds: float = 0.0
 
     @property
@@ -79,6 +82,7 @@ def attempt(fault: Planted, base: Path) -> Attempt:
     _record(folder, program.reference, "reference")
     files = planted_files(program, fault)
     _record(folder, files, "candidate")
+    result.hidden_shows = shows_hidden(folder)
     script, candidate = script_of(files), "runs/candidate"
     began = time.monotonic()
     for number in range(1, ROUNDS + 1):
@@ -101,6 +105,15 @@ def attempt(fault: Planted, base: Path) -> Attempt:
         patched = {name: (folder / name).read_text() for name in program.candidate}
         result.other_data = _on_other_data(program, patched, base / "other")
     return result
+
+
+def shows_hidden(folder: Path) -> bool:
+    """Return True if a receipt shows that a tolerance hides the fault of the candidate."""
+    runs = ["runs/reference", "runs/candidate"]
+    padiff(folder, "port-check", *runs, "--atol", "1e9", "--receipt", "hidden.json")
+    receipt = json.loads((folder / "hidden.json").read_text())
+    is_named = any(line.startswith("tolerance ") for line in receipt["exceptions"])
+    return is_named and receipt["without_options"]["outcome"] == "differ"
 
 
 def _record(folder: Path, files: dict[str, str], name: str) -> None:
@@ -140,6 +153,7 @@ def summary(attempts: Sequence[Attempt]) -> str:
         ("claims of success that are wrong", sum(each.is_wrong for each in attempts)),
         ("`fix` says match, `port-check` does not", sum(each.fix_claims and not each.claims for each in attempts)),
         ("receipts that `verify` confirms", sum(each.verified for each in attempts)),
+        ("faults hidden by a tolerance that the receipt shows", sum(each.hidden_shows for each in attempts)),
         ("receipts with exceptions", sum(bool(each.exceptions) for each in attempts)),
     ]  # fmt: skip
     return "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {count} |" for name, count in rows)])

@@ -34,6 +34,7 @@ def test_a_repairer_that_follows_fix_ends_in_a_match_that_is_one(agents, tmp_pat
     result = agents.attempt(planted(agents, "plain/l2"), tmp_path)
     assert result.claims and result.restored and result.verified and not result.is_wrong
     assert (result.rounds, result.exceptions, result.other_data) == (1, 0, "equal")
+    assert result.hidden_shows
     assert "| claims of success that are wrong | 0 |" in agents.summary([result])
 
 
