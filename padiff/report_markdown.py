@@ -51,7 +51,7 @@ def to_markdown(report: Report) -> str:
             lines += [translated("Fix:"), "", *code_block(fault.fix.text.split("\n"), "python"), ""]
     lines += _differing(report)
     table = stage_table(report)
-    lines += _table(
+    lines += markdown_table(
         ("stage", "compared", "differ", "worst relative L2", "limit", "where"),
         ((r["stage"], r["compared"], r["differ"], _short(r["worst"]), _short(r["limit"]), r["where"]) for r in table),
     )
@@ -61,8 +61,8 @@ def to_markdown(report: Report) -> str:
         lines += _unfolding(f"All that differs: {count_text(report)}", _all(report))
     measured = [*floor_lines(report), *third_lines(report)]
     more = [f"Tolerance: {report.tolerance}", *limit_lines(table), *measured, *coverage_lines(report)]
-    lines += _unfolding("What was compared, and how", [f"- {_text(line)}" for line in more])
-    lines += _unfolding("The evidence", [_text(verdict(report))])
+    lines += _unfolding("What was compared, and how", [f"- {markdown_text(line)}" for line in more])
+    lines += _unfolding("The evidence", [markdown_text(verdict(report))])
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -73,7 +73,13 @@ def _differing(report: Report) -> list[str]:
     rows, hidden = failed_rows(report, _SHOWN)
     more_line = [f"... and {hidden} more", ""] if hidden else []
     cells = ((row.steps, row.place, row.what, row.mark) for row in rows)
-    return [f"{_text(count_text(report))}:", "", *_table(("step", "where", "what", ""), cells), "", *more_line]
+    return [
+        f"{markdown_text(count_text(report))}:",
+        "",
+        *markdown_table(("step", "where", "what", ""), cells),
+        "",
+        *more_line,
+    ]
 
 
 def _all(report: Report) -> list[str]:
@@ -90,7 +96,10 @@ def _all(report: Report) -> list[str]:
     ]
     head = ("step", "where", "max diff", "relative L2", "times the allowed", "problem", "")
     hidden = len(report.failed) - len(rows)
-    return [*_table(head, rows), *(["", f"... and {hidden} more: `padiff compare --all` lists them"] if hidden else [])]
+    return [
+        *markdown_table(head, rows),
+        *(["", f"... and {hidden} more: `padiff compare --all` lists them"] if hidden else []),
+    ]
 
 
 def _figures(diff: Diff) -> tuple[str, str, str]:
@@ -110,7 +119,7 @@ def _short(value: float | None) -> str:
 # -- escaping of a run's text for Markdown -----------------------------------------------------------------------------
 
 
-def _text(text: str) -> str:
+def markdown_text(text: str) -> str:
     """Return a text without any Markdown effect; parts in backticks become code, whatever names they contain."""
     parts = _CODE.split(printable(text))
     return "".join(part if k % 2 else _escaped(part) for k, part in enumerate(parts))
@@ -124,11 +133,11 @@ def _escaped(text: str) -> str:
 _ENTITIES = {"<": "lt", "&": "amp"}
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
     for row in rows:
         # Markdown ends a cell at any pipe, also within code.
-        cells = [_text(str(cell)).replace("|", "\\|") for cell in row]
+        cells = [markdown_text(str(cell)).replace("|", "\\|") for cell in row]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -143,4 +152,4 @@ def code_block(lines: Sequence[str], language: str) -> list[str]:
 def _unfolding(title: str, lines: Sequence[str]) -> list[str]:
     if not lines:
         return []
-    return ["<details>", f"<summary>{_text(translated(title))}</summary>", "", *lines, "", "</details>", ""]
+    return ["<details>", f"<summary>{markdown_text(translated(title))}</summary>", "", *lines, "", "</details>", ""]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import re
 from typing import Any
 
 from padiff.compare import Policy, Tolerance
+from padiff.compare.filters import Steps
 from padiff.dump.local import run_folder
 from padiff.errors import UsageError
 from padiff.records import CANNOT_TELL, DIFFER, MATCH, STAGES, Both
@@ -20,8 +20,6 @@ EXIT_CODES = (
     "parameters that train have no record"
 )
 
-_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
-
 
 def add_pair(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of a comparison of two runs: the runs, the layer map and the tolerance."""
@@ -31,6 +29,15 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--atol", type=float, help="absolute tolerance, instead of the default policy")
     parser.add_argument("--rtol", type=float, help="relative tolerance, instead of the default policy")
     parser.add_argument("--compare-mode", choices=("mean", "strict"), help="mean of the error, or every element")
+
+
+def add_selection(parser: argparse.ArgumentParser) -> None:
+    """Add the options that select what is compared: ``--steps``, ``--stage`` and ``--layer``."""
+    parser.add_argument("--steps", metavar="N", help="only these: numbers and ranges, e.g. 0,8,100-200")
+    parser.add_argument("--stage", metavar="S", help="only these stages, e.g. forward,grad")
+    parser.add_argument(
+        "--layer", metavar="PATTERN", action="append", help="only layers like this, e.g. 'encoder.*'; may be repeated"
+    )
 
 
 def add_layer_map(parser: argparse.ArgumentParser) -> None:
@@ -65,14 +72,7 @@ def check_pair(args: argparse.Namespace) -> None:
 
 def policy_of(args: argparse.Namespace) -> Policy | None:
     """Return the tolerance from the arguments, or `None` for the default policy."""
-    if args.atol is None and args.rtol is None and args.compare_mode is None:
-        return None
-    has_bounds = args.atol is not None or args.rtol is not None
-    return Tolerance(
-        atol=args.atol if args.atol is not None else (0.0 if has_bounds else Tolerance.atol),
-        rtol=args.rtol if args.rtol is not None else (0.0 if has_bounds else Tolerance.rtol),
-        mode=args.compare_mode or Tolerance.mode,
-    )
+    return Tolerance.from_options(args.atol, args.rtol, args.compare_mode)
 
 
 def paths_of(args: argparse.Namespace) -> Both[str]:
@@ -100,22 +100,3 @@ def steps_of(args: argparse.Namespace) -> dict[str, Any]:
             if stage not in STAGES:
                 raise UsageError(f"--stage: unknown stage {stage!r}. {nearest(stage, STAGES)}")
     return options
-
-
-class Steps:
-    """Step numbers parsed from a text such as ``0,8,100-200``; ``in`` tests a number."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._ranges: list[tuple[int, int]] = []
-        for part in text.split(","):
-            match = _RANGE.fullmatch(part.strip())
-            if match is None or int(match[2] or match[1]) < int(match[1]):
-                raise UsageError(f"--steps takes numbers and ranges, such as 0,8,100-200; got {text!r}")
-            self._ranges.append((int(match[1]), int(match[2] or match[1])))
-
-    def __contains__(self, number: object) -> bool:
-        return isinstance(number, int) and any(first <= number <= last for first, last in self._ranges)
-
-    def __repr__(self) -> str:
-        return self._text

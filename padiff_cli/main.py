@@ -49,6 +49,10 @@ COMMANDS = {
     "resync": Command(
         "train on from a packed step with one thing at a time taken from the reference", "padiff_cli.commands.resync"
     ),
+    "port-check": Command(
+        "judge a port on two runs, check by check, for reviewers and CI", "padiff_cli.commands.port_check"
+    ),
+    "verify": Command("check a receipt of port-check again", "padiff_cli.commands.verify"),
     "fix": Command(
         "propose a patch of the candidate that makes the runs match, tried on a copy", "padiff_cli.commands.fix"
     ),
@@ -60,6 +64,9 @@ COMMANDS = {
         "does recording change a training script, is a run folder whole; exit code 0 all is well, 1 something is "
         "wrong, 2 misuse",
         "padiff_cli.commands.doctor",
+    ),
+    "mcp": Command(
+        "serve read-only tools on run folders to agents, by the Model Context Protocol", "padiff_cli.commands.mcp"
     ),
     "schema": Command("print the JSON Schema of what `compare --brief` writes", "padiff_cli.commands.schema"),
     "map": Command("print the found layer map as YAML, to edit and give back", "padiff_cli.commands.map"),
@@ -125,7 +132,7 @@ def _run(arguments: Sequence[str]) -> int:
     from padiff_cli.log_folder import quiet_threads
     from padiff_hooks.outputs import console_for
 
-    reports = [getattr(args, name, None) for name in ("json", "junit", "markdown", "html")]
+    reports = [getattr(args, name, None) for name in ("json", "junit", "markdown", "html", "receipt")]
     brief = getattr(args, "brief", False)
     with quiet_threads():
         code: int = args.run(args, console_for(stderr=brief or "-" in reports))

@@ -1,12 +1,14 @@
 """Write the pages of this folder, in both languages: ``python docs/reference/write.py``.
 
 Which names a page has stands here, once for both languages; `tests/docs` sees to it that every public name is on one.
-``commands.md`` holds what ``padiff COMMAND --help`` prints.
+``commands.md`` holds what ``padiff COMMAND --help`` prints. ``docs/llms.txt`` lists all pages for language models, as
+https://llmstxt.org describes it: the titles are those of the menu, and behind each stand the headings of the page.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -157,7 +159,7 @@ MORE = {
     },
 }
 COMMANDS = (
-    "run", "compare", "watch", "show", "schema", "map", "doctor", "replay", "calibrate", "resync", "fix", "bisect", "repro", "atlas", "demo",
+    "run", "compare", "watch", "show", "mcp", "schema", "map", "doctor", "replay", "calibrate", "resync", "port-check", "verify", "fix", "bisect", "repro", "atlas", "demo",
 )  # fmt: skip
 OF_COMMANDS = (
     ("Commands", "What `padiff COMMAND --help` prints. `python -m padiff` is the same command."),
@@ -188,11 +190,36 @@ def commands(language: int) -> str:
     return "\n".join(lines)
 
 
+def llms() -> str:
+    """Return the list of the English pages, with the headings of each."""
+    intro = (DOCS / "index.md").read_text(encoding="utf-8").split("\n\n")[1]
+    lines = ["# padiff", "", f"> {' '.join(intro.split())}"]
+    menu = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2].partition("  - 中文:")[0]
+    for title, path in re.findall(r"^ +- ([^:\n]+):(?: (\S+\.md))?$", menu, re.MULTILINE):
+        if path == "index.md":
+            lines += ["", "## First", ""]
+        elif path:
+            lines.append(f"- [{title}]({path}){_headings((DOCS / path).read_text(encoding='utf-8'))}")
+        else:
+            lines += ["", f"## {title}", ""]
+    skill = "../padiff/.agents/skills/align-two-trainings/SKILL.md"
+    lines += ["", "## For agents", "", f"- [The skill: align two trainings]({skill})"]
+    return "\n".join(lines) + "\n"
+
+
+def _headings(page: str) -> str:
+    """Return the headings of a page's parts, as the end of a line."""
+    prose = re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^## (.+)$", prose, re.MULTILINE)
+    return f": {'; '.join(found)}" if found else ""
+
+
 def main() -> None:
     for language, folder in enumerate(("reference", "zh/reference")):
         for name in PAGES:
             (DOCS / folder / f"{name}.md").write_text(page(name, language), encoding="utf-8")
         (DOCS / folder / "commands.md").write_text(commands(language), encoding="utf-8")
+    (DOCS / "llms.txt").write_text(llms(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -100,6 +100,8 @@ class RunComparison:
         self._boundaries, self._aligned = boundaries, aligned
         self._plan: ComparisonPlan | None = None
         self._first_diff: FirstDiff | None = None
+        #: The first diff that did not pass, with the records around it; `None` if all passed.
+        self.scene: diagnose.DiffContext | None = None
         self._place: diagnose.Place | None = None
         #: Consequences of the first diff, and independent faults, once a first diff exists.
         self._around: diagnose.FollowupContext | None = None
@@ -313,6 +315,8 @@ class RunComparison:
         first = replace(first, picture=picture_of(failed.pair))
         self._around = diagnose.FollowupContext(first, failed, place, step, evidence, self._began)
         self._first_diff, self._place = first, place
+        scene = diagnose.scene_of(failed, step, self.alignment, self.runs)
+        self.scene = replace(scene, declared=evidence.declared(failed.pair.step), place=place)
         return first
 
     def explain_later(self, diffs: Sequence[Diff]) -> FirstDiff | None:

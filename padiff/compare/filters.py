@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from padiff.errors import UsageError
 from padiff.records import STAGES, Both, Difference, Pair, RunInfo
 from padiff.system.spelling import nearest
+
+_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 
 
 @dataclass(frozen=True)
@@ -71,3 +74,22 @@ def _matching(patterns: Collection[str], infos: Both[RunInfo]) -> Both[set[str]]
         for side, more in zip(matches, matching):
             side |= more
     return matches
+
+
+class Steps:
+    """Step numbers parsed from a text such as ``0,8,100-200``; ``in`` tests a number."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._ranges: list[tuple[int, int]] = []
+        for part in text.split(","):
+            match = _RANGE.fullmatch(part.strip())
+            if match is None or int(match[2] or match[1]) < int(match[1]):
+                raise UsageError(f"--steps takes numbers and ranges, such as 0,8,100-200; got {text!r}")
+            self._ranges.append((int(match[1]), int(match[2] or match[1])))
+
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and any(first <= number <= last for first, last in self._ranges)
+
+    def __repr__(self) -> str:
+        return self._text

@@ -47,4 +47,5 @@ def models_of(infos: Both[RunInfo], alignment: Alignment, stacks: Both[Stacks]) 
         stacks=stacks,
         lines=infos.map(lambda info: info.lines),
         files=infos.map(lambda info: info.files),
+        command=str(infos.candidate.recording.get("command", "")),
     )

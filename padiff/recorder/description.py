@@ -51,7 +51,9 @@ class Description:
             recording={
                 "every_n_steps": schedule.described(),
                 "layers": len(layers.chosen),
+                **({"list": layers.listed} if layers.listed else {}),
                 **detail.described(),
+                **({"command": identity.command} if identity.command else {}),
                 **({"replay_of": replay_of} if replay_of else {}),
             },
             environment=fingerprint(framework, layers.nodes),

@@ -37,6 +37,7 @@ class Layers:
         owning: paths of the layers whose parameters are recorded.
         computing: paths of the layers that own parameters, or have no child layers.
         mapped: paths of the layer map's layers.
+        listed: the list that the selection follows, ``white_list`` or ``black_list``; empty without a list.
         changes: text that names the new, replaced and removed layers of the last change; empty before any change.
         stamp: object that is replaced when the layers, their parameters or their buffers change; None if changes
             can't be detected.
@@ -60,6 +61,7 @@ class Layers:
         self.chosen = select(self.nodes, white, black, mapped)
         self._take(mapped)
         self._white, self._black = (_by_path(self.nodes, items) for items in (white, black))
+        self.listed = "white_list" if self._white else "black_list" if self._black else ""
         self._watch = self._watched()
         self._map = [path for path, _ in _by_path(self.nodes, mapped)]
 

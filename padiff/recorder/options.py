@@ -54,6 +54,9 @@ class RunOptions(TypedDict, total=False):
     steps (NaN, the largest diffs of a live comparison) and the latest step stay."""
     name: str
     """Name of the run in reports. Default: the name of the folder."""
+    command: str
+    """Command line of the training, as `padiff run` sets it. A verdict names it in a command to run next; nothing of
+    padiff runs it by itself. Default: not recorded."""
     start_step: int
     """Number of the first step. Default 0."""
     existing: str
@@ -135,9 +138,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Identity:
-    """Name of the run, rank of this process, and number of processes. See `RecordOptions`."""
+    """Name and command of the run, rank of this process, and number of processes. See `RecordOptions`."""
 
     name: str = ""
+    command: str = ""
     rank: int | None = None
     world_size: int | None = None
 

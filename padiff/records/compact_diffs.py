@@ -194,7 +194,9 @@ class CompactDiffs(LazySequence[Diff]):
         stages = stage_numbers((reference or candidate)[_STAGE] for reference, candidate, *_ in about)
         complete = np.array([bool(reference and candidate) for reference, candidate, *_ in about], np.bool_)
         for start, block in zip(self._starts, self._blocks):
-            yield Table(stages[block.places], complete[block.places], block.rows, partial(self._from, start))
+            yield Table(
+                stages[block.places], complete[block.places], block.rows, partial(self._from, start), block.step
+            )
 
     def _from(self, start: int, place: int) -> Diff:
         return self[start + place]

@@ -24,7 +24,8 @@ from padiff.records.recorded import LOOP, ROOT, STAGES, is_below
 from padiff.records.report_data import CANNOT_TELL, MATCH, ReportData
 from padiff.records.report_text import floor_lines, match_notes, third_lines, verdict
 from padiff.records.row_summary import NOUNS
-from padiff.system.construction import has_changed, loss_key
+from padiff.system.command import command_text
+from padiff.system.construction import has_changed, is_here, loss_key
 from padiff.system.frames import Frame
 from padiff.system.language import translated
 from padiff.system.printable import printable
@@ -240,7 +241,9 @@ def diagnostic_of(report: ReportData, runs: Both[str] | None = None, artifacts: 
         moved=None if report.moved is None else report.moved.sentence,
         notes=[printable(note) for note in notes],
         environment=[printable(each) for each in report.environment],
-        next=[] if runs is None or first is None else _commands(runs),
+        next=[]
+        if runs is None or first is None
+        else [*_commands(runs), *_fixing([first, *faults], report.models, runs)],
         runs=[printable(report.reference), printable(report.candidate)],
         compared=BriefCompared(coverage.compared, len(report.failed), len(coverage.steps), round(coverage.share, 4)),
         artifacts=[printable(path) for path in artifacts],
@@ -654,7 +657,24 @@ def _end_of_argument(code: str, start: int, several: bool = False) -> int:
     return len(code)
 
 
+def _fixing(faults: Iterable[BriefFault], models: Models | None, runs: Both[str]) -> list[str]:
+    """Return the command that proposes a patch, if a fault has a fix or is proven, and the candidate was trained by a
+    script that lies here and is the same file now: a run of a stranger names no command.
+    """
+    command = "" if models is None else command_text(models.command.split(" "))
+    is_proposable = any(fault.fix is not None or (fault.cause is not None and fault.cause.proven) for fault in faults)
+    if models is None or not command or not is_proposable:
+        return []
+    script = command.partition(" ")[0]
+    if not is_here(script, models.files.candidate.get(script, "")):
+        return []
+    return [f"{_command('fix', runs)} -- {command}"]
+
+
+def _command(name: str, runs: Both[str]) -> str:
+    return f"padiff {name} {' '.join(shlex.quote(printable(run)) for run in runs)}"
+
+
 def _commands(runs: Both[str]) -> list[str]:
-    reference, candidate = (shlex.quote(printable(run)) for run in runs)
-    command = f"padiff compare {reference} {candidate}"
+    command = _command("compare", runs)
     return [f"{command} -v", f"{command} --html report.html"]

@@ -30,8 +30,12 @@ OUTCOME, LABEL, CERTAINTY, PLACE, FIX, MARK, QUIET = (
 )
 
 _NOTHING = "no step was compared yet"
-# What commands show, by their last words.
-_SHOWN = {" -v": "tables, trees, evidence", "--html report.html": "a page to look at"}
+# What commands show, by a part of them.
+_SHOWN = {
+    "padiff fix": "a patch, tried on a copy",
+    "--html report.html": "a page to look at",
+    " -v": "tables, trees, evidence",
+}
 # Parts of a text that no line end divides: words, and wide characters with the punctuation that follows them.
 _UNIT = re.compile(r"[\u2e80-\uffef][，。；：、）？！]*|[（]?[^\s\u2e80-\uffef]+[，。；：、）？！]*|\s+")
 
@@ -129,7 +133,7 @@ def diagnostic_lines(diagnostic: Diagnostic, width: int = 80, to: str | None = N
     if diagnostic.environment:
         lines += _labelled("differs", f"environment: {'; '.join(diagnostic.environment)}", page)
     for k, command in enumerate(diagnostic.next):
-        what = next((text for end, text in _SHOWN.items() if command.endswith(end)), "")
+        what = next((text for part, text in _SHOWN.items() if part in command), "")
         what = page.say(what)
         room = max(page.width - _LABEL - columns(what), columns(command) + 2)
         shown = room + columns(what) + _LABEL <= page.width

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -40,12 +41,24 @@ class Table(NamedTuple):
         complete: True if both sides are present.
         rows: rows of the dtype `padiff.records.diff_rows.ROW`.
         diff: a function that returns the diff at a position.
+        step: number of the step; -1 for several steps.
     """
 
     stages: np.ndarray
     complete: np.ndarray
     rows: np.ndarray
     diff: Callable[[int], Diff]
+    step: int = -1
+
+
+def tables_of(diffs: Sequence[Diff]) -> Iterator[Table]:
+    """Yield the table of each step of a report's diffs; several tables of a step with several ranks."""
+    tables: Iterable[Table] | None = getattr(diffs, "tables", None)
+    if tables is not None:
+        yield from tables
+        return
+    for step, group in groupby(diffs, lambda diff: diff.pair.step):
+        yield table_of(list(group))._replace(step=step)
 
 
 def table_of(diffs: Sequence[Diff]) -> Table:

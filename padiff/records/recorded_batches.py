@@ -43,12 +43,13 @@ def recorded_batches(step: Step) -> list[RecordedBatch]:
     batches = []
     for call, begins, ends in zip(calls, starts, [*starts[1:], float("inf")]):
         slots = [record for record in inputs if record.layer == layers[0] and record.call == call]
-        labels = [r for r in step.records if begins <= r.order < ends and _is_label(r)]
+        labels = [r for r in step.records if begins <= r.order < ends and is_label(r)]
         batches.append(RecordedBatch(_nested(slots), tuple(r.source for r in labels), _problem(slots, labels, layers)))
     return batches
 
 
-def _is_label(record: Record) -> bool:
+def is_label(record: Record) -> bool:
+    """Return True if a record is an input of a loss function that comes from the data."""
     of_loss = record.layer == LOOP and record.stage == "loss" and is_functional(record.slot)
     return of_loss and loss_role(record.slot) in _LABELS
 

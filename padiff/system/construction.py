@@ -175,16 +175,30 @@ def has_changed(file: str, digest: str) -> bool:
         file: the short path that a run has, which is not trusted: nothing but the answer comes out of the file.
         digest: the file's SHA-256 in the run.
     """
+    return _digest_here(file) not in ("", digest)
+
+
+def is_here(file: str, digest: str) -> bool:
+    """Return True if a file of a run's code is below the working directory, and is as it was.
+
+    Args:
+        file, digest: those of `has_changed`.
+    """
+    return bool(digest) and _digest_here(file) == digest
+
+
+def _digest_here(file: str) -> str:
+    """Return the SHA-256 of a Python file below the working directory; empty if there is none."""
     path = os.path.normpath(file)
     if os.path.isabs(path) or path.startswith("..") or not path.endswith(".py"):
-        return False
+        return ""
     try:
         if not os.path.isfile(path) or os.path.getsize(path) > _LARGEST:
-            return False
+            return ""
         with open(path, "rb") as opened:
-            return _digest(opened.read()) != digest
+            return _digest(opened.read())
     except (OSError, ValueError):
-        return False
+        return ""
 
 
 def _digest(content: bytes) -> str:

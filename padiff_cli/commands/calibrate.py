@@ -8,9 +8,10 @@ from typing import Any
 from rich.console import Console
 
 import padiff
+from padiff.compare.filters import Steps
 from padiff.model.given_map import GivenMap
 from padiff.replaying.perturbation import RUNS
-from padiff_cli.arguments import Steps, add_layer_map
+from padiff_cli.arguments import add_layer_map
 from padiff_cli.commands.replay import RETURNS, made_by
 
 

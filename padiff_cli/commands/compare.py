@@ -15,7 +15,17 @@ from padiff.model.given_map import GivenMap
 from padiff.records import Both
 from padiff.records.diagnostic import diagnostic_json, diagnostic_of
 from padiff.report_formats import head_to_json, json_parts, steps_to_json, to_junit, to_markdown
-from padiff_cli.arguments import CODES, EXIT_CODES, add_pair, add_tags, check_pair, paths_of, policy_of, steps_of
+from padiff_cli.arguments import (
+    CODES,
+    EXIT_CODES,
+    add_pair,
+    add_selection,
+    add_tags,
+    check_pair,
+    paths_of,
+    policy_of,
+    steps_of,
+)
 from padiff_cli.collecting import few_collections
 from padiff_cli.dask_cluster import dask_client
 from padiff_cli.log_folder import Streaming, check_logdir
@@ -28,11 +38,7 @@ def add_arguments(parser: Any) -> None:
     """Add the command's arguments to its parser."""
     parser.description = f"Compare two runs, step by step. Exit code: {EXIT_CODES}."
     add_pair(parser)
-    parser.add_argument("--steps", metavar="N", help="only these: numbers and ranges, e.g. 0,8,100-200")
-    parser.add_argument("--stage", metavar="S", help="only these stages, e.g. forward,grad")
-    parser.add_argument(
-        "--layer", metavar="PATTERN", action="append", help="only layers like this, e.g. 'encoder.*'; may be repeated"
-    )
+    add_selection(parser)
     parser.add_argument(
         "--brief",
         action="store_true",

@@ -11,6 +11,7 @@ from typing import Any
 from padiff.dump.local import absolute, run_folder
 from padiff.dump.remote_path import AnyPath
 from padiff.errors import PadiffError, UsageError
+from padiff.system.command import command_text
 from padiff.system.guard import Failure
 from padiff.system.printable import printable
 from padiff.system.switches import say
@@ -65,6 +66,9 @@ def main(arguments: Sequence[str]) -> int:
         place = absolute(run_folder(folder, "--dir"))
         for path in (place, *worker_folders(place)):
             check_free(path, options.get("existing", "error"))
+        command = command_text(words) if program is None else ""
+        if command:
+            options["command"] = command
         if options:
             _check(name, place, options)
         Launch(name, str(place), options, is_command=program is not None).export()

@@ -56,7 +56,7 @@ def test_the_nearest_command_or_option_is_named(arguments, message, capsys):
     err = capsys.readouterr().err
     assert message in err and "usage: padiff" in err
     if arguments[0] == "comprae":
-        assert err.rstrip().endswith("Nearest: compare, calibrate, map")
+        assert err.rstrip().endswith("Nearest: compare, calibrate, mcp")
 
 
 # -- what is chosen ------------------------------------------------------------------------------------------------

@@ -42,13 +42,28 @@ def test_every_command_and_option_is_on_the_page_of_commands():
             assert option in texts[name][1], f"padiff {name} {option}: run python docs/reference/write.py"
 
 
-def test_the_pages_of_the_reference_are_what_their_script_writes():
+@pytest.fixture(scope="module")
+def writer():
     spec = importlib.util.spec_from_file_location("write", DOCS / "reference/write.py")
-    writer = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(writer)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_pages_of_the_reference_are_what_their_script_writes(writer):
     for language, folder in enumerate(("reference", "zh/reference")):
         for name in writer.PAGES:
             assert (DOCS / folder / f"{name}.md").read_text(encoding="utf-8") == writer.page(name, language)
+
+
+def test_the_list_for_language_models_is_what_its_script_writes_and_has_every_page(writer):
+    text = (DOCS / "llms.txt").read_text(encoding="utf-8")
+    assert text == writer.llms(), "run python docs/reference/write.py"
+    english = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    english = {path for path in english if not path.startswith("zh/")} - {"index.md"}
+    linked = set(re.findall(r"\]\((\S+?)\)", text))
+    assert english <= linked
+    assert all((DOCS / link).exists() for link in linked)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.path.relative_to(ROOT)))

@@ -86,6 +86,11 @@ def left_over() -> set[str]:
     return {name for name in os.listdir(os.environ["TMPDIR"]) if name.startswith("padiff-fix-")}
 
 
+def test_the_comparison_names_the_command_that_fixes(faulty):
+    done = padiff(faulty, "compare", "runs/reference", "runs/candidate")
+    assert "padiff fix runs/reference runs/candidate -- train.py" in done.stdout
+
+
 def test_two_faults_in_two_files_are_fixed_and_nothing_is_touched(faulty):
     before = state(faulty)
     done = fix(faulty, "--json", "-")

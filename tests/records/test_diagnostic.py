@@ -15,6 +15,7 @@ from kit.schema import violations
 
 import padiff
 from padiff.records.diagnostic import LARGEST, _like_reference, diagnostic_schema
+from padiff.system.command import command_text
 from padiff.system.construction import has_changed
 
 SCRIPT = """
@@ -135,6 +136,68 @@ def test_a_file_that_has_changed_since_the_run_is_named(folder):
         assert json.loads(brief(folder, "eps").stdout)["notes"] == [note]
     finally:
         (folder / "eps.py").write_bytes(source)
+
+
+@pytest.mark.parametrize(
+    ("command", "is_named"),
+    [
+        ("eps.py", True),
+        ("eps.py --lr 0.1 --out=runs/x", True),
+        ("eps.py --lr 0.1; rm -rf .", False),
+        ("eps.py $(id)", False),
+        ("eps.py --out /etc/x", False),
+        ("eps.py \x1b[2J", False),
+        ("other.py", False),
+        ("../eps.py", False),
+        ("bash -c id", False),
+        ("", False),
+        (["eps.py"], False),
+        ("eps.py " + "x" * 400, False),
+    ],
+)
+def test_the_command_of_a_fix_is_named_if_the_script_lies_here_and_is_plain(folder, command, is_named):
+    file = folder / "runs" / "eps" / "run.json"
+    before = file.read_text()
+    try:
+        info = json.loads(before)
+        info["recording"]["command"] = command
+        file.write_text(json.dumps(info))
+        found = json.loads(brief(folder, "eps").stdout)["next"]
+        expected = [f"padiff fix runs/reference runs/eps -- {command}"] if is_named else []
+        assert [each for each in found if each.startswith("padiff fix")] == expected
+    finally:
+        file.write_text(before)
+
+
+def test_a_script_that_has_changed_names_no_command(folder):
+    file, script = folder / "runs" / "eps" / "run.json", folder / "eps.py"
+    before, source = file.read_text(), script.read_text()
+    try:
+        info = json.loads(before)
+        info["recording"]["command"] = "eps.py"
+        file.write_text(json.dumps(info))
+        script.write_text(f"{source}# changed\n")
+        assert not any("fix" in each for each in json.loads(brief(folder, "eps").stdout)["next"])
+    finally:
+        file.write_text(before)
+        script.write_text(source)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["train.py", "--lr", "1e-3"], "train.py --lr 1e-3"),
+        (["train.py", "--api-token", "x"], ""),
+        (["train.py", "--password=x"], ""),
+        (["train.py", "/home/somebody/data"], ""),
+        (["train.py", "--data=/home/somebody"], ""),
+        (["train.py", "a b"], ""),
+        (["-m", "train"], ""),
+        ([], ""),
+    ],
+)
+def test_a_run_keeps_no_command_with_paths_or_secrets(words, text):
+    assert command_text(words) == text
 
 
 @pytest.mark.parametrize(

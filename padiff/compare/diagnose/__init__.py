@@ -9,8 +9,9 @@ from padiff.system.lazily import names_from
 if TYPE_CHECKING:
     from padiff.compare.diagnose.evidence import Evidence
     from padiff.compare.diagnose.explained_later import cause_found_later
-    from padiff.compare.diagnose.first import described, with_proof
+    from padiff.compare.diagnose.first import described, scene_of, with_proof
     from padiff.compare.diagnose.followups.followup_context import FollowupContext
+    from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
     from padiff.compare.diagnose.place import Place
     from padiff.compare.diagnose.settings import before_the_first, settings_first, shows
     from padiff.compare.diagnose.skipped_calls import evaluated_calls
@@ -20,6 +21,7 @@ else:
     __getattr__ = names_from(
         __name__,
         {
+            "DiffContext": "padiff.compare.diagnose.hypotheses.diff_context",
             "FollowupContext": "padiff.compare.diagnose.followups.followup_context",
             "Evidence": "padiff.compare.diagnose.evidence",
             "Place": "padiff.compare.diagnose.place",
@@ -27,6 +29,7 @@ else:
             "cause_found_later": "padiff.compare.diagnose.explained_later",
             "evaluated_calls": "padiff.compare.diagnose.skipped_calls",
             "described": "padiff.compare.diagnose.first",
+            "scene_of": "padiff.compare.diagnose.first",
             "settings_first": "padiff.compare.diagnose.settings",
             "shows": "padiff.compare.diagnose.settings",
             "with_proof": "padiff.compare.diagnose.first",
@@ -34,6 +37,7 @@ else:
     )
 
 __all__ = [
+    "DiffContext",
     "FollowupContext",
     "Evidence",
     "Place",
@@ -41,6 +45,7 @@ __all__ = [
     "cause_found_later",
     "described",
     "evaluated_calls",
+    "scene_of",
     "settings_first",
     "shows",
     "with_proof",

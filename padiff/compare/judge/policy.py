@@ -76,6 +76,21 @@ class Tolerance:
                 raise UsageError(f"{name} has to be a number of at least 0, got {value!r}")
             object.__setattr__(self, name, float(value))  # comparisons with numpy's floats return numpy's booleans
 
+    @classmethod
+    def from_options(cls, atol: float | None, rtol: float | None, mode: str | None) -> Tolerance | None:
+        """Return the tolerance of a command's options; `None` if none is given.
+
+        One bound alone sets the other one to 0; a mode alone has the default bounds.
+        """
+        if (atol, rtol, mode) == (None, None, None):
+            return None
+        has_bounds = atol is not None or rtol is not None
+        return cls(
+            atol=atol if atol is not None else (0.0 if has_bounds else cls.atol),
+            rtol=rtol if rtol is not None else (0.0 if has_bounds else cls.rtol),
+            mode=mode or cls.mode,
+        )
+
     @property
     def elementwise(self) -> tuple[float, float] | None:
         return (self.atol, self.rtol)

@@ -115,6 +115,20 @@ def explain(scene: DiffContext) -> Finding:
     return _finding(tried, recorded)
 
 
+def trials(scene: DiffContext) -> list[Trial]:
+    """Try every hypothesis that applies to a scene's first diff, also after one has explained it."""
+    tried: list[Trial] = []
+    with np.errstate(all="ignore"):
+        for group in GROUPS.get(scene.stage, ()):
+            try:
+                for hypothesis in group(scene):
+                    if not isinstance(hypothesis, Cause):
+                        tried.append(Trial(hypothesis, weigh(hypothesis.predict())))
+            except Exception:
+                continue  # as in `explain`
+    return tried
+
+
 def explained(hypotheses: Iterable[Hypothesis]) -> Finding:
     """Try the given hypotheses, instead of the groups of a scene."""
     tried: list[Trial] = []

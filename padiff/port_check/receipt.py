@@ -1,0 +1,214 @@
+"""The receipt of a port check: all that was compared, how, and with which result.
+
+A receipt may come from a stranger. It is read with bounds on each text and list; its paths and names are only shown.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+
+from padiff.dump.untrusted import read_text
+from padiff.errors import UsageError
+from padiff.system.printable import printable
+
+#: Largest size of a receipt in bytes. Chosen: all lists at their bounds take less.
+LARGEST = 4 << 20
+#: Largest number of names that a list of a receipt holds; further ones are counted.
+MOST = 200
+# Largest number of characters of a text.
+_LONGEST = 1000
+
+Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=_LONGEST)]
+Texts: TypeAlias = Annotated[list[Text], msgspec.Meta(max_length=MOST)]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Digest: TypeAlias = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+Outcome: TypeAlias = Literal["match", "differ", "cannot tell"]
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Options of the comparison; `None` stands for the default.
+
+    Attributes:
+        layer_map: pairs of paths of layers, the reference's first; a list of paths for parts, `None` for no partner.
+        atol, rtol, compare_mode: the fixed tolerance.
+        steps, stages, layers: the compared steps, stages and patterns of layers.
+    """
+
+    layer_map: Annotated[list[tuple[Text | Texts | None, Text | Texts | None]], msgspec.Meta(max_length=100_000)] = []
+    atol: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    rtol: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    compare_mode: Literal["mean", "strict"] | None = None
+    steps: Text | None = None
+    stages: Texts | None = None
+    layers: Texts | None = None
+
+
+class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A row of the result.
+
+    Attributes:
+        stage, name: group and name of the check.
+        outcome: ``match``, ``differ`` or ``not checked``.
+        tensors, differ, equal: number of compared tensors, of those that differ, of those equal to the bit.
+        in_full: number of tensors that were recorded in full; the others are sketches, whose bits are not known.
+        times_limit: the largest error as a multiple of its limit; `None` if it has none.
+        limit, figure: limit of that tensor, and the quantity that it limits.
+        where: that tensor.
+    """
+
+    stage: Literal["structure", "numbers", "behaviour"]
+    name: Text
+    outcome: Literal["match", "differ", "not checked"]
+    tensors: Count = 0
+    differ: Count = 0
+    equal: Count = 0
+    in_full: Count = 0
+    times_limit: float | None = None
+    limit: float | None = None
+    figure: Text = ""
+    where: Text = ""
+
+
+class Side(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A run: what it is, and what was recorded of it.
+
+    Attributes:
+        name, path: name of the run, and its path as it was given; only shown.
+        identity: identity of the recording; another one if the training was recorded again.
+        framework, framework_version, python, padiff: the versions that the training ran with.
+        sources: SHA-256 of the files of source code that the recording read, by path; not all that the script imports.
+        weights: SHA-256 of the weights and buffers of the first compared step; `None` if none were recorded.
+        batches: SHA-256 of the inputs and labels of the compared steps; `None` if none were recorded.
+        layers, recorded_layers: number of layers of the model, and of those that the lists let record.
+        left_out_by: what left the others out: ``black_list``, ``white_list``, ``layer_map``; empty if nothing did.
+        left_out: paths of these layers.
+        every_n_steps, detail: the schedule and the levels of the recording, as text.
+        steps, first_step, last_step: number of recorded steps, the first one and the last one.
+        processes: number of processes.
+        records: number of tensors recorded in the compared steps.
+    """
+
+    name: Text
+    path: Text
+    identity: Text
+    framework: Text
+    framework_version: Text
+    python: Text
+    padiff: Text
+    sources: Annotated[dict[Text, Digest], msgspec.Meta(max_length=MOST)]
+    weights: Digest | None
+    batches: Digest | None
+    layers: Count
+    recorded_layers: Count
+    left_out_by: Text
+    left_out: Texts
+    every_n_steps: Text
+    detail: Text
+    steps: Count
+    first_step: Count
+    last_step: Count
+    processes: Count
+    records: Count
+
+
+class Coverage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Amount of both runs that was compared.
+
+    Attributes:
+        steps: number of compared steps.
+        tensors, share: number of compared pairs, and their share of all records.
+        equal, in_full, sketched: number of pairs that are equal to the bit, recorded in full, judged from sketches.
+        equal_share: share of the pairs recorded in full that are equal to the bit; `None` if there are none.
+        tolerance: the rule that judged, in words.
+    """
+
+    steps: Count
+    tensors: Count
+    share: float
+    equal: Count
+    in_full: Count
+    sketched: Count
+    equal_share: float | None
+    tolerance: Text
+
+
+class Movement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How far the reference's training moved in the compared steps (`padiff.records.movement.Movement`)."""
+
+    weights: float
+    limit: float | None
+    losses: tuple[float, float] | None
+    enough: bool
+    text: Text
+
+
+class Without(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The result of the same runs without the options; `outcome` is `None` if they cannot be compared so."""
+
+    outcome: Outcome | None
+    text: Text
+
+
+class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The result of a port check.
+
+    Attributes:
+        schema_version: version of this form.
+        outcome: the verdict.
+        fault: the first fault in one line; empty if the runs match.
+        checks: the rows, in their order.
+        exceptions: everything that was left out, or compared otherwise than by default, in words.
+        without_options: the result without the options; `None` if there are no options.
+        options: the options of the comparison.
+        padiff, python: versions that judged.
+        reference, candidate: both runs.
+        coverage, moved: how much was compared, and how far the reference moved; `None` if not known.
+    """
+
+    schema_version: Literal[1]
+    outcome: Outcome
+    fault: Text
+    checks: Annotated[list[Check], msgspec.Meta(max_length=16)]
+    exceptions: Texts
+    without_options: Without | None
+    options: Options
+    padiff: Text
+    python: Text
+    reference: Side
+    candidate: Side
+    coverage: Coverage
+    moved: Movement | None
+
+
+def receipt_json(receipt: Receipt) -> str:
+    """Return a receipt as JSON, a field on a line."""
+    return msgspec.json.format(msgspec.json.encode(receipt), indent=1).decode()
+
+
+def read_receipt(path: str) -> Receipt:
+    """Return the receipt in a file.
+
+    Raises:
+        UsageError: the file cannot be read, is too large, or is no receipt.
+    """
+    try:
+        text = read_text(Path(os.path.realpath(path)), LARGEST)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read the receipt {printable(path)}: {error}") from error
+    try:
+        return msgspec.json.decode(text, type=Receipt)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(
+            f"{printable(path)} is no receipt of this version: {printable(str(error))}. Expected a file that "
+            "`padiff port-check --receipt` wrote"
+        ) from error
+
+
+def short(text: str) -> str:
+    """Return a printable text of the largest length of a receipt's texts."""
+    text = printable(text)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

@@ -1,0 +1,1 @@
+"""``padiff mcp``: five read-only tools on run folders, for agents."""

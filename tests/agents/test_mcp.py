@@ -1,0 +1,325 @@
+"""`padiff mcp`: the five tools, on real runs, through the SDK's client and alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import anyio
+import numpy as np
+import paddle
+import pytest
+import torch
+from kit.schema import violations
+from kit.trainings import optimizer_of, paddle_net, torch_net, trained
+from mcp import ClientSession, StdioServerParameters
+from mcp.client.stdio import stdio_client
+
+import padiff
+from padiff.errors import UsageError
+from padiff.records.diagnostic import diagnostic_schema
+from padiff_cli.main import main
+from padiff_cli.mcp.answers import LARGEST
+from padiff_cli.mcp.tools import TOOLS, Tools
+
+pytestmark = pytest.mark.slow
+
+SGD = {
+    "torch": optimizer_of("torch", "SGD", {"lr": 0.1}),
+    "paddle": optimizer_of("paddle", "SGD", {"learning_rate": 0.1}),
+}
+
+
+def recorded(folder, framework, net=None, make=None, **options):
+    trained(framework, make or SGD[framework], net=net, folder=str(folder), **options)
+    return str(folder)
+
+
+def tanh_missing():
+    net = paddle_net()
+    net[1] = paddle.nn.Identity()
+    return net
+
+
+def off_by_a_bias():
+    net = paddle_net()
+    net[0].bias.set_value(net[0].bias + 0.01)
+    return net
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    made = {
+        "torch": recorded(folder / "torch", "torch"),
+        "paddle": recorded(folder / "paddle", "paddle"),
+        "norm": recorded(folder / "norm", "torch", torch_net(norm=True)),
+        "momentum": recorded(folder / "momentum", "paddle", _momentum()),
+        "identity": recorded(folder / "identity", "paddle", tanh_missing()),
+        "start": recorded(folder / "start", "paddle", off_by_a_bias()),
+    }
+    return folder, made
+
+
+def _momentum():
+    net = paddle_net(norm=True)
+    net[1]._momentum = 0.1  # the reference's 0.1 is 0.9 here
+    return net
+
+
+@pytest.fixture
+def tools(runs):
+    with Tools([str(runs[0])]) as made:
+        yield made
+
+
+def answer(tools, name, **arguments):
+    text = tools.call(name, arguments)
+    assert len(text.encode()) <= LARGEST
+    value = json.loads(text)
+    assert not violations(value, TOOLS[name].output, TOOLS[name].output) if name == "compare" else True
+    return value
+
+
+def pair(runs, reference="torch", candidate="paddle"):
+    return {"reference": runs[1][reference], "candidate": runs[1][candidate]}
+
+
+def test_a_client_lists_and_calls_the_tools(runs):
+    async def use():
+        server = StdioServerParameters(
+            command=sys.executable, args=["-m", "padiff", "mcp", str(runs[0])], env=dict(os.environ)
+        )
+        async with stdio_client(server) as streams, ClientSession(*streams) as session:
+            await session.initialize()
+            listed = (await session.list_tools()).tools
+            results = {
+                "compare": await session.call_tool("compare", pair(runs, candidate="identity")),
+                "refused": await session.call_tool("compare", {"reference": "/", "candidate": "/etc"}),
+                "wrong": await session.call_tool("explain", {"reference": 1}),
+            }
+            return listed, results
+
+    listed, results = anyio.run(use)
+    assert [tool.name for tool in listed] == ["compare", "explain", "tensor", "what_if", "next_experiment"]
+    for tool in listed:
+        assert tool.annotations.read_only_hint
+        assert tool.output_schema["type"] == tool.input_schema["type"] == "object"
+    compared = results["compare"]
+    assert not compared.is_error
+    assert json.loads(compared.content[0].text) == compared.structured_content
+    assert compared.structured_content["outcome"] == "differ"
+    assert not violations(compared.structured_content, diagnostic_schema(), diagnostic_schema())
+    assert results["refused"].is_error and "is not read" in results["refused"].content[0].text
+    assert results["wrong"].is_error and "Expected `str`" in results["wrong"].content[0].text
+
+
+def test_compare_says_what_padiff_compare_says(tools, runs, capsys):
+    value = answer(tools, "compare", **pair(runs, candidate="identity"))
+    assert main(["compare", runs[1]["torch"], runs[1]["identity"], "--brief"]) == 1
+    brief = json.loads(capsys.readouterr().out)
+    assert {**value, "artifacts": []} == brief
+    report = json.loads(Path(value["artifacts"][0]).read_text())
+    assert report["outcome"] == "differ" and report["steps"]
+
+
+def test_explain_shows_a_layer_in_a_step(tools, runs):
+    value = answer(tools, "explain", **pair(runs, candidate="identity"), step=0, layer="1")
+    assert value["is_first"] and value["first"].startswith("step 0, forward: 1")
+    by_name = {each["tensor"]: each for each in value["tensors"]}
+    assert by_name["forward/output.0"]["outcome"] == "differ"
+    assert answer(tools, "explain", **pair(runs), step=1, layer="2")["tensors"][0]["outcome"] == "match"
+    with pytest.raises(
+        UsageError, match="nothing of the layer 7 was compared in step 0: the compared steps are 0, 1, 2"
+    ):
+        tools.call("explain", {**pair(runs), "step": 0, "layer": "7"})
+
+
+def test_tensor_shows_values_of_a_slice(tools, runs):
+    run = padiff.open_run(runs[1]["paddle"])
+    weight = next(r.value for r in run.steps(1)[0].records if r.site == "0/weight/weight")
+    value = answer(tools, "tensor", run=runs[1]["paddle"], step=1, layer="0", tensor="weight/weight", slice="1:3,0")[
+        "tensors"
+    ][0]
+    assert value["shape"] == [5, 7] and value["dtype"] == "float32" and value["kept"] == "full"
+    assert value["values"] == pytest.approx(weight[1:3, 0].tolist(), rel=1e-6)
+    assert value["minimum"] == pytest.approx(float(weight.min()), rel=1e-6)
+    assert value["l2"] == pytest.approx(math.sqrt(sum(float(x) ** 2 for x in weight.ravel())), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"step": 9}, "has no step 9: it has 0, 1, 2"),
+        ({"layer": "x"}, "has no record of the layer x"),
+        ({"tensor": "x"}, "the layer has no tensor x: it has"),
+        ({"slice": "0,0,0"}, "the slice does not fit the shape"),
+        ({"slice": "__import__('os')"}, "slice: expected numbers and ranges"),
+        ({"slice": ",".join("0" * 9)}, "slice: expected numbers and ranges"),
+        ({"step": -1}, "Expected `int` >= 0"),
+        ({"layer": "x" * 2000}, "length <= 1000"),
+        ({"more": 1}, "unknown field `more`"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_words(tools, runs, wrong, message):
+    arguments = {"run": runs[1]["paddle"], "step": 0, "layer": "0", "tensor": "weight/weight", **wrong}
+    with pytest.raises(UsageError, match=message.replace("(", r"\(")):
+        tools.call("tensor", arguments)
+
+
+# -- what if ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate", "edit", "text", "proven"),
+    [
+        # Of seven channels, too few numbers to prove anything.
+        ("norm", "momentum", "momentum=0.9", "running statistics", False),
+        ("torch", "identity", "tanh", "anh", True),
+    ],
+)
+def test_the_right_edit_explains_all_of_the_difference(tools, runs, reference, candidate, edit, text, proven):
+    arguments = {**pair(runs, reference, candidate), "edit": edit}
+    tools.call("what_if", arguments)  # compares
+    began = time.monotonic()
+    value = answer(tools, "what_if", **arguments)
+    assert time.monotonic() - began < 1.0
+    best = value["computed"][0]
+    assert best["share"] > 0.999 and best["proven"] == proven and text in best["text"]
+
+
+def test_a_wrong_edit_does_not(tools, runs):
+    arguments = pair(runs, "norm", "momentum")
+    # The candidate's own value, and another one.
+    for edit in ("momentum=0.1", "momentum=0.5"):
+        assert answer(tools, "what_if", **arguments, edit=edit)["computed"] == []
+    value = answer(tools, "what_if", **arguments, edit="label_smoothing=0.1")
+    assert value["computed"] == [] and value["others"][0]["share"] > 0.999
+    for each in answer(tools, "what_if", **pair(runs, candidate="identity"), edit="relu")["computed"]:
+        assert each["share"] < 0.9 and not each["proven"]
+
+
+def test_a_match_has_nothing_to_explain(tools, runs):
+    with pytest.raises(UsageError, match="the runs match: there is no difference"):
+        tools.call("what_if", {**pair(runs), "edit": "eps=1"})
+
+
+# -- the next experiment ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate", "command", "do"),
+    [
+        ("torch", "paddle", "padiff port-check", "let the judge decide"),
+        ("torch", "identity", "padiff fix", "fix the cause"),
+        ("norm", "momentum", "padiff fix", "read the candidate's code there"),
+        ("torch", "start", "padiff compare", "start the candidate equal, with padiff.start_from"),
+    ],
+)
+def test_the_next_experiment_follows_from_the_state(tools, runs, reference, candidate, command, do):
+    value = answer(tools, "next_experiment", **pair(runs, reference, candidate))
+    assert value["command"].startswith(command) and value["do"].startswith(do)
+    assert value["why"] and value["decides"]
+
+
+def test_sketches_are_recorded_again_in_full(tmp_path, runs):
+    net = torch.nn.Sequential(torch.nn.Linear(5, 3000), torch.nn.Tanh(), torch.nn.Linear(3000, 3))
+    other = torch.nn.Sequential(torch.nn.Linear(5, 3000), torch.nn.Sigmoid(), torch.nn.Linear(3000, 3))
+    other.load_state_dict(net.state_dict())
+    made = [recorded(tmp_path / name, "torch", each, detail="sketch", functions=False)
+            for name, each in (("a", net), ("b", other))]  # fmt: skip
+    with Tools([str(tmp_path)]) as tools:
+        value = answer(tools, "next_experiment", reference=made[0], candidate=made[1])
+        assert "--detail full" in value["command"] or "padiff fix" in value["command"]
+
+
+# -- bounds -----------------------------------------------------------------------------------------------------------
+
+
+def test_only_the_given_folders_are_read(tools, runs, tmp_path):
+    outside = shutil.copytree(runs[1]["paddle"], tmp_path / "outside")
+    link = runs[0] / "link"
+    link.symlink_to(outside)
+    try:
+        for path in (outside, link, runs[0] / ".." / ".." / "x", "/", "s3://bucket/run", f"{runs[0]}evil", "a\0b"):
+            with pytest.raises((UsageError, ValueError), match=r"is not read|null byte"):
+                tools.call("compare", {"reference": runs[1]["torch"], "candidate": str(path)})
+            with pytest.raises((UsageError, ValueError), match=r"is not read|null byte"):
+                tools.call("tensor", {"run": str(path), "step": 0, "layer": "0"})
+    finally:
+        link.unlink()
+
+
+def test_tools_change_no_file(tools, runs):
+    def state():
+        files = sorted(path for path in runs[0].rglob("*") if path.is_file())
+        return {str(path): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns) for path in files}
+
+    before = state()
+    for name in ("compare", "next_experiment"):
+        tools.call(name, pair(runs, candidate="identity"))
+    tools.call("explain", {**pair(runs), "step": 0, "layer": "0"})
+    tools.call("tensor", {"run": runs[1]["torch"], "step": 0, "layer": "0"})
+    assert state() == before
+
+
+def test_a_long_answer_names_the_file_with_the_rest(tmp_path):
+    net = torch.nn.Sequential(torch.nn.Linear(5, 400), torch.nn.Tanh(), torch.nn.Linear(400, 3))
+    path = recorded(tmp_path / "wide", "torch", net)
+    with Tools([path]) as tools:
+        value = answer(tools, "tensor", run=path, step=0, layer="0", tensor="weight/weight")
+        whole = json.loads(Path(value["rest"]).read_text())["tensors"][0]["values"]
+        assert len(whole) == 2000 and value["tensors"][0]["values"] == whole[:64]
+        value = answer(tools, "tensor", run=path, step=0, layer="0")
+        assert value["hidden"] + len(value["tensors"]) == len(json.loads(Path(value["rest"]).read_text())["tensors"])
+        rest = value["rest"]
+    assert not os.path.exists(rest)
+
+
+def test_a_run_that_was_recorded_again_is_compared_again(tmp_path, runs):
+    reference = shutil.copytree(runs[1]["torch"], tmp_path / "torch")
+    candidate = recorded(tmp_path / "now", "paddle", tanh_missing())
+    with Tools([str(tmp_path)]) as tools:
+        names = {"reference": str(reference), "candidate": candidate}
+        assert answer(tools, "compare", **names)["outcome"] == "differ"
+        recorded(tmp_path / "now", "paddle", existing="overwrite")
+        assert answer(tools, "compare", **names)["outcome"] == "match"
+
+
+def test_text_of_a_run_is_escaped(tmp_path, runs):
+    candidate = Path(shutil.copytree(runs[1]["identity"], tmp_path / "run"))
+    shutil.copytree(runs[1]["torch"], tmp_path / "torch")
+    info = json.loads((candidate / "run.json").read_text())
+    info["name"] = "\x1b[2Jname"
+    for layer in info["tree"]["layers"]:
+        layer["type"] = "T\x1b]0;x\x07"
+    info["lines"] = {"1": ["a\x1b[1m.py", 1, "", "code\x07"]}
+    (candidate / "run.json").write_text(json.dumps(info))
+    with Tools([str(tmp_path)]) as tools:
+        names = {"reference": str(tmp_path / "torch"), "candidate": str(candidate)}
+        for name, more in (("compare", {}), ("explain", {"step": 0, "layer": "1"}), ("next_experiment", {})):
+            text = tools.call(name, {**names, **more})
+            decoded = json.dumps(json.loads(text), ensure_ascii=False)
+            assert "\\u001b" not in text and "\x1b" not in decoded and "\x07" not in decoded
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path, capsys):
+    assert main(["mcp", str(tmp_path / "none")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+
+
+def test_shapes_without_elements_and_numbers_that_are_none(tmp_path):
+    from padiff.records import InMemory, Record
+    from padiff_cli.mcp.tools import _values
+
+    array = np.array([[math.nan, math.inf]], np.float32)
+    values = _values(Record("0", "weight", "w", InMemory(array), "float32", (1, 2)), (), 10)
+    assert values.values == ["nan", "inf"] and values.maximum == "nan"
+    empty = np.zeros((0, 3), np.float32)
+    assert _values(Record("0", "weight", "w", InMemory(empty), "float32", (0, 3)), (), 10).values == []
