@@ -93,6 +93,12 @@ def _operation(sheet: FormulaView, k: int, place: int) -> tuple[str, str, str, i
             text = f"the residual is missing: {where} leaves out {sheet.named(other_operand)}"
             return "residual_missing", "a residual", text, 1
         return "term_missing", "a term", f"{sheet.named(other_operand)} is not added ({where})", 2
+    if operation == "dropped":
+        if place:
+            return None
+        share = float((sheet.formula.values[node.given[1]] == 0).mean())
+        text = f"{_SIDE} drops nothing of {sheet.named(node.given[0])}, {_OTHER} drops {share:.0%} of it ({where})"
+        return "dropout_missing", "dropout", text, 0
     if operation in ("mul", "div") and other_operand is not None:
         if sheet.is_number(other_operand):
             number = float(sheet.formula.values[other_operand])
