@@ -179,6 +179,13 @@ def test_a_weight_of_a_term_that_follows_another_schedule_is_named():
     assert "is 2 times that of the first step, in the reference 3 times" in first.cause.sentence
 
 
+def test_a_schedule_is_told_from_sketches_by_the_outputs_of_the_term():
+    reference = run(curriculum(lambda step: min(1.0, 0.25 * (step + 1))), steps=4, detail="sketch")
+    candidate = run(curriculum(lambda step: min(0.5, 0.25 * (step + 1))), steps=4, detail="sketch")
+    cause = first_of(reference, candidate).cause
+    assert "weight of the terms of the loss" in cause.sentence and not cause.proven
+
+
 # -- rows of buffers, and averages that take in buffers ----------------------------------------------------------------
 
 
@@ -262,6 +269,27 @@ def test_an_average_of_all_parameters_takes_in_paddles_statistics():
         assert cause.sentence.startswith(f"the {side}'s average of `online.1` takes in the running statistics")
 
 
+def test_statistics_of_another_batch_are_no_known_difference_of_the_frameworks():
+    values = [RNG.normal(size=(8, WIDTH)).astype("float32") for _ in range(3)]
+    theirs = torch.nn.Sequential(torch.nn.Linear(WIDTH, 12), torch.nn.BatchNorm1d(12), torch.nn.Linear(12, 1))
+    with padiff.record(theirs) as rec:
+        for x in values:
+            theirs(torch.tensor(x)).square().mean().backward()
+            rec.try_dump()
+    ours = paddle.nn.Sequential(paddle.nn.Linear(WIDTH, 12), paddle.nn.BatchNorm1D(12), paddle.nn.Linear(12, 1))
+    for layer, source in zip((ours[0], ours[2]), (theirs[0], theirs[2])):
+        layer.weight.set_value(source.weight.detach().numpy().T.copy())
+        layer.bias.set_value(source.bias.detach().numpy())
+    with padiff.record(ours) as again:
+        for x in values:
+            ours(paddle.to_tensor(x)).square().mean().backward()
+            with paddle.no_grad():
+                ours[1]._mean.set_value(ours[1]._mean + 0.01 * paddle.arange(12, dtype="float32"))
+            again.try_dump()
+    first = first_of(rec.run, again.run)
+    assert (first.stage, first.slot) == ("weight", "running_mean") and first.cause.kind != "known_difference"
+
+
 # -- layers ------------------------------------------------------------------------------------------------------------
 
 
@@ -307,6 +335,21 @@ def test_an_attention_over_itself_lacks_no_key_and_value(scale, rate, kind, word
 
     cause = first_of(run(loss, Attending), run(loss, lambda: Attending(scale, rate))).cause
     assert cause.proven and words in cause.sentence and kind in cause.kind
+
+
+def test_a_key_and_a_value_that_are_the_query_are_not_lacking():
+    tokens = torch.tensor(RNG.normal(size=(N, 5, 8)), dtype=torch.float32)
+
+    def loss(model, step):
+        return model(tokens).square().mean()
+
+    def noisy():
+        model = Attending(0.5)
+        model.attention.out.register_forward_hook(lambda layer, x, y: y + 0.1 * torch.rand_like(y))
+        return model
+
+    first = first_of(run(loss, Attending), run(loss, noisy))
+    assert first.inside is True and first.cause.kind != "lone_input"
 
 
 def test_a_scale_and_a_shift_of_other_names_are_not_crossed():
