@@ -215,6 +215,11 @@ def contradict(slots: Both[str]) -> bool:
     return all(matches) and len({bool(match[1]) for match in matches if match}) == 2
 
 
+def holds_several(layer: Layer) -> bool:
+    """Return True if a layer owns several units, which are layers of their own elsewhere."""
+    return len(_groups(layer)) > 1
+
+
 @lru_cache(maxsize=1024)
 def _group_and_role(slot: str) -> tuple[str, str]:
     """Return the unit of a parameter's slot, and the parameter's role in it."""

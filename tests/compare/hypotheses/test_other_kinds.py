@@ -146,6 +146,57 @@ def test_another_output_that_goes_in_is_named():
     assert (cause.kind, cause.proven) == ("call_input", True) and "for what `target` gives" in cause.sentence
 
 
+def test_a_branch_that_is_not_taken_is_not_told_by_an_edit_of_it():
+    def loss(both):
+        def made(_, z, step):
+            straight, crossed = (z[0] - z[1]).square().mean(-1), (z[0] - 3 * z[2]).square().mean(-1)
+            return (torch.minimum(straight, crossed) if both else straight).mean()
+
+        return made
+
+    cause = first_of(run(loss(True)), run(loss(False))).cause
+    assert (cause.kind, cause.proven) == ("choice_missing", True) and "which explains it as well" not in cause.sentence
+
+
+def test_parts_in_another_order_are_named():
+    def loss(turned):
+        def made(_, z, step):
+            parts = (z[0], 2 * z[1], z[2]) if not turned else (z[2], z[0], 2 * z[1])
+            return (torch.cat(parts, 1) * torch.arange(3 * WIDTH)).square().mean()
+
+        return made
+
+    cause = first_of(run(loss(False)), run(loss(True))).cause
+    assert cause.proven and "the parts are in the order 2, 0, 1 (cat() in the loop)" in cause.sentence
+
+
+def test_a_number_that_is_made_otherwise_is_read():
+    def loss(number, full):
+        def made(_, z, step):
+            column = torch.full((N, 1), number) if full else number * torch.ones(N, 1)
+            return (torch.cat([z[0], column], 1) @ torch.ones(WIDTH + 1, 3)).square().mean()
+
+        return made
+
+    assert first_of(run(loss(0.5, False)), run(loss(0.5, True))) is None
+    cause = first_of(run(loss(0.5, True)), run(loss(0.25, False))).cause
+    assert cause.proven and "the number is 0.25 for the reference's 0.5 (cat() in the loop)" in cause.sentence
+
+
+def test_a_weight_of_positive_targets_that_is_missing_is_named():
+    targets = (REWARDS > 0).float()
+
+    def loss(weight):
+        def made(values, _, step):
+            entropy = functional.binary_cross_entropy_with_logits
+            return entropy(values[:-1], targets, pos_weight=None if weight is None else torch.tensor(weight))
+
+        return made
+
+    cause = first_of(run(loss(3.0)), run(loss(None))).cause
+    assert (cause.kind, cause.proven) == ("loss_weight", True) and "pos_weight" in cause.sentence
+
+
 def test_a_constant_of_a_loss_is_named_and_not_proven():
     def loss(constant):
         return lambda _, z, step: ((z**2).mean() + 0.5 * math.log(2 * math.pi)) if constant else (z**2).mean()
@@ -370,3 +421,31 @@ def test_a_scale_and_a_shift_of_other_names_are_not_crossed():
 
     runs = run(loss, First), run(loss, lambda: First(("log_scale", "bias")))
     assert first_of(*runs) is None
+
+
+def test_parameters_of_one_layer_that_are_layers_elsewhere_are_paired():
+    class LowRank(torch.nn.Module):
+        def __init__(self, own):
+            super().__init__()
+            torch.manual_seed(0)
+            base, down = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, 2, bias=False)
+            self.own = own
+            if own:
+                self.w, self.c, self.low = (
+                    torch.nn.Parameter(p.detach()) for p in (base.weight, base.bias, down.weight)
+                )
+            else:
+                self.base, self.down = base, down
+
+        def forward(self, x):
+            if self.own:
+                return x @ self.w.T + self.c + (x @ self.low.T) @ self.low
+            return self.base(x) + self.down(x) @ self.down.weight
+
+    def model(own):
+        return torch.nn.Sequential(LowRank(own), torch.nn.Linear(WIDTH, 1))
+
+    def loss(model, step):
+        return model(X[0]).square().mean()
+
+    assert first_of(run(loss, lambda: model(False)), run(loss, lambda: model(True))) is None

@@ -87,7 +87,9 @@ def _by_calls(sheet: FormulaView, candidate: FormulaView) -> Edit | None:
         same, agreeing = _same_nodes(sheet, candidate, values)
         if _equal(values[_end(sheet)], candidate.formula.values[_end(candidate)]):
             break
-        own, others = _sources(sheet, agreeing), _sources(candidate, {*same})
+        # The ends differ, also where a node in between has the value of one by chance.
+        own = _sources(sheet, agreeing - {_end(sheet)})
+        others = _sources(candidate, {*same} - {_end(candidate)})
         if _drop(sheet, own) or _drop(candidate, others):
             return None
         partners = _partners(sheet, candidate, own, others, values)
@@ -120,7 +122,7 @@ def _partners(
     """
 
     def equal(operand: int, theirs: int) -> bool:
-        numbers = sheet.is_number(operand) and candidate.is_number(theirs)
+        numbers = _is_constant(sheet, operand) and _is_constant(candidate, theirs)
         return numbers or _equal(values[operand], candidate.formula.values[theirs])
 
     partners: dict[int, int] = {}
@@ -194,7 +196,7 @@ def _sources(sheet: FormulaView, agreeing: set[int]) -> list[int]:
     """
 
     def agrees(k: int) -> bool:
-        return k in agreeing or sheet.nodes[k].name in (CONSTANT, MADE)
+        return k in agreeing or sheet.nodes[k].name == MADE or _is_constant(sheet, k)
 
     different = _different(sheet, agreeing)
     return [k for k in different if sheet.nodes[k].operation and all(map(agrees, sheet.nodes[k].given))]
@@ -207,12 +209,10 @@ def _drop(sheet: FormulaView, nodes: Sequence[int]) -> bool:
 
 def _different(sheet: FormulaView, agreeing: set[int]) -> list[int]:
     """Return the nodes from the end up to the nodes that agree, without these."""
-    # The ends differ, also where a node in between has the value of one by chance.
-    different = {_end(sheet)}
-    waiting = [*sheet.nodes[_end(sheet)].given]
+    waiting, different = [_end(sheet)], set[int]()
     while waiting:
         k = waiting.pop()
-        if k not in agreeing and sheet.nodes[k].name not in (CONSTANT, MADE) and k not in different:
+        if k not in agreeing and k not in different and not _is_constant(sheet, k):
             different.add(k)
             waiting += sheet.nodes[k].given
     return sorted(different)
@@ -347,8 +347,11 @@ def _of_one_call(sheet: FormulaView, candidate: FormulaView, k: int, other: int)
         if node.how.get(name) != other_node.how.get(name)
         if not _one_axis(sheet, candidate, name, k, other)
     ]
+    if node.operation in ("cat", "stack"):
+        order = _order(sheet, candidate, node.given, other_node.given)
+        texts += [f"the parts are in the order {order}"] if order else []
     for operand, theirs in zip(node.given, other_node.given):
-        if sheet.is_number(operand) and candidate.is_number(theirs):
+        if _is_constant(sheet, operand) and _is_constant(candidate, theirs):
             numbers = (
                 float(np.ravel(view.formula.values[n])[0]) for view, n in ((sheet, operand), (candidate, theirs))
             )
@@ -361,10 +364,31 @@ def _of_one_call(sheet: FormulaView, candidate: FormulaView, k: int, other: int)
     return texts
 
 
+def _is_constant(sheet: FormulaView, k: int) -> bool:
+    """Return True if a tensor is one number of the code: a literal, `full`, or a product with `ones`."""
+    node, value = sheet.nodes[k], sheet.formula.values[k]
+    if value.dtype.kind not in "fiu" or not value.size or np.ptp(value):
+        return False
+    return node.name in (CONSTANT, MADE) or (bool(node.operation) and all(_is_constant(sheet, g) for g in node.given))
+
+
 def _scales_scores(sheet: FormulaView, k: int) -> bool:
     """Return True if a product or quotient goes into a softmax, through a mask at most."""
     below = sheet.below(k, 2)
     return sheet.nodes[k].operation in ("mul", "div") and any(sheet.nodes[n].operation == "softmax" for n in below)
+
+
+def _order(sheet: FormulaView, candidate: FormulaView, given: Sequence[int], others: Sequence[int]) -> str:
+    """Return the places, in the reference's call, of the parts of the candidate's; empty if they are not the same."""
+    places: list[int] = []
+    for other in others:
+        value = candidate.formula.values[other]
+        fitting = (n for n, k in enumerate(given) if n not in places and _equal(sheet.formula.values[k], value))
+        place = next(fitting, None)
+        if place is None:
+            return ""
+        places.append(place)
+    return ", ".join(map(str, places)) if places != sorted(places) else ""
 
 
 def _one_axis(sheet: FormulaView, candidate: FormulaView, name: str, k: int, other: int) -> bool:

@@ -52,7 +52,10 @@ def loss_left_out(sheet: FormulaView) -> Iterator[Edit]:
             yield Edit("activation_missing", "an activation", text, {k: _instead(operand)}, 1, at=k)
     for edit in dropped_terms(sheet):
         node = sheet.nodes[edit.at] if edit.at >= 0 else Node("")
-        if node.operation in ("add", "sub") and sheet.shape(edit.at) == ():
+        if node.operation == "add" and sheet.function(edit.at) in _WEIGHING:
+            text = f"{_SIDE} does not weigh positive targets (pos_weight), {_OTHER} does ({sheet.where(edit.at)})"
+            yield replace(edit, kind="loss_weight", name="weights", text=text, rank=1, telling=True)
+        elif node.operation in ("add", "sub") and sheet.shape(edit.at) == ():
             at, sum_edit = edit.at, edit
             names = " or ".join(sheet.named(operand) for operand in node.given if _is_left(sheet, edit, operand))
             text = f"{_SIDE} does not add {names} to its loss ({sheet.where(at)}), {_OTHER} does"
