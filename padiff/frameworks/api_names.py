@@ -98,6 +98,7 @@ _FURTHER = (
     "tanhshrink", "masked_select", "scatter", "setitem", "copy", "multi_head_attention_forward", "polar", "dot",
     "cumprod", "median", "dist", "cdist", "cosine_similarity", "unfold", "meshgrid", "adaptive_max_pool1d",
     "adaptive_max_pool3d", "rrelu", "threshold", "bucketize", "scale", "lerp", "addcmul", "addcdiv", "masked_scatter",
+    "index_add", "scatter_add", "put_along_axis", "log10", "log2",
 )  # fmt: skip
 _HEARD = COMPUTING.union(LOOKING, _MAKING, _DECIDING, _FURTHER)
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from padiff.align.matching import names
 from padiff.align.matching.biases import recurrent_cells, with_packed_biases, with_summed_biases
 from padiff.align.matching.matches import Match
-from padiff.align.matching.parameter_units import Unit, containers_of, whole_slice, without_ones
+from padiff.align.matching.parameter_units import Unit, containers_of, contradict, whole_slice, without_ones
 from padiff.align.matching.unmatched import match_unmatched
 from padiff.align.slices import Ambiguity, ParameterPair, Slice
 from padiff.align.stacked import StackedLayers, real_pairs
@@ -109,6 +109,11 @@ class _PairMaker:
         groups = self._fused_groups(units) if all(map(_holds_key, units)) else None
         for role in units.reference.parameters:
             if role not in units.candidate.parameters:
+                continue
+            # A lone bias has the role of a weight: beside a layer with both, its partner is not the weight.
+            if len(set(units.map(lambda unit: len(unit.parameters)))) > 1 and contradict(
+                units.map(lambda unit, role=role: unit.parameters[role].slot)  # type: ignore[misc]
+            ):
                 continue
             if groups is not None and (role == "bias" or groups.reference != groups.candidate):
                 pairs += _key_apart(units, role, layouts, groups)

@@ -214,6 +214,17 @@ def _groups(layer: Layer) -> dict[str, dict[str, Parameter]]:
     return {group: members for group, members in named.items() if members}
 
 
+def contradict(slots: Both[str]) -> bool:
+    """Return True if the name of one slot says that it multiplies, and of the other that it is added."""
+    matches = [_KIND_OF_SLOT.search(slot) for slot in slots]
+    return all(matches) and len({bool(match[1]) for match in matches if match}) == 2
+
+
+def holds_several(layer: Layer) -> bool:
+    """Return True if a layer owns several units, which are layers of their own elsewhere."""
+    return len(_groups(layer)) > 1
+
+
 @lru_cache(maxsize=1024)
 def _group_and_role(slot: str) -> tuple[str, str]:
     """Return the unit of a parameter's slot, and the parameter's role in it."""

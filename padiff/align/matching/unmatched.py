@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from padiff.align.matching.parameter_units import grouped, tie_targets
+from padiff.align.matching.parameter_units import grouped, holds_several, tie_targets
 from padiff.align.slices import ParameterPair, Slice
 from padiff.model.equivalents import ONE_SIDED, stands_for_none
 from padiff.records import ROOT, Both, Layer, Parameter, RunInfo, unzipped
@@ -70,8 +70,9 @@ def _paired(unmatched: Both[list[Owned]]) -> Iterator[ParameterPair]:
         others = shapes.candidate.get(shape, [])
         if len(references) == len(others) and 0 not in shape:
             for pair in zip(references, others):
-                # A container's own parameter may belong to a layer on the other side. Between two plain layers,
+                # A container's own parameter may belong to a layer on the other side, and so may one of a layer with
+                # several matrices. Between two plain layers,
                 # different parameters are a diff.
-                if not any(layer.children or layer.path == ROOT for layer, _ in pair):
+                if not any(layer.children or layer.path == ROOT or holds_several(layer) for layer, _ in pair):
                     continue
                 yield ParameterPair(*((Slice(layer.path, p.slot, p.shape),) for layer, p in pair))

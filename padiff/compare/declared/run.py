@@ -111,7 +111,7 @@ def loss_differences(settings: Both[Mapping[str, Any]], framework: str) -> Itera
 
     Two functions may be one loss, and so may two reductions, up to a factor in the loop: the tensors show the effect.
     """
-    losses = settings.map(lambda side: _of(side, "loss."))
+    losses = settings.map(lambda side: _in_one_name(_of(side, "loss.")))
     for name, value in losses.reference.items():
         # With several losses, each setting has the loss's number as a prefix.
         number, _, setting = name.rpartition(".")
@@ -130,6 +130,17 @@ def loss_differences(settings: Both[Mapping[str, Any]], framework: str) -> Itera
             changes=alike and setting in _OF_LOSS and not number,
             fix=loss_fix(framework, str(function.reference), {setting: value}) if alike else "",
         )
+
+
+def _in_one_name(losses: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of losses, with the Huber loss of delta 1 as the smooth L1 loss of beta 1, which it is."""
+    named = dict(losses)
+    for name, value in losses.items():
+        prefix = name.removesuffix("function")
+        if name != prefix and value == "huber_loss" and losses.get(f"{prefix}delta", 1.0) == 1.0:
+            named[name] = "smooth_l1_loss"
+            named[f"{prefix}beta"] = named.pop(f"{prefix}delta", 1.0)
+    return named
 
 
 def loop_differences(settings: Both[Mapping[str, Any]]) -> Iterator[Difference]:

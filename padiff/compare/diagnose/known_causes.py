@@ -34,13 +34,16 @@ def known_cause(scene: DiffContext, place: Place) -> Cause | None:
     if sorted(scene.frameworks) != ["paddle", "torch"]:
         return None
     groups = ("initialisation",) if _at_start(scene) else _GROUPS.get(scene.stage, ())
-    running = equivalents.slot(scene.diff.pair.anchor.slot).startswith("running_")
+    slot = equivalents.slot(scene.diff.pair.anchor.slot)
+    running = slot.startswith("running_")
     for operation, settings in _operations(scene, place):
         rows = [
             row
             for row in known_difference(operation)
             if row.group in groups and _is_about(row, operation) and _fits(row, settings)
-            if ("running_" in row.name) is running  # running statistics do not change an output in training mode
+            # Running statistics do not change an output in training mode, and a mean is not off by a variance's reason.
+            if (slot in row.name if running else "running_" not in row.name)
+            if not (running and "momentum=" in row.torch and _same_momentum(scene))
         ]
         if rows:
             return _cause(operation, rows[:_MOST], scene.frameworks)
@@ -54,6 +57,12 @@ def says_where(recorded: Cause, place: Place) -> bool:
     if recorded.kind != "call_arguments" or place.calls is None or place.calls.same is None:
         return False
     return not given_in_common(place.calls.same)
+
+
+def _same_momentum(scene: DiffContext) -> bool:
+    """Return True if both layers declare one momentum, counted as torch does."""
+    momenta = {None} if scene.layers is None else {layer.settings.get("momentum") for layer in scene.layers}
+    return len(momenta) == 1 and None not in momenta
 
 
 def _at_start(scene: DiffContext) -> bool:

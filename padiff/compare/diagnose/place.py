@@ -154,16 +154,19 @@ def _inputs(calls: Both[TracedCall | None], relations: Relations) -> tuple[bool 
 
 
 def _lone(calls: Both[TracedCall | None]) -> Both[tuple[str, ...]]:
-    """Return the input slots of two calls of a layer that only one of them fills."""
+    """Return the input slots of two calls of a layer that only one of them fills.
+
+    A slot that is filled with a tensor of a paired slot is none: an attention over itself gets its query three times.
+    """
     reference, candidate = calls
     if reference is None or candidate is None or reference.function or candidate.function:
         return NO_SLOTS
     paired = _answering(reference.inputs, candidate.inputs)
-    met = Both(*({id(operand) for operand in side} for side in (zip(*paired) if paired else ((), ()))))
+    met = Both(*({operand.tensor for operand in side} for side in (zip(*paired) if paired else ((), ()))))
     return (
         Both(reference.inputs, candidate.inputs)
         .zip(met)
-        .map(lambda side: tuple(operand.slot for operand in side[0] if id(operand) not in side[1]))
+        .map(lambda side: tuple(operand.slot for operand in side[0] if operand.tensor not in side[1]))
     )
 
 

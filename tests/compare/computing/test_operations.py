@@ -17,6 +17,15 @@ X = RNG.normal(size=(3, 6, 8)).astype("float32")
 IMAGE = RNG.normal(size=(2, 4, 7, 9)).astype("float32")
 Q = RNG.normal(size=(2, 3, 5, 4)).astype("float32")
 
+ROWS = torch.tensor([1, 0, 2])
+
+
+def written(x, y):
+    x[1] = y[0]
+    x[:, 2:4] = 0.5
+    return x
+
+
 TORCH = {
     "linear": (X, lambda m, x: F.linear(x, m.w, m.b)),
     "layer_norm": (X, lambda m, x: F.layer_norm(x, (8,), m.b)),
@@ -39,6 +48,18 @@ TORCH = {
     "pad": (IMAGE, lambda m, x: F.pad(x, (1, 2, 3, 0), mode="reflect")),
     "bilinear": (IMAGE, lambda m, x: F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=True)),
     "nearest": (IMAGE, lambda m, x: F.interpolate(x, size=(5, 13), mode="nearest")),
+    "written": (X, lambda m, x: written(x.clone(), 2 * x)),
+    "distances": (X, lambda m, x: torch.cdist(x, 2 * x) + F.cosine_similarity(x, x + 1, dim=-1)[:, None]),
+    "einsum": (X, lambda m, x: torch.einsum("bij, bkj -> bik", x, x)),
+    "running": (X, lambda m, x: x.cumsum(1) + x.cumprod(-1)),
+    "indexed": (X, lambda m, x: x[:, ROWS] * x[ROWS, ROWS].sum() + x[None][0, :, :1]),
+    "selected": (X, lambda m, x: x.index_select(1, ROWS) + x.narrow(1, 3, 3)),
+    "added": (X, lambda m, x: torch.zeros(3, 5, 8).index_add(1, ROWS, x[:, :3])),
+    "scattered": (X, lambda m, x: torch.zeros(3, 6, 8).scatter_add(1, (x > 0).long(), x) * 1),
+    "mixed": (X, lambda m, x: torch.lerp(x, x.flip(0), 0.3) + torch.addmm(x[0], x[1], m.w)),
+    "repeated": (X, lambda m, x: x.repeat(2, 1, 1) + x.repeat_interleave(2, dim=0)),
+    "shuffled": (IMAGE, lambda m, x: F.pixel_shuffle(x, 2)),
+    "elementwise": (X, lambda m, x: x.expm1() + x.abs().log1p() + x.erf() + x.sign() + x.abs().log10() + x.atan()),
 }  # fmt: skip
 PADDLE = {
     "linear": (X, lambda m, x: P.linear(x, m.w, m.b)),
@@ -54,6 +75,13 @@ PADDLE = {
     "avg_pool counted": (IMAGE, lambda m, x: P.avg_pool2d(x, 3, 2, 1, exclusive=False)),
     "max_pool": (IMAGE, lambda m, x: P.max_pool2d(x, 3, 2, 1)),
     "bilinear": (IMAGE, lambda m, x: P.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)),
+    "written": (X, lambda m, x: written(x.clone(), 2 * x)),
+    "indexed": (X, lambda m, x: x[:, paddle.to_tensor([1, 0, 2])] * 2),
+    "gathered": (X, lambda m, x: paddle.gather(x, paddle.to_tensor([1, 0, 1]), axis=1) * 1),
+    "added": (X, lambda m, x: paddle.index_add(paddle.zeros([3, 6, 8]), paddle.to_tensor([1, 0, 1]), 0, x) * 1),
+    "scattered": (X, lambda m, x: paddle.scatter(x, paddle.to_tensor([1, 0, 1]), 2 * x, overwrite=False) * 1),
+    "put": (X, lambda m, x: paddle.put_along_axis(x, (x > 0).astype("int64"), 2 * x, 1, reduce="add") * 1),
+    "tiled": (X, lambda m, x: paddle.tile(x, [2, 1, 1]) * 2),
 }
 
 

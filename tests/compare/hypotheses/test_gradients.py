@@ -162,8 +162,12 @@ def test_a_ratio_that_is_no_number_of_the_run_is_likely_at_most():
     cause = cause_of(None, each(lambda p, k: 0.37 * p.grad))
     assert (cause.kind, cause.proven) == ("gradient_scale", False)
     assert "0.37 times what its backward gave, the other side's are what it gave" in cause.sentence
+
+
+def test_a_factor_of_the_loss_that_only_one_sides_code_has_is_named():
     cause = first_of(torch_run(sgd), torch_run(sgd, loss_factor=lambda step: 5 / 6)).cause
-    assert "0.83333 times" in cause.sentence and not cause.proven
+    assert (cause.kind, cause.proven) == ("scale_added", True)
+    assert "mul() in the loop is left out" in cause.sentence and "not scaled by 0.833333" in cause.sentence
 
 
 def test_one_gradient_alone_is_named():

@@ -8,6 +8,7 @@ from typing import Any
 from padiff.compare.diagnose.computing.formula import Formula, UnknownError
 from padiff.compare.diagnose.computing.in_windows import IN_WINDOWS
 from padiff.compare.diagnose.computing.known_inputs import KnownInputs
+from padiff.compare.diagnose.computing.of_arrays import OF_ARRAYS
 from padiff.compare.diagnose.computing.of_blocks import OF_BLOCKS
 from padiff.compare.diagnose.computing.of_losses import OF_LOSSES
 from padiff.compare.diagnose.computing.rearranging import REARRANGING
@@ -18,7 +19,8 @@ _KEEP = ("keepdim", "keepdims")
 _BINARY = frozenset({"add", "sub", "mul", "div", "pow", "matmul", "maximum", "minimum", "remainder", "eq", "ne", "lt",
                      "le", "gt", "ge", "logical_and", "logical_or", "outer", "dot"})  # fmt: skip
 _REVERSED = {"rsub": "sub", "rdiv": "div", "rpow": "pow", "rmatmul": "matmul"}
-_UNARY = frozenset({"neg", "sqrt", "rsqrt", "exp", "log", "sin", "cos", "abs", "square", "reciprocal", "logical_not"})
+_UNARY = frozenset({"neg", "sqrt", "rsqrt", "exp", "log", "sin", "cos", "abs", "square", "reciprocal", "logical_not",
+                    "expm1", "log1p", "tan", "atan", "sinh", "cosh", "sign", "log10", "log2", "erf"})  # fmt: skip
 _SAME = frozenset({"contiguous", "clone", "assign", "dropout", "dropout2d", "dropout3d", "alpha_dropout", "identity"})
 #: Elementwise functions, by their common names.
 ACTIVATIONS = {
@@ -172,6 +174,7 @@ _FUNCTIONS: Mapping[str, Writing] = {
     **OF_LOSSES,
     **REARRANGING,
     **IN_WINDOWS,
+    **OF_ARRAYS,
     "softmax": _softmax,
     "log_softmax": _softmax,
     "cast": _cast,

@@ -18,10 +18,14 @@ from padiff.compare.diagnose.computing.edit import Edit, FormulaView
 from padiff.compare.diagnose.computing.formula import Change, Formula, Get, UnknownError
 from padiff.compare.diagnose.computing.operations import OPERATIONS
 from padiff.compare.diagnose.computing.solving import ACTIVATION_NUMBERS
-from padiff.compare.diagnose.computing.writing import CONSTANT
+from padiff.compare.diagnose.computing.writing import CONSTANT, MADE
 
 # Largest relative error of values that agree. Chosen: above rounding, below a fault that can be seen.
 _AGREE = 1e-4
+# The fewest elements of a tensor whose exchange is no chance.
+_FEWEST = 2
+#: The name of an edit that gives single calls the candidate's numbers and arguments.
+READ = "other arguments"
 # The most nodes after a divergence that may be part of it, on each side, and the most places.
 _AFTER, _PLACES = 5, 3
 
@@ -33,10 +37,17 @@ def divergences(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
         sheet: the reference's formula.
         candidate: the candidate's formula of the same tensor.
     """
-    same, agreeing = _same_nodes(sheet, candidate)
+    by_calls = _by_calls(sheet, candidate)
+    if by_calls is not None:
+        yield by_calls
+        return
+    same, agreeing = _same_nodes(sheet, candidate, sheet.formula.values)
+    yield from _other_operands(sheet, candidate, same, agreeing)
     own = _sources(sheet, agreeing)
     others = _sources(candidate, {*same})
     if not own or not others or len(own) > _PLACES or len(others) > _PLACES:
+        return
+    if _drop(sheet, own) or _drop(candidate, others):
         return
     together = [(own, others)]
     apart = [([k], [other]) for k, other in zip(own, others)] if len(own) == len(others) else together
@@ -46,16 +57,16 @@ def divergences(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
             if any(step >= len(nodes) for pair in ends for step, nodes in zip(steps, pair)):
                 continue
             cuts = [(after[steps[0]], other_after[steps[1]]) for after, other_after in ends]
-            if any(sheet.shape(k) != candidate.shape(other) for k, other in cuts):
+            if any(sheet.formula.values[k].size != candidate.formula.values[other].size for k, other in cuts):
                 continue
             texts = [
                 _text(sheet, candidate, _between(sheet, first, k), _between(candidate, other_first, other))
                 for (first, other_first), (k, other) in zip(groups, cuts)
             ]
-            changes = {k: _graft(candidate.formula, other, same) for k, other in cuts}
+            changes = {k: _graft(sheet, candidate.formula, k, other, same) for k, other in cuts}
             for k, other, differences in _later(sheet, candidate, same, dict(cuts)):
                 operands = zip(candidate.nodes[other].given, sheet.nodes[k].given)
-                changes[k] = _graft(candidate.formula, other, {**same, **dict(operands)})
+                changes[k] = _graft(sheet, candidate.formula, k, other, {**same, **dict(operands)})
                 texts.append(f"{' and '.join(differences)} ({sheet.where(k)})")
             text = "; ".join(dict.fromkeys(texts))
             activation = len(texts) == 1 and sheet.nodes[cuts[0][0]].operation == "act" and not sum(steps)
@@ -63,27 +74,101 @@ def divergences(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
             yield Edit(kind, "other code", text, changes, 4 + sum(steps), at=cuts[0][0], other=cuts[0][1])
 
 
-def _same_nodes(sheet: FormulaView, candidate: FormulaView) -> tuple[dict[int, int], set[int]]:
-    """Return the candidate's nodes whose values agree with a node of the reference's, with that node; and all nodes of
-    the reference's with such values.
+def _by_calls(sheet: FormulaView, candidate: FormulaView) -> Edit | None:
+    """Return the edit that gives calls the candidate's numbers and arguments; `None` if other calls differ, too.
+
+    A loop makes one call many times, and one author may compute a tensor twice: all calls of a round have one of a few
+    differences. With them, the values after them agree up to the next calls that differ.
     """
-    by_shape: dict[tuple[tuple[int, ...], bool], list[tuple[int, float]]] = {}
-    for k, value in enumerate(sheet.formula.values):
-        key = value.shape, bool(sheet.nodes[k].operation)
-        by_shape.setdefault(key, []).append((k, _largest(value)))
+    changes: dict[int, Change] = {}
+    texts: dict[str, tuple[int, int]] = {}
+    values: Sequence[np.ndarray] = sheet.formula.values
+    for _ in range(_PLACES + 1):
+        same, agreeing = _same_nodes(sheet, candidate, values)
+        if _equal(values[_end(sheet)], candidate.formula.values[_end(candidate)]):
+            break
+        # The ends differ, also where a node in between has the value of one by chance.
+        own = _sources(sheet, agreeing - {_end(sheet)})
+        others = _sources(candidate, {*same} - {_end(candidate)})
+        if _drop(sheet, own) or _drop(candidate, others):
+            return None
+        partners = _partners(sheet, candidate, own, others, values)
+        for k, other in partners.items():
+            changes[k] = _graft(sheet, candidate.formula, k, other, same)
+            texts.setdefault(" and ".join(_of_one_call(sheet, candidate, k, other)), (k, other))
+        if not partners or len(texts) > _PLACES:
+            return None
+        get = sheet.formula.getter(changes)
+        try:
+            values = [get(k) if node.operation != "slopes" else values[k] for k, node in enumerate(sheet.nodes)]
+        except (UnknownError, ValueError, IndexError):
+            return None
+    else:
+        return None
+    if not texts:
+        return None
+    text = "; ".join(f"{text} ({sheet.where(k)})" for text, (k, _) in texts.items())
+    k, other = next(iter(texts.values()))
+    activation = len(texts) == 1 and sheet.nodes[k].operation == "act"
+    return Edit("activation" if activation else "code", READ, text, changes, 4, at=k, other=other)
+
+
+def _partners(
+    sheet: FormulaView, candidate: FormulaView, own: Sequence[int], others: Sequence[int], values: Sequence[np.ndarray]
+) -> dict[int, int]:
+    """Return the partner of each node: the candidate's call on the same operands, with other numbers or arguments.
+
+    A node without a partner is left out: what it is computed for may agree without it.
+    """
+
+    def equal(operand: int, theirs: int) -> bool:
+        numbers = _is_constant(sheet, operand) and _is_constant(candidate, theirs)
+        return numbers or _equal(values[operand], candidate.formula.values[theirs])
+
+    partners: dict[int, int] = {}
+    for k in own:
+        fitting = [
+            other
+            for other in others
+            if _of_one_call(sheet, candidate, k, other)
+            and all(map(equal, sheet.nodes[k].given, candidate.nodes[other].given))
+        ]
+        results = [candidate.formula.values[other] for other in fitting]
+        if results and all(_equal(results[0], result) for result in results):
+            partners[k] = fitting[0]
+    return partners
+
+
+def _same_nodes(
+    sheet: FormulaView, candidate: FormulaView, values: Sequence[np.ndarray]
+) -> tuple[dict[int, int], set[int]]:
+    """Return the candidate's nodes whose values agree with a node of the reference's, with that node; and all nodes of
+    the reference's with such values. Extents of 1 and the split of axes may differ.
+
+    Args:
+        values: the values of the reference's nodes.
+    """
+    by_size: dict[tuple[int, bool], list[tuple[int, float]]] = {}
+    for k, value in enumerate(values):
+        key = value.size, bool(sheet.nodes[k].operation)
+        by_size.setdefault(key, []).append((k, _largest(value)))
     same: dict[int, int] = {}
     agreeing: set[int] = set()
     for k, value in enumerate(candidate.formula.values):
-        operation, largest = candidate.nodes[k].operation, _largest(value)
+        operation, shape, largest = candidate.nodes[k].operation, value.shape, _largest(value)
         alike = [
             other
-            for other, size in by_shape.get((value.shape, bool(operation)), ())
+            for other, size in by_size.get((value.size, bool(operation)), ())
             # Most values differ in the largest one already.
-            if abs(size - largest) <= _AGREE * size and _agree(sheet.formula.values[other], value, size)
+            if abs(size - largest) <= _AGREE * size and _agree(values[other], value, size)
         ]
-        # Of several nodes with these values, one of the same operation, each once.
+        # Of several nodes with these values, one of the same operation and shape, each once.
         used = {*same.values()}
-        alike.sort(key=lambda other: (sheet.nodes[other].operation != operation, other in used, other))
+        ranks = {
+            other: (sheet.nodes[other].operation != operation, values[other].shape != shape, other in used, other)
+            for other in alike
+        }
+        alike.sort(key=ranks.__getitem__)
         agreeing.update(alike)
         if alike:
             same[k] = alike[0]
@@ -97,21 +182,79 @@ def _largest(value: np.ndarray) -> float:
 
 def _agree(value: np.ndarray, other: np.ndarray, size: float) -> bool:
     with np.errstate(all="ignore"):
-        return bool(np.all(np.abs(value.astype(np.float64) - other) <= _AGREE * size))
+        return bool(np.all(np.abs(np.ravel(value).astype(np.float64) - np.ravel(other)) <= _AGREE * size))
+
+
+def _equal(value: np.ndarray, other: np.ndarray) -> bool:
+    return value.size == other.size and _agree(value, other, _largest(value))
 
 
 def _sources(sheet: FormulaView, agreeing: set[int]) -> list[int]:
-    """Return the nodes that do not agree, of operands that do."""
+    """Return the nodes that do not agree, of operands that do.
+
+    Nodes above a node that agrees are no sources: two authors compute it in different ways.
+    """
 
     def agrees(k: int) -> bool:
-        return k in agreeing or sheet.is_number(k)
+        return k in agreeing or sheet.nodes[k].name == MADE or _is_constant(sheet, k)
 
-    needed = {*sheet.formula.above(sheet.formula.end)}
-    return [
-        k
-        for k in sorted(needed)
-        if not agrees(k) and sheet.nodes[k].operation not in ("", "slopes") and all(map(agrees, sheet.nodes[k].given))
-    ]
+    different = _different(sheet, agreeing)
+    return [k for k in different if sheet.nodes[k].operation and all(map(agrees, sheet.nodes[k].given))]
+
+
+def _drop(sheet: FormulaView, nodes: Sequence[int]) -> bool:
+    """Return True if some of the nodes are dropouts: masks that are drawn differ without any difference in the code."""
+    return any(sheet.nodes[k].operation == "dropped" for k in nodes)
+
+
+def _different(sheet: FormulaView, agreeing: set[int]) -> list[int]:
+    """Return the nodes from the end up to the nodes that agree, without these."""
+    waiting, different = [_end(sheet)], set[int]()
+    while waiting:
+        k = waiting.pop()
+        if k not in agreeing and k not in different and not _is_constant(sheet, k):
+            different.add(k)
+            waiting += sheet.nodes[k].given
+    return sorted(different)
+
+
+def _end(sheet: FormulaView) -> int:
+    """Return the node of the tensor that a formula is of, for one that ends in slopes, too."""
+    end = sheet.formula.end
+    return sheet.nodes[end].given[0] if sheet.nodes[end].operation == "slopes" else end
+
+
+def _other_operands(
+    sheet: FormulaView, candidate: FormulaView, same: dict[int, int], agreeing: set[int]
+) -> Iterator[Edit]:
+    """Yield edits of a call that takes another tensor in the candidate: one of two outputs, for example."""
+    others = _different(candidate, {*same})
+    for k in _different(sheet, agreeing):
+        node = sheet.nodes[k]
+        lone = [g for g in node.given if not sheet.nodes[g].operation and not sheet.nodes[g].name and g not in agreeing]
+        if not node.operation or len(lone) != 1 or sheet.formula.values[lone[0]].size < _FEWEST:
+            continue
+        place = node.given.index(lone[0])
+        for other in others:
+            theirs = candidate.nodes[other]
+            if theirs.operation != node.operation or len(theirs.given) != len(node.given) or theirs.how != node.how:
+                continue
+            values = [
+                (sheet.formula.values[g], candidate.formula.values[h])
+                for n, (g, h) in enumerate(zip(node.given, theirs.given))
+                if n != place
+            ]
+            if not values or not all(_equal(*pair) for pair in values):
+                continue
+            taken = theirs.given[place]
+            while candidate.nodes[taken].operation == "detach":
+                taken = candidate.nodes[taken].given[0]
+            text = (
+                f"{sheet.where(k)} takes {candidate.named(taken)} of the candidate, "
+                f"for {sheet.named(lone[0])} of the reference"
+            )
+            change = {k: _graft(sheet, candidate.formula, k, other, same)}
+            yield Edit("call_input", "another operand", text, change, 3, at=k, other=other)
 
 
 def _after(sheet: FormulaView, nodes: Sequence[int]) -> list[int]:
@@ -149,8 +292,8 @@ def _later(
                 break
 
 
-def _graft(formula: Formula, k: int, same: dict[int, int]) -> Change:
-    """Return a change that computes a node of another formula, from the values of the nodes that agree.
+def _graft(sheet: FormulaView, formula: Formula, k: int, other: int, same: dict[int, int]) -> Change:
+    """Return a change that computes a node as another formula's node, from the values of the nodes that agree.
 
     It raises `UnknownError` where the node is also computed from other inputs: then the code is not all that differs.
     """
@@ -162,17 +305,17 @@ def _graft(formula: Formula, k: int, same: dict[int, int]) -> Change:
             if n in known:
                 return known[n]
             node = formula.nodes[n]
-            if node.name == CONSTANT:
+            if node.name in (CONSTANT, MADE) or node.operation == "detach":
                 known[n] = formula.values[n]
             elif n in same and not top:
-                known[n] = get(same[n])
+                known[n] = get(same[n]).reshape(formula.values[n].shape)
             elif not node.operation:
                 raise UnknownError(node.name)
             else:
                 known[n] = np.asarray(OPERATIONS[node.operation](*map(value, node.given), **node.how))
             return known[n]
 
-        return value(k, True)
+        return value(other, True).reshape(sheet.shape(k))
 
     return change
 
@@ -202,16 +345,60 @@ def _of_one_call(sheet: FormulaView, candidate: FormulaView, k: int, other: int)
         f"{name} is {_value(other_node.how.get(name))} for the reference's {_value(node.how.get(name))}"
         for name in {**node.how, **other_node.how}
         if node.how.get(name) != other_node.how.get(name)
+        if not _one_axis(sheet, candidate, name, k, other)
     ]
+    if node.operation in ("cat", "stack"):
+        order = _order(sheet, candidate, node.given, other_node.given)
+        texts += [f"the parts are in the order {order}"] if order else []
     for operand, theirs in zip(node.given, other_node.given):
-        if sheet.is_number(operand) and candidate.is_number(theirs):
+        if _is_constant(sheet, operand) and _is_constant(candidate, theirs):
             numbers = (
                 float(np.ravel(view.formula.values[n])[0]) for view, n in ((sheet, operand), (candidate, theirs))
             )
             number, other_number = numbers
             if not math.isclose(number, other_number, rel_tol=1e-9):
-                texts.append(f"the number is {other_number:.6g} for the reference's {number:.6g}")
+                if _scales_scores(sheet, k):
+                    texts.append(f"the scale before a softmax is {other_number:.6g} for the reference's {number:.6g}")
+                else:
+                    texts.append(f"the number is {other_number:.6g} for the reference's {number:.6g}")
     return texts
+
+
+def _is_constant(sheet: FormulaView, k: int) -> bool:
+    """Return True if a tensor is one number of the code: a literal, `full`, or a product with `ones`."""
+    node, value = sheet.nodes[k], sheet.formula.values[k]
+    if value.dtype.kind not in "fiu" or not value.size or np.ptp(value):
+        return False
+    return node.name in (CONSTANT, MADE) or (bool(node.operation) and all(_is_constant(sheet, g) for g in node.given))
+
+
+def _scales_scores(sheet: FormulaView, k: int) -> bool:
+    """Return True if a product or quotient goes into a softmax, through a mask at most."""
+    below = sheet.below(k, 2)
+    return sheet.nodes[k].operation in ("mul", "div") and any(sheet.nodes[n].operation == "softmax" for n in below)
+
+
+def _order(sheet: FormulaView, candidate: FormulaView, given: Sequence[int], others: Sequence[int]) -> str:
+    """Return the places, in the reference's call, of the parts of the candidate's; empty if they are not the same."""
+    places: list[int] = []
+    for other in others:
+        value = candidate.formula.values[other]
+        fitting = (n for n, k in enumerate(given) if n not in places and _equal(sheet.formula.values[k], value))
+        place = next(fitting, None)
+        if place is None:
+            return ""
+        places.append(place)
+    return ", ".join(map(str, places)) if places != sorted(places) else ""
+
+
+def _one_axis(sheet: FormulaView, candidate: FormulaView, name: str, k: int, other: int) -> bool:
+    """Return True if an argument is one axis, which the calls count from different ends."""
+
+    def counted(view: FormulaView, node: int) -> object:
+        axis, ndim = view.nodes[node].how.get(name), len(view.shape(view.nodes[node].given[0]))
+        return axis % ndim if isinstance(axis, int) and ndim else axis
+
+    return name == "axis" and counted(sheet, k) == counted(candidate, other)
 
 
 def _activation(how: Mapping[str, Any]) -> str:

@@ -10,6 +10,8 @@ _ROTATING = frozenset({"sin", "cos"})
 _NORMS = frozenset({"normalised", "grouped", "by_statistics"})
 # Kinds that name a part of the code but not a reason; a cause of such a kind is never proven.
 _WHERE = frozenset({"branch_missing", "factor_missing", "division_missing"})
+#: The kind of an edit that takes one operand of a minimum or a maximum.
+CHOICE = "choice_missing"
 # The most operations between a node and an earlier node that may replace it.
 _STEPS = 7
 #: Placeholders in texts: for the side that leaves something out, and for the side whose calls the formula holds.
@@ -93,6 +95,18 @@ def _operation(sheet: FormulaView, k: int, place: int) -> tuple[str, str, str, i
             text = f"the residual is missing: {where} leaves out {sheet.named(other_operand)}"
             return "residual_missing", "a residual", text, 1
         return "term_missing", "a term", f"{sheet.named(other_operand)} is not added ({where})", 2
+    if operation in ("maximum", "minimum") and other_operand is not None and not sheet.is_number(other_operand):
+        which = "larger" if operation == "maximum" else "smaller"
+        names = sheet.named(node.given[place]), sheet.named(other_operand)
+        text = f"{_SIDE} takes {names[0]} alone, {_OTHER} the {which} of it and {names[1]} ({where})"
+        # Before all edits of what is not taken: with any of them the other operand is taken everywhere.
+        return CHOICE, "a choice", text, -1
+    if operation == "dropped":
+        if place:
+            return None
+        share = float((sheet.formula.values[node.given[1]] == 0).mean())
+        text = f"{_SIDE} drops nothing of {sheet.named(node.given[0])}, {_OTHER} drops {share:.0%} of it ({where})"
+        return "dropout_missing", "dropout", text, 0
     if operation in ("mul", "div") and other_operand is not None:
         if sheet.is_number(other_operand):
             number = float(sheet.formula.values[other_operand])

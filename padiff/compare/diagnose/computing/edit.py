@@ -13,7 +13,7 @@ from padiff.compare.diagnose.call_words import place_of
 from padiff.compare.diagnose.computing.formula import Change, Node
 from padiff.compare.diagnose.computing.operations import OPERATIONS
 from padiff.compare.diagnose.computing.writer import Writer
-from padiff.compare.diagnose.computing.writing import CONSTANT
+from padiff.compare.diagnose.computing.writing import CONSTANT, MADE
 from padiff.compare.diagnose.traced import Graph
 from padiff.system.frames import Frame
 
@@ -137,7 +137,7 @@ class FormulaView:
     def named(self, node: int) -> str:
         """Return a text for a node's tensor: a parameter, or the output of a layer or call."""
         item = self.nodes[node]
-        if item.name and item.name != CONSTANT:
+        if self.is_parameter(node):
             return f"`{item.name}`"
         source = node
         while self.nodes[source].operation in _LOOKING:
@@ -160,7 +160,7 @@ class FormulaView:
         return node != self.formula.end or self.end_is_open
 
     def is_parameter(self, node: int) -> bool:
-        return bool(self.nodes[node].name) and self.nodes[node].name != CONSTANT
+        return self.nodes[node].name not in ("", CONSTANT, MADE)
 
     def is_number(self, node: int) -> bool:
         return self.nodes[node].name == CONSTANT

@@ -39,6 +39,7 @@ def loss_left_out(sheet: FormulaView) -> Iterator[Edit]:
 
     An operand that is left out of a scalar sum is called a term of the loss here, not a branch.
     """
+    yield from _detached(sheet)
     for k, node in enumerate(sheet.nodes[:-1]):
         if node.operation == "mul":
             yield from _class_weights(sheet, k)
@@ -51,7 +52,10 @@ def loss_left_out(sheet: FormulaView) -> Iterator[Edit]:
             yield Edit("activation_missing", "an activation", text, {k: _instead(operand)}, 1, at=k)
     for edit in dropped_terms(sheet):
         node = sheet.nodes[edit.at] if edit.at >= 0 else Node("")
-        if node.operation in ("add", "sub") and sheet.shape(edit.at) == ():
+        if node.operation == "add" and sheet.function(edit.at) in _WEIGHING:
+            text = f"{_SIDE} does not weigh positive targets (pos_weight), {_OTHER} does ({sheet.where(edit.at)})"
+            yield replace(edit, kind="loss_weight", name="weights", text=text, rank=1, telling=True)
+        elif node.operation in ("add", "sub") and sheet.shape(edit.at) == ():
             at, sum_edit = edit.at, edit
             names = " or ".join(sheet.named(operand) for operand in node.given if _is_left(sheet, edit, operand))
             text = f"{_SIDE} does not add {names} to its loss ({sheet.where(at)}), {_OTHER} does"
@@ -72,6 +76,25 @@ def loss_left_out(sheet: FormulaView) -> Iterator[Edit]:
             # A scale of the whole loss is an effect, not a reason.
             scaled = edit.kind == "scale_missing" and sheet.shape(edit.at) == ()
             yield replace(edit, telling=edit.telling and not scaled)
+
+
+def _detached(sheet: FormulaView) -> Iterator[Edit]:
+    """Yield edits that let gradients pass through calls of detach: all of them, and each alone."""
+    cut = [k for k, node in enumerate(sheet.nodes) if node.operation == "detach"]
+    for group in ([cut] if len(cut) > 1 else []) + [[k] for k in cut]:
+        names = " and ".join(dict.fromkeys(sheet.named(sheet.nodes[k].given[0]) for k in group))
+        text = f"{_SIDE} does not detach {names} for its loss, {_OTHER} does ({sheet.where(group[0])})"
+        changes = {k: _instead(sheet.nodes[k].given[0]) for k in group}
+        yield Edit("detached", "a detached tensor", text, changes, 0, at=group[0])
+
+
+def loss_cut_off(sheet: FormulaView) -> Iterator[Edit]:
+    """Yield edits that detach a tensor of a loss: its value stays, and no gradient passes through."""
+    outputs = [k for k, node in enumerate(sheet.nodes) if not node.operation and sheet.is_float(k) and not node.name]
+    for k in sorted(sheet.formula.below(outputs)):
+        if sheet.nodes[k].operation not in ("detach", "slopes") and sheet.is_float(k) and sheet.users(k):
+            text = f"{_SIDE} detaches {sheet.named(k)} for its loss, {_OTHER} does not"
+            yield Edit("detached", "a detached tensor", text, {k: put(sheet.formula.values[k])}, 1, at=k)
 
 
 def _of_model(sheet: FormulaView, k: int) -> int | None:
@@ -189,6 +212,12 @@ def _mask(sheet: FormulaView, k: int) -> Iterator[Edit]:
     if values.size < 2 or values.dtype.kind not in "fb" or sheet.is_parameter(k) or node.operation == "targets":
         return
     users = {sheet.nodes[u].operation for u in sheet.users(k)}
+    if not node.operation and not users & {"mul", "reduced", "where"} and _is_mask(values) and values.any():
+        # The code takes parts of it, or 1 minus it.
+        for number in (0.0, 1.0):
+            text = f"the zeros and ones of {sheet.named(k)} are not used in the loss, as if all were {number:g}"
+            constant = put(np.full(values.shape, number))
+            yield Edit("mask_missing", "no mask", text, {k: constant}, 1, at=k)
     if not users & {"mul", "reduced", "where"} or not ((values == 0) | (values == 1)).all() or values.all():
         return
     if not values.any():

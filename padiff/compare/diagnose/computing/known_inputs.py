@@ -27,6 +27,8 @@ _IN_FUNCTION = {
     "binary_cross_entropy": {"target": 1, "label": 1, "weight": 2},
     "binary_cross_entropy_with_logits": {"logit": 0, "target": 1, "label": 1, "weight": 2, "pos_weight": 3},
 }
+# Parameters of an index, one operand for each axis that is indexed by a tensor.
+_INDICES = frozenset({"key", "item"})
 _KEYWORDS = frozenset({"tensors", "seq", "arrays", "operands"})
 
 
@@ -114,7 +116,9 @@ def placed(function: str, slots: Sequence[tuple[str, int]], parameters: Sequence
     operands: dict[int, int] = {}
     for slot, node in slots:
         head, _, tail = slot.partition(".")
-        if head.isdecimal():
+        if function == "getitem" and head in _INDICES:
+            place = 1 + int(tail or 0)
+        elif head.isdecimal():
             place = int(head) if not tail.isdecimal() else int(tail)
         elif tail.isdecimal():
             place = int(tail)

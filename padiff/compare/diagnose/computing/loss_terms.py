@@ -229,16 +229,18 @@ def described(
     for ratio in changed:
         places = [k for k, each in enumerate(ratios) if math.isclose(each, ratio, rel_tol=_SAME, abs_tol=1e-12)]
         if not ratio:
-            texts.append(f"{lacking} does not add {_names(own, places)} to its loss, {owner} does")
+            texts.append(f"{lacking} does not add {names_of(own, places)} to its loss, {owner} does")
             kinds.append("loss_term_added" if surplus else "loss_term_missing")
             continue
+        if any(np.count_nonzero(own.columns[:, k]) < 2 for k in places):
+            return None  # of terms without slopes only the sum is known
         whole = len(places) == len(ratios)
         kind, text = _counted(own, other, places, ratio, surplus)
         if whole and kind != "reduction":
             return None  # a scale of the whole loss is an effect of many causes
         if not changed[0] and len(changed) == 2 and len(places) == len(ratios) - 1:
             text = f"what remains counts {_times(1 / ratio if surplus else ratio)} as much"
-        term = "the loss" if whole else f"a term of the loss ({_names(own, places)})"
+        term = "the loss" if whole else f"a term of the loss ({names_of(own, places)})"
         texts.append(text.replace("{term}", term))
         kinds.append(kind)
     places = [k for k, each in enumerate(ratios) if each != 1.0]
@@ -254,7 +256,7 @@ def _times(ratio: float) -> str:
     return f"{ratio:.4g} times"
 
 
-def _names(terms: Terms, places: Sequence[int]) -> str:
+def names_of(terms: Terms, places: Sequence[int]) -> str:
     """Return the calls that give some terms, as text."""
     return " and ".join(dict.fromkeys(terms.sheet.where(node) for node in _tops(terms, places)[:3]))
 

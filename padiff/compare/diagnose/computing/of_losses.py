@@ -44,6 +44,12 @@ def _cross_entropy(add: Add, formula: Formula, inputs: KnownInputs, framework: s
     smoothing = float(inputs.argument(("label_smoothing",), -1, 0.0))
     shape = formula.values[logs].shape
     weights = inputs.nodes.get(2)
+    if inputs.argument(("reduction",), -1, "mean") == "none" and formula.values[labels].shape == (*shape[:-1], 1):
+        # Labels with an axis for the class give losses with such an axis.
+        flat = KnownInputs(
+            inputs.function, {**inputs.nodes, 1: add("reshape", labels, shape=shape[:-1])}, inputs.arguments
+        )
+        return add("reshape", _cross_entropy(add, formula, flat, framework), shape=(*shape[:-1], 1))
     if formula.values[labels].dtype.kind == "f":
         if smoothing or weights is not None or formula.values[labels].shape != shape:
             raise UnknownError("cross_entropy of probabilities")
@@ -134,7 +140,7 @@ def _divergence(add: Add, formula: Formula, inputs: KnownInputs, framework: str)
 def _picked(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     x, index = _two(inputs)
     if inputs.function == "gather" and conventions_of(framework).gathers_rows:
-        raise UnknownError("gather")
+        return add("rows", x, index, axis=int(inputs.argument(AXIS, 2, 0)))
     return add("picked", x, index, axis=int(inputs.argument(AXIS, 1, inputs.argument((), 2, -1))))
 
 

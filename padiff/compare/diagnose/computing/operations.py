@@ -9,7 +9,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from padiff.compare.diagnose.kernels.activations import act, softmax
+from padiff.compare.diagnose.kernels.activations import act, erf, softmax
+from padiff.compare.diagnose.kernels.arrays import einsum, elements_added, indexed, rows, rows_added, rows_set
 from padiff.compare.diagnose.kernels.cells import gru, lstm, rnn
 from padiff.compare.diagnose.kernels.losses import huber, of_classes, picked, targets
 from padiff.compare.diagnose.kernels.norms import by_statistics, channelwise, grouped, normalised
@@ -19,6 +20,12 @@ from padiff.compare.diagnose.kernels.windows import conv, conv_transpose, pad, p
 
 def getitem(x: np.ndarray, key: Any) -> np.ndarray:
     return np.asarray(x[index_of(key)])
+
+
+def setitem(x: np.ndarray, value: np.ndarray, key: Any) -> np.ndarray:
+    result = np.array(x)
+    result[index_of(key)] = value
+    return result
 
 
 def index_of(key: Any) -> Any:
@@ -160,6 +167,17 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "tile": lambda x, counts: np.tile(x, counts),
     "outer": np.outer,
     "cumsum": lambda x, axis: np.cumsum(x, axis),
+    "cumprod": lambda x, axis: np.cumprod(x, axis),
+    "expm1": np.expm1,
+    "log1p": np.log1p,
+    "tan": np.tan,
+    "atan": np.arctan,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
+    "sign": np.sign,
+    "log10": np.log10,
+    "log2": np.log2,
+    "erf": erf,
 }  # fmt: skip
 #: All operations, by name.
 OPERATIONS: Mapping[str, Callable[..., Any]] = {
@@ -170,6 +188,13 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "by_statistics": by_statistics,
     "channelwise": channelwise,
     "getitem": getitem,
+    "setitem": setitem,
+    "einsum": einsum,
+    "indexed": indexed,
+    "rows": rows,
+    "rows_added": rows_added,
+    "rows_set": rows_set,
+    "elements_added": elements_added,
     "lstm": lstm,
     "gru": gru,
     "rnn": rnn,
@@ -178,6 +203,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "masked": masked,
     "cast": cast,
     "detach": lambda x: x,
+    "dropped": np.multiply,
     "reduced": reduced,
     "reshape": reshaped,
     "conv": conv,

@@ -42,9 +42,13 @@ def _transpose(add: Add, formula: Formula, inputs: KnownInputs, framework: str) 
 
 def _getitem(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     key = inputs.argument(("key", "item", "indices"), 1, None)
-    if key is None or len(inputs.nodes) > 1:
+    if len(inputs.nodes) == 1:
+        return add("getitem", inputs.first, key=key)
+    # A trace has the tensors of such an index; the writer checks the shape that whole axes in between give.
+    axes = [place - 1 for place in sorted(inputs.nodes) if place]
+    if key is not None or len(axes) == 0:
         raise UnknownError("getitem")
-    return add("getitem", inputs.first, key=key)
+    return add("indexed", *inputs.all, axes=tuple(axes))
 
 
 def _split(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> list[int]:

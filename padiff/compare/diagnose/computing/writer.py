@@ -12,7 +12,7 @@ from padiff.compare.diagnose.computing.formula import Formula, UnknownError
 from padiff.compare.diagnose.computing.known_inputs import KnownInputs, placed
 from padiff.compare.diagnose.computing.layer_formulas import Called, writings
 from padiff.compare.diagnose.computing.of_blocks import formula_lies_out_first
-from padiff.compare.diagnose.computing.writing import CONSTANT
+from padiff.compare.diagnose.computing.writing import CONSTANT, MADE
 from padiff.compare.diagnose.traced import Graph
 from padiff.errors import PadiffError
 from padiff.model import equivalents
@@ -21,6 +21,10 @@ from padiff.records import Layer, RunInfo, Step, TracedCall
 # The largest relative error of a computed call. If the error is larger, the function is not the assumed one. Chosen:
 # the rounding of a chain of float32 operations is a thousandth of it.
 _AGREES = 1e-3
+# Functions whose arguments a trace may keep in part.
+_INDEXED = frozenset({"getitem", "setitem"})
+# Functions that make a tensor of numbers in the code.
+_MAKING = frozenset({"zeros", "ones", "full", "arange", "linspace", "eye"})
 #: The most calls of a formula.
 _MOST = 600
 
@@ -103,7 +107,8 @@ class Writer:
         value = self.value(tensor) if value is None else value
         if value is None:
             raise UnknownError("a tensor that was not kept")
-        self.nodes[tensor] = self.formula.leaf(value)
+        made = call is not None and call.function in _MAKING and not call.inputs
+        self.nodes[tensor] = self.formula.leaf(value, MADE if made else "")
         return self.nodes[tensor]
 
     def value(self, tensor: int) -> np.ndarray | None:
@@ -132,10 +137,18 @@ class Writer:
         self.calls[place] = call
         for operand, node in zip(call.outputs, nodes):
             recorded = self.value(operand.tensor)
+            if recorded is None and call.function in _INDEXED:
+                self._check_shape(operand.tensor, node)
             fits = recorded is None or self._instead or self._settings or _agree(self.formula.values[node], recorded)
             if fits:
                 self.nodes.setdefault(operand.tensor, node)
         assert len(self.formula.nodes) >= count
+
+    def _check_shape(self, tensor: int, node: int) -> None:
+        """Raise `UnknownError` if a node has another shape than its tensor: parts of the call's index are missing."""
+        shape = self._graph.trace.tensors[tensor].shape
+        if tuple(shape) != self.formula.values[node].shape:
+            raise UnknownError("a tensor of another shape")
 
     def _made(self, call: TracedCall, slots: Sequence[tuple[str, int]], place: int) -> list[int]:
         framework = self._info.framework
@@ -148,9 +161,20 @@ class Writer:
                 call.function, placed(call.function, slots, [self._parameter(name) for name in call.parameters]),
                 call.arguments,
             )  # fmt: skip
+            if "dropout" in call.function and (dropped := self._dropped(call, inputs.first, place)) is not None:
+                return [dropped]
             nodes = written(self.formula, inputs, place, framework)
             return nodes if isinstance(nodes, list) else [nodes]
         return [self._layer(call, [node for _, node in slots], place)]
+
+    def _dropped(self, call: TracedCall, source: int, place: int) -> int | None:
+        """Return the node of a dropout with the mask that was drawn; `None` if nothing was dropped or recorded."""
+        recorded, values = self.value(call.outputs[0].tensor), self.formula.values[source]
+        if recorded is None or recorded.shape != values.shape or np.allclose(recorded, values, 1e-5):
+            return None
+        with np.errstate(all="ignore"):
+            mask = np.where(values == 0, 1.0, recorded / values)
+        return self.formula.add("dropped", source, self.formula.leaf(mask, MADE), about=place)
 
     def _layer(self, call: TracedCall, inputs: list[int], place: int) -> int:
         layer = self._layers.get(call.layer)

@@ -20,6 +20,8 @@ Writing = Callable[[Add, Formula, KnownInputs, str], Made]
 AXIS = ("dim", "axis")
 #: The name of a leaf that is a number in the code.
 CONSTANT = "(number)"
+#: The name of a leaf that the code makes of numbers: zeros, a range, a unit matrix.
+MADE = "(made)"
 
 
 def constant(number: float) -> np.ndarray:

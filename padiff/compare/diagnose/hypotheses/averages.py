@@ -15,8 +15,10 @@ import numpy as np
 
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, Place, alike, place_of, rounding_of
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
+from padiff.compare.judge.limits import is_running
 from padiff.errors import PadiffError
-from padiff.records import Both, Diff, Pair
+from padiff.model import equivalents
+from padiff.records import SIDES, Both, Diff, Pair
 
 # Rounding error of a moved weight, in rounding units of the weight: a product, a difference and a sum on each side.
 _ROUNDINGS = 4.0
@@ -24,6 +26,8 @@ _ROUNDINGS = 4.0
 _KNOWN = 16.0
 # Smallest relative difference of two shares that is no rounding, and multiple of the error of a share. Chosen.
 _SAME, _SURE = 1e-3, 8.0
+# The same of running statistics, which are means over a batch besides.
+_BUFFER_ROUNDINGS = 32.0
 # Least count of values of a weight.
 _FEWEST = 4
 
@@ -149,6 +153,9 @@ def _root(values: np.ndarray, least: float) -> float:
 
 def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     """Yield the hypothesis that the candidate averages a weight otherwise."""
+    if is_running(scene.diff.pair.anchor.slot):
+        yield from _of_buffers(scene)
+        return
     found = averages(scene, place_of(scene.diff.pair))
     if found is None or not found.differ:
         return
@@ -188,6 +195,57 @@ def _predicted(scene: DiffContext, found: Averages) -> Iterator[Prediction]:
         predicted = before + share * (sources[0 if late else 1] - before)
         without = before + expected.share * (sources[0 if expected.late else 1] - before)
         yield Prediction(f"{place[0]}/weight/{place[1]}", each.now.candidate, predicted, without, each.noise)
+
+
+def _of_buffers(scene: DiffContext) -> Iterator[Hypothesis]:
+    """Yield the hypotheses that one side averages running statistics, too, and the other only parameters.
+
+    The share is that of the parameters of the same layer; what a batch makes of the statistics is the other side's.
+    """
+    for side, other in (SIDES.swapped(), SIDES):
+        predictions = list(_averaged_buffers(scene, side))
+        if not predictions:
+            continue
+        sources = " and ".join(dict.fromkeys(f"`{layer}`" for layer, _ in predictions))
+        text = (
+            f"the {side}'s average of {sources} takes in the running statistics, too, the {other}'s only parameters "
+            "(paddle counts them among the parameters of a layer, torch among its buffers)"
+        )
+        yield Hypothesis(
+            "average_buffers",
+            "averaged buffers",
+            text,
+            partial(iter, [prediction for _, prediction in predictions]),
+            "running means",
+            tried=2,
+        )
+
+
+def _averaged_buffers(scene: DiffContext, side: str) -> Iterator[tuple[str, Prediction]]:
+    """Yield the layers whose running statistics are averaged, with the candidate's statistics if ``side`` averages."""
+    weights = scene.pairs(scene.number, "weight")
+    for place, pair in weights.items():
+        layer, slot, call = place
+        # A variance is the frameworks' own: biased in paddle, unbiased in torch.
+        if equivalents.slot(slot) != "running_mean":
+            continue
+        siblings = (each for each in weights if each[0] == layer and not is_running(each[1]))
+        follows = next((found for each in siblings if (found := averages(scene, each)) is not None), None)
+        source = None if follows is None else weights.get((follows.source[0], slot, call))
+        now, other = (None, None) if source is None else alike((pair, source))
+        if follows is None or now is None or other is None or now.reference.shape != other.reference.shape:
+            continue
+        share = getattr(follows.sides, side).share
+        if not 0 < share < 1:
+            continue
+        size = max(float(np.sqrt(np.mean(np.square(values)))) for values in now)
+        noise = max(_BUFFER_ROUNDINGS * rounding_of(pair) * size, 1e-300)
+        if side == "candidate":
+            predicted = now.reference + share * (other.candidate - now.reference)
+        else:
+            predicted = (now.reference - share * other.reference) / (1 - share)
+        site = f"{layer}/weight/{slot}"
+        yield follows.source[0] or "the model", Prediction(site, now.candidate, predicted, now.reference, noise)
 
 
 def failing(scene: DiffContext, places: Sequence[int], diffs: Sequence[Diff]) -> dict[int, Averages]:

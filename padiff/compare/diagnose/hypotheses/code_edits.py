@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from padiff.compare.diagnose.computing.divergence import divergences
-from padiff.compare.diagnose.computing.dropped_terms import SIDES_OF_EDITS, dropped_terms
+from padiff.compare.diagnose.computing.dropped_terms import CHOICE, SIDES_OF_EDITS, dropped_terms
 from padiff.compare.diagnose.computing.edit import Edit, FormulaView, Target
 from padiff.compare.diagnose.computing.formula import UnknownError
 from padiff.compare.diagnose.computing.operation_edits import operation_edits
@@ -426,6 +426,8 @@ def _apart(first: Found, second: Found) -> bool:
     if first.surplus != second.surplus or first.edit.kind == second.edit.kind or min(first.edit.at, second.edit.at) < 0:
         return False
     above = first.sheet.formula.above
+    if second.edit.kind == CHOICE and first.edit.at in above(second.edit.at):
+        return False  # of what is not taken, any edit explains as much
     return first.edit.at not in above(second.edit.at, _TOGETHER) and second.edit.at not in above(
         first.edit.at, _TOGETHER
     )

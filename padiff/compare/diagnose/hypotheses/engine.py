@@ -10,6 +10,7 @@ import numpy as np
 from padiff.compare.diagnose.hypotheses import (
     averages,
     batch_content,
+    buffer_rows,
     clipping,
     code_edits,
     detaching,
@@ -17,6 +18,7 @@ from padiff.compare.diagnose.hypotheses import (
     gradients,
     half_weights,
     loss_code,
+    loss_schedule,
     optimizers,
     outputs,
     start,
@@ -45,14 +47,15 @@ GROUPS: Mapping[str, tuple[Group, ...]] = {
     "weight": (
         start.hypotheses,
         averages.hypotheses,
+        buffer_rows.hypotheses,
         statistics.hypotheses,
         external_weight_write.hypotheses,
         optimizers.hypotheses,
         external_weight_write.unrecorded,
     ),
     "forward": (code_edits.hypotheses, outputs.hypotheses),
-    "loss": (loss_code.hypotheses, gradients.backward_hypotheses),
-    "backward": (loss_code.hypotheses, gradients.backward_hypotheses, detaching.causes),
+    "loss": (loss_code.hypotheses, loss_schedule.hypotheses, gradients.backward_hypotheses),
+    "backward": (loss_code.hypotheses, loss_schedule.hypotheses, gradients.backward_hypotheses, detaching.causes),
     "grad": (detaching.one_sided, clipping.hypotheses, gradients.hypotheses, detaching.causes),
     "update": (half_weights.hypotheses, optimizers.hypotheses),
 }

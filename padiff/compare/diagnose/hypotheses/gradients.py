@@ -32,8 +32,13 @@ def backward_hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
     """Yield hypotheses on a first diff in the gradients of outputs, or in the loss."""
     gradients = gradients_of(scene, "backward")
     yield from _calls(scene)
-    if gradients.tensors:
-        yield from _ratios(scene, gradients, "gradients of outputs")
+    if not gradients.tensors:
+        return
+    # Other outputs' gradients, and those of the steps before, agree: no call of the loop is left out or added.
+    later = scene.number > next(iter(scene.numbers), scene.number)
+    for hypothesis in _ratios(scene, gradients, "gradients of outputs"):
+        text = f"{hypothesis.sentence}, from this step on: the weight of the terms of the loss that they come from"
+        yield replace(hypothesis, sentence=text) if later and hypothesis.changes > 1 else hypothesis
 
 
 def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:

@@ -13,10 +13,10 @@ from functools import partial
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.divergence import divergences
+from padiff.compare.diagnose.computing.divergence import READ, divergences
 from padiff.compare.diagnose.computing.edit import Edit, FormulaView, Target, put
 from padiff.compare.diagnose.computing.formula import UnknownError
-from padiff.compare.diagnose.computing.in_losses import loss_edits, loss_left_out, loss_numbers
+from padiff.compare.diagnose.computing.in_losses import loss_cut_off, loss_edits, loss_left_out, loss_numbers
 from padiff.compare.diagnose.computing.loss_terms import (
     Term,
     Terms,
@@ -40,11 +40,11 @@ from padiff.compare.diagnose.traced import Graph
 from padiff.errors import PadiffError
 from padiff.records import LOOP, Both, RunInfo, Step
 
-# Count of slopes that each edit is tried on, and count that a fitting edit is checked on.
-_FEW, _MANY = 3, 32
-# Step of a slope's finite difference, as a share of the tensor's size. Chosen: halfway between the rounding error of
+#: Count of slopes that each edit is tried on, and count that a fitting edit is checked on.
+_FEW, MANY = 3, 32
+#: Step of a slope's finite difference, as a share of the tensor's size. Chosen: halfway between the rounding error of
 # the difference in float64 and the error of the linear approximation.
-_FAR = 1e-4
+FAR = 1e-4
 # Largest relative difference of a recomputed loss's slopes from the recorded gradients; else the loss is not used.
 _AGREES = 1e-4
 # Relative rounding error of a loss and its slopes that is allowed for in any case. Chosen.
@@ -91,7 +91,7 @@ class _Case(Case):
             # The few slopes are part of all: with this error, exact agreement of the others would not make it likely.
             if found.off * math.sqrt(found.made.size) > CLOSE * self.noise * math.sqrt(actual.size):
                 return
-            row = formula.row(found.edit.changes, _MANY)
+            row = formula.row(found.edit.changes, MANY)
             if row is not None:
                 yield Prediction("the loss and its slopes", actual, row, without, self.noise)
 
@@ -111,7 +111,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     if any(not d.passed for d in scene.diffs("forward")) or (scene.stage == "loss" and not of_loop):
         return
     graphs = graphs_of(steps, scene.runs.map(lambda run: run.info))
-    sheets = [_sheet(graph, step, run.info) for graph, step, run in zip(graphs, steps, scene.runs)]
+    sheets = [sheet_of(graph, step, run.info) for graph, step, run in zip(graphs, steps, scene.runs)]
     leaves = [
         output
         for output in _outputs(scene, graphs)
@@ -129,7 +129,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     if rows is None:
         return
     written = Both(*(_side(sheets[k], k, outputs, losses, rows) for k in range(2)))
-    few = rows.sides.map(lambda row: row[: len(row) - _MANY + _FEW])
+    few = rows.sides.map(lambda row: row[: len(row) - MANY + _FEW])
     offs = [side.off for side in written if side is not None]
     noise = max([noise_level(scene) * max(map(root, rows.sides)), *offs, 1e-300])
     case = _Case(scene, few, Both(_same, _same), noise, graphs, Both(*sheets), written, rows.sides)
@@ -142,20 +142,33 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
             return
     trials: list[Found] = []
     reference, candidate = written
+    # Where only gradients differ, what one side detaches comes first.
+    cut: list[Maker] = [loss_cut_off] if scene.stage == "backward" else []
     if reference is not None:
         target = Target(few.candidate, few.candidate.shape, _same)
         candidates = [
             *numbers(reference.sheet),
             *loss_numbers(reference.sheet, reference.leaves, reference.formula.loss),
         ]
-        makers: list[Maker] = [partial(_other_inputs, candidate=sheets[1]), loss_edits, loss_left_out, other_operations]
+        makers: list[Maker] = [
+            *cut,
+            partial(_other_inputs, candidate=sheets[1]),
+            loss_edits,
+            loss_left_out,
+            other_operations,
+        ]
         # A scale of the whole loss has many causes, which the code of the loss alone does not show.
         if candidate is not None and multiple_of(few.candidate, few.reference) is None:
-            makers.append(partial(divergences, candidate=candidate.sheet))
+            # First, as there are few of them: a long formula leaves no time for all edits.
+            makers.insert(0, partial(divergences, candidate=candidate.sheet))
         trials += [_of_scale(trial) for trial in tried(case, reference.sheet, makers, target, False, candidates)]
     if candidate is not None:
         target = Target(few.reference, few.reference.shape, _same)
-        trials += tried(case, candidate.sheet, (loss_left_out,), target, True)
+        trials += tried(case, candidate.sheet, (*cut, loss_left_out), target, True)
+    trials = [_as_read(trial, trials, case.noise) for trial in trials]
+    # If the code of both sides is known, a factor in one side's code is the difference, and no effect of another one.
+    if None not in written and all(step.micro_batches == 1 for step in steps):
+        trials = [_as_told(trial) for trial in trials]
     if not named(case, trials):
         by_terms = _weighed(case, sums, scalar=False)
         if by_terms is not None:
@@ -163,6 +176,18 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
             if explains(weigh(by_terms.predict()), by_terms):
                 return
     yield from reported(case, trials)
+
+
+def _as_read(trial: Found, trials: Sequence[Found], noise: float) -> Found:
+    """Return an edit whose number was solved for as one whose number was read, if the candidate's code has it."""
+    read = {each.edit.at for each in trials if each.edit.name == READ and each.off <= CLOSE * noise}
+    return replace(trial, edit=replace(trial.edit, free=0)) if trial.edit.at in read else trial
+
+
+def _as_told(trial: Found) -> Found:
+    """Return an edit that leaves out a factor of the whole loss as telling."""
+    edit = trial.edit
+    return replace(trial, edit=replace(edit, telling=True)) if edit.kind == "scale_missing" and not edit.free else trial
 
 
 def _of_scale(trial: Found) -> Found:
@@ -243,8 +268,8 @@ def _outputs(scene: DiffContext, graphs: Both[Graph]) -> Iterator[_Output]:
             gradient = None
         yielded.add((of_reference, of_candidate))
         tensors = Both(of_reference, of_candidate)
-        far = _FAR * (root(output.reference) or 1.0)
-        toward = [far * rng.standard_normal(output.reference.shape) for _ in range(_MANY)]
+        far = FAR * (root(output.reference) or 1.0)
+        toward = [far * rng.standard_normal(output.reference.shape) for _ in range(MANY)]
         candidate_directions = [np.asarray(pair.layout.undo(direction, pair.candidate.shape)) for direction in toward]
         yield _Output(tensors, gradient, Both(toward, candidate_directions))
 
@@ -288,7 +313,7 @@ def _recorded(outputs: Sequence[_Output], losses: Both[tuple[int, float]] | None
     """Return the logged loss and the slopes from the recorded gradients; `None` if they are zero or not finite."""
     rows = []
     for k in range(2):
-        slopes = np.zeros(_MANY)
+        slopes = np.zeros(MANY)
         for output in outputs:
             assert output.gradients is not None
             gradient = [*output.gradients][k]
@@ -313,7 +338,7 @@ def _noted(graph: Graph, name: str) -> int | None:
 # -- recomputed values ---------------------------------------------------------------------------------------------
 
 
-def _sheet(graph: Graph, step: Step, info: RunInfo) -> FormulaView | None:
+def sheet_of(graph: Graph, step: Step, info: RunInfo) -> FormulaView | None:
     """Return the loss of the first backward as a formula; `None` if it can't be written as one."""
     end = _noted(graph, "backward")
     if end is None:
@@ -348,7 +373,7 @@ def _side(
     leaves = [Leaf(sheet.writer.nodes[[*output.tensors][index]], [*output.directions][index]) for output in outputs]
     value = None if losses is None else [*losses][index][0]
     formula = Sloped(sheet.formula, leaves, value, _FEW, rows.scales)
-    row = formula.row({}, _MANY)
+    row = formula.row({}, MANY)
     recorded = [*rows.sides][index]
     if row is None or row.shape != recorded.shape:
         return None
@@ -370,7 +395,7 @@ def _weighed(case: _Case, sums: _Sums | None, scalar: bool) -> Hypothesis | None
             sides.append(None)
             continue
         terms = terms_of(side.sheet, formula.loss, [leaf.node for leaf in formula.leaves], scalar)
-        columns = formula.columns(terms, _MANY)
+        columns = formula.columns(terms, MANY)
         units = None if columns is None else (columns / sums.unit[:, None])[sums.rows]
         sides.append(None if units is None else merged(side.sheet, terms, units))
     for surplus in (False, True):
@@ -424,12 +449,12 @@ def _sums_of_both(case: _Case, leaves: Sequence[_Output]) -> _Sums | None:
         nodes = [side.sheet.writer.nodes.get([*output.tensors][k]) for output in leaves]
         moved = [Leaf(node, [*output.directions][k]) for node, output in zip(nodes, leaves) if node is not None]
         formula = side.formula.with_leaves(moved)
-        total = formula.columns([Term((formula.loss,), _same)], _MANY)
+        total = formula.columns([Term((formula.loss,), _same)], MANY)
         if total is None:
             return None
         formulas.append(formula)
         totals.append(total[:, 0])
-    unit = np.array([max(abs(total[0]) for total in totals) or 1.0, *[max(root(t[1:]) for t in totals) or 1.0] * _MANY])
+    unit = np.array([max(abs(total[0]) for total in totals) or 1.0, *[max(root(t[1:]) for t in totals) or 1.0] * MANY])
     both = Both(*(total / unit for total in totals))
     noise = max(case.noise / max(map(root, case.whole)), _ROUNDING) * max(map(root, both))
     return _Sums(Both(*formulas), both, unit, slice(None), noise)
@@ -444,4 +469,4 @@ def _sums_of_one(case: _Case, is_logged: bool) -> _Sums | None:
     # The logged loss is another tensor than that of the backward, if it is divided or scaled in between.
     same = is_logged and formula.value == formula.loss
     total = case.whole.map(lambda row: row[0 if same or not is_logged else 1 :])
-    return _Sums(formulas, total, np.ones(_MANY + 1), slice(0 if same else 1, None), case.noise)
+    return _Sums(formulas, total, np.ones(MANY + 1), slice(0 if same else 1, None), case.noise)

@@ -23,6 +23,9 @@ CLOSE = 30.0
 #: Count of independent numbers that have to agree, besides two for each number that was solved for. Chosen: chance
 #: removes nine tenths of the error once in ``10 ** numbers`` times.
 NUMBERS = 8
+#: Least gain of a cause that few numbers show, for each form that was tried. Chosen: chance comes as near once in so
+#: many trials.
+EXACT = 30.0
 #: Share of a tensor's error above which a prediction counts as wrong, so that the trial ends early.
 _HOPELESS = 0.7
 
@@ -109,7 +112,13 @@ def explains(fit: Fit, hypothesis: Hypothesis) -> bool:
 
 def is_likely(fit: Fit, hypothesis: Hypothesis) -> bool:
     """Return True if the hypothesis explains most of the error, and not by chance."""
-    return fit.residual <= CLOSE and fit.gain >= LIKELY and is_enough(fit, hypothesis)
+    near = fit.residual <= CLOSE and fit.gain >= LIKELY
+    return near and (is_enough(fit, hypothesis) or _is_exact(fit, hypothesis))
+
+
+def _is_exact(fit: Fit, hypothesis: Hypothesis) -> bool:
+    """Return True if code without numbers that were solved for gives few numbers, such as a loss, to many digits."""
+    return hypothesis.code and not hypothesis.free and fit.numbers > 0 and fit.gain >= EXACT * hypothesis.tried
 
 
 def evidence(fit: Fit, hypothesis: Hypothesis) -> str:

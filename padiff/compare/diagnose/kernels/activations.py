@@ -10,7 +10,7 @@ import numpy as np
 Function = Callable[[np.ndarray], np.ndarray]
 
 
-def _erf(x: np.ndarray) -> np.ndarray:
+def erf(x: np.ndarray) -> np.ndarray:
     """Return the error function, exact to about 1e-13: a series near zero, a continued fraction beyond."""
     size = np.abs(x)
     near = np.minimum(size, 3.0)
@@ -28,7 +28,7 @@ def _erf(x: np.ndarray) -> np.ndarray:
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
-    return np.asarray(0.5 * x * (1 + _erf(x / math.sqrt(2))))
+    return np.asarray(0.5 * x * (1 + erf(x / math.sqrt(2))))
 
 
 def gelu_tanh(x: np.ndarray) -> np.ndarray:

@@ -1,0 +1,186 @@
+"""Hypotheses on the weights of a loss's terms in later steps: schedules, warm-ups, curricula.
+
+The calls of the loop are recorded in the first step only. The loss is written from them, and computed again with the
+outputs, inputs and labels of the later step. What each side recorded there is a sum of the same terms, each with a
+weight of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import numpy as np
+
+from padiff.compare.diagnose.computing.edit import FormulaView
+from padiff.compare.diagnose.computing.formula import Formula, UnknownError
+from padiff.compare.diagnose.computing.loss_terms import Terms, Weighing, merged, names_of, terms_of, weighed
+from padiff.compare.diagnose.computing.slopes import Leaf, Sloped
+from padiff.compare.diagnose.hypotheses import loss_code
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, Place, whole_of
+from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
+from padiff.compare.diagnose.hypotheses.layer_output import noise_level, root
+from padiff.compare.diagnose.place import graphs_of
+from padiff.compare.diagnose.traced import Graph
+from padiff.errors import PadiffError
+from padiff.records import LOOP, Both, Step
+
+# Relative difference of two weights that is no rounding. Chosen.
+_SAME = 1e-3
+# Relative rounding error of a loss and its slopes that is allowed for in any case. Chosen.
+_ROUNDING = 1e-5
+
+
+def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
+    """Yield the hypothesis that terms of the loss have other weights in this step, and had equal ones in the first."""
+    first = next(iter(scene.numbers), scene.number)
+    start, now = scene.sides(first), scene.sides(scene.number)
+    if first >= scene.number or start is None or now is None or not all(step.trace.functions for step in start):
+        return
+    if any(not diff.passed for diff in scene.diffs("forward")):
+        return
+    graphs = graphs_of(start, scene.runs.map(lambda run: run.info))
+    sheet = loss_code.sheet_of(graphs.reference, start.reference, scene.runs.reference.info)
+    loss = _loss(scene)
+    if sheet is None or loss is None:
+        return
+    places = _places(scene, first, graphs.reference)
+    again = _again(sheet, places, scene, start.reference, now.reference)
+    rows = None if again is None else _rows(scene, sheet, places, loss)
+    if again is None or rows is None:
+        return
+    leaves, sides, unit = rows
+    noise = max(noise_level(scene), _ROUNDING) * max(map(root, sides))
+    formula = Sloped(again.formula, leaves, None, 0, (1.0, 1.0))
+    view = copy.copy(again)
+    view.formula = formula
+    columns = formula.columns(
+        terms := terms_of(view, formula.loss, [leaf.node for leaf in leaves], True), len(leaves[0].directions)
+    )
+    own = None if columns is None else merged(view, terms, columns / unit[:, None])
+    weighings = None if own is None else sides.map(lambda row: weighed(own, row, noise))
+    if own is None or weighings is None or weighings.reference is None or weighings.candidate is None:
+        return
+    sentence = _text(own, Both(weighings.reference, weighings.candidate), scene.number)
+    if sentence is not None:
+        prediction = Prediction(
+            "the loss and its slopes", sides.candidate, weighings.candidate.row, sides.reference, noise
+        )
+        yield Hypothesis(
+            "loss_term_weight",
+            "a schedule of weights",
+            sentence,
+            partial(iter, [prediction]),
+            "numbers",
+            free=len(own.groups),
+            code=True,
+        )
+
+
+def _loss(scene: DiffContext) -> Both[float] | None:
+    """Return the recorded loss of both sides in the step of the first diff."""
+    for pair in scene.pairs(scene.number, "loss").values():
+        if pair.anchor.slot == "loss" and pair.anchor.layer == LOOP and pair.reference and pair.candidate:
+            return Both(*(float(np.ravel(record.value)[0]) for record in (pair.reference, pair.candidate)))
+    return None
+
+
+def _places(scene: DiffContext, number: int, graph: Graph) -> Mapping[int, Place]:
+    """Return the output that each tensor of the reference's first step is, by its place."""
+    places: dict[int, Place] = {}
+    for place, pair in scene.pairs(number, "forward").items():
+        tensor = None if pair.reference is None else graph.tensor_of(pair.reference)
+        if tensor is not None:
+            places.setdefault(tensor, place)
+    return places
+
+
+def _given(value: np.ndarray, start: Step, now: Step) -> np.ndarray:
+    """Return the input or the labels of a later step, for a value of the first step.
+
+    Raises:
+        KeyError: no record of the first step has the value, or the later step has no such record.
+    """
+    for record in start.records:
+        if record.stage not in ("input", "loss") or record.source.sketched or math.prod(record.shape) != value.size:
+            continue
+        if np.array_equal(np.ravel(record.value), np.ravel(value)):
+            site = record.stage, record.layer, record.slot, record.call
+            later = {(each.stage, each.layer, each.slot, each.call): each for each in now.records}[site]
+            return np.asarray(later.value).reshape(value.shape)
+    raise KeyError("a tensor of the loop")
+
+
+def _again(
+    sheet: FormulaView, places: Mapping[int, Place], scene: DiffContext, start: Step, now: Step
+) -> FormulaView | None:
+    """Return the formula with the values of a later step; `None` if a tensor is not recorded there."""
+    weights = {f"{record.layer}/{record.slot}": record for record in now.records if record.stage == "weight"}
+    formula = Formula()
+    try:
+        for k, node in enumerate(sheet.nodes):
+            value = sheet.formula.values[k]
+            if node.operation:
+                formula.add(node.operation, *node.given, about=node.about, **node.how)
+                continue
+            if sheet.is_parameter(k):
+                value = np.asarray(weights[node.name].value)
+            elif not node.name and value.size > 1:
+                place = places.get(sheet.tensor(k) or 0)
+                both = None if place is None else whole_of(scene.pairs(scene.number, "forward")[place])
+                value = _given(value, start, now) if both is None else both.reference.reshape(value.shape)
+            formula.leaf(value, node.name)
+    except (UnknownError, PadiffError, KeyError, ValueError, IndexError):
+        return None
+    formula.end = sheet.formula.end
+    view = copy.copy(sheet)
+    view.formula = formula
+    return view
+
+
+def _rows(
+    scene: DiffContext, sheet: FormulaView, places: Mapping[int, Place], loss: Both[float]
+) -> tuple[list[Leaf], Both[np.ndarray], np.ndarray] | None:
+    """Return the leaves of the formula that are outputs, and the recorded loss and slopes of both sides."""
+    rng = np.random.default_rng(7)
+    leaves: list[Leaf] = []
+    slopes = Both(np.zeros(loss_code.MANY), np.zeros(loss_code.MANY))
+    for k, node in enumerate(sheet.nodes):
+        place = places.get(sheet.tensor(k) or 0)
+        if node.operation or node.name or place is None or not sheet.is_float(k):
+            continue
+        backward = scene.pairs(scene.number, "backward").get(place)
+        gradients = None if backward is None else whole_of(backward)
+        output = whole_of(scene.pairs(scene.number, "forward")[place])
+        if gradients is None or output is None:
+            return None
+        far = loss_code.FAR * (root(output.reference) or 1.0)
+        toward = [far * rng.standard_normal(sheet.shape(k)) for _ in range(loss_code.MANY)]
+        leaves.append(Leaf(k, toward))
+        for row, gradient in zip(slopes, gradients):
+            row += [float(np.vdot(gradient, direction)) for direction in toward]
+    size = max(map(root, slopes))
+    if not leaves or not size:
+        return None
+    unit = np.array([max(map(abs, loss)) or 1.0, *[size] * loss_code.MANY])
+    return leaves, Both(*(np.array([value, *row]) / unit for value, row in zip(loss, slopes))), unit
+
+
+def _text(own: Terms, weighings: Both[Weighing], number: int) -> str | None:
+    """Return the terms of other weights as text; `None` if there are none, or all have one ratio."""
+    ratios = [theirs / ours if ours else math.inf for ours, theirs in zip(*(each.ratios for each in weighings))]
+    changed = [k for k, ratio in enumerate(ratios) if abs(ratio - 1) > _SAME]
+    if not changed or len(changed) == len(ratios):
+        return None
+    texts = []
+    for k in changed:
+        shares = [each.ratios[k] for each in weighings.swapped()]
+        if not all(map(math.isfinite, shares)):
+            return None
+        texts.append(
+            f"in step {number} the weight of a term of the loss ({names_of(own, [k])}) is {shares[0]:.4g} times that "
+            f"of the first step, in the reference {shares[1]:.4g} times: another schedule of the weights"
+        )
+    return "; ".join(texts)
