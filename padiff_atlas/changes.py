@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from padiff.compare.diagnose.known_differences import Atlas, AtlasRow
 from padiff_atlas.table import difference_text
@@ -12,13 +13,32 @@ from padiff_atlas.table import difference_text
 _SIZE, _RATIO = 3.0, 1e-2
 
 
-def changes(before: Atlas, now: Atlas) -> Iterator[str]:
-    """Yield the probes with different results in the two atlases, as text; probes of only one atlas are skipped."""
+class Change(NamedTuple):
+    """A probe with another result in the newer atlas.
+
+    Attributes:
+        old, new: its rows.
+        what: what changed, in words.
+    """
+
+    old: AtlasRow
+    new: AtlasRow
+    what: str
+
+
+def changes(before: Atlas, now: Atlas) -> Iterator[Change]:
+    """Yield the probes with different results in the two atlases; probes of only one atlas are skipped."""
     old = {row.name: row for row in before.rows}
     for row in now.rows:
         previous = old.get(row.name)
         if previous is not None and (what := _change(previous, row)):
-            yield f"{row.name}: {what}"
+            yield Change(previous, row, what)
+
+
+def changed_framework(before: Atlas, now: Atlas) -> str:
+    """Return the framework that is of another version in the two atlases; empty if both or none are."""
+    names = [name for name, old, new in zip(("torch", "paddle"), before.versions, now.versions) if old != new]
+    return names[0] if len(names) == 1 else ""
 
 
 def _change(old: AtlasRow, new: AtlasRow) -> str:

@@ -12,6 +12,7 @@ from padiff.compare.diagnose.known_differences import Atlas, shipped_atlas
 from padiff.errors import UsageError
 from padiff_atlas.atlas import chosen, survey
 from padiff_atlas.changes import changes
+from padiff_atlas.changes_page import changes_markdown
 from padiff_atlas.probes import GROUPS
 from padiff_atlas.table import markdown, print_atlas
 from padiff_hooks.outputs import write_out
@@ -30,7 +31,8 @@ def run(
 
     Args:
         only: names of groups; empty for all groups.
-        json, page: files for the table, as JSON and as Markdown; ``-`` is standard output.
+        json, page: files for the table, as JSON and as Markdown; ``-`` is standard output. With ``old`` the page is
+            that of the changes.
         old: table of other versions, as JSON, to compare with; default: of the versions that padiff is tested with.
 
     Returns:
@@ -44,12 +46,16 @@ def run(
     with console.status("asking torch and paddle"):
         atlas = survey(groups)
     print_atlas(atlas, console)
-    for line in changes(before, atlas):
-        console.print(f"Unlike torch {before.versions.reference} and paddle {before.versions.candidate}: {line}")
+    changed = list(changes(before, atlas))
+    for change in changed:
+        console.print(
+            f"Unlike torch {before.versions.reference} and paddle {before.versions.candidate}: "
+            f"{change.new.name}: {change.what}"
+        )
     if json:
         write_out(json, atlas.to_json())
     if page:
-        write_out(page, markdown(atlas))
+        write_out(page, markdown(atlas) if old is None else changes_markdown(before, atlas, changed))
     return DISAGREES if any(row.wrong for row in atlas.rows) else AGREES
 
 

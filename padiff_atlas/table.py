@@ -114,18 +114,20 @@ def _page_row(row: AtlasRow) -> str:
     differs = difference_text(row).replace("[", "\\[") if row.kind == "shapes" else difference_text(row)
     if row.agrees:
         differs += f"; float64 agrees with {row.agrees}"
-    so = "<br>".join(f"{remark} {_code(call)}".strip() for remark, call in mended_lines(row))
-    note = f"<br>{_cell(row.note)}" if row.note else ""
-    return f"| {_cell(row.name)}{note} | {_code(row.torch)} | {_code(row.paddle)} | {_cell(differs)} | {so} |"
+    so = "<br>".join(f"{remark} {code(call)}".strip() for remark, call in mended_lines(row))
+    note = f"<br>{cell(row.note)}" if row.note else ""
+    return f"| {cell(row.name)}{note} | {code(row.torch)} | {code(row.paddle)} | {cell(differs)} | {so} |"
 
 
-def _code(call: str) -> str:
-    return f"`{_cell(_line(call))}`" if call else ""
+def code(call: str) -> str:
+    """Return a call as code in a cell of a table."""
+    return f"`{cell(_line(call))}`" if call else ""
 
 
 def _line(call: str) -> str:
     return call.replace("\n", "; ")
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
+    """Return a text that stays in its cell of a table."""
     return text.replace("|", "\\|")

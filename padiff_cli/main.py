@@ -1,7 +1,7 @@
 """The command line: ``padiff demo | run | show | compare | watch | replay | ... | doctor | atlas``.
 
 Exit codes: 0 the runs match, 1 they differ, 2 misuse, or something can't be read or written, 3 cannot tell
-(parameters that train have no record).
+(parameters that train have no record), 4 a drift from a golden run.
 """
 
 from __future__ import annotations
@@ -58,6 +58,10 @@ COMMANDS = {
     ),
     "bisect": Command(
         "find the commit, version, keys or variables that make two trainings differ", "padiff_cli.commands.bisect"
+    ),
+    "golden": Command(
+        "keep a few steps of a training, and sort a later run of it: equal, drift (rounding) or fault",
+        "padiff_cli.commands.golden",
     ),
     "repro": Command("write the first diff as two small scripts that need no padiff", "padiff_cli.commands.repro"),
     "doctor": Command(

@@ -42,13 +42,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """Split the arguments of ``padiff doctor``, ``fix`` and ``bisect`` at ``--`` into padiff's and the script's.
+    """Split the arguments of ``padiff doctor``, ``fix``, ``bisect`` and ``golden`` at ``--``: padiff's, the script's.
 
     The second part is `None` for other commands and without ``--``. argparse accepts arguments behind ``--`` only if
     no option of padiff stands between the script and ``--``.
     """
     words = list(arguments)
-    if words[:1] not in (["doctor"], ["fix"], ["bisect"]) or "--" not in words:
+    if words[:1] not in (["doctor"], ["fix"], ["bisect"], ["golden"]) or "--" not in words:
         return words, None
     place = words.index("--")
     return words[:place], words[place + 1 :]

@@ -20,6 +20,7 @@ from padiff.model.live_model import LiveModel
 from padiff.recorder import Recorder, record
 from padiff.records import FirstDiff, Report, Step
 from padiff.replaying import ReplayBatch
+from padiff.replaying.perturbation import move_as_asked
 from padiff.replaying.replay_function import runs_of
 from padiff.system.guard import Failure, Guard, guarded
 from padiff.system.switches import say
@@ -139,6 +140,8 @@ class TrainingRecorder:
             return
         if self._start_from is not None and not resumed:
             self._start_equal(self._start_from, model, optimizers, quiet=bool(rank))
+        if not resumed:
+            move_as_asked(model)
         options = self._options.copy()
         options["start_step"] = self.step
         if resumed and options.get("existing", "error") == "error":

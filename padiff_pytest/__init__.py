@@ -1,4 +1,4 @@
-"""The pytest plugin: the fixture `padiff` and the flag ``--padiff-update``. docs/ci.md describes its use.
+"""The pytest plugin: the fixture `padiff`, and the flags ``--padiff-update`` and ``--padiff-bless`` (docs/ci.md).
 
 pytest imports this module in every session, so this module imports neither padiff nor a framework; the fixture imports
 them when a test uses the fixture.
@@ -18,10 +18,16 @@ WRITTEN = "padiff_golden"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.getgroup("padiff").addoption(
+    group = parser.getgroup("padiff")
+    group.addoption(
         "--padiff-update",
         action="store_true",
         help="write the golden runs of the selected tests anew, instead of comparing with them",
+    )
+    group.addoption(
+        "--padiff-bless",
+        action="store_true",
+        help="replace golden runs of commands where rounding explains the change, with the proof; never others",
     )
 
 
@@ -31,7 +37,7 @@ def padiff(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     from padiff_pytest.fixture import Padiff
 
     update = bool(request.config.getoption("--padiff-update"))
-    return Padiff(request.node, tmp_path_factory, update)
+    return Padiff(request.node, tmp_path_factory, update, bool(request.config.getoption("--padiff-bless")))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

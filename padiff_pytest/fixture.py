@@ -12,6 +12,7 @@ from padiff.compare import Policy
 from padiff.errors import UsageError
 from padiff.records import Both, Report
 from padiff.weights.assign import AssignError
+from padiff_pytest.command import sorted_command
 from padiff_pytest.golden import Golden, Kept, checked
 from padiff_pytest.same import compared
 from padiff_pytest.verdict import ShortErrors, failure_text
@@ -24,8 +25,8 @@ class Padiff:
     ``padiff.record``, ``padiff.Tolerance``.
     """
 
-    def __init__(self, item: pytest.Item, folders: pytest.TempPathFactory, update: bool) -> None:
-        self._item, self._folders, self._update = item, folders, update
+    def __init__(self, item: pytest.Item, folders: pytest.TempPathFactory, update: bool, bless: bool = False) -> None:
+        self._item, self._folders, self._update, self._bless = item, folders, update, bless
         self._written: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
@@ -153,6 +154,28 @@ class Padiff:
         if missing:
             raise AssertionError(missing)
         checked(golden_run, Path(run))
+
+    def golden_command(self, name: str, *command: str | Path) -> None:
+        """Run a training command, and fail the test if rounding does not explain its change from the golden run.
+
+        The command runs like in ``padiff golden check``, and is sorted by the noise that was measured with the golden
+        run. A drift passes with a `DriftWarning`; ``--padiff-bless`` replaces the golden run by it.
+
+        Args:
+            name: name of the golden run, unique in the test module.
+            command: the program and its arguments.
+
+        Raises:
+            AssertionError: the training is not the same any more, or there is no golden run.
+            UsageError: the command trains for fewer steps, or the name is invalid.
+        """
+        __tracebackhide__ = True
+        with ShortErrors():
+            text = sorted_command(
+                self._kept(name, None, None), [str(word) for word in command], self._folders, self._bless
+            )
+        if text:
+            raise AssertionError(text)
 
     def _kept(self, name: str, layer_map: Any, policy: Policy | None) -> Kept:
         if self._update and name in self._written:

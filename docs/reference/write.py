@@ -117,7 +117,7 @@ PAGES: dict[str, tuple[tuple[str, str], tuple[str, str], dict[str, list[str] | N
             "The fixture `padiff` has these methods. [Test a port](../ci.md) shows how to use them.",
             "fixture `padiff` 有以下方法。用法见[在测试与 CI 中使用](../ci.md)。",
         ),
-        {"padiff_pytest.fixture.Padiff": ["assert_same", "golden", "golden_run"]},
+        {"padiff_pytest.fixture.Padiff": ["assert_same", "golden", "golden_run", "golden_command"]},
     ),
     "files": (
         ("Pages, scripts and lines", "页面、脚本与记录行"),
@@ -159,7 +159,7 @@ MORE = {
     },
 }
 COMMANDS = (
-    "run", "compare", "watch", "show", "mcp", "schema", "map", "doctor", "replay", "calibrate", "resync", "port-check", "verify", "fix", "bisect", "repro", "atlas", "demo",
+    "run", "compare", "watch", "show", "mcp", "schema", "map", "doctor", "replay", "calibrate", "resync", "port-check", "verify", "fix", "bisect", "golden", "repro", "atlas", "demo",
 )  # fmt: skip
 OF_COMMANDS = (
     ("Commands", "What `padiff COMMAND --help` prints. `python -m padiff` is the same command."),

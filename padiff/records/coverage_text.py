@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from padiff.records.report_data import ReportData
+from padiff.records.row_summary import with_ranges
 from padiff.sketches.sketch import ELEMENTS, SPREAD
 from padiff.system.printable import printable_lines
 
@@ -81,6 +82,8 @@ def zeros_text(zeros: Collection[str]) -> str:
 
 
 def _first(names: Sequence[str], at_most: int) -> str:
+    if len(names) > at_most:
+        names = with_ranges(names)
     more = f", and {len(names) - at_most} more" if len(names) > at_most else ""
     return f"{', '.join(names[:at_most])}{more}"
 

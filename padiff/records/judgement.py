@@ -25,6 +25,8 @@ class Figure(Enum):
     BEYOND_LAST_PLACE = "rel_l2 beyond the last place of the weights"
     #: Relative difference in size between the candidate's tensor and the reference's.
     RATIO = "share by which it is larger or smaller"
+    #: Shift of the mean, as a share of the root mean square.
+    MEAN = "shift of the mean"
     #: For a gradient whose true value is zero, and that a fixed tolerance accepts.
     AROUND_ZERO = "rel_l2 of rounding noise around zero"
     #: Without the rows (tokens, samples) that chose otherwise on the two sides.

@@ -141,6 +141,14 @@ def _counted(group: Sequence[Marked], more: bool = False) -> str:
     return f"{len(group):,} {'more ' if more else ''}{plural if len(group) > 1 else singular}"
 
 
+def with_ranges(names: Iterable[str]) -> list[str]:
+    """Return names, with one for those that are equal except for numbers: ``layers.0-11.norm``."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(_NUMBER.sub("#", name), []).append(name)
+    return [_path(group) for group in groups.values()]
+
+
 def _path(paths: Iterable[str]) -> str:
     """Return one path for paths that are equal except for numbers, with ranges of the numbers: ``layers.0-11.norm``."""
     different = list(dict.fromkeys(paths))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -109,3 +110,15 @@ def _moved(array: np.ndarray, units: int, dtype: str, random: Any) -> np.ndarray
         moved = (integers + signs * by).view(array.dtype)
         fits = np.isfinite(flat) & (magnitude > by) & np.isfinite(moved)
     return np.where(fits, moved, flat).reshape(array.shape)
+
+
+#: Names a run's move of its weights: number, units and dtype. `padiff golden record` sets it.
+MOVE_VARIABLE = "PADIFF_GOLDEN_MOVE"
+
+
+def move_as_asked(model: Any) -> None:
+    """Move a model's weights as the environment variable asks; nothing without it."""
+    text = os.environ.get(MOVE_VARIABLE)
+    if text:
+        run, units, dtype = text.split()
+        move_weights(LiveModel.from_model(model), Perturbation(int(run), int(units), dtype))

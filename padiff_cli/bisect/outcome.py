@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -165,8 +165,21 @@ class Outcome:
         console.print()
 
 
-def notes_of(names: Sequence[str]) -> tuple[str, ...]:
-    """Return where to read on about a culprit."""
-    if any(_FRAMEWORKS.match(name) for name in names):
-        return ("what changed in the framework, operation by operation: padiff atlas --changes OLD.json",)
-    return ()
+def notes_of(names: Sequence[str], before: Mapping[str, str]) -> tuple[str, ...]:
+    """Return where to read on about a culprit: for a framework the commands that write the page of its changes.
+
+    Args:
+        names: the culprits, ``package==version``.
+        before: the version before of each package that is known, by name.
+    """
+    notes = []
+    for name in names:
+        if _FRAMEWORKS.match(name):
+            package = name.partition("==")[0]
+            old = before.get(package, "OLD")
+            notes.append(
+                f"what changed in {package}, operation by operation, with torch and paddle in both environments: "
+                f"with {package}=={old}: padiff atlas --json old.json; with {name}: "
+                "padiff atlas --changes old.json --markdown changes.md"
+            )
+    return tuple(notes)

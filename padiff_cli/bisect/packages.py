@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib.util
 import itertools
@@ -181,8 +182,14 @@ def _available(name: str) -> list[str]:
         command = [uv, "tool", "run", "--python", sys.executable, "pip"]
     else:
         raise UsageError("--package needs pip or uv to list versions: python -m ensurepip brings pip")
+    # A pip that uv brings must not find another one on PYTHONPATH.
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
-        [*command, "index", "versions", name], capture_output=True, text=True, stdin=subprocess.DEVNULL
+        [*command, "index", "versions", name],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env=environment,
     )
     match = re.search(r"^Available versions: (.+)$", done.stdout, re.MULTILINE)
     if done.returncode or match is None:
@@ -217,7 +224,7 @@ def _install(python: Path, requirements: Sequence[str]) -> None:
     """
     uv = shutil.which("uv")
     command = (
-        [uv, "pip", "install", "--python", str(python)]
+        [uv, "pip", "install", "--python", str(python), *_settings_for_uv()]
         if uv is not None
         # The environment below is not touched: nothing is uninstalled.
         else [sys.executable, "-m", "pip", "--python", str(python), "install", "--ignore-installed"]
@@ -228,6 +235,36 @@ def _install(python: Path, requirements: Sequence[str]) -> None:
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         raise TrialError(f"cannot install {' '.join(requirements)}: {lines[-1] if lines else 'no reason given'}")
+
+
+def _settings_for_uv() -> Iterator[str]:
+    """Yield pip's settings of where packages come from, in the form of uv, which reads none of pip's."""
+    options = {"index-url": "--default-index", "extra-index-url": "--index", "find-links": "--find-links"}
+    values = _pip_settings()
+    for name, option in options.items():
+        for value in values.get(name, "").split():
+            yield from (option, value)
+    if values.get("no-index", "").lower() in ("1", "true", "yes", "on"):
+        yield "--no-index"
+
+
+def _pip_settings() -> dict[str, str]:
+    """Return pip's settings, from its files and from the environment, which wins."""
+    lines: list[str] = []
+    if importlib.util.find_spec("pip") is not None:
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, stdin=subprocess.DEVNULL
+        )
+        lines = done.stdout.splitlines()
+    values = {}
+    for where in ("global.", "install.", ":env:."):
+        for line in lines:
+            name, _, value = line.partition("=")
+            if name.startswith(where):
+                values[name.removeprefix(where)] = str(ast.literal_eval(value)).replace("\n", " ")
+    own = {"PIP_INDEX_URL": "index-url", "PIP_EXTRA_INDEX_URL": "extra-index-url", "PIP_FIND_LINKS": "find-links"}
+    own["PIP_NO_INDEX"] = "no-index"
+    return values | {option: os.environ[name] for name, option in own.items() if name in os.environ}
 
 
 def _unsatisfied(packages: Path) -> Iterator[str]:

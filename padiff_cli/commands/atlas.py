@@ -22,7 +22,9 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "--json", metavar="OUT", help="write the table, with what is the same, as JSON; - for standard output"
     )
-    parser.add_argument("--markdown", metavar="OUT", help="write it as a page; - the same")
+    parser.add_argument(
+        "--markdown", metavar="OUT", help="write it as a page; - the same. With --changes: the page of changes"
+    )
     parser.add_argument(
         "--only", metavar="GROUP", action="append", default=[], help="only these probes, e.g. losses; may be repeated"
     )

@@ -223,9 +223,9 @@ class Bisection:
             if inner:
                 return [self._value(subject, names[0], each) for each in inner]
         details = "\n".join(subject.description(name) for name in names) if not is_package else ""
-        state = dict(finding.after) if is_package else {}
+        state, before = (dict(finding.after), dict(finding.before)) if is_package else ({}, {})
         labels = tuple(f"{name}=={state[name]}" for name in names) if is_package else names
-        return [Culprit(finding.place, labels, labels, (), details, "", notes_of(labels))]
+        return [Culprit(finding.place, labels, labels, (), details, "", notes_of(labels, before))]
 
     def _value(self, subject: Any, name: str, finding: Finding[Any]) -> Culprit:
         """Return the culprit for a value of a package or a variable."""
@@ -242,7 +242,7 @@ class Bisection:
         diff = subject.description(finding.before, finding.after, name)
         path = self._write(f"{name}-{before}-{value}.diff", diff) if diff else ""
         details = subject.changelog(finding.after, name) or f"{name} {value} ships no changelog that names it"
-        return Culprit(finding.place, labels, labels, (), details, path, notes_of(labels))
+        return Culprit(finding.place, labels, labels, (), details, path, notes_of(labels, dict(finding.before)))
 
     def _write(self, name: str, text: str) -> str:
         path = self._folder / name

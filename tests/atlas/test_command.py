@@ -14,6 +14,7 @@ import padiff_atlas.command
 from padiff.compare.diagnose.known_differences import Atlas, AtlasRow, known_difference, shipped_atlas
 from padiff.records import Both
 from padiff_atlas.changes import changes
+from padiff_atlas.changes_page import changes_markdown
 from padiff_atlas.probe import Group, Probe
 from padiff_atlas.table import difference_text, markdown
 from padiff_cli.main import main
@@ -71,8 +72,28 @@ def test_what_changes_between_two_tables_is_reported_but_for_rounding(change, re
     assert (
         (found == [])
         if reported is None
-        else (len(found) == 1 and found[0].startswith("loss: ") and reported in found[0])
+        else (len(found) == 1 and found[0].new.name == "loss" and reported in found[0].what)
     )
+
+
+def test_the_page_of_changes_says_whose_they_are_and_escapes_what_it_is_given():
+    old, new = Atlas(Both("1", "2"), (ROW,)), Atlas(Both("1", "3"), (dataclasses.replace(ROW, ratio=0.6),))
+    page = changes_markdown(old, new, list(changes(old, new)))
+    assert "# What changed: Torch 1 and Paddle 2 to 3" in page and "so each change is paddle's" in page
+    assert "1 of 1 probes changed" in page
+    row = next(line for line in page.splitlines() if line.startswith("| loss"))
+    assert row.endswith("| paddle's is 0.5 times torch's | paddle's is 0.6 times torch's |")
+    both = Atlas(Both("0", "3"), (dataclasses.replace(ROW, ratio=0.6, name="a|b"), dataclasses.replace(ROW, name="n")))
+    page = changes_markdown(Atlas(Both("1", "2"), (dataclasses.replace(ROW, name="a|b"),)), both, [])
+    assert "a row does not say whose change it is" in page and "Not in the older table: n." in page
+    found = list(changes(Atlas(Both("1", "2"), (dataclasses.replace(ROW, name="a|b"),)), both))
+    assert "| a\\|b |" in changes_markdown(old, both, found)
+
+
+def test_a_change_of_the_advice_alone_says_so_on_the_page():
+    old, new = table(ROW), table(dataclasses.replace(ROW, mended_agrees=False))
+    page = changes_markdown(old, new, list(changes(old, new)))
+    assert "| paddle's is 0.5 times torch's | the call that should agree does not |" in page
 
 
 def test_a_difference_that_grows_is_reported_where_no_ratio_is():
@@ -179,6 +200,8 @@ def test_the_command_says_what_is_unlike_a_table_of_other_versions(tmp_path, mon
     monkeypatch.setattr(padiff_atlas.command, "GROUPS", groups(Probe("sum", "x.sum()", "x.sum()")))
     assert main(["atlas", "--changes", str(tmp_path / "old.json")]) == 0
     assert "Unlike torch 1.0 and paddle 3.3.1: sum: another call" in capsys.readouterr().out
+    assert main(["atlas", "--changes", str(tmp_path / "old.json"), "--markdown", str(tmp_path / "new.md")]) == 0
+    assert "# What changed: Torch 1.0 to 2.13.0 and Paddle 3.3.1" in (tmp_path / "new.md").read_text()
     for text in ("[]", "{", '{"versions": {}, "probes": [1]}'):
         (tmp_path / "old.json").write_text(text)
         assert main(["atlas", "--changes", str(tmp_path / "old.json")]) == 2

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -302,6 +304,22 @@ def test_the_version_of_a_package_is_found(tmp_path, monkeypatch, capsys):
     assert content["culprits"] == ["padiffplanted==1.3.0"]
     assert "set lr" in text  # the changelog's lines of this version
     assert "set beta2" not in text
+
+
+@pytest.mark.skipif(shutil.which("uv") is None, reason="there is no uv")
+@pytest.mark.parametrize("lists", ["pip", pytest.param("uv", marks=LONG)])  # uv fetches pip from the index
+def test_the_version_of_a_package_is_found_with_uv(tmp_path, monkeypatch, capsys, lists):
+    packages(tmp_path, monkeypatch, [{}, {"lr": 0.2}, {}])
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    if lists == "uv":  # an environment that uv made has no pip
+        find = importlib.util.find_spec
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else find(name))
+    code, content, text = run_bisect(
+        capsys, "--dir", "b", "--package", "padiffplanted==1.0.0..1.2.0", "--", sys.executable, "train.py"
+    )
+    assert code == 0, text
+    assert content["culprits"] == ["padiffplanted==1.1.0"]
+    assert any((tmp_path / "cache").rglob("padiffplanted*"))  # uv installed it
 
 
 @LONG

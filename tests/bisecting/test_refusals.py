@@ -9,6 +9,7 @@ import pytest
 
 from padiff.errors import UsageError
 from padiff_cli.bisect.changes import Environments, Variable, read_variables
+from padiff_cli.bisect.outcome import notes_of
 from padiff_cli.bisect.packages import changelog_section
 from padiff_cli.main import main
 
@@ -121,3 +122,10 @@ def test_compare_has_exit_codes_for_git(tmp_path, capsys):
     assert main(["compare", "--exit", "git", "a", "a"]) == 125
     assert main(["compare", "absent", "other"]) == 2
     assert json.dumps(capsys.readouterr().err)
+
+
+def test_a_framework_that_is_to_blame_is_named_with_the_commands_that_write_its_changes():
+    (note,) = notes_of(["torch==2.14.1", "numpy==2.0"], {"torch": "2.13.0", "numpy": "1.26"})
+    assert "with torch==2.13.0: padiff atlas --json old.json" in note
+    assert "with torch==2.14.1: padiff atlas --changes old.json --markdown changes.md" in note
+    assert notes_of(["paddlepaddle==3.3.1"], {}) and not notes_of(["torchvision==0.2"], {"torchvision": "0.1"})

@@ -327,3 +327,53 @@ def test_a_session_that_does_not_ask_imports_no_framework(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = run_child([*command, "test_it.py"], cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stdout
+
+
+COMMAND = """
+import os, sys
+from pathlib import Path
+from padiff_pytest.command import DriftWarning
+
+SCRIPT = '''
+import os, torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.Linear(16, 2))
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+if os.environ.get("KIND") == "halves":
+    plain = nn.functional.linear
+    nn.functional.linear = lambda x, w, b=None: plain(x[..., ::2], w[:, ::2]) + plain(x[..., 1::2], w[:, 1::2]) + b
+for _ in range(2):
+    loss = (net(torch.randn(8, 6)) * (1.0001 if os.environ.get("KIND") == "fault" else 1)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+'''
+
+def test_command(padiff):
+    Path("train.py").write_text(SCRIPT)
+    os.environ["KIND"] = Path("kind").read_text()
+    padiff.golden_command("net", sys.executable, "train.py")
+"""
+
+
+def test_a_command_is_sorted_against_its_golden_run(session, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    kind = tmp_path / "kind"
+    kind.write_text("")
+    assert session(COMMAND).counts == {"failed": 1}  # there is none yet
+    outcome = session(COMMAND, "--padiff-update")
+    assert outcome.counts == {"passed": 1} and "golden/test_it/net: written" in outcome.text
+    assert session(COMMAND, "-W", "error").counts == {"passed": 1}
+    kind.write_text("fault")
+    outcome = session(COMMAND, "--padiff-bless")
+    assert outcome.counts == {"failed": 1}
+    assert "first beyond" in outcome.text and "DIFFER" in outcome.text
+    assert not (tmp_path / "golden/test_it/net/proof.json").exists()
+    kind.write_text("halves")
+    outcome = session(COMMAND, "-W", "always::padiff_pytest.command.DriftWarning")
+    assert outcome.counts == {"passed": 1} and "net: drift; first to move" in outcome.text
+    assert session(COMMAND, "-W", "error::padiff_pytest.command.DriftWarning").counts == {"failed": 1}
+    assert "blessed; the proof is" in session(COMMAND, "--padiff-bless").text
+    assert (tmp_path / "golden/test_it/net/proof.json").is_file()
+    assert session(COMMAND, "-W", "error").counts == {"passed": 1}

@@ -17,6 +17,10 @@ _dispatch_mode = torch._C._get_dispatch_mode
 _KEYS = torch._C._TorchDispatchModeKey
 #: ``torch.compiler.is_compiling``, which torch 2.2 has under another name.
 is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling
+# Since torch 2.14 the flag is one of each thread, and this private call reads it.
+_fx_tracing: Callable[[], bool] = getattr(_symbolic_trace, "_get_is_fx_tracing", None) or (
+    lambda: bool(_symbolic_trace._is_fx_tracing_flag)
+)
 _WithoutFunctions: Any = torch._C.DisableTorchFunction
 
 
@@ -24,7 +28,7 @@ def building() -> bool:
     """Return True while tensors are placeholders without values: in torch.jit.trace, torch.fx, export, under a fake
     tensor mode and while a CUDA graph is captured. (For torch.compile, use `is_compiling`.)
     """
-    if _tracing() is not None or _symbolic_trace._is_fx_tracing_flag:
+    if _tracing() is not None or _fx_tracing():
         return True
     if capturing():
         return True
