@@ -54,8 +54,8 @@ _TRIES = 3
 class Recorder(CurrentStep):
     """Recorder of the training of one model; made by `record`, used in a ``with``.
 
-    ``try_dump()`` ends a step. A callback of a trainer uses `open`, `attach`, `detach`, `end_step` and `close` instead
-    of the ``with``.
+    ``end_step()`` ends a step, as ``try_dump()`` does. A callback of a trainer uses `open`, `attach`, `detach`,
+    `end_step` and `close` instead of the ``with``.
 
     Args:
         replay_of: identity of the run whose packed steps are replayed; `None` if the run is no replay.
@@ -139,7 +139,7 @@ class Recorder(CurrentStep):
         try:
             if kind is None and not self._dumped and self._capture is not None and not self._capture.empty:
                 self._warnings.folded(self._capture)
-                self.end_step()
+                self.end_step(go_on=False)
             ended = kind is None
         finally:
             self.close(finished=ended, raise_errors=ended)
@@ -318,11 +318,18 @@ class Recorder(CurrentStep):
         if self._entered and not self._dumped:
             self._warnings.unended(times)
 
-    def end_step(self, go_on: bool = False) -> bool:
-        """End the current step, and hand it on if it was due. Returns True if it was handed on.
+    def end_step(self, go_on: bool | None = None) -> bool:
+        """End the current step, and write it if it is due. Returns True if it was written.
 
-        ``go_on=True`` begins the next step, as `attach` does, and reuses the attached hooks.
+        A step is all that was called since the last one: also without an optimizer, a loss or gradients.
+
+        Args:
+            go_on: True to begin the next step, as `attach` does, with the attached hooks. Default: True in a ``with``,
+                False for a host, which attaches the hooks itself.
         """
+        if go_on is None:
+            go_on = self._entered
+        self._dumped = True
         if self._capture is not None:
             self._capture.raise_interrupt()
         self.step += 1
@@ -548,7 +555,7 @@ class InertRecorder(Recorder):
     def try_dump(self, *_: Any, **__: Any) -> bool:
         return self.end_step()
 
-    def end_step(self, go_on: bool = False) -> bool:
+    def end_step(self, go_on: bool | None = None) -> bool:
         self.step += 1
         return False
 
