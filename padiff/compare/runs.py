@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from padiff.compare.comparison import RunComparison
+from padiff.compare.diagnose.regions import with_regions
 from padiff.compare.executors import executor_of, shown_to_workers
 from padiff.compare.findings import Findings
 from padiff.compare.judge.policy import Policy
@@ -145,7 +146,8 @@ def compare_runs(
         lambda side: [n for n in side[0] if n not in side[1] and (steps is None or n in steps)]
     )
     report = comparison.report_of(findings, first, [number.reference for number in common], only)
-    return report if tokens is None else tokens.described(report)
+    report = report if tokens is None else tokens.described(report)
+    return with_regions(report, runs, common)
 
 
 def _is_replay(runs: Both[Run]) -> bool:

@@ -104,6 +104,7 @@ class Recorder(CurrentStep):
         self._history = TrainingHistory(trains=bool(self._optimizers))
         self._claim: ModelLease | None = None
         self._before_capture: Handle | None = None
+        self._compilations: Handle | None = None
         self._entered = self._dumped = self._loss_logged = False
         self._warnings = RecorderWarnings()
         self._others = OtherRanks(
@@ -269,6 +270,7 @@ class Recorder(CurrentStep):
         self._claim = ModelLease.set(self._model, self)
         # What is still on its way from the device would break the capture of a CUDA graph.
         self._before_capture = self._framework.hooks.before_capture(_flush_of(weakref.ref(self)), self.guard)
+        self._compilations = self._framework.hooks.on_compilations()
         register_fork_cleanup(self)
 
     @guarded(passing=(UsageError,))
@@ -277,6 +279,8 @@ class Recorder(CurrentStep):
         """Attach the hooks if the current step is due. A host may call this several times in a step."""
         if self.guard.tripped or not self.due:
             return
+        if self._compilations is None:
+            self._compilations = self._framework.hooks.on_compilations()
         if self._capture is None:
             full_inputs = self._packed or self._replays
             records, levels = (
@@ -481,6 +485,9 @@ class Recorder(CurrentStep):
         if self._before_capture is not None:
             self._before_capture.remove()
             self._before_capture = None
+        if self._compilations is not None:
+            self._compilations.remove()
+            self._compilations = None
         try:
             if self._output.close(finished) and not self.watched:
                 if not self._description.rank:

@@ -225,7 +225,7 @@ def diagnostic_of(report: ReportData, runs: Both[str] | None = None, artifacts: 
         if report.outcome == MATCH
         else [verdict(report)] * (report.outcome == CANNOT_TELL)
     )
-    notes = [f"{line}." for line in report.tokens] + notes
+    notes = [f"{line}." for line in (*report.tokens, *report.regions)] + notes
     chosen = choices_text(report.choices)
     notes = [f"{chosen}."] * bool(chosen) + notes
     notes += [f"{line}." for line in (*floor_lines(report), *third_lines(report))]
