@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from padiff.compare.comparison import RunComparison
+from padiff.compare.diagnose.regions import with_regions
 from padiff.compare.executors import executor_of, shown_to_workers
 from padiff.compare.findings import Findings
 from padiff.compare.judge.policy import Policy
 from padiff.compare.measuring import STEPS_AT_A_TIME
+from padiff.compare.token_runs import aligned_by_tokens
 from padiff.compare.workers import Workers, check_workers
 from padiff.dump import FolderRun, SingleDump, open_run
 from padiff.dump.atomic_write import incomplete_steps
@@ -86,8 +88,13 @@ def compare_runs(
     common = _common(runs, numbers, steps)
     # Other processes can't read a run in memory.
     paths = [str(run) for run in sources if isinstance(run, (str, Path, RemotePath))]
-    in_folders = len(paths) == 2
+    tokens = aligned_by_tokens(runs, common)
+    if tokens is not None:
+        runs = tokens.views
+    in_folders = len(paths) == 2 and tokens is None
     identities = None
+    if tokens is not None:
+        pool = None  # both sides of a step are read together, in this process
     if pool is not None:
         paths, identities = shown_to_workers(list(sources)), [run.info.identity for run in runs]
     findings, first = None, None
@@ -138,7 +145,9 @@ def compare_runs(
     only = numbers.zip(compared).map(
         lambda side: [n for n in side[0] if n not in side[1] and (steps is None or n in steps)]
     )
-    return comparison.report_of(findings, first, [number.reference for number in common], only)
+    report = comparison.report_of(findings, first, [number.reference for number in common], only)
+    report = report if tokens is None else tokens.described(report)
+    return with_regions(report, runs, common)
 
 
 def _is_replay(runs: Both[Run]) -> bool:

@@ -32,6 +32,7 @@ from padiff.dump.untrusted import check_inside, plain
 from padiff.errors import TensorFileError
 from padiff.records import NO_TRACE, OutputBuffer, Record, Sketched, Step, TensorSource, settings_from_json
 from padiff.records.frozen import fast_frozen_init
+from padiff.records.regions import regions_from_json
 from padiff.records.stored_records import StoredRecords
 from padiff.sketches.sketch import ROW
 from padiff.system.memory import new_memory
@@ -203,6 +204,7 @@ class PackReader:
                 settings=settings_from_json(plain(json.loads(about["settings"]))) if "settings" in about else {},
                 trace=NO_TRACE if structure.trace is None else structure.trace.read(stored.source, path),
                 evaluations=evaluations_from_json(json.loads(about.get("evaluations", "[]"))),
+                regions=regions_from_json(json.loads(about.get("regions", "[]"))),
             )
 
 

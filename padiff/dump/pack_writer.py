@@ -20,6 +20,7 @@ from padiff.dump.safetensors import write_safetensors
 from padiff.dump.stored_schema import OWN, StoredSchemaWriter
 from padiff.dump.traces import NOWHERE
 from padiff.records import LazyRecords, Record, Sketched, Step, Storable, StreamedArray, TensorSource
+from padiff.records.regions import regions_to_json
 from padiff.records.step_schema import StepSchema
 
 # Rows of sketches that are gathered at a time: few enough for the allocator to reuse its memory.
@@ -79,6 +80,8 @@ class PackWriter:
             about["settings"] = json.dumps(dict(step.settings))
         if step.evaluations:
             about["evaluations"] = json.dumps(evaluations_to_json(step.evaluations))
+        if step.regions:
+            about["regions"] = json.dumps(regions_to_json(step.regions))
         write_safetensors(folder / PACK_FILE, tensors, about)
 
     def _placed(self, step: Step) -> tuple[dict[str, Storable], list[tuple[str, Any]], list[tuple[str, Any]]]:

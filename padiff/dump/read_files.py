@@ -25,6 +25,7 @@ from padiff.errors import RunFolderError
 from padiff.records import LOOP, NO_TRACE, STAGES, Record, Sketched, Step, TensorSource, Trace, settings_from_json
 from padiff.records.dtypes import known_dtype
 from padiff.records.parts import Part
+from padiff.records.regions import regions_from_json
 from padiff.records.stored_records import StoredRecords
 from padiff.sketches.sketch import ROW
 
@@ -111,6 +112,7 @@ class FileReader:
                 settings=settings_from_json(plain(content.get("settings", {}))),
                 trace=next((_trace(folder, others, *each) for each in contents if each[1].get("trace")), NO_TRACE),
                 evaluations=evaluations_from_json(content.get("evaluations", ())),
+                regions=regions_from_json(content.get("regions", ())),
             )
         return step, contents
 

@@ -27,6 +27,7 @@ from padiff.dump.storage import Storage
 from padiff.dump.traces import NOWHERE, Place, trace_to_json
 from padiff.records import LOOP, PARAMETER_STAGES, Record, RunInfo, Sketched, Step, TensorSource
 from padiff.records.parts import SHARD
+from padiff.records.regions import regions_to_json
 from padiff.system.frames import Frame
 
 #: Storage of unpacked steps, without a size limit.
@@ -139,6 +140,7 @@ def write_dump(
                 "micro_batches": step.micro_batches,
                 "notes": list(step.notes),
                 **({"evaluations": evaluations_to_json(step.evaluations)} if step.evaluations else {}),
+                **({"regions": regions_to_json(step.regions)} if step.regions else {}),
                 **({"settings": dict(step.settings)} if step.settings else {}),
                 "framework": {"name": info.framework, "version": info.framework_version},
                 "name": info.name,

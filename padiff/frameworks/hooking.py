@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Protocol, SupportsIndex
 
 from padiff.frameworks.losses import LossObserver
+from padiff.records.regions import Region
 from padiff.system.guard import RAISING, Guard
 
 #: The reason for recording nothing inside of a function transform (`Hooking.transforming`).
@@ -200,6 +201,19 @@ def breadth_first(first: Any, before: Callable[[Any], Iterable[Any]], most: int)
                 waiting.append((each, distance + 1))
 
 
+class RegionRecorder(Protocol):
+    """Recorder of the compiled regions that a step calls."""
+
+    def listen(self) -> None:
+        """Record the regions that are called from now on."""
+
+    def remove(self) -> None:
+        """Stop recording."""
+
+    def finish(self) -> tuple[Region, ...]:
+        """Run each region again eagerly, and return what was found."""
+
+
 class Hooking(Protocol):
     """Hooks of a framework on a training's calls and gradients."""
 
@@ -227,6 +241,20 @@ class Hooking(Protocol):
 
     def before_capture(self, capture: Callable[[], None], guard: Guard = RAISING) -> Handle | None:
         """Call ``capture`` before a CUDA graph is captured; `None` if the framework captures none here."""
+
+    def on_compilations(self) -> Handle | None:
+        """Keep the graphs that are compiled from now on; `None` if nothing was ever compiled here."""
+
+    def on_regions(
+        self, layers: Iterable[tuple[str, Any]], inside: Callable[[], str], guard: Guard
+    ) -> RegionRecorder | None:
+        """Record the compiled regions that are called; `None` if the framework compiles none that can be run again.
+
+        Args:
+            layers: path and layer of the model's layers.
+            inside: returns the path of the layer whose call is running; empty outside of the model.
+            guard: stops errors of the recording.
+        """
 
     def behind(self, tensor: Any, most: int) -> Iterator[tuple[Any, int]]:
         """Yield the operations that computed a tensor, the last one first, each with its distance from the tensor.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -186,6 +187,8 @@ class Capture:
             updates: False if no optimizer has stepped yet.
             detach: False to leave the layers' hooks attached for the next step's capture (`take_over`).
         """
+        with self.unheard():
+            regions = () if self._observer.regions is None else self._observer.regions.finish()
         self._observer.planning.settle()
         self.parameters.finish(updates)
         if self.losses is not None:
@@ -199,7 +202,7 @@ class Capture:
         self._records.copier.fetch()
         step = self._whole(rank, loss_scale) or self.peek(rank, loss_scale)
         self._observer.clear()
-        return step
+        return replace(step, regions=regions) if regions else step
 
     def _whole(self, rank: int, loss_scale: float) -> Step | None:
         """Return the step with all its records, or None if some records have to be filtered out.

@@ -14,6 +14,7 @@ from padiff.model.selection import Node
 from padiff.recorder.losses import Losses
 from padiff.recorder.planning import Planning
 from padiff.recorder.recursion_limit import within_reach
+from padiff.records import is_below
 from padiff.system.guard import Guard
 from padiff.system.switches import Switches
 
@@ -81,7 +82,7 @@ class Hooks:
         """Attach hooks to these layers, and detach the hooks of all other layers."""
         if nodes is self._nodes:
             return
-        layers = {id(node.layer): node.layer for node in within_reach(nodes)}
+        layers = {id(node.layer): node.layer for node in self._outside_compiled(within_reach(nodes))}
         for key in [key for key in self._layers if key not in layers]:
             _take_off(self._layers.pop(key))
         before, after = self._before_call, self._after_call
@@ -90,6 +91,15 @@ class Hooks:
                 # By identity, not by node: the path of a hooked layer may change.
                 self._layers[key] = self._framework.hooks.on_calls(layer, key, before, after, self.guard)
         self._nodes = nodes
+
+    def _outside_compiled(self, nodes: Sequence[Node]) -> Iterable[Node]:
+        """Return the layers outside of compiled ones, inside which a hook would make the compiler compile again."""
+        if self._framework.hooks.READ:
+            return nodes
+        compiled = [node.path for node in nodes if self._framework.layers.compiled(node.layer)]
+        if not compiled:
+            return nodes
+        return [node for node in nodes if not any(is_below(node.path, path) for path in compiled)]
 
     def on_gradients(self, tensors: Iterable[tuple[int, Any]]) -> None:
         """Attach hooks to the gradients of these parameters, and detach those of all other parameters.

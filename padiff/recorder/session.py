@@ -54,8 +54,8 @@ _TRIES = 3
 class Recorder(CurrentStep):
     """Recorder of the training of one model; made by `record`, used in a ``with``.
 
-    ``try_dump()`` ends a step. A callback of a trainer uses `open`, `attach`, `detach`, `end_step` and `close` instead
-    of the ``with``.
+    ``end_step()`` ends a step, as ``try_dump()`` does. A callback of a trainer uses `open`, `attach`, `detach`,
+    `end_step` and `close` instead of the ``with``.
 
     Args:
         replay_of: identity of the run whose packed steps are replayed; `None` if the run is no replay.
@@ -104,6 +104,7 @@ class Recorder(CurrentStep):
         self._history = TrainingHistory(trains=bool(self._optimizers))
         self._claim: ModelLease | None = None
         self._before_capture: Handle | None = None
+        self._compilations: Handle | None = None
         self._entered = self._dumped = self._loss_logged = False
         self._warnings = RecorderWarnings()
         self._others = OtherRanks(
@@ -139,7 +140,7 @@ class Recorder(CurrentStep):
         try:
             if kind is None and not self._dumped and self._capture is not None and not self._capture.empty:
                 self._warnings.folded(self._capture)
-                self.end_step()
+                self.end_step(go_on=False)
             ended = kind is None
         finally:
             self.close(finished=ended, raise_errors=ended)
@@ -269,6 +270,7 @@ class Recorder(CurrentStep):
         self._claim = ModelLease.set(self._model, self)
         # What is still on its way from the device would break the capture of a CUDA graph.
         self._before_capture = self._framework.hooks.before_capture(_flush_of(weakref.ref(self)), self.guard)
+        self._compilations = self._framework.hooks.on_compilations()
         register_fork_cleanup(self)
 
     @guarded(passing=(UsageError,))
@@ -277,6 +279,8 @@ class Recorder(CurrentStep):
         """Attach the hooks if the current step is due. A host may call this several times in a step."""
         if self.guard.tripped or not self.due:
             return
+        if self._compilations is None:
+            self._compilations = self._framework.hooks.on_compilations()
         if self._capture is None:
             full_inputs = self._packed or self._replays
             records, levels = (
@@ -318,11 +322,18 @@ class Recorder(CurrentStep):
         if self._entered and not self._dumped:
             self._warnings.unended(times)
 
-    def end_step(self, go_on: bool = False) -> bool:
-        """End the current step, and hand it on if it was due. Returns True if it was handed on.
+    def end_step(self, go_on: bool | None = None) -> bool:
+        """End the current step, and write it if it is due. Returns True if it was written.
 
-        ``go_on=True`` begins the next step, as `attach` does, and reuses the attached hooks.
+        A step is all that was called since the last one: also without an optimizer, a loss or gradients.
+
+        Args:
+            go_on: True to begin the next step, as `attach` does, with the attached hooks. Default: True in a ``with``,
+                False for a host, which attaches the hooks itself.
         """
+        if go_on is None:
+            go_on = self._entered
+        self._dumped = True
         if self._capture is not None:
             self._capture.raise_interrupt()
         self.step += 1
@@ -474,6 +485,9 @@ class Recorder(CurrentStep):
         if self._before_capture is not None:
             self._before_capture.remove()
             self._before_capture = None
+        if self._compilations is not None:
+            self._compilations.remove()
+            self._compilations = None
         try:
             if self._output.close(finished) and not self.watched:
                 if not self._description.rank:
@@ -548,7 +562,7 @@ class InertRecorder(Recorder):
     def try_dump(self, *_: Any, **__: Any) -> bool:
         return self.end_step()
 
-    def end_step(self, go_on: bool = False) -> bool:
+    def end_step(self, go_on: bool | None = None) -> bool:
         self.step += 1
         return False
 

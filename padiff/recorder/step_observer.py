@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from padiff.frameworks.hooking import TRANSFORMED
+from padiff.frameworks.hooking import TRANSFORMED, RegionRecorder
 from padiff.model.nested import flatten, flatten_inputs
 from padiff.model.selection import Node
 from padiff.recorder.activations import Activations
@@ -55,6 +55,7 @@ class StepObserver:
         watched: layers whose calls are observed.
         interrupts: holder of a Ctrl-C that arrives during backward.
         packing: collector of the replay pack; `None` if the step gets no pack.
+        regions: recorder of compiled regions; `None` if these are not recorded.
         losses: observer of loss functions; `None` if these are not recorded.
         settings: settings of the training that the step has shown (`padiff.records.settings`).
         stacks: Python stack of each layer call, outermost frame first, by path and number of the call; the path of a
@@ -97,6 +98,7 @@ class StepObserver:
         self.packing: Packing | None = None
         if wanted.packing:
             self.packing = Packing(number, framework, optimizers, records, self._running, guard)
+        self.regions: RegionRecorder | None = None
         self.losses: Losses | None = None
         if wanted.losses:
             heard = None if self.packing is None else self.packing.loss
@@ -121,6 +123,14 @@ class StepObserver:
         self._closely = any(more)
         if self.packing is not None:
             self.packing.record_masks(self.watched.nodes)
+        if self.regions is not None:
+            self.regions.listen()
+        elif self._wanted.functions:
+            layers = [(node.path, node.layer) for node in self.watched.nodes]
+            running = self._running
+            self.regions = self._framework.hooks.on_regions(
+                layers, lambda: running[-1].node.path if running else "", self.hooks.guard
+            )
         if self._begun:
             self._hook_parameters()
 
@@ -132,6 +142,8 @@ class StepObserver:
     def detach(self) -> None:
         """Remove every hook; may be called twice."""
         self.hooks.remove()
+        if self.regions is not None:
+            self.regions.remove()
         if self.packing is not None:
             self.packing.detach()
         self.functions.remove()

@@ -226,6 +226,7 @@ def diagnostic_of(report: ReportData, runs: Both[str] | None = None, artifacts: 
         if report.outcome == MATCH
         else [verdict(report)] * (report.outcome == CANNOT_TELL)
     )
+    notes = [f"{line}." for line in (*report.tokens, *report.regions)] + notes
     chosen = choices_text(report.choices)
     notes = [f"{chosen}."] * bool(chosen) + notes
     notes += [f"{line}." for line in (*floor_lines(report), *third_lines(report))]
@@ -435,7 +436,7 @@ def _fault(first: FirstDiff, models: Models | None, runs: Both[str] | None) -> B
         reference=None if first.reference is None else printable(first.reference),
         candidate=None if first.candidate is None else printable(first.candidate),
         slot=printable(first.slot),
-        where=printable(_where(first)),
+        where=printable(f"{_where(first)}, {first.tokens}" if first.tokens else _where(first)),
         times_limit=float(f"{times:.3g}") if math.isfinite(times) else None,
         size=printable(size),
         cause=BriefCause(

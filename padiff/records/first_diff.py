@@ -45,6 +45,7 @@ class FirstDiff:
             share.
         stacks: lines of each side's code that lead to the call, ``file:line function``, innermost first; empty if not
             recorded.
+        tokens: the first token that differs, in words, if the tensor has a row for each token; else empty.
     """
 
     step: int
@@ -66,6 +67,7 @@ class FirstDiff:
     picture: Picture | None = None
     rank: int | None = None
     stacks: Both[tuple[str, ...]] = _NOTHING
+    tokens: str = ""
 
     @property
     def max_abs(self) -> float:

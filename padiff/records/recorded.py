@@ -11,6 +11,7 @@ import numpy as np
 from padiff.records.floors import Floors
 from padiff.records.frozen import fast_frozen_init
 from padiff.records.parts import Part
+from padiff.records.regions import Region
 from padiff.records.sources import TensorSource
 from padiff.records.traces import NO_TRACE, Trace
 from padiff.sketches.sketch import Sketch
@@ -198,6 +199,7 @@ class Step:
         spread: layout of the parameters over processes, if parts were joined; equal for steps with equal layouts, empty
             if no parameter was distributed.
         evaluations: calls in evaluation mode that were counted and not recorded.
+        regions: regions of compiled code that the step called, held against eager code; only some steps have them.
     """
 
     number: int
@@ -211,6 +213,7 @@ class Step:
     floors: Floors | None = None
     spread: Hashable = ()
     evaluations: tuple[Evaluation, ...] = ()
+    regions: tuple[Region, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

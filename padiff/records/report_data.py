@@ -41,6 +41,9 @@ class ReportData:
             holds in full the tensors that the earlier one holds as sketches.
         moved: how far the reference's own training moved, if the runs match; `None` if not known.
         choices: choices that differ within rounding, for each compared step that has some.
+        tokens: how the tokens of the runs were aligned, and how far these are apart, in sentences without full stops;
+            empty if the runs have one layout.
+        regions: what compiled regions show against eager code, in sentences without full stops.
         environment: differences around the two trainings (threads, TF32, versions), the most informative first.
         models: both layer trees and the pairs of their layers, for display.
     """
@@ -59,6 +62,8 @@ class ReportData:
     explained: FirstDiff | None = None
     moved: Movement | None = None
     choices: tuple[ChoiceCounts, ...] = ()
+    tokens: tuple[str, ...] = ()
+    regions: tuple[str, ...] = ()
 
     def standing(self, diff: Diff) -> Standing | None:
         """Return the relation of a diff to the first one; `None` if the diff passed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -70,6 +70,14 @@ class _After(Hook):
                 self._call(self._key, layer, output, failed)
         except Exception as error:
             self._guard.catch(error)
+
+
+def on_compilations() -> None:
+    return None  # to_static gives no graph that can be run again
+
+
+def on_regions(layers: Iterable[tuple[str, Any]], inside: Callable[[], str], guard: Guard) -> None:
+    return None
 
 
 def on_calls(layer: Any, key: Any, before: BeforeCall, after: AfterCall, guard: Guard = RAISING) -> list[Handle]:

@@ -31,6 +31,14 @@ def compiled_in_place(module: Any) -> bool:
     return vars(module).get("_compiled_call_impl") is not None
 
 
+def compiling_is_off() -> bool:
+    """Return True if what was compiled runs eagerly now: ``torch.compiler.set_stance``, ``TORCH_COMPILE_DISABLE``."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    stance = getattr(getattr(dynamo, "_stance", None), "stance", "")
+    config = sys.modules.get("torch._dynamo.config")
+    return stance == "force_eager" or bool(getattr(config, "disable", False))
+
+
 def on_calls(module: Any, key: Any, before: BeforeCall, after: AfterCall, guard: Guard = RAISING) -> list[Handle]:
     """Call ``before`` and ``after`` around each call of a module."""
     first, last = _Before(key, before, module, guard), _After(key, after, module, guard)

@@ -14,6 +14,8 @@ from padiff.frameworks.torch.function_tracing import FunctionTracing
 from padiff.frameworks.torch.functions import FunctionHooks
 from padiff.frameworks.torch.losses import on_losses as on_losses
 from padiff.frameworks.torch.modes import aside as aside
+from padiff.frameworks.torch.regions import on_compilations as on_compilations
+from padiff.frameworks.torch.regions import on_regions as on_regions
 from padiff.frameworks.torch.tensor_memory import transforming as transforming
 from padiff.frameworks.torch.watching import OWN_CLASSES
 from padiff.system.guard import RAISING, Guard

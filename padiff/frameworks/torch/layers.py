@@ -13,7 +13,7 @@ from padiff.frameworks.base import evaluating_in
 from padiff.frameworks.compiled import warn_of_compiled
 from padiff.frameworks.settings import plain_settings
 from padiff.frameworks.torch import spread
-from padiff.frameworks.torch.calls import compiled_in_place, compiled_paths, original
+from padiff.frameworks.torch.calls import compiled_in_place, compiled_paths, compiling_is_off, original
 from padiff.frameworks.torch.watching import held
 from padiff.frameworks.watching import Each, compared
 
@@ -90,7 +90,7 @@ def sharded(layer: Any) -> bool:
 
 
 def compiled(layer: Any) -> bool:
-    return original(layer) is not layer or compiled_in_place(layer)
+    return (original(layer) is not layer or compiled_in_place(layer)) and not compiling_is_off()
 
 
 def kind(layer: Any) -> str:
