@@ -90,6 +90,8 @@ class _Search:
         self._agreeing -= failing
         #: Orders by layer, call and slot, newest last.
         self._orders: dict[tuple[str, int, str], Both[np.ndarray]] = {}
+        #: The same of sketches whose rows are in another order.
+        self._sketched: set[tuple[str, int, str]] = set()
 
     def run(self) -> StepDiffs | None:
         sites, found = self._diffs.sites, {}
@@ -122,8 +124,14 @@ class _Search:
             # Sketches are compared by what no order changes.
             if pair.reference.shape != pair.candidate.shape:
                 return None
+            site = pair.anchor.layer, pair.anchor.call, pair.anchor.slot
+            if pair.stage == "backward" and not chosen and site not in self._sketched:
+                return None
             sketched = self._measure(replace(pair, layout=_other_order(pair.layout)))
-            return sketched if chosen or _error(sketched) <= limit else None
+            if not chosen and _error(sketched) > limit:
+                return None
+            self._sketched.add(site)
+            return sketched
         if len(set(counts := [_count(record.shape) for record in (pair.reference, pair.candidate)])) > 1 and not (
             chosen and max(counts) in self._batches
         ):

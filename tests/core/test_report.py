@@ -198,11 +198,19 @@ def test_the_worst_diff_is_the_one_with_the_largest_relative_error(good):
 
 
 def test_long_lists_are_cut_with_a_count():
+    layers = [plain(f"r{name}", "relu") for name in "abcdefghijkl"]
+    [one] = toy_steps([0])
+    report = compare_runs(memory_run(info(*toy_info().layers, *layers, name="big"), one), toy_run([0]))
+    [line] = [line for line in coverage_lines(report) if line.startswith("layers of the big run")]
+    assert line.endswith("rh, and 4 more")
+
+
+def test_long_lists_of_names_that_differ_by_numbers_are_one_name():
     layers = [plain(f"r{k}", "relu") for k in range(12)]
     [one] = toy_steps([0])
     report = compare_runs(memory_run(info(*toy_info().layers, *layers, name="big"), one), toy_run([0]))
     [line] = [line for line in coverage_lines(report) if line.startswith("layers of the big run")]
-    assert line.endswith("r7, and 4 more")
+    assert line == "layers of the big run without a partner: r0-11"
 
 
 def test_the_stage_table_names_the_diff_that_is_furthest_beyond_its_limit():
