@@ -162,3 +162,31 @@ def test_weights_that_explain_each_row_are_proven(kit, fault):
 
 def test_weights_that_explain_not_each_row_are_likely(kit):
     assert not compared(kit, "softmax of the chosen").first_diff.cause.proven
+
+
+def test_a_hard_mask_is_no_dropout(kit):
+    f = LIBRARY[kit.name]
+
+    def run(seed):
+        kit.seed(0)
+        thresholds = np.random.default_rng(seed).normal(size=(TOKENS, 40)).astype(np.float32)
+
+        def forward(net, x):
+            h = net.first(x)
+            kept = h > kit.tensor(thresholds)
+            return net.last(h * (kept.astype("float32") if kit.name == "paddle" else kept.float()))
+
+        model = kit.net(forward, first=kit.Linear(WIDTH, 40), last=kit.Linear(40, 2))
+        random = np.random.default_rng(5)
+        for layer in (model.first, model.last):
+            kit.set_weight(layer, random.normal(size=kit.weight(layer).shape).astype(np.float32))
+        optimizer = kit.sgd(model.parameters(), 0.01)
+        with padiff.record(model, optimizer=optimizer) as rec:
+            f.mean(model(kit.tensor(X)) ** 2).backward()
+            optimizer.step()
+            kit.zero(optimizer)
+            rec.try_dump()
+        return rec.run
+
+    cause = compare_runs(run(0), run(1)).first_diff.cause
+    assert cause.kind != "dropout", str(cause)
