@@ -24,6 +24,8 @@ _SURE = 1e-3
 # Number of neighbours of a row that are looked at, of random projections that stand for it, and the relative distance
 # below which neighbours count as equal.
 _NEIGHBOURS, _PROJECTIONS, _EQUAL = 16, 8, 1e-4
+# Largest number of rows that are looked up.
+_MOST = 1 << 17
 # Least number of rows that have an order.
 _LEAST = 2
 
@@ -173,7 +175,7 @@ def _order_of(pair: Pair) -> Both[np.ndarray] | None:
     assert pair.reference is not None and pair.candidate is not None
     tables = Both(pair.reference.value, pair.candidate.value).map(_table).zip(pair.scales)
     reference, candidate = (table.reshape(len(table), -1).astype(np.float64) / scale for table, scale in tables)
-    if reference.shape[1] != candidate.shape[1] or min(len(reference), len(candidate)) < 1:
+    if reference.shape[1] != candidate.shape[1] or not 0 < min(len(reference), len(candidate)) <= _MOST:
         return None
     if not (np.isfinite(reference).all() and np.isfinite(candidate).all()):
         return None
