@@ -34,6 +34,8 @@ from padiff.system.guard import Guard
 
 # Largest size of the copies of a step's inputs and outputs, in bytes. Chosen.
 _ROOM = 1 << 30
+# Share of a device's free memory that these copies may take there, as a divisor.
+_SHARE = 8
 # Compiled code may be as many times as far from float64 as eager code: kernels add in another order. Chosen.
 _TIMES = 10.0
 # Units in the last place that any result may be off: a fused kernel rounds at other places. Chosen.
@@ -162,6 +164,14 @@ class _Users:
                 compiling.remove()
 
 
+def _free(device: torch.device) -> int:
+    """Return the free memory of a device in bytes; as much as may be needed where it is not known."""
+    with suppress(Exception):
+        if device.type == "cuda":
+            return int(torch.cuda.mem_get_info(device)[0])
+    return _ROOM * _SHARE
+
+
 def _copy_of(gm: Any) -> torch.fx.GraphModule:
     """Return a copy of a graph, as compilers change the graph that they get."""
     graph = torch.fx.Graph()
@@ -257,7 +267,7 @@ class Regions:
             entry.note = "its inputs have no values"
         else:
             size = sum(each.numel() * each.element_size() for each in tensors)
-            if size > self._room:
+            if size > min([self._room, *(_free(each.device) // _SHARE for each in tensors[:1])]):
                 entry.note = f"its inputs take {size / 1e6:,.0f} MB"
             else:
                 self._room -= size
