@@ -129,6 +129,11 @@ class RunComparison:
         """Return the alignment of the layers, based on the first compared step, which shows the called layers."""
         return self._plan.alignment if self._plan is not None else self._aligned(*self._infos, self._map)
 
+    @property
+    def latest(self) -> Sequence[Step]:
+        """Return the latest compared step of each run, of the first rank; empty if there is none."""
+        return tuple(self._compared[0]) if self._compared else ()
+
     def common(self) -> list[int]:
         """Return the numbers of the steps that both runs have by now."""
         numbers = self.runs.map(lambda run: run.numbers())

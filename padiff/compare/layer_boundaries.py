@@ -69,10 +69,10 @@ def _ending_inside(diffs: Sequence[Diff], steps: Both[Step]) -> list[Diff]:
     """
     try:
         calls = steps.map(lambda step: step.trace.calls)
+        outputs = calls.map(lambda side: {(c.layer, c.call): len(c.outputs) for c in side if not c.function})
+        return [diff for diff in diffs if _several(diff, outputs) and _is_computed_inside(diff, steps)]
     except RunFolderError:
-        return []
-    outputs = calls.map(lambda side: {(c.layer, c.call): len(c.outputs) for c in side if not c.function})
-    return [diff for diff in diffs if _several(diff, outputs) and _is_computed_inside(diff, steps)]
+        return []  # a trace is damaged; the figures stay valid
 
 
 def _several(diff: Diff, outputs: Both[dict[tuple[str, int], int]]) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from padiff.errors import RunFolderError
 from padiff.records import LOOP, ROOT, Both, Diff, Kind, Layout, Pair, Record, Step, is_below
 from padiff.records.sources import TensorSource
 from padiff.records.step_diffs import StepDiffs
@@ -24,6 +25,8 @@ _SURE = 1e-3
 # Number of neighbours of a row that are looked at, of random projections that stand for it, and the relative distance
 # below which neighbours count as equal.
 _NEIGHBOURS, _PROJECTIONS, _EQUAL = 16, 8, 1e-4
+# Largest number of distances that are computed at once.
+_AT_ONCE = 1 << 18
 # Largest number of rows that are looked up.
 _MOST = 1 << 17
 # Least number of rows that have an order.
@@ -72,7 +75,10 @@ def with_row_orders(diffs: StepDiffs, step: Step, measure: Callable[[Pair], Diff
         step: the reference's step.
         measure: function that measures a pair.
     """
-    return _Search(diffs, step, measure).run()
+    try:
+        return _Search(diffs, step, measure).run()
+    except RunFolderError:
+        return None  # the trace is damaged; the figures stay valid
 
 
 class _Search:
@@ -189,12 +195,10 @@ def _order_of(pair: Pair) -> Both[np.ndarray] | None:
 
 def _places(few: np.ndarray, many: np.ndarray) -> np.ndarray | None:
     """Return for each row of one table the place of its own row in another table; `None` if two claim the same."""
-    from scipy.spatial import cKDTree  # takes a tenth of a second to import
-
     directions = np.random.default_rng(0).standard_normal((few.shape[1], min(_PROJECTIONS, few.shape[1])))
     points = [table @ directions for table in (few, many)]
     width = min(_NEIGHBOURS, len(many))
-    distances, neighbours = (table.reshape(len(few), width) for table in cKDTree(points[1]).query(points[0], k=width))
+    distances, neighbours = (table.reshape(len(few), width) for table in _nearest(points[0], points[1], width))
     sizes = np.linalg.norm(points[0], axis=1)
     numbers, taken = np.full(len(few), -1), np.zeros(len(many), np.bool_)
     for row in np.argsort(distances[:, 0], kind="stable").tolist():
@@ -205,6 +209,18 @@ def _places(few: np.ndarray, many: np.ndarray) -> np.ndarray | None:
         numbers[row] = free[0]
         taken[free[0]] = True
     return numbers
+
+
+def _nearest(points: np.ndarray, others: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distances and the numbers of the nearest other points of each point, nearest first."""
+    if len(points) * len(others) > _AT_ONCE:
+        from scipy.spatial import cKDTree  # takes a tenth of a second to import
+
+        distances, numbers = cKDTree(others).query(points, k=count)
+        return np.asarray(distances), np.asarray(numbers)
+    apart = np.linalg.norm(points[:, None] - others[None], axis=2)
+    numbers = np.argsort(apart, axis=1, kind="stable")[:, :count]
+    return np.take_along_axis(apart, numbers, 1), numbers
 
 
 def _chosen(record: Record, numbers: np.ndarray) -> Record:

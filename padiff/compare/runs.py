@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from padiff.compare.comparison import RunComparison
-from padiff.compare.diagnose.regions import with_regions
+from padiff.compare.diagnose.regions import RegionsOfSteps, with_regions
 from padiff.compare.executors import executor_of, shown_to_workers
 from padiff.compare.findings import Findings
 from padiff.compare.judge.policy import Policy
@@ -98,6 +98,7 @@ def compare_runs(
     if pool is not None:
         paths, identities = shown_to_workers(list(sources)), [run.info.identity for run in runs]
     findings, first = None, None
+    regions: Both[RegionsOfSteps] = Both([], [])
     done = 0
 
     def report_progress(share: float = 0.0) -> None:
@@ -123,6 +124,9 @@ def compare_runs(
             report_progress()
             ranks = comparison.rank_diffs(number, common[place + 1 : place + STEPS_AT_A_TIME])
             diffs = StepDiffs.joined(ranks)
+            for found, step in zip(regions, comparison.latest):
+                if step.regions:
+                    found.append((number.reference, step.regions))
             if findings is None:
                 again = in_folders and not (comparison.spread or processes_differ(runs.map(lambda run: run.info)))
                 findings = Findings(comparison.alignment, runs if again else None)
@@ -147,7 +151,7 @@ def compare_runs(
     )
     report = comparison.report_of(findings, first, [number.reference for number in common], only)
     report = report if tokens is None else tokens.described(report)
-    return with_regions(report, runs, common)
+    return with_regions(report, regions)
 
 
 def _is_replay(runs: Both[Run]) -> bool:

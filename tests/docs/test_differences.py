@@ -15,6 +15,8 @@ PAGE = Page.of(DOCS / "differences.md")
 @pytest.fixture
 def script(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks/differences"))
+    for name in ("run", "entry", "functions", "models", "trainers"):  # of another benchmark
+        monkeypatch.delitem(sys.modules, name, raising=False)
     before = set(sys.modules)
     yield importlib.import_module("run")
     for name in ("run", "entry", "functions", "models", "trainers"):

@@ -44,15 +44,15 @@ def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
             default=len(calls),
         )
         flips = [each for each in flips_of(steps, evidence.alignment, infos) if each.position < end]
+        for position, pair in paired(steps.map(lambda step: step.trace), evidence.alignment):
+            names = pair.map(lambda call: _MIRRORED.get(call.function, call.function))
+            if position < end and names.reference != names.candidate and _same_input(steps, pair):
+                text = f"{_name(pair)}, of the same values"
+                return Cause("choice_function", text, lines=pair.map(lambda call: call.line))
     except (RunFolderError, SketchOnlyError):
         return None
     limit = _limit(diff, step)
     before: list[Flips] = []
-    for position, pair in paired(steps.map(lambda step: step.trace), evidence.alignment):
-        names = pair.map(lambda call: _MIRRORED.get(call.function, call.function))
-        if position < end and names.reference != names.candidate and _same_input(steps, pair):
-            text = f"{_name(pair)}, of the same values"
-            return Cause("choice_function", text, lines=pair.map(lambda call: call.line))
     for each in flips:
         if not within_rounding(each, limit, before):
             return _cause(each)

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from padiff.errors import RunFolderError
-from padiff.records import ROOT, SIDES, Both, Cause, FirstDiff, Report, Run
+from padiff.records import ROOT, SIDES, Both, Cause, FirstDiff, Report
 from padiff.records.regions import Region
 from padiff.system.frames import Frame
 
-# Steps that are looked at: regions are recorded in the first steps, and where functions are traced.
-_STEPS = 3
 # Operations and kernels that are named.
 _FEW = 3
 
 
-def with_regions(report: Report, runs: Both[Run], numbers: Sequence[Both[int]]) -> Report:
+#: Compiled regions of a run, with the number of the step, in order.
+RegionsOfSteps = list[tuple[int, tuple[Region, ...]]]
+
+
+def with_regions(report: Report, recorded: Both[RegionsOfSteps]) -> Report:
     """Return a report with what the runs' compiled regions show: notes, and the cause of the first diff.
 
     Args:
         report: the report.
-        runs: reference and candidate.
-        numbers: the compared steps.
+        recorded: the regions of the compared steps of each run.
     """
     first = report.first_diff
-    if first is not None:
-        numbers = [number for number in numbers if number.reference <= first.step]
-    regions = [
-        (side, *_regions(run, [getattr(number, side) for number in [*numbers[:_STEPS], *numbers[-1:]]]))
-        for side, run in zip(SIDES, runs)
-    ]
+    last = math.inf if first is None else first.step
+    regions = [(side, *_regions([each for each in steps if each[0] <= last])) for side, steps in zip(SIDES, recorded)]
     notes = [note for side, step, each in regions for note in _notes(side, step, each, first is not None)]
     # The candidate's regions first: the reference is the run to trust.
     wrong = next(((side, step, each) for side, step, found in reversed(regions) for each in found if each.failed), None)
@@ -47,19 +44,10 @@ def with_regions(report: Report, runs: Both[Run], numbers: Sequence[Both[int]]) 
     return replace(report, first_diff=first, regions=tuple(notes)) if notes else report
 
 
-def _regions(run: Run, numbers: Sequence[int]) -> tuple[int, tuple[Region, ...]]:
-    """Return the regions of the first step in which one differs, else those of the last step that has some."""
-    latest: tuple[int, tuple[Region, ...]] = 0, ()
-    for number in dict.fromkeys(numbers):
-        try:
-            found = run.steps(number)[0].regions
-        except RunFolderError:
-            continue  # the comparison says what is damaged
-        if found:
-            latest = number, found
-        if any(region.failed for region in found):
-            break
-    return latest
+def _regions(steps: RegionsOfSteps) -> tuple[int, tuple[Region, ...]]:
+    """Return the regions of the first step in which one differs, else those of the last step."""
+    failed = (each for each in steps if any(region.failed for region in each[1]))
+    return next(failed, steps[-1] if steps else (0, ()))
 
 
 def _notes(side: str, step: int, regions: Sequence[Region], differs: bool) -> list[str]:
