@@ -237,3 +237,49 @@ def test_samples_that_nearly_tie_for_a_loss_are_no_difference(kit):
 @pytest.mark.parametrize("fault", [{"largest": False}, {"k": 7}], ids=str)
 def test_other_samples_in_the_loss_are_a_difference(kit, fault):
     assert not compare_runs(mined(kit, True), mined(kit, True, **fault)).passed
+
+
+def by_function(kit, choose, times=1.0):
+    kit.seed(0)
+    f = LIBRARY[kit.name]
+
+    def forward(net, x):
+        h = net.first(x)
+        return net.last(h * times + choose(f, h) * 0.5)
+
+    model = kit.net(forward, first=kit.Linear(WIDTH, 6), last=kit.Linear(6, 2))
+    random = np.random.default_rng(5)
+    for layer in (model.first, model.last):
+        kit.set_weight(layer, random.normal(size=kit.weight(layer).shape).astype(np.float32))
+        kit.set(layer.bias, np.zeros(kit.numpy(layer.bias).shape, np.float32))
+    optimizer = kit.sgd(model.parameters(), 0.01)
+    with padiff.record(model, optimizer=optimizer) as rec:
+        (model(kit.tensor(X)) ** 2).mean().backward()
+        optimizer.step()
+        kit.zero(optimizer)
+        rec.try_dump()
+    return rec.run
+
+
+def test_another_function_that_chooses_is_named(kit):
+    runs = by_function(kit, lambda f, h: f.round(h)), by_function(kit, lambda f, h: f.floor(h))
+    assert "floor" in compare_runs(*runs).first_diff.cause.sentence
+
+
+def test_another_function_that_chooses_the_same_is_no_cause(kit):
+    def numbers(places):
+        places = places.reshape([-1])
+        return places.astype("float32") if kit.name == "paddle" else places.float()
+
+    def best(f, h):
+        return numbers(f.topk(h, 1, -1)[1])[:, None] * (h * 0 + 0.1)
+
+    def first(f, h):
+        return numbers(f.argmax(h, -1))[:, None] * (h * 0 + 0.1)
+
+    def as_rows(run):
+        return lambda f, h: run(f, h.reshape([-1, 6])).reshape(h.shape)
+
+    runs = by_function(kit, as_rows(best)), by_function(kit, as_rows(first), times=1.01)
+    cause = compare_runs(*runs).first_diff.cause
+    assert cause is None or cause.kind != "choice_function", str(cause)

@@ -46,7 +46,10 @@ def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
         flips = [each for each in flips_of(steps, evidence.alignment, infos) if each.position < end]
         for position, pair in paired(steps.map(lambda step: step.trace), evidence.alignment):
             names = pair.map(lambda call: _MIRRORED.get(call.function, call.function))
-            if position < end and names.reference != names.candidate and _same_input(steps, pair):
+            if position >= end or names.reference == names.candidate or not _same(steps, pair, "inputs"):
+                continue
+            threshold = pair.reference.choice is not None and not pair.reference.choice.chosen
+            if any(each.position == position for each in flips) or (threshold and not _same(steps, pair, "outputs")):
                 text = f"{_name(pair)}, of the same values"
                 return Cause("choice_function", text, lines=pair.map(lambda call: call.line))
     except (RunFolderError, SketchOnlyError):
@@ -60,11 +63,15 @@ def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
     return None
 
 
-def _same_input(steps: Both[Step], calls: Both[TracedCall]) -> bool:
-    """Return True if two calls choose from the same values."""
-    tensors = steps.zip(calls).map(lambda side: side[0].trace.tensors[side[1].inputs[0].tensor])
+def _same(steps: Both[Step], calls: Both[TracedCall], what: str) -> bool:
+    """Return True if two calls have the same first input or output.
+
+    Args:
+        what: ``inputs`` or ``outputs``.
+    """
+    tensors = steps.zip(calls).map(lambda side: side[0].trace.tensors[getattr(side[1], what)[0].tensor])
     if any(tensor.source is None or tensor.source.sketched for tensor in tensors):
-        return False
+        return what == "outputs"
     reference, candidate = tensors.map(lambda tensor: tensor.source.read().astype(np.float64))  # type: ignore[union-attr]
     return reference.shape == candidate.shape and bool(
         np.linalg.norm(candidate - reference) <= _SAME * np.linalg.norm(reference)
