@@ -110,3 +110,21 @@ def test_a_trainer_with_gradients_against_generate(tmp_path):
     # The token that was sampled last is not given to the model again.
     assert "Not compared: 4 tokens that only the reference has" in report.tokens
     assert any("nats" in line for line in report.tokens)
+
+
+def test_the_same_sequences_in_another_order_are_another_batch():
+    def run(order):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Embedding(20, 8), torch.nn.Linear(8, 20))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        ids = torch.randint(0, 20, (6, 5), generator=torch.Generator().manual_seed(1))
+        with padiff.record(model, optimizer=optimizer) as rec:
+            for _ in range(2):
+                torch.nn.functional.cross_entropy(model(ids[order]).flatten(0, 1), ids.flatten()).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                rec.try_dump()
+        return rec.run
+
+    first = padiff.compare_runs(run([0, 1, 2, 3, 4, 5]), run([3, 1, 2, 0, 4, 5])).first_diff
+    assert first.diff.pair.stage == "input"
