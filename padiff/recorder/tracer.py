@@ -214,6 +214,9 @@ class Tracer:
                     owned.append(parameter)
             arguments = plain_arguments(inputs)
             before, chooses = None, name in CHOOSING
+            if inside.node.path == LOOP and not self.functions:  # of the loop, only what the loss is made of
+                nth = self._nth[LOOP, inside.number, name, inside.training]
+                chooses = chooses and (name, nth) in self._records.known.loop_choices
             if chooses:
                 with own_calls(), self._framework.tensors.without_grad():
                     before = seen(self._framework.tensors, name, inputs, arguments, level not in (FULL, WITHIN))
@@ -253,9 +256,7 @@ class Tracer:
                 ]
             )
             choice = None
-            key = path, inside.number, name, inside.training
-            heard = path != LOOP or self.functions or (name, self._nth[key]) in self._records.known.loop_choices
-            if begun.seen is not None and heard:
+            if begun.seen is not None:
                 with suppress(TypeError, ValueError, IndexError, RuntimeError):  # an unknown form of the function
                     choice = self._choice(begun.seen, result, path)
         except Exception as error:
@@ -263,6 +264,7 @@ class Tracer:
             return
         if not outputs:
             return
+        key = path, inside.number, name, inside.training
         nth, self._nth[key] = self._nth[key], self._nth[key] + 1
         traced = TracedCall(
             path,
