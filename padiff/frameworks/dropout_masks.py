@@ -9,7 +9,6 @@ alone does not show the mask where the input is zero. Then padiff sets the gener
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -18,8 +17,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from padiff.frameworks.interception import UNKNOWN_CALL, InterceptedCall, Interception, Listener
-from padiff.system.guard import RAISING, Guard
+from padiff.frameworks.interception import UNKNOWN_CALL, InterceptedCall, OutermostCalls
+from padiff.system.guard import Guard
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,37 +117,14 @@ class DropoutFunctions(Protocol):
         """Set the random generators to a state."""
 
 
-class _Calls(Listener):
-    """A listener of dropout functions until `remove`; of nested calls, only the outermost counts."""
-
-    def __init__(self, framework: DropoutFunctions, guard: Guard = RAISING) -> None:
-        self._framework, self.guard = framework, guard
-        self._inside = False
-        self._thread = threading.get_ident()
-        self._listening: list[Interception] = []
-        try:
-            for owner, attribute, name in framework.functions():
-                self._listening.append(Interception(owner, attribute, self, name))
-        except BaseException:
-            self.remove()
-            raise
-
-    def remove(self) -> None:
-        while self._listening:
-            self._listening[-1].remove()
-            self._listening.pop()
-
-    def _listens(self) -> bool:
-        return not self._inside and threading.get_ident() == self._thread
-
-
-class MasksSeen(_Calls):
+class MasksSeen(OutermostCalls):
     """Listener that passes dropout masks to an observer, without changing numbers or random generators."""
 
     def __init__(self, framework: DropoutFunctions, observer: MaskObserver) -> None:
+        self._framework = framework
         self._observer: MaskObserver | None = observer
         self._before: Any = None
-        super().__init__(framework, observer.guard)
+        super().__init__(framework.functions(), observer.guard)
 
     def remove(self) -> None:
         self._observer = None
@@ -184,12 +160,13 @@ class MasksSeen(_Calls):
             self._observer.ended(about, part)
 
 
-class MasksFed(_Calls):
+class MasksFed(OutermostCalls):
     """Listener that makes dropout functions use the masks of a source."""
 
     def __init__(self, framework: DropoutFunctions, source: MaskSource) -> None:
+        self._framework = framework
         self._source: MaskSource | None = source
-        super().__init__(framework)
+        super().__init__(framework.functions())
 
     def remove(self) -> None:
         self._source = None

@@ -15,15 +15,16 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Protocol
 
-from padiff.system.guard import Guard
+from padiff.system.guard import RAISING, Guard
 
 # A placeholder among the constants of a code object, which `_code_like` replaces by the object to call.
 _PLACE = "what is called instead"
@@ -282,3 +283,32 @@ def _template(
     for _ in range(2):
         code = next(const for const in code.co_consts if isinstance(const, CodeType))
     return code
+
+
+class OutermostCalls(Listener):
+    """A listener of functions on one thread, until `remove`; of nested calls, only the outermost counts.
+
+    Args:
+        functions: the module or class that has each function, its name there, and the listener's name for it.
+    """
+
+    def __init__(self, functions: Iterable[tuple[Any, str, str]], guard: Guard = RAISING) -> None:
+        self.guard = guard
+        self._inside = False
+        self._thread = threading.get_ident()
+        self._listening: list[Interception] = []
+        try:
+            for owner, attribute, name in functions:
+                self._listening.append(Interception(owner, attribute, self, name))
+        except BaseException:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        """Stop listening."""
+        while self._listening:
+            self._listening[-1].remove()
+            self._listening.pop()
+
+    def _listens(self) -> bool:
+        return not self._inside and threading.get_ident() == self._thread

@@ -6,7 +6,6 @@ The function is called first, so that its own choice is known, and recorded if a
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Protocol
@@ -14,8 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from padiff.frameworks.api_names import parameters_of
-from padiff.frameworks.interception import UNKNOWN_CALL, InterceptedCall, Interception, Listener
-from padiff.system.guard import RAISING
+from padiff.frameworks.interception import UNKNOWN_CALL, InterceptedCall, OutermostCalls
 
 
 class ChoiceSource(Protocol):
@@ -50,29 +48,16 @@ class ChoosingFunctions(Protocol):
         """Return the output of a function that chooses these places: of the type of its own output."""
 
 
-class ChoicesFed(Listener):
+class ChoicesFed(OutermostCalls):
     """Listener that makes functions choose the places of a source, until `remove`."""
 
     def __init__(self, framework: ChoosingFunctions, source: ChoiceSource) -> None:
-        self._framework, self._source, self.guard = framework, source, RAISING
-        self._inside = False
-        self._thread = threading.get_ident()
-        self._listening: list[Interception] = []
-        try:
-            for owner, attribute, name in framework.functions():
-                self._listening.append(Interception(owner, attribute, self, name))
-        except BaseException:
-            self.remove()
-            raise
-
-    def remove(self) -> None:
-        while self._listening:
-            self._listening[-1].remove()
-            self._listening.pop()
+        self._framework, self._source = framework, source
+        super().__init__(framework.functions())
 
     def instead(self, call: InterceptedCall, name: str) -> Callable[[], Any] | None:
         """Return a function that makes the call and chooses the source's places; `None` to leave the call alone."""
-        if self._inside or threading.get_ident() != self._thread or not self._source.is_active():
+        if not self._listens() or not self._source.is_active():
             return None
         return partial(self._called, call, name)
 
