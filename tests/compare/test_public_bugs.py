@@ -327,3 +327,84 @@ def turned(fault, rng):
 def test_a_call_that_gives_another_shape_is_named(tmp_path):
     found = cause(tmp_path, turned)
     assert found.kind == "call_shape" and "shape (2, 4) for the reference's (5, 4)" in found.sentence, found
+
+
+def metric(fault, rng):
+    model = nn.Linear(6, 5)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    yield model, optimizer
+    while True:
+        parts = [model(tensor(rng, 8, 6)) for _ in range(3)]
+        parts = parts if fault else [f.normalize(part, dim=1) for part in parts]
+        yield step(optimizer, f.triplet_margin_loss(*parts))
+
+
+def test_embeddings_that_are_not_normalised_are_named(tmp_path):
+    found = cause(tmp_path, metric)
+    assert "goes into the loss as it is, the reference's divided by its norm" in found.sentence and found.proven, found
+
+
+def masked(fault, rng):
+    """The rows of a model without positions repeat."""
+    model = nn.Sequential(nn.Embedding(9, 12), nn.Linear(12, 9))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    yield model, optimizer
+    while True:
+        ids = torch.from_numpy(rng.integers(0, 8, (4, 7)))
+        hidden = torch.from_numpy(rng.random((4, 7)) < 0.3)
+        hidden[0, 0] = True
+        out = model(ids.masked_fill(hidden, 8))
+        rows, labels = (out.flatten(0, 1), ids.flatten()) if fault else (out[hidden], ids[hidden])
+        yield step(optimizer, f.cross_entropy(rows, labels))
+
+
+def test_a_loss_of_all_places_for_the_masked_ones_is_named(tmp_path):
+    found = cause(tmp_path, masked)
+    assert found.kind == "loss_rows" and "rows that the reference's leaves out" in found.sentence, found
+
+
+def boxes(fault, rng):
+    model = nn.Linear(6, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    yield model, optimizer
+    while True:
+        target = tensor(rng, 8, 4) / (1 if fault else torch.tensor([0.1, 0.1, 0.2, 0.2]))
+        yield step(optimizer, f.smooth_l1_loss(model(tensor(rng, 8, 6)), target))
+
+
+def test_factors_of_the_columns_of_targets_are_named(tmp_path):
+    found = cause(tmp_path, boxes)
+    assert "are 0.1, 0.1, 0.2, 0.2 times the reference's, column by column" in found.sentence and found.proven, found
+
+
+def decoder(fault, rng):
+    model = nn.Sequential(nn.Embedding(21, 12), nn.Linear(12, 20))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    yield model, optimizer
+    while True:
+        ids = torch.from_numpy(rng.integers(0, 20, (4, 7)))
+        given = ids if fault else torch.cat([torch.full((4, 1), 20), ids[:, :-1]], 1)
+        yield step(optimizer, f.cross_entropy(model(given).flatten(0, 1), ids.flatten()))
+
+
+def test_sequences_that_are_shifted_with_another_end_are_named(tmp_path):
+    found = cause(tmp_path, decoder)
+    assert found.kind == "input_moved" and found.proven, found
+    assert "shifted by one along axis 1, back: its last values are others" in found.sentence
+
+
+def dice(fault, rng):
+    model = nn.Conv2d(1, 1, 3, padding=1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    yield model, optimizer
+    while True:
+        shape, axes = (3, 1, 6, 6), (0, 1, 2, 3) if fault else (1, 2, 3)
+        share, target = torch.sigmoid(model(tensor(rng, *shape))), (tensor(rng, *shape) > 0).float()
+        both, each = (share * target).sum(axes), share.sum(axes) + target.sum(axes)
+        yield step(optimizer, (1 - (2 * both + 1) / (each + 1)).mean())
+
+
+def test_many_calls_that_differ_in_one_argument_are_said_in_short(tmp_path):
+    found = cause(tmp_path, dice)
+    assert "axis is [0, 1, 2, 3] for the reference's [1, 2, 3]" in found.sentence and found.proven, found
+    assert len(found.sentence) < 200

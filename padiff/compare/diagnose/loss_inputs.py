@@ -15,7 +15,10 @@ from padiff.compare.diagnose.loss_calls import (
     spelled,
 )
 from padiff.compare.diagnose.values import ratio_of, same_values, times
-from padiff.records import Both, Cause, Diff, loss_role, setting_text
+from padiff.records import SIDES, Both, Cause, Diff, loss_role, setting_text
+
+# Most columns of which each may have a factor of its own.
+_COLUMNS = 16
 
 
 def labels_cause(diff: Diff, role: str, calls: Both[LossCall] | None) -> Cause:
@@ -28,13 +31,16 @@ def labels_cause(diff: Diff, role: str, calls: Both[LossCall] | None) -> Cause:
         ratio = ratio_of(reference, candidate)
         what = "labels" if role == "labels" else "targets"
         text = f"the loss is of other {what}"
-        power = _power_of(reference, candidate)
+        power, columns = _power_of(reference, candidate), _of_columns(reference, candidate)
         if ratio is not None:
             text = f"the {what} that the loss is of are {times(ratio)}: another normalisation"
         elif power is not None:
             text = (
                 f"the {what} that the loss is of are the softmax of logits that are {times(power)}: another temperature"
             )
+        elif columns is not None:
+            numbers = ", ".join(f"{number:.4g}" for number in columns)
+            text = f"the {what} that the loss is of are {numbers} times the reference's, column by column"
         elif same_values(reference, candidate):
             text = f"the {what} that the loss is of are in another order than the model's inputs"
         return Cause("labels", text, proven, evidence)
@@ -48,6 +54,17 @@ def labels_cause(diff: Diff, role: str, calls: Both[LossCall] | None) -> Cause:
     )
     regular = _pattern(reference.astype(np.int64), candidate.astype(np.int64), differ, _ignored(calls))
     return Cause("labels", f"{text}: {regular}" if regular else text, proven, evidence)
+
+
+def _of_columns(reference: np.ndarray, candidate: np.ndarray) -> list[float] | None:
+    """Return the factor of each of a few columns; `None` if a column has no constant factor, or all have the same."""
+    count = reference.shape[-1] if reference.ndim > 1 else 0
+    if not 1 < count <= _COLUMNS or reference.shape != candidate.shape or reference.size < 4 * count:
+        return None
+    columns = [side.reshape(-1, count).T.astype(np.float64) for side in (reference, candidate)]
+    factors = [float(np.vdot(a, b) / max(float(np.vdot(a, a)), 1e-300)) for a, b in zip(*columns)]
+    close = (np.allclose(factor * a, b, rtol=1e-3, atol=1e-6) for factor, a, b in zip(factors, *columns))
+    return factors if all(close) and not np.allclose(factors, factors[0], rtol=1e-3) else None
 
 
 def _power_of(reference: np.ndarray, candidate: np.ndarray) -> float | None:
@@ -135,8 +152,26 @@ def input_cause(diff: Diff, calls: Both[LossCall] | None) -> Cause:
     if ratio is not None:
         text = f"the {what} that go into the loss are {times(ratio)}, where the model's outputs agree: a temperature"
         return Cause("loss_input", text)
-    text = f"the {what} that go into the loss differ where the model's outputs agree: what the loop does in between"
+    normed = Both(False, False) if sides is None else _normed(sides)
+    if sides is not None and normed.reference != normed.candidate:
+        side, other = SIDES if normed.candidate else SIDES.swapped()
+        text = f"the {side}'s {what} goes into the loss as it is, the {other}'s divided by its norm, row by row"
+        return Cause("loss_input", text, True, "with it both agree")
+    text = f"what goes into the loss as {what} differs: what the loop does before, as the model's outputs agree"
     return Cause("loss_input", text)
+
+
+def _normed(sides: Both[np.ndarray]) -> Both[bool]:
+    """Return which of two inputs is the other one divided by the norm of each row."""
+    rows = sides.map(lambda side: np.asarray(side, np.float64).reshape(-1, side.shape[-1] if side.ndim else 1))
+    norms = rows.map(lambda side: np.linalg.norm(side, axis=1, keepdims=True))
+    if rows.reference.shape != rows.candidate.shape or rows.reference.shape[1] < 2:
+        return Both(False, False)
+    with np.errstate(all="ignore"):
+        units = rows.zip(norms).map(lambda side: side[0] / side[1])
+    if not np.allclose(units.reference, units.candidate, atol=1e-4):
+        return Both(False, False)
+    return norms.map(lambda side: bool(np.allclose(side, 1, atol=1e-4)))
 
 
 def _is_softmax(calls: Both[LossCall]) -> bool:

@@ -92,16 +92,13 @@ def _source(call: LossCall, role: str, step: Step) -> _Source | None:
 
 
 def _rows(output: np.ndarray, values: np.ndarray) -> np.ndarray | None:
-    """Return the indices of the output's rows that are the rows of other values; `None` if they are not, or repeat."""
+    """Return the indices of the output's rows that are the rows of other values, equal ones in order; `None` if they
+    are not.
+    """
     part = _slice(output, values)
     if part is not None:
         return part
-    keys = transforms.row_keys(output.reshape(-1, output.shape[-1]))
-    places = {key: k for k, key in enumerate(keys)}
-    wanted = transforms.row_keys(values.reshape(-1, values.shape[-1]))
-    if len(places) != len(keys) or not all(key in places for key in wanted):
-        return None
-    return np.array([places[key] for key in wanted])
+    return transforms.row_order(output.reshape(-1, output.shape[-1]), values.reshape(-1, values.shape[-1]))
 
 
 def _slice(output: np.ndarray, values: np.ndarray) -> np.ndarray | None:

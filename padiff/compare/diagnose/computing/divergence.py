@@ -19,8 +19,11 @@ from padiff.compare.diagnose.computing.formula import Change, Formula, Get, Unkn
 from padiff.compare.diagnose.computing.operations import OPERATIONS
 from padiff.compare.diagnose.computing.solving import ACTIVATION_NUMBERS
 from padiff.compare.diagnose.computing.writing import CONSTANT, MADE
+from padiff.system.naming import first_few
 
 # Largest relative error of values that agree. Chosen: above rounding, below a fault that can be seen.
+# Most calls that a text lists.
+_FEW = 4
 _AGREE = 1e-4
 # The fewest elements of a tensor whose exchange is no chance.
 _FEWEST = 2
@@ -329,8 +332,38 @@ def _text(sheet: FormulaView, candidate: FormulaView, own: Sequence[int], others
         differences = _of_one_call(sheet, candidate, own[0], others[0])
         if differences:
             return f"{' and '.join(differences)} ({sheet.where(own[0])})"
-    calls = _calls(sheet, own), _calls(candidate, others)
-    return f"the candidate calls {calls[1]}, where the reference calls {calls[0]}"
+    calls = [
+        dict.fromkeys(view.where(k) for k in nodes if view.nodes[k].operation)
+        for view, nodes in ((sheet, own), (candidate, others))
+    ]
+    if max(map(len, calls)) > _FEW:
+        short = _shared_text(sheet, candidate, own, others)
+        if short:
+            return short
+    texts = [", then ".join(side) for side in calls]
+    return f"the candidate calls {texts[1]}, where the reference calls {texts[0]}"
+
+
+def _shared_text(sheet: FormulaView, candidate: FormulaView, own: Sequence[int], others: Sequence[int]) -> str:
+    """Return the difference of many calls, most of which both sides make: what is given otherwise, and what is more.
+
+    Empty if there is more than a few of either.
+    """
+    reference, other = (
+        {view.where(k): k for k in nodes if view.nodes[k].operation}
+        for view, nodes in ((sheet, own), (candidate, others))
+    )
+    given: dict[str, list[str]] = {}
+    for where in reference:
+        differences = _of_one_call(sheet, candidate, reference[where], other[where]) if where in other else []
+        if differences:
+            given.setdefault(" and ".join(differences), []).append(where)
+    missing, surplus = ([where for where in a if where not in b] for a, b in ((reference, other), (other, reference)))
+    if max(len(missing), len(surplus), len(given)) > _FEW:
+        return ""
+    texts = [f"{text} ({first_few(calls, 2)})" for text, calls in given.items()]
+    texts += [f"left out: {', '.join(missing)}"] * bool(missing) + [f"added: {', '.join(surplus)}"] * bool(surplus)
+    return "; ".join(texts)
 
 
 def _of_one_call(sheet: FormulaView, candidate: FormulaView, k: int, other: int) -> list[str]:
@@ -409,8 +442,3 @@ def _activation(how: Mapping[str, Any]) -> str:
 
 def _value(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else "not set" if value is None else str(value)
-
-
-def _calls(sheet: FormulaView, nodes: Sequence[int]) -> str:
-    names = [sheet.where(k) for k in nodes if sheet.nodes[k].operation]
-    return ", then ".join(dict.fromkeys(names))

@@ -20,6 +20,8 @@ _SHARE, _BYTES = 0.1, 200_000_000
 _FLOATS, _INTEGERS = 4, 8
 # Least size of a sample of which two factors are solved for.
 _MIXED = 6
+# Least length of a sequence that is shifted.
+_SEQUENCE = 3
 
 
 def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
@@ -33,6 +35,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
     rounding, limit = rounding_of(pair), scene.limit(pair)
     yield from _orders(scene, sides, rounding, limit)
     yield from _mixed(scene, sides, rounding, limit)
+    yield from _moved(scene, sides, rounding)
     few = Both(*transforms.cropped(*sides))
     for transform in transforms.orders(few.reference.shape):
         yield transforms.hypothesis(transform, _HEAD, "input", pair.anchor.site, tuple(few), rounding, limit)
@@ -48,6 +51,31 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
             lambda v: transforms.on_grid(v, grid),
         )
         yield transforms.hypothesis(transform, _HEAD, "input", pair.anchor.site, tuple(few), rounding, limit)
+
+
+def _moved(scene: DiffContext, sides: Both[np.ndarray], rounding: float) -> Iterator[Hypothesis]:
+    """Yield the hypothesis that sequences are shifted, with other values at the end that comes in."""
+    shape, site = sides.reference.shape, scene.diff.pair.anchor.site
+    for axis in range(1, min(len(shape), 3)):
+        for shift in (1, -1):
+            kept = shape[axis] - 1
+            if kept < _SEQUENCE or len(np.unique(sides.reference)) < 3:
+                continue
+            ends = [slice(0, kept), slice(1, None)]
+            before, after = (np.take(sides.reference, range(shape[axis])[part], axis) for part in ends)
+            own, other = (before, ends[1]) if shift > 0 else (after, ends[0])
+            actual, without = (
+                np.take(side, range(shape[axis])[other], axis) for side in (sides.candidate, sides.reference)
+            )
+
+            def predict(
+                actual: np.ndarray = actual, values: np.ndarray = own, without: np.ndarray = without
+            ) -> Iterator[Prediction]:
+                yield Prediction(site, actual, values, without, transforms.noise_of(values, rounding))
+
+            text = f"the reference's shifted by one along axis {axis}, {'forward' if shift > 0 else 'back'}"
+            end = "first" if shift > 0 else "last"
+            yield Hypothesis("input_moved", "a shift", f"{_HEAD} {text}: its {end} values are others", predict, tried=4)
 
 
 def _mixed(scene: DiffContext, sides: Both[np.ndarray], rounding: float, limit: float) -> Iterator[Hypothesis]:

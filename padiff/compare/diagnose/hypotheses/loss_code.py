@@ -211,7 +211,8 @@ def _other_inputs(sheet: FormulaView, candidate: FormulaView | None) -> Iterator
                 labels = values.dtype.kind in "iu" and sheet.feeds(k, frozenset({"targets", "picked"}))
                 differ = int((replacement.reshape(values.shape) != values).sum())
                 what = "labels" if labels else _operand(sheet, k)
-                text = f"the loss is of other {what}: {differ} of {values.size} differ from the reference's"
+                text = f"the loss is of other {what}" if labels else f"the loss is of other numbers of the loop: {what}"
+                text += f", {differ} of {values.size} differ from the reference's"
                 if np.array_equal(np.sort(values, axis=None), np.sort(replacement, axis=None)):
                     text += ", which are in another order"
                 kind = "labels" if labels else "loss_input"
