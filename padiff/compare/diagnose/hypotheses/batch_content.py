@@ -35,7 +35,6 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
     rounding, limit = rounding_of(pair), scene.limit(pair)
     yield from _orders(scene, sides, rounding, limit)
     yield from _mixed(scene, sides, rounding, limit)
-    yield from _moved(scene, sides, rounding)
     few = Both(*transforms.cropped(*sides))
     for transform in transforms.orders(few.reference.shape):
         yield transforms.hypothesis(transform, _HEAD, "input", pair.anchor.site, tuple(few), rounding, limit)
@@ -51,6 +50,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
             lambda v: transforms.on_grid(v, grid),
         )
         yield transforms.hypothesis(transform, _HEAD, "input", pair.anchor.site, tuple(few), rounding, limit)
+    yield from _moved(scene, sides, rounding)
 
 
 def _moved(scene: DiffContext, sides: Both[np.ndarray], rounding: float) -> Iterator[Hypothesis]:
@@ -75,7 +75,9 @@ def _moved(scene: DiffContext, sides: Both[np.ndarray], rounding: float) -> Iter
 
             text = f"the reference's shifted by one along axis {axis}, {'forward' if shift > 0 else 'back'}"
             end = "first" if shift > 0 else "last"
-            yield Hypothesis("input_moved", "a shift", f"{_HEAD} {text}: its {end} values are others", predict, tried=4)
+            yield Hypothesis(
+                "input_moved", "a shift", f"{_HEAD} {text}: its {end} values are others", predict, tried=4, changes=2
+            )
 
 
 def _mixed(scene: DiffContext, sides: Both[np.ndarray], rounding: float, limit: float) -> Iterator[Hypothesis]:
