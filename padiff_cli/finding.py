@@ -17,6 +17,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from padiff.frameworks import framework_of
+from padiff.frameworks.direct_calls import DirectCallWatch
 from padiff.frameworks.hooking import Handle
 from padiff.model.tree import walk
 from padiff.recorder import Recorder
@@ -27,7 +28,6 @@ from padiff_cli.run.model_group import group
 from padiff_cli.run.variables import variables
 
 SEVERAL = "several optimizers step in it"
-NO_OWNER = "no layer that it calls owns parameters that the optimizer holds"
 
 
 class ModelFinder(ABC):
@@ -35,14 +35,14 @@ class ModelFinder(ABC):
 
     Attributes:
         model, optimizers: the recorded ones; `None` and empty until the finder has found a model.
-        unowned: number of parameters of the optimizers that no layer owns.
+        unowned: names of the tensors of the optimizers that no layer owns.
         gone: True once the finder watches nothing any more.
     """
 
     def __init__(self) -> None:
         self.model: Any = None
         self.optimizers: list[Any] = []
-        self.unowned = 0
+        self.unowned: Sequence[str] = ()
         self.gone = False
         self._iterations = Iterations(())
         self._called: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -51,6 +51,7 @@ class ModelFinder(ABC):
         self._watches: list[Callable[[], None]] = []
         self._classes: list[tuple[Any, str, Callable[[Any, Any], Any]]] = []
         self._patches: list[Callable[[], None]] = []
+        self._direct: list[DirectCallWatch] = []
         self._tops: dict[int, list[Handle]] = {}
         Recorder.leaving.append(self._records_itself)
         self._imports = AfterImport(
@@ -144,16 +145,15 @@ class ModelFinder(ABC):
                 optimizers.append(optimizer)
         return optimizers
 
-    def _find(self, optimizers: Sequence[Any], frame: FrameType | None, layer: Any = None) -> bool:
-        """Search the models that own the optimizers' parameters and begin to record them; return True if any exists."""
-        models, unowned = self._select(optimizers, frame, layer)
-        if not models:
-            self._refuse(NO_OWNER)
-            return False
-        self.unowned = unowned
+    def _find(self, optimizers: Sequence[Any], frame: FrameType | None, layer: Any = None) -> None:
+        """Search the models that own the optimizers' parameters, and begin to record them and what no model owns."""
+        models, tensors = self._select(optimizers, frame, layer)
         models = {name: _without_fabric(model) for name, model in models.items()}
-        self._start(next(iter(models.values())) if len(models) == 1 else group(models), optimizers)
-        return True
+        self.unowned = [*tensors]
+        if len(models) == 1 and not tensors:
+            self._start(next(iter(models.values())), optimizers)
+        else:
+            self._start(group(self._framework_name(optimizers), models, tensors), optimizers)
 
     def _start(self, model: Any, optimizers: Sequence[Any]) -> None:
         self.model, self.optimizers = model, list(optimizers)
@@ -177,20 +177,19 @@ class ModelFinder(ABC):
 
     def _select(
         self, optimizers: Sequence[Any], frame: FrameType | None, layer: Any = None
-    ) -> tuple[dict[str, Any], int]:
-        """Return the owners of the optimizers' parameters by name, and the number of parameters without an owner.
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the owners of the optimizers' parameters, and the tensors without an owner, both by name.
 
         Args:
             layer: a layer that is being called.
         """
-        name = next(name for reference, name in self._made if reference() is optimizers[0])
-        framework = _framework(name)
-        optimized = {id(tensor) for each in optimizers for tensor in framework.optimizers.optimized(each)}
+        framework = _framework(self._framework_name(optimizers))
+        optimized = {id(tensor): tensor for each in optimizers for tensor in framework.optimizers.optimized(each)}
         called = [each for each in (layer, *self._called.values()) if framework.layers.is_model(each)]
         owned = {id(each): _owned(each) for each in called}
         for each in called:
-            if optimized <= owned[id(each)]:
-                return {"": each}, 0
+            if optimized.keys() <= owned[id(each)]:
+                return {"": each}, {}
         named = [(label, value) for label, value in variables(frame) if framework.layers.is_model(value)]
         named += [(type(each).__name__.lower(), each) for each in called]
         order = {id(each): place for place, each in enumerate(reversed(called), 1)}
@@ -198,7 +197,7 @@ class ModelFinder(ABC):
         for label, value in named:
             if id(value) not in candidates:
                 owned.setdefault(id(value), _owned(value))
-                if owned[id(value)] & optimized:
+                if owned[id(value)] & optimized.keys():
                     candidates[id(value)] = label, value
         models: dict[str, Any] = {}
         unowned = set(optimized)
@@ -206,7 +205,7 @@ class ModelFinder(ABC):
             # The layer that owns most of the remaining parameters; then called layers, the smallest, the first called.
             key = max(
                 candidates,
-                key=lambda k: (len(owned[k] & unowned), k in order, -len(owned[k] - optimized), order.get(k, 0)),
+                key=lambda k: (len(owned[k] & unowned), k in order, -len(owned[k] - optimized.keys()), order.get(k, 0)),
             )
             label, value = candidates.pop(key)
             if not owned[key] & unowned:
@@ -216,13 +215,24 @@ class ModelFinder(ABC):
                 label += "_"
             models[label] = value
         places = {label: place for place, (label, _) in enumerate(reversed(named))}
-        return dict(sorted(models.items(), key=lambda item: -places.get(item[0], 0))), len(unowned)
+        labels = {id(value): label for label, value in reversed([*variables(frame)]) if id(value) in unowned}
+        tensors: dict[str, Any] = {}
+        for k, tensor in enumerate(optimized.values()):
+            if id(tensor) in unowned:
+                label = labels.get(id(tensor), f"parameter_{k}")
+                tensors[label if label not in tensors else f"{label}_{k}"] = tensor
+        return dict(sorted(models.items(), key=lambda item: -places.get(item[0], 0))), tensors
+
+    def _framework_name(self, optimizers: Sequence[Any]) -> str:
+        return next(name for reference, name in self._made if reference() is optimizers[0])
 
     # -- both frameworks -------------------------------------------------------------------------------------
 
     def _watch(self, on: bool) -> None:
         """Switch the watching of layer calls on or off."""
         self._watching = on
+        while self._direct:
+            self._direct.pop().remove()
         if not on:
             # Code that was compiled with the patches would be compiled again without: then they stay, and do nothing.
             while self._watches and not _has_compiled():
@@ -233,6 +243,7 @@ class ModelFinder(ABC):
                 watched = watch(owner, original)
                 setattr(owner, name, watched)
                 self._watches.append(functools.partial(_restore, owner, name, watched, original))
+            self._direct = [DirectCallWatch(owner, self._on_call) for owner, _, _ in self._classes]
 
     def _watch_class(self, owner: Any, name: str, watch: Callable[[Any, Any], Any]) -> None:
         """Add a class whose layer calls are watched; ``watch(owner, original)`` returns the replacement method."""

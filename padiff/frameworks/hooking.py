@@ -108,10 +108,12 @@ class Hook:
     function of the standard library that does nothing.
     """
 
-    __slots__ = ("_call", "_guard", "_key", "_layer")
+    __slots__ = ("_call", "_guard", "_key", "_layer", "called")
 
     def __init__(self, key: Any, call: Callable[..., Any], layer: Any, guard: Guard = RAISING) -> None:
         self._key, self._call, self._layer, self._guard = key, call, id(layer), guard
+        #: For `padiff.frameworks.direct_calls`.
+        self.called = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")  # accepts any arguments, returns None

@@ -175,6 +175,12 @@ class Capture:
         return not len(self._records) and not self._calls.any
 
     @property
+    def has_layers(self) -> bool:
+        """Return False for a dictionary of layers without any, which holds tensors alone (`padiff run`)."""
+        nodes = self._observer.watched.nodes
+        return len(nodes) > 1 or type(nodes[0].layer).__name__ not in ("ModuleDict", "LayerDict")
+
+    @property
     def called(self) -> frozenset[str]:
         """Return the paths of the layers that were called."""
         self._observer.planning.write()

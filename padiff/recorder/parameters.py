@@ -70,7 +70,7 @@ class Parameters:
         self._steps: Counter[int] = Counter()
         self._rates_seen: set[int] = set()
         self._rates = 0
-        self._snapped = self._late = self._closed = False
+        self._snapped = self._closed = False
         #: True if parameters of the optimizers changed although no recorded optimizer stepped.
         self.moved_unseen = False
         self._stepped = False
@@ -145,10 +145,6 @@ class Parameters:
                 reraise_from_signal_handler(error)
                 continue
         return False
-
-    def snapshot_later(self) -> None:
-        """Record weights and buffers just before an optimizer steps, unless `snapshot` is called earlier."""
-        self._late = True
 
     def snapshot(self) -> None:
         """Record the current weights and buffers, once in a step."""
@@ -239,8 +235,7 @@ class Parameters:
 
     def consume(self, optimizer: Any, parameters: Sequence[Any], gradients: Sequence[Any]) -> None:
         self._stepped = True
-        if self._late:
-            self.snapshot()
+        self.snapshot()  # where no layer was called, or inside of function transforms alone
         unknown = self._consumed.consume(self._owned, parameters, gradients, self._batch)
         if unknown:
             self._note_exchanged(unknown)

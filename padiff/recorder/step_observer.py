@@ -237,7 +237,6 @@ class StepObserver:
                 self.calls.begin_transformed(node, training, recomputed)
                 if node.path in watched.chosen:
                     self.records.left_out.add(node.path, TRANSFORMED, training, "call")
-                self.parameters.snapshot_later()
                 return
             outermost = not self._running
             if outermost and training and not recomputed and not self.calls.has_trained:

@@ -31,7 +31,7 @@ class RecorderWarnings:
                     "gradients alone. Evaluation is counted, and not recorded, in a loop that trains. To record it, "
                     "use a recorder without an optimizer"
                 )
-        elif not capture.called:
+        elif capture.has_layers and not capture.called:
             self._waiting.append(
                 f"no layer of the recorded model was called in step {capture.number}, so nothing of what it "
                 "computes is recorded. Does the loop train this model? (What a compiled function calls, or "

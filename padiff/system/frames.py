@@ -78,8 +78,15 @@ def _about(file: str, framework: str) -> tuple[bool, bool, str]:
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
-        yield frame
+        if not stands_in(frame):
+            yield frame
         frame = frame.f_back
+
+
+def stands_in(frame: FrameType) -> bool:
+    """Return True for a function of the user's that padiff intercepts: its own code runs in another frame."""
+    constants = frame.f_code.co_consts
+    return len(constants) < 4 and any(type(each).__module__ == "padiff.frameworks.interception" for each in constants)
 
 
 def _is_model(file: str, framework: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from padiff.errors import PadiffError, RunsDifferError
 from padiff.frameworks import framework_of
 from padiff.recorder import Recorder
-from padiff_cli.finding import NO_OWNER, SEVERAL, ModelFinder, _owned
+from padiff_cli.finding import SEVERAL, ModelFinder, _owned
 from padiff_cli.guard import guarded
 from padiff_cli.run.iterations import stepping_around
 from padiff_cli.run.recording import Recording
@@ -21,7 +21,6 @@ _BY_HAND = "Record it from inside: padiff.record(model, ..., optimizer=[...])"
 _WHY = {
     SEVERAL: f"{SEVERAL}, and where a step of the training ends is not seen from outside. {_BY_HAND}",
     AGAIN: f"{AGAIN}, and models that take turns are no trainings one after the other. {_BY_HAND}",
-    NO_OWNER: f"{NO_OWNER}. {_BY_HAND}, with a model that holds all of its parts",
 }
 
 
@@ -209,14 +208,14 @@ class LoopFinder(ModelFinder):
         rules = [*dict.fromkeys(type(each).__name__ for each in self.optimizers)]
         models = type(self.model).__name__
         if models in ("ModuleDict", "LayerDict"):
-            models = " and ".join(f"{name} ({_kind(each)})" for name, each in framework.layers.children(self.model))
+            parts = [f"{name} ({_kind(each)})" for name, each in framework.layers.children(self.model)]
+            if self.unowned:
+                parts.append(f"{', '.join(self.unowned[:3])}{', ...' if len(self.unowned) > 3 else ''} (of no layer)")
+            models = " and ".join(parts)
         else:
             models = _kind(self.model)
         trains = f"{' and '.join(rules)} train{'s' if len(rules) == 1 else ''}"
         self._recording.announce(f"a plain loop: {models}, which {trains} ({framework.name})")
-        if self.unowned:
-            count = f"{self.unowned} parameter{'s' if self.unowned > 1 else ''}"
-            self._recording.add(f"of the optimizer {count} belong to no layer, and are not recorded")
 
     def _end_step(self) -> None:
         if self._training is None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from types import FrameType, ModuleType
 from typing import Any
 
-from padiff.system.frames import is_users
+from padiff.system.frames import is_users, stands_in
 
 # How far objects and containers hold others, and how many items of a container are searched.
 _DEEPEST, _LONGEST = 2, 64
@@ -17,7 +17,7 @@ def user_frames(frame: FrameType | None) -> list[FrameType]:
     """Return the frames of the user's code from a frame outwards, the innermost first."""
     frames = []
     while frame is not None:
-        if is_users(frame.f_code.co_filename):
+        if is_users(frame.f_code.co_filename) and not stands_in(frame):
             frames.append(frame)
         frame = frame.f_back
     return frames

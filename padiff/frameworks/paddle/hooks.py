@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import paddle
 
+from padiff.frameworks.direct_calls import DirectCalls
 from padiff.frameworks.hooking import (
     AfterCall,
     BeforeCall,
@@ -43,6 +45,7 @@ class _Before(Hook):
         # While to_static builds its graph, tensors have no values, and reading them crashes paddle.
         if not paddle.in_dynamic_mode() or self._guard.tripped:
             return
+        self.called = True
         try:
             if id(layer) == self._layer:
                 self._call(self._key, layer, args, kwargs)
@@ -88,7 +91,12 @@ def on_calls(layer: Any, key: Any, before: BeforeCall, after: AfterCall, guard: 
     return [
         HookEntry(layer._forward_pre_hooks, first, befores, listed=False),
         HookEntry(layer._forward_post_hooks, last, afters, listed=_LISTED),
+        *DirectCalls.of_layer(layer, first, partial(_ended, last)),
     ]
+
+
+def _ended(after: _After, layer: Any, output: Any) -> None:
+    after(layer, (), output)
 
 
 def aside() -> AbstractContextManager[Any]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from padiff.frameworks.direct_calls import DirectCalls
 from padiff.frameworks.hooking import AfterCall, BeforeCall, Handle, Hook, HookEntry
 from padiff.frameworks.overrides import Override
 from padiff.frameworks.torch.modes import aside, building, is_compiling
@@ -49,6 +50,7 @@ def on_calls(module: Any, key: Any, before: BeforeCall, after: AfterCall, guard:
     return [
         HookEntry(module._forward_pre_hooks, first, befores, listed=False),
         HookEntry(module._forward_hooks, last, afters, listed=False),
+        *DirectCalls.of_layer(module, first, partial(_ended, last)),
     ]
 
 
@@ -66,6 +68,7 @@ class _Before(_Hook):
     def __call__(self, module: Any, args: Any, kwargs: Any) -> None:
         if is_compiling() or self._guard.tripped:
             return
+        self.called = True
         try:
             if self._is_meant(module) and not building():
                 with aside():
@@ -100,6 +103,10 @@ def _called(module: Any, before: _Before, after: _After, compiled: Any, *args: A
         raise
     after(module, args, kwargs, output)
     return output
+
+
+def _ended(after: _After, module: Any, output: Any) -> None:
+    after(module, (), {}, output)
 
 
 def compiled_paths(model: Any) -> Iterator[str]:

@@ -10,6 +10,7 @@ import torch
 from kit.records import info, memory_run, plain, record, step
 
 from compare.hypotheses.trainings import changed, first_of, torch_net, torch_run
+from padiff.compare.diagnose.hypotheses.transforms import affine
 
 F = torch.nn.functional
 STEPS = 3
@@ -347,3 +348,11 @@ def test_noise_of_any_size_is_never_proven_to_be_anything(stage, seed):
 
     first = first_of(run, changed(run, noise))
     assert first.cause is None or not first.cause.proven, first.cause.text
+
+
+def test_constants_are_no_scaled_reference():
+    values = np.random.default_rng(0).normal(size=(32, 3))
+    constant = np.broadcast_to([0.3, -1.7, 4.2], (32, 3))
+    by_channel = "scaled and offset by channel"
+    assert not any(each.words.startswith(by_channel) for each in affine(values, constant))
+    assert any(each.words.startswith(by_channel) for each in affine(values, values * [0.3, -1.7, 4.2] + 1))

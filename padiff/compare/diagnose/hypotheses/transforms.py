@@ -176,6 +176,10 @@ def _key(row: np.ndarray) -> bytes:
     return row.tobytes()
 
 
+# Largest share of a constant that the rounding of its mean leaves to a scale, in float64.
+_NOTHING = 1e-9
+
+
 # -- another scale -------------------------------------------------------------------------------------------------
 
 
@@ -193,6 +197,8 @@ def affine(reference: np.ndarray, candidate: np.ndarray) -> Iterator[Transform]:
         ):
             moved = [np.moveaxis(side, axis, 0).reshape(side.shape[axis], -1) for side in (reference, candidate)]
             lines = np.array([_line(r, c) for r, c in zip(*moved)])
+            if not lines[:, 0].any():
+                continue  # constants, which follow from no reference
             shape = [-1 if k == axis else 1 for k in range(reference.ndim)]
             factors, offsets = lines[:, 0].reshape(shape), lines[:, 1].reshape(shape)
             text = f"scaled and offset by channel (axis {axis}): {_lines_text(lines)}"
@@ -227,6 +233,8 @@ def _line(reference: np.ndarray, candidate: np.ndarray) -> tuple[float, float]:
     r, c = reference - reference.mean(), candidate - candidate.mean()
     square = float(np.vdot(r, r))
     factor = float(np.vdot(r, c)) / square if square else 0.0
+    if abs(factor) * np.linalg.norm(r) <= _NOTHING * np.linalg.norm(candidate):
+        factor = 0.0
     return factor, float(candidate.mean() - factor * reference.mean())
 
 
