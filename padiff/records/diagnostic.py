@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from padiff.records.aftermath import Standing
 from padiff.records.both import SIDES, Both
-from padiff.records.cause import UNKNOWN_LINES
+from padiff.records.cause import UNKNOWN_LINES, Cause
 from padiff.records.choice_counts import choices_text
 from padiff.records.compared import Diff, factor_text
 from padiff.records.first_diff import FirstDiff
@@ -557,18 +557,28 @@ def _fix(
     cause, old = first.cause, lines.candidate
     if cause is None:
         return None
-    if cause.fix:
+    if cause.fix and not _is_scheduled(cause, lines, models):
         fix = BriefFix(_filled(cause.fix, models, runs))
         new = "" if old is None else _with_argument(old, cause.fix)
     else:
         frameworks = [] if models is None else [name.partition(" ")[0] for name in models.frameworks]
         new = ""
-        if cause.proven and None not in (lines.reference, old) and len({*frameworks}) == 1:
-            new = _like_reference(old.code, lines.reference.code)  # type: ignore[union-attr]
+        if cause.proven and lines.reference is not None and old is not None:
+            codes = lines.reference.code, old.code
+            is_same_but_numbers = len({_NUMBER.sub("0", code) for code in codes}) == 1
+            if len({*frameworks}) == 1 or is_same_but_numbers:
+                new = _like_reference(old.code, lines.reference.code)
         if not new:
             return None
         fix = BriefFix(new)
     return fix if old is None or not new else replace(fix, file=old.file, line=old.line, old=old.code, new=new)
+
+
+def _is_scheduled(cause: Cause, lines: Both[CodeLine | None], models: Models | None) -> bool:
+    """Return True if a fix sets the rate of a step, which a schedule made of the rate that an optimizer starts from."""
+    if cause.kind != "learning_rate" or models is None or "@scheduler" not in models.lines.candidate:
+        return False
+    return lines.reference is None or not _shares_number(lines.reference.code, cause.fix)
 
 
 def _with_argument(line: CodeLine, fix: str) -> str:

@@ -32,6 +32,8 @@ _ROLES = {
     "@loader": ("DataLoader",),
     "@eval": ("eval",),
 }  # fmt: skip
+# Arguments of a trainer that stand for a role.
+_ARGUMENTS = {"@clip": {"gradient_clip_val", "max_grad_norm"}, "@loader": {"shuffle"}}
 # Modules of schedulers.
 _SCHEDULERS = ("torch.optim.lr_scheduler.", "paddle.optimizer.lr.")
 # Functions that compute a loss; classes end with the second name.
@@ -272,7 +274,11 @@ class _Search:
                 if name in _LOSSES or (name.endswith(_LOSS) and name != _LOSS):
                     role = loss_key(name)
                 for call in calls:
-                    each = role or ("@scheduler" if source.full_name(call).startswith(_SCHEDULERS) else "")
+                    given = {keyword.arg for keyword in call.keywords}
+                    by_argument = next((each for each, names in _ARGUMENTS.items() if given & names), "")
+                    each = (
+                        role or by_argument or ("@scheduler" if source.full_name(call).startswith(_SCHEDULERS) else "")
+                    )
                     owner = call.func.value if isinstance(call.func, ast.Attribute) else call
                     if name == "step" and ("optim" in ast.unparse(call) or key_of(owner) in optimizers):
                         each = "@step"  # of the optimizer, or of a scaler with the optimizer

@@ -323,3 +323,15 @@ def test_the_value_that_one_config_has_is_found(tmp_path):
     source = 'class Net: pass\ncfg = {"tau": 2.0, "eps": 1}\nother = {"eps": 2}\n'
     found = lines_of(tmp_path, source, {"(root)": "Net"})
     assert found["self.tau"] == 'cfg = {"tau": 2.0, "eps": 1}' and "self.eps" not in found
+
+
+def test_arguments_of_a_trainer_stand_for_the_calls(tmp_path):
+    source = """
+        class Net: pass
+        trainer = Trainer(max_epochs=1,
+                          gradient_clip_val=0.5)
+        model.fit(data, shuffle=False)
+    """
+    found = lines_of(tmp_path, source, {"(root)": "Net"})
+    assert found["@clip"] == "trainer = Trainer(max_epochs=1,"
+    assert found["@loader"] == "model.fit(data, shuffle=False)"

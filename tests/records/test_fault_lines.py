@@ -143,7 +143,7 @@ def found(tmp_path_factory):
         (", 0.25)", ", 0.2)", "Normalize(0.5, 0.2)", "Normalize(0.5, 0.25)"),
         ("self.x[k])", "self.x[k] + 1)", "self.transform(self.x[k] + 1)", "return self.transform(self.x[k]), "),
         ('"weight_decay": 0.0', '"weight_decay": 0.1', '"weight_decay": 0.1},', '"weight_decay": 0.0'),
-        ("/ 4))", "/ 8))", "LambdaLR(", ""),
+        ("/ 4))", "/ 8))", "LambdaLR(", "(step + 1) / 4))"),
         ("std=0.5", "std=0.4", "net = Net()", ""),
         ("        nn.utils.clip_grad_norm_(net.parameters(), 0.1)\n", "", "opt.step()", "clip_grad_norm_"),
     ],
