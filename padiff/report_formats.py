@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any
 
 from padiff.records import (
@@ -31,14 +31,19 @@ from padiff.records.diagnostic import diagnostic_of
 from padiff.report_junit import to_junit
 from padiff.report_markdown import to_markdown
 from padiff.system.frames import Frame
+from padiff.system.language import language, messages, translated
 
 __all__ = [
     "SCHEMA_VERSION", "coverage_lines", "diff_to_json", "difference_to_json", "first_to_json", "head_to_json",
-    "json_parts", "number", "stage_table", "steps_to_json", "to_json", "to_junit", "to_markdown", "verdict",
+    "json_parts", "number", "page_words", "stage_table", "steps_to_json", "to_json", "to_junit", "to_markdown",
+    "verdict",
 ]  # fmt: skip
 
 #: Version of the schema of `to_json`.
 SCHEMA_VERSION = 1
+# Parts of a report that have sentences, and most texts of them that are translated.
+_SPOKEN = ("verdict", "tolerance", "diagnostic", "first_diff", "independent", "environment", "settings_differ")
+_MOST_TEXTS = 500
 
 
 def to_json(report: Report) -> dict[str, Any]:
@@ -72,6 +77,33 @@ def steps_to_json(report: Report) -> Iterator[dict[str, Any]]:
             "passed": all(diff.passed for diff in step_diffs),
             "diffs": [diff_to_json(diff, report.standing(diff)) for diff in step_diffs],
         }
+
+
+def page_words(head: Mapping[str, Any], to: str | None = None) -> dict[str, str]:
+    """Return the words of the page in the user's language, by the English text: labels, and sentences of a report.
+
+    Args:
+        head: the result of `head_to_json`.
+        to: language, ``en`` or ``zh``; `None` for the user's.
+    """
+    if (language() if to is None else to) != "zh":
+        return {}
+    words = {message: translation for context, message, translation in messages() if context == "page"}
+    spoken = [head[key] for key in _SPOKEN if key in head]
+    for text in dict.fromkeys(islice(_texts(spoken), _MOST_TEXTS)):
+        local = translated(text, to="zh")
+        if local != text:
+            words.setdefault(text, local)
+    return words
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts in a value of JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, tuple, Mapping)):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(each)
 
 
 def head_to_json(report: Report) -> dict[str, Any]:

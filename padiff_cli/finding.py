@@ -21,11 +21,11 @@ from padiff.frameworks.direct_calls import DirectCallWatch
 from padiff.frameworks.hooking import Handle
 from padiff.model.tree import walk
 from padiff.recorder import Recorder
+from padiff.system.variables import variables
 from padiff_cli.after_import import AfterImport
 from padiff_cli.guard import guarded
 from padiff_cli.run.iterations import Iterations, stepping_around
 from padiff_cli.run.model_group import group
-from padiff_cli.run.variables import variables
 
 SEVERAL = "several optimizers step in it"
 

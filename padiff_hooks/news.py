@@ -10,11 +10,12 @@ from padiff.records import Report, Standing, count_text
 from padiff.records.diagnostic import diagnostic_of
 from padiff.records.diagnostic_text import diagnostic_text
 from padiff.report_markdown import code_block
+from padiff.system.printable import printable
 
 # Limit on the further faults in a text; no training has shown so many.
 _FURTHER = 20
-# Width of a diagnostic, in columns.
-_WIDE = 96
+# Width of a diagnostic, in columns, and largest size of one in a line, in characters.
+_WIDE, _LONGEST = 96, 20_000
 _Place = tuple[Any, ...]
 #: Heading for the cause of a first diff that sketches showed and that a step recorded in full proves later.
 CAUSE_KNOWN = "its cause is known now"
@@ -27,6 +28,8 @@ class News:
     """
 
     def __init__(self) -> None:
+        #: The text of the first diff, once this process has reported it.
+        self.first_text = ""
         self._place: _Place | None = None
         self._follows = False
         self._reported: list[str] = []
@@ -50,7 +53,8 @@ class News:
         if not follows and first.standing is Standing.FIRST:
             more = f"\n\n{count_text(report)} in step {first.step}." if len(report.failed) > 1 else ""
             block = diagnostic_text(diagnostic_of(replace(report, independent=())), _WIDE)
-            new.append("\n".join(code_block(block.split("\n"), "text")) + more)
+            self.first_text = "\n".join(code_block(block.split("\n"), "text")) + more
+            new.append(self.first_text)
         elif follows and place != self._place and not self._follows:
             self._follows = True
             step = report.coverage.steps[0]
@@ -68,7 +72,10 @@ class News:
             standing = first.get("standing", standings[Standing.FIRST])
             place = tuple(first.get(key) for key in ("stage", "reference", "candidate", "slot"))
             if standing == standings[Standing.FIRST] and not self._reported:
-                self._reported.append(f"{Standing.FIRST}: {first.get('message', '')}")
+                text = line.get("text")  # lines of an older padiff have none
+                known = isinstance(text, str) and len(text) <= _LONGEST
+                message = f"{Standing.FIRST}: {first.get('message', '')}"
+                self._reported.append(printable(str(text), lines=True) if known else message)
             elif standing == standings[Standing.FOLLOWS] and place != self._place and not self._follows:
                 self._follows = True
                 self._reported.append(f"{Standing.FOLLOWS}: as in step {line['step']}, so in those after it.")

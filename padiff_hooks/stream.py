@@ -155,6 +155,8 @@ class DiffStream:
         parted = self.differs
         report_json = to_json(report)
         line = self._lines.line(report, report_json)
+        if self._news.first_text and not parted:
+            line["text"] = self._news.first_text
         if scalars_of_step.curves:
             line["curves"] = scalars_of_step.curves
         self._add(line)

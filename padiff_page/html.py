@@ -19,7 +19,7 @@ _DIGITS = 7
 _PART = 3 << 16
 
 _BEFORE = """<!doctype html>
-<html lang="en">
+<html lang="{language}">
 <head>
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
@@ -57,7 +57,7 @@ def page_parts(head: Mapping[str, Any], steps: Iterable[Mapping[str, Any]]) -> I
     """Yield the parts of a page in order, with at most one step in memory at a time.
 
     Args:
-        head: the report; its steps, if it has any, are ignored.
+        head: the report; its steps, if it has any, are ignored. ``words`` are translations of the page's texts.
         steps: one item for each step, in the form of the report, or packed as in a log folder.
     """
     report = head
@@ -69,7 +69,8 @@ def page_parts(head: Mapping[str, Any], steps: Iterable[Mapping[str, Any]]) -> I
     )
     title = f"padiff: {report.get('reference', 'reference')} against {report.get('candidate', 'candidate')}"
     verdict = html.escape(str(report.get("verdict", "")))
-    yield _BEFORE.format(policy=policy, title=html.escape(title), style=look, verdict=verdict)
+    language = "zh" if report.get("words") else "en"
+    yield _BEFORE.format(language=language, policy=policy, title=html.escape(title), style=look, verdict=verdict)
     yield from _compressed(_lines(report, steps))
     yield _AFTER.format(script=code)
 

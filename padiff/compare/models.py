@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Mapping
 
 from padiff.align import Alignment
+from padiff.compare.declared.optimizers import groups_of
 from padiff.errors import RunFolderError
 from padiff.records import Both, Models, Partners, RunInfo, Step
 from padiff.system.frames import Frame
@@ -47,5 +48,6 @@ def models_of(infos: Both[RunInfo], alignment: Alignment, stacks: Both[Stacks]) 
         stacks=stacks,
         lines=infos.map(lambda info: info.lines),
         files=infos.map(lambda info: info.files),
+        optimized=infos.map(lambda info: groups_of(info.settings)),
         command=str(infos.candidate.recording.get("command", "")),
     )

@@ -16,9 +16,11 @@ from padiff.recorder.layers import Layers
 from padiff.recorder.options import Identity
 from padiff.recorder.processes import own_place
 from padiff.recorder.schedule import Schedule
-from padiff.records import RunInfo
-from padiff.system.construction import Built, construction_lines, package_of, source_digests
+from padiff.records import ROOT, RunInfo
+from padiff.system.construction import Built, construction_lines, package_of, source_digests, users_sources
+from padiff.system.data_lines import data_lines
 from padiff.system.frames import Frame
+from padiff.system.variables import names_of
 
 
 class Description:
@@ -92,17 +94,25 @@ class Description:
         self.info = replace(self.info, settings=dict(settings))
         return True
 
-    def with_lines(self, optimizers: Mapping[str, type]) -> bool:
-        """Set the lines that construct the layers and the optimizers; return True if the description has changed.
+    def with_lines(self, optimizers: Mapping[str, Any]) -> bool:
+        """Set the lines of the user's code; return True if the description has changed.
+
+        The lines are those that construct the layers and the optimizers, make the calls of the training, and give its
+        batches.
 
         Args:
-            optimizers: the class of each optimizer, by key.
+            optimizers: the optimizers, by key.
         """
         lines: dict[str, Frame] = {}
         files: dict[str, str] = {}
         with contextlib.suppress(Exception):  # source code of any kind: a recording does without
-            built = [_built(node) for node in self._layers.nodes]
-            lines = construction_lines(built, optimizers)
+            root, *inner = self._layers.nodes
+            built = [_built(node) for node in (root, *inner)]
+            names = names_of({**optimizers, ROOT: root.layer})
+            kinds = {key: type(each) for key, each in optimizers.items()}
+            lines = construction_lines(built, kinds, names)
+            children = {node.path for node in inner if "." not in node.path}
+            lines = data_lines(users_sources(built), names.get(ROOT, set()) | children) | lines
             files = source_digests(lines)
         if not lines:
             return False

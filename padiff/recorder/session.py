@@ -449,7 +449,7 @@ class Recorder(CurrentStep):
             step = replace(step, settings=settings)
             if first:
                 news = self._description.with_settings(self._settings.first or {}) or news
-                news = (self._sources and self._description.with_lines(self._settings.classes())) or news
+                news = (self._sources and self._description.with_lines(self._settings.optimizers())) or news
         if not self._sources and step.trace.functions:
             step = replace(step, trace=without_code(step.trace))
         changed = self._layers.settle()

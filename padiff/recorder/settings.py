@@ -111,9 +111,9 @@ class DeclaredSettings:
             ]
         return list(self._optimizers)
 
-    def classes(self) -> dict[str, type]:
-        """Return the class of each optimizer, by the key of its settings."""
-        return {f"optimizer.{key}": type(each) for key, each in enumerate(self._acting())}
+    def optimizers(self) -> dict[str, Any]:
+        """Return each optimizer, by the key of its settings."""
+        return {f"optimizer.{key}": each for key, each in enumerate(self._acting())}
 
     def _flat(self, key: int, settings: OptimizerSettings) -> dict[str, Any]:
         sites = self._sites()

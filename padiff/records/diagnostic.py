@@ -8,14 +8,15 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import chain
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from padiff.records.aftermath import Standing
 from padiff.records.both import SIDES, Both
-from padiff.records.cause import UNKNOWN_LINES
+from padiff.records.cause import UNKNOWN_LINES, Cause
 from padiff.records.choice_counts import choices_text
 from padiff.records.compared import Diff, factor_text
 from padiff.records.first_diff import FirstDiff
@@ -53,9 +54,12 @@ _OF_LOADER = ("batch_order", "input_order", "sizes")
 _WHOLE = ("rule", "weight_decay_form", "optimizer_rule")
 # Keyword arguments and keys of a line of code, and functions that a sentence names.
 _KEYWORD, _CALLED = re.compile(r"""(?:\b(\w+)\s*=(?!=)|["'](\w+)["']\s*:)\s*"""), re.compile(r"\b(\w+)\(")
+_READ = re.compile(r"""\.(\w+)\b(?!\s*\()|\[["'](\w+)["']\]""")
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d*)?(?:e[-+]?\d+)?(?!\w)")
 # Arguments that hold objects, not settings.
 _OBJECTS = ("parameters", "params", "model", "optimizer")
+# Key of an optimizer's line.
+_OPTIMIZER = re.compile(r"optimizer\.\d+")
 # Tokens of a line of code, and the names in it that are variables or modules: no attributes, keywords or calls.
 _TOKEN, _VARIABLE = re.compile(r"\w+|\S"), re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*(?![\w\"'])(?!\s*=(?!=))")
 # Share of a line's tokens that are the same in a line that can take its place. Chosen.
@@ -315,41 +319,100 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
         return about
 
     def written(frames: Both[Frame | None]) -> Both[Frame | None]:
-        return models.lines.zip(frames).map(lambda side: _defined(side[0], side[1], first))
+        defined = models.lines.zip(frames).map(lambda side: _defined(side[0], side[1], first))
+        # Of a value that both define alike, another one is used.
+        return frames if is_same(*defined) and not is_same(*frames) else defined
 
     kind = "" if first.cause is None else first.cause.kind
     role = _role(first, kind)
     if kind == "step_skipped" and any("@zeroed" in lines for lines in models.lines):
         role = ("@zero_grad",)  # without gradients an optimizer updates nothing
     in_role = models.lines.map(lambda lines: next((lines[each] for each in role if each in lines), None))
+    frames = models.stacks.zip(models.lines).map(lambda side: [*chain(*side[0].values()), *side[1].values()])
+    called = first.stacks.zip(frames).map(_innermost)
+    if first.stage == "input" or kind == "labels":
+        given = _given_batches(models)
+        if given is not None:
+            return given
+        if first.stage == "input":
+            in_role = in_role.zip(models.lines).map(lambda side: side[0] or side[1].get("@batch"))
+    if first.stage == "loss" and (about.candidate is not None or ".input." in first.slot):
+        # The call that differs or takes the tensor says more than the sum of all terms.
+        shown = about.zip(called.zip(in_role)).map(lambda side: side[0] or side[1][0] or side[1][1])
+        return _attributes(models.lines, shown, first)
     if any(in_role):
         # A schedule is at fault by its own arguments, not by the rate that it starts from.
-        return in_role if role[0] == "@scheduler" else written(in_role)
+        return in_role if role[:1] == ("@scheduler",) else written(in_role)
     made = Both(first.reference, first.candidate).zip(models.lines).map(lambda side: side[1].get(side[0] or LOOP))
-    called = first.stacks.zip(models.stacks).map(_innermost)
-    if kind == "start_weights":
+    start = first.stage == "weight" and not first.step and not kind.startswith(_OF_LAYER)
+    if kind == "start_weights" or (start and not any(about) and first.diff is not None and first.diff.pair.complete):
         return models.lines.map(lambda lines: lines.get(ROOT))
     if first.inside and _is_leaf(first.reference, models):
         # Inside of a layer, the call says nothing that the construction does not.
         about = written(made).zip(about).map(lambda side: side[0] or side[1])
     if any(about):
         about = about.zip(called).map(lambda side: side[0] or side[1])
-        return models.lines.zip(about).map(lambda side: _attribute(*side, first))
+        return _attributes(models.lines, about, first)
     if kind.startswith(_OF_OPTIMIZER) or (first.stage == "update" and kind != "unknown"):
-        return written(models.lines.map(_optimizer))
+        shown = written(_optimizers(first, models))
+        schedules = models.lines.map(lambda lines: lines.get("@scheduler"))
+        if kind == "learning_rate" and all(schedules) and is_same(*shown):
+            return schedules  # both start from one rate
+        return shown
     if (kind.startswith(_OF_LAYER) or first.stage == "weight") and any(made):
         return written(made)
     called = called.zip(made).map(lambda side: side[0] or side[1])
-    return models.lines.zip(called).map(lambda side: _attribute(*side, first))
+    return _attributes(models.lines, called, first)
 
 
-def _attribute(lines: Mapping[str, Frame], called: Frame | None, first: FirstDiff) -> Frame | None:
-    """Return the line of the number that a cause names, if a call reads it from an attribute; else the call's line."""
-    if called is None or first.cause is None:
+def _attributes(lines: Both[Mapping[str, Frame]], called: Both[Frame | None], first: FirstDiff) -> Both[Frame | None]:
+    """Return the lines of the number that a cause names, if a call reads it from an attribute or a config; else the
+    lines of the calls.
+    """
+    own = called.candidate
+    if own is None or first.cause is None or first.stage == "weight":
         return called
-    values = (lines.get(f"self.{name}") for name in re.findall(r"\bself\.(\w+)\b(?!\()", called.code))
-    found = [value for value in values if value is not None and _shares_number(value.code, first.cause.sentence)]
-    return found[0] if len(found) == 1 else called
+    keys = dict.fromkeys(f"self.{name or key}" for name, key in _READ.findall(own.code))
+    found = [key for key in keys if key in lines.candidate]
+    found = [key for key in found if _shares_number(lines.candidate[key].code, first.cause.sentence)]
+    found = [key for key in found if not is_same(lines.reference.get(key), lines.candidate[key])]
+    if len(found) != 1:
+        return called
+    return called.zip(lines).map(lambda side: side[1].get(found[0], side[0]))
+
+
+def _given_batches(models: Models) -> Both[Frame | None] | None:
+    """Return the lines that differ in the code that gives the batches; `None` unless there is one such line.
+
+    Of two frameworks, lines differ by what their functions are called: then a line with other numbers counts.
+    """
+    sides = models.lines.map(lambda lines: [frame for key, frame in lines.items() if key.startswith("@data:")])
+    codes = sides.map(lambda frames: [_plain_code(frame.code) for frame in frames])
+    changed: list[Both[Frame | None]] = []
+    matcher = difflib.SequenceMatcher(a=codes.reference, b=codes.candidate, autojunk=False)
+    for kind, first, last, start, end in matcher.get_opcodes():
+        if kind != "equal":
+            old, new = sides.reference[first:last], sides.candidate[start:end]
+            if len(old) == len(new):
+                changed += map(Both, old, new)
+            elif len(new) == 1:
+                changed.append(Both(None, new[0]))
+            else:
+                return None
+    if len({name.partition(" ")[0] for name in models.frameworks}) > 1:
+        numbers = [each.map(lambda frame: {*_NUMBER.findall("" if frame is None else frame.code)}) for each in changed]
+        changed = [each for each, (old, new) in zip(changed, numbers) if old != new]
+    return changed[0] if len(changed) == 1 else None
+
+
+def _plain_code(code: str) -> str:
+    """Return a line of code without what a framework calls its own."""
+    return re.sub(r"\b(?:torch|paddle)\.", "", code)
+
+
+def is_same(reference: Frame | None, candidate: Frame | None) -> bool:
+    """Return True if two lines have one text."""
+    return None not in (reference, candidate) and reference.code == candidate.code  # type: ignore[union-attr]
 
 
 def _is_leaf(path: str | None, models: Models) -> bool:
@@ -365,7 +428,9 @@ def _role(first: FirstDiff, kind: str) -> tuple[str, ...]:
         kind: the kind of its cause.
     """
     if kind.startswith("clip"):
-        return "@clip", "optimizer.0"
+        # What is not there belongs before the step, unless the optimizer clips.
+        before = ("@step",) if first.cause is not None and "clip_grad_" in first.cause.fix else ()
+        return "@clip", *before, "optimizer.0"
     if kind in _OF_STEP:
         return _OF_STEP[kind]
     if kind == "learning_rate" and first.extent is not None and first.extent.agreed is not None:
@@ -402,19 +467,44 @@ def _shares_number(code: str, words: str) -> bool:
     return bool(numbers[0] & numbers[1])
 
 
-def _optimizer(lines: Mapping[str, Frame]) -> Frame | None:
-    found = [frame for key, frame in lines.items() if key.startswith("optimizer.")]
+def _optimizers(first: FirstDiff, models: Models) -> Both[Frame | None]:
+    """Return the line of either side's parameter group or optimizer that a fault is about."""
+    own = Both(first.reference, first.candidate).map(lambda path: (f"{path}/{first.slot}",))
+    sites = first.parameters if any(first.parameters) else own
+    return models.lines.zip(models.optimized.zip(sites)).map(lambda side: _optimizer(side[0], *side[1], first))
+
+
+def _optimizer(
+    lines: Mapping[str, Frame], optimized: Mapping[str, str], sites: Sequence[str], first: FirstDiff
+) -> Frame | None:
+    """Return the line of the entry of a parameter group that a cause names, else of the optimizer's construction.
+
+    Args:
+        lines: the run's lines.
+        optimized: the key of each parameter's group.
+        sites: the parameters that the fault is about.
+        first: the fault.
+    """
+    groups = {optimized[site] for site in sites if site in optimized}
+    words = "" if first.cause is None else f"{first.cause.kind} {first.cause.sentence}"
+    if len(groups) == 1:
+        (group,) = groups
+        for key, frame in lines.items():
+            if key.startswith(f"{group}.") and named_at(words, key[len(group) + 1 :]) is not None:
+                return frame
+    keys = {group.partition(".group.")[0] for group in groups}
+    found = [frame for key, frame in lines.items() if (key in keys if keys else _OPTIMIZER.fullmatch(key))]
     return found[0] if len(found) == 1 else None
 
 
-def _innermost(side: tuple[tuple[str, ...], Mapping[str, tuple[Frame, ...]]]) -> Frame | None:
-    stack, stacks = side
+def _innermost(side: tuple[tuple[str, ...], Sequence[Frame]]) -> Frame | None:
+    """Return the innermost line of a stack, with its text if one of some frames has it."""
+    stack, frames = side
     if not stack:
         return None
     file, _, line = stack[0].partition(" ")[0].rpartition(":")
     if not line.isdecimal():
         return None
-    frames = (frame for each in stacks.values() for frame in each)
     return next(
         (each for each in frames if (each.file, each.line) == (file, int(line))), Frame(file, int(line), "", "")
     )
@@ -467,18 +557,28 @@ def _fix(
     cause, old = first.cause, lines.candidate
     if cause is None:
         return None
-    if cause.fix:
+    if cause.fix and not _is_scheduled(cause, lines, models):
         fix = BriefFix(_filled(cause.fix, models, runs))
         new = "" if old is None else _with_argument(old, cause.fix)
     else:
         frameworks = [] if models is None else [name.partition(" ")[0] for name in models.frameworks]
         new = ""
-        if cause.proven and None not in (lines.reference, old) and len({*frameworks}) == 1:
-            new = _like_reference(old.code, lines.reference.code)  # type: ignore[union-attr]
+        if cause.proven and lines.reference is not None and old is not None:
+            codes = lines.reference.code, old.code
+            is_same_but_numbers = len({_NUMBER.sub("0", code) for code in codes}) == 1
+            if len({*frameworks}) == 1 or is_same_but_numbers:
+                new = _like_reference(old.code, lines.reference.code)
         if not new:
             return None
         fix = BriefFix(new)
     return fix if old is None or not new else replace(fix, file=old.file, line=old.line, old=old.code, new=new)
+
+
+def _is_scheduled(cause: Cause, lines: Both[CodeLine | None], models: Models | None) -> bool:
+    """Return True if a fix sets the rate of a step, which a schedule made of the rate that an optimizer starts from."""
+    if cause.kind != "learning_rate" or models is None or "@scheduler" not in models.lines.candidate:
+        return False
+    return lines.reference is None or not _shares_number(lines.reference.code, cause.fix)
 
 
 def _with_argument(line: CodeLine, fix: str) -> str:

@@ -43,6 +43,7 @@ class Models:
             was recorded.
         lines: the line that constructs each layer (by path) and each optimizer (``optimizer.0``), where it is known.
         files: the SHA-256 of each file of the user's code, by path, where it is known.
+        optimized: the key of each parameter's group in its optimizer (``optimizer.0.group.1``), by ``layer/slot``.
         command: the command line of the candidate's training, where it is known.
     """
 
@@ -52,4 +53,5 @@ class Models:
     stacks: Both[Mapping[str, tuple[Frame, ...]]] = _NOT_RECORDED
     lines: Both[Mapping[str, Frame]] = _NO_LINES
     files: Both[Mapping[str, str]] = NO_FILES
+    optimized: Both[Mapping[str, str]] = NO_FILES
     command: str = ""

@@ -8,7 +8,7 @@ import ast
 import hashlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -19,6 +19,8 @@ from padiff.system.start_folder import start_folder
 # Limits of what is read: files, bytes of a file, characters of a line.
 _MOST_FILES, _LARGEST, _LONGEST = 60, 400_000, 200
 _FRAMEWORKS = {"torch", "paddle"}
+# Most calls that give a value on as an argument. Chosen.
+_DEEPEST = 3
 # Called names of each role in a training; the role's line is known if there is one such call.
 _ROLES = {
     "@clip": (
@@ -30,6 +32,8 @@ _ROLES = {
     "@loader": ("DataLoader",),
     "@eval": ("eval",),
 }  # fmt: skip
+# Arguments of a trainer that stand for a role.
+_ARGUMENTS = {"@clip": {"gradient_clip_val", "max_grad_norm"}, "@loader": {"shuffle"}}
 # Modules of schedulers.
 _SCHEDULERS = ("torch.optim.lr_scheduler.", "paddle.optimizer.lr.")
 # Functions that compute a loss; classes end with the second name.
@@ -41,6 +45,9 @@ _LOSSES, _LOSS = (
     }),
     "Loss",
 )  # fmt: skip
+# Most values of configs whose lines are given, and an object that has them.
+_MOST_VALUES, _ARGS = 200, ast.Name("args")
+_NO_NAMES: Mapping[str, Collection[str]] = {}
 # Methods that add a child layer by name.
 _ADDING = ("add_module", "register_module", "add_sublayer")
 
@@ -64,12 +71,13 @@ class Built(NamedTuple):
 
 
 @dataclass
-class _Source:
+class Source:
     """A parsed file: its calls by the last part of the called name, its functions and its classes by name."""
 
     file: str
     lines: list[str]
     digest: str = ""
+    tree: ast.AST = field(default_factory=ast.Pass)
     calls: dict[str, list[ast.Call]] = field(default_factory=dict)
     functions: dict[str, ast.FunctionDef] = field(default_factory=dict)
     #: By class and name of the attribute: the expressions that are assigned to ``self.name``.
@@ -83,9 +91,12 @@ class _Source:
     defined: dict[str, list[tuple[str, str, ast.expr]]] = field(default_factory=dict)
     #: By function (`None` for the module) and name: the expressions that are assigned to a variable, in order.
     variables: dict[tuple[ast.FunctionDef | None, str], list[ast.expr]] = field(default_factory=dict)
-    #: The function around each call, and the name by which it is called: of its class, if it is ``__init__``.
-    scopes: dict[ast.Call, ast.FunctionDef] = field(default_factory=dict)
+    #: The function around each call and each value of an attribute, and the name by which the function is called: of
+    #: its class, if it is ``__init__``.
+    scopes: dict[ast.expr, ast.FunctionDef] = field(default_factory=dict)
     names: dict[ast.FunctionDef, str] = field(default_factory=dict)
+    #: The variable or attribute that a call is assigned to.
+    targets: dict[ast.expr, str] = field(default_factory=dict)
 
     def may_call(self, call: ast.Call, package: str) -> bool:
         """Return False if a call is known to be of another package."""
@@ -106,15 +117,21 @@ class _Source:
         return ".".join([head, *reversed(parts)])
 
     def frame(self, node: ast.expr) -> Frame:
-        return Frame(short_path(self.file), node.lineno, "", self.lines[node.lineno - 1].strip()[:_LONGEST])
+        return self.frame_at(node.lineno)
+
+    def frame_at(self, line: int) -> Frame:
+        """Return a line by its number."""
+        return Frame(short_path(self.file), line, "", self.lines[line - 1].strip()[:_LONGEST])
 
 
 class _Found(NamedTuple):
-    source: _Source
+    source: Source
     node: Any
 
 
-def construction_lines(layers: Sequence[Built], optimizers: Mapping[str, type]) -> dict[str, Frame]:
+def construction_lines(
+    layers: Sequence[Built], optimizers: Mapping[str, type], names: Mapping[str, Collection[str]] = _NO_NAMES
+) -> dict[str, Frame]:
     """Return the line that constructs each layer and optimizer, by path or key, as far as the source tells.
 
     A line is given only if the source leaves no choice: the assignment to an attribute of the class, the item of a list
@@ -125,20 +142,28 @@ def construction_lines(layers: Sequence[Built], optimizers: Mapping[str, type]) 
     loss that is differentiated is assigned, and ``@loss:name`` where a loss is made or computed. For arguments of these
     calls, ``file:line#argument#0`` is the line that holds the plain value: in the call itself, if it has several lines,
     or where the value is defined, e.g. in a config or as a parameter's default. ``self.name`` is the line of the plain
-    value of an attribute that one class sets.
+    value of an attribute that one class sets, or that one config has; ``optimizer.0.group.1.name`` is the line of an
+    entry of a parameter group.
 
     Args:
         layers: the layers, the model itself first.
         optimizers: the class of each optimizer, by key.
+        names: the variables and attributes that hold each optimizer, by key.
     """
-    sources = [source for source in map(_parsed, _files(layers)) if source is not None]
-    search = _Search(layers, sources)
+    search = _Search(layers, users_sources(layers))
     built: dict[str, _Found] = {}
     for kind in set(optimizers.values()):
         keys = [key for key, each in optimizers.items() if each == kind]
         calls = search.calls(kind.__name__, package_of(kind))
-        built |= dict(zip(keys, calls)) if len(calls) == len(keys) else {}
-    built |= search.roles()
+        by_name = {
+            key: [each for each in calls if each.source.targets.get(each.node) in names.get(key, ())] for key in keys
+        }
+        if any(by_name.values()):
+            built |= {key: held[0] for key, held in by_name.items() if len(held) == 1}
+        elif len(calls) == len(keys):
+            built |= dict(zip(keys, calls))
+    entries = {f"{key}.group.{name}": value for key in built for name, value in search.groups(built[key])}
+    built |= search.roles({name for key in optimizers for name in names.get(key, ())})
     own = list(built)
     for layer in layers:
         found = search.expression(layer.path)
@@ -156,15 +181,21 @@ def construction_lines(layers: Sequence[Built], optimizers: Mapping[str, type]) 
     named = {f"{key}#{number}": frame for key, frames in values.items() for number, frame in enumerate(frames)}
     # A run keeps the first lines, and layers are many: they come last.
     own_values = {f"self.{name}": found.source.frame(found.node) for name, found in search.attributes()}
+    own_values = {key: found.source.frame(found.node) for key, found in entries.items()} | own_values
     heads = tuple(f"{lines[key].file}:{lines[key].line}#" for key in own)
     first = {key: frame for key, frame in lines.items() if key in own}
     named_first = {key: frame for key, frame in named.items() if key.startswith(heads)}
     return {**first, **named_first, **own_values, **lines, **named}
 
 
+def users_sources(layers: Sequence[Built]) -> list[Source]:
+    """Return the files of the user's code, parsed: at most 60."""
+    return [source for source in map(parsed, _files(layers)) if source is not None]
+
+
 def source_digests(lines: Mapping[str, Frame]) -> dict[str, str]:
     """Return the SHA-256 of each file that lines of code are in, as it was read for them, by its short path."""
-    files = {frame.file: _parsed(os.path.join(start_folder(), frame.file)) for frame in lines.values()}
+    files = {frame.file: parsed(os.path.join(start_folder(), frame.file)) for frame in lines.values()}
     return {file: source.digest for file, source in files.items() if source is not None}
 
 
@@ -217,7 +248,7 @@ def package_of(kind: type) -> str:
 
 
 class _Search:
-    def __init__(self, layers: Sequence[Built], sources: Sequence[_Source]) -> None:
+    def __init__(self, layers: Sequence[Built], sources: Sequence[Source]) -> None:
         self._layers = {layer.path: layer for layer in layers}
         self._root = layers[0].path if layers else ""
         self._sources = sources
@@ -230,8 +261,12 @@ class _Search:
         found = [_Found(source, call) for source in self._sources for call in source.calls.get(name, ())]
         return [each for each in found if each.source.may_call(each.node, package)]
 
-    def roles(self) -> dict[str, _Found]:
-        """Return the only call of each role, by the role's key."""
+    def roles(self, optimizers: Collection[str]) -> dict[str, _Found]:
+        """Return the only call of each role, by the role's key.
+
+        Args:
+            optimizers: the names of variables that hold optimizers.
+        """
         found: dict[str, list[_Found]] = {}
         for source in self._sources:
             for name, calls in source.calls.items():
@@ -239,8 +274,13 @@ class _Search:
                 if name in _LOSSES or (name.endswith(_LOSS) and name != _LOSS):
                     role = loss_key(name)
                 for call in calls:
-                    each = role or ("@scheduler" if source.full_name(call).startswith(_SCHEDULERS) else "")
-                    if name == "step" and "optim" in ast.unparse(call):
+                    given = {keyword.arg for keyword in call.keywords}
+                    by_argument = next((each for each, names in _ARGUMENTS.items() if given & names), "")
+                    each = (
+                        role or by_argument or ("@scheduler" if source.full_name(call).startswith(_SCHEDULERS) else "")
+                    )
+                    owner = call.func.value if isinstance(call.func, ast.Attribute) else call
+                    if name == "step" and ("optim" in ast.unparse(call) or key_of(owner) in optimizers):
                         each = "@step"  # of the optimizer, or of a scaler with the optimizer
                     if each:
                         found.setdefault(each, []).append(_Found(source, call))
@@ -259,6 +299,36 @@ class _Search:
             roles["@zeroed"] = roles["@zero_grad"]
         return roles
 
+    def groups(self, optimizer: _Found) -> Iterator[tuple[str, _Found]]:
+        """Yield the entries of an optimizer's parameter groups, as ``0.weight_decay``, if the source lists them."""
+        call = optimizer.node
+        named = [each.value for each in call.keywords if each.arg in ("params", "parameters")]
+        for source, node in self._lists(optimizer, next(iter([*named, *call.args]), None)):
+            for number, group in enumerate(node.elts):
+                if not isinstance(group, ast.Dict):
+                    return
+                for key, entry in zip(group.keys, group.values):
+                    if isinstance(key, ast.Constant) and isinstance(key.value, str) and key.value != "params":
+                        yield f"{number}.{key.value}", _Found(source, entry)
+
+    def _lists(self, found: _Found, value: ast.expr | None) -> list[tuple[Source, ast.List]]:
+        """Return the list that an expression is: written there, in a variable, or returned by a function."""
+        if isinstance(value, ast.List):
+            return [(found.source, value)]
+        if isinstance(value, ast.Name):
+            scope = found.source.scopes.get(found.node)
+            values = found.source.variables.get((scope, value.id)) or found.source.variables.get((None, value.id), [])
+            return self._lists(found, values[0]) if len(values) == 1 and not isinstance(values[0], ast.Name) else []
+        name = called_name(value) if value is not None else ""
+        returned = [
+            (source, node.value)
+            for source in self._sources
+            if name in source.functions
+            for node in ast.walk(source.functions[name])
+            if isinstance(node, ast.Return) and isinstance(node.value, ast.List)
+        ]
+        return returned if len(returned) == 1 else []
+
     def attributes(self) -> Iterator[tuple[str, _Found]]:
         """Yield each attribute that one class alone sets to a plain value, and the expression of that value."""
         found: dict[str, list[_Found]] = {}
@@ -268,6 +338,11 @@ class _Search:
         for name, (first, *others) in found.items():
             value = first if is_plain(first.node) else self._definition(first.node, first, set())
             if value is not None and not others:
+                yield name, value
+        defined = dict.fromkeys(name for source in self._sources for name in source.defined if name not in found)
+        for name in list(defined)[:_MOST_VALUES]:
+            value = self._definition(ast.Attribute(_ARGS, name), _Found(self._sources[0], _ARGS), set())
+            if value is not None and isinstance(getattr(value.node, "value", None), (int, float)):
                 yield name, value
 
     def definitions(self, found: _Found, deep: bool) -> Iterator[tuple[str, _Found]]:
@@ -295,13 +370,23 @@ class _Search:
             if definition is not None:
                 yield argument or key_of(value), definition
 
-    def _definition(self, value: ast.expr, found: _Found, parts: set[ast.AST]) -> _Found | None:
+    def _given(self, function: str, name: str, place: int) -> list[_Found]:
+        """Return the calls of a function of the user's that give an argument, by its name or its place."""
+        return [
+            _Found(source, call)
+            for source in self._sources
+            for call in source.calls.get(function, ())
+            if argument(call, name, place) is not None
+        ]
+
+    def _definition(self, value: ast.expr, found: _Found, parts: set[ast.AST], depth: int = 0) -> _Found | None:
         """Return the plain value that an expression in a call reads, if there is one definition of its name.
 
         Args:
             value: the expression.
             found: the call.
             parts: the nodes of the call, which define nothing for it.
+            depth: the number of calls that gave the value on as an argument.
         """
         name = key_of(value)
         scope = found.source.scopes.get(found.node)
@@ -309,8 +394,18 @@ class _Search:
         # A parameter of the function around the call has its value from that function's calls, or by default.
         is_name = isinstance(value, ast.Name)
         function = found.source.names[scope] if is_name and scope is not None and name in parameters else ""
+        if function:
+            place = parameters.index(name) - (parameters[0] in ("self", "cls"))
+            given = [each for each in self._given(function, name, place) if each.node is not found.node]
+            if given:
+                only = given[0]
+                passed = argument(only.node, name, place)
+                if len(given) > 1 or passed is None or depth > _DEEPEST:
+                    return None
+                is_value = is_plain(passed)
+                return _Found(only.source, passed) if is_value else self._definition(passed, only, parts, depth + 1)
         if is_name:
-            kinds: tuple[str, ...] = ("call", "default") if function else ("assignment",)
+            kinds: tuple[str, ...] = ("default",) if function else ("assignment",)
         else:
             kinds = _OF_ATTRIBUTES if isinstance(value, ast.Attribute) else _OF_ENTRIES
         defined = [
@@ -338,9 +433,12 @@ class _Search:
         found = None if layer.path == self._root else self._written_in_parent(layer.path)
         if found is not None:
             found = self._call_in(found, layer.type) or found
-            if _called(found.node) == layer.type:
+            if called_name(found.node) == layer.type:
                 return found
         calls = self.calls(layer.type, layer.package)
+        if found is not None and not calls:
+            # A class that is never called by its name: a `partial` gives the arguments.
+            calls = [each for each in self.calls("partial", "functools") if _names(each.node, layer.type)]
         return calls[0] if len(calls) == 1 else found
 
     def _written_in_parent(self, path: str) -> _Found | None:
@@ -359,15 +457,17 @@ class _Search:
 
     def _call_in(self, found: _Found, name: str) -> _Found | None:
         """Return the only call of a class in an expression, or in the function that the expression calls."""
-        calls = [node for node in ast.walk(found.node) if isinstance(node, ast.Call) and _called(node) == name]
+        calls = [node for node in ast.walk(found.node) if isinstance(node, ast.Call) and called_name(node) == name]
         if calls:
             # The outermost one: arguments come after it.
             return _Found(found.source, calls[0])
-        helper = _called(found.node)
+        helper = called_name(found.node)
         for source in self._sources:
             function = source.functions.get(helper)
             if function is not None:
-                inside = [node for node in ast.walk(function) if isinstance(node, ast.Call) and _called(node) == name]
+                inside = [
+                    node for node in ast.walk(function) if isinstance(node, ast.Call) and called_name(node) == name
+                ]
                 return _Found(source, inside[0]) if len(inside) == 1 else None
         return None
 
@@ -385,7 +485,7 @@ def key_of(value: ast.expr) -> str:
     if isinstance(value, ast.Attribute):
         return value.attr
     key = value.slice if isinstance(value, ast.Subscript) else None
-    if isinstance(value, ast.Call) and _called(value) in ("get", "pop") and value.args:
+    if isinstance(value, ast.Call) and called_name(value) in ("get", "pop") and value.args:
         key = value.args[0]
     return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else ""
 
@@ -423,7 +523,7 @@ def definitions_in(node: ast.AST) -> Iterator[tuple[str, str, ast.expr]]:
                 yield "default", name.arg, default
     elif isinstance(node, ast.Call):
         option = node.args[0] if node.args else None
-        if _called(node) in ("add_argument", "option") and isinstance(option, ast.Constant):
+        if called_name(node) in ("add_argument", "option") and isinstance(option, ast.Constant):
             for keyword in node.keywords:
                 if keyword.arg == "default" and is_plain(keyword.value):
                     yield "option", str(option.value).lstrip("-").replace("-", "_"), keyword.value
@@ -433,12 +533,24 @@ def definitions_in(node: ast.AST) -> Iterator[tuple[str, str, ast.expr]]:
                     yield "call", keyword.arg, keyword.value
 
 
-def _called(node: ast.AST) -> str:
+def called_name(node: ast.AST) -> str:
     """Return the last part of the name that an expression calls; empty if it is no call of a name."""
     function = node.func if isinstance(node, ast.Call) else None
     if isinstance(function, ast.Attribute):
         return function.attr
     return function.id if isinstance(function, ast.Name) else ""
+
+
+def argument(call: ast.Call, name: str, place: int) -> ast.expr | None:
+    """Return the expression that a call gives for an argument; `None` if it gives none."""
+    named = next((each.value for each in call.keywords if each.arg == name), None)
+    positional = call.args[place] if 0 <= place < len(call.args) else None
+    return named or (None if isinstance(positional, ast.Starred) else positional)
+
+
+def _names(call: ast.Call, name: str) -> bool:
+    """Return True if the first argument of a call is a class of this name."""
+    return bool(call.args) and key_of(call.args[0]) == name
 
 
 def _item(node: ast.expr, number: int) -> ast.expr | None:
@@ -481,7 +593,8 @@ def _files(layers: Iterable[Built]) -> list[str]:
     return list(dict.fromkeys(paths))[:_MOST_FILES]
 
 
-def _parsed(file: str) -> _Source | None:
+def parsed(file: str) -> Source | None:
+    """Return a file of Python code; `None` if it cannot be read."""
     try:
         state = os.stat(file)
         return _parse(file, state.st_mtime_ns) if state.st_size <= _LARGEST else None
@@ -490,17 +603,17 @@ def _parsed(file: str) -> _Source | None:
 
 
 @lru_cache(maxsize=_MOST_FILES)
-def _parse(file: str, changed: int) -> _Source:
+def _parse(file: str, changed: int) -> Source:
     with open(file, "rb") as opened:
         content = opened.read()
     tree = ast.parse(content)
-    source = _Source(file, content.decode("utf-8", "replace").splitlines(), _digest(content))
+    source = Source(file, content.decode("utf-8", "replace").splitlines(), _digest(content), tree)
     for node, scope, classes in _nodes(tree, source):
         kind = type(node)
         if kind not in _READ:
             continue
         if isinstance(node, ast.Call):
-            source.calls.setdefault(_called(node), []).append(node)
+            source.calls.setdefault(called_name(node), []).append(node)
             if scope is not None:
                 source.scopes[node] = scope
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -516,11 +629,15 @@ def _parse(file: str, changed: int) -> _Source:
             source.classes.add(node.name)
         elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             source.variables.setdefault((scope, node.targets[0].id), []).append(node.value)
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            source.targets[node.value] = key_of(node.targets[0])
         if classes:
             for name, value in _attributes(node):
+                if scope is not None:
+                    source.scopes[value] = scope
                 for each in classes:
                     source.assigned.setdefault((each, name), []).append(value)
-        of = source.names.get(node, "") if isinstance(node, ast.FunctionDef) else _called(node)
+        of = source.names.get(node, "") if isinstance(node, ast.FunctionDef) else called_name(node)
         for how, defined, value in definitions_in(node):
             source.defined.setdefault(defined, []).append((how, of, value))
     for values in source.variables.values():
@@ -542,7 +659,7 @@ _LEAVES = {
 _Place = tuple[ast.AST, ast.FunctionDef | None, tuple[str, ...]]
 
 
-def _nodes(tree: ast.AST, source: _Source) -> Iterator[_Place]:
+def _nodes(tree: ast.AST, source: Source) -> Iterator[_Place]:
     """Yield the nodes of a syntax tree with the innermost function and the classes around each; keep the functions'
     names.
     """
@@ -572,7 +689,7 @@ def _attributes(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     elif isinstance(node, ast.AnnAssign) and node.value is not None:
         targets, value = [node.target], node.value
     else:
-        if isinstance(node, ast.Call) and _called(node) in _ADDING and len(node.args) == 2:
+        if isinstance(node, ast.Call) and called_name(node) in _ADDING and len(node.args) == 2:
             name = node.args[0]
             if isinstance(name, ast.Constant) and isinstance(name.value, str):
                 yield name.value, node.args[1]

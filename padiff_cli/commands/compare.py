@@ -14,7 +14,7 @@ from padiff.errors import UsageError
 from padiff.model.given_map import GivenMap
 from padiff.records import Both
 from padiff.records.diagnostic import diagnostic_json, diagnostic_of
-from padiff.report_formats import head_to_json, json_parts, steps_to_json, to_junit, to_markdown
+from padiff.report_formats import head_to_json, json_parts, page_words, steps_to_json, to_junit, to_markdown
 from padiff_cli.arguments import (
     CODES,
     EXIT_CODES,
@@ -122,7 +122,9 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
     if args.html:
         from padiff_page import page_parts  # few comparisons write one
 
-        write_out(args.html, page_parts(head_to_json(report), page_lines(steps_to_json(report))))
+        head = head_to_json(report)
+        head |= {"words": words} if (words := page_words(head)) else {}
+        write_out(args.html, page_parts(head, page_lines(steps_to_json(report))))
     if args.junit:
         write_out(args.junit, to_junit(report))
     if args.markdown:

@@ -16,7 +16,7 @@ from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from padiff.system.frames import is_users
-from padiff_cli.run.variables import user_frames
+from padiff.system.variables import user_frames
 
 _STEPS = ("step", "minimize")
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)

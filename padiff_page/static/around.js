@@ -37,7 +37,7 @@ function settings(head) {
     el(
       "table",
       { class: "settings" },
-      el("thead", {}, el("tr", {}, ["", head.reference ?? "reference", head.candidate ?? "candidate", "where", "fix"].map((text) => el("th", {}, text)))),
+      el("thead", {}, el("tr", {}, ["", head.reference ?? "reference", head.candidate ?? "candidate", "where", "fix"].map((text, k) => el("th", {}, k && k < 3 ? el("b", {}, text) : text)))),
       el(
         "tbody",
         {},
@@ -87,7 +87,7 @@ function coverage(head) {
     "section",
     { class: "card" },
     el("h2", {}, "Coverage"),
-    el("p", { class: "coverage" }, el("b", {}, percent(known.share)), ` of what was recorded${of} was compared: ${count(known.compared, "pair")}.`),
+    el("p", { class: "coverage" }, el("b", {}, percent(known.share)), " ", `of what was recorded${of} was compared: ${count(known.compared, "pair")}.`),
     known.ranks ? el("p", { class: "prose" }, known.ranks) : null,
     known.sketched ? el("p", { class: "prose" }, `${count(known.sketched, "pair")} judged from sketches.`) : null,
     lists.length ? lists : el("p", { class: "prose" }, "Nothing was left out."),

@@ -1,6 +1,11 @@
 // Elements, made from data that nobody vouches for: text only ever becomes a text node, never markup.
 
+import { said, say } from "./words.js";
+
 const SVG = "http://www.w3.org/2000/svg";
+
+// Attributes that are read to people.
+const SPOKEN = new Set(["title", "aria-label", "placeholder"]);
 
 /** An element. `attributes` are set as they are; those that are functions listen to the event of their name. */
 export function el(tag, attributes = {}, ...children) {
@@ -16,11 +21,11 @@ function filled(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (typeof value === "function") node.addEventListener(name, value);
     else if (value === true) node.setAttribute(name, "");
-    else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, String(value));
+    else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, SPOKEN.has(name) ? say(String(value)) : String(value));
   }
   for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
-    node.append(child instanceof Node ? child : document.createTextNode(String(child)));
+    node.append(child instanceof Node ? child : document.createTextNode(said(node.localName, attributes, String(child))));
   }
   return node;
 }
@@ -38,8 +43,9 @@ export function layerName(path, type) {
 
 /** A sentence in which names stand between backquotes. */
 export function sentence(text) {
-  const whole = text ? text[0].toUpperCase() + text.slice(1) : "";
-  const parts = (/[.!?)]$/.test(whole) || !whole ? whole : `${whole}.`).split("`");
+  const local = say(text);
+  const whole = local ? local[0].toUpperCase() + local.slice(1) : "";
+  const parts = (/[.!?)。）]$/.test(whole) || !whole ? whole : `${whole}.`).split("`");
   // An odd one has no partner: then none is taken for a mark.
   return parts.length % 2 ? parts.map((part, k) => (k % 2 ? el("code", {}, part) : part)) : parts.join("`");
 }
@@ -50,11 +56,11 @@ export function copyButton(text, label = "Copy") {
   button.addEventListener("click", async () => {
     try {
       await navigator.clipboard.writeText(typeof text === "function" ? text() : text);
-      button.textContent = "Copied";
+      button.textContent = say("Copied");
     } catch {
-      button.textContent = "Not allowed here";
+      button.textContent = say("Not allowed here");
     }
-    setTimeout(() => (button.textContent = label), 1500);
+    setTimeout(() => (button.textContent = say(label)), 1500);
   });
   return button;
 }

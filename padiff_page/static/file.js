@@ -3,6 +3,7 @@
 import { Page } from "./app.js";
 import { el } from "./dom.js";
 import { Store } from "./store.js";
+import { takeWords } from "./words.js";
 
 async function lines() {
   const text = document.getElementById("report").textContent.trim();
@@ -34,8 +35,10 @@ export async function open(root) {
     return null;
   }
   const store = new Store((place) => JSON.parse(found[place]));
+  const head = JSON.parse(found[0]);
+  takeWords(head.words);
   const page = new Page(root, store);
-  store.setHead(JSON.parse(found[0]));
+  store.setHead(head);
   for (let k = 1; k < found.length; k++) store.addLine(JSON.parse(found[k]), k);
   page.showHead();
   page.showSteps();

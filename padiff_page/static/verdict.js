@@ -3,6 +3,7 @@
 import { copyButton, el, layerName, sentence } from "./dom.js";
 import { count, figure, percent, times } from "./format.js";
 import { isDeclared, timesAllowed } from "./store.js";
+import { say } from "./words.js";
 
 // Of further faults so many are described in full; the heat map marks the others.
 const OTHERS = 5;
@@ -38,7 +39,7 @@ export function verdictCard(store, diff, open) {
       el("span", { class: "chip differ" }, declared ? "set differently" : "differ"),
       declared && !brief
         ? el("h1", {}, "The runs are ", el("strong", {}, "set differently"), ", though no tensor parts yet")
-        : el("h1", {}, el("strong", {}, `Step ${first.step}, ${first.stage}`), brief?.where ? `: ${brief.where}` : null),
+        : el("h1", {}, el("strong", {}, `Step ${first.step}, ${first.stage}`), brief?.where ? [": ", brief.where] : null),
     ),
     cause(first, brief),
     layers,
@@ -94,7 +95,7 @@ function prose(first) {
   if (first.call) sentences.push(`Call: ${first.call}.`);
   if (first.extent) sentences.push(first.extent);
   if (first.recomputed?.text) sentences.push(first.recomputed.text);
-  return sentences.length ? el("p", { class: "prose" }, sentence(sentences.join(" "))) : null;
+  return sentences.length ? el("p", { class: "prose" }, sentence(sentences.map(say).join(" "))) : null;
 }
 
 function cause(first, brief) {
@@ -146,7 +147,7 @@ function others(store, brief) {
       "div",
       { class: `cause${why?.proven ? " proven" : ""}` },
       el("h2", {}, fault ? `Also, ${sure}` : "Also"),
-      fault ? el("h3", {}, `Step ${fault.step}, ${fault.stage}: ${fault.where}`) : null,
+      fault ? el("h3", {}, `Step ${fault.step}, ${fault.stage}`, ": ", fault.where) : null,
       el("p", { class: "sentence" }, sentence(why?.text ?? one.message)),
       fixLine(fault?.fix?.text),
       lines(fault?.places),
@@ -175,7 +176,7 @@ function agreeing(store, outcome) {
       head.coverage ? stat("of what was recorded", percent(head.coverage.share)) : null,
       worstOf.worst >= 0 ? stat("nearest to its limit", times(worstOf.worst), worstOf.worstAt ? worstOf.worstAt[0].layer : null) : null,
     ),
-    head.diagnostic?.moved ? el("p", { class: "prose" }, sentence(`Moved: ${head.diagnostic.moved}`)) : null,
+    head.diagnostic?.moved ? el("p", { class: "prose" }, "Moved: ", sentence(head.diagnostic.moved)) : null,
     head.verdict ? el("p", { class: "prose" }, sentence(head.verdict)) : null,
   );
 }

@@ -111,7 +111,7 @@ WATCHES = (
     "run/processes.py",
     "run/recording.py",
     "run/startup.py",
-    "run/variables.py",
+    "padiff/system/variables.py",
     "run/model_group.py",
 )
 HOSTS = ("run/hosts.py",)

@@ -10,7 +10,7 @@ import pytest
 from padiff.system.construction import Built, construction_lines, loss_key
 
 
-def lines_of(tmp_path, source, layers, optimizers=None):
+def lines_of(tmp_path, source, layers, optimizers=None, names=None):
     """The text of the found line by key, of a model whose first class is in a file with this source."""
     file = tmp_path / "model.py"
     file.write_text(textwrap.dedent(source))
@@ -19,7 +19,7 @@ def lines_of(tmp_path, source, layers, optimizers=None):
         Built(path, kind, "user" if kind in users else "torch", str(file) if kind in users else "", (kind,))
         for path, kind in layers.items()
     ]
-    found = construction_lines(built, optimizers or {})
+    found = construction_lines(built, optimizers or {}, names or {})
     return {key: frame.code for key, frame in found.items()}
 
 
@@ -240,3 +240,98 @@ def test_where_there_is_a_choice_nothing_is_said(old, new, lacking, tmp_path):
 )
 def test_a_loss_has_one_key_in_both_frameworks(name, key):
     assert loss_key(name) == key
+
+
+OPTIMIZERS = """
+    from torch.optim import AdamW
+    class Net: pass
+
+    def groups(net, decay):
+        return [
+            {"params": net.matrices, "weight_decay": decay},
+            {"params": net.vectors,
+             "weight_decay": 0.0, "lr": 1},
+        ]
+
+    late = AdamW(groups(net, 0.1), lr=2)
+    early = AdamW([{"params": net.other, "lr": 3}])
+"""
+TWO = {"optimizer.0": AdamW, "optimizer.1": AdamW}
+
+
+def test_an_optimizer_is_found_by_the_variable_that_holds_it(tmp_path):
+    names = {"optimizer.0": {"early"}, "optimizer.1": {"late", "self"}}
+    found = lines_of(tmp_path, OPTIMIZERS, {"(root)": "Net"}, TWO, names)
+    assert found["optimizer.0"] == 'early = AdamW([{"params": net.other, "lr": 3}])'
+    assert found["optimizer.1"] == "late = AdamW(groups(net, 0.1), lr=2)"
+
+
+def test_the_entries_of_parameter_groups_are_found(tmp_path):
+    found = lines_of(tmp_path, OPTIMIZERS, {"(root)": "Net"}, TWO)
+    assert found["optimizer.0.group.0.weight_decay"] == '{"params": net.matrices, "weight_decay": decay},'
+    assert (
+        found["optimizer.0.group.1.weight_decay"] == found["optimizer.0.group.1.lr"] == '"weight_decay": 0.0, "lr": 1},'
+    )
+    assert found["optimizer.1.group.0.lr"] == 'early = AdamW([{"params": net.other, "lr": 3}])'
+
+
+def test_a_step_is_known_by_the_variable_that_holds_the_optimizer(tmp_path):
+    source = "from torch.optim import AdamW\nclass Net: pass\nopt = AdamW(p)\nopt.step()\nschedule.step()\n"
+    found = lines_of(tmp_path, source, {"(root)": "Net"}, {"optimizer.0": AdamW}, {"optimizer.0": {"opt"}})
+    assert found["@step"] == "opt.step()"
+
+
+def test_a_partial_constructs_a_class_that_is_not_called(tmp_path):
+    source = """
+        from functools import partial
+        from torch import nn
+        norm = partial(nn.LayerNorm, eps=1e-6)
+        class Net(nn.Module):
+            def __init__(self, norm=norm):
+                self.first = norm(4)
+    """
+    found = lines_of(tmp_path, source, {"(root)": "Net", "first": "LayerNorm"})
+    assert found["first"] == "norm = partial(nn.LayerNorm, eps=1e-6)"
+
+
+@pytest.mark.parametrize(
+    ("call", "value"),
+    [
+        ("Loss(1.5)", "loss = Loss(1.5)"),
+        ("Loss(gamma=1.5)", "loss = Loss(gamma=1.5)"),
+        ("Loss()", "def __init__(self, gamma=2.0):"),
+        ("Loss(cfg.gamma)", "gamma = 3.0"),
+        ("make(4.0)", "loss = make(4.0)"),
+        ("Loss(1.5), Loss(2.5)", None),
+    ],
+)
+def test_the_value_of_an_attribute_is_followed_through_calls(call, value, tmp_path):
+    source = f"""
+        class Net: pass
+        class Loss:
+            def __init__(self, gamma=2.0):
+                self.gamma = gamma
+        {"def make(gamma): return Loss(gamma)" if "make" in call else ""}
+        class cfg:
+            gamma = 3.0
+        loss = {call}
+    """
+    assert lines_of(tmp_path, source, {"(root)": "Net"}).get("self.gamma") == value
+
+
+def test_the_value_that_one_config_has_is_found(tmp_path):
+    source = 'class Net: pass\ncfg = {"tau": 2.0, "eps": 1}\nother = {"eps": 2}\n'
+    found = lines_of(tmp_path, source, {"(root)": "Net"})
+    assert found["self.tau"] == 'cfg = {"tau": 2.0, "eps": 1}' and "self.eps" not in found
+
+
+def test_arguments_of_a_trainer_stand_for_the_calls(tmp_path):
+    source = """
+        class Net: pass
+        trainer = Trainer(max_epochs=1,
+                          gradient_clip_val=0.5)
+        model.fit(data, shuffle=False)
+    """
+    found = lines_of(tmp_path, source, {"(root)": "Net"})
+    assert found["@clip"] == "trainer = Trainer(max_epochs=1,"
+    assert found["@loader"] == "model.fit(data, shuffle=False)"

@@ -55,6 +55,8 @@ def test_each_message_of_the_code_is_in_the_table():
 
 def test_each_message_of_the_table_is_in_the_code():
     code = "\n".join(text for room in ("", "../padiff_hooks", "../padiff_cli") for text in written(room)).lower()
+    static = SOURCE.parent / "padiff_page" / "static"
+    code += "\n".join(file.read_text() for file in sorted(static.glob("*.js"))).lower()
     # Some are put together of several texts: most pairs of neighbouring words are then in one of them.
     for _, message, _ in TABLE:
         parts = [part.split() for part in re.split(r"\{\w+\}", message.lower())]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from kit.browser import Tab
 
+from padiff.report_formats import page_words
 from padiff_hooks.step_lines import page_lines
 from padiff_page import page_parts
 from page.conftest import written
@@ -331,3 +332,20 @@ def test_three_thousand_layers_by_ten_thousand_steps_stay_fluid(tab, file):
     assert found["median"] < 50, found
     # One frame in twenty may wait for the machine's other tests.
     assert found["most"] < 100, found
+
+
+def test_a_report_in_chinese_has_chinese_labels_and_english_names(tab, tmp_path, content):
+    head = {key: value for key, value in content.items() if key != "steps"}
+    words = page_words(head, "zh")
+    assert page_words(head, "en") == {} and words["Cause, proven"] == "原因，已证实"
+    file = tmp_path / "zh.html"
+    file.write_text("".join(page_parts({**head, "words": words}, content["steps"])), encoding="utf-8")
+    opened(tab, file.as_uri())
+    assert tab.run("document.documentElement.lang") == "zh"
+    verdict = text(tab, "#verdict")
+    assert verdict.startswith(f"不一致\nstep {STEP}，前向")
+    assert "Open this tensor" not in verdict and "打开这个张量" in verdict
+    assert content["first_diff"]["slot"] in verdict and "fc2" in verdict
+    assert text(tab, "#heat h2") == "各层与各 step" and "Layers" not in text(tab, "#models")
+    assert "覆盖" in text(tab, "body") and "Coverage" not in text(tab, "body")
+    assert tab.troubles == []

@@ -282,7 +282,13 @@ LATE = "        optimizer.step()\n        optimizer.zero_grad()\n"
     ("before", "after", "line", "cause", "fix"),
     [
         ("default=1.0", "default=2.0", "default=2.0)", "is 2 for the reference's 1", "default=1.0)"),
-        (LATE, "\n".join(LATE.split("\n")[1::-1]) + "\n", "optimizer.zero_grad()", "optimizer did not step", None),
+        (
+            LATE,
+            "\n".join(LATE.split("\n")[1::-1]) + "\n",
+            "optimizer.zero_grad()",
+            "clears its gradients",
+            "step(); optimizer",
+        ),
     ],
 )
 def test_a_fault_away_from_where_it_shows_is_shown_where_it_is(tmp_path, before, after, line, cause, fix):

@@ -98,6 +98,16 @@ class Optimizers:
         return cls(tuple(groups), by_site, len(rules), is_complete)
 
 
+def groups_of(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the key of each parameter's group (``optimizer.0.group.1``), by ``layer/slot``."""
+    return {
+        site: name.removesuffix(".parameters")
+        for name in settings
+        if (match := _NAME.fullmatch(name)) is not None and match[2] is not None and match[3] == "parameters"
+        for site in _sites({"parameters": settings[name]})
+    }
+
+
 def _sites(values: Mapping[str, Any]) -> tuple[str, ...]:
     listed = values.get("parameters")
     return tuple(site for site in listed if isinstance(site, str)) if isinstance(listed, list) else ()

@@ -137,6 +137,8 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
     computed = explain(scene) if compute and diff.pair.complete else Finding()
     recorded = recorded_cause(diff, step, alignment, declared, place)
     proven = computed.cause is not None and computed.cause.proven
+    if diff.pair.stage == "weight" and (surplus := surplus_cause(scene)) is not None:
+        return surplus  # what is drawn after a surplus parameter differs, too
     if (recorded is None or recorded.kind == "surplus_layers") and not proven:
         recorded = surplus_cause(scene) or recorded
     # A known difference of the frameworks goes before a cause that only names a place, and after computed causes.
@@ -200,7 +202,7 @@ def _stacks(place: Place, evidence: Evidence) -> Both[tuple[str, ...]]:
     pair = place.diff.pair
     if place.calls is not None and place.calls.same is not None:
         return place.calls.same.map(_lines)
-    if evidence.steps is None or is_functional(pair.anchor.slot):
+    if evidence.steps is None:
         return NO_STACKS
     try:
         return evidence.steps.zip(pair.sides).map(lambda side: _stack(*side))
@@ -209,9 +211,13 @@ def _stacks(place: Place, evidence: Evidence) -> Both[tuple[str, ...]]:
 
 
 def _stack(step: Step, record: Record | None) -> tuple[str, ...]:
-    """Return the stack of the layer call that a record belongs to."""
+    """Return the stack of the call that a record belongs to: of a layer, or the only one of a function."""
     if record is None:
         return ()
+    if is_functional(record.slot):
+        name = record.slot.partition("()")[0]
+        of_function = [call for call in step.trace.calls if (call.layer, call.function) == (record.layer, name)]
+        return _lines(of_function[0]) if len(of_function) == 1 else ()
     site = record.layer, record.call
     calls = (call for call in step.trace.calls if not call.function and (call.layer, call.call) == site)
     return next(map(_lines, calls), ())

@@ -15,7 +15,8 @@ _STAGES = frozenset({"weight", "forward", "loss", "backward", "grad", "update"})
 
 def surplus_cause(scene: DiffContext) -> Cause | None:
     """Return the cause if only one side has trained parameters in a layer that both have; else `None`."""
-    earlier = [number for number in scene.numbers if number < scene.number]
+    # In the first step, weights differ before anything is trained: its own updates show what is.
+    earlier = [number for number in scene.numbers if number < scene.number + (scene.stage == "weight")]
     if not earlier or scene.stage not in _STAGES:
         return None
     alignment = scene.alignment

@@ -21,6 +21,8 @@ from padiff.system.frames import Frame
 #: What a tensor is called that no call gives.
 UNNAMED = "what comes in"
 _LOOKING = frozenset({"getitem", "reshape", "transpose", "expand", "cast", "detach"})
+# Largest difference of values that agree, as a share of the largest value.
+_AGREE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,21 @@ class FormulaView:
         """Return the line of the user's code that makes a node's call; `None` if not recorded."""
         about = self.nodes[node].about
         return self.graph.trace.calls[about].line if about >= 0 else None
+
+    def maker(self, node: int) -> Frame | None:
+        """Return the line of the user's code that makes a node's tensor: by a function, or by a layer."""
+        call = self.graph.producers.get(self._tensors.get(node, -1))
+        return self.line(node) or (None if call is None else call.line)
+
+    def equal(self, value: np.ndarray) -> int | None:
+        """Return the first node whose value agrees with a tensor's; `None` if there is none."""
+        largest = np.max(np.abs(value), initial=0.0) if value.dtype.kind in "fiu" else np.nan
+        fitting = (
+            k
+            for k, own in enumerate(self.formula.values)
+            if own.shape == value.shape and np.allclose(own, value, rtol=0, atol=_AGREE * largest)
+        )
+        return next(fitting, None)
 
     @property
     def last(self) -> int:

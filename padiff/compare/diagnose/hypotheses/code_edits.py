@@ -100,23 +100,44 @@ class Case:
         """Return the lines of both sides' code that an edit is about; `None` where not known."""
         other = self.sheets.swapped(found.surplus).candidate
         line = found.sheet.line(found.edit.at if found.edit.at >= 0 else found.sheet.last)
-        other_line = None if other is None else other.line(self._partner(found, other))
+        other_line = None if other is None else self._other_line(found, other)
         return Both(line, other_line).swapped(found.surplus)
 
-    def _partner(self, found: Found, other: FormulaView) -> int:
-        """Return the other side's node that belongs to an edited node: of the same call, else the last one."""
+    def _other_line(self, found: Found, other: FormulaView) -> Frame | None:
+        """Return the other side's line that belongs to an edited node: of the partner's call; if the other side makes
+        no such call, the line that makes what the call takes.
+        """
+        edit, sheet = found.edit, found.sheet
+        partner = self._partner(found, other)
+        if partner is not None:
+            return other.line(partner)
+        given = sheet.nodes[edit.at].given if edit.at >= 0 else ()
+        lines = (other.maker(k) for g in given for k in (other.equal(sheet.formula.values[g]),) if k is not None)
+        return next((line for line in lines if line is not None), other.line(other.last))
+
+    def _partner(self, found: Found, other: FormulaView) -> int | None:
+        """Return the other side's node that belongs to an edited node: of the same call, or of the same kind of
+        operation on the same tensor; `None` if there is none.
+        """
         edit, sheet = found.edit, found.sheet
         if edit.other >= 0 and not found.surplus:
             return edit.other
-        about = sheet.nodes[edit.at].about if edit.at >= 0 else -1
-        if about >= 0:
-            call = sheet.graph.trace.calls[about]
-            key = self._layer(call.layer, found.surplus) or call.layer, call.function, call.nth
-            for k, node in enumerate(other.nodes):
-                theirs = other.graph.trace.calls[node.about] if node.about >= 0 else None
-                if theirs is not None and (theirs.layer, theirs.function, theirs.nth) == key:
-                    return k
-        return other.last
+        node = sheet.nodes[edit.at] if edit.at >= 0 else None
+        if node is None or node.about < 0:
+            return other.last
+        taken = [g for g in node.given if sheet.formula.values[g].size > 1]
+        equal = {other.equal(sheet.formula.values[g]) for g in taken} - {None}
+        call = sheet.graph.trace.calls[node.about]
+        key = self._layer(call.layer, found.surplus) or call.layer, call.function, call.nth
+        called = None
+        for k, theirs in enumerate(other.nodes):
+            if theirs.about >= 0 and theirs.operation == node.operation and equal & {*theirs.given}:
+                return k
+            about = other.graph.trace.calls[theirs.about] if theirs.about >= 0 else None
+            if called is None and about is not None and (about.layer, about.function, about.nth) == key:
+                called = k
+        # A call of that name and number on other tensors is another call.
+        return None if equal else called
 
     def _layer(self, path: str, of_candidate: bool = False) -> str | None:
         """Return the path of a layer's partner; `None` if it has none.

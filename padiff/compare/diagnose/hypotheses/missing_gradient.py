@@ -76,6 +76,11 @@ def causes(scene: DiffContext) -> Iterator[Cause]:
 
 def _skipped(scene: DiffContext, side: str, step: Step) -> Cause:
     """Return the cause of a step in which an optimizer updated nothing."""
+    if "@zeroed" in getattr(scene.runs, side).info.lines:
+        text = f"the {side} clears its gradients between backward and step: its optimizer has nothing to step with"
+        clear = "clear_grad" if scene.frameworks.candidate == "paddle" else "zero_grad"
+        fix = f"optimizer.step(); optimizer.{clear}()" if side == "candidate" else ""
+        return Cause("step_skipped", text, True, "the source clears them there, and nothing is updated", fix)
     text = f"the {side}'s optimizer did not step in this step, as it did in others"
     back = [r for r in step.records if r.stage == "backward"]
     overflowed = [d for d in scene.step if d.figures is not None and d.figures.nonfinite + d.figures.overflowed]

@@ -42,6 +42,16 @@ def variables(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
         yield from level
 
 
+def names_of(objects: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Return the names of the user's variables and attributes that hold each object, by the object's key."""
+    keys = {id(each): key for key, each in objects.items()}
+    names: dict[str, set[str]] = {}
+    for name, value in variables(sys._getframe(1)):
+        if id(value) in keys:
+            names.setdefault(keys[id(value)], set()).add(name)
+    return names
+
+
 def _items(name: str, value: Any) -> list[tuple[str, Any]]:
     if type(value) in (list, tuple):
         return [(f"{name}_{k}", item) for k, item in enumerate(value[:_LONGEST])]

@@ -1,0 +1,100 @@
+"""The lines that give the batches of a training, found around its loop."""
+
+from __future__ import annotations
+
+import runpy
+import textwrap
+
+import pytest
+
+from padiff.system.construction import users_sources
+from padiff.system.data_lines import data_lines
+
+LOADER = """
+    class Scaled:
+        def __init__(self, by):
+            self.by = by
+        def __call__(self, x):
+            return x / self.by
+
+    class Data:
+        def __init__(self, transform):
+            self.transform = transform
+        def __getitem__(self, k):
+            return self.transform(k)
+
+    class Unused:
+        def __getitem__(self, k):
+            return 2 * k
+
+    def train(model, data):
+        for x in data:
+            loss = model(x)
+            FOUND.append(look())
+
+    def main():
+        model = lambda x: x * 7
+        train(model, DataLoader(Data(Scaled(3.0)), 4))
+
+    def DataLoader(data, n):
+        return [data[k] for k in range(n)]
+
+    main()
+"""
+LOOP = """
+    scale = 3.0
+    def batch(k):
+        return k * scale
+
+    def loss_of(x):
+        return model(x) - 9
+
+    model = lambda x: x * 7
+    for k in range(2):
+        x = batch(k)
+        loss = loss_of(x)
+        after = loss + 5
+        FOUND.append(look())
+"""
+
+
+def found(tmp_path, source):
+    file = tmp_path / "train.py"
+    file.write_text(textwrap.dedent(source))
+    lines: list = []
+    look = lambda: data_lines(users_sources([]), {"model"})  # noqa: E731
+    runpy.run_path(str(file), {"FOUND": lines, "look": look}, "__main__")
+    return {key: frame.code for key, frame in lines[0].items()}
+
+
+@pytest.mark.parametrize(
+    ("source", "batch", "some", "none"),
+    [
+        (LOADER, "for x in data:", ["return x / self.by", "return self.transform(k)",
+                                    "train(model, DataLoader(Data(Scaled(3.0)), 4))"],
+         ["return 2 * k", "loss = model(x)", "model = lambda x: x * 7"]),
+        (LOOP, "for k in range(2):", ["x = batch(k)", "return k * scale", "scale = 3.0"],
+         ["return model(x) - 9", "after = loss + 5", "model = lambda x: x * 7"]),
+    ],
+)  # fmt: skip
+def test_the_code_that_gives_the_batches(tmp_path, source, batch, some, none):
+    lines = found(tmp_path, source)
+    assert lines.pop("@batch") == batch
+    assert {*some} <= {*lines.values()}
+    assert not {*none} & {*lines.values()}
+
+
+def test_without_a_loop_the_only_data_loader_is_followed(tmp_path):
+    source = """
+        class Data:
+            def __getitem__(self, k):
+                return k / 5
+        def main():
+            fit(DataLoader(Data()))
+        def DataLoader(data):
+            return data
+        def fit(data):
+            FOUND.append(look())
+        main()
+    """
+    assert [*found(tmp_path, source).values()] == ["return k / 5", "fit(DataLoader(Data()))", "return data"]
