@@ -20,10 +20,10 @@ from padiff.frameworks import framework_of
 from padiff.frameworks.hooking import Handle
 from padiff.model.tree import walk
 from padiff.recorder import Recorder
+from padiff.recorder.model_group import group
 from padiff_cli.after_import import AfterImport
 from padiff_cli.guard import guarded
 from padiff_cli.run.iterations import Iterations, stepping_around
-from padiff_cli.run.model_group import group
 from padiff_cli.run.variables import variables
 
 SEVERAL = "several optimizers step in it"

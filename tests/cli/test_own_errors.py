@@ -112,7 +112,6 @@ WATCHES = (
     "run/recording.py",
     "run/startup.py",
     "run/variables.py",
-    "run/model_group.py",
 )
 HOSTS = ("run/hosts.py",)
 SCRIPTS = {

@@ -1,4 +1,4 @@
-"""Several models of a training as one: a ``ModuleDict``, or a ``LayerDict``, which nobody calls."""
+"""Group of several models of a training: a ``ModuleDict``, or a ``LayerDict``, which nobody calls."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
+from padiff.errors import UsageError
 from padiff.frameworks import framework_of
 
 
@@ -13,8 +14,16 @@ def group(models: Mapping[str, Any]) -> Any:
     """Return one layer that holds models by name; they stay as they are.
 
     The group trains while one of its models does.
+
+    Raises:
+        UsageError: there is no model, a name is no text, or the models belong to several frameworks.
     """
-    name = framework_of(next(iter(models.values()))).name
+    if not models or not all(isinstance(name, str) and name for name in models):
+        raise UsageError(f"several models are recorded by name: expected {{'g': g, 'd': d}}, got names {list(models)}")
+    names = sorted({framework_of(model).name for model in models.values()})
+    if len(names) > 1:
+        raise UsageError("a run holds models of one framework, got torch and paddle: record each with its own recorder")
+    (name,) = names
     nn = importlib.import_module(f"{name}.nn")
     base = nn.ModuleDict if name == "torch" else nn.LayerDict
 
