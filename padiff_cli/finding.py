@@ -21,11 +21,11 @@ from padiff.frameworks.direct_calls import DirectCallWatch
 from padiff.frameworks.hooking import Handle
 from padiff.model.tree import walk
 from padiff.recorder import Recorder
+from padiff.recorder.model_group import group_of
 from padiff.system.variables import variables
 from padiff_cli.after_import import AfterImport
 from padiff_cli.guard import guarded
 from padiff_cli.run.iterations import Iterations, stepping_around
-from padiff_cli.run.model_group import group
 
 SEVERAL = "several optimizers step in it"
 
@@ -153,7 +153,7 @@ class ModelFinder(ABC):
         if len(models) == 1 and not tensors:
             self._start(next(iter(models.values())), optimizers)
         else:
-            self._start(group(self._framework_name(optimizers), models, tensors), optimizers)
+            self._start(group_of(self._framework_name(optimizers), models, tensors), optimizers)
 
     def _start(self, model: Any, optimizers: Sequence[Any]) -> None:
         self.model, self.optimizers = model, list(optimizers)

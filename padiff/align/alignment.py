@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
+from padiff.align.call_order import NO_INPUTS, SAME_ORDER, CallOrder, InputSite
 from padiff.align.matching.parameter_pairing import StoredParameters
 from padiff.align.slices import Ambiguity, ParameterPair
 from padiff.records import ROOT, SIDES, Both, Layer, unzipped
@@ -66,6 +67,8 @@ class Alignment:
             so that their outputs are not compared.
         differ_inside: pairs of layers, by path, from the runs' own layer maps that have different contents: their
             outputs are compared, their contents are not.
+        call_order: calls of the candidate's loop that the reference's loop makes in another order.
+        derived: sites of the inputs, on each side, that are computed from an output of a recorded layer.
         storage: computes the parameters for other answers to the ambiguities; `None` without ambiguities.
     """
 
@@ -79,6 +82,8 @@ class Alignment:
     ambiguities: tuple[Ambiguity, ...] = ()
     cut_elsewhere: frozenset[tuple[str, str]] = frozenset()
     differ_inside: frozenset[tuple[str, str]] = frozenset()
+    call_order: CallOrder = field(default=SAME_ORDER, compare=False)
+    derived: Both[frozenset[InputSite]] = NO_INPUTS
     storage: StoredParameters | None = field(default=None, compare=False)
 
     def answered(self, answers: Mapping[str, str]) -> Alignment:

@@ -21,6 +21,7 @@ from padiff.compare.judge.policy import Policy
 from padiff.compare.judge.rates import with_rates
 from padiff.compare.judge.unrecorded import with_unrecorded
 from padiff.compare.layer_boundaries import other_boundaries
+from padiff.compare.loop_calls import with_loop
 from padiff.compare.measure.picture import picture_of
 from padiff.compare.measuring import Measuring
 from padiff.compare.models import Stacks, models_of, stacks_of
@@ -211,6 +212,8 @@ class RunComparison:
         self._measuring.start(steps.reference[0])  # workers import while this process aligns
         evidence = steps.map(lambda ranks: RuntimeEvidence.from_step(ranks[0]))
         alignment = resolved(self._aligned(*self._infos, self._map, evidence), evidence)
+        if all(map(len, steps)):
+            alignment = with_loop(alignment, steps.map(lambda ranks: ranks[0]), self._infos)
         before_now: list[StepDiffs] = []
 
         def measure(pairs: Sequence[Pair]) -> StepDiffs:

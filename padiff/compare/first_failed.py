@@ -22,7 +22,11 @@ def first_failed(diffs: Sequence[Diff]) -> Diff | None:
         if not _passed(rank_diffs)
     ]
     # Processes wait for each other in the backward: a diff before the backward in any process comes first.
-    return min(firsts, key=lambda one: (STAGES.index(one[1].pair.stage), one[0]))[1] if len(firsts) > 1 else first
+    return min(firsts, key=lambda one: (_stage_number(one[1]), one[0]))[1] if len(firsts) > 1 else first
+
+
+def _stage_number(diff: Diff) -> int:
+    return STAGES.index("forward" if diff.pair.derived else diff.pair.stage)
 
 
 def ranks_of(step: Sequence[Diff]) -> list[list[Diff]]:

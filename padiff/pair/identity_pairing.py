@@ -20,11 +20,16 @@ def identity_pairing(steps: Both[Step], alignment: Alignment) -> list[int] | Non
     """
     records = steps.reference.records
     answers = _answers(alignment)
-    if answers is None or not all(map(answers, records)) or identified_by_values(records):
+    if (
+        answers is None
+        or alignment.call_order.numbers
+        or not all(map(answers, records))
+        or identified_by_values(records)
+    ):
         return None
     if len({(record.layer, record.stage, record.slot, record.call) for record in records}) < len(records):
         return None
-    order = causal_order(steps)
+    order = causal_order(steps, alignment.derived)
     keys = [order(record, record) for record in records]
     return sorted(range(len(records)), key=keys.__getitem__)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from padiff.align import Alignment
+from padiff.align.call_order import InputSite, is_derived
 from padiff.pair.identity_pairing import identity_pairing
 from padiff.pair.losses import identified_by_values
 from padiff.pair.steps import pair_steps
@@ -88,19 +89,20 @@ def _planned_by_name(reference: Step, candidate: Step, alignment: Alignment) -> 
     if steps.reference.records is steps.candidate.records:
         order = identity_pairing(steps, alignment)
         if order is not None:
-            return _planned_same(steps.reference.records, order)
+            return _planned_same(steps.reference.records, order, alignment.derived.reference)
     try:
         return _planned(pair_steps(steps.reference, steps.candidate, alignment), steps.map(lambda step: step.records))
     except ValuesNotLoadedError:
         return None
 
 
-def _planned_same(records: Sequence[Record], order: list[int]) -> PairColumns:
+def _planned_same(records: Sequence[Record], order: list[int], derived: Collection[InputSite]) -> PairColumns:
     """Return the pairing of each record with the record at the same index, in the given order."""
     ordered, places = [records[place] for place in order], list[int | None](order)
     scaled = [record.stage == "backward" for record in ordered]
-    count = len(order)
-    return PairColumns(places, places, [SAME] * count, scaled, [False] * count, PairSchema(ordered, ordered))
+    count, marks = len(order), [is_derived(record, derived) for record in ordered]
+    sites = PairSchema(ordered, ordered, marks)
+    return PairColumns(places, places, [SAME] * count, scaled, [False] * count, marks, sites)
 
 
 def _planned(pairs: Sequence[Pair], records: Both[Sequence[Record]]) -> PairColumns | None:
@@ -124,5 +126,6 @@ def _planned(pairs: Sequence[Pair], records: Both[Sequence[Record]]) -> PairColu
         [pair.layout for pair in pairs],
         [pair.scales is not UNSCALED for pair in pairs],
         [pair.optional for pair in pairs],
+        [pair.derived for pair in pairs],
         PairSchema.from_pairs(pairs),
     )

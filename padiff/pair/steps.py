@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import chain
 
 from padiff.align import Alignment, LayerPair
+from padiff.align.call_order import InputSite, is_derived
 from padiff.align.matching.parameter_units import inside
 from padiff.model import equivalents
 from padiff.pair.layouts import layout_between, square_layout
@@ -39,7 +40,8 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
     that brings it into the reference's layout.
     """
     steps = Both(reference, candidate)
-    indexes = steps.map(_index)
+    renumbered, originals = alignment.call_order.renumbered(candidate.records)
+    indexes = Both(_index(reference.records), _index(renumbered))
     apart = _apart(alignment)
     alike = tuple(
         parameters
@@ -64,18 +66,21 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
     scales = steps.map(lambda step: step.loss_scale)
     for pair in _with_layouts(pairs):
         a, b = pair.reference, pair.candidate
+        b = b if b is None else originals.get(id(b), b)
         sides = zip(pair, buffers, apart) if a is None or b is None else ()
         optional = any(r is not None and ((r.layer, r.slot) in slots or r.layer in paths) for r, slots, paths in sides)
         # Gradients of activations are those of the scaled loss; gradients of parameters are recorded unscaled.
         scaled = "backward" in (a.stage if a is not None else "", b.stage if b is not None else "")
-        pairs_made.append(Pair(reference.number, a, b, pair.layout, scales if scaled else UNSCALED, optional))
-    order = causal_order(steps)
+        anchor, sites = (a, alignment.derived.reference) if a is not None else (b, alignment.derived.candidate)
+        derived = anchor is not None and is_derived(anchor, sites)
+        pairs_made.append(Pair(reference.number, a, b, pair.layout, scales if scaled else UNSCALED, optional, derived))
+    order = causal_order(steps, alignment.derived)
     return sorted(pairs_made, key=lambda pair: order(pair.reference, pair.candidate))
 
 
-def _index(step: Step) -> Index:
+def _index(records: Iterable[Record]) -> Index:
     index: Index = defaultdict(list)
-    for record in step.records:
+    for record in records:
         index[record.layer, record.stage].append(record)
     return index
 
@@ -284,11 +289,11 @@ def _pair_inputs(indexes: Both[Index]) -> list[RecordPair]:
 Order = Callable[["Record | None", "Record | None"], tuple[int, int, int, int, int]]
 
 
-def causal_order(steps: Both[Step]) -> Order:
+def causal_order(steps: Both[Step], derived: Both[frozenset[InputSite]]) -> Order:
     """Return the sort key of pairs.
 
     Pairs are ordered by turn (see `_turns`), by stage, and by the reference's order; parameters are ordered by the
-    first forward of their layer.
+    first forward of their layer. Derived inputs are ordered among the outputs.
     """
     ran: dict[str, int] = {}
     for record in steps.reference.records:
@@ -298,14 +303,17 @@ def causal_order(steps: Both[Step]) -> Order:
     turns = steps.map(_turns)
     last = sum(len(step.records) for step in steps)
 
+    def stage(record: Record, sites: frozenset[InputSite]) -> int:
+        return stage_of["forward" if is_derived(record, sites) else record.stage]
+
     def key(record: Record | None, other: Record | None) -> tuple[int, int, int, int, int]:
         if record is None:
             assert other is not None
-            return turns.candidate.get(other.order, 0), stage_of[other.stage], 1, last, other.order
+            return turns.candidate.get(other.order, 0), stage(other, derived.candidate), 1, last, other.order
         first = ran.get(record.layer, last) if record.stage in PARAMETER_STAGES else 0
         # Step-wide scalars come after the layers that they may explain.
         first = last + 1 if record.layer == LOOP else first
-        return turns.reference.get(record.order, 0), stage_of[record.stage], 0, first, record.order
+        return turns.reference.get(record.order, 0), stage(record, derived.reference), 0, first, record.order
 
     return key
 

@@ -23,7 +23,7 @@ def record(model: Any, dir_path: str | AnyPath | None = None, **options: Unpack[
 
     Args:
         model: a torch Module, a paddle Layer, or the result of ``create_model``, whose lists and layer map are the
-            defaults of this call.
+            defaults of this call. Several models of one loop are a mapping of names to models.
         dir_path: the run folder, or a location in a store (``s3://bucket/run``); None keeps the steps in memory, as
             ``rec.run``.
         options: see `padiff.recorder.options.RecordOptions`.

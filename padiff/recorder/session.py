@@ -25,6 +25,7 @@ from padiff.recorder.failures import Failures
 from padiff.recorder.layers import Layers
 from padiff.recorder.levels import FULL_BYTES, LevelsOfSteps
 from padiff.recorder.memory import MemoryRun
+from padiff.recorder.model_group import group
 from padiff.recorder.model_lease import ModelLease, claimed
 from padiff.recorder.optimizers import optimizers_of
 from padiff.recorder.options import Identity, Scope, Target
@@ -77,6 +78,8 @@ class Recorder(CurrentStep):
         self.guard, self._failures = Guard(weakly(self._failed), target.on_error == "raise"), Failures()
         self._ending = False
         warn_of_older()
+        if isinstance(model, Mapping):
+            model = group(model)
         model, white_list, black_list, layer_map = unwrapped(model, scope.white_list, scope.black_list, scope.layer_map)
         self._framework = framework_of(model)
         self._model = self._framework.layers.unwrap(model)

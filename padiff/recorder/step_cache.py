@@ -54,6 +54,8 @@ class StepCache:
     choosing: set[str] = field(default_factory=set)
     #: Function and number of the loop's calls that choose for the loss.
     loop_choices: set[tuple[str, int]] = field(default_factory=set)
+    #: Sites of the inputs that the training computes (`padiff.recorder.computed_inputs`), as steps showed.
+    computed_inputs: set[str] = field(default_factory=set)
     #: All output sites, so that equal ones are one object.
     _outputs: dict[_About, OutputSite] = field(default_factory=dict)
     #: Name of the first argument, by forward function.

@@ -12,6 +12,7 @@ from padiff.model.selection import Node
 from padiff.recorder.activations import Activations
 from padiff.recorder.calls import Call, Calls
 from padiff.recorder.capture_options import CaptureOptions
+from padiff.recorder.computed_inputs import add_output, is_computed
 from padiff.recorder.copying import COPYING, LevelOf
 from padiff.recorder.evaluation import EvaluationFilter, EvaluationObserver
 from padiff.recorder.function_calls import Functions
@@ -284,8 +285,14 @@ class StepObserver:
         for name, number in numbers_of(layer.forward, args, kwargs):
             self.settings.setdefault(f"argument.{name}", number)
         if self.watched.chose(call.node):
+            computed = self.records.known.computed_inputs
             for slot, tensor in flatten_inputs(layer.forward, args, kwargs, self._is_tensor):
                 self.activations.see_input(call, slot, tensor)
+                with Tolerated():
+                    if is_computed(tensor, self._framework.tensors.same_values):
+                        computed.add(f"{call.node.path}/{slot}" + (f"#{call.number}" if call.number else ""))
+            if computed:
+                self.settings["inputs.computed"] = ", ".join(sorted(computed))
 
     def _look_at_autocast(self, node: Node) -> None:
         """Read the autocast at a call, up to the first layer that computes: trainers enter autocast inside forward."""
@@ -340,6 +347,9 @@ class StepObserver:
         """Record lazy parameters, and restore the hooks on losses, after the outermost call."""
         if self._layers.fresh:
             self._take_lazy()
+        with Tolerated():
+            for _, tensor in flatten(output, "output", self._is_tensor):
+                add_output(tensor)
         if self.losses is not None and call is not None:
             self.losses.called(output)
             self.hooks.on_losses(True)

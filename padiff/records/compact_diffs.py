@@ -168,7 +168,7 @@ class CompactDiffs(LazySequence[Diff]):
         sides = of_called(pairs, _place)
         if sides is None:
             return None
-        columns = zip(pairs.columns.layouts, pairs.scales, pairs.columns.optional)
+        columns = zip(pairs.columns.layouts, pairs.scales, pairs.columns.optional, pairs.columns.derived)
         # Records that have a shared description were read from a file.
         return self._numbers((*both, *others) for both, others in zip(sides, columns)), []
 
@@ -217,10 +217,10 @@ class CompactDiffs(LazySequence[Diff]):
     def _diff(self, block: _Block, k: int, row: tuple[Any, ...]) -> Diff:
         if k in block.whole:
             return block.whole[k]
-        reference_place, candidate_place, layout, scales, optional = self._places.known[block.places[k]]
+        reference_place, candidate_place, layout, scales, *marks = self._places.known[block.places[k]]
         sides = zip((reference_place, candidate_place), self._steps, block.numbers)
         reference, candidate = (_record(place, steps, number, block.rank) for place, steps, number in sides)
-        pair = Pair(block.step, reference, candidate, layout, scales, optional)
+        pair = Pair(block.step, reference, candidate, layout, scales, *marks)
         figures, passed, judged = measured_and_judged(row, pair.anchor.shape)
         return Diff(pair, figures, passed, judged, block.problems.get(k))
 
@@ -255,7 +255,7 @@ def _record(place: tuple[Any, ...] | None, steps: Steps, number: int, rank: int)
 def _about(pair: Pair) -> tuple[Any, ...]:
     """Return the parts of a pair's description that are the same in every step."""
     sides = [None if side is None else _place(side) for side in pair.sides]
-    return (*sides, pair.layout, pair.scales, pair.optional)
+    return (*sides, pair.layout, pair.scales, pair.optional, pair.derived)
 
 
 def _is_in_files(pair: Pair) -> bool:

@@ -27,6 +27,7 @@ class Pair:
         layout: conversion of the candidate's values to the reference's layout.
         scales: divisors of each side's values before the comparison (loss scaling).
         optional: True if a missing side is no diff: a buffer that only one model has.
+        derived: True for an input that is computed from an output of a recorded layer; it is judged like an output.
         anchor: the record that names the pair: the reference's, or the candidate's if there is no other.
         stage: the stage of the anchor.
         complete: True if both sides are present.
@@ -38,6 +39,7 @@ class Pair:
     layout: Layout = SAME
     scales: Both[float] = UNSCALED
     optional: bool = False
+    derived: bool = False
 
     # Stored, as judging reads them a hundred times for each pair.
     anchor: Record = field(init=False, repr=False, compare=False)

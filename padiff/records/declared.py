@@ -26,7 +26,7 @@ class Difference:
         stage: the stage of a step in which the setting acts.
         kind: kind of the cause: ``optimizer_setting``, ``learning_rate``, ``clipping``, ``loss_setting``,
             ``layer_setting``, ``argument``, ``mode``, ``trainable``, ``tied``, ``accumulation``, ``micro_batches``,
-            ``left_over``, ``trainer``, ``precision``.
+            ``left_over``, ``trainer``, ``precision``, ``model``.
         about: the object that has the setting, in words: ``AdamW``, ``the loss``, ``layer norm1 (LayerNorm) against ln
             (LayerNorm)``.
         changes: True if the two runs cannot compute the same because of the difference.
@@ -110,6 +110,7 @@ _SAID = {
     "mode": "one run trains where the other evaluates",
     "trainer": "the trainers are set differently",
     "left_over": "a step of one run begins with gradients that are no part of it",
+    "model": "one run calls another model with the same inputs",
     "micro_batches": "a step is made of more micro-batches in one run than in the other",
     "accumulation": "steps are made of different numbers of batches",
     "trainable": "one run trains what the other does not",

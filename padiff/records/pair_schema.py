@@ -23,6 +23,7 @@ class PairSchema:
 
     Args:
         references, candidates: both sides of the pairs of one of the steps; the records are not stored.
+        derived: mask of the derived inputs (`Pair.derived`). Default: none.
 
     Attributes:
         layers, slots, stages, calls, types, shapes: fields of each pair's anchor.
@@ -30,10 +31,16 @@ class PairSchema:
         anchor_dtypes: dtype of each anchor.
         candidates: layer, slot and layer type of each candidate's record; empty texts for a missing one.
         complete: mask of the pairs that have both sides.
+        derived: mask of the derived inputs.
         places: positions of each stage's pairs, for every stage.
     """
 
-    def __init__(self, references: Sequence[Record | None], candidates: Sequence[Record | None]) -> None:
+    def __init__(
+        self,
+        references: Sequence[Record | None],
+        candidates: Sequence[Record | None],
+        derived: Sequence[bool] | None = None,
+    ) -> None:
         anchors: list[Any] = [r if r is not None else c for r, c in zip(references, candidates)]
         self.layers = [record.layer for record in anchors]
         self.slots = [record.slot for record in anchors]
@@ -51,6 +58,7 @@ class PairSchema:
         ]
         both = [r is not None and c is not None for r, c in zip(references, candidates)]
         self.complete = np.array(both, np.bool_)
+        self.derived = np.zeros(len(anchors), np.bool_) if derived is None else np.array(derived, np.bool_)
         stages = stage_numbers(self.stages)
         self.places = {stage: np.flatnonzero(stages == number) for number, stage in enumerate(STAGES)}
         self._facts: dict[Any, Any] = {}
@@ -58,7 +66,7 @@ class PairSchema:
     @classmethod
     def from_pairs(cls, pairs: Sequence[Pair]) -> PairSchema:
         """Return the description of a sequence of pairs."""
-        return cls([pair.reference for pair in pairs], [pair.candidate for pair in pairs])
+        return cls(*([getattr(pair, name) for pair in pairs] for name in ("reference", "candidate", "derived")))
 
     def __len__(self) -> int:
         return len(self.layers)

@@ -27,7 +27,7 @@ class PairColumns:
 
     Attributes:
         references, candidates: positions of the two records in their steps; `None` if that side has none.
-        layouts, optional: the fields of `Pair`, one element for each pair.
+        layouts, optional, derived: the fields of `Pair`, one element for each pair.
         scaled: True if both sides are divided by their steps' loss scales.
         sites: description of the pairs.
         facts: cached results of functions of the pairs (`PairTable.fact`).
@@ -38,6 +38,7 @@ class PairColumns:
     layouts: list[Layout]
     scaled: list[bool]
     optional: list[bool]
+    derived: list[bool]
     sites: PairSchema
     facts: dict[Any, Any] = field(default_factory=dict)
 
@@ -108,6 +109,7 @@ class PairTable(LazySequence[Pair]):
                 columns.layouts[place],
                 self._scales_of(columns.scaled[place]),
                 columns.optional[place],
+                columns.derived[place],
             )
         return pair
 

@@ -112,7 +112,6 @@ WATCHES = (
     "run/recording.py",
     "run/startup.py",
     "padiff/system/variables.py",
-    "run/model_group.py",
 )
 HOSTS = ("run/hosts.py",)
 SCRIPTS = {

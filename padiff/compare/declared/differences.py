@@ -27,6 +27,7 @@ from padiff.compare.declared.run import (
     loop_differences,
     loss_differences,
     micro_batch_differences,
+    model_differences,
     tied_differences,
     trained_differences,
 )
@@ -116,6 +117,7 @@ class Declared:
             *map(self._explained, rate_differences(self._groups, self._optimizers, steps, frameworks)),
             *trained_differences(self._doubtful, steps),
             *micro_batch_differences(steps),
+            *model_differences(steps, alignment),
         ]
         self._evaluated = steps.map(lambda step: bool(step.evaluations))
         # Equal steps share one tuple, because there may be many.

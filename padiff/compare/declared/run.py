@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from padiff.align import Alignment
+from padiff.align.call_order import outermost_calls
 from padiff.compare.declared.fixes import clip_fix, loss_fix
 from padiff.compare.declared.optimizers import Optimizers, same, tied_homes
 from padiff.compare.declared.trainers import trainer_differences
+from padiff.compare.loop_calls import inputs_agree
 from padiff.model import equivalents
 from padiff.records import Both, Difference, RunInfo, Step, is_loss, is_of_loss, loss_role, setting_text
 from padiff.records.stored_records import without_values
@@ -190,6 +193,51 @@ def micro_batch_differences(steps: Both[Step]) -> Iterator[Difference]:
     left_over = next((str(x) for x in steps.map(lambda step: step.settings.get("gradients.left_over")) if x), "")
     note = f"gradients {left_over} are left over" if left_over else "all of them have one size"
     yield Difference("micro-batches", counts, "input", "micro_batches", note=note)
+
+
+def model_differences(steps: Both[Step], alignment: Alignment) -> Iterator[Difference]:
+    """Yield a difference if one loop calls another model with the same inputs: a network for its target, for example.
+
+    Both loops make as many calls, one model is called more often in each, and the inputs of these calls agree.
+    """
+    counts = steps.map(lambda step: Counter(path for path, _ in outermost_calls(without_values(step.records))))
+    totals = counts.map(lambda side: sum(side.values()))
+    if totals.reference != totals.candidate or len(counts.reference) + len(counts.candidate) < 3:
+        return
+    names = {pair.candidate.path: pair.reference.path for pair in alignment.pairs}
+    theirs = Counter({names.get(path, ""): count for path, count in counts.candidate.items()})
+    more, fewer = counts.reference - theirs, theirs - counts.reference
+    if [*more.values()] != [1] or [*fewer.values()] != [1] or "" in fewer:
+        return
+    (reference,), (other,) = more, fewer
+    candidate = next(path for path, name in names.items() if name == other)
+    if not _same_inputs(steps, reference, candidate):
+        return
+    text = _names(reference, next((path for path, name in names.items() if name == reference), reference))
+    values = Both(text, _names(other, candidate))
+    note = "both loops make as many calls, and the inputs of these calls agree"
+    yield Difference("model", values, "forward", "model", layers=Both((reference,), (candidate,)), note=note)
+
+
+def _names(reference: str, candidate: str) -> str:
+    """Return the names of a model in both runs as text."""
+    return reference if reference == candidate else f"{reference} ({candidate})"
+
+
+def _same_inputs(steps: Both[Step], reference: str, candidate: str) -> bool:
+    """Return True if the inputs of a call of one layer agree with those of a call of another layer."""
+    calls = steps.zip(Both(reference, candidate)).map(
+        lambda side: [
+            [r for r in side[0].records if r.stage == "input" and (r.layer, r.call) == call]
+            for call in sorted(outermost_calls(side[0].records))
+            if call[0] == side[1]
+        ]
+    )
+    return any(
+        len(first) == len(second) and all(map(inputs_agree, first, second))
+        for first in calls.reference
+        for second in calls.candidate
+    )
 
 
 def _losses(step: Step) -> int:

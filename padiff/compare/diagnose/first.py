@@ -169,8 +169,23 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
         return replace(computed.cause, fix=computed.cause.fix or fix)
     if framework_cause is not None:
         framework_cause = replace(framework_cause, excluded=computed.excluded)
+    chosen = chosen or _other_model(place)
     cause = computed.cause or framework_cause or chosen or where_in_code(place, computed.excluded)
     return cause or guess(diff, step, alignment, computed.excluded)
+
+
+def _other_model(place: Place) -> Cause | None:
+    """Return the cause of an input that a model computes which the runs do not hold; `None` for other diffs."""
+    if not place.diff.pair.derived or place.graphs is None or place.ends is None:
+        return None
+    made = (graph.producers.get(end) for graph, end in zip(place.graphs, place.ends))
+    if any(call is not None for call in made):
+        return None
+    text = (
+        "the loop computes this input with another model, which these runs do not hold: the difference follows from "
+        'that model, or from the code after it; record both as one run (padiff.record({"a": a, "b": b}, ...))'
+    )
+    return Cause("other_model", text)
 
 
 def _explained(computed: Cause | None, recorded: Cause | None, place: Place) -> bool:

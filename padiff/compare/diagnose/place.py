@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from padiff.compare.diagnose.call_words import given_otherwise, is_looking, same_name
 from padiff.compare.diagnose.traced import Graph, Relation, Relations
 from padiff.compare.judge.policy import Policy
-from padiff.records import LOOP, Both, Diff, Operand, RunInfo, Step, TracedCall, is_below, is_functional
+from padiff.records import LOOP, Both, Diff, Operand, Pair, RunInfo, Step, TracedCall, is_below, is_functional
 
 #: No input slots on either side.
 NO_SLOTS: Both[tuple[str, ...]] = Both((), ())
@@ -93,7 +93,9 @@ def place_of_diff(
     """
     pair = diff.pair
     reference, candidate = pair.sides
-    if steps is None or reference is None or candidate is None or pair.stage != "forward" or reference.layer == LOOP:
+    if steps is None or reference is None or candidate is None or reference.layer == LOOP:
+        return Place(diff)
+    if pair.stage != "forward" and not pair.derived:
         return Place(diff)
     if is_functional(reference.slot) or not all(step.trace.calls for step in steps):
         return Place(diff)
@@ -101,13 +103,14 @@ def place_of_diff(
     relations = Relations(diff, graphs, policy)
     last = _last_agreeing(diff, step)
     calls = graphs.zip(pair.sides).map(lambda side: side[0].of_record(side[1]) if side[1] is not None else None)
-    inside, differing = _inputs(calls, relations)
+    inside, differing = (False, _fed(calls, pair)) if pair.derived else _inputs(calls, relations)
     lone = _lone(calls) if differing is None else NO_SLOTS
     inside = None if any(lone) else inside
     starts = graphs.zip(pair.sides).map(lambda side: None if side[1] is None else side[0].tensor_of(side[1]))
     if differing is not None:
         starts = differing.map(lambda operand: operand.tensor)
         slots = differing.map(lambda operand: operand.slot)
+    if differing is not None and not pair.derived:
         diff = relations.diff(differing.reference.tensor, differing.candidate.tensor, slots)
     if starts.reference is None or starts.candidate is None:
         return Place(diff, inside, lone, last, graphs=graphs)
@@ -118,6 +121,17 @@ def place_of_diff(
     )
     differing_there = back.map(lambda side: frozenset(operand.tensor for call in side for operand in call.outputs))
     return Place(diff, inside, lone, last, calls_between, graphs, ends, differing_there)
+
+
+def _fed(calls: Both[TracedCall | None], pair: Pair) -> Both[Operand] | None:
+    """Return the operands of two calls that a pair of inputs holds; `None` if the traces lack one."""
+    operands = [
+        next((operand for operand in call.inputs if operand.slot == record.slot), None)
+        for call, record in zip(calls, pair.sides)
+        if call is not None and record is not None
+    ]
+    first, second = (*operands, None, None)[:2]
+    return None if first is None or second is None else Both(first, second)
 
 
 def _last_agreeing(diff: Diff, step: Sequence[Diff]) -> str:

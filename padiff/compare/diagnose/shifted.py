@@ -20,7 +20,7 @@ _EVIDENCE = "they are equal"
 def shift_cause(diff: Diff, runs: Both[Run]) -> Cause | None:
     """Return a cause if an input that differs is the reference's input of a neighbouring step; else `None`."""
     pair = diff.pair
-    if pair.stage != "input" or pair.reference is None or pair.candidate is None or diff.problem:
+    if pair.stage != "input" or pair.derived or pair.reference is None or pair.candidate is None or diff.problem:
         return None
     reference = runs.reference
     others = sorted((n for n in reference.numbers() if n != pair.step), key=lambda n: abs(n - pair.step))
@@ -45,7 +45,7 @@ def repeated_cause(diff: Diff, runs: Both[Run]) -> Cause | None:
     """Return a cause if one side begins again with its first batches where the other side goes on; else `None`."""
     pair = diff.pair
     numbers = [n for n in runs.reference.numbers() if n in {*runs.candidate.numbers()}]
-    if pair.stage != "input" or not pair.complete or diff.problem or pair.step not in numbers[2:]:
+    if pair.stage != "input" or pair.derived or not pair.complete or diff.problem or pair.step not in numbers[2:]:
         return None
     again = Both(*(_begins_again(side, run, pair, numbers) for side, run in pair.sides.zip(runs)))
     if again.reference == again.candidate:

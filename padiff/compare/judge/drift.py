@@ -186,6 +186,8 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
     outputs = float(rows["value"][places].max(initial=0.0))
     rounding = float(facts.rounding[places].max(initial=0.0))
 
+    batches = sites.places["input"]
+    batches = batches[(ordinary & ~sites.derived)[batches]]
     places = sites.places["weight"]
     places = places[used[places]]
     weights: dict[Key, float] = {}
@@ -227,7 +229,7 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
         element,
         ratio,
         began,
-        inputs=max(largest.get("input", 0.0), 0.0),
+        inputs=float(rows["value"][batches].max(initial=0.0)),
     )
 
 

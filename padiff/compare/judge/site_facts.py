@@ -11,7 +11,7 @@ import numpy as np
 from padiff.compare.judge import limits
 from padiff.model import equivalents
 from padiff.pair.parameters import is_fused
-from padiff.records import LOOP, STAGES, is_functional, loss_role
+from padiff.records import LOOP, ROOT, STAGES, is_below, is_functional, loss_role
 from padiff.records.pair_schema import PairSchema
 
 _Fact = TypeVar("_Fact")
@@ -36,6 +36,7 @@ class SiteFacts:
         fused: mask of the biases of query, key and value in one.
         simple: mask of the pairs of layers that compute nothing in between their inputs and outputs: linear layers,
             convolutions, normalisations and embeddings.
+        fed_here: mask of the inputs that are computed from outputs of other models of the run.
         kinked: True if layers or functions with recorded outputs have kinks (ReLU, max pooling).
     """
 
@@ -60,7 +61,9 @@ class SiteFacts:
             ]
         )
         #: Mask of the pairs that measure the distance at the start. Running variances may differ by n / (n - 1).
-        self.starting = (self.rounding > 0) & ~self.running
+        self.fed_here = _fed_here(sites)
+        # Outputs of this run are no such distance where they are inputs of other models.
+        self.starting = (self.rounding > 0) & ~self.running & ~self.fed_here
         self.exact = _array(
             expected is not None
             and actual is not None
@@ -98,6 +101,20 @@ class SiteFacts:
             shape = sites.shapes[place]
             if sites.dtypes.reference[place] is not None and len(shape) > 1 and shape[1]:
                 self.samples.setdefault(sites.layers[place], math.prod(shape) // shape[1])
+
+
+def _fed_here(sites: PairSchema) -> np.ndarray:
+    """Return a mask of the inputs that are computed from outputs of other models of the run."""
+    mask = np.zeros(len(sites), np.bool_)
+    outputs = sites.places["forward"].tolist()
+
+    def is_inside(path: str, layer: str) -> bool:
+        return path == layer or is_below(path, layer)
+
+    for place in np.flatnonzero(sites.derived).tolist():
+        layer = sites.layers[place]
+        mask[place] = layer != ROOT and any(not is_inside(sites.layers[k], layer) for k in outputs if k < place)
+    return mask
 
 
 def dtypes_of(sites: PairSchema) -> dict[str, set[str]]:

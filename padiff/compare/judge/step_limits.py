@@ -32,6 +32,7 @@ class StepLimits:
         self.context = context = StepContext(diffs, factor, before)
         sites, rows, self._facts = diffs.sites, diffs.rows, context.facts
         self._step = diffs.number or 0
+        self._derived = sites.derived.tolist()
         self._keys, self._stages, self._layers, self._shapes = sites.keys, sites.stages, sites.layers, sites.shapes
         # Lists, because reading an element of an array takes several times as long.
         floats = ("l2", "reference_l2", "spread", "floor")
@@ -100,8 +101,9 @@ class StepLimits:
         stage, of_loop = self._stages[place], self._layers[place] == LOOP
         limit, explained = self._limit(place, stage, of_loop)
         if not explained and (not of_loop or stage == "loss"):
-            grown = self._grown["forward" if self._facts.into_loss[place] else stage] * self._reference[place]
-            if stage == "input" and self._l2[place] > limit.value:
+            as_output = self._facts.into_loss[place] or self._facts.fed_here[place]
+            grown = self._grown["forward" if as_output else stage] * self._reference[place]
+            if stage == "input" and not self._facts.fed_here[place] and self._l2[place] > limit.value:
                 drifted = self.context.input_drift * self._reference[place]
                 grown = drifted if self._l2[place] <= drifted else grown
             if grown > limit.value:
@@ -199,7 +201,11 @@ class StepLimits:
             return self._grad_limit(place), self._made_of[place]
         if stage == "update":
             return self._update_limit(place), self._keys[place] in self.context.grads
-        relative = self._output_limit() if stage == "forward" else self._relative(stage)
+        as_output = stage == "forward" or self._facts.fed_here[place]
+        relative = self._output_limit() if as_output else self._relative(stage)
+        if self._derived[place] and not as_output:
+            # A model outside of the run computes it: its drift is not known, and the error itself is no excuse.
+            relative = Limit(self._factor * self.context.allowed("forward"), Rule.ROUNDING)
         if stage == "backward":
             # Earlier layers spread the error of a few elements, caused by a kink, over all of their elements.
             spread = min(limits.GROWTH * self._handed_back, self._factor * limits.AT_MOST["backward"])

@@ -276,7 +276,7 @@ CODE = {
     ),
     "a square": (OF_TOWERS, distances(False), distances(True), "sqrt", "sqrt"),
     "several numbers": (
-        OF_ONE, tempered(3.0), tempered(2.0), "is 2 for the reference's 3", "is 4 for the reference's 9",
+        OF_ONE, tempered(3.0), tempered(2.0), "temperature", "is 2 for the reference's 3",
     ),
 }  # fmt: skip
 

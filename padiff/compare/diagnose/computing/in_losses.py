@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -143,12 +144,46 @@ def loss_numbers(sheet: FormulaView, leaves: Sequence[int], loss: int) -> Iterat
         elif node.operation == "huber":
             what = f"beta (delta) of {sheet.where(k)}"
             yield Number("loss_beta", "beta", what, node.how["beta"], _how(node, k, "beta"), k, (0.5,), rank=0)
+    yield from _temperatures(sheet)
     what = "the loss is multiplied by a number, which"
     yield Number("loss_scale", "a scale of the loss", what, 1.0, _scaled(loss), loss, rank=2)
     for leaf in leaves:
         for name, term in _TERMS.items():
             what = f"the share of a further term of the loss, {name} of {sheet.named(leaf)},"
             yield Number("loss_term", "a further term", what, 0.0, _term(leaf, loss, term), loss, rank=3)
+
+
+def _temperatures(sheet: FormulaView) -> Iterator[Number]:
+    """Yield a temperature that several softmaxes are taken at, with its square as the weight of the term."""
+    divisors: dict[float, list[int]] = {}
+    for node in sheet.nodes:
+        if node.operation == "div" and sheet.is_number(node.given[1]):
+            size = float(sheet.formula.values[node.given[1]])
+            divisors.setdefault(size, []).append(node.given[1])
+    for size, places in divisors.items():
+        softened = [k for k in places if sheet.feeds(k, frozenset({"softmax", "log_softmax"}))]
+        if len(softened) < 2 or size in (0.0, 1.0):
+            continue
+        squares = [
+            k
+            for k, node in enumerate(sheet.nodes)
+            if node.name and sheet.is_number(k) and math.isclose(float(sheet.formula.values[k]), size * size)
+            if any(sheet.nodes[user].operation == "mul" for user in sheet.users(k))
+        ]
+        for squared in ([squares] if squares else []) + [[]]:
+            square = ", whose square multiplies the term," if squared else ""
+            what = f"the temperature of the softmaxes in the loss{square}"
+            make = _together(softened, squared)
+            at = sheet.users(softened[0])[0]
+            yield Number("temperature", "a temperature", what, size, make, at, (1.0, 2 * size), rank=0)
+
+
+def _together(places: Sequence[int], squared: Sequence[int]) -> Any:
+    def make(value: float) -> dict[int, Change]:
+        changes: dict[int, Change] = {k: put(np.asarray(value)) for k in places}
+        return changes | {k: put(np.asarray(value * value)) for k in squared}
+
+    return make
 
 
 def _how(node: Node, k: int, name: str) -> Any:
@@ -225,6 +260,10 @@ def _mask(sheet: FormulaView, k: int) -> Iterator[Edit]:
     what, count = f"the mask {sheet.named(k)}", int((values == 0).sum())
     text = f"{what} is inverted in the loss: what the reference leaves out counts, what it counts is left out"
     inverted: Change = lambda get, own: np.where(own(k) == 0, 1.0, 0.0)  # noqa: E731
+    if any(sheet.function(user) in _WEIGHING for user in sheet.users(k)):
+        text = f"the labels of {sheet.where(sheet.users(k)[0])} are inverted: ones for zeros, and zeros for ones"
+        yield Edit("labels", "inverted labels", text, {k: inverted}, 0, at=k)
+        return
     yield Edit("mask_inverted", "an inverted mask", text, {k: inverted}, 0, at=k)
     text = (
         f"{what} is not used in the loss: the {count} of {values.size} places count that it leaves out (ignored, pads)"
@@ -286,7 +325,9 @@ def _mean(sheet: FormulaView, k: int) -> Iterator[Edit]:
         return
     x = above.given[0]
     shape, own_count = sheet.shape(x), float(sheet.formula.values[node.given[1]])
-    counts = {float(np.prod(shape)): "places, also those that the mask leaves out", float((*shape, 0)[0]): "samples"}
+    masked = any(_masks(sheet, n) and not sheet.formula.values[n].all() for n in range(len(sheet.nodes)))
+    places = "places, also those that the mask leaves out" if masked else "places"
+    counts = {float(np.prod(shape)): places, float((*shape, 0)[0]): "samples"}
     for number, what in counts.items():
         if number and number != own_count:
             divided: Change = lambda get, own, number=number: np.asarray(sign * get(x).sum() / number)  # type: ignore[misc]  # noqa: E731

@@ -303,6 +303,16 @@ class _Scale:
                 theirs.remove(same)
         return math.prod(left)
 
+    def counted_as(self, other: _Scale) -> _Scale:
+        """Return the scale with a number that does what the other scale's means do as their count."""
+        share = self.count / other.count
+        number = next((f for f in self.factors if share < 1 and math.isclose(f, share, rel_tol=1e-6)), None)
+        if number is None:
+            return self
+        factors = [*self.factors]
+        factors.remove(number)
+        return _Scale(tuple(factors), other.count, self.shape)
+
     def divisor_text(self, divisor: float) -> str:
         """Return a divisor as text: all places, the samples of the batch, or the number."""
         size = math.prod(self.shape)
@@ -339,6 +349,7 @@ def _counted(terms: Terms, other: Terms | None, places: Sequence[int], ratio: fl
         pair = next(fitting, None)
         if pair is not None:
             reference, candidate = pair[::-1] if surplus else pair
+            reference, candidate = reference.counted_as(candidate), candidate.counted_as(reference)
             sign = ", and its sign is flipped" if ratio < 0 else ""
             weights = candidate.factor_without(reference), reference.factor_without(candidate)
             if math.isclose(reference.count, candidate.count, rel_tol=1e-9):

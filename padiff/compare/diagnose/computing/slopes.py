@@ -65,6 +65,10 @@ class Sloped(Formula):
         """Return the formula with slopes along other leaves, in the units of the loss."""
         return Sloped(self._formula, leaves, None, 0, (1.0, 1.0))
 
+    def along(self, leaves: Sequence[Leaf]) -> Sloped:
+        """Return the formula with slopes along other leaves, in the same units."""
+        return Sloped(self._formula, leaves, self.value, self.few, self._scales)
+
     def row(self, changes: Mapping[int, Change], count: int) -> np.ndarray | None:
         """Return the loss and some slopes, with changes to some nodes; `None` if they can't be computed.
 

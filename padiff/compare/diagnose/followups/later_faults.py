@@ -84,7 +84,7 @@ class Later:
 
         A model may compute its own inputs, so an unknown batch is no fault.
         """
-        diff = next((d for d in wrong if d.pair.stage == "input" and d.pair.complete), None)
+        diff = next((d for d in wrong if d.pair.stage == "input" and d.pair.complete and not d.pair.derived), None)
         if diff is None:
             return None
         self._seen.add("input")

@@ -162,8 +162,9 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     reference, candidate = found.sides
     source = found.source[0] or "the model"
     if not candidate.share:
-        kind, text = "average_missing", f"the candidate does not update this average of `{source}`"
-    elif reference.late is not candidate.late and _close(reference, candidate):
+        yield from _not_moved(scene, found, source)
+        return
+    if reference.late is not candidate.late and _close(reference, candidate):
         when = ["after" if side.late else "before" for side in found.sides]
         kind = "average_order"
         text = f"the candidate averages `{source}` {when[1]} the optimizer's step, the reference {when[0]} it"
@@ -172,6 +173,41 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         decays = [_decay(side) for side in found.sides]
         text = f"the average of `{source}` has a decay of {decays[1]} for the reference's {decays[0]}"
     yield Hypothesis(kind, "an average", text, partial(_predicted, scene, found), "averages", free=1)
+
+
+def _not_moved(scene: DiffContext, found: Averages, source: str) -> Iterator[Hypothesis]:
+    """Yield the hypotheses on an average that the candidate left as it was in this step.
+
+    A copy that equals its source does not move before the optimizer's step: the next step shows which it is.
+    """
+    missing = f"the candidate does not update this average of `{source}`"
+    order = f"the candidate averages `{source}` before the optimizer's step, the reference after it"
+    now, before = found.now.candidate, found.before.candidate
+    equal = _root(found.sources.candidate[1] - before, 0.0) <= found.noise
+    next_step = next((number for number in scene.numbers if number > scene.number), None)
+    later = None if next_step != scene.number + 1 else _moved_next(scene, found, now)
+    kinds = [("average_missing", missing)]
+    if later is not None:
+        if later.share and not later.late and equal:
+            kinds = [("average_order", order)]
+        elif later.share:
+            text = f"the candidate does not update this average of `{source}` in this step, and does in the next one"
+            kinds = [("average_missing", text)]
+    elif equal and found.sides.reference.late:
+        kinds.append(("average_order", order))
+    for kind, text in kinds:
+        yield Hypothesis(kind, "an average", text, partial(_predicted, scene, found), "averages", free=1)
+
+
+def _moved_next(scene: DiffContext, found: Averages, now: np.ndarray) -> Average | None:
+    """Return how the candidate's average follows its source in the next step; `None` if that is not recorded."""
+    place, weights = place_of(scene.diff.pair), scene.pairs(scene.number + 1, "weight")
+    if place not in weights or found.source not in weights:
+        return None
+    values = alike((weights[place], weights[found.source]))
+    if values[0] is None or values[1] is None or values[0].candidate.shape != now.shape:
+        return None
+    return _follows(values[0].candidate, now, values[1].candidate, found.sources.candidate[0], found.noise)
 
 
 def _close(reference: Average, candidate: Average) -> bool:
@@ -186,8 +222,8 @@ def _decay(side: Average) -> str:
 def _predicted(scene: DiffContext, found: Averages) -> Iterator[Prediction]:
     for place in scene.pairs(scene.number, "weight"):
         each = averages(scene, place)
-        if each is None:
-            continue
+        if each is None or not each.differ:
+            continue  # another copy may be averaged alike
         # The share of the first one, with the others' own values.
         share, late = found.sides.candidate.share, found.sides.candidate.late
         expected = found.sides.reference

@@ -2,18 +2,104 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, place_of
 from padiff.compare.diagnose.traced import Graph
+from padiff.compare.measure.pairs import measure_pair
 from padiff.compare.models import stacks_of
-from padiff.records import LOOP, SIDES, Both, Cause, Diff, Record, TracedCall, is_below
+from padiff.records import LOOP, SIDES, Both, Cause, Diff, Pair, Record, Step, TracedCall, is_below
 
 
 def causes(scene: DiffContext) -> Iterator[Cause]:
     """Yield causes of a first diff in gradients that only one side has, from records and traced calls."""
     yield from _unreached(scene)
     yield from _detached(scene)
+    yield from _second_order(scene)
+
+
+def not_detached(scene: DiffContext) -> Iterator[Cause]:
+    """Yield the cause that only one side cuts an output off from a backward, so that the other side's output gets a
+    further gradient.
+    """
+    pair, steps = scene.diff.pair, scene.sides(scene.number)
+    if steps is None or pair.stage != "backward" or pair.reference is None or pair.candidate is None:
+        return
+    fires = steps.zip(Both(pair.reference, pair.candidate)).map(lambda side: _fires(*side))
+    starts = steps.map(lambda step: sum((c.layer, c.function) == (LOOP, "backward") for c in step.trace.calls))
+    if starts.reference != starts.candidate or abs(len(fires.reference) - len(fires.candidate)) != 1:
+        return
+    fewer, more = SIDES if len(fires.reference) < len(fires.candidate) else SIDES.swapped()
+    rest, surplus = getattr(fires, fewer), getattr(fires, more)
+    limit = scene.diff.judgement.limit if scene.diff.judgement is not None else 0.0
+    agrees = all(_distance(one, other, scene.diff.pair) <= limit for one, other in zip(rest, surplus[1:]))
+    graphs = steps.zip(scene.runs).map(lambda side: Graph(side[0].trace, side[1].info.layers))
+    cut = _cut_outputs(getattr(graphs, fewer), getattr(pair, fewer))
+    other_cut = _cut_outputs(getattr(graphs, more), getattr(pair, more))
+    if not agrees or other_cut:
+        return
+    name, how = getattr(pair, more).layer, "detach() in the loop" if cut else "detach, no_grad"
+    text = (
+        f"the {more} does not detach what `{name}` gives before another model takes it, the {fewer} does ({how}): a "
+        "further gradient comes back to it, of another loss"
+    )
+    evidence = "without the further gradient, the gradients agree; both loops run as many backwards"
+    lines = Both(cut.line if cut else None, None)
+    yield Cause(
+        "not_detached",
+        text,
+        bool(cut) and bool(rest),
+        evidence if cut and rest else "",
+        lines=lines if fewer == "reference" else lines.swapped(),
+    )
+
+
+def _fires(step: Step, record: Record) -> list[Record]:
+    """Return the gradients of the output that a record is a gradient of, in order."""
+    slot = record.slot.partition("@")[0]
+    site = record.layer, record.call, slot
+    return [r for r in step.records if r.stage == "backward" and (r.layer, r.call, r.slot.partition("@")[0]) == site]
+
+
+def _distance(first: Record, second: Record, pair: Pair) -> float:
+    figures = measure_pair(replace(pair, reference=first, candidate=second)).figures
+    return math.inf if figures is None or figures.nonfinite else figures.rel_l2
+
+
+def _cut_outputs(graph: Graph, record: Record) -> TracedCall | None:
+    """Return the loop's call of detach on what the model of a record gives; `None` if there is none."""
+    top = record.layer.partition(".")[0]
+    outputs = {
+        operand.tensor
+        for call in graph.trace.calls
+        if not call.function and (call.layer == top or is_below(call.layer, top))
+        for operand in call.outputs
+    }
+    for call in graph.trace.calls:
+        if call.layer == LOOP and call.function == "detach" and any(o.tensor in outputs for o in call.inputs):
+            return call
+    return None
+
+
+def _second_order(scene: DiffContext) -> Iterator[Cause]:
+    """Yield the cause of a further gradient of an output whose first one agrees: gradients of gradients differ."""
+    anchor, pair = scene.diff.pair.anchor, scene.diff.pair
+    if pair.stage != "backward" or not pair.complete or "@" not in anchor.slot:
+        return
+    earlier = [
+        d
+        for d in scene.diffs("backward")
+        if (d.pair.anchor.layer, d.pair.anchor.call) == (anchor.layer, anchor.call) and d is not scene.diff
+    ]
+    if earlier and all(d.passed for d in earlier):
+        text = (
+            f"the gradients of `{anchor.layer}` that the loop asks for agree, and what the loss gives back through "
+            "them does not: a term of the loss that is made of gradients has another form or weight, or is a constant "
+            "on one side (create_graph=True is missing, or it is detached)"
+        )
+        yield Cause("second_order", text)
 
 
 def _unreached(scene: DiffContext) -> Iterator[Cause]:

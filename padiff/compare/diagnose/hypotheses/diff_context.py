@@ -55,7 +55,8 @@ class DiffContext:
 
     @property
     def stage(self) -> str:
-        return self.diff.pair.stage
+        """Return the stage of the first diff; an input that is computed from outputs counts as an output."""
+        return "forward" if self.diff.pair.derived else self.diff.pair.stage
 
     @cached_property
     def frameworks(self) -> Both[str]:

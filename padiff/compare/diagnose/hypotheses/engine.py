@@ -55,7 +55,13 @@ GROUPS: Mapping[str, tuple[Group, ...]] = {
     ),
     "forward": (code_edits.hypotheses, outputs.hypotheses),
     "loss": (loss_code.hypotheses, loss_schedule.hypotheses, gradients.backward_hypotheses),
-    "backward": (loss_code.hypotheses, loss_schedule.hypotheses, gradients.backward_hypotheses, detaching.causes),
+    "backward": (
+        detaching.not_detached,
+        loss_code.hypotheses,
+        loss_schedule.hypotheses,
+        gradients.backward_hypotheses,
+        detaching.causes,
+    ),
     "grad": (detaching.one_sided, clipping.hypotheses, gradients.hypotheses, detaching.causes),
     "update": (half_weights.hypotheses, optimizers.hypotheses),
 }

@@ -20,7 +20,7 @@ from padiff.compare.diagnose.hypotheses.step_gradients import (
     made_of,
     noise_level,
 )
-from padiff.records import SIDES, Cause
+from padiff.records import LOOP, SIDES, Cause, Step
 
 # Most steps before this one that a stale gradient may come from.
 _BEFORE = 4
@@ -68,12 +68,41 @@ def _calls(scene: DiffContext) -> Iterator[Cause]:
         return
     backwards = sides.map(lambda step: sum(r.stage == "backward" for r in step.records))
     fewer, more = SIDES if counts.reference < counts.candidate else SIDES.swapped()
+    starts = sides.map(lambda step: sum((c.layer, c.function) == (LOOP, "backward") for c in step.trace.calls))
+    if starts.reference == starts.candidate > 0:
+        rows = sides.map(_rows_of_inputs)
+        if rows.reference == rows.candidate:
+            return  # one side puts the samples of several calls into one
+        yield _missing_call(scene, getattr(sides, fewer), fewer, more)
+        return
     text = (
         f"the {fewer}'s step has {min(counts)} micro-batch{'es' if min(counts) > 1 else ''}, the {more}'s "
         f"{max(counts)}: so often was the model called"
     )
     proven = (backwards.reference < backwards.candidate) == (counts.reference < counts.candidate)
     yield Cause("micro_batches", text, proven and all(backwards), "calls and backwards are recorded")
+
+
+def _rows_of_inputs(step: Step) -> int:
+    """Return the number of samples that the loop calls its models with."""
+    return sum(r.shape[0] for r in step.records if r.stage == "input" and r.layer != LOOP and r.shape)
+
+
+def _missing_call(scene: DiffContext, step: Step, fewer: str, more: str) -> Cause:
+    """Return the cause that one side's loop calls a layer less often, though it runs as many backwards."""
+    ends = {d.pair.anchor.layer: d for d in scene.step if d.pair.stage == "input" and getattr(d.pair, fewer) is None}
+    layers = [p for p in scene.alignment.pairs if p.reference.path in ends or p.candidate.path in ends]
+    text = f"the {fewer}'s loop calls the model less often than the {more}'s, in as many backwards"
+    if layers:
+        name, other = (getattr(layers[0], side).path for side in (fewer, more))
+        calls = len({r.call for r in step.records if r.stage == "input" and r.layer == name})
+        place = next(d for path, d in ends.items() if path in (name, other)).pair.anchor.call + 1
+        often = "once" if calls == 1 else f"{calls} times"
+        text = (
+            f"the {fewer}'s loop calls `{name}` {often}, and has no partner of call {place} of the {more}'s `{other}`: "
+            f"what the {more}'s loss makes of it is missing"
+        )
+    return Cause("missing_call", text)
 
 
 def _ratios(scene: DiffContext, gradients: Gradients, what: str) -> Iterator[Hypothesis]:

@@ -144,6 +144,8 @@ def _scale(scene: DiffContext, output: Output) -> Iterator[Hypothesis]:
     written = float(f"{ratio:.4g}")
     written = written if abs(written - ratio) <= 1e-5 * abs(ratio) else ratio
     sentence = f"the candidate's output is {written:.6g} times the reference's"
+    if scene.diff.pair.derived:
+        sentence = f"the candidate's input is {written:.6g} times the reference's"
     # The scale is certain, and the number does not show the reason.
     predicted = written * output.reference
     yield output_hypothesis(scene, output, "output_scale", "a scale", sentence, predicted, 1, telling=False)

@@ -6,8 +6,25 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
+from padiff.errors import UsageError
+from padiff.frameworks import framework_of
 
-def group(framework: str, models: Mapping[str, Any], tensors: Mapping[str, Any]) -> Any:
+
+def group(models: Mapping[str, Any]) -> Any:
+    """Return one layer that holds models by name; see `group_of`.
+
+    Raises:
+        UsageError: there is no model, a name is no text, or the models belong to several frameworks.
+    """
+    if not models or not all(isinstance(name, str) and name for name in models):
+        raise UsageError(f"several models are recorded by name: expected {{'g': g, 'd': d}}, got names {list(models)}")
+    names = sorted({framework_of(model).name for model in models.values()})
+    if len(names) > 1:
+        raise UsageError("a run holds models of one framework, got torch and paddle: record each with its own recorder")
+    return group_of(names[0], models, {})
+
+
+def group_of(framework: str, models: Mapping[str, Any], tensors: Mapping[str, Any]) -> Any:
     """Return one layer that holds models and tensors by name; these stay as they are.
 
     The group trains while one of its models does.

@@ -1,0 +1,39 @@
+"""Alignment of the calls that two training loops make of their models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from padiff.align import Alignment
+from padiff.align.call_order import call_order, derived_inputs
+from padiff.compare.measure.pairs import measure_pair
+from padiff.errors import PadiffError
+from padiff.pair.layouts import layout_between
+from padiff.records import SAME, Both, Pair, Record, RunInfo, Step, settings_at
+
+# Largest relative error of two inputs that are the same: more than rounding of one step, less than other samples.
+_AGREES = 1e-3
+
+
+def with_loop(alignment: Alignment, steps: Both[Step], infos: Both[RunInfo]) -> Alignment:
+    """Return the alignment with the order of the loops' calls, and the inputs that they derive from other outputs."""
+    settings = infos.zip(steps).map(lambda side: settings_at(side[0].settings, side[1].settings))
+    derived = steps.zip(settings).map(lambda side: derived_inputs(*side))
+    paths = [(pair.reference.path, pair.candidate.path) for pair in alignment.pairs]
+    try:
+        order = call_order(steps, derived, paths, inputs_agree)
+    except PadiffError:  # the values can no longer be read
+        return replace(alignment, derived=derived)
+    return replace(alignment, derived=derived, call_order=order)
+
+
+def inputs_agree(reference: Record, candidate: Record) -> bool:
+    """Return True if two inputs of models are the same but for rounding."""
+    if sorted(reference.shape) != sorted(candidate.shape):
+        return False
+    layout = SAME if reference.shape == candidate.shape else layout_between(reference.shape, candidate.shape)
+    diff = measure_pair(Pair(0, reference, candidate, layout), None)
+    figures = diff.figures
+    if diff.problem is not None or figures is None or figures.nonfinite:
+        return False
+    return figures.l2 <= _AGREES * figures.reference_l2

@@ -1,0 +1,426 @@
+"""Several models that one loop trains: one run, one verdict, in causal order."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+
+import numpy as np
+import paddle
+import pytest
+import torch
+from torch.nn import functional
+
+import padiff
+from padiff.errors import UsageError
+
+RNG = np.random.default_rng(3)
+X, Z = (RNG.normal(size=(5, 12, width)).astype("float32") for width in (6, 3))
+MIX = RNG.uniform(size=(5, 12, 1)).astype("float32")
+
+
+def _net(kit, *widths, seed=0, act="Tanh"):
+    """Linear layers with an activation between them; equal weights in both frameworks."""
+    rng, layers = np.random.default_rng(seed), []
+    for before, after in pairwise(widths):
+        linear = kit.nn.Linear(before, after)
+        weight = (rng.normal(size=(after, before)) / np.sqrt(before)).astype("float32")
+        if kit is torch:
+            with torch.no_grad():
+                linear.weight.copy_(torch.tensor(weight))
+                linear.bias.zero_()
+        else:
+            linear.weight.set_value(weight.T)
+            linear.bias.set_value(np.zeros(after, "float32"))
+        layers += [linear, getattr(kit.nn, act)()]
+    return kit.nn.Sequential(*layers[:-1])
+
+
+def _adam(kit, net, rate=2e-3):
+    if kit is torch:
+        return torch.optim.Adam(net.parameters(), rate)
+    return paddle.optimizer.Adam(rate, parameters=net.parameters())
+
+
+def _tensor(kit, values):
+    return torch.tensor(values) if kit is torch else paddle.to_tensor(values)
+
+
+def _step(optimizer):
+    optimizer.step()
+    optimizer.zero_grad() if isinstance(optimizer, torch.optim.Optimizer) else optimizer.clear_grad()
+
+
+def _cascade(folder, kit, act="Tanh", between=None, **options):
+    """One model eats what the other gives."""
+    first, second = _net(kit, 6, 24, 8, seed=1, act=act), _net(kit, 8, 16, 1, seed=2)
+    optimizers = [_adam(kit, net, 1e-2) for net in (first, second)]
+    with padiff.record({"first": first, "second": second}, folder, optimizer=optimizers, **options) as rec:
+        for number, x in enumerate(X):
+            hidden = first(_tensor(kit, x))
+            hidden = hidden if between is None else between(number, hidden)
+            loss = (second(hidden) ** 2).mean()
+            loss.backward()
+            for optimizer in optimizers:
+                _step(optimizer)
+            rec.try_dump()
+    return folder
+
+
+@pytest.mark.parametrize("options", [{}, {"detail": "sketch"}], ids=["full", "sketch"])
+def test_a_clean_cascade_matches(options, tmp_path):
+    report = padiff.compare_runs(
+        _cascade(tmp_path / "a", torch, **options), _cascade(tmp_path / "b", paddle, **options)
+    )
+    assert report.passed, report.first_diff.message
+
+
+def test_a_fault_in_the_first_model_is_placed_there_and_the_second_follows(tmp_path):
+    report = padiff.compare_runs(_cascade(tmp_path / "a", torch), _cascade(tmp_path / "b", paddle, act="GELU"))
+    first = report.first_diff
+    assert (first.step, first.stage, first.candidate) == (0, "forward", "first.1")
+    assert first.cause.proven and "GELU" in str(first.cause)
+    assert not report.independent
+
+
+@pytest.mark.parametrize(
+    ("between", "words"),
+    [
+        (lambda _, hidden: hidden.flip([0]), "flip() in the loop is left out"),
+        (lambda _, hidden: hidden * 1.1, "is not scaled by 1.1"),
+    ],
+    ids=["flipped", "scaled"],
+)
+def test_code_between_two_models_is_named_and_is_no_shuffling(between, words, tmp_path):
+    report = padiff.compare_runs(_cascade(tmp_path / "a", torch), _cascade(tmp_path / "b", paddle, between=between))
+    first = report.first_diff
+    assert (first.step, first.stage, first.candidate) == (0, "input", "second")
+    assert first.cause.proven and words in str(first.cause) and "samples" not in str(first.cause)
+
+
+@pytest.mark.parametrize("options", [{}, {"detail": "sketch"}], ids=["full", "sketch"])
+def test_an_input_that_another_model_makes_does_not_excuse_itself(options, tmp_path):
+    def between(number, hidden):
+        return hidden * (0.9 if number >= 2 else 1.0)
+
+    report = padiff.compare_runs(
+        _cascade(tmp_path / "a", torch, **options), _cascade(tmp_path / "b", paddle, between=between, **options)
+    )
+    first = report.first_diff
+    assert (first.step, first.stage, first.candidate) == (2, "input", "second")
+    assert "batch" not in str(first.cause) and "samples" not in str(first.cause)
+
+
+def test_an_input_of_a_model_in_another_run_is_said_to_follow(tmp_path):
+    def train(folder, act):
+        first, second = _net(torch, 6, 24, 8, seed=1, act=act), _net(torch, 8, 16, 1, seed=2)
+        optimizer = torch.optim.Adam([*first.parameters(), *second.parameters()])
+        with (
+            padiff.record(first, folder / "first", optimizer=optimizer) as one,
+            padiff.record(second, folder / "second", optimizer=optimizer) as two,
+        ):
+            for x in X[:2]:
+                hidden = first(torch.tensor(x))
+                (second(hidden.detach()).square().mean() + hidden.square().mean()).backward()
+                _step(optimizer)
+                one.try_dump()
+                two.try_dump()
+        return folder
+
+    a, b = train(tmp_path / "a", "Tanh"), train(tmp_path / "b", "Sigmoid")
+    assert padiff.compare_runs(a / "first", b / "first").first_diff.candidate == "1"
+    first = padiff.compare_runs(a / "second", b / "second").first_diff
+    assert first.stage == "input" and first.cause.kind == "other_model" and "padiff.record({" in str(first.cause)
+
+
+# -- a critic with a gradient penalty --------------------------------------------------------------------------------
+
+
+def _wgan(folder, other=False, weight=10.0, target=1.0, graph=True, penalized=True, **options):
+    """A critic and a generator; ``other``: the critic's calls come in another order."""
+    gen, critic = _net(torch, 3, 12, 6, seed=4), _net(torch, 6, 24, 1, seed=5)
+    optimizers = [torch.optim.Adam(net.parameters(), 1e-3) for net in (critic, gen)]
+
+    def penalty(mixed):
+        (slope,) = torch.autograd.grad(critic(mixed).sum(), mixed, create_graph=graph)
+        return weight * ((slope.norm(2, 1) - target) ** 2).mean()
+
+    with padiff.record({"gen": gen, "critic": critic}, folder, optimizer=optimizers, **options) as rec:
+        for x, z, mix in zip(*map(torch.tensor, (X, Z, MIX))):
+            fake = gen(z).detach()
+            mixed = (mix * x + (1 - mix) * fake).requires_grad_()
+            if other:
+                loss = penalty(mixed)
+                loss = critic(fake).mean() - critic(x).mean() + loss
+            else:
+                loss = critic(fake).mean() - critic(x).mean()
+                loss = loss + penalty(mixed) if penalized else loss
+            loss.backward()
+            _step(optimizers[0])
+            critic.zero_grad()
+            (-critic(gen(z)).mean()).backward()
+            _step(optimizers[1])
+            optimizers[0].zero_grad()
+            rec.try_dump()
+    return folder
+
+
+@pytest.mark.parametrize("options", [{}, {"detail": "sketch"}], ids=["full", "sketch"])
+def test_calls_of_a_model_in_another_order_are_the_same_calls(options, tmp_path):
+    report = padiff.compare_runs(_wgan(tmp_path / "a", **options), _wgan(tmp_path / "b", other=True, **options))
+    assert report.passed, report.first_diff.message
+
+
+def test_a_weight_of_a_term_of_gradients_is_named(tmp_path):
+    first = padiff.compare_runs(_wgan(tmp_path / "a"), _wgan(tmp_path / "b", other=True, weight=1.0)).first_diff
+    assert (first.step, first.stage) == (0, "backward") and first.candidate.startswith("critic.")
+    assert first.cause.proven and "is 1 for the reference's 10" in str(first.cause)
+
+
+def test_another_form_of_a_term_of_gradients_is_named(tmp_path):
+    first = padiff.compare_runs(_wgan(tmp_path / "a"), _wgan(tmp_path / "b", target=0.0)).first_diff
+    assert first.cause.proven and "is 0 for the reference's 1" in str(first.cause)
+
+
+def test_a_penalty_without_create_graph_has_no_gradient(tmp_path):
+    first = padiff.compare_runs(_wgan(tmp_path / "a"), _wgan(tmp_path / "b", graph=False)).first_diff
+    assert first.cause.kind == "second_order" and "create_graph" in str(first.cause)
+
+
+def test_a_call_that_one_loop_lacks_is_no_micro_batch(tmp_path):
+    first = padiff.compare_runs(_wgan(tmp_path / "a"), _wgan(tmp_path / "b", penalized=False)).first_diff
+    assert first.cause.kind == "missing_call" and not first.cause.proven
+    assert "`critic` 3 times" in str(first.cause) and "micro" not in str(first.cause)
+
+
+# -- a generator that is not detached --------------------------------------------------------------------------------
+
+
+def _gan(folder, kit, detached=True):
+    gen, disc = _net(kit, 3, 12, 6, seed=4), _net(kit, 6, 24, 1, seed=5)
+    optimizers = [_adam(kit, net) for net in (disc, gen)]
+    loss_of = kit.nn.BCEWithLogitsLoss()
+    one, zero = (_tensor(kit, np.full((12, 1), value, "float32")) for value in (1.0, 0.0))
+    with padiff.record({"gen": gen, "disc": disc}, folder, optimizer=optimizers) as rec:
+        for x, z in zip(X, Z):
+            fake = gen(_tensor(kit, z))
+            loss = loss_of(disc(_tensor(kit, x)), one) + loss_of(disc(fake.detach() if detached else fake), zero)
+            loss.backward(retain_graph=True)
+            _step(optimizers[0])
+            loss_of(disc(fake), one).backward()
+            _step(optimizers[1])
+            optimizers[0].zero_grad() if kit is torch else optimizers[0].clear_grad()
+            rec.try_dump()
+    return folder
+
+
+def test_a_generator_that_is_not_detached_gets_a_further_gradient(tmp_path):
+    reference = _gan(tmp_path / "a", torch)
+    assert padiff.compare_runs(reference, _gan(tmp_path / "c", paddle)).passed
+    first = padiff.compare_runs(reference, _gan(tmp_path / "b", paddle, detached=False)).first_diff
+    assert (first.step, first.stage) == (0, "backward") and first.candidate.startswith("gen.")
+    assert first.cause.kind == "not_detached" and first.cause.proven
+
+
+def _apart(folder, real_first):
+    """A discriminator with a backward for real and one for generated samples."""
+    gen, disc = _net(torch, 3, 12, 6, seed=4), _net(torch, 6, 24, 1, seed=5)
+    optimizers = [_adam(torch, net) for net in (disc, gen)]
+    loss_of = torch.nn.BCEWithLogitsLoss()
+    with padiff.record({"gen": gen, "disc": disc}, folder, optimizer=optimizers) as rec:
+        for x, z in zip(*map(torch.tensor, (X, Z))):
+            fake = gen(z)
+            for real in (real_first, not real_first):
+                loss = loss_of(disc(x if real else fake.detach()), torch.full((12, 1), float(real)))
+                loss.backward()
+                rec.log_loss(loss)
+            _step(optimizers[0])
+            loss = loss_of(disc(fake), torch.ones(12, 1))
+            loss.backward()
+            rec.log_loss(loss)
+            _step(optimizers[1])
+            optimizers[0].zero_grad()
+            rec.try_dump()
+    return folder
+
+
+def test_losses_of_calls_in_another_order_are_the_same_losses(tmp_path):
+    report = padiff.compare_runs(_apart(tmp_path / "a", True), _apart(tmp_path / "b", False))
+    assert report.passed, report.first_diff.message
+
+
+# -- averages --------------------------------------------------------------------------------------------------------
+
+
+def _averages(folder, before=False, still=(), online=False):
+    """A critic and an actor with targets, as in DDPG."""
+    nets = {"actor": _net(torch, 6, 12, 3, seed=6), "critic": _net(torch, 9, 16, 1, seed=7)}
+    targets = {f"{name}_target": copy.deepcopy(net).requires_grad_(False) for name, net in nets.items()}
+    optimizers = {name: torch.optim.Adam(net.parameters(), 5e-3) for name, net in nets.items()}
+
+    def move():
+        for name, net in nets.items():
+            for old, new in zip(targets[f"{name}_target"].parameters(), net.parameters()):
+                old.data.lerp_(new.data, 0.0 if name in still else 0.1)
+
+    critic, target = nets["critic"], nets["critic"] if online else targets["critic_target"]
+    with padiff.record({**nets, **targets}, folder, optimizer=[*optimizers.values()]) as rec:
+        for x, z in zip(*map(torch.tensor, (X, Z))):
+            with torch.no_grad():
+                goal = 0.5 * target(torch.cat([x, targets["actor_target"](x)], 1))
+            if before:
+                move()
+            functional.mse_loss(critic(torch.cat([x, z], 1)), goal).backward()
+            _step(optimizers["critic"])
+            (-critic(torch.cat([x, nets["actor"](x)], 1)).mean()).backward()
+            _step(optimizers["actor"])
+            if not before:
+                move()
+            optimizers["critic"].zero_grad()
+            rec.try_dump()
+    return folder
+
+
+def test_an_average_before_the_step_is_not_taken_for_a_missing_one(tmp_path):
+    first = padiff.compare_runs(_averages(tmp_path / "a"), _averages(tmp_path / "b", before=True)).first_diff
+    assert (first.step, first.stage) == (1, "weight")
+    assert first.cause.kind == "average_order" and first.cause.proven
+
+
+def test_one_of_two_averages_that_is_not_updated_is_named(tmp_path):
+    first = padiff.compare_runs(_averages(tmp_path / "a"), _averages(tmp_path / "b", still=("actor",))).first_diff
+    assert (first.step, first.candidate) == (1, "actor_target.0")
+    assert first.cause.kind == "average_missing" and first.cause.proven
+
+
+def test_a_network_called_for_its_target_is_found_in_the_first_step(tmp_path):
+    first = padiff.compare_runs(_averages(tmp_path / "a"), _averages(tmp_path / "b", online=True)).first_diff
+    assert (first.step, first.stage) == (0, "forward")
+    assert "critic_target" in str(first.cause) and "another model" in str(first.cause)
+
+
+# -- losses of several models ----------------------------------------------------------------------------------------
+
+
+def _residual(folder, kit, weight=5.0, factor=0.1, constant=False):
+    """A differential equation: the loss is made of slopes of the first model, and of the second one's output."""
+    first, second = _net(kit, 2, 16, 1, seed=8), _net(kit, 2, 8, 1, seed=9)
+    optimizers = [_adam(kit, net) for net in (first, second)]
+    grad = torch.autograd.grad if kit is torch else paddle.grad
+    with padiff.record({"u": first, "k": second}, folder, optimizer=optimizers) as rec:
+        for x, z in zip(X, Z):
+            at, border = _tensor(kit, x[:, :2]), _tensor(kit, z[:, :2])
+            if kit is torch:
+                at.requires_grad_()
+            else:
+                at.stop_gradient = False
+            value = first(at)
+            slope = grad(value.sum(), at, create_graph=True)[0]
+            curve = grad(slope[:, 0:1].sum(), at, create_graph=not constant)[0]
+            rest = slope[:, 1:2] + value * slope[:, 0:1] - factor * second(at) * curve[:, 0:1]
+            loss = (rest**2).mean() + weight * ((first(border) - border[:, 0:1]) ** 2).mean()
+            loss.backward()
+            rec.log_loss(loss)
+            for optimizer in optimizers:
+                _step(optimizer)
+            rec.try_dump()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def residual(tmp_path_factory):
+    return _residual(tmp_path_factory.mktemp("residual") / "a", torch)
+
+
+def test_a_loss_made_of_slopes_of_a_model_matches(residual, tmp_path):
+    report = padiff.compare_runs(residual, _residual(tmp_path / "b", paddle))
+    assert report.passed, report.first_diff.message
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [({"weight": 1.0}, "is 1 for the reference's 5"), ({"factor": 0.01}, "is 0.01 for the reference's 0.1")],
+)
+def test_numbers_of_a_loss_made_of_slopes_are_named(fault, words, residual, tmp_path):
+    first = padiff.compare_runs(residual, _residual(tmp_path / "b", paddle, **fault)).first_diff
+    assert (first.step, first.stage) == (0, "loss")
+    assert first.cause.proven and words in str(first.cause)
+
+
+def test_a_second_slope_that_is_a_constant_is_a_term_made_of_gradients(residual, tmp_path):
+    first = padiff.compare_runs(residual, _residual(tmp_path / "b", paddle, constant=True)).first_diff
+    assert (first.step, first.stage) == (0, "backward")
+    assert first.cause.kind == "second_order" and not first.cause.proven
+
+
+def _vae(folder, weight=0.5, detached=False):
+    encoder, decoder = _net(torch, 6, 12, 6, seed=1), _net(torch, 3, 12, 6, seed=2)
+    optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()])
+    with padiff.record({"encoder": encoder, "decoder": decoder}, folder, optimizer=optimizer) as rec:
+        for x, z in zip(*map(torch.tensor, (X, Z))):
+            mean, log = encoder(x).chunk(2, 1)
+            out = decoder(mean + z * (0.5 * log).exp())
+            term = 0.5 * (mean**2 + log.exp() - 1 - log).sum(1).mean()
+            loss = functional.mse_loss(out, x) + weight * (term.detach() if detached else term)
+            loss.backward()
+            rec.log_loss(loss)
+            _step(optimizer)
+            rec.try_dump()
+    return folder
+
+
+def test_a_term_of_an_output_that_another_model_takes_is_named(tmp_path):
+    reference = _vae(tmp_path / "a")
+    first = padiff.compare_runs(reference, _vae(tmp_path / "b", weight=0.05)).first_diff
+    assert first.stage == "loss" and first.cause.proven
+    assert "the weight of a term of the loss" in str(first.cause) and "is 0.05 for the reference's 0.5" in str(
+        first.cause
+    )
+    first = padiff.compare_runs(reference, _vae(tmp_path / "c", detached=True)).first_diff
+    assert first.stage == "backward" and first.cause.proven and "detach" in str(first.cause)
+
+
+def _distilled(folder, temperature=4.0, weight=0.7):
+    """A student and a frozen teacher."""
+    teacher, student = _net(torch, 6, 24, 5, seed=1), _net(torch, 6, 8, 5, seed=2)
+    optimizer = torch.optim.SGD(student.parameters(), 0.1)
+    labels = torch.arange(12) % 5
+    with padiff.record({"teacher": teacher, "student": student}, folder, optimizer=optimizer) as rec:
+        for x in torch.tensor(X):
+            with torch.no_grad():
+                soft = functional.softmax(teacher(x) / temperature, 1)
+            out = student(x)
+            term = functional.kl_div(functional.log_softmax(out / temperature, 1), soft, reduction="batchmean")
+            loss = weight * (temperature**2 * term) + 0.3 * functional.cross_entropy(out, labels)
+            loss.backward()
+            rec.log_loss(loss)
+            _step(optimizer)
+            rec.try_dump()
+    return folder
+
+
+def test_a_temperature_in_several_places_is_one_number(tmp_path):
+    first = padiff.compare_runs(_distilled(tmp_path / "a"), _distilled(tmp_path / "b", temperature=2.0)).first_diff
+    assert first.cause.kind == "temperature" and "is 2 for the reference's 4" in str(first.cause)
+
+
+# -- recording by names ----------------------------------------------------------------------------------------------
+
+
+def test_models_are_recorded_by_their_names(tmp_path):
+    run = padiff.compare_runs(_gan(tmp_path / "a", torch), _gan(tmp_path / "b", torch)).models.layers.reference
+    assert {layer.path.partition(".")[0] for layer in run} >= {"gen", "disc"}
+
+
+@pytest.mark.parametrize(
+    ("models", "words"),
+    [
+        ({}, "several models are recorded by name"),
+        ({0: torch.nn.Linear(1, 1)}, "several models are recorded by name"),
+        ({"a": torch.nn.Linear(1, 1), "b": paddle.nn.Linear(1, 1)}, "models of one framework"),
+    ],
+    ids=["none", "a number", "two frameworks"],
+)
+def test_what_is_no_group_of_models_is_refused(models, words):
+    with pytest.raises(UsageError, match=words):
+        padiff.record(models)
