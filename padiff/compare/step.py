@@ -97,7 +97,10 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
         judged, history = absent_stages(judged, rank, history, plan.runs)
         judged = with_averages(judged, len(diffs_by_rank), plan.runs, plan.alignment, before.drift)
         if not judged.passed and plan.policy.in_context and chooses(rank):
-            judged, counts = judged_by_rows(judged, flips_of(rank, plan.alignment, infos), rank.reference)
+            flips = flips_of(rank, plan.alignment, infos)
+            judged, counts = judged_by_rows(
+                judged, flips, rank.reference, lambda some: plan.policy.judge(with_floors(some, steps), before.drift)
+            )
             if counts is not None:
                 chosen.append(counts)
         diffs_by_rank.append(judged)

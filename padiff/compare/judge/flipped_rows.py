@@ -8,7 +8,7 @@ Where later layers mix rows, the others may differ by the share of the rows that
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -39,20 +39,39 @@ _LEAST = 1e-5
 _MOST = 1 << 22
 
 
-def judged_by_rows(diffs: StepDiffs, flips: Sequence[Flips], step: Step) -> tuple[StepDiffs, ChoiceCounts | None]:
+def judged_by_rows(
+    diffs: StepDiffs, flips: Sequence[Flips], step: Step, again: Callable[[StepDiffs], StepDiffs]
+) -> tuple[StepDiffs, ChoiceCounts | None]:
     """Return the diffs, with those passed that rows which chose otherwise explain; and what these rows cost.
+
+    Rows that chose otherwise raise the limits of the gradients behind them. So the step is judged again with their
+    error left out, and gradients have to agree in the other rows within the limits that are found then.
 
     Args:
         diffs: the judged diffs of one rank of a step, in causal order.
         flips: the step's calls that chose otherwise, in the reference's order.
         step: the reference's step.
+        again: judges the step with other figures.
     """
-    return _Judge(diffs, flips, step).judged()
+    first = _Judge(diffs, flips, step)
+    judged, counts = first.judged()
+    without = first.without_rows() if counts is not None and judged.passed else None
+    if without is None:
+        return judged, counts
+    second = _Judge(diffs, flips, step, again(without).rows["limit"])
+    return second.judged()
 
 
 class _Judge:
-    def __init__(self, diffs: StepDiffs, flips: Sequence[Flips], step: Step) -> None:
-        self._diffs, self._rows = diffs, diffs.rows.copy()
+    """Judge of one step.
+
+    Args:
+        diffs, flips, step: see `judged_by_rows`.
+        limits: limits of the rows that chose alike, of each diff; `None` if they are not known yet.
+    """
+
+    def __init__(self, diffs: StepDiffs, flips: Sequence[Flips], step: Step, limits: np.ndarray | None = None) -> None:
+        self._diffs, self._rows, self._limits = diffs, diffs.rows.copy(), limits
         self._relative: list[float] = diffs.relative.tolist()
         #: Calls that chose otherwise, with the position of the first diff that they can explain.
         self._waiting = sorted(zip(_starts(diffs, flips, step), flips), key=lambda each: each[0])
@@ -67,6 +86,8 @@ class _Judge:
         self._without = self._unjudged = 0
         #: True once a call chose otherwise beyond rounding: choices excuse nothing that follows.
         self._faulty = False
+        #: True once an input of the loss is made of other rows; the largest error of a scalar output.
+        self._other_samples, self._whole_scalars = False, 0.0
         #: Rows that others took along, by the number of all rows.
         self._along: dict[int, np.ndarray | bool] = {}
         self._samples = _samples(diffs, self._grids)
@@ -86,9 +107,13 @@ class _Judge:
                 continue
             if not passed[place]:
                 self._judge(place, stage, float(self._rows["limit"][place]) if relative else 0.0)
+            elif self._limits is not None and stage == "backward" and relative:
+                self._judge_again(place, float(self._limits[place]))
             if self._rows["passed"][place] and stage in ("forward", "backward") and relative:
                 error = self._relative[place]
                 self._whole = max(self._whole, error if math.isfinite(error) else 0.0)
+                if stage == "forward" and not self._diffs.sites.shapes[place]:
+                    self._whole_scalars = max(self._whole_scalars, error if math.isfinite(error) else 0.0)
         if not self._explained:
             return (self._diffs.judged(self._rows) if self._unjudged else self._diffs), None
         counts = ChoiceCounts(
@@ -100,6 +125,51 @@ class _Judge:
             unjudged=self._unjudged,
         )
         return self._diffs.judged(self._rows), counts
+
+    def without_rows(self) -> StepDiffs | None:
+        """Return the diffs with the error of the rows that chose otherwise left out; `None` if no rows are known."""
+        rows, changed = self._diffs.rows.copy(), False
+        for place, stage in enumerate(self._diffs.sites.stages):
+            if stage not in ("forward", "loss", "backward") or not self._is_relative(place) or not rows["l2"][place]:
+                continue
+            known = self._known_rows(self._diffs[place])
+            if known is not None and known[2].any() and not known[2].all():
+                sides = Both(*(side[~known[2]] for side in known[:2]))
+                rows["l2"][place] = np.linalg.norm(sides.candidate - sides.reference)
+                for side, values in zip(("reference_l2", "candidate_l2"), sides):
+                    rows[side][place] = np.linalg.norm(values)
+                rows["bulk_l2"][place] = math.nan
+                changed = True
+        diffs = self._diffs
+        return StepDiffs(diffs.pairs, diffs.sites, rows, diffs.problems, diffs.odd) if changed else None
+
+    def _judge_again(self, place: int, limit: float) -> None:
+        """Fail a gradient that passed only within a limit that the rows which chose otherwise have raised."""
+        if not self._explained or self._faulty or not limit < self._relative[place]:
+            return
+        known = self._known_rows(self._diffs[place])
+        if known is None or not known[2].any() or known[2].all():
+            return
+        reference, candidate, mask = known
+        errors, sizes = np.linalg.norm(candidate - reference, axis=1), np.linalg.norm(reference, axis=1)
+        self._touched = max(self._touched, min(_relative(errors, sizes, mask), WHOLLY))
+        error, most = _relative(errors, sizes, ~mask), max(limit, self._mixed)
+        if error > most:
+            self._rows["passed"][place], self._rows["rule"][place] = False, RULE_NUMBERS[Rule.CHOICES]
+            self._rows["figure"][place] = FIGURE_NUMBERS[Figure.OTHER_ROWS]
+            self._rows["value"][place], self._rows["limit"][place] = error, most
+
+    def _known_rows(self, diff: Diff) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """Return the rows of both sides, and the mask of those that chose otherwise; `None` if they are not known."""
+        if not diff.pair.complete or diff.problem is not None:
+            return None
+        values = _values(diff)
+        split = _split(values.reference.shape, self._explained) if values is not None else None
+        if values is None or split is None:
+            return None
+        axis, mask = split
+        reference, candidate = values.map(lambda array: _rows_of(array, axis, len(mask)))
+        return reference, candidate, mask
 
     @property
     def _mixed(self) -> float:
@@ -137,6 +207,7 @@ class _Judge:
         if by_rows is not None:
             if by_rows[0] <= by_rows[1]:
                 self._pass(place, (Figure.OTHER_ROWS, *by_rows))
+                self._other_samples = self._other_samples or stage == "loss"
             return
         if self._rows["rule"][place] == RULE_NUMBERS[Rule.EQUAL]:
             if inside:  # counts, sorted places: integers that hold several rows
@@ -150,12 +221,33 @@ class _Judge:
 
     def _most(self, place: int, stage: str, limit: float) -> float:
         """Return the largest relative error of a tensor whose rows are not known."""
-        if stage == "loss" and loss_role(self._diffs.sites.slots[place]) == "0":
-            return max(limit, self._whole)
+        if stage == "loss" and loss_role(self._diffs.sites.slots[place]) in ("", "0"):
+            return max(limit, self._whole) + self._jump(place)
+        if stage == "backward" and not self._diffs.sites.shapes[place]:  # a coefficient of the loss
+            return max(limit, MIXED * self._whole_scalars)
         if stage in ("forward", "backward", "loss"):
             return max(limit, min(WHOLLY * math.sqrt(self._share) + MIXED * self._share, WHOLLY))
         further = limits.OF_GRADIENT if stage == "update" else 1.0
         return max(limit, min(further * MIXED * self._whole, 1.0))
+
+    def _jump(self, place: int) -> float:
+        """Return the relative change of a loss that takes other samples: the loop may rank them by other scores."""
+        sites, jump = self._diffs.sites, 0.0
+        for flips in self._explained:
+            if flips.calls.reference.layer != LOOP:
+                continue
+            losses = [
+                k
+                for k in sites.places["loss"].tolist()
+                if k < place and loss_role(sites.slots[k]) == "0" and math.prod(sites.shapes[k]) == flips.rows > 1
+            ]
+            values = _values(self._diffs[losses[-1]]) if losses and flips.chosen_places is not None else None
+            if values is not None and flips.chosen_places is not None:
+                sums = [float(values.reference.reshape(-1)[mask].sum()) for mask in flips.chosen_places]
+                jump += abs(sums[1] - sums[0]) / (abs(sums[0]) or math.inf)
+            elif self._other_samples and flips.picks is not None:
+                jump += MIXED * float(flips.picks.mask.mean())
+        return jump
 
     def _holds_some(self, diff: Diff, stage: str, limit: float) -> bool:
         """Return True if a tensor inside of the block that chooses holds some of the rows, and mostly the same ones.
@@ -188,15 +280,13 @@ class _Judge:
 
     def _by_rows(self, place: int, diff: Diff, limit: float) -> tuple[float, float] | None:
         """Return the relative error of the rows that chose alike, and its limit; `None` if the rows are not known."""
-        values = _values(diff)
-        if values is None:
+        known = self._known_rows(diff)
+        if known is None:
             return None
-        split = _split(values.reference.shape, self._explained)
-        if split is None:
-            return None
-        axis, mask = split
+        reference, candidate, mask = known
+        if "rows" in diff.pair.layout.steps:
+            return self._in_any_order(reference, candidate, max(limit, self._mixed))
         mask = mask | self._along.get(len(mask), False)
-        reference, candidate = values.map(lambda array: _rows_of(array, axis, len(mask)))
         if self._rows["rule"][place] == RULE_NUMBERS[Rule.EQUAL]:
             return float(((reference != candidate).any(axis=1) & ~mask).sum()), ALONG * float(mask.sum())
         if mask.all():
@@ -213,6 +303,18 @@ class _Judge:
             return _relative(errors, sizes, apart), limit
         mask, _ = self._taken_along(mask, ~mask & ~(errors <= SINGLE * mixed * sizes), None)
         return _relative(errors, sizes, ~mask), mixed
+
+    def _in_any_order(self, reference: np.ndarray, candidate: np.ndarray, limit: float) -> tuple[float, float] | None:
+        """Return the relative error of the rows of a tensor whose rows are in another order, and its limit.
+
+        Which rows chose otherwise is not known then: as many may differ as there are.
+        """
+        errors, sizes = np.linalg.norm(candidate - reference, axis=1), np.linalg.norm(reference, axis=1)
+        others = ~(errors <= SINGLE * limit * sizes)
+        most = sum(int(flips.picks.mask.sum()) for flips in self._explained if flips.picks is not None)
+        if others.all() or others.sum() > ALONG * most:
+            return None
+        return _relative(errors, sizes, ~others), limit
 
     def _taken_along(
         self, mask: np.ndarray, along: np.ndarray, apart: np.ndarray | None
@@ -290,8 +392,10 @@ def _starts(diffs: StepDiffs, flips: Sequence[Flips], step: Step) -> list[int]:
     sites, starts = diffs.sites, []
     forward = [place for place in sites.places["forward"].tolist() if sites.complete[place]]
     for each in flips:
-        if each.calls.reference.layer == LOOP:  # what a loss is made of does not jump where two scores nearly tie
-            starts.append(int(sites.places["backward"].min(initial=len(sites.layers))))
+        if each.calls.reference.layer == LOOP:
+            starts.append(
+                min(int(sites.places[stage].min(initial=len(sites.layers))) for stage in ("loss", "backward"))
+            )
             continue
         earlier = {(call.layer, call.call) for call in step.trace.calls[: each.position] if not call.function}
         starts.append(1 + max((k for k in forward if (sites.layers[k], sites.calls[k]) in earlier), default=-1))
@@ -303,21 +407,43 @@ def _split(shape: Sequence[int], flips: Sequence[Flips]) -> tuple[int, np.ndarra
 
     `None` if no call has rows like those of the tensor.
     """
-    grids = {each.rows: each.grid for each in flips if each.rows > 1}
+    views = [view for each in flips for view in (each.tokens, each.picks) if view is not None]
+    exact = [view.grid for view in views if len(view.mask) > 1 and _counts(shape, view.grid)]
+    grids = {math.prod(grid): grid for grid in [*(each.grid for each in flips if each.rows > 1), *exact]}
     for number, grid in sorted(grids.items(), reverse=True):
         axis = _axis(shape, grid)
         if axis is None:
             continue
         mask = np.zeros(number, np.bool_)
         for each in flips:
-            if each.rows == number:
-                mask |= each.mask
-            elif each.rows > number and each.rows % number == 0:
-                mask |= each.mask.reshape(number, -1).any(axis=1)
-            elif each.rows > 1 and number % each.rows == 0:
-                mask |= np.repeat(each.mask, number // each.rows)
+            mask |= _mask(each, number, grid)
         return axis, mask
     return None
+
+
+def _counts(shape: Sequence[int], grid: Sequence[int]) -> bool:
+    """Return True if a tensor has a row for each place of a grid, and no other layout of its rows."""
+    return len(shape) > 1 and (tuple(shape[: len(grid)]) == tuple(grid) or shape[0] == math.prod(grid))
+
+
+def _mask(flips: Flips, number: int, grid: Sequence[int]) -> np.ndarray:
+    """Return a mask of the rows of a tensor that chose otherwise.
+
+    Args:
+        number, grid: number and shape of the tensor's rows.
+    """
+    for view in (flips.tokens, flips.picks):
+        if view is not None and len(view.mask) == number and (view.grid == tuple(grid) or flips.rows != number):
+            return view.mask
+    if flips.rows == number:
+        return flips.mask
+    if flips.tokens is not None and len(flips.tokens.mask) % number == 0:
+        return np.asarray(flips.tokens.mask.reshape(number, -1).any(axis=1))
+    if flips.rows > number and flips.rows % number == 0:
+        return np.asarray(flips.mask.reshape(number, -1).any(axis=1))
+    if flips.rows > 1 and number % flips.rows == 0:
+        return np.repeat(flips.mask, number // flips.rows)
+    return np.zeros(number, np.bool_)
 
 
 def _axis(shape: Sequence[int], grid: Sequence[int]) -> int | None:
