@@ -66,6 +66,7 @@ class Flips:
         chosen: number of places that each side chooses.
         touched: numbers of rows that are the places that were chosen otherwise: of a table of distances between rows.
         chosen_places: mask of the places that each side chose, if there is one row.
+        places: mask of the places that some row chose otherwise; `None` for a threshold.
         tokens: the places that were chosen otherwise, if the places are tokens or samples; else `None`.
         picks: the chosen places, in the order in which the call returns them; `None` for a threshold.
     """
@@ -84,6 +85,7 @@ class Flips:
     chosen: Both[int]
     touched: np.ndarray = field(default_factory=_none)
     chosen_places: Both[np.ndarray] | None = None
+    places: np.ndarray | None = None
     tokens: View | None = None
     picks: View | None = None
 
@@ -246,6 +248,7 @@ def _flips(traces: Both[Trace], position: int, calls: Both[TracedCall], one_fram
     with np.errstate(invalid="ignore"):
         gaps = known.map(lambda table: np.abs(table[at, best.reference] - table[at, best.candidate]))
         gap = np.nan_to_num(np.minimum(*gaps), nan=0.0, posinf=np.inf).max(axis=1)
+    others = _otherwise(best, width)
     picks = View((*grid, count), _rows_at(common, rows, best.reference != best.candidate).reshape(-1))
     if rows == 1 and len(common) == 1:
         single = _of_places(calls, position, best, distance[0], involved[0], float(gap[0]), _rms(known.reference))
@@ -264,7 +267,8 @@ def _flips(traces: Both[Trace], position: int, calls: Both[TracedCall], one_fram
         size=_rms(known.reference),
         chosen=chosen,
         touched=_touched(best, rows) if width == rows else _none(),
-        tokens=_tokens(traces.reference, position, calls.reference, _rows_at(common, rows, _otherwise(best, width))),
+        places=np.asarray(others.any(axis=0)),
+        tokens=_tokens(traces.reference, position, calls.reference, _rows_at(common, rows, others)),
         picks=picks,
     )
 

@@ -8,7 +8,8 @@ Where later layers mix rows, the others may differ by the share of the rows that
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from padiff.errors import SketchOnlyError
 from padiff.records import LOOP, Both, Diff, Figure, Rule, Step, is_below, loss_role
 from padiff.records.choice_counts import ChoiceCounts
 from padiff.records.diff_rows import FIGURE_NUMBERS, FIGURES, RULE_NUMBERS
+from padiff.records.pair_schema import Key
 from padiff.records.step_diffs import StepDiffs
 
 #: Limit of single scores, and of single rows, as a multiple of the limit of a whole tensor, and the same for the scores
@@ -39,8 +41,42 @@ _LEAST = 1e-5
 _MOST = 1 << 22
 
 
+@dataclass(frozen=True)
+class EarlierFlips:
+    """What rows that chose otherwise leave to later steps.
+
+    Attributes:
+        grads: largest relative error of each gradient in a step with such rows: an optimizer remembers it.
+        places: masks of the places that were chosen otherwise, by their number: a codebook that no optimizer updates
+            follows the rows that chose its entries.
+    """
+
+    grads: Mapping[Key, float] = field(default_factory=dict)
+    places: Mapping[int, np.ndarray] = field(default_factory=dict)
+
+    def with_grads(self, diffs: StepDiffs) -> EarlierFlips:
+        """Return these with the gradients of a step in which rows chose otherwise within rounding."""
+        grads, relative = dict(self.grads), diffs.relative
+        for place in diffs.known_places("grad").tolist():
+            key, error = diffs.sites.keys[place], float(relative[place])
+            if diffs.rows["passed"][place] and math.isfinite(error):
+                grads[key] = max(grads.get(key, 0.0), error)
+        return replace(self, grads=grads)
+
+    def with_places(self, flips: Sequence[Flips]) -> EarlierFlips:
+        """Return these with the places that calls chose otherwise."""
+        places = dict(self.places)
+        for mask in (each.places for each in flips if each.places is not None):
+            places[len(mask)] = places.get(len(mask), False) | mask
+        return replace(self, places=places)
+
+
 def judged_by_rows(
-    diffs: StepDiffs, flips: Sequence[Flips], step: Step, again: Callable[[StepDiffs], StepDiffs]
+    diffs: StepDiffs,
+    flips: Sequence[Flips],
+    step: Step,
+    again: Callable[[StepDiffs], StepDiffs],
+    earlier: EarlierFlips = EarlierFlips(),
 ) -> tuple[StepDiffs, ChoiceCounts | None]:
     """Return the diffs, with those passed that rows which chose otherwise explain; and what these rows cost.
 
@@ -52,13 +88,14 @@ def judged_by_rows(
         flips: the step's calls that chose otherwise, in the reference's order.
         step: the reference's step.
         again: judges the step with other figures.
+        earlier: what earlier steps leave.
     """
-    first = _Judge(diffs, flips, step)
+    first = _Judge(diffs, flips, step, earlier)
     judged, counts = first.judged()
     without = first.without_rows() if counts is not None and judged.passed else None
     if without is None:
         return judged, counts
-    second = _Judge(diffs, flips, step, again(without).rows["limit"])
+    second = _Judge(diffs, flips, step, earlier, again(without).rows["limit"])
     return second.judged()
 
 
@@ -66,12 +103,19 @@ class _Judge:
     """Judge of one step.
 
     Args:
-        diffs, flips, step: see `judged_by_rows`.
+        diffs, flips, step, earlier: see `judged_by_rows`.
         limits: limits of the rows that chose alike, of each diff; `None` if they are not known yet.
     """
 
-    def __init__(self, diffs: StepDiffs, flips: Sequence[Flips], step: Step, limits: np.ndarray | None = None) -> None:
-        self._diffs, self._rows, self._limits = diffs, diffs.rows.copy(), limits
+    def __init__(
+        self,
+        diffs: StepDiffs,
+        flips: Sequence[Flips],
+        step: Step,
+        earlier: EarlierFlips,
+        limits: np.ndarray | None = None,
+    ) -> None:
+        self._diffs, self._rows, self._limits, self._earlier = diffs, diffs.rows.copy(), limits, earlier
         self._relative: list[float] = diffs.relative.tolist()
         #: Calls that chose otherwise, with the position of the first diff that they can explain.
         self._waiting = sorted(zip(_starts(diffs, flips, step), flips), key=lambda each: each[0])
@@ -103,6 +147,9 @@ class _Judge:
             relative = self._is_relative(place)
             if stage == "forward" and relative and passed[place]:
                 self._limit = float(self._rows["limit"][place])
+            if not passed[place] and stage in ("weight", "update"):
+                self._judge_later(place, stage)
+                passed[place] = bool(self._rows["passed"][place])
             if stage in ("input", "weight"):
                 continue
             if not passed[place]:
@@ -115,7 +162,7 @@ class _Judge:
                 if stage == "forward" and not self._diffs.sites.shapes[place]:
                     self._whole_scalars = max(self._whole_scalars, error if math.isfinite(error) else 0.0)
         if not self._explained:
-            return (self._diffs.judged(self._rows) if self._unjudged else self._diffs), None
+            return (self._diffs.judged(self._rows) if self._unjudged or self._without else self._diffs), None
         counts = ChoiceCounts(
             step=self._diffs.number or 0,
             calls=tuple((each.calls.reference.function, each.calls.reference.layer) for each in self._explained),
@@ -125,6 +172,26 @@ class _Judge:
             unjudged=self._unjudged,
         )
         return self._diffs.judged(self._rows), counts
+
+    def _judge_later(self, place: int, stage: str) -> None:
+        """Pass an update or a buffer that differs because of rows which chose otherwise in earlier steps."""
+        limit, diff = float(self._rows["limit"][place]), self._diffs[place]
+        if stage == "update":
+            before = self._earlier.grads.get(self._diffs.sites.keys[place], 0.0)
+            most = max(limit, min(limits.OF_GRADIENT * MIXED * before, 1.0)) if self._is_relative(place) else 0.0
+            if self._relative[place] <= most:
+                self._pass(place, (Figure.REL_L2, self._relative[place], most))
+            return
+        shape = self._diffs.sites.shapes[place]
+        mask = self._earlier.places.get(shape[0] if shape else 0)
+        values = _values(diff) if mask is not None and diff.pair.complete and diff.problem is None else None
+        if mask is None or values is None or mask.all():
+            return
+        rows = values.map(lambda array: _rows_of(array, -1, len(mask)))
+        errors, sizes = np.linalg.norm(rows.candidate - rows.reference, axis=1), np.linalg.norm(rows.reference, axis=1)
+        error = _relative(errors, sizes, ~mask)
+        if error <= limit:
+            self._pass(place, (Figure.OTHER_ROWS, error, limit))
 
     def without_rows(self) -> StepDiffs | None:
         """Return the diffs with the error of the rows that chose otherwise left out; `None` if no rows are known."""
@@ -310,7 +377,7 @@ class _Judge:
         Which rows chose otherwise is not known then: as many may differ as there are.
         """
         errors, sizes = np.linalg.norm(candidate - reference, axis=1), np.linalg.norm(reference, axis=1)
-        others = ~(errors <= SINGLE * limit * sizes)
+        others = ~(errors <= limit * sizes)
         most = sum(int(flips.picks.mask.sum()) for flips in self._explained if flips.picks is not None)
         if others.all() or others.sum() > ALONG * most:
             return None
