@@ -245,7 +245,8 @@ def _calls_between(
         if Relation.DIFFER in related:
             continue
         arguments_differ = given_otherwise(both, axes)
-        if arguments_differ or all(relation is Relation.AGREE for relation in related):
+        # One function of the same parameters gives the same.
+        if arguments_differ or (related and all(relation is Relation.AGREE for relation in related)):
             return Calls(Both((), ()), both, arguments_differ)
     paired = Both(*({id(call) for call in side} for side in (zip(*pairs) if pairs else ((), ()))))
     only = suspects.zip(paired).map(lambda side: tuple(call for call in side[0] if id(call) not in side[1]))

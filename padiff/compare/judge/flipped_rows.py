@@ -33,8 +33,14 @@ ALONG = 1
 #: Error of the other rows, as a multiple of the share of rows that chose otherwise times their error: layers that mix
 #: rows hand on their mean. The same for gradients, of the error of the tensors that they are computed from. Chosen.
 MIXED = 3.0
+#: Largest relative error of a gradient or an update that other rows explain: a missing one differs by 1. Chosen.
+_OF_PARAMETERS = 0.9
+#: Multiple of the spread of the rows' factors from which on a common factor is none of chance. Chosen.
+_COMMON = 3.0
 #: Relative error of a row that chose otherwise: that of unrelated vectors of the same size.
 WHOLLY = 1.5
+# Least number of rows that have a common factor.
+_LEAST_ROWS = 4
 # Least relative error at which two rows count as different ones: that of float32 sums.
 _LEAST = 1e-5
 # Largest number of pairs of rows that are compared to find the rows of one tensor in another.
@@ -134,6 +140,10 @@ class _Judge:
         self._other_samples, self._whole_scalars = False, 0.0
         #: Rows that others took along, by the number of all rows.
         self._along: dict[int, np.ndarray | bool] = {}
+        sites = diffs.sites
+        #: Layers that both sides call, but for those that choose: these may hold the parameters of all experts.
+        self._called = {sites.layers[place] for place in sites.places["forward"].tolist() if sites.complete[place]}
+        self._called -= self._blocks
         self._samples = _samples(diffs, self._grids)
         self._mixes = any("batch" in kind.lower() and "norm" in kind.lower() for kind in diffs.sites.types)
         #: Limit of the relative error of the last output that passed.
@@ -178,7 +188,11 @@ class _Judge:
         limit, diff = float(self._rows["limit"][place]), self._diffs[place]
         if stage == "update":
             before = self._earlier.grads.get(self._diffs.sites.keys[place], 0.0)
-            most = max(limit, min(limits.OF_GRADIENT * MIXED * before, 1.0)) if self._is_relative(place) else 0.0
+            most = (
+                max(limit, min(limits.OF_GRADIENT * MIXED * before, _OF_PARAMETERS))
+                if self._is_relative(place)
+                else 0.0
+            )
             if self._relative[place] <= most:
                 self._pass(place, (Figure.REL_L2, self._relative[place], most))
             return
@@ -199,7 +213,10 @@ class _Judge:
         for place, stage in enumerate(self._diffs.sites.stages):
             if stage not in ("forward", "loss", "backward") or not self._is_relative(place) or not rows["l2"][place]:
                 continue
-            known = self._known_rows(self._diffs[place])
+            diff = self._diffs[place]
+            known = self._known_rows(diff)
+            if known is None and diff.pair.complete and diff.pair.anchor.source.sketched:
+                rows["l2"][place], changed = 0.0, True  # not judged again
             if known is not None and known[2].any() and not known[2].all():
                 sides = Both(*(side[~known[2]] for side in known[:2]))
                 rows["l2"][place] = np.linalg.norm(sides.candidate - sides.reference)
@@ -212,9 +229,15 @@ class _Judge:
 
     def _judge_again(self, place: int, limit: float) -> None:
         """Fail a gradient that passed only within a limit that the rows which chose otherwise have raised."""
-        if not self._explained or self._faulty or not limit < self._relative[place]:
+        if not self._explained or self._faulty:
             return
-        known = self._known_rows(self._diffs[place])
+        if not self._diffs.sites.shapes[place]:
+            dtype = self._diffs.sites.anchor_dtypes[place]
+            most = max(limits.allowed(dtype, "backward"), MIXED * self._whole_scalars)
+            if self._relative[place] > most:
+                self._fail(place, Figure.REL_L2, self._relative[place], most)
+            return
+        known = self._known_rows(self._diffs[place]) if limit < self._relative[place] else None
         if known is None or not known[2].any() or known[2].all():
             return
         reference, candidate, mask = known
@@ -222,9 +245,12 @@ class _Judge:
         self._touched = max(self._touched, min(_relative(errors, sizes, mask), WHOLLY))
         error, most = _relative(errors, sizes, ~mask), max(limit, self._mixed)
         if error > most:
-            self._rows["passed"][place], self._rows["rule"][place] = False, RULE_NUMBERS[Rule.CHOICES]
-            self._rows["figure"][place] = FIGURE_NUMBERS[Figure.OTHER_ROWS]
-            self._rows["value"][place], self._rows["limit"][place] = error, most
+            self._fail(place, Figure.OTHER_ROWS, error, most)
+
+    def _fail(self, place: int, figure: Figure, value: float, limit: float) -> None:
+        self._rows["passed"][place], self._rows["rule"][place] = False, RULE_NUMBERS[Rule.CHOICES]
+        self._rows["figure"][place] = FIGURE_NUMBERS[figure]
+        self._rows["value"][place], self._rows["limit"][place] = value, limit
 
     def _known_rows(self, diff: Diff) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
         """Return the rows of both sides, and the mask of those that chose otherwise; `None` if they are not known."""
@@ -257,7 +283,8 @@ class _Judge:
         diff = self._diffs[place]
         inside = any(diff.pair.anchor.layer == path or is_below(diff.pair.anchor.layer, path) for path in self._blocks)
         if inside and not diff.pair.complete and self._explained and not self._faulty:
-            self._pass(place)  # an expert that only one side calls
+            if diff.pair.anchor.layer not in self._called:
+                self._pass(place)  # an expert that only one side calls
             return
         if inside and stage in ("forward", "backward") and self._holds_some(diff, stage, limit):
             self._pass(place)
@@ -281,7 +308,7 @@ class _Judge:
                 self._pass(place)
             return
         error, most = self._relative[place], self._most(place, stage, limit)
-        if error <= most:
+        if error <= most and (stage in ("grad", "update") or self._holds_chosen(diff, limit)):
             self._pass(place, (Figure.REL_L2, error, most))
         elif inside and stage in ("grad", "update") and (error <= WHOLLY or not math.isfinite(error)):
             self._pass(place)
@@ -295,7 +322,7 @@ class _Judge:
         if stage in ("forward", "backward", "loss"):
             return max(limit, min(WHOLLY * math.sqrt(self._share) + MIXED * self._share, WHOLLY))
         further = limits.OF_GRADIENT if stage == "update" else 1.0
-        return max(limit, min(further * MIXED * self._whole, 1.0))
+        return max(limit, min(further * MIXED * self._whole, _OF_PARAMETERS))
 
     def _jump(self, place: int) -> float:
         """Return the relative change of a loss that takes other samples: the loop may rank them by other scores."""
@@ -316,6 +343,25 @@ class _Judge:
                 jump += MIXED * float(flips.picks.mask.mean())
         return jump
 
+    def _holds_chosen(self, diff: Diff, limit: float) -> bool:
+        """Return False if more rows of a tensor of chosen samples differ than samples were chosen otherwise.
+
+        True if no call chooses among samples or tokens.
+        """
+        counts = [flips.count for flips in self._explained if flips.chosen_places is not None]
+        arrays = _values(diff) if counts and len(counts) == len(self._explained) else None
+        if arrays is None or arrays.reference.ndim < 2 or len(arrays.reference) ** 2 > _MOST:
+            return True
+        return self._strangers(arrays, limit) <= ALONG * sum(counts)
+
+    def _strangers(self, arrays: Both[np.ndarray], limit: float) -> int:
+        """Return the number of rows of the smaller tensor that are no rows of the other."""
+        few, many = sorted((array.reshape(len(array), -1).astype(np.float64) for array in arrays), key=len)
+        sizes = [(array**2).sum(axis=1) for array in (few, many)]
+        squares = sizes[0][:, None] + sizes[1][None, :] - 2 * few @ many.T
+        limit = max(limit, self._limit, self._mixed, _LEAST)
+        return int((squares.min(axis=1, initial=math.inf) > (SINGLE * limit) ** 2 * sizes[0]).sum())
+
     def _holds_some(self, diff: Diff, stage: str, limit: float) -> bool:
         """Return True if a tensor inside of the block that chooses holds some of the rows, and mostly the same ones.
 
@@ -335,15 +381,10 @@ class _Judge:
         arrays = _arrays(diff)
         if arrays is None:
             return True
-        few, many = sorted((array.reshape(len(array), -1).astype(np.float64) for array in arrays), key=len)
-        if len(few) * len(many) > _MOST:
+        if len(arrays.reference) * len(arrays.candidate) > _MOST:
             return True
-        sizes = [(array**2).sum(axis=1) for array in (few, many)]
-        squares = sizes[0][:, None] + sizes[1][None, :] - 2 * few @ many.T
-        limit = max(limit, self._limit, self._mixed, _LEAST)
-        others = squares.min(axis=1, initial=math.inf) > (SINGLE * limit) ** 2 * sizes[0]
         flipped = sum(flips.count * flips.chosen.reference for flips in self._explained)
-        return bool(others.sum() <= ALONG * flipped)
+        return self._strangers(arrays, limit) <= ALONG * flipped
 
     def _by_rows(self, place: int, diff: Diff, limit: float) -> tuple[float, float] | None:
         """Return the relative error of the rows that chose alike, and its limit; `None` if the rows are not known."""
@@ -362,6 +403,9 @@ class _Judge:
         # Of the tensors before: what mixes rows comes after what chose.
         mixed = max(limit, self._mixed)
         self._touched = max(self._touched, min(_relative(errors, sizes, mask), WHOLLY))
+        factor = self._common_factor(place, reference[~mask], candidate[~mask])
+        if factor is not None:
+            return factor
         apart = self._apart(mask)
         if apart is not None:
             # Samples in which no row chose otherwise: nothing mixes them with the others, so a fault shows in them.
@@ -370,6 +414,25 @@ class _Judge:
             return _relative(errors, sizes, apart), limit
         mask, _ = self._taken_along(mask, ~mask & ~(errors <= SINGLE * mixed * sizes), None)
         return _relative(errors, sizes, ~mask), mixed
+
+    def _common_factor(self, place: int, reference: np.ndarray, candidate: np.ndarray) -> tuple[float, float] | None:
+        """Return by how much all rows are larger or smaller by one factor, and its limit; `None` within the limit.
+
+        Rows with which layers mix those that chose otherwise move in all directions.
+        """
+        if self._limits is None or self._diffs.sites.stages[place] == "backward" or len(reference) < _LEAST_ROWS:
+            return None
+        limit = max(float(self._limits[place]), limits.allowed(self._diffs.sites.anchor_dtypes[place], "forward"))
+        squares = (reference**2).sum(axis=1)
+        with np.errstate(all="ignore"):
+            factors = ((reference * candidate).sum(axis=1) / squares)[squares > 0]
+        if not len(factors) or not np.isfinite(factors).all():
+            return None
+        middle = float(np.median(factors))
+        spread, error = float(np.median(np.abs(factors - middle))), abs(middle - 1)
+        # A normalised row that moves by a share shrinks along itself by half of its square.
+        shrunk = float(((candidate - reference) ** 2).sum() / squares.sum()) if middle < 1 else 0.0
+        return (error, limit) if error > max(limit, _COMMON * spread, shrunk) else None
 
     def _in_any_order(self, reference: np.ndarray, candidate: np.ndarray, limit: float) -> tuple[float, float] | None:
         """Return the relative error of the rows of a tensor whose rows are in another order, and its limit.
