@@ -158,7 +158,9 @@ class _Search:
         for find in (self._known, partial(_order_of, others=chosen)):
             order = find(pair) if least > _SURE else None
             again = self._measured(pair, order) if order is not None else None
-            if order is not None and again is not None and _error(again) < least:
+            if order is None or again is None:
+                continue
+            if _error(again) < least or (chosen and best is None and _is_mostly_equal(again, limit)):
                 best, least = again, _error(again)
                 if pair.stage == "forward":
                     self._orders[pair.anchor.layer, pair.anchor.call, pair.anchor.slot] = order
@@ -243,6 +245,17 @@ def _nearest(points: np.ndarray, others: np.ndarray, count: int) -> tuple[np.nda
     apart = np.linalg.norm(points[:, None] - others[None], axis=2)
     numbers = np.argsort(apart, axis=1, kind="stable")[:, :count]
     return np.take_along_axis(apart, numbers, 1), numbers
+
+
+def _is_mostly_equal(diff: Diff, limit: float) -> bool:
+    """Return True if most rows of two tensors agree: the others may be of samples that chose otherwise."""
+    assert diff.pair.reference is not None and diff.pair.candidate is not None
+    values = Both(diff.pair.reference.value, diff.pair.candidate.value).map(_table).zip(diff.pair.scales)
+    reference, candidate = (table.reshape(len(table), -1).astype(np.float64) / scale for table, scale in values)
+    if reference.shape != candidate.shape:
+        return False
+    errors, sizes = np.linalg.norm(candidate - reference, axis=1), np.linalg.norm(reference, axis=1)
+    return bool((errors <= limit * sizes).mean() > _BETTER)
 
 
 def _chosen(record: Record, numbers: np.ndarray) -> Record:

@@ -240,6 +240,8 @@ def _calls_between(
         return None
     pairs = _in_step(suspects)
     for both in pairs:
+        if both.reference.choice is not None and both.candidate.choice is not None:
+            continue  # what they choose is judged by their scores
         related = [relations.between(first.tensor, second.tensor) for first, second in _in_places(both, relations)]
         axes = both.zip(graphs).map(lambda side: _axes(*side))
         if Relation.DIFFER in related:

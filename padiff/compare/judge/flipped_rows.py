@@ -138,6 +138,8 @@ class _Judge:
         self._faulty = False
         #: True once an input of the loss is made of other rows; the largest error of a scalar output.
         self._other_samples, self._whole_scalars = False, 0.0
+        #: Error of the gradients of a loss whose samples or labels the loop chooses.
+        self._of_loss = 0.0
         #: Rows that others took along, by the number of all rows.
         self._along: dict[int, np.ndarray | bool] = {}
         sites = diffs.sites
@@ -278,6 +280,8 @@ class _Judge:
             return
         self._explained.append(flips)
         self._share = min(1.0, self._share + flips.share)
+        if flips.calls.reference.layer == LOOP:
+            self._of_loss = WHOLLY * math.sqrt(self._share)
 
     def _judge(self, place: int, stage: str, limit: float) -> None:
         diff = self._diffs[place]
@@ -310,8 +314,14 @@ class _Judge:
         error, most = self._relative[place], self._most(place, stage, limit)
         if error <= most and (stage in ("grad", "update") or self._holds_chosen(diff, limit)):
             self._pass(place, (Figure.REL_L2, error, most))
-        elif inside and stage in ("grad", "update") and (error <= WHOLLY or not math.isfinite(error)):
+        elif inside and stage in ("grad", "update") and self._rows["l2"][place] <= WHOLLY * self._largest(place, stage):
             self._pass(place)
+
+    def _largest(self, place: int, stage: str) -> float:
+        """Return the largest norm of the gradients of one shape in a step: an expert may get one row, another many."""
+        sites = self._diffs.sites
+        alike = [k for k in sites.places[stage].tolist() if sites.shapes[k] == sites.shapes[place]]
+        return float(np.nanmax([self._rows[side][alike] for side in ("reference_l2", "candidate_l2")], initial=0.0))
 
     def _most(self, place: int, stage: str, limit: float) -> float:
         """Return the largest relative error of a tensor whose rows are not known."""
@@ -322,7 +332,7 @@ class _Judge:
         if stage in ("forward", "backward", "loss"):
             return max(limit, min(WHOLLY * math.sqrt(self._share) + MIXED * self._share, WHOLLY))
         further = limits.OF_GRADIENT if stage == "update" else 1.0
-        return max(limit, min(further * MIXED * self._whole, _OF_PARAMETERS))
+        return max(limit, min(further * MIXED * max(self._whole, self._of_loss), _OF_PARAMETERS))
 
     def _jump(self, place: int) -> float:
         """Return the relative change of a loss that takes other samples: the loop may rank them by other scores."""
