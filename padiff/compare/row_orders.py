@@ -160,7 +160,8 @@ class _Search:
             again = self._measured(pair, order) if order is not None else None
             if order is None or again is None:
                 continue
-            if _error(again) < least or (chosen and best is None and _is_mostly_equal(again, limit)):
+            mostly = chosen and best is None and not _is_mostly_equal(diff, limit)
+            if _error(again) < least or (mostly and _is_mostly_equal(again, limit)):
                 best, least = again, _error(again)
                 if pair.stage == "forward":
                     self._orders[pair.anchor.layer, pair.anchor.call, pair.anchor.slot] = order
