@@ -519,7 +519,7 @@ class Rules:
                 and node.func.attr == "parameters"
             }
             named = {name: model for name, model in models.items() if name and model}
-            text = Writer(source, self._framework, {**named, dotted(reference.targets[0]): target}).text(value)
+            text = Writer(source, self._framework, {**named, dotted(reference.targets[0]): target}).expression(value)
         except UnwritableError:
             return
         edit = _line_after(source, _last_before_backward(source, own), f"{target} = {text}")
