@@ -11,7 +11,8 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from difflib import Match, SequenceMatcher
 
 import numpy as np
 
@@ -20,16 +21,29 @@ from padiff.errors import RunFolderError
 from padiff.frameworks.api_names import row_axis
 from padiff.records import Both, Choice, RunInfo, Step, Trace, TracedCall
 
-# Functions that leave the order of equal scores open.
-_OPEN = frozenset({"topk", "sort", "argsort"})
-# Least relative distance of scores that are not of one form.
-_OTHER = 0.05
+# Functions that leave the order of equal scores open, and those that rank all places.
+_OPEN, _WHOLE = frozenset({"topk", "sort", "argsort"}), frozenset({"sort", "argsort"})
+# Least relative distance of scores that are not of one form; factor by which another form has to be nearer.
+_OTHER, _NEARER = 0.05, 4.0
 # Largest number of scores for which a table of all places is made.
 _MOST = 1 << 24
 
 
 def _none() -> np.ndarray:
     return np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class View:
+    """The rows that chose otherwise, as other tensors count them: by token, or by chosen place.
+
+    Attributes:
+        grid: shape of the rows.
+        mask: mask of the rows that chose otherwise.
+    """
+
+    grid: tuple[int, ...]
+    mask: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -51,6 +65,10 @@ class Flips:
         size: root mean square of the scores.
         chosen: number of places that each side chooses.
         touched: numbers of rows that are the places that were chosen otherwise: of a table of distances between rows.
+        chosen_places: mask of the places that each side chose, if there is one row.
+        places: mask of the places that some row chose otherwise; `None` for a threshold.
+        tokens: the places that were chosen otherwise, if the places are tokens or samples; else `None`.
+        picks: the chosen places, in the order in which the call returns them; `None` for a threshold.
     """
 
     calls: Both[TracedCall]
@@ -66,6 +84,10 @@ class Flips:
     size: float
     chosen: Both[int]
     touched: np.ndarray = field(default_factory=_none)
+    chosen_places: Both[np.ndarray] | None = None
+    places: np.ndarray | None = None
+    tokens: View | None = None
+    picks: View | None = None
 
     @property
     def count(self) -> int:
@@ -74,7 +96,9 @@ class Flips:
 
     @property
     def share(self) -> float:
-        """Return the share of rows that chose otherwise."""
+        """Return the share of rows that chose otherwise; of the tokens, where these are chosen."""
+        if self.tokens is not None:
+            return float(self.tokens.mask.mean())
         return self.count / max(len(self.recorded), 1)
 
     @property
@@ -119,25 +143,44 @@ def paired(traces: Both[Trace], alignment: Alignment) -> Iterator[tuple[int, Bot
     calls = traces.map(_choosing)
     pairs: list[tuple[int, Both[TracedCall]]] = []
     for some in (calls.map(_rankings), calls.map(_thresholds)):
-        pairs += _paired(some, alignment)
+        pairs += _paired(traces, some, alignment)
     return iter(sorted(pairs, key=lambda pair: pair[0]))
 
 
-def _paired(calls: Both[list[tuple[int, TracedCall]]], alignment: Alignment) -> Iterator[tuple[int, Both[TracedCall]]]:
+def _paired(
+    traces: Both[Trace], calls: Both[list[tuple[int, TracedCall]]], alignment: Alignment
+) -> Iterator[tuple[int, Both[TracedCall]]]:
     rows = calls.map(lambda side: [_choice(each).rows for each in side])
     if rows.reference == rows.candidate:
         for (position, reference), (_, candidate) in zip(*calls):
             yield position, Both(reference, candidate)
         return
     partners = {pair.reference.path: pair.candidate.path for pair in alignment.pairs}
-    waiting: dict[tuple[str, int, int], list[TracedCall]] = defaultdict(list)
-    for each in calls.candidate:
-        waiting[each[1].layer, each[1].call, _choice(each).rows].append(each[1])
-    for each in calls.reference:
-        position, call = each
-        others = waiting.get((partners.get(call.layer, ""), call.call, _choice(each).rows))
-        if others:
-            yield position, Both(call, others.pop(0))
+    for layer, some in _by_layer(calls.reference).items():
+        others = _by_layer(calls.candidate).get((partners.get(layer[0], ""), layer[1]), [])
+        if [_choice(each).rows for each in some] == [_choice(each).rows for each in others]:
+            blocks = [Match(0, 0, len(some))]
+        else:  # one side may choose in several calls where the other makes one
+            keys = Both(some, others).zip(traces).map(lambda side: [_key(side[1], each) for each in side[0]])
+            matcher = SequenceMatcher(None, keys.reference, keys.candidate, autojunk=False)
+            blocks = list(matcher.get_matching_blocks())
+        for first, second, count in blocks:
+            for number in range(count):
+                position, call = some[first + number]
+                yield position, Both(call, others[second + number][1])
+
+
+def _by_layer(calls: list[tuple[int, TracedCall]]) -> dict[tuple[str, int], list[tuple[int, TracedCall]]]:
+    layers: dict[tuple[str, int], list[tuple[int, TracedCall]]] = defaultdict(list)
+    for each in calls:
+        layers[each[1].layer, each[1].call].append(each)
+    return layers
+
+
+def _key(trace: Trace, call: tuple[int, TracedCall]) -> tuple[int, int, int]:
+    """Return the number of rows of a call, of the places among which it chooses, and of the chosen ones."""
+    choice = _choice(call)
+    return choice.rows, _places_of(trace, call[1]) if call[1].inputs else 0, choice.chosen
 
 
 def _rankings(calls: list[tuple[int, TracedCall]]) -> list[tuple[int, TracedCall]]:
@@ -176,21 +219,27 @@ def _flips(traces: Both[Trace], position: int, calls: Both[TracedCall], one_fram
         return _of_threshold(calls, position, grid, Both(tables[0], tables[1]))
     ids = choices.map(lambda choice: np.arange(0, rows, choice.every))
     common = np.intersect1d(*ids)
-    reference, candidate = (table.at(np.isin(each, common)) for table, each in zip((tables[0], tables[1]), ids))
-    indexes = [reference.places, candidate.places, reference.picked, candidate.picked]
-    width = 1 + max(int(table.max(initial=0)) for table in indexes)
-    if width * len(common) > _MOST or min(int(table.min(initial=0)) for table in indexes) < 0:
-        return None
-    known = Both(reference, candidate).map(lambda side: _spread(side.scores, side.places, width))
-    for table, side in zip(known, (reference, candidate)):
-        _fill(table, side, np.concatenate([reference.picked, candidate.picked], axis=1))
+    sides = Both(*(table.at(np.isin(each, common)) for table, each in zip((tables[0], tables[1]), ids)))
+    if {call.function in _WHOLE for call in calls} == {True, False}:
+        chosen = Both(min(chosen), min(chosen))  # one side ranks all places, and its code takes the first ones
     count = min(chosen)
-    best = Both(reference.picked[:, :count], candidate.picked[:, :count])
+    best = sides.map(lambda side: side.picked[:, :count])
+    width = _places_of(traces.reference, calls.reference)
+    largest = max(int(table.max(initial=0)) for side in sides for table in (side.places, side.picked))
+    smallest = min(int(table.min(initial=0)) for side in sides for table in (side.places, side.picked))
+    width = max(width, 1 + largest)
+    if width * len(common) > _MOST or smallest < 0:
+        return None
+    known = sides.map(lambda side: _spread(side.scores, side.places, width))
+    for table, side in zip(known, sides):
+        _fill(table, side, np.concatenate([best.reference, best.candidate], axis=1))
+    at = np.arange(len(common))[:, None]
+    if any(call.arguments.get("sorted") is False for call in calls):
+        best = best.zip(known).map(lambda side: _in_order(side[0], side[1][at, side[0]], sides.reference))
     flipped = (best.reference != best.candidate).any(axis=1)
     known = _in_one_form(known, flipped)
     with np.errstate(invalid="ignore"):  # scores of minus infinity on both sides
         distance = np.nan_to_num(np.abs(known.candidate - known.reference), nan=0.0, posinf=np.inf)
-    at = np.arange(len(common))[:, None]
     tied = best.reference == best.candidate
     function = calls.reference.function
     is_open = one_framework and function in _OPEN and function == calls.candidate.function
@@ -199,8 +248,11 @@ def _flips(traces: Both[Trace], position: int, calls: Both[TracedCall], one_fram
     with np.errstate(invalid="ignore"):
         gaps = known.map(lambda table: np.abs(table[at, best.reference] - table[at, best.candidate]))
         gap = np.nan_to_num(np.minimum(*gaps), nan=0.0, posinf=np.inf).max(axis=1)
+    others = _otherwise(best, width)
+    picks = View((*grid, count), _rows_at(common, rows, best.reference != best.candidate).reshape(-1))
     if rows == 1 and len(common) == 1:
-        return _of_places(calls, position, best, distance[0], involved[0], float(gap[0]), _rms(known.reference), chosen)
+        single = _of_places(calls, position, best, distance[0], involved[0], float(gap[0]), _rms(known.reference))
+        return replace(single, chosen=chosen, picks=picks)
     return Flips(
         calls=calls,
         position=position,
@@ -214,14 +266,67 @@ def _flips(traces: Both[Trace], position: int, calls: Both[TracedCall], one_fram
         gap=gap,
         size=_rms(known.reference),
         chosen=chosen,
-        touched=_touched(best, rows) if _is_square(traces.reference, calls.reference, rows) else _none(),
+        touched=_touched(best, rows) if width == rows else _none(),
+        places=np.asarray(others.any(axis=0)),
+        tokens=_tokens(traces.reference, position, calls.reference, _rows_at(common, rows, others)),
+        picks=picks,
     )
 
 
-def _is_square(trace: Trace, call: TracedCall, rows: int) -> bool:
-    """Return True if the places among which a call chooses are as many as its rows."""
+def _places_of(trace: Trace, call: TracedCall) -> int:
+    """Return the number of places among which a call chooses."""
     shape, axis = trace.tensors[call.inputs[0].tensor].shape, row_axis(call.function, call.arguments)
-    return isinstance(axis, int) and -len(shape) <= axis < len(shape) and shape[axis] == rows
+    if isinstance(axis, int) and -len(shape) <= axis < len(shape):
+        return shape[axis]
+    return math.prod(shape)
+
+
+def _in_order(picked: np.ndarray, scores: np.ndarray, side: _Tables) -> np.ndarray:
+    """Return the chosen places of each row with the best first, of a call that returns them in no order."""
+    falls = bool((side.scores[:, 0] >= side.scores[:, -1]).all())
+    order = np.argsort(-scores if falls else scores, axis=1, kind="stable")
+    return np.take_along_axis(picked, order, 1)
+
+
+def _otherwise(best: Both[np.ndarray], width: int) -> np.ndarray:
+    """Return a mask of the places of each row that only one side chose, or that the sides rank differently."""
+    rows, count = best.reference.shape
+    ranks = np.full((2, rows, width), -1)
+    for table, side in zip(ranks, best):
+        np.put_along_axis(table, side, np.broadcast_to(np.arange(count), side.shape), axis=1)
+    return np.asarray(ranks[0] != ranks[1])
+
+
+def _rows_at(recorded: np.ndarray, rows: int, table: np.ndarray) -> np.ndarray:
+    """Return a mask with all rows: rows that were not recorded count as chosen alike."""
+    whole = np.zeros((rows, table.shape[1]), np.bool_)
+    whole[recorded] = table
+    return whole
+
+
+def _tokens(trace: Trace, position: int, call: TracedCall, mask: np.ndarray) -> View | None:
+    """Return the places that were chosen otherwise if layers before the call have one output for each of them.
+
+    Either each row chooses among tokens of its own (the tokens of a sequence that a layer takes), or all rows choose
+    among the same ones (experts that choose tokens).
+    """
+    shape, axis = trace.tensors[call.inputs[0].tensor].shape, row_axis(call.function, call.arguments)
+    if not isinstance(axis, int):
+        return None
+    axis %= len(shape)
+    before = [
+        trace.tensors[operand.tensor].shape
+        for other in trace.calls[:position]
+        if not other.function
+        for operand in other.outputs
+    ]
+    before = [each for each in before if len(each) > 1 and each[-1] > 1]
+    if any(len(each) > len(shape) > 1 and each[: len(shape)] == shape for each in before):
+        lead = [extent for number, extent in enumerate(shape) if number != axis]
+        return View(shape, np.moveaxis(mask.reshape(*lead, shape[axis]), -1, axis).reshape(-1))
+    if any(math.prod(each[:-1]) == shape[axis] for each in before) and shape[axis] > len(mask):
+        return View((shape[axis],), np.asarray(mask.any(axis=0)))
+    return None
 
 
 def _touched(best: Both[np.ndarray], rows: int) -> np.ndarray:
@@ -238,11 +343,9 @@ def _of_places(
     involved: np.ndarray,
     gap: float,
     size: float,
-    chosen: Both[int],
 ) -> Flips:
     """Return the flips of a call with one row: its places are what is chosen, of samples or tokens."""
-    sides = best.map(lambda places: np.isin(np.arange(len(distance)), places[0]))
-    flipped = sides.reference != sides.candidate
+    flipped = _otherwise(best, len(distance))[0]
     return Flips(
         calls=calls,
         position=position,
@@ -255,7 +358,8 @@ def _of_places(
         moved=np.where(flipped, max(float(involved.max(initial=0.0)), 0.0), distance),
         gap=np.where(flipped, gap, 0.0),
         size=size,
-        chosen=chosen,
+        chosen=best.map(lambda places: places.shape[1]),
+        chosen_places=best.map(lambda places: np.isin(np.arange(len(distance)), places[0])),
     )
 
 
@@ -345,18 +449,26 @@ def _in_one_form(scores: Both[np.ndarray], flipped: np.ndarray) -> Both[np.ndarr
     plain = _apart(scores, flipped)
     if plain <= _OTHER:
         return scores
-    pairs = [Both(a, b) for a in forms.reference for b in forms.candidate]
+    pairs = [_to_scale(Both(a, b)) for a in forms.reference for b in forms.candidate]
     best = min(pairs, key=lambda pair: _apart(pair, flipped))
-    return best if _apart(best, flipped) < _OTHER * min(plain, 1.0) else scores
+    return best if _apart(best, flipped) * _NEARER < min(plain, 1.0) else scores
 
 
 def _forms(scores: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield scores, their logarithms and their logits, each about the mean of its row: they rank alike."""
+    """Yield scores, their logarithms, logits and squares, each about the mean of its row: they rank alike."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # rows without scores
-        for form in (scores, np.log(scores), np.log(scores / (1 - scores))):
+        squares = np.where(scores < 0, np.nan, scores**2)
+        for form in (scores, np.log(scores), np.log(scores / (1 - scores)), squares):
             if np.isfinite(form[np.isfinite(scores)]).all():
                 yield form - np.nanmean(form, axis=1, keepdims=True)
+
+
+def _to_scale(scores: Both[np.ndarray]) -> Both[np.ndarray]:
+    """Return the scores with the candidate's multiplied by a factor: the nearer, the higher a similarity is."""
+    reference, candidate = (side[np.isfinite(scores.reference) & np.isfinite(scores.candidate)] for side in scores)
+    size = float(candidate @ candidate)
+    return Both(scores.reference, scores.candidate * (float(candidate @ reference) / size if size else 1.0))
 
 
 def _apart(scores: Both[np.ndarray], flipped: np.ndarray) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -86,7 +87,10 @@ class _Search:
         self._diffs, self._measure = diffs, measure
         self._blocks = choosing_blocks(step)
         #: Numbers of rows among which calls choose: of a batch that is given whole.
-        self._batches = {call.choice.rows for call in step.trace.calls if call.choice is not None}
+        choices = [call.choice for call in step.trace.calls if call.choice is not None]
+        self._batches = {choice.rows for choice in choices}
+        #: Those of which each row chooses several places.
+        self._several = {choice.rows for choice in choices if choice.chosen > 1 and choice.rows > 1}
         sites = diffs.sites
         passed = diffs.rows["passed"] & ~diffs.troubled & sites.complete
         #: Layers all of whose outputs agree in order, and have an order.
@@ -105,9 +109,12 @@ class _Search:
         sites, found = self._diffs.sites, {}
         for stage in ("forward", "backward"):
             for place in sites.places[stage].tolist():
-                if self._diffs.rows["passed"][place] or not sites.complete[place]:
-                    continue
                 layer = sites.layers[place]
+                site = layer, sites.calls[place], sites.slots[place]
+                # The limit of a gradient falls where the outputs agree in another order.
+                turned = stage == "backward" and (site in self._orders or site in self._sketched)
+                if (self._diffs.rows["passed"][place] and not turned) or not sites.complete[place]:
+                    continue
                 chosen = any(is_below(layer, block) for block in self._blocks)
                 if chosen or any(is_below(layer, path) for path in self._agreeing):
                     diff = self._in_order(self._diffs[place], chosen, float(self._diffs.rows["limit"][place]))
@@ -130,10 +137,12 @@ class _Search:
             return None
         if pair.reference.source.sketched or pair.candidate.source.sketched:
             # Sketches are compared by what no order changes.
-            if pair.reference.shape != pair.candidate.shape:
+            if pair.reference.shape != pair.candidate.shape and "reshape" not in pair.layout.steps:
                 return None
             site = pair.anchor.layer, pair.anchor.call, pair.anchor.slot
             if pair.stage == "backward" and not chosen and site not in self._sketched:
+                return None
+            if self._holds_batch(pair):
                 return None
             sketched = self._measure(replace(pair, layout=_other_order(pair.layout)))
             if not chosen and _error(sketched) > limit:
@@ -145,14 +154,23 @@ class _Search:
         ):
             return None
         best, least = None, _BETTER * min(_error(diff), 1.0)
-        for find in (self._known, _order_of):
+        # Where samples chose otherwise, some rows are those of others.
+        for find in (self._known, partial(_order_of, others=chosen)):
             order = find(pair) if least > _SURE else None
             again = self._measured(pair, order) if order is not None else None
-            if order is not None and again is not None and _error(again) < least:
+            if order is None or again is None:
+                continue
+            mostly = chosen and best is None and not _is_mostly_equal(diff, limit)
+            if _error(again) < least or (mostly and _is_mostly_equal(again, limit)):
                 best, least = again, _error(again)
                 if pair.stage == "forward":
                     self._orders[pair.anchor.layer, pair.anchor.call, pair.anchor.slot] = order
         return best
+
+    def _holds_batch(self, pair: Pair) -> bool:
+        """Return True if a tensor has a row for each row of which calls choose several places: these are in order."""
+        assert pair.reference is not None and pair.candidate is not None
+        return any(_count(record.shape) in self._several for record in (pair.reference, pair.candidate))
 
     def _known(self, pair: Pair) -> Both[np.ndarray] | None:
         """Return the order that was found for the same call of the layer, of one beside it, or of one inside of it."""
@@ -176,7 +194,7 @@ class _Search:
         return self._measure(again)
 
 
-def _order_of(pair: Pair) -> Both[np.ndarray] | None:
+def _order_of(pair: Pair, others: bool) -> Both[np.ndarray] | None:
     """Return the rows of each side that are the same rows; `None` unless one side holds all rows of the other."""
     assert pair.reference is not None and pair.candidate is not None
     tables = Both(pair.reference.value, pair.candidate.value).map(_table).zip(pair.scales)
@@ -186,15 +204,19 @@ def _order_of(pair: Pair) -> Both[np.ndarray] | None:
     if not (np.isfinite(reference).all() and np.isfinite(candidate).all()):
         return None
     few, many = (reference, candidate) if len(reference) <= len(candidate) else (candidate, reference)
-    numbers = _places(few, many)
+    numbers = _places(few, many, len(few) // 2 if others else 0)
     if numbers is None:
         return None
     every = np.arange(len(few))
     return Both(every, numbers) if few is reference else Both(numbers, every)
 
 
-def _places(few: np.ndarray, many: np.ndarray) -> np.ndarray | None:
-    """Return for each row of one table the place of its own row in another table; `None` if two claim the same."""
+def _places(few: np.ndarray, many: np.ndarray, most: int) -> np.ndarray | None:
+    """Return for each row of one table the place of its own row in another table; `None` if too many claim the same.
+
+    Args:
+        most: number of rows that may have no place of their own: their samples chose otherwise.
+    """
     directions = np.random.default_rng(0).standard_normal((few.shape[1], min(_PROJECTIONS, few.shape[1])))
     points = [table @ directions for table in (few, many)]
     width = min(_NEIGHBOURS, len(many))
@@ -204,10 +226,13 @@ def _places(few: np.ndarray, many: np.ndarray) -> np.ndarray | None:
     for row in np.argsort(distances[:, 0], kind="stable").tolist():
         near = neighbours[row][distances[row] <= distances[row, 0] + _EQUAL * sizes[row]]
         free = np.sort(near[~taken[near]])
-        if not len(free):
-            return None
-        numbers[row] = free[0]
-        taken[free[0]] = True
+        if len(free):
+            numbers[row] = free[0]
+            taken[free[0]] = True
+    missing = numbers < 0
+    if missing.sum() > most:
+        return None
+    numbers[missing] = np.flatnonzero(~taken)[: int(missing.sum())]
     return numbers
 
 
@@ -221,6 +246,17 @@ def _nearest(points: np.ndarray, others: np.ndarray, count: int) -> tuple[np.nda
     apart = np.linalg.norm(points[:, None] - others[None], axis=2)
     numbers = np.argsort(apart, axis=1, kind="stable")[:, :count]
     return np.take_along_axis(apart, numbers, 1), numbers
+
+
+def _is_mostly_equal(diff: Diff, limit: float) -> bool:
+    """Return True if most rows of two tensors agree: the others may be of samples that chose otherwise."""
+    assert diff.pair.reference is not None and diff.pair.candidate is not None
+    values = Both(diff.pair.reference.value, diff.pair.candidate.value).map(_table).zip(diff.pair.scales)
+    reference, candidate = (table.reshape(len(table), -1).astype(np.float64) / scale for table, scale in values)
+    if reference.shape != candidate.shape:
+        return False
+    errors, sizes = np.linalg.norm(candidate - reference, axis=1), np.linalg.norm(reference, axis=1)
+    return bool((errors <= limit * sizes).mean() > _BETTER)
 
 
 def _chosen(record: Record, numbers: np.ndarray) -> Record:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from padiff.align import Alignment
-from padiff.compare.choices import chooses, flips_of
+from padiff.compare.choices import Flips, chooses, flips_of
 from padiff.compare.judge.averages import with_averages
 from padiff.compare.judge.drift import NONE, Drift, drift
-from padiff.compare.judge.flipped_rows import judged_by_rows
+from padiff.compare.judge.flipped_rows import EarlierFlips, judged_by_rows
 from padiff.compare.judge.history import NOTHING_YET, History
 from padiff.compare.judge.missing_records import absent_stages
 from padiff.compare.judge.policy import Policy
@@ -56,12 +56,16 @@ class Before:
         history: records seen in each run so far.
         known: True if all trainable weights are recorded in the last step.
         choices: what the choices that differ within rounding cost, of each step that has some.
+        flips: what they leave to later steps, by rank.
+        last: the last step of each rank that chooses.
     """
 
     drift: Drift = NONE
     history: Both[History] = NOTHING_YET
     known: bool = True
     choices: tuple[ChoiceCounts, ...] = ()
+    flips: Mapping[int, EarlierFlips] = field(default_factory=dict)
+    last: Mapping[int, tuple[Both[Step], ...]] = field(default_factory=dict)
 
 
 def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Before) -> tuple[list[StepDiffs], Before]:
@@ -87,6 +91,7 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
     measure = partial(measure_pair, elementwise=plan.policy.elementwise)
     diffs_by_rank: list[StepDiffs] = []
     chosen: list[ChoiceCounts] = []
+    flips_left, last = dict(before.flips), dict(before.last)
     for rank, rank_diffs in zip(ranks, diffs.split(pairs)):
         # Every rank of a step is judged by the step before it, none by another rank.
         judged = plan.policy.judge(with_floors(rank_diffs, steps), before.drift)
@@ -96,14 +101,41 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
         judged = excused(judged, infos.zip(history), rank, plan.alignment)
         judged, history = absent_stages(judged, rank, history, plan.runs)
         judged = with_averages(judged, len(diffs_by_rank), plan.runs, plan.alignment, before.drift)
-        if not judged.passed and plan.policy.in_context and chooses(rank):
-            judged, counts = judged_by_rows(judged, flips_of(rank, plan.alignment, infos), rank.reference)
-            if counts is not None:
-                chosen.append(counts)
+        if plan.policy.in_context and chooses(rank):
+            number = len(diffs_by_rank)
+            left = before.flips.get(number, EarlierFlips())
+            if not judged.passed:
+                # A step that passes may leave flips, too: they are looked up when a later step does not pass.
+                left = left.with_places([each for some in before.last.get(number, ()) for each in _flips(some, plan)])
+                flips = _flips(rank, plan)
+                judged, counts = judged_by_rows(
+                    judged,
+                    flips,
+                    rank.reference,
+                    lambda some: plan.policy.judge(with_floors(some, steps), before.drift),
+                    left,
+                )
+                if counts is not None:
+                    chosen.append(counts)
+                    left = left.with_grads(judged)
+            flips_left[number], last[number] = left, (rank,)
         diffs_by_rank.append(judged)
     alone = left_out(steps, infos, ranks, plan.stages)
     diffs_by_rank = [StepDiffs.from_diffs(alone), *diffs_by_rank] if alone else diffs_by_rank
     weights_recorded = before.known if as_before else all(weights_known(*side) for side in infos.zip(steps))
     apart = drift(StepDiffs.joined(diffs_by_rank), before.drift, weights_recorded)
     choices = (*before.choices, *chosen)
-    return diffs_by_rank, replace(before, drift=apart, history=history, known=weights_recorded, choices=choices)
+    after = replace(
+        before,
+        drift=apart,
+        history=history,
+        known=weights_recorded,
+        choices=choices,
+        flips=flips_left,
+        last=last,
+    )
+    return diffs_by_rank, after
+
+
+def _flips(steps: Both[Step], plan: ComparisonPlan) -> list[Flips]:
+    return flips_of(steps, plan.alignment, plan.runs.map(lambda run: run.info))

@@ -16,6 +16,8 @@ from padiff.records import LOOP, ROOT, Both, Cause, Diff, Step, TracedCall
 
 #: Kind of the cause that a call chose otherwise because its scores differ.
 CHOICE = "choice"
+#: Kind of the cause that another function chooses from the same values.
+OTHER_FUNCTION = "choice_function"
 # Functions that give the same in the other order of their arguments, or by another name.
 _MIRRORED = {"lt": "gt", "le": "ge", "argsort": "sort", "max": "argmax", "min": "argmin"}
 # Largest relative distance of the same values.
@@ -30,7 +32,7 @@ def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
         step: the judged diffs of the step.
     """
     steps, record = evidence.steps, diff.pair.reference
-    if steps is None or record is None or diff.pair.stage != "forward":
+    if steps is None or record is None or diff.pair.stage not in ("forward", "loss"):
         return None
     infos = evidence.runs.map(lambda run: run.info)
     try:
@@ -51,7 +53,7 @@ def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
             threshold = pair.reference.choice is not None and not pair.reference.choice.chosen
             if any(each.position == position for each in flips) or (threshold and not _same(steps, pair, "outputs")):
                 text = f"{_name(pair)}, of the same values"
-                return Cause("choice_function", text, lines=pair.map(lambda call: call.line))
+                return Cause(OTHER_FUNCTION, text, lines=pair.map(lambda call: call.line))
     except (RunFolderError, SketchOnlyError):
         return None
     limit = _limit(diff, step)
@@ -61,6 +63,11 @@ def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
             return _cause(each)
         before.append(each)
     return None
+
+
+def chose_labels(diff: Diff, cause: Cause) -> bool:
+    """Return True if a diff is of labels, and a cause says that a call of the loop chose otherwise."""
+    return diff.pair.stage == "loss" and "int" in diff.pair.anchor.dtype and cause.kind.startswith(CHOICE)
 
 
 def _same(steps: Both[Step], calls: Both[TracedCall], what: str) -> bool:

@@ -9,7 +9,7 @@ from padiff.align import Alignment
 from padiff.compare.diagnose.between import where_in_code
 from padiff.compare.diagnose.call_words import place_of
 from padiff.compare.diagnose.causes import guess, recorded_cause
-from padiff.compare.diagnose.choices import CHOICE, choice_cause
+from padiff.compare.diagnose.choices import CHOICE, OTHER_FUNCTION, choice_cause, chose_labels
 from padiff.compare.diagnose.differing_rank import put_together, rank_of
 from padiff.compare.diagnose.environments import autocast_cause, environment_cause
 from padiff.compare.diagnose.evidence import Evidence
@@ -111,6 +111,10 @@ def with_proof(first: FirstDiff, step: Sequence[Diff], evidence: Evidence) -> Fi
     return replace(first, cause=as_computed(cause, differences, explain(scene).cause, update.pair.step))
 
 
+# Kinds of causes that say how a loss differs, and not why.
+_OF_LOSS = frozenset({"labels", "loss_scale"})
+
+
 def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evidence, compute: bool) -> Cause | None:
     """Return the cause that the records show, else the cause that a hypothesis proves, else the code to read."""
     runs, alignment, diff = evidence.runs, evidence.alignment, scene.diff
@@ -130,6 +134,10 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
         computed_loss = explain(scene).cause if compute and diff.pair.stage == "loss" and not cause.proven else None
         if computed_loss is not None and computed_loss.proven:
             return computed_loss
+        if diff.pair.stage == "loss" and cause.kind in _OF_LOSS:
+            chosen = choice_cause(diff, step, evidence)
+            if chosen is not None:  # the loop takes other samples, or other labels
+                return chosen
         surplus = surplus_cause(scene) if diff.pair.stage == "loss" and not cause.proven else None
         return surplus or cause
     if place.between:
@@ -148,7 +156,11 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
     cast = autocast_cause(diff, runs.map(lambda run: run.info))
     if cast is not None and not _explained(computed.cause, recorded, place):
         return replace(cast, excluded=computed.excluded)
-    chosen = None if proven else choice_cause(diff, step, evidence)
+    chosen = choice_cause(diff, step, evidence)
+    if chosen is not None and proven and chosen.kind != OTHER_FUNCTION and not chose_labels(diff, chosen):
+        chosen = None  # a computed cause says more, unless it is about what another choice makes
+    if chosen is not None and proven:
+        return chosen
     if not proven and (chosen is None or chosen.kind == CHOICE):
         routed = routing_cause(diff, evidence)
         if routed is not None:

@@ -257,12 +257,15 @@ def _calls_between(
         return None
     pairs = _in_step(suspects)
     for both in pairs:
+        if both.reference.choice is not None and both.candidate.choice is not None:
+            continue  # what they choose is judged by their scores
         related = [relations.between(first.tensor, second.tensor) for first, second in _in_places(both, relations)]
         axes = both.zip(graphs).map(lambda side: _axes(*side))
         if Relation.DIFFER in related:
             continue
         arguments_differ = given_otherwise(both, axes)
-        if arguments_differ or all(relation is Relation.AGREE for relation in related):
+        # One function of the same parameters gives the same.
+        if arguments_differ or (related and all(relation is Relation.AGREE for relation in related)):
             return Calls(Both((), ()), both, arguments_differ)
     paired = Both(*({id(call) for call in side} for side in (zip(*pairs) if pairs else ((), ()))))
     only = suspects.zip(paired).map(lambda side: tuple(call for call in side[0] if id(call) not in side[1]))

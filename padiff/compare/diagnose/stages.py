@@ -10,7 +10,7 @@ from padiff.align import LayerPair
 from padiff.compare.diagnose.values import CONSTANT, masked_apart, ratio_of, round_ratio, same_values, times, values_of
 from padiff.compare.judge.scale_errors import key_of
 from padiff.model import equivalents
-from padiff.records import LOOP, Both, Cause, Diff, Layer, is_functional
+from padiff.records import LOOP, ROOT, Both, Cause, Diff, Layer, is_functional
 
 
 def cause_by_stage(diff: Diff, step: Sequence[Diff], layers: LayerPair | None) -> Cause:
@@ -41,7 +41,7 @@ def cause_by_stage(diff: Diff, step: Sequence[Diff], layers: LayerPair | None) -
     if stage == "loss":
         return _loss(ratio)
     if stage == "backward":
-        return _backward(ratio)
+        return _backward(diff, reference, candidate, ratio)
     if stage == "grad":
         return _grad(ratio, step)
     return _update(diff, reference, candidate, ratio, step)
@@ -101,7 +101,12 @@ def _loss(ratio: float | None) -> Cause:
     return _unknown("the model's outputs agree: the cause is the loss function or the labels of this batch")
 
 
-def _backward(ratio: float | None) -> Cause:
+def _backward(diff: Diff, reference: np.ndarray, candidate: np.ndarray, ratio: float | None) -> Cause:
+    anchor = diff.pair.anchor
+    if anchor.layer == ROOT and reference.size == candidate.size == 1 and ratio is not None:
+        weights = [float(side.reshape(-1)[0]) for side in (reference, candidate)]
+        text = f"the weight of `{anchor.slot}` in the loss is {weights[1]:.4g} for the reference's {weights[0]:.4g}"
+        return Cause("loss_term_weight", text)
     if ratio is not None:
         return Cause("gradient_scale", f"the gradient is {times(ratio)}")
     return _unknown("forward agrees here: the cause is in the backward of a later layer, or of the loss")

@@ -8,7 +8,8 @@ Where later layers mix rows, the others may differ by the share of the rows that
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from padiff.errors import SketchOnlyError
 from padiff.records import LOOP, Both, Diff, Figure, Rule, Step, is_below, loss_role
 from padiff.records.choice_counts import ChoiceCounts
 from padiff.records.diff_rows import FIGURE_NUMBERS, FIGURES, RULE_NUMBERS
+from padiff.records.pair_schema import Key
 from padiff.records.step_diffs import StepDiffs
 
 #: Limit of single scores, and of single rows, as a multiple of the limit of a whole tensor, and the same for the scores
@@ -31,28 +33,95 @@ ALONG = 1
 #: Error of the other rows, as a multiple of the share of rows that chose otherwise times their error: layers that mix
 #: rows hand on their mean. The same for gradients, of the error of the tensors that they are computed from. Chosen.
 MIXED = 3.0
+#: Largest relative error of a gradient or an update that other rows explain: a missing one differs by 1. Chosen.
+_OF_PARAMETERS = 0.9
+#: Multiple of the spread of the rows' factors from which on a common factor is none of chance. Chosen.
+_COMMON = 3.0
 #: Relative error of a row that chose otherwise: that of unrelated vectors of the same size.
 WHOLLY = 1.5
+# Least number of rows that have a common factor.
+_LEAST_ROWS = 4
 # Least relative error at which two rows count as different ones: that of float32 sums.
 _LEAST = 1e-5
 # Largest number of pairs of rows that are compared to find the rows of one tensor in another.
 _MOST = 1 << 22
 
 
-def judged_by_rows(diffs: StepDiffs, flips: Sequence[Flips], step: Step) -> tuple[StepDiffs, ChoiceCounts | None]:
+@dataclass(frozen=True)
+class EarlierFlips:
+    """What rows that chose otherwise leave to later steps.
+
+    Attributes:
+        grads: largest relative error of each gradient in a step with such rows: an optimizer remembers it.
+        places: masks of the places that were chosen otherwise, by their number: a codebook that no optimizer updates
+            follows the rows that chose its entries.
+    """
+
+    grads: Mapping[Key, float] = field(default_factory=dict)
+    places: Mapping[int, np.ndarray] = field(default_factory=dict)
+
+    def with_grads(self, diffs: StepDiffs) -> EarlierFlips:
+        """Return these with the gradients of a step in which rows chose otherwise within rounding."""
+        grads, relative = dict(self.grads), diffs.relative
+        for place in diffs.known_places("grad").tolist():
+            key, error = diffs.sites.keys[place], float(relative[place])
+            if diffs.rows["passed"][place] and math.isfinite(error):
+                grads[key] = max(grads.get(key, 0.0), error)
+        return replace(self, grads=grads)
+
+    def with_places(self, flips: Sequence[Flips]) -> EarlierFlips:
+        """Return these with the places that calls chose otherwise."""
+        places = dict(self.places)
+        for mask in (each.places for each in flips if each.places is not None):
+            places[len(mask)] = places.get(len(mask), False) | mask
+        return replace(self, places=places)
+
+
+def judged_by_rows(
+    diffs: StepDiffs,
+    flips: Sequence[Flips],
+    step: Step,
+    again: Callable[[StepDiffs], StepDiffs],
+    earlier: EarlierFlips = EarlierFlips(),
+) -> tuple[StepDiffs, ChoiceCounts | None]:
     """Return the diffs, with those passed that rows which chose otherwise explain; and what these rows cost.
+
+    Rows that chose otherwise raise the limits of the gradients behind them. So the step is judged again with their
+    error left out, and gradients have to agree in the other rows within the limits that are found then.
 
     Args:
         diffs: the judged diffs of one rank of a step, in causal order.
         flips: the step's calls that chose otherwise, in the reference's order.
         step: the reference's step.
+        again: judges the step with other figures.
+        earlier: what earlier steps leave.
     """
-    return _Judge(diffs, flips, step).judged()
+    first = _Judge(diffs, flips, step, earlier)
+    judged, counts = first.judged()
+    without = first.without_rows() if counts is not None and judged.passed else None
+    if without is None:
+        return judged, counts
+    second = _Judge(diffs, flips, step, earlier, again(without).rows["limit"])
+    return second.judged()
 
 
 class _Judge:
-    def __init__(self, diffs: StepDiffs, flips: Sequence[Flips], step: Step) -> None:
-        self._diffs, self._rows = diffs, diffs.rows.copy()
+    """Judge of one step.
+
+    Args:
+        diffs, flips, step, earlier: see `judged_by_rows`.
+        limits: limits of the rows that chose alike, of each diff; `None` if they are not known yet.
+    """
+
+    def __init__(
+        self,
+        diffs: StepDiffs,
+        flips: Sequence[Flips],
+        step: Step,
+        earlier: EarlierFlips,
+        limits: np.ndarray | None = None,
+    ) -> None:
+        self._diffs, self._rows, self._limits, self._earlier = diffs, diffs.rows.copy(), limits, earlier
         self._relative: list[float] = diffs.relative.tolist()
         #: Calls that chose otherwise, with the position of the first diff that they can explain.
         self._waiting = sorted(zip(_starts(diffs, flips, step), flips), key=lambda each: each[0])
@@ -67,8 +136,16 @@ class _Judge:
         self._without = self._unjudged = 0
         #: True once a call chose otherwise beyond rounding: choices excuse nothing that follows.
         self._faulty = False
+        #: True once an input of the loss is made of other rows; the largest error of a scalar output.
+        self._other_samples, self._whole_scalars = False, 0.0
+        #: Error of the gradients of a loss whose samples or labels the loop chooses.
+        self._of_loss = 0.0
         #: Rows that others took along, by the number of all rows.
         self._along: dict[int, np.ndarray | bool] = {}
+        sites = diffs.sites
+        #: Layers that both sides call, but for those that choose: these may hold the parameters of all experts.
+        self._called = {sites.layers[place] for place in sites.places["forward"].tolist() if sites.complete[place]}
+        self._called -= self._blocks
         self._samples = _samples(diffs, self._grids)
         self._mixes = any("batch" in kind.lower() and "norm" in kind.lower() for kind in diffs.sites.types)
         #: Limit of the relative error of the last output that passed.
@@ -82,15 +159,22 @@ class _Judge:
             relative = self._is_relative(place)
             if stage == "forward" and relative and passed[place]:
                 self._limit = float(self._rows["limit"][place])
+            if not passed[place] and stage in ("weight", "update"):
+                self._judge_later(place, stage)
+                passed[place] = bool(self._rows["passed"][place])
             if stage in ("input", "weight"):
                 continue
             if not passed[place]:
                 self._judge(place, stage, float(self._rows["limit"][place]) if relative else 0.0)
+            elif self._limits is not None and stage == "backward" and relative:
+                self._judge_again(place, float(self._limits[place]))
             if self._rows["passed"][place] and stage in ("forward", "backward") and relative:
                 error = self._relative[place]
                 self._whole = max(self._whole, error if math.isfinite(error) else 0.0)
+                if stage == "forward" and not self._diffs.sites.shapes[place]:
+                    self._whole_scalars = max(self._whole_scalars, error if math.isfinite(error) else 0.0)
         if not self._explained:
-            return (self._diffs.judged(self._rows) if self._unjudged else self._diffs), None
+            return (self._diffs.judged(self._rows) if self._unjudged or self._without else self._diffs), None
         counts = ChoiceCounts(
             step=self._diffs.number or 0,
             calls=tuple((each.calls.reference.function, each.calls.reference.layer) for each in self._explained),
@@ -100,6 +184,87 @@ class _Judge:
             unjudged=self._unjudged,
         )
         return self._diffs.judged(self._rows), counts
+
+    def _judge_later(self, place: int, stage: str) -> None:
+        """Pass an update or a buffer that differs because of rows which chose otherwise in earlier steps."""
+        limit, diff = float(self._rows["limit"][place]), self._diffs[place]
+        if stage == "update":
+            before = self._earlier.grads.get(self._diffs.sites.keys[place], 0.0)
+            most = (
+                max(limit, min(limits.OF_GRADIENT * MIXED * before, _OF_PARAMETERS))
+                if self._is_relative(place)
+                else 0.0
+            )
+            if self._relative[place] <= most:
+                self._pass(place, (Figure.REL_L2, self._relative[place], most))
+            return
+        shape = self._diffs.sites.shapes[place]
+        mask = self._earlier.places.get(shape[0] if shape else 0)
+        values = _values(diff) if mask is not None and diff.pair.complete and diff.problem is None else None
+        if mask is None or values is None or mask.all():
+            return
+        rows = values.map(lambda array: _rows_of(array, -1, len(mask)))
+        errors, sizes = np.linalg.norm(rows.candidate - rows.reference, axis=1), np.linalg.norm(rows.reference, axis=1)
+        error = _relative(errors, sizes, ~mask)
+        if error <= limit:
+            self._pass(place, (Figure.OTHER_ROWS, error, limit))
+
+    def without_rows(self) -> StepDiffs | None:
+        """Return the diffs with the error of the rows that chose otherwise left out; `None` if no rows are known."""
+        rows, changed = self._diffs.rows.copy(), False
+        for place, stage in enumerate(self._diffs.sites.stages):
+            if stage not in ("forward", "loss", "backward") or not self._is_relative(place) or not rows["l2"][place]:
+                continue
+            diff = self._diffs[place]
+            known = self._known_rows(diff)
+            if known is None and diff.pair.complete and diff.pair.anchor.source.sketched:
+                rows["l2"][place], changed = 0.0, True  # not judged again
+            if known is not None and known[2].any() and not known[2].all():
+                sides = Both(*(side[~known[2]] for side in known[:2]))
+                rows["l2"][place] = np.linalg.norm(sides.candidate - sides.reference)
+                for side, values in zip(("reference_l2", "candidate_l2"), sides):
+                    rows[side][place] = np.linalg.norm(values)
+                rows["bulk_l2"][place] = math.nan
+                changed = True
+        diffs = self._diffs
+        return StepDiffs(diffs.pairs, diffs.sites, rows, diffs.problems, diffs.odd) if changed else None
+
+    def _judge_again(self, place: int, limit: float) -> None:
+        """Fail a gradient that passed only within a limit that the rows which chose otherwise have raised."""
+        if not self._explained or self._faulty:
+            return
+        if not self._diffs.sites.shapes[place]:
+            dtype = self._diffs.sites.anchor_dtypes[place]
+            most = max(limits.allowed(dtype, "backward"), MIXED * self._whole_scalars)
+            if self._relative[place] > most:
+                self._fail(place, Figure.REL_L2, self._relative[place], most)
+            return
+        known = self._known_rows(self._diffs[place]) if limit < self._relative[place] else None
+        if known is None or not known[2].any() or known[2].all():
+            return
+        reference, candidate, mask = known
+        errors, sizes = np.linalg.norm(candidate - reference, axis=1), np.linalg.norm(reference, axis=1)
+        self._touched = max(self._touched, min(_relative(errors, sizes, mask), WHOLLY))
+        error, most = _relative(errors, sizes, ~mask), max(limit, self._mixed)
+        if error > most:
+            self._fail(place, Figure.OTHER_ROWS, error, most)
+
+    def _fail(self, place: int, figure: Figure, value: float, limit: float) -> None:
+        self._rows["passed"][place], self._rows["rule"][place] = False, RULE_NUMBERS[Rule.CHOICES]
+        self._rows["figure"][place] = FIGURE_NUMBERS[figure]
+        self._rows["value"][place], self._rows["limit"][place] = value, limit
+
+    def _known_rows(self, diff: Diff) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """Return the rows of both sides, and the mask of those that chose otherwise; `None` if they are not known."""
+        if not diff.pair.complete or diff.problem is not None:
+            return None
+        values = _values(diff)
+        split = _split(values.reference.shape, self._explained) if values is not None else None
+        if values is None or split is None:
+            return None
+        axis, mask = split
+        reference, candidate = values.map(lambda array: _rows_of(array, axis, len(mask)))
+        return reference, candidate, mask
 
     @property
     def _mixed(self) -> float:
@@ -115,12 +280,15 @@ class _Judge:
             return
         self._explained.append(flips)
         self._share = min(1.0, self._share + flips.share)
+        if flips.calls.reference.layer == LOOP:
+            self._of_loss = WHOLLY * math.sqrt(self._share)
 
     def _judge(self, place: int, stage: str, limit: float) -> None:
         diff = self._diffs[place]
         inside = any(diff.pair.anchor.layer == path or is_below(diff.pair.anchor.layer, path) for path in self._blocks)
         if inside and not diff.pair.complete and self._explained and not self._faulty:
-            self._pass(place)  # an expert that only one side calls
+            if diff.pair.anchor.layer not in self._called:
+                self._pass(place)  # an expert that only one side calls
             return
         if inside and stage in ("forward", "backward") and self._holds_some(diff, stage, limit):
             self._pass(place)
@@ -137,25 +305,72 @@ class _Judge:
         if by_rows is not None:
             if by_rows[0] <= by_rows[1]:
                 self._pass(place, (Figure.OTHER_ROWS, *by_rows))
+                self._other_samples = self._other_samples or stage == "loss"
             return
         if self._rows["rule"][place] == RULE_NUMBERS[Rule.EQUAL]:
             if inside:  # counts, sorted places: integers that hold several rows
                 self._pass(place)
             return
         error, most = self._relative[place], self._most(place, stage, limit)
-        if error <= most:
+        if error <= most and (stage in ("grad", "update") or self._holds_chosen(diff, limit)):
             self._pass(place, (Figure.REL_L2, error, most))
-        elif inside and stage in ("grad", "update") and (error <= WHOLLY or not math.isfinite(error)):
+        elif inside and stage in ("grad", "update") and self._rows["l2"][place] <= WHOLLY * self._largest(place, stage):
             self._pass(place)
+
+    def _largest(self, place: int, stage: str) -> float:
+        """Return the largest norm of the gradients of one shape in a step: an expert may get one row, another many."""
+        sites = self._diffs.sites
+        alike = [k for k in sites.places[stage].tolist() if sites.shapes[k] == sites.shapes[place]]
+        return float(np.nanmax([self._rows[side][alike] for side in ("reference_l2", "candidate_l2")], initial=0.0))
 
     def _most(self, place: int, stage: str, limit: float) -> float:
         """Return the largest relative error of a tensor whose rows are not known."""
-        if stage == "loss" and loss_role(self._diffs.sites.slots[place]) == "0":
-            return max(limit, self._whole)
+        if stage == "loss" and loss_role(self._diffs.sites.slots[place]) in ("", "0"):
+            return max(limit, self._whole) + self._jump(place)
+        if stage == "backward" and not self._diffs.sites.shapes[place]:  # a coefficient of the loss
+            return max(limit, MIXED * self._whole_scalars)
         if stage in ("forward", "backward", "loss"):
             return max(limit, min(WHOLLY * math.sqrt(self._share) + MIXED * self._share, WHOLLY))
         further = limits.OF_GRADIENT if stage == "update" else 1.0
-        return max(limit, min(further * MIXED * self._whole, 1.0))
+        return max(limit, min(further * MIXED * max(self._whole, self._of_loss), _OF_PARAMETERS))
+
+    def _jump(self, place: int) -> float:
+        """Return the relative change of a loss that takes other samples: the loop may rank them by other scores."""
+        sites, jump = self._diffs.sites, 0.0
+        for flips in self._explained:
+            if flips.calls.reference.layer != LOOP:
+                continue
+            losses = [
+                k
+                for k in sites.places["loss"].tolist()
+                if k < place and loss_role(sites.slots[k]) == "0" and math.prod(sites.shapes[k]) == flips.rows > 1
+            ]
+            values = _values(self._diffs[losses[-1]]) if losses and flips.chosen_places is not None else None
+            if values is not None and flips.chosen_places is not None:
+                sums = [float(values.reference.reshape(-1)[mask].sum()) for mask in flips.chosen_places]
+                jump += abs(sums[1] - sums[0]) / (abs(sums[0]) or math.inf)
+            elif self._other_samples and flips.picks is not None:
+                jump += MIXED * float(flips.picks.mask.mean())
+        return jump
+
+    def _holds_chosen(self, diff: Diff, limit: float) -> bool:
+        """Return False if more rows of a tensor of chosen samples differ than samples were chosen otherwise.
+
+        True if no call chooses among samples or tokens.
+        """
+        counts = [flips.count for flips in self._explained if flips.chosen_places is not None]
+        arrays = _values(diff) if counts and len(counts) == len(self._explained) else None
+        if arrays is None or arrays.reference.ndim < 2 or len(arrays.reference) ** 2 > _MOST:
+            return True
+        return self._strangers(arrays, limit) <= ALONG * sum(counts)
+
+    def _strangers(self, arrays: Both[np.ndarray], limit: float) -> int:
+        """Return the number of rows of the smaller tensor that are no rows of the other."""
+        few, many = sorted((array.reshape(len(array), -1).astype(np.float64) for array in arrays), key=len)
+        sizes = [(array**2).sum(axis=1) for array in (few, many)]
+        squares = sizes[0][:, None] + sizes[1][None, :] - 2 * few @ many.T
+        limit = max(limit, self._limit, self._mixed, _LEAST)
+        return int((squares.min(axis=1, initial=math.inf) > (SINGLE * limit) ** 2 * sizes[0]).sum())
 
     def _holds_some(self, diff: Diff, stage: str, limit: float) -> bool:
         """Return True if a tensor inside of the block that chooses holds some of the rows, and mostly the same ones.
@@ -176,27 +391,20 @@ class _Judge:
         arrays = _arrays(diff)
         if arrays is None:
             return True
-        few, many = sorted((array.reshape(len(array), -1).astype(np.float64) for array in arrays), key=len)
-        if len(few) * len(many) > _MOST:
+        if len(arrays.reference) * len(arrays.candidate) > _MOST:
             return True
-        sizes = [(array**2).sum(axis=1) for array in (few, many)]
-        squares = sizes[0][:, None] + sizes[1][None, :] - 2 * few @ many.T
-        limit = max(limit, self._limit, self._mixed, _LEAST)
-        others = squares.min(axis=1, initial=math.inf) > (SINGLE * limit) ** 2 * sizes[0]
         flipped = sum(flips.count * flips.chosen.reference for flips in self._explained)
-        return bool(others.sum() <= ALONG * flipped)
+        return self._strangers(arrays, limit) <= ALONG * flipped
 
     def _by_rows(self, place: int, diff: Diff, limit: float) -> tuple[float, float] | None:
         """Return the relative error of the rows that chose alike, and its limit; `None` if the rows are not known."""
-        values = _values(diff)
-        if values is None:
+        known = self._known_rows(diff)
+        if known is None:
             return None
-        split = _split(values.reference.shape, self._explained)
-        if split is None:
-            return None
-        axis, mask = split
+        reference, candidate, mask = known
+        if "rows" in diff.pair.layout.steps:
+            return self._in_any_order(reference, candidate, max(limit, self._mixed))
         mask = mask | self._along.get(len(mask), False)
-        reference, candidate = values.map(lambda array: _rows_of(array, axis, len(mask)))
         if self._rows["rule"][place] == RULE_NUMBERS[Rule.EQUAL]:
             return float(((reference != candidate).any(axis=1) & ~mask).sum()), ALONG * float(mask.sum())
         if mask.all():
@@ -205,6 +413,9 @@ class _Judge:
         # Of the tensors before: what mixes rows comes after what chose.
         mixed = max(limit, self._mixed)
         self._touched = max(self._touched, min(_relative(errors, sizes, mask), WHOLLY))
+        factor = self._common_factor(place, reference[~mask], candidate[~mask])
+        if factor is not None:
+            return factor
         apart = self._apart(mask)
         if apart is not None:
             # Samples in which no row chose otherwise: nothing mixes them with the others, so a fault shows in them.
@@ -213,6 +424,37 @@ class _Judge:
             return _relative(errors, sizes, apart), limit
         mask, _ = self._taken_along(mask, ~mask & ~(errors <= SINGLE * mixed * sizes), None)
         return _relative(errors, sizes, ~mask), mixed
+
+    def _common_factor(self, place: int, reference: np.ndarray, candidate: np.ndarray) -> tuple[float, float] | None:
+        """Return by how much all rows are larger or smaller by one factor, and its limit; `None` within the limit.
+
+        Rows with which layers mix those that chose otherwise move in all directions.
+        """
+        if self._limits is None or self._diffs.sites.stages[place] == "backward" or len(reference) < _LEAST_ROWS:
+            return None
+        limit = max(float(self._limits[place]), limits.allowed(self._diffs.sites.anchor_dtypes[place], "forward"))
+        squares = (reference**2).sum(axis=1)
+        with np.errstate(all="ignore"):
+            factors = ((reference * candidate).sum(axis=1) / squares)[squares > 0]
+        if not len(factors) or not np.isfinite(factors).all():
+            return None
+        middle = float(np.median(factors))
+        spread, error = float(np.median(np.abs(factors - middle))), abs(middle - 1)
+        # A normalised row that moves by a share shrinks along itself by half of its square.
+        shrunk = float(((candidate - reference) ** 2).sum() / squares.sum()) if middle < 1 else 0.0
+        return (error, limit) if error > max(limit, _COMMON * spread, shrunk) else None
+
+    def _in_any_order(self, reference: np.ndarray, candidate: np.ndarray, limit: float) -> tuple[float, float] | None:
+        """Return the relative error of the rows of a tensor whose rows are in another order, and its limit.
+
+        Which rows chose otherwise is not known then: as many may differ as there are.
+        """
+        errors, sizes = np.linalg.norm(candidate - reference, axis=1), np.linalg.norm(reference, axis=1)
+        others = ~(errors <= limit * sizes)
+        most = sum(int(flips.picks.mask.sum()) for flips in self._explained if flips.picks is not None)
+        if others.all() or others.sum() > ALONG * most:
+            return None
+        return _relative(errors, sizes, ~others), limit
 
     def _taken_along(
         self, mask: np.ndarray, along: np.ndarray, apart: np.ndarray | None
@@ -290,8 +532,10 @@ def _starts(diffs: StepDiffs, flips: Sequence[Flips], step: Step) -> list[int]:
     sites, starts = diffs.sites, []
     forward = [place for place in sites.places["forward"].tolist() if sites.complete[place]]
     for each in flips:
-        if each.calls.reference.layer == LOOP:  # what a loss is made of does not jump where two scores nearly tie
-            starts.append(int(sites.places["backward"].min(initial=len(sites.layers))))
+        if each.calls.reference.layer == LOOP:
+            starts.append(
+                min(int(sites.places[stage].min(initial=len(sites.layers))) for stage in ("loss", "backward"))
+            )
             continue
         earlier = {(call.layer, call.call) for call in step.trace.calls[: each.position] if not call.function}
         starts.append(1 + max((k for k in forward if (sites.layers[k], sites.calls[k]) in earlier), default=-1))
@@ -303,21 +547,43 @@ def _split(shape: Sequence[int], flips: Sequence[Flips]) -> tuple[int, np.ndarra
 
     `None` if no call has rows like those of the tensor.
     """
-    grids = {each.rows: each.grid for each in flips if each.rows > 1}
+    views = [view for each in flips for view in (each.tokens, each.picks) if view is not None]
+    exact = [view.grid for view in views if len(view.mask) > 1 and _counts(shape, view.grid)]
+    grids = {math.prod(grid): grid for grid in [*(each.grid for each in flips if each.rows > 1), *exact]}
     for number, grid in sorted(grids.items(), reverse=True):
         axis = _axis(shape, grid)
         if axis is None:
             continue
         mask = np.zeros(number, np.bool_)
         for each in flips:
-            if each.rows == number:
-                mask |= each.mask
-            elif each.rows > number and each.rows % number == 0:
-                mask |= each.mask.reshape(number, -1).any(axis=1)
-            elif each.rows > 1 and number % each.rows == 0:
-                mask |= np.repeat(each.mask, number // each.rows)
+            mask |= _mask(each, number, grid)
         return axis, mask
     return None
+
+
+def _counts(shape: Sequence[int], grid: Sequence[int]) -> bool:
+    """Return True if a tensor has a row for each place of a grid, and no other layout of its rows."""
+    return len(shape) > 1 and (tuple(shape[: len(grid)]) == tuple(grid) or shape[0] == math.prod(grid))
+
+
+def _mask(flips: Flips, number: int, grid: Sequence[int]) -> np.ndarray:
+    """Return a mask of the rows of a tensor that chose otherwise.
+
+    Args:
+        number, grid: number and shape of the tensor's rows.
+    """
+    for view in (flips.tokens, flips.picks):
+        if view is not None and len(view.mask) == number and (view.grid == tuple(grid) or flips.rows != number):
+            return view.mask
+    if flips.rows == number:
+        return flips.mask
+    if flips.tokens is not None and len(flips.tokens.mask) % number == 0:
+        return np.asarray(flips.tokens.mask.reshape(number, -1).any(axis=1))
+    if flips.rows > number and flips.rows % number == 0:
+        return np.asarray(flips.mask.reshape(number, -1).any(axis=1))
+    if flips.rows > 1 and number % flips.rows == 0:
+        return np.repeat(flips.mask, number // flips.rows)
+    return np.zeros(number, np.bool_)
 
 
 def _axis(shape: Sequence[int], grid: Sequence[int]) -> int | None:
