@@ -563,7 +563,9 @@ class Rules:
             start, end = source.span(node)
             for text in values.values():
                 words = f"the number is {text}, which only the reference has"
-                yield Proposal((Edit(source.file, start, end, text),), words, _OTHERS + 0.5)
+                # One number against one says most.
+                weight = _LINES - 0.1 if len(values) == len(only[1]) == 1 else _OTHERS + 0.5
+                yield Proposal((Edit(source.file, start, end, text),), words, weight)
 
     def _arguments(self) -> Iterator[Proposal]:
         """Yield the reference's arguments in the place of the candidate's, where the cause names the calls."""
@@ -835,6 +837,8 @@ def _argument_of(key: str) -> str:
 def _may_be(own: str, name: str) -> bool:
     """Return True if a fix of a function or class may be about a call of the candidate's."""
     kinds = (kind_of(own), kind_of(name))
+    if (own == "DataLoader") != (name == "DataLoader"):
+        return False
     return bool(kinds[0]) and (
         common_call(own) == common_call(name) or (kinds[0] == kinds[1] and kinds[0] in ("optimizer", "loss", "clip"))
     )

@@ -387,7 +387,8 @@ def _proof(fault: FirstDiff, after: Report) -> str:
     place = position_text(fault)
     diff = fault.diff
     if diff is None:
-        return f"{place}: {fault.statement or 'set differently'} -> set alike"
+        cause = "set differently" if fault.cause is None else fault.cause.sentence
+        return f"{place}: {cause} -> set alike"
     before = "not compared" if diff.figures is None else f"{factor_text(diff.excess)} times the limit"
     if diff.problem is not None:
         before = str(diff.problem)

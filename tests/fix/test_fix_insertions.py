@@ -172,7 +172,7 @@ FAULTS = {
 
 
 def padiff(folder: Path, *words: str):
-    done = run_child([sys.executable, "-m", "padiff", *words], cwd=folder)
+    done = run_child([sys.executable, "-m", "padiff", *words], cwd=folder, timeout=300)
     assert done.returncode in (0, 1), done.stderr
     return done
 
@@ -211,3 +211,81 @@ def test_what_the_candidate_lacks_is_inserted(tmp_path, reference, name):
     added = [line for line in result["patch"].splitlines() if line.startswith("+") and not line.startswith("+++")]
     assert len(added) == 1
     assert expected in added[0]
+
+
+TRAINER = """
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Lit(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(6, 3)
+
+    def training_step(self, batch, index):
+        return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+random = np.random.RandomState(0)
+data = TensorDataset(torch.tensor(random.randn(24, 6), dtype=torch.float32), torch.tensor(random.randint(0, 3, 24)))
+pl.seed_everything(0)
+trainer = pl.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+                     enable_progress_bar=False, gradient_clip_val=0.1, gradient_clip_algorithm="norm")
+trainer.fit(Lit(), DataLoader(data, batch_size=8))
+"""
+
+
+def test_an_argument_of_a_trainer_is_changed(tmp_path):
+    pytest.importorskip("pytorch_lightning")
+    origin = recorded(tmp_path / "origin", "reference", TRAINER)
+    folder = tmp_path / "work"
+    folder.mkdir()
+    result = fixed(folder, origin, TRAINER.replace('="norm"', '="value"'))
+    assert result["outcome"] == "match", result
+    assert (
+        '+                     enable_progress_bar=False, gradient_clip_val=0.1, gradient_clip_algorithm="norm")'
+        in (result["patch"])
+    )
+
+
+AVERAGE = """
+import copy
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+mean = copy.deepcopy(net).requires_grad_(False)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+for step in range(4):
+    x = torch.randn(5, 6)
+    loss = nn.functional.mse_loss(net(x), mean(x) + 0.3)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with torch.no_grad():
+        for own, new in zip(mean.parameters(), net.parameters()):
+            own.mul_(0.97).add_(0.03 * new)
+"""
+
+
+def test_a_number_that_only_the_reference_has_is_found(tmp_path):
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "reference.py").write_text(AVERAGE)
+    padiff(folder, "run", "--dir", "runs/reference", "reference.py")
+    own = "def averaged(mean, net, decay=0.9):\n    for own, new in zip(mean.parameters(), net.parameters()):\n"
+    own += "        own.lerp_(new, 1 - decay)\n\n"
+    head, _, _ = AVERAGE.partition("        for own, new")
+    (folder / "train.py").write_text(own + head + "        averaged(mean, net)\n")
+    padiff(folder, "run", "--dir", "runs/candidate", "train.py")
+    done = padiff(folder, "fix", "runs/reference", "runs/candidate", "--json", "-", "--", "train.py")
+    result = json.loads(done.stdout)
+    assert result["outcome"] == "match", result
+    assert "+def averaged(mean, net, decay=0.97):" in result["patch"]
