@@ -44,7 +44,7 @@ def _residual(fault: Fault, project: Project) -> Iterator[Proposal]:
     if fault.kind != "residual_missing":
         return
     found: list[tuple[Source, ast.expr, str]] = []
-    for source, statement, node in _places(fault, project):
+    for source, statement, node in places(fault, project):
         function = source.function(statement)
         if function is not None:
             found += [(source, node, name) for name in _variables(function, statement)]
@@ -52,7 +52,7 @@ def _residual(fault: Fault, project: Project) -> Iterator[Proposal]:
         yield Proposal((_around(source, node, "", f" + {name}"),), f"the residual `{name}` is added", _NAMED + 0.01 * k)
 
 
-def _places(fault: Fault, project: Project) -> Iterator[tuple[Source, ast.stmt, ast.expr]]:
+def places(fault: Fault, project: Project) -> Iterator[tuple[Source, ast.stmt, ast.expr]]:
     """Yield expressions that compute the tensor of the fault, with their statements: the most likely one first."""
     frame, layer = fault.lines.candidate, _tail(fault.first.candidate)
     source = None if frame is None else project.get(frame.file)

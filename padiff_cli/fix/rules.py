@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import permutations
 
 from padiff.frameworks.argument_names import number_text
 from padiff.frameworks.catalog import LAYERS
@@ -17,7 +18,7 @@ from padiff.records.recorded import ROOT
 from padiff.system.frames import Frame
 from padiff_cli.fix.fault import Fault
 from padiff_cli.fix.groups import parameter_groups
-from padiff_cli.fix.insertions import insertions, literals
+from padiff_cli.fix.insertions import insertions, literals, places
 from padiff_cli.fix.lines import nodes_at, parsed_line
 from padiff_cli.fix.matching import Change, Match, Matcher, UnwritableError, Writer, inner_expressions
 from padiff_cli.fix.source import Edit, Project, Proposal, Source, dotted, last_name
@@ -30,6 +31,8 @@ _SIGNED = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 _OF_INPUT = re.compile(
     rf"the candidate's input is (?:the reference's|({_SIGNED}) times the reference's)(?: ({_SIGNED}))?"
 )
+_BY_CHANNEL = re.compile(r"by channel \(axis \d+\): (.+)")
+_CHANNEL = re.compile(rf"({_SIGNED}) x ({_SIGNED})")
 # Causes that name two numbers, or two calls with their arguments: the candidate's number comes first, the reference's
 # call does.
 _NUMBERS = re.compile(rf"is ({_SIGNED})(?: in the candidate)? for the reference's ({_SIGNED})(?![\w.])")
@@ -284,6 +287,10 @@ class Rules:
         if source is not None and isinstance(statement, (ast.Assign, ast.Return)) and statement.value is not None:
             change = Change("wrap", statement.value, found[1], function, function.args[0])
             yield from self._written(source, Match(0.0), [change], _LINES - 0.2)
+        for own, _, node in list(places(self._fault, self._project))[:3]:
+            # Around what the layer is given, or around the layer before it.
+            change = Change("wrap", node, found[1], function, function.args[0])
+            yield from self._written(own, Match(0.0), [change], _LINES - 0.1)
         partners = {each.reference: each.candidate for each in self._models.partners}
         before = self._models.lines.candidate.get(partners.get(self._first.last_agreeing, ""))
         source = None if before is None else self._project.get(before.file)
@@ -629,7 +636,10 @@ class Rules:
                     change = Change("unwrap", node, "[::-1]", None, node.value)
                     yield from self._written(source, Match(0.0), [change], _LINES)
                 if isinstance(node, ast.Call) and last_name(node.func) in ("flip", "cvtColor"):
-                    for inner in inner_expressions(node):
+                    owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+                    is_method = owner is not None and dotted(owner) not in source.modules
+                    inner = owner if is_method else next(iter(node.args), None)
+                    if inner is not None:
                         change = Change("unwrap", node, last_name(node.func), None, inner)
                         yield from self._written(source, Match(0.0), [change], _LINES)
         frame = self._models.lines.candidate.get(ROOT)
@@ -686,6 +696,7 @@ class Rules:
         """Yield changes of the constants by which inputs are normalised, computed from the recorded inputs."""
         found = _OF_INPUT.search(self._fault.words) if self._fault.kind.startswith("input_") else None
         if found is None:
+            yield from self._normalised_by_channel()
             return
         factor, offset = float(found[1] or 1.0), float(found[2] or 0.0)
         if not factor:
@@ -694,6 +705,31 @@ class Rules:
             for node in source.nodes:
                 if isinstance(node, ast.BinOp):
                     yield from self._normalised(source, node, factor, offset)
+
+    def _normalised_by_channel(self) -> Iterator[Proposal]:
+        """Yield new constants of ``(x - m) / s`` with a number for each channel."""
+        found = _BY_CHANNEL.search(self._fault.words) if self._fault.kind.startswith("input_") else None
+        pairs = [] if found is None else [(float(f), float(o)) for f, o in _CHANNEL.findall(found[1])]
+        rows = [
+            (source, node)
+            for source in self._project
+            for node in source.nodes
+            if pairs and isinstance(node, (ast.Tuple, ast.List)) and len(node.elts) == len(pairs)
+        ]
+        vectors = [
+            (source, node, [number_of(each) or 0.0 for each in node.elts])
+            for source, node in rows
+            if all(number_of(each) is not None for each in node.elts)
+        ]
+        for (source, means, shifts), (other, scales, divisors) in permutations(vectors[:4], 2):
+            # The candidate's (x - m) / s is f times the reference's, plus o.
+            new = [shift + offset * divisor for shift, divisor, (_, offset) in zip(shifts, divisors, pairs)]
+            edits = [_rewritten(source, means, new)]
+            if any(factor != 1.0 for factor, _ in pairs):
+                edits.append(
+                    _rewritten(other, scales, [divisor * factor for divisor, (factor, _) in zip(divisors, pairs)])
+                )
+            yield Proposal(tuple(edits), "the input is normalised with the reference's constants", _LINES - 0.1)
 
     def _normalised(self, source: Source, node: ast.BinOp, factor: float, offset: float) -> Iterator[Proposal]:
         """Yield new constants of ``(x - m) / s``, ``x * k``, ``x / k`` and ``x - m``.
@@ -982,6 +1018,15 @@ def _line_removed(source: Source, statement: ast.stmt) -> Edit:
 def _quoted(path: str) -> str:
     text = ascii(path)[1:-1]
     return f'"{text}"' if '"' not in text else ascii(path)
+
+
+def _rewritten(source: Source, node: ast.Tuple | ast.List, values: list[float]) -> Edit:
+    """Return the edit that gives a tuple or list other numbers."""
+    start, end = source.span(node)
+    signs = "[]" if isinstance(node, ast.List) else "()"
+    is_bare = isinstance(node, ast.Tuple) and source.text[start] != "("
+    inner = ", ".join(_rounded(value) for value in values)
+    return Edit(source.file, start, end, inner if is_bare else f"{signs[0]}{inner}{signs[1]}")
 
 
 def _rounded(value: float) -> str:

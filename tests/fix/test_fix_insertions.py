@@ -289,3 +289,47 @@ def test_a_number_that_only_the_reference_has_is_found(tmp_path):
     result = json.loads(done.stdout)
     assert result["outcome"] == "match", result
     assert "+def averaged(mean, net, decay=0.97):" in result["patch"]
+
+
+PICTURES = """
+import torch
+from torch import nn
+
+MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.25, 0.4]
+
+
+def prepared(x):
+    return (x - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 2))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+for step in range(3):
+    x = torch.rand(4, 3, 8, 8)
+    loss = net(prepared(x)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ("[0.5, 0.4, 0.3]", "[0.3, 0.4, 0.5]", "+MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.25, 0.4]"),
+        (
+            "    x = torch.rand(4, 3, 8, 8)\n",
+            "    x = torch.rand(4, 3, 8, 8).flip(1)\n",
+            "+    x = torch.rand(4, 3, 8, 8)\n",
+        ),
+    ],
+)
+def test_the_preparation_of_the_input_is_fixed(tmp_path, before, after, expected):
+    origin = recorded(tmp_path / "origin", "reference", PICTURES)
+    folder = tmp_path / "work"
+    folder.mkdir()
+    assert PICTURES.count(before) == 1
+    result = fixed(folder, origin, PICTURES.replace(before, after))
+    assert result["outcome"] == "match", result
+    assert expected in result["patch"]
