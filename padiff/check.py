@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def _check(
 ) -> Report:
     tolerance = tolerance_of(cfg)
     dumps = _dumps(what, positional, named)
-    runs = dumps.map(lambda dump: _opened(dump, stages) if isinstance(dump, (str, Path)) else dump)
+    runs = dumps.map(lambda dump: _opened(dump, stages) if isinstance(dump, (str, os.PathLike)) else dump)
     return compare_runs(runs.reference, runs.candidate, policy=tolerance, stages=stages)
 
 

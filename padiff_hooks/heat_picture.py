@@ -117,7 +117,7 @@ class HeatPicture:
             if all(abs(y - height) >= _LINE for height in heights):
                 heights.append(y)
                 ink = (180, 40, 20) if layer == first else _INK
-                draw.text((6, y), _short(self._numbered.name(layer)), ink, font, anchor="lm")
+                draw.text((6, y), _short(self._numbered.tag(layer)), ink, font, anchor="lm")
 
 
 @lru_cache(maxsize=1 << 16)  # all steps have the same sites

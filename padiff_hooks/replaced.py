@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from padiff.dump import open_run
 from padiff.dump.format import RUN_FILE
+from padiff.dump.medium import medium_of
 from padiff.dump.read import read_info
-from padiff.dump.remote_path import AnyPath, RemotePath
+from padiff.dump.remote_path import AnyPath
 from padiff.errors import RunFolderError
 
 
@@ -58,9 +58,6 @@ class Recording:
 
     def _stamped(self) -> Any:
         try:
-            if isinstance(self._run_file, RemotePath):
-                return self._run_file.store.version(self._run_file.key)
-            status = os.stat(self._run_file)
+            return medium_of(self._run_file).stamp(self._run_file)
         except OSError:
             return None
-        return status.st_mtime_ns, status.st_ino

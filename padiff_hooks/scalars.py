@@ -114,7 +114,7 @@ class Tagging:
                 continue
             for figure, value in figures.items():
                 if figure == "rel_l2" or self._tags == ALL:
-                    scalars.append((f"{stage}_{figure}/{self.numbered.name(layer)}", value))
+                    scalars.append((f"{stage}_{figure}/{self.numbered.tag(layer)}", value))
                 tag = f"worst/{stage}_{figure}"
                 largest[tag] = max(largest.get(tag, 0.0), value)
         return scalars + (list(largest.items()) if self._tags == ALL else [])
@@ -164,7 +164,7 @@ class OwnScalars:
     def add(self, record: Record, value: float, square: float) -> None:
         """Add a record: its value if the loop reported it, or else its squared norm."""
         if record.layer != LOOP:
-            self._squares[f"{record.stage}_l2/{self._numbered.name(record.layer)}"] += square
+            self._squares[f"{record.stage}_l2/{self._numbered.tag(record.layer)}"] += square
         elif record.stage == "loss":
             self._losses.append(value)
         else:

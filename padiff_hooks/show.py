@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from padiff.dump.budget import size_of
+from padiff.dump.medium import size_of
 from padiff.dump.remote_path import AnyPath
 from padiff.records import (
     CANNOT_TELL,

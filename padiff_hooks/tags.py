@@ -67,7 +67,7 @@ class Numbered:
         """Return all layers in the order of their numbers."""
         return list(self._numbers)
 
-    def name(self, layer: str) -> str:
+    def tag(self, layer: str) -> str:
         """Return a layer's name in a tag, such as ``007 layer1.conv``."""
         number = self._numbers.get(layer)
         return layer if number is None else f"{number:03d} {layer}"

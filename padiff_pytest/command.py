@@ -49,7 +49,7 @@ def sorted_command(kept: Kept, command: Sequence[str], folders: pytest.TempPathF
     lines = list(sorted_text(result))
     if result.sort == DRIFT:
         if blesses:
-            kept.note(f"{kept.folder}: blessed; the proof is {bless(result, command, scratch / 'bless')}")
+            kept.remark(f"{kept.folder}: blessed; the proof is {bless(result, command, scratch / 'bless')}")
         else:
             warnings.warn(f"{kept.name}: drift; {'; '.join(lines)}", DriftWarning, stacklevel=4)
         return ""

@@ -85,9 +85,9 @@ class Kept:
         files = [path for path in self.folder.rglob("*") if path.is_file()]
         size = sum(path.stat().st_size for path in files) / 1e6
         how = "written anew" if old else "written"
-        self.note(f"{self.folder}: {how}, {size:.2f} MB in {len(files)} files")
+        self.remark(f"{self.folder}: {how}, {size:.2f} MB in {len(files)} files")
 
-    def note(self, text: str) -> None:
+    def remark(self, text: str) -> None:
         """Add a line to the end of the session's output."""
         self._item.user_properties.append((WRITTEN, text))
 

@@ -76,7 +76,7 @@ class UnitMatches:
                 matches.append(Match((a,), (b,), 1.0, "given", unlike=a.signature != b.signature))
             elif below or all(owned):
                 region = RegionPairing(self._sides, self._without, linked)
-                region.run(nodes, owned)
+                region.pair(nodes, owned)
                 matches += region.matches
         return matches
 
@@ -129,7 +129,7 @@ def _given_parts(entry: Entry, units: Both[list[Unit]], sides: Both[ModelEvidenc
     if 1 in map(len, owned) and rows.reference == rows.candidate:
         return [Match(tuple(owned.reference), tuple(owned.candidate), 1.0, "given", ("rows add up",))]
     region = RegionPairing(sides)
-    if any(region.run(Both([], []), owned)):
+    if any(region.pair(Both([], []), owned)):
         parts = " against ".join(f"{' + '.join(paths)} with {n} rows" for paths, n in zip(entry, rows))
         raise UsageError(f"layer map: the parts do not make up the whole: {parts}")
     return [replace(match, confidence=1.0, reason="given", rivals=()) for match in region.matches]

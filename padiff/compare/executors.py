@@ -9,11 +9,10 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from pathlib import Path
 from typing import Any
 
 from padiff.dump import open_run
-from padiff.dump.remote_path import RemotePath
+from padiff.dump.remote_path import is_location
 from padiff.errors import PadiffError, UsageError
 from padiff.records import SIDES, Both, Run
 
@@ -94,13 +93,13 @@ def shown_to_workers(given: Sequence[object]) -> list[str]:
     """
     addresses = []
     for side, run in zip(SIDES, given):
-        if not isinstance(run, (str, Path, RemotePath)):
+        if not is_location(run):
             raise UsageError(
                 f"with an executor, the {side} has to be a path or a store's address that its workers can see, too; "
                 f"got {type(run).__qualname__}, which is in this process alone. Record it into a folder, or leave the "
                 "executor away"
             )
-        addresses.append(str(run) if isinstance(run, RemotePath) or "://" in str(run) else os.path.abspath(run))
+        addresses.append(str(run) if "://" in str(run) else os.path.abspath(str(run)))
     return addresses
 
 

@@ -76,7 +76,7 @@ def with_row_orders(diffs: StepDiffs, step: Step, measure: Callable[[Pair], Diff
         measure: function that measures a pair.
     """
     try:
-        return _Search(diffs, step, measure).run()
+        return _Search(diffs, step, measure).search()
     except RunFolderError:
         return None  # the trace is damaged; the figures stay valid
 
@@ -101,7 +101,7 @@ class _Search:
         #: The same of sketches whose rows are in another order.
         self._sketched: set[tuple[str, int, str]] = set()
 
-    def run(self) -> StepDiffs | None:
+    def search(self) -> StepDiffs | None:
         sites, found = self._diffs.sites, {}
         for stage in ("forward", "backward"):
             for place in sites.places[stage].tolist():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from padiff.compare.comparison import RunComparison
@@ -15,10 +14,11 @@ from padiff.compare.judge.policy import Policy
 from padiff.compare.measuring import STEPS_AT_A_TIME
 from padiff.compare.token_runs import aligned_by_tokens
 from padiff.compare.workers import Workers, check_workers
-from padiff.dump import FolderRun, SingleDump, open_run
-from padiff.dump.atomic_write import incomplete_steps
+from padiff.dump import FolderRun, SingleDump
 from padiff.dump.local import is_remote
-from padiff.dump.remote_path import AnyPath, RemotePath
+from padiff.dump.medium import incomplete_steps
+from padiff.dump.opening import opened
+from padiff.dump.remote_path import AnyPath, is_location
 from padiff.errors import NothingToCompareError, UsageError
 from padiff.model.given_map import GivenMap
 from padiff.pair.processes import processes_differ
@@ -77,7 +77,7 @@ def compare_runs(
     check_workers(workers)
     pool = None if executor is None else executor_of(executor)
     sources = Both(reference, candidate)
-    runs = sources.map(lambda run: open_run(run) if isinstance(run, (str, Path, RemotePath)) else run)
+    runs = sources.map(opened)
     for side, run in zip(SIDES, runs):
         if not hasattr(run, "numbers"):
             raise UsageError(
@@ -87,7 +87,7 @@ def compare_runs(
     numbers = runs.map(lambda run: run.numbers())
     common = _common(runs, numbers, steps)
     # Other processes can't read a run in memory.
-    paths = [str(run) for run in sources if isinstance(run, (str, Path, RemotePath))]
+    paths = [str(run) for run in sources if is_location(run)]
     tokens = aligned_by_tokens(runs, common)
     if tokens is not None:
         runs = tokens.views

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 
 from padiff.dump.format import PACKS, STEPS, step_folder
-from padiff.dump.remote_path import AnyPath, RemotePath
+from padiff.dump.medium import size_of
+from padiff.dump.remote_path import AnyPath
 from padiff.errors import UsageError
 from padiff.records import InMemory, Record, Sketched, Step
 
@@ -145,25 +144,3 @@ def _nonfinite(record: Record) -> bool:
     if isinstance(record.source, Sketched):
         return record.source.sketch.nonfinite > 0
     return record.stage == "loss" and not bool(np.isfinite(record.value).all())
-
-
-def size_of(path: AnyPath) -> int:
-    """Return the size in bytes of a file, or of all files below a folder."""
-    if isinstance(path, RemotePath):
-        return sum(path.sizes().values())
-    return sum(_files(path))
-
-
-def _files(path: Path) -> Iterator[int]:
-    try:
-        if not path.is_dir():
-            yield path.stat().st_size
-            return
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    yield from _files(Path(entry.path))
-                else:
-                    yield entry.stat(follow_symlinks=False).st_size
-    except FileNotFoundError:  # deleted by another rank, or by this process
-        return

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import os
 from pathlib import Path
 
 import numpy as np
 
-from padiff.dump.files import aside, digest, write_npy
-from padiff.dump.format import to_storable
-from padiff.dump.remote_path import AnyPath, RemotePath
+from padiff.dump.files import digest
+from padiff.dump.medium import medium_of
+from padiff.dump.remote_path import AnyPath
 from padiff.records import Record, RunInfo
 
 #: Folder of the tensors that packed steps share; each file is named after a digest of its content.
@@ -32,8 +31,8 @@ class Deduplication:
     def __init__(self, info: RunInfo) -> None:
         # (layer, slot) -> digest of the latest content, and the file that holds it.
         self._known: dict[tuple[str, str], tuple[str, Path | None]] = {}
-        # Files that this process wrote to a store, where checking that a file exists is slow.
-        self._put: set[str] = set()
+        # Shared files that exist: checking this is slow in a store.
+        self._shared: set[str] = set()
         self.follow(info)
 
     def follow(self, info: RunInfo) -> None:
@@ -67,17 +66,9 @@ class Deduplication:
         if not name:
             return ""
         path = run / SHARED / f"{name}.npy"
-        if isinstance(path, RemotePath):
-            if name not in self._put:
-                content = io.BytesIO()
-                np.save(content, to_storable(array), allow_pickle=False)
-                path.write_bytes(content.getvalue())
-                self._put.add(name)
-            return path.name
-        if not path.exists():
-            path.parent.mkdir(exist_ok=True)
-            with aside(path) as partial:
-                write_npy(partial, array)
+        if name not in self._shared:
+            medium_of(path).write_tensor(path, array)
+            self._shared.add(name)
         return path.name
 
     def _same_as_before(self, record: Record, array: np.ndarray, file: Path | None = None) -> tuple[str, Path | None]:

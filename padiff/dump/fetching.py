@@ -89,11 +89,11 @@ class Fetched(ArrayFile):
         fetching: the prefetching of the run.
     """
 
-    __slots__ = ("_content", "_fetching", "_version")
+    __slots__ = ("_content", "_fetching", "_object", "_version")
 
     def __init__(self, path: RemotePath, recent: deque[ArrayFile], fetching: Fetching) -> None:
         super().__init__(path, recent)
-        self._fetching, self._version = fetching, ""
+        self._object, self._fetching, self._version = path, fetching, ""
         self._content: bytes | None = None
 
     def array(self, place: Place, room: OutputBuffer = new_memory) -> np.ndarray:
@@ -103,7 +103,7 @@ class Fetched(ArrayFile):
             OSError: the store does not return the object.
             ValueError: the object was written again, or is shorter than expected.
         """
-        path, content = self._place, self._content
+        path, content = self._object, self._content
         if content is None and self._version:
             if path.store.version(path.key) != self._version:
                 raise ValueError("the step was recorded again")
@@ -127,7 +127,7 @@ class Fetched(ArrayFile):
     def _whole(self) -> bytes:
         content = self._content
         if content is None:
-            version, content = self._fetching.fetch(self._place)
+            version, content = self._fetching.fetch(self._object)
             if self._version not in ("", version):
                 raise ValueError("the step was recorded again")
             self._version, self._content = version, content
@@ -135,11 +135,6 @@ class Fetched(ArrayFile):
             while len(self._recent) > self._fetching.keep:
                 self._recent.popleft().close()
         return content
-
-    @property
-    def _place(self) -> RemotePath:
-        assert isinstance(self.path, RemotePath)
-        return self.path
 
 
 class _Shared:

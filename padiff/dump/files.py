@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -13,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from padiff.dump.format import to_storable
-from padiff.dump.remote_path import AnyPath, RemotePath
 
 
 @contextlib.contextmanager
@@ -28,20 +26,6 @@ def aside(path: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
-
-
-def write_text(path: AnyPath, text: str) -> None:
-    """Write a text file atomically."""
-    if isinstance(path, RemotePath):
-        path.write_bytes(text.encode())
-        return
-    with aside(path) as partial:
-        partial.write_text(text, encoding="utf-8")
-
-
-def write_json(path: AnyPath, content: Any) -> None:
-    """Write a JSON file atomically."""
-    write_text(path, json.dumps(content))
 
 
 def write_npy(path: Path, array: np.ndarray) -> None:

@@ -17,14 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from padiff.dump.atomic_write import write_atomic
-from padiff.dump.files import write_json
 from padiff.dump.format import FLOORS, step_folder
 from padiff.dump.json_files import Explained, read_json
+from padiff.dump.medium import check_inside, write_json, write_part
 from padiff.dump.pack import PackedTensor, opened
 from padiff.dump.remote_path import AnyPath
 from padiff.dump.safetensors import write_safetensors
-from padiff.dump.untrusted import as_int, check_inside
+from padiff.dump.untrusted import as_int
 from padiff.records import TensorSource
 from padiff.records.floors import Floor, Floors
 
@@ -67,7 +66,7 @@ def write_floors(run: AnyPath, floors: Floors) -> None:
         }
         write_json(folder / FLOORS_FILE, content)
 
-    write_atomic(run / FLOORS / step_folder(floors.step), floors.rank, 1, write)
+    write_part(run / FLOORS / step_folder(floors.step), floors.rank, 1, write)
 
 
 def read_floors(run: AnyPath, step: int) -> Floors | None:

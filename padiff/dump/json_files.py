@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from padiff.dump.medium import check_inside, read_text
 from padiff.dump.remote_path import AnyPath
-from padiff.dump.untrusted import check_inside, parse_json, read_text
+from padiff.dump.untrusted import parse_json
 from padiff.errors import RunFolderError
 
 # Errors that decoding damaged JSON may raise.

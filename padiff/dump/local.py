@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, overload
 
-from padiff.dump.remote_path import AnyPath, RemotePath
+from padiff.dump.remote_path import AnyPath, RemotePath, as_local, as_remote
 from padiff.dump.store import SCHEMES, FsspecStore
 from padiff.errors import UsageError
 
@@ -30,23 +30,24 @@ def run_folder(path: Any, what: str) -> AnyPath:
     Raises:
         UsageError: the value is no path, its url scheme is not supported, or a package for the scheme is not installed.
     """
-    if isinstance(path, RemotePath):
-        return path
+    place = as_remote(path)
+    if place is not None:
+        return place
     if not is_remote(path):
         return local_folder(path, what)
     # A Path has collapsed `//` to `/`.
-    scheme, _, place = str(path).partition(":")
+    scheme, _, key = str(path).partition(":")
     if scheme not in SCHEMES:
         raise UsageError(
             f"{what}: runs are recorded to and read from local folders, and {', '.join(f'{s}://' for s in SCHEMES)}; "
             f"got {str(path)!r}. Record into one of these"
         )
-    place = place.strip("/")
-    if not place or (scheme != "memory" and "/" not in place) or ".." in place.split("/"):
+    key = key.strip("/")
+    if not key or (scheme != "memory" and "/" not in key) or ".." in key.split("/"):
         raise UsageError(
             f"{what} has to name a bucket and a place in it, as {scheme}://bucket/run does, got {str(path)!r}"
         )
-    return RemotePath(FsspecStore(f"{scheme}://{place}"))
+    return RemotePath(FsspecStore(f"{scheme}://{key}"))
 
 
 @overload
@@ -63,19 +64,21 @@ def absolute(folder: AnyPath) -> AnyPath:
     Raises:
         UsageError: the path is relative, and the working directory is gone.
     """
-    if isinstance(folder, RemotePath):
+    local = as_local(folder)
+    if local is None:
         return folder
     try:
-        return folder.absolute()
+        return local.absolute()
     except OSError as error:
         raise UsageError(f"{folder}: the working directory is gone ({error}). Give an absolute path") from error
 
 
 def shown(folder: AnyPath) -> str:
     """Return a folder as messages show it: relative to the working directory if it lies below."""
-    if isinstance(folder, Path):
+    local = as_local(folder)
+    if local is not None:
         try:
-            return str(folder.relative_to(Path.cwd()))
+            return str(local.relative_to(Path.cwd()))
         except (OSError, ValueError):
             pass
     return str(folder)

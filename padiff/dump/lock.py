@@ -20,9 +20,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from padiff.dump.files import write_json
 from padiff.dump.forks import register_fork_cleanup
 from padiff.dump.format import RUN_FILE
+from padiff.dump.medium import write_json
 from padiff.dump.remote_path import AnyPath
 from padiff.dump.untrusted import open_plain
 from padiff.errors import RunFolderError
@@ -260,9 +260,8 @@ def _same(fd: int, path: Path) -> bool:
 
 
 def _identity(folder: AnyPath) -> tuple[int, int]:
-    assert isinstance(folder, Path)
     try:
-        status = os.stat(folder)
+        status = os.stat(str(folder))
     except OSError:
         return (-1, -1)
     return (status.st_dev, status.st_ino)

@@ -6,10 +6,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import islice
 
-from padiff.dump.atomic_write import incomplete_steps
+from padiff.dump.format import FINISHED_FILE
 from padiff.dump.lock import is_recording
+from padiff.dump.medium import incomplete_steps, read_text
 from padiff.dump.read import FolderRun
-from padiff.dump.remote_path import RemotePath
+from padiff.dump.remote_path import AnyPath, as_local
+from padiff.dump.untrusted import as_int, parse_json
 from padiff.errors import PadiffError
 from padiff.records import Run
 
@@ -60,9 +62,19 @@ def _lost_in(run: FolderRun) -> dict[int, list[int]]:
 
 def _has_ended(run: FolderRun, rank: int, begun: bool) -> bool:
     """Return True if a rank will write no more. A rank without any step may still begin until the run is finished."""
-    if isinstance(run.path, RemotePath):
+    folder = as_local(run.path)
+    if folder is None:
         return run.finished()
-    return not is_recording(run.path, rank) and (begun or run.finished())
+    return not is_recording(folder, rank) and (begun or run.finished())
+
+
+def lost_steps(run: AnyPath) -> tuple[int, str]:
+    """Return the number of steps that a finished run could not write to its store, and the reason."""
+    try:
+        lost = parse_json(read_text(run / FINISHED_FILE)).get("lost", {})
+        return as_int(lost.get("count", 0)), str(lost.get("why", ""))
+    except (OSError, ValueError, AttributeError, TypeError, OverflowError):
+        return 0, ""
 
 
 def missing_steps_lines(run: Run, whose: str) -> list[str]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
 
 from padiff.dump.format import PARAMS_FILE, REPORT_FILE, RUN_FILE, STEPS
 from padiff.dump.local import absolute, run_folder
 from padiff.dump.names import names_of, neighbours_of, ranks_of
 from padiff.dump.pack import PACK_FILE
 from padiff.dump.read import DumpSeries, FolderRun, SingleDump
-from padiff.dump.remote_path import AnyPath, RemotePath
+from padiff.dump.remote_path import AnyPath, as_remote, is_location, local_only
 from padiff.dump.remote_run import StoreRun
 from padiff.errors import RunFolderError
+from padiff.records import Run
 
 
 def open_run(
@@ -28,9 +31,17 @@ def open_run(
         RunFolderError: the path is none of these, or has another schema version.
         UsageError: the value is no path, or has an unsupported url scheme (``ftp://``).
     """
-    path = run_folder(path, "run")
-    if isinstance(path, RemotePath):
-        return StoreRun(path)
+    place = run_folder(path, "run")
+    remote = as_remote(place)
+    return _open_folder(local_only(place), files) if remote is None else StoreRun(remote)
+
+
+def opened(run: str | AnyPath | Run) -> Run:
+    """Return a run, opened if its path is given."""
+    return open_run(run) if is_location(run) else cast(Run, run)
+
+
+def _open_folder(path: Path, files: Sequence[str]) -> FolderRun | SingleDump | DumpSeries:
     if not path.exists():
         raise RunFolderError(f"there is no run folder {path}{neighbours_of(path)}")
     if not path.is_dir():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from padiff.dump.remote_path import AnyPath, RemotePath
+from padiff.dump.remote_path import AnyPath, as_local
 
 _FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
 _READ_ONLY = {
@@ -20,7 +20,7 @@ _LOST = frozenset(
 
 def explain_os_error(error: BaseException, folder: AnyPath) -> tuple[str, str]:
     """Return the cause of an error in a run folder, and what to do; both without a full stop."""
-    if isinstance(folder, RemotePath):
+    if as_local(folder) is None:
         return str(error) or type(
             error
         ).__name__, "Check the address, the credentials and the network, or give another place"

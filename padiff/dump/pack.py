@@ -23,12 +23,13 @@ from padiff.dump.fetching import Fetched, Fetching
 from padiff.dump.format import evaluations_from_json
 from padiff.dump.headers import DTYPES, Place, Places
 from padiff.dump.json_files import Explained
+from padiff.dump.medium import check_inside
 from padiff.dump.rank_dedup import elsewhere
-from padiff.dump.remote_path import AnyPath, RemotePath
+from padiff.dump.remote_path import AnyPath, as_remote
 from padiff.dump.safetensors import ArrayFile
 from padiff.dump.stored_schema import SKETCHES, TENSOR, StoredSchema, StoredSchemaReader
 from padiff.dump.tensor_file import TensorFile
-from padiff.dump.untrusted import check_inside, plain
+from padiff.dump.untrusted import plain
 from padiff.errors import TensorFileError
 from padiff.records import NO_TRACE, OutputBuffer, Record, Sketched, Step, TensorSource, settings_from_json
 from padiff.records.frozen import fast_frozen_init
@@ -145,7 +146,8 @@ def _table(file: ArrayFile, starts: np.ndarray, stored: np.dtype[Any], size: int
 
 def opened(path: AnyPath, recent: deque[ArrayFile], fetching: Fetching | None = None) -> ArrayFile:
     """Return a file of tensors, on disk or in a store."""
-    return Fetched(path, recent, fetching or Fetching()) if isinstance(path, RemotePath) else ArrayFile(path, recent)
+    remote = as_remote(path)
+    return ArrayFile(path, recent) if remote is None else Fetched(remote, recent, fetching or Fetching())
 
 
 class PackReader:

@@ -11,9 +11,10 @@ from typing import Any
 from padiff.dump.deduplication import SHARED
 from padiff.dump.format import FINISHED_FILE, FLOORS, PACKS, RUN_FILE, STEPS
 from padiff.dump.lock import FolderLock, is_recording
+from padiff.dump.medium import medium_of
 from padiff.dump.read import read_info
 from padiff.dump.remote_lock import StoreLock
-from padiff.dump.remote_path import AnyPath, RemotePath
+from padiff.dump.remote_path import AnyPath, as_local
 from padiff.dump.stored_schema import STRUCTURES
 from padiff.errors import RunFolderError
 from padiff.records import RunInfo
@@ -29,15 +30,16 @@ def prepare(path: AnyPath, info: RunInfo, rank: int, existing: str) -> FolderLoc
     """
     path.mkdir(parents=True, exist_ok=True)
     # First of all: a run that is being recorded must be neither resumed nor overwritten.
-    lock = (StoreLock if isinstance(path, RemotePath) else FolderLock).acquire(path, rank)
+    folder = as_local(path)
+    lock = (StoreLock if folder is None else FolderLock).acquire(path, rank)
     try:
         if rank == 0:
             _take_over(path, info, existing)
         (path / STEPS).mkdir(exist_ok=True)
-        if isinstance(path, Path):
-            _clear_own(path, rank)
+        if folder is not None:
+            _clear_own(folder, rank)
             if rank == 0:
-                _clear_leftovers(path, info.world_size)
+                _clear_leftovers(folder, info.world_size)
     except BaseException:
         lock.release()
         raise
@@ -63,7 +65,7 @@ def _take_over(path: AnyPath, info: RunInfo, existing: str) -> None:
     if not run_file.exists():
         # A logger's folder may hold other files, and a process killed at its start leaves an empty folder; only files
         # that we would overwrite count.
-        if existing != "resume" and _is_there(steps) and not _is_hollow(steps):
+        if existing != "resume" and medium_of(steps).is_there(steps) and not _is_hollow(steps):
             raise RunFolderError(
                 f"{path} has a folder '{STEPS}' but no {RUN_FILE}: it is no run folder. Give an empty one"
             )
@@ -76,24 +78,8 @@ def _take_over(path: AnyPath, info: RunInfo, existing: str) -> None:
     if existing == "resume":
         _check_same_model(path, info)
     (path / FINISHED_FILE).unlink(missing_ok=True)
-    if isinstance(path, RemotePath):
-        if existing == "overwrite":
-            for name in (STEPS, STRUCTURES, SHARED, PACKS, FLOORS):
-                (path / name).remove()
-        return
-    assert isinstance(steps, Path)
-    if existing == "overwrite" and os.path.lexists(steps):
-        # Renamed first, so that readers, also after a kill, see no half-deleted steps.
-        discarded = path / f".{STEPS}.{os.getpid()}.overwritten"
-        shutil.rmtree(discarded, ignore_errors=True)
-        os.rename(steps, discarded)
-        shutil.rmtree(discarded, ignore_errors=True)
-        for name in (STRUCTURES, SHARED, PACKS, FLOORS):
-            shutil.rmtree(path / name, ignore_errors=True)
-
-
-def _is_there(folder: AnyPath) -> bool:
-    return folder.is_dir() if isinstance(folder, RemotePath) else os.path.lexists(folder)
+    if existing == "overwrite":
+        medium_of(path).replace_steps(path, (STRUCTURES, SHARED, PACKS, FLOORS))
 
 
 def _is_hollow(steps: AnyPath) -> bool:

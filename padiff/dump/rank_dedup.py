@@ -23,14 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from padiff.dump.atomic_write import names_in
-from padiff.dump.files import digest, write_json
+from padiff.dump.files import digest
 from padiff.dump.json_files import Explained, read_json
 from padiff.dump.lock import is_recording
+from padiff.dump.medium import check_inside, medium_of, names_in, write_json
 from padiff.dump.names import rank_names
-from padiff.dump.remote_path import AnyPath, RemotePath
+from padiff.dump.remote_path import AnyPath
 from padiff.dump.safetensors import ArrayFile, write_safetensors
-from padiff.dump.untrusted import as_int, check_inside
+from padiff.dump.untrusted import as_int
 
 SAME_FILE = "same.json"
 #: A rank's step in one file.
@@ -81,7 +81,6 @@ class RankDedup:
 
     def write(self, folder: AnyPath) -> None:
         """Write the digests of this rank's tensors, and the list of those that other ranks store."""
-        assert isinstance(folder, Path)
         write_json(folder / _DIGESTS_FILE, {"form": self._form, "tensors": self._own})
         if self._same:
             _write_same(folder, self._same)
@@ -124,12 +123,9 @@ def elsewhere(folder: AnyPath) -> Mapping[str, tuple[AnyPath, str]]:
     """
     if folder.name == "rank_0":
         return {}  # the lowest rank stores all of its tensors
-    if isinstance(folder, RemotePath):
-        if not (folder / SAME_FILE).exists():  # only a run that was recorded into a folder and copied has it
-            return {}
-    elif not os.path.lexists(os.path.join(folder, SAME_FILE)):
-        return {}
     path = folder / SAME_FILE
+    if not medium_of(path).is_there(path):
+        return {}
     content = read_json(path, folder, SCHEMA_VERSION, f"{folder} is no part of a run folder")
     with Explained(path):
         entries = {str(name): (as_int(rank), str(tensor)) for name, (rank, tensor, _) in content["tensors"].items()}
@@ -144,8 +140,7 @@ def _folder_of(folder: AnyPath, rank: int) -> AnyPath:
         RunFolderError: the folder lies outside of the step.
     """
     rank_folder = folder.parent / f"rank_{rank}"
-    if isinstance(rank_folder, RemotePath) or os.path.lexists(rank_folder):
-        check_inside(rank_folder, folder.parent)
+    check_inside(rank_folder, folder.parent)
     return rank_folder
 
 
@@ -183,7 +178,7 @@ def _read_same(folder: Path) -> dict[str, tuple[int, str, str]]:
     }
 
 
-def _write_same(folder: Path, same: Mapping[str, tuple[int, str, str]]) -> None:
+def _write_same(folder: AnyPath, same: Mapping[str, tuple[int, str, str]]) -> None:
     write_json(folder / SAME_FILE, {"schema_version": SCHEMA_VERSION, "tensors": same})
 
 

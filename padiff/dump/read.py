@@ -23,12 +23,13 @@ from padiff.dump.format import (
     tree_from_json,
 )
 from padiff.dump.json_files import Explained, read_json
+from padiff.dump.medium import check_inside
 from padiff.dump.names import names_of, ranks_of
 from padiff.dump.pack import PACK_FILE, PackReader
 from padiff.dump.read_files import FileReader
-from padiff.dump.remote_path import AnyPath, RemotePath
+from padiff.dump.remote_path import AnyPath, local_only
 from padiff.dump.replay_packs import Packs
-from padiff.dump.untrusted import as_int, check_inside, plain
+from padiff.dump.untrusted import as_int, plain
 from padiff.errors import RunFolderError
 from padiff.records import (
     Layer,
@@ -92,7 +93,7 @@ class FolderRun(_OnDisk):
     """A `Run` in a folder. Steps that are written later appear too."""
 
     def __init__(self, path: str | AnyPath) -> None:
-        self.path = path if isinstance(path, RemotePath) else Path(path)
+        self.path = Path(path) if isinstance(path, str) else path
         self._info = read_info(self.path / RUN_FILE)
         self._packed, self._files = PackReader(self.path), FileReader()
         self._packs = Packs(self.path)
@@ -104,8 +105,7 @@ class FolderRun(_OnDisk):
 
     def numbers(self) -> list[int]:
         # Sorted by number, as text sorts 10 before 2.
-        assert isinstance(self.path, Path)
-        return sorted(int(name) for name in names_of(self.path / STEPS) if _STEP_NAME.fullmatch(name))
+        return sorted(int(name) for name in names_of(local_only(self._steps)) if _STEP_NAME.fullmatch(name))
 
     def steps(self, number: int) -> list[Step]:
         if not self._info_fixed:
@@ -125,8 +125,7 @@ class FolderRun(_OnDisk):
         return [self._read_rank(rank) for rank in self._folders(self._steps / name)]
 
     def _folders(self, folder: AnyPath) -> Sequence[Path]:
-        assert isinstance(folder, Path)
-        ranks = ranks_of(folder)
+        ranks = ranks_of(local_only(folder))
         if not ranks:
             raise RunFolderError(f"{folder} holds no rank_N folder: the step is damaged. Record it again")
         for rank in ranks:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard, final
 
 from padiff.dump.store import Store
 
@@ -17,6 +18,7 @@ class RemoteStatus(NamedTuple):
     st_size: int
 
 
+@final
 @dataclass(frozen=True)
 class RemotePath:
     """A path in a store: the key of an object, or the prefix of keys, used like a folder.
@@ -41,7 +43,7 @@ class RemotePath:
         return hash(str(self))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, RemotePath) and str(self) == str(other)
+        return type(other) is RemotePath and str(self) == str(other)
 
     def __lt__(self, other: RemotePath) -> bool:
         return str(self) < str(other)
@@ -133,8 +135,33 @@ class RemotePath:
 AnyPath = Path | RemotePath
 
 
+def as_local(path: AnyPath) -> Path | None:
+    """Return a path of this machine as it is; `None` for a place in a store."""
+    return None if type(path) is RemotePath else path
+
+
+def local_only(path: AnyPath) -> Path:
+    """Return a path of this machine as it is.
+
+    Raises:
+        TypeError: the path is a place in a store.
+    """
+    if type(path) is RemotePath:
+        raise TypeError(f"{path} lies in a store")
+    return path
+
+
+def as_remote(path: AnyPath) -> RemotePath | None:
+    """Return a place in a store as it is; `None` for a path of this machine."""
+    return path if type(path) is RemotePath else None
+
+
 def lies_in(inner: AnyPath, outer: AnyPath) -> bool:
     """Return True if a path equals another one or lies below it."""
-    if isinstance(inner, Path) and isinstance(outer, Path):
-        return inner.resolve() == outer.resolve() or outer.resolve() in inner.resolve().parents
-    return type(inner) is type(outer) and f"{inner}/".startswith(f"{outer}/")
+    ends = [path.resolve() for path in (inner, outer)]
+    return type(inner) is type(outer) and f"{ends[0]}/".startswith(f"{str(ends[1]).rstrip('/')}/")
+
+
+def is_location(value: object) -> TypeGuard[str | AnyPath]:
+    """Return True if a value names the place of a run: a path, a url, or a place in a store."""
+    return isinstance(value, (str, os.PathLike)) or type(value) is RemotePath

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from padiff.dump.fetching import Fetching
 from padiff.dump.format import FLOORS, RUN_FILE, STEPS, step_folder
+from padiff.dump.in_store import STEP_FILE, is_whole, steps_in
 from padiff.dump.pack import PackReader
 from padiff.dump.read import FolderRun
 from padiff.dump.remote_path import RemotePath
-from padiff.dump.remote_steps import STEP_FILE, is_whole, steps_in
 from padiff.errors import PadiffError, RunFolderError
 from padiff.records import Step
 

@@ -9,8 +9,8 @@ import time
 from typing import Any
 
 from padiff.dump import exit_flush
-from padiff.dump.files import write_json
 from padiff.dump.format import FINISHED_FILE, RUN_FILE, SCHEMA_VERSION
+from padiff.dump.medium import write_json
 from padiff.dump.remote_path import RemotePath
 from padiff.dump.step_files import run_to_json
 from padiff.dump.store import StoreError

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping
@@ -22,17 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from padiff.dump.budget import size_of
-from padiff.dump.files import write_json
 from padiff.dump.format import PACKS, step_folder
 from padiff.dump.headers import Place
 from padiff.dump.json_files import Explained, read_json
+from padiff.dump.medium import check_inside, medium_of, size_of, write_json
 from padiff.dump.names import rank_names
 from padiff.dump.pack import PackedTensor, opened, plain_array
 from padiff.dump.rank_dedup import REPLAY_FILE, RankDedup, elsewhere
-from padiff.dump.remote_path import AnyPath, RemotePath
+from padiff.dump.remote_path import AnyPath
 from padiff.dump.safetensors import ArrayFile, write_safetensors
-from padiff.dump.untrusted import as_int, check_inside, plain, shape_of
+from padiff.dump.untrusted import as_int, plain, shape_of
 from padiff.errors import RunFolderError
 from padiff.records import TensorSource
 from padiff.records.pack import Batch, Drawn, Mask, Pack, Unkept
@@ -137,10 +135,6 @@ def _batch_to_json(number: int, batch: Batch, put: Any) -> dict[str, Any]:
     return {**parts, "seen": batch.seen}
 
 
-def _listed(folder: AnyPath) -> list[str]:
-    return folder.names() if isinstance(folder, RemotePath) else os.listdir(folder)
-
-
 # -- reading -------------------------------------------------------------------------------------------------------
 
 
@@ -183,7 +177,7 @@ class Packs(Mapping[int, Pack]):
         if step not in self:
             raise KeyError(step)
         folder = self._run / PACKS / step_folder(step)
-        names = rank_names(_listed(folder))
+        names = rank_names(medium_of(folder).entries(folder))
         if not names:
             raise RunFolderError(f"{folder} holds no rank_N folder: the pack is damaged. Record it again")
         return [self._read(folder / name) for name in names]
@@ -198,7 +192,7 @@ class Packs(Mapping[int, Pack]):
 
     def _names(self) -> list[str]:
         try:
-            return _listed(self._run / PACKS)
+            return medium_of(self._run).entries(self._run / PACKS)
         except (FileNotFoundError, NotADirectoryError):
             return []
         except PermissionError as error:

@@ -11,16 +11,17 @@ import os
 import stat
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from padiff.dump.files import bytes_of, write_all
+from padiff.dump.files import bytes_of
 from padiff.dump.headers import NAMES, Place, Places, parse_header
+from padiff.dump.medium import medium_of
 from padiff.dump.reading import read, read_into
-from padiff.dump.remote_path import AnyPath, RemotePath
+from padiff.dump.remote_path import AnyPath, as_local
 from padiff.dump.spool import Spool, spool_of
 from padiff.dump.untrusted import NO_LINK
 from padiff.errors import RunFolderError
@@ -43,21 +44,15 @@ def write_safetensors(path: AnyPath, tensors: Mapping[str, Storable], about: Map
         tensors: arrays by name.
         about: the file's metadata.
     """
-    spool = None if isinstance(path, RemotePath) else spool_of(tensors.values())
-    if spool is not None and isinstance(path, Path) and _finished(spool, path, tensors, about):
+    local = as_local(path)
+    spool = None if local is None else spool_of(tensors.values())
+    if local is not None and spool is not None and _finished(spool, local, tensors, about):
         return
     ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
     text = _header(about, ordered, _starts(ordered, 0))
     text += b" " * (-len(text) % 8)
     text = len(text).to_bytes(8, "little") + text
-    if isinstance(path, RemotePath):
-        # Each piece is copied to bytes, as its memory is reused for the next one.
-        path.write_bytes(b"".join((text, *(bytes(bytes_of(piece)) for piece in _pieces(ordered)))))
-        return
-    with open(path, "wb", buffering=0) as file:
-        write_all(file, text)
-        for piece in _pieces(ordered):
-            write_all(file, bytes_of(piece))
+    medium_of(path).write_pieces(path, chain((text,), map(bytes_of, _pieces(ordered))))
 
 
 def _finished(spool: Spool, path: Path, tensors: Mapping[str, Storable], about: Mapping[str, str]) -> bool:
@@ -175,8 +170,7 @@ class ArrayFile:
     def _open(self) -> _Descriptor:
         descriptor = self._descriptor
         if descriptor is None:
-            assert isinstance(self.path, Path)
-            number = os.open(self.path, NO_LINK)
+            number = os.open(str(self.path), NO_LINK)
             status = os.fstat(number)
             descriptor = _Descriptor(number, status.st_size)
             if not stat.S_ISREG(status.st_mode):

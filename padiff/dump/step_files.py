@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from padiff.dump.deduplication import Deduplication
-from padiff.dump.files import write_json, write_npy
+from padiff.dump.files import write_npy
 from padiff.dump.format import (
     FOLDERS,
     SCHEMA_VERSION,
@@ -22,6 +22,7 @@ from padiff.dump.format import (
     record_to_json,
     tree_to_json,
 )
+from padiff.dump.medium import write_json
 from padiff.dump.rank_dedup import RankDedup
 from padiff.dump.storage import Storage
 from padiff.dump.traces import NOWHERE, Place, trace_to_json

@@ -20,12 +20,12 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from padiff.dump.files import write_text
 from padiff.dump.headers import DTYPES, NAMES, Place
+from padiff.dump.medium import check_inside, read_text, write_text
 from padiff.dump.remote_path import AnyPath
 from padiff.dump.safetensors import ArrayFile
 from padiff.dump.traces import StoredTrace, trace_key, trace_to_json, without_trace
-from padiff.dump.untrusted import LARGEST_JSON, check_inside, read_text, shape_of
+from padiff.dump.untrusted import LARGEST_JSON, shape_of
 from padiff.errors import RunFolderError
 from padiff.records import STAGES, Record, Step, Trace
 from padiff.records.dtypes import known_dtype

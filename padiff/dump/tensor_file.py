@@ -15,7 +15,7 @@ import numpy as np
 from padiff.dump.fetching import shared
 from padiff.dump.format import fits_stored, from_stored, stored_dtype
 from padiff.dump.npy import read_plain
-from padiff.dump.remote_path import AnyPath, RemotePath
+from padiff.dump.remote_path import AnyPath, as_local, as_remote, local_only
 from padiff.dump.untrusted import open_plain
 from padiff.errors import TensorFileError
 from padiff.records import OutputBuffer, TensorSource
@@ -65,8 +65,9 @@ class TensorFile(TensorSource):
             TensorFileError: see `read`.
         """
         stored = stored_dtype(self.dtype)
-        if stored is not None and not isinstance(self.folder, RemotePath):
-            array = read_plain(str(self.folder), self.file, stored, self.shape, room)
+        folder = as_local(self.folder)
+        if stored is not None and folder is not None:
+            array = read_plain(str(folder), self.file, stored, self.shape, room)
             if array is not None:  # dtype and shape are checked
                 return from_stored(array, self.dtype)
         array = self._read_thoroughly()
@@ -77,13 +78,11 @@ class TensorFile(TensorSource):
         return from_stored(array, self.dtype)
 
     def _read_thoroughly(self) -> np.ndarray:
-        if isinstance(self.folder, RemotePath):
-            run = self.folder
-            return self._loaded(lambda: np.load(io.BytesIO(shared.read(run / self.file)), allow_pickle=False))
-        path = self._inside()
+        remote = as_remote(self.folder)
+        path = self._inside(local_only(self.folder)) if remote is None else Path()
 
         def read() -> Any:
-            with open_plain(path) as file:
+            with open_plain(path) if remote is None else io.BytesIO(shared.read(remote / self.file)) as file:
                 shape = _check_header(file)
                 if shape is not None and shape != self.shape:
                     raise self._other(shape)
@@ -107,12 +106,11 @@ class TensorFile(TensorSource):
             raise self._other(type(array).__name__)
         return array
 
-    def _inside(self) -> Path:
-        assert isinstance(self.folder, Path)
+    def _inside(self, folder: Path) -> Path:
         if "\\" in self.file or PurePosixPath(self.file).is_absolute() or ".." in PurePosixPath(self.file).parts:
             raise self._error("leaves the run folder, and is not read", "do not use this run folder")
-        path = self.folder / self.file
-        root = self.folder.resolve()
+        path = folder / self.file
+        root = folder.resolve()
         try:
             resolved = path.resolve()
         except (OSError, RuntimeError, ValueError) as error:  # a link to itself, a null byte
@@ -147,7 +145,8 @@ def _check_header(file: BinaryIO) -> tuple[int, ...] | None:
     size = math.prod(shape) * dtype.itemsize
     if dtype.hasobject:
         raise ValueError("pickled objects")
-    if size > os.fstat(file.fileno()).st_size - file.tell():
+    begin = file.tell()
+    if size > file.seek(0, os.SEEK_END) - begin:
         raise ValueError("the file was cut off")
     check_free(size)
     file.seek(0)

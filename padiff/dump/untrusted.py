@@ -8,12 +8,9 @@ import stat
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
-from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.errors import RunFolderError
-
-AnyT = TypeVar("AnyT", bound=AnyPath)
 
 #: Larger JSON files are refused; the trees of models with 100,000 layers are smaller.
 LARGEST_JSON = 128 << 20
@@ -27,7 +24,7 @@ _MOST_AXES = 64
 _DEEPEST = 16
 
 
-def check_inside(path: AnyT, root: AnyPath) -> AnyT:
+def inside_folder(path: Path, root: Path) -> Path:
     """Check that a path, with all links followed, lies in ``root``.
 
     Returns:
@@ -36,17 +33,12 @@ def check_inside(path: AnyT, root: AnyPath) -> AnyT:
     Raises:
         RunFolderError: the path leads out of ``root``, or is no valid path.
     """
-    if isinstance(path, RemotePath) or isinstance(root, RemotePath):  # a store has no links, and a key has no `..`
-        inside = isinstance(path, RemotePath) and f"{path}/".startswith(f"{root}/") and ".." not in path.key.split("/")
-        if not inside:
-            raise RunFolderError(f"{path} leaves {root}, and is not read: do not use this run")
-        return path
     if _without_links(os.fspath(path), os.fspath(root)):
         return path
     try:  # as text, which is faster than Path objects
         inner, outer = os.path.realpath(path, strict=True), os.path.realpath(root, strict=True)
         if inner == outer or inner.startswith(outer + os.sep):
-            return type(path)(inner)
+            return Path(inner)
     except (OSError, RuntimeError, ValueError):
         pass  # not there (yet), or no path
     try:
@@ -57,7 +49,7 @@ def check_inside(path: AnyT, root: AnyPath) -> AnyT:
         raise RunFolderError(
             f"{path} leaves {root} by a link, and is not read. Open the folder that it leads to, or copy the run whole"
         )
-    return type(path)(resolved)
+    return resolved
 
 
 def _without_links(path: str, root: str) -> bool:
@@ -95,7 +87,7 @@ def open_plain(path: Path) -> BinaryIO:
         raise
 
 
-def read_text(path: AnyPath, largest: int = LARGEST_JSON) -> bytes:
+def read_limited(path: Path, largest: int) -> bytes:
     """Return the content of a regular file of limited size, such as JSON.
 
     Args:
@@ -105,11 +97,6 @@ def read_text(path: AnyPath, largest: int = LARGEST_JSON) -> bytes:
         OSError: the file cannot be read.
         ValueError: the path is no regular file, or the file is too large.
     """
-    if isinstance(path, RemotePath):
-        text = path.store.get_range(path.key, 0, largest + 1)
-        if len(text) > largest:
-            raise ValueError(f"it has more than the {largest:,} bytes that are read at most")
-        return text
     with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > largest:

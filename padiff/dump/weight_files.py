@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from padiff.dump.format import PACKS, RUN_FILE, STEPS
+from padiff.dump.medium import check_inside, read_text
 from padiff.dump.pack import PackedTensor
 from padiff.dump.safetensors import ArrayFile
-from padiff.dump.untrusted import check_inside, parse_json, read_text
+from padiff.dump.untrusted import parse_json
 from padiff.errors import RunFolderError, UsageError
 from padiff.records import TensorSource
 from padiff.system.naming import first_few

@@ -13,17 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from padiff.dump import exit_flush
-from padiff.dump.atomic_write import drop_atomic, write_atomic
-from padiff.dump.budget import Budget, size_of
+from padiff.dump.budget import Budget
 from padiff.dump.deduplication import Deduplication
-from padiff.dump.files import write_json
 from padiff.dump.forks import register_fork_cleanup
 from padiff.dump.format import FINISHED_FILE, FLOORS, PACKS, RUN_FILE, SCHEMA_VERSION, STEPS, step_folder
+from padiff.dump.medium import medium_of, size_of, write_json, write_part
 from padiff.dump.os_errors import explain_os_error
 from padiff.dump.pack_writer import PackWriter
 from padiff.dump.prepare import identity_for, prepare, settings_for
 from padiff.dump.rank_dedup import PACKED_FILE, REPLAY_FILE, RankDedup, fold
-from padiff.dump.remote_path import AnyPath, RemotePath
+from padiff.dump.remote_path import AnyPath, as_local, local_only
 from padiff.dump.replay_packs import room_of, write_pack
 from padiff.dump.step_files import PLAIN, run_to_json, write_dump
 from padiff.dump.storage import Storage
@@ -69,7 +68,8 @@ class RunWriter:
     ) -> None:
         if existing not in ("error", "resume", "overwrite"):
             raise UsageError(f"existing is 'error', 'resume' or 'overwrite', got {existing!r}")
-        self.path: AnyPath = path if isinstance(path, RemotePath) else Path(path)
+        self.path: AnyPath = Path(path) if isinstance(path, str) else path
+        self._medium = medium_of(self.path)
         #: The current description, and the one in ``run.json``; each queued step carries its own.
         self._info = self._described = info
         #: The settings in ``run.json`` of a resumed run, which must not change as earlier steps refer to them.
@@ -285,11 +285,11 @@ class RunWriter:
                 write_pack(folder, pack, self._once(folder, REPLAY_FILE))
                 sizes.append(size_of(folder))
 
-            write_atomic(place, step.rank, ranks, write_its_pack, fold if ranks > 1 else None)
+            write_part(place, step.rank, ranks, write_its_pack, fold if ranks > 1 else None)
         elif self._replace and place.exists():
-            drop_atomic(place)  # the pack of the step that is now replaced
+            self._medium.drop(place)  # the pack of the step that is now replaced
         if self._replace and (self.path / FLOORS).exists():
-            drop_atomic(self.path / FLOORS / step_folder(step.number))
+            self._medium.drop(self.path / FLOORS / step_folder(step.number))
 
         packed = self._pack is not None and not (self._mixed and not _has_sketches(step))
 
@@ -298,27 +298,28 @@ class RunWriter:
             if self._pack is not None and packed:
                 self._pack.write(folder, step, once)
             else:
-                assert isinstance(folder, Path) and isinstance(final, Path)  # in a store all steps are packed
-                target = final / f"rank_{step.rank}"
-                write_dump(folder, self._described, step, deduplication=self._deduplication, final=target, once=once)
+                # In a store all steps are packed.
+                part, target = local_only(folder), local_only(final) / f"rank_{step.rank}"
+                write_dump(part, self._described, step, deduplication=self._deduplication, final=target, once=once)
             sizes.append(size_of(folder))
             if self._budget is not None:
                 self._budget.written(step, sizes[-1], sum(sizes[:-1]))
             self.written[step.number] = sum(sizes)
 
-        write_atomic(final, step.rank, ranks, write_step, fold if ranks > 1 else None)
+        write_part(final, step.rank, ranks, write_step, fold if ranks > 1 else None)
 
     def _once(self, folder: AnyPath, form: str) -> RankDedup | None:
         """Return the deduplication between ranks for a step; `None` for a single rank, and in a store."""
-        if self._described.world_size == 1 or not isinstance(folder, Path) or not isinstance(self.path, Path):
+        run, part = as_local(self.path), as_local(folder)
+        if self._described.world_size == 1 or run is None or part is None:
             return None
-        return RankDedup(self.path, folder.parent, self._rank, form)
+        return RankDedup(run, part.parent, self._rank, form)
 
     def _drop(self, number: int) -> None:
         """Delete a step with its pack and floors."""
-        drop_atomic(self._step_path(number))
-        drop_atomic(self.path / PACKS / step_folder(number))
-        drop_atomic(self.path / FLOORS / step_folder(number))
+        self._medium.drop(self._step_path(number))
+        self._medium.drop(self.path / PACKS / step_folder(number))
+        self._medium.drop(self.path / FLOORS / step_folder(number))
 
 
 def _has_sketches(step: Step) -> bool:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from padiff.dump.files import write_json
 from padiff.dump.format import FINISHED_FILE, RUN_FILE
-from padiff.dump.remote_path import AnyPath, RemotePath
-from padiff.dump.untrusted import read_text
+from padiff.dump.medium import medium_of, read_text, write_json
+from padiff.dump.remote_path import AnyPath
 
 ZOOM_FILE = "zoom.json"
 SCHEMA_VERSION = 1
@@ -80,12 +78,9 @@ class Requests:
 
     def _stamp(self) -> Any:
         try:
-            if isinstance(self._path, RemotePath):
-                return self._path.store.version(self._path.key)
-            status = os.stat(self._path, follow_symlinks=False)
+            return medium_of(self._path).stamp(self._path)
         except OSError:
-            return (0, 0)
-        return status.st_mtime_ns, status.st_ino
+            return None
 
     def _read(self) -> Zoom | None:
         """Return the request, or `None` if it can't be read: errors must not reach the training."""
@@ -101,7 +96,7 @@ class Requests:
 class StoreRequests(Requests):
     """The requests for one recorder in a store; they are read on a thread, so that the training does not wait."""
 
-    def __init__(self, run: RemotePath) -> None:
+    def __init__(self, run: AnyPath) -> None:
         super().__init__(run)
         self._asking: threading.Thread | None = None
         self._asked = time.monotonic()
@@ -117,4 +112,4 @@ class StoreRequests(Requests):
 
 def requests_of(run: AnyPath) -> Requests:
     """Return the requests for the recorder of a run."""
-    return StoreRequests(run) if isinstance(run, RemotePath) else Requests(run)
+    return StoreRequests(run) if medium_of(run).is_slow else Requests(run)

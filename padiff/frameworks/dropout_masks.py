@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from padiff.frameworks.interception import UNKNOWN_CALL, InterceptedCall, OutermostCalls
+from padiff.frameworks.interception import UNKNOWN_CALL, CallSource, InterceptedCall, OutermostCalls
 from padiff.system.guard import Guard
 
 
@@ -66,7 +66,7 @@ class MaskObserver(Protocol):
         """
 
 
-class MaskSource(Protocol):
+class MaskSource(CallSource, Protocol):
     """A source of masks that dropout functions use instead of drawing.
 
     Attributes:
@@ -74,9 +74,6 @@ class MaskSource(Protocol):
     """
 
     draws: bool
-
-    def is_active(self) -> bool:
-        """Return True to feed a call that begins now."""
 
     def mask(self, call: DropoutCall) -> np.ndarray | None:
         """Return the mask for a call; `None` lets the call draw its own mask."""

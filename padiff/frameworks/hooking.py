@@ -210,7 +210,7 @@ class RegionRecorder(Protocol):
     def remove(self) -> None:
         """Stop recording."""
 
-    def finish(self) -> tuple[Region, ...]:
+    def rerun(self) -> tuple[Region, ...]:
         """Run each region again eagerly, and return what was found."""
 
 

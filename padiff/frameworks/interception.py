@@ -285,6 +285,13 @@ def _template(
     return code
 
 
+class CallSource(Protocol):
+    """A source of what the training's calls use instead of their own."""
+
+    def is_active(self) -> bool:
+        """Return True to feed a call that begins now."""
+
+
 class OutermostCalls(Listener):
     """A listener of functions on one thread, until `remove`; of nested calls, only the outermost counts.
 

@@ -13,14 +13,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from padiff.frameworks.api_names import parameters_of
-from padiff.frameworks.interception import UNKNOWN_CALL, InterceptedCall, OutermostCalls
+from padiff.frameworks.interception import UNKNOWN_CALL, CallSource, InterceptedCall, OutermostCalls
 
 
-class ChoiceSource(Protocol):
+class ChoiceSource(CallSource, Protocol):
     """A source of places that functions choose."""
-
-    def is_active(self) -> bool:
-        """Return True to feed a call that begins now."""
 
     def places(self, name: str, arguments: Mapping[str, Any], output: Any) -> tuple[int | None, np.ndarray] | None:
         """Return the axis and the places to choose, in the shape of the places that the function returned.
@@ -34,7 +31,7 @@ class ChoiceSource(Protocol):
             `None` to leave the function its own choice.
         """
 
-    def failed(self, name: str) -> None:
+    def refuse(self, name: str) -> None:
         """Note that the places could not be put into a function's output, which keeps its own choice."""
 
 
@@ -73,7 +70,7 @@ class ChoicesFed(OutermostCalls):
                     return output
                 return self._framework.choosing(next(iter(arguments.values())), output, *chosen)
             except UNKNOWN_CALL:  # a form of the call that is not known
-                self._source.failed(name)
+                self._source.refuse(name)
                 return output
         finally:
             self._inside = False

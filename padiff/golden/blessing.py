@@ -13,7 +13,7 @@ from typing import Any
 
 from padiff import __version__
 from padiff.dump import open_run
-from padiff.dump.files import write_json
+from padiff.dump.medium import write_json
 from padiff.errors import UsageError
 from padiff.golden.commands import record_golden
 from padiff.golden.folder import PROOF_FILE, is_golden

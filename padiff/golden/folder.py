@@ -24,13 +24,12 @@ import numpy as np
 
 from padiff import __version__
 from padiff.dump import open_run
-from padiff.dump.files import write_json
 from padiff.dump.json_files import Explained, read_json
+from padiff.dump.medium import check_inside, write_json
 from padiff.dump.pack import opened
 from padiff.dump.read import FolderRun
 from padiff.dump.safetensors import write_safetensors
 from padiff.dump.storage import Storage
-from padiff.dump.untrusted import check_inside
 from padiff.dump.write import RunWriter
 from padiff.errors import RunFolderError, UsageError
 from padiff.golden.noise import NOTHING, Errors, marks_of, measured, sketch_of_record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ class GivenMap:
             return cls()
         if isinstance(value, GivenMap):
             return value
-        if isinstance(value, (str, Path)):
+        if isinstance(value, (str, os.PathLike)):
             return cls.read(value)
         items = value.items() if isinstance(value, Mapping) else value
         if not isinstance(items, Iterable):

@@ -93,6 +93,15 @@ def flatten_inputs(
         yield from _items(value, f"input.{name}", is_tensor, 0)
 
 
+def numbers_of(
+    forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, float]]:
+    """Yield name and value of a call's arguments that are floats: ``tau``. Whole numbers are sizes and switches."""
+    for name, value in _named(forward, args, kwargs):
+        if type(value) is float:
+            yield name, value
+
+
 def slots_of(forward: Callable[..., Any], count: int) -> list[str]:
     """Return the slots of the first `count` positional arguments if these are tensors; the names are those of
     `flatten_inputs`.

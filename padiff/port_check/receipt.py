@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from padiff.dump.untrusted import read_text
+from padiff.dump.medium import read_text
 from padiff.errors import UsageError
 from padiff.system.printable import printable
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -124,7 +125,7 @@ class ProxyModel:
         Returns:
             True if a dump was written.
         """
-        if isinstance(per_step, (str, Path)):
+        if isinstance(per_step, (str, os.PathLike)):
             per_step, dir_path = None, per_step
         every = self.dump_freq if per_step is None else per_step
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:

@@ -188,7 +188,7 @@ class Capture:
             detach: False to leave the layers' hooks attached for the next step's capture (`take_over`).
         """
         with self.unheard():
-            regions = () if self._observer.regions is None else self._observer.regions.finish()
+            regions = () if self._observer.regions is None else self._observer.regions.rerun()
         self._observer.planning.settle()
         self.parameters.finish(updates)
         if self.losses is not None:

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from padiff.dump.budget import size_of
 from padiff.dump.format import STEPS
 from padiff.dump.local import absolute, run_folder, shown
-from padiff.dump.remote_path import AnyPath, RemotePath
+from padiff.dump.medium import size_of
+from padiff.dump.remote_path import AnyPath, as_local, as_remote
 from padiff.dump.remote_write import StoreWriter
 from padiff.dump.spool import PreallocatedFiles, SpoolOfStep
 from padiff.dump.storage import Storage
@@ -81,7 +81,7 @@ class Output:
             target.pack, target.compression, target.max_bytes, detail.sketches, mixed=detail.automatic
         )
         self.folder = None if target.dir_path is None else absolute(run_folder(target.dir_path, "dir_path"))
-        if isinstance(self.folder, RemotePath):
+        if self.folder is not None and as_local(self.folder) is None:
             self._storage = self._storage.in_store(target.pack)
 
     def move(self, dir_path: str | AnyPath, info: RunInfo, rank: int) -> None:
@@ -123,6 +123,7 @@ class Output:
         if self.folder is None:
             self.run = self.sink = MemoryRun(info, self._storage.max_bytes)
             return
+        local = as_local(self.folder)
         options: dict[str, Any] = {
             "rank": rank,
             "storage": self._storage,
@@ -131,11 +132,8 @@ class Output:
             "on_done": self.pool.recycle,
         }
         try:
-            writer: RunWriter
-            if isinstance(self.folder, RemotePath):
-                writer = StoreWriter(self.folder, info, **options)
-            else:
-                writer = RunWriter(self.folder, info, **options)
+            remote = as_remote(self.folder)
+            writer = RunWriter(self.folder, info, **options) if remote is None else StoreWriter(remote, info, **options)
         except UnwritableFolderError as error:
             # A store that does not answer is no mistake in its name: it costs the records, not the training.
             if self._target.on_error != "warn" and not isinstance(error.__cause__, StoreError):
@@ -147,7 +145,7 @@ class Output:
         # In all other cases it is only decided at the end of a step what is stored, and if there is space for the step.
         storage = self._storage
         if storage.pack and not (storage.compression or storage.mixed or storage.max_bytes) and info.world_size == 1:
-            self._spools = None if isinstance(self.folder, RemotePath) else PreallocatedFiles(self.folder / STEPS, info)
+            self._spools = None if local is None else PreallocatedFiles(local / STEPS, info)
 
     def records(self, framework: Framework) -> RecordBuffer:
         """Return a new buffer for the records of a step.

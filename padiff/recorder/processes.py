@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from padiff.dump.atomic_write import absent_ranks
+from padiff.dump.medium import medium_of
 from padiff.dump.remote_path import AnyPath
 from padiff.errors import UsageError
 from padiff.frameworks.base import Framework
@@ -85,7 +85,7 @@ class OtherRanks:
         """Return a warning about ranks that record nothing; only the lowest recording rank returns one."""
         if self._folder is None or self._world_size == 1:
             return ""
-        absent = absent_ranks(self._folder, self._world_size)
+        absent = medium_of(self._folder).absent_ranks(self._folder, self._world_size)
         if not absent or self._rank != min(set(range(self._world_size)) - set(absent), default=-1):
             return ""
         return (

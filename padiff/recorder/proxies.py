@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from padiff.dump.local import shown
@@ -33,7 +33,7 @@ def dump_arguments(per_step: Any, dir_path: Any) -> tuple[int | None, Any]:
     Raises:
         UsageError: the step interval is not a whole number of at least 1.
     """
-    if isinstance(per_step, (str, Path)):
+    if isinstance(per_step, (str, os.PathLike)):
         return None, per_step
     if per_step is not None and (isinstance(per_step, bool) or not isinstance(per_step, int) or per_step < 1):
         raise UsageError(f"per_step has to be a whole number of at least 1, got {per_step!r}")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from padiff.frameworks.hooking import TRANSFORMED, RegionRecorder
-from padiff.model.nested import flatten, flatten_inputs
+from padiff.model.nested import flatten, flatten_inputs, numbers_of
 from padiff.model.selection import Node
 from padiff.recorder.activations import Activations
 from padiff.recorder.calls import Call, Calls
@@ -282,6 +282,8 @@ class StepObserver:
             self.hooks.on_losses(not self._framework.layers.compiled(layer))
         self.parameters.snapshot()
         self.watched.note_modes(call.training, self.settings)
+        for name, number in numbers_of(layer.forward, args, kwargs):
+            self.settings.setdefault(f"argument.{name}", number)
         if self.watched.chose(call.node):
             for slot, tensor in flatten_inputs(layer.forward, args, kwargs, self._is_tensor):
                 self.activations.see_input(call, slot, tensor)

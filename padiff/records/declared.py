@@ -25,8 +25,8 @@ class Difference:
         values: the value of each run; `None` if a run has no such setting.
         stage: the stage of a step in which the setting acts.
         kind: kind of the cause: ``optimizer_setting``, ``learning_rate``, ``clipping``, ``loss_setting``,
-            ``layer_setting``, ``mode``, ``trainable``, ``tied``, ``accumulation``, ``micro_batches``, ``left_over``,
-            ``trainer``, ``precision``.
+            ``layer_setting``, ``argument``, ``mode``, ``trainable``, ``tied``, ``accumulation``, ``micro_batches``,
+            ``left_over``, ``trainer``, ``precision``.
         about: the object that has the setting, in words: ``AdamW``, ``the loss``, ``layer norm1 (LayerNorm) against ln
             (LayerNorm)``.
         changes: True if the two runs cannot compute the same because of the difference.
@@ -105,6 +105,7 @@ _SAID = {
     "clipping": "gradients are clipped differently",
     "loss_setting": "the losses are set differently",
     "layer_setting": "the layers are set differently",
+    "argument": "the model is called with other numbers",
     "precision": "one run computes in another precision",
     "mode": "one run trains where the other evaluates",
     "trainer": "the trainers are set differently",

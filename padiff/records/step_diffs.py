@@ -151,7 +151,7 @@ class StepDiffs(LazySequence[Diff]):
         """
         return StepDiffs(self.pairs, self.sites, rows, self.problems, self.odd, self.block, self.in_block)
 
-    def failed(self, judged: Mapping[int, tuple[Figure, float, float, Rule]]) -> StepDiffs:
+    def with_failures(self, judged: Mapping[int, tuple[Figure, float, float, Rule]]) -> StepDiffs:
         """Return the diffs with those at some positions failed.
 
         Args:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import permutations
 from math import prod
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -18,7 +19,45 @@ from padiff.records.pack import Mask
 _MOST_AXES = 5
 
 
-class MaskFeeder:
+_Fed = TypeVar("_Fed")
+
+
+class CallFeeder(Generic[_Fed]):
+    """Gives recorded things to the calls that a model makes; a call that is recomputed gets its own thing again.
+
+    Args:
+        partners: the reference's layer path by the candidate's layer path.
+        running: returns the paths of the candidate's running layer calls, outermost first.
+        recomputing: returns True inside a forward that is repeated during backward (activation checkpointing).
+    """
+
+    def __init__(
+        self, partners: Mapping[str, str], running: Callable[[], Sequence[str]], recomputing: Callable[[], bool]
+    ) -> None:
+        self._partners, self._running, self._recomputing = partners, running, recomputing
+        #: By layer, what its calls were given, and the number of recomputed calls.
+        self._fed: dict[str, list[_Fed | None]] = defaultdict(list)
+        self._again: Counter[str] = Counter()
+
+    def is_active(self) -> bool:
+        """Return True if a call made now belongs to the model."""
+        return bool(self._running())
+
+    def _feed(self, search: Callable[[], _Fed | None]) -> _Fed | None:
+        inside = self._running()[-1]
+        fed = self._fed[inside]
+        if self._recomputing():
+            number = self._again[inside]
+            self._again[inside] += 1
+            return fed[number % len(fed)] if fed else None
+        fed.append(search())
+        return fed[-1]
+
+    def _partners_around(self) -> list[str]:
+        return [self._partners[path] for path in reversed(self._running()) if path in self._partners]
+
+
+class MaskFeeder(CallFeeder[np.ndarray]):
     """Source of the recorded masks for the candidate's dropout calls.
 
     A call takes the next unused mask of its micro-batch from the partner of the innermost enclosing layer that has a
@@ -47,14 +86,11 @@ class MaskFeeder:
         batch: Callable[[], int | None] = lambda: None,
         draws: bool = False,
     ) -> None:
+        super().__init__(partners, running, recomputing)
         self.draws = draws
         self._batch = batch
         self._waiting = list(masks)
-        self._partners, self._running, self._recomputing = partners, running, recomputing
         self._back = {reference: candidate for candidate, reference in partners.items()}
-        #: By layer, the masks of its calls, and the number of recomputed calls.
-        self._fed: dict[str, list[np.ndarray | None]] = defaultdict(list)
-        self._again: Counter[str] = Counter()
         self.unanswered: dict[str, None] = {}
         #: The masks of all calls, in order.
         self.log: list[np.ndarray | None] = []
@@ -76,30 +112,26 @@ class MaskFeeder:
 
     def is_active(self) -> bool:
         """Return True if a dropout call made now belongs to the model."""
-        return bool(self._running()) or self._rerun is not None
+        return super().is_active() or self._rerun is not None
 
     def mask(self, call: DropoutCall) -> np.ndarray | None:
         """Return the mask for a call, True for kept elements; `None` if no recorded mask fits."""
         if self._rerun is not None:
             return self._rerun.pop(0) if self._rerun else None
+        return self._feed(lambda: self._unused(call))
+
+    def _unused(self, call: DropoutCall) -> np.ndarray | None:
         running = self._running()
-        inside = running[-1]
-        fed = self._fed[inside]
-        if self._recomputing():
-            number = self._again[inside]
-            self._again[inside] += 1
-            return fed[number % len(fed)] if fed else None
         mask = self._next(call, running)
         if mask is None:
-            self.unanswered[f"{inside} ({call.function}, rate {call.rate:g})"] = None
-        fed.append(mask)
+            self.unanswered[f"{running[-1]} ({call.function}, rate {call.rate:g})"] = None
         self.log.append(mask)
         return mask
 
     def _next(self, call: DropoutCall, running: Sequence[str]) -> np.ndarray | None:
         batch = self._batch()
         waiting = [mask for mask in self._waiting if batch is None or mask.batch == batch]
-        partners = [self._partners[path] for path in reversed(running) if path in self._partners]
+        partners = self._partners_around()
         for reference in partners:
             # Skip masks whose layer has another partner in the candidate: that layer will ask for them.
             candidates = (mask for mask in waiting if self._back.get(mask.layer, running[-1]) in running)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from padiff.frameworks.values import Tensors
 from padiff.recorder.choosing import Ranks, Seen, picked, ranks_of
 from padiff.recorder.plain_arguments import plain_arguments
 from padiff.records import LOOP, Step, is_below
+from padiff.replaying.feeding import CallFeeder
 from padiff.system.naming import first_few
 
 
@@ -77,7 +78,7 @@ class _Pinned:
     layers: dict[str, None] = field(default_factory=dict)
 
 
-class ChoiceFeeder:
+class ChoiceFeeder(CallFeeder[RecordedChoice]):
     """Source of the reference's choices for the candidate's functions that choose.
 
     A call takes the next unused choice among as many places of as many rows, from the partner of the innermost
@@ -102,17 +103,11 @@ class ChoiceFeeder:
         tensors: Tensors,
         unheard: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self._waiting, self._partners = list(choices), partners
-        self._running, self._recomputing = running, recomputing
+        super().__init__(partners, running, recomputing)
+        self._waiting = list(choices)
         self._tensors, self._unheard = tensors, unheard
-        self._fed: dict[str, list[RecordedChoice | None]] = defaultdict(list)
-        self._again: Counter[str] = Counter()
         self._pinned: dict[str, _Pinned] = defaultdict(_Pinned)
         self._refused: dict[str, None] = {}
-
-    def is_active(self) -> bool:
-        """Return True if a call made now belongs to the model."""
-        return bool(self._running())
 
     def notes(self) -> Iterator[str]:
         """Yield what was pinned, and what was not."""
@@ -158,7 +153,7 @@ class ChoiceFeeder:
         shape = self._tensors.shape(next(each for each in reversed(outputs) if self._is_places(each)))
         return ranks.axis, _shaped(choice.places, ranks, self._tensors.shape(scores), tuple(shape))
 
-    def failed(self, name: str) -> None:
+    def refuse(self, name: str) -> None:
         """Note that a call keeps its own choice, in a form that is not known."""
         self._refused[f"{self._running()[-1]} ({name}, in a form that padiff does not know)"] = None
 
@@ -166,20 +161,11 @@ class ChoiceFeeder:
         return self._tensors.dtype(tensor).startswith("int")
 
     def _choice(self, name: str, shape: tuple[int, ...]) -> RecordedChoice | None:
-        running = self._running()
-        inside = running[-1]
-        fed = self._fed[inside]
-        if self._recomputing():
-            number = self._again[inside]
-            self._again[inside] += 1
-            return fed[number % len(fed)] if fed else None
-        choice = self._next(name, running, shape)
-        fed.append(choice)
-        return choice
+        return self._feed(lambda: self._next(name, shape))
 
-    def _next(self, name: str, running: Sequence[str], shape: tuple[int, ...]) -> RecordedChoice | None:
+    def _next(self, name: str, shape: tuple[int, ...]) -> RecordedChoice | None:
         fitting = [choice for choice in self._waiting if choice.places.shape == shape]
-        partners = [self._partners[path] for path in reversed(running) if path in self._partners]
+        partners = self._partners_around()
         for alike in (True, False):
             for reference in partners:
                 for choice in fitting:

@@ -46,7 +46,7 @@ class Resynced:
         return max(self.updates)
 
     @property
-    def name(self) -> str:
+    def description(self) -> str:
         """Return a description of the things taken from the reference."""
         if len(self.taken) > 1:
             return f"all but {THINGS['weights']}, after an equal start"
@@ -118,11 +118,11 @@ class Resync:
             return (
                 f"No one of these alone keeps the runs together {span} (updates {alone} of themselves apart), all of "
                 f"them do ({all_taken}): several differ. Mend what helps most first, and try again: "
-                f"{self._best.name} ({self._best.apart:.2g})."
+                f"{self._best.description} ({self._best.apart:.2g})."
             )
         fixes = [experiment for experiment in self.single if experiment.taken[0] in self.helping]
         best = min(fixes, key=lambda experiment: experiment.apart)
-        names = " or ".join(experiment.name for experiment in fixes)
+        names = " or ".join(experiment.description for experiment in fixes)
         return (
             f"{names[0].upper()}{names[1:]} {'keeps' if len(fixes) == 1 else 'keep'} the runs together: taken from the "
             f"reference {span}, updates are at most {best.apart:.2g} of themselves apart, else {alone}."
@@ -160,7 +160,7 @@ class Resync:
         ]
         for experiment in (self.nothing, *self.single, self.everything):
             if experiment.why:
-                rows.append((experiment.name, "-", "-", "-", "-", experiment.why))
+                rows.append((experiment.description, "-", "-", "-", "-", experiment.why))
                 continue
             values = (
                 (experiment.updates[0], experiment.updates[-1], experiment.apart, experiment.losses[-1])
@@ -168,7 +168,7 @@ class Resync:
                 else (math.nan,) * 4
             )
             shown = ["-" if math.isnan(value) else f"{value:.2g}" for value in values]
-            rows.append((experiment.name, *shown, "together" if self.together(experiment) else "apart"))
+            rows.append((experiment.description, *shown, "together" if self.together(experiment) else "apart"))
         widths = [max(len(row[k]) for row in rows) for k in range(5)]
         lines = [
             "  ".join([row[0].ljust(widths[0]), *(row[k].rjust(widths[k]) for k in range(1, 5)), row[5]]).rstrip()

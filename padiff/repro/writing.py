@@ -19,7 +19,7 @@ from padiff.compare.diagnose.place import place_of_diff
 from padiff.compare.diagnose.traced import Graph
 from padiff.compare.judge.limits import allowed
 from padiff.compare.judge.noise import NoisePolicy
-from padiff.dump import open_run
+from padiff.dump.opening import opened
 from padiff.dump.safetensors import write_safetensors
 from padiff.errors import NothingToCompareError, UsageError
 from padiff.model.given_map import GivenMap
@@ -82,7 +82,7 @@ def write_repro(
     """
     folder = Path(out)
     _check(folder, overwrite)
-    runs = Both(reference, candidate).map(lambda run: open_run(run) if isinstance(run, (str, Path)) else run)
+    runs = Both(reference, candidate).map(opened)
     used = policy if policy is not None else NoisePolicy()
     comparison = RunComparison(runs.reference, runs.candidate, GivenMap.from_value(layer_map), used)
     numbers = comparison.common()

@@ -211,7 +211,7 @@ def carry_over(
     aligned = functools.partial(align, models.reference.info, raw.info, pairs, whole=rules)
     plan = functools.partial(plan_transfer, models, layer_map=pairs, partial=partial, may_stay=may_stay)
     try:
-        carried = _Search(models, plan, aligned, pair_of_inputs, restore, recorded).run()
+        carried = _Search(models, plan, aligned, pair_of_inputs, restore, recorded).search()
         if partial and not (carried.transfer.writes or carried.transfer.calls):
             raise AssignError("no parameter of the one model fits the other: nothing was carried over")
         if then is not None:
@@ -244,7 +244,7 @@ class _Search:
         self._tried: list[tuple[ParameterPair, ...]] = []
         self._written = False
 
-    def run(self) -> Carried:
+    def search(self) -> Carried:
         if self._inputs is None and not self._run_recorded():
             alignment = self._align()
             return Carried(alignment, self._write(alignment), self._names, self._seen)

@@ -10,7 +10,7 @@ from typing import Any
 from padiff.align.matching.parameter_units import tie_targets
 from padiff.dump import open_run
 from padiff.dump.local import run_folder
-from padiff.dump.remote_path import RemotePath
+from padiff.dump.remote_path import as_local
 from padiff.dump.weight_files import holds_weights, open_weights
 from padiff.errors import UsageError
 from padiff.frameworks.conventions import FRAMEWORKS
@@ -78,10 +78,11 @@ def open_stored(
     folder = run_folder(path, "start_from")
     if framework is not None and framework not in FRAMEWORKS:
         raise UsageError(f"framework is one of {', '.join(map(repr, FRAMEWORKS))}, got {framework!r}")
-    if not isinstance(folder, RemotePath) and holds_weights(folder):
+    local = as_local(folder)
+    if local is not None and holds_weights(local):
         if step is not None:
             raise UsageError(f"{folder} holds weights, not steps: step={step} can't be meant")
-        return _of_files(folder.absolute(), framework, beside)
+        return _of_files(local.absolute(), framework, beside)
     return stored_step(open_run(folder), step, str(path))
 
 

@@ -50,7 +50,7 @@ class ConfigKeys:
     def prepare(self, state: frozenset[str]) -> Setup:
         """Write the config with these keys from the bad one."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = (self._folder / f"{self.name(state)}{self._pair.suffix}").resolve()
+        path = (self._folder / f"{self.folder_name(state)}{self._pair.suffix}").resolve()
         path.write_text(self._pair.text_with(state), encoding="utf-8")
         words = [word.replace(CONFIG_WORD, str(path)) for word in self._command]
         return Setup(words, Path.cwd(), sys.executable, os.environ)
@@ -59,7 +59,7 @@ class ConfigKeys:
         """Return which keys a state has from the bad config."""
         return _label(state, self._pair.keys, "config")
 
-    def name(self, state: frozenset[str]) -> str:
+    def folder_name(self, state: frozenset[str]) -> str:
         """Return the name of a state's config."""
         return _name(state, self._pair.keys)
 
@@ -127,7 +127,7 @@ class Environments:
             return self.setting(name, value)
         return _label(frozenset(name for name, _ in state), tuple(self.variables), "environment")
 
-    def name(self, state: frozenset[tuple[str, str | None]]) -> str:
+    def folder_name(self, state: frozenset[tuple[str, str | None]]) -> str:
         """Return the name of a state's folder."""
         return short(sorted(state, key=str))
 

@@ -94,7 +94,7 @@ class Commits:
         """Return the abbreviated hash and the subject of a commit."""
         return _git(self._root, "log", "-1", "--format=%h %s", state)
 
-    def name(self, state: str) -> str:
+    def folder_name(self, state: str) -> str:
         """Return the abbreviated hash of a commit."""
         return state[:_LENGTH]
 

@@ -28,7 +28,7 @@ class Subject(Protocol):
     def label(self, state: Any) -> str:
         """Return what messages call a state."""
 
-    def name(self, state: Any) -> str:
+    def folder_name(self, state: Any) -> str:
         """Return the name of a state's folder."""
 
 
@@ -85,7 +85,7 @@ class Laboratory:
         return self._places[reference, state]
 
     def _difference(self, reference: Any, state: Any) -> Place | None:
-        names = [self._subject.name(each) for each in (reference, state)]
+        names = [self._subject.folder_name(each) for each in (reference, state)]
         if all(name in {ran for ran, _ in self._ran} for name in names):
             # What trials of few steps have recorded may show it already.
             runs = [self._record(each, 1)[0] for each in (reference, state)]
@@ -95,7 +95,7 @@ class Laboratory:
         (good, _), (bad, attempt) = self._record(reference, self._steps), self._record(state, self._steps)
         place = self._compared(reference, state, good, bad)
         if attempt is not None:
-            self._told(attempt, "end", "matches" if place is None else f"differs at {place.text}")
+            self._told(attempt, "end", "matches" if place is None else f"differs at {place.description}")
         return place
 
     def _compared(self, reference: Any, state: Any, good: Any, bad: Any) -> Place | None:
@@ -125,7 +125,7 @@ class Laboratory:
     def check_repeats(self, state: Any, place: Place) -> None:
         if state in self._agreed or self._bad_runs_agree(place):
             return
-        name = f"{self._subject.name(state)}-again"
+        name = f"{self._subject.folder_name(state)}-again"
         self._say(f"no run agreed with {self._subject.label(state)} so far: running it again, as a control")
         first, _ = self._record(state, place.step + 1)
         again = self._trials.record(name, state, place.step + 1)
@@ -145,7 +145,7 @@ class Laboratory:
         average = sum(seconds) / len(seconds) if seconds else 0.0
         self._say(f"{count} left; about {runs} run{'s' * (runs != 1)}, {duration_text(runs * average)}")
 
-    def note(self, text: str) -> None:
+    def remark(self, text: str) -> None:
         self.notes.append(text)
 
     # -- running --------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class Laboratory:
         return len(self._ran)
 
     def _record(self, state: Any, steps: int) -> tuple[Any, Attempt | None]:
-        name = self._subject.name(state)
+        name = self._subject.folder_name(state)
         is_new = not self._trials.has(name, steps)
         if is_new:
             self._say(f"running {self._subject.label(state)}, {steps} step{'s' * (steps > 1)} ...")

@@ -152,7 +152,7 @@ class Outcome:
             console.print(head, style="bold red")
             for label in labels:
                 console.print(f"  {label}", style="bold red")
-        console.print(f"  shows at {culprit.place.text}")
+        console.print(f"  shows at {culprit.place.description}")
         lines = culprit.details.splitlines()
         for line in lines[:_DIFF_LINES]:
             console.print(f"    {line}")

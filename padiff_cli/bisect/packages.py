@@ -97,7 +97,7 @@ class Packages:
 
     def prepare(self, state: State) -> Setup:
         """Make the virtual environment of a state."""
-        folder = self._folder / self.name(state)
+        folder = self._folder / self.folder_name(state)
         python = folder / "bin/python"
         if not (folder / "complete").is_file():
             shutil.rmtree(folder, ignore_errors=True)
@@ -122,7 +122,7 @@ class Packages:
         """Return the versions of a state."""
         return " ".join(f"{name}=={version}" for name, version in state)
 
-    def name(self, state: State) -> str:
+    def folder_name(self, state: State) -> str:
         """Return the name of a state's folder."""
         if len(state) == 1:
             return re.sub(r"[^\w.=-]", "_", self.label(state))
@@ -130,7 +130,7 @@ class Packages:
 
     def changelog(self, state: State, name: str) -> str:
         """Return the lines of a package's changelog about its version in a state; empty if it ships none."""
-        folder, version = _site_folder(self._folder / self.name(state)), dict(state)[name]
+        folder, version = _site_folder(self._folder / self.folder_name(state)), dict(state)[name]
         for file in _files(folder, name):
             if _NOTES.fullmatch(file.name) and file.is_file() and file.stat().st_size < 20 * _MOST_BYTES:
                 section = changelog_section(file.read_text(encoding="utf-8", errors="replace"), version)
@@ -142,7 +142,7 @@ class Packages:
         """Return the differences of a package's Python files between two states."""
         sides = []
         for state in (before, after):
-            folder = _site_folder(self._folder / self.name(state))
+            folder = _site_folder(self._folder / self.folder_name(state))
             files = [file for file in _files(folder, name) if file.suffix == ".py" and file.is_file()]
             sides.append({str(file.relative_to(folder)): file for file in files})
         lines: list[str] = []

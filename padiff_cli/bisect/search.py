@@ -73,7 +73,7 @@ class Judge(Protocol[_Judged]):
     def expect(self, count: int) -> None:
         """Tell among how many states the search goes on."""
 
-    def note(self, text: str) -> None:
+    def remark(self, text: str) -> None:
         """Add a remark to the result."""
 
 
@@ -243,7 +243,7 @@ def _differ(judge: Judge[Any], start: Any, end: Any) -> bool:
     try:
         return judge.difference(start, end) is not None
     except TrialError as error:
-        judge.note(f"whether there is another cause is not known: {error}")
+        judge.remark(f"whether there is another cause is not known: {error}")
         return False
 
 

@@ -37,7 +37,7 @@ class Place:
         return self.step, STAGES.index(self.stage)
 
     @property
-    def text(self) -> str:
+    def description(self) -> str:
         """Return the position and the cause in words."""
         text = f"step {self.step}, {self.stage}: {self.where}"
         return f"{text}: {self.cause}" if self.cause else text
@@ -88,18 +88,18 @@ def judge(place: Place, report: Report, against_bad: Path, trial: Path) -> tuple
         return GOOD, ""
     diff = _diff_at(place, report)
     if diff is not None and diff.passed:
-        return GOOD, f"differs elsewhere: {found.text}"
+        return GOOD, f"differs elsewhere: {found.description}"
     if found.order > place.order:
-        return GOOD, f"differs later: {found.text}"
+        return GOOD, f"differs later: {found.description}"
     if found.order == place.order and (found.layer, found.slot) == (place.layer, place.slot):
-        return BAD, found.text
+        return BAD, found.description
     if found.order == place.order and diff is not None and not _is_before(found, place, report):
-        return BAD, found.text
+        return BAD, found.description
     # Another difference comes first. The tensor at the place tells more if it is the bad run's.
     same = _diff_at(place, compare(against_bad, trial, place.step + 1))
     if same is not None and same.passed:
-        return BAD, found.text
-    return SKIP, f"another difference hides the place: {found.text}"
+        return BAD, found.description
+    return SKIP, f"another difference hides the place: {found.description}"
 
 
 def _diff_at(place: Place, report: Report) -> Diff | None:

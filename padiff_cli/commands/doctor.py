@@ -13,7 +13,7 @@ from rich.text import Text
 
 from padiff.dump import open_run
 from padiff.dump.local import is_remote, run_folder
-from padiff.dump.remote_path import RemotePath
+from padiff.dump.remote_path import as_local
 from padiff.errors import UsageError
 from padiff_cli.doctor.run_check import Health, check_run
 from padiff_cli.doctor.script_check import COMPARED, Examination, examine
@@ -48,15 +48,16 @@ def run_doctor(args: argparse.Namespace, console: Console) -> int:
     if args.steps < 1:
         raise UsageError(f"--steps has to be at least 1, got {args.steps}")
     check_out(args.json)
-    if isinstance(path, RemotePath) or path.is_dir():
+    script = as_local(path)
+    if script is None or script.is_dir():
         if args.args:
             raise UsageError(f"{path} is a run folder, which takes no arguments: {' '.join(args.args)}")
         health = check_run(open_run(path), path)
         _print_health(health, console)
         content, code = _health_to_json(health), WELL if health.well else ILL
-    elif path.is_file():
+    elif script.is_file():
         with console.status(Text()) as status:
-            examination = examine(path, args.args, args.steps, lambda text: status.update(Text(text)))
+            examination = examine(script, args.args, args.steps, lambda text: status.update(Text(text)))
         _print_examination(examination, console)
         content = _examination_to_json(examination)
         code = {"same": WELL, "changed": ILL}.get(examination.verdict, MISUSE)

@@ -10,11 +10,10 @@ import numpy as np
 
 from padiff.compare.replicas import RankFinding, ReplicaCheck
 from padiff.dump import FolderRun
-from padiff.dump.atomic_write import incomplete_steps, names_in
-from padiff.dump.budget import size_of
 from padiff.dump.format import PACKS, STEPS
-from padiff.dump.remote_path import AnyPath, RemotePath
-from padiff.dump.remote_steps import lost_steps
+from padiff.dump.medium import incomplete_steps, names_in, size_of
+from padiff.dump.missing_steps import lost_steps
+from padiff.dump.remote_path import AnyPath, as_local
 from padiff.errors import PadiffError, RunFolderError
 from padiff.records import Record, Run, Step
 from padiff.records.environment_differences import cautions
@@ -179,7 +178,7 @@ def _lost(path: AnyPath) -> list[str]:
 
 def _leftovers(path: AnyPath, numbers: list[int], world_size: int, lacking: Container[int]) -> list[str]:
     remarks: list[str] = []
-    if isinstance(path, RemotePath):  # a store has no temporary folders of unfinished steps
+    if as_local(path) is None:  # a store has no temporary folders of unfinished steps
         return remarks
     for folder in sorted([*(path / STEPS).glob(".*"), *(path / PACKS).glob(".*")]):
         digits = folder.name[1:].partition(".")[0]

@@ -344,7 +344,7 @@ class Writer:
         self._function = source.function(node)
         if change.kind in ("value", "whole"):
             assert change.reference is not None
-            text = self.text(change.reference)
+            text = self.expression(change.reference)
             return self._with_imports([self._at(node, self._bracketed(text, change.reference, node))], text)
         if change.kind == "rename":
             return self._renamed(change)
@@ -352,11 +352,11 @@ class Writer:
             return (self._removed(node),)
         if change.kind == "insert":
             assert change.reference is not None
-            text = self.text(change.reference)
+            text = self.expression(change.reference)
             return self._with_imports([self._inserted(node, text, change.name == "before")], text)
         if change.kind == "add":
             assert isinstance(node, ast.Call) and change.reference is not None
-            text = self.text(change.reference)
+            text = self.expression(change.reference)
             if change.name:
                 text = f"{argument_name(self.framework, common_argument(change.name), change.name)}={text}"
             return self._with_imports([self._added(node, text)], text)
@@ -366,7 +366,7 @@ class Writer:
             return (Edit(source.file, start, first, ""), Edit(source.file, last, end, ""))
         assert change.kind == "wrap" and change.reference is not None and change.inner is not None
         mark = "_padiff_place_"
-        text = self.text(change.reference, {change.inner: mark})
+        text = self.expression(change.reference, {change.inner: mark})
         before, _, after = text.partition(mark)
         start, end = source.span(node)
         if isinstance(node, (ast.BinOp, ast.UnaryOp, ast.Compare, ast.IfExp)) and not (
@@ -384,7 +384,7 @@ class Writer:
         """
         return (self._added(call, text),)
 
-    def text(self, node: ast.AST, places: Mapping[ast.AST, str] | None = None) -> str:
+    def expression(self, node: ast.AST, places: Mapping[ast.AST, str] | None = None) -> str:
         """Return an expression of the reference as code of the candidate.
 
         Args:
@@ -402,18 +402,18 @@ class Writer:
         if isinstance(node, (ast.Name, ast.Attribute)):
             return self._variable(node, places)
         if isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
-            sides = [self.text(each, places) for each in (node.left, node.right)]
+            sides = [self.expression(each, places) for each in (node.left, node.right)]
             both = [
                 f"({text})" if isinstance(each, ast.BinOp) and _binds(each, node, k) else text
                 for k, (each, text) in enumerate(zip((node.left, node.right), sides))
             ]
             return f"{both[0]} {_SIGNS[type(node.op)]} {both[1]}"
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return f"-{self.text(node.operand, places)}"
+            return f"-{self.expression(node.operand, places)}"
         if isinstance(node, ast.Subscript):
             inner = value_text(node.slice)
             if inner:
-                return f"{self.text(node.value, places)}[{inner}]"
+                return f"{self.expression(node.value, places)}[{inner}]"
         if isinstance(node, ast.Call):
             return self._call(node, places)
         if isinstance(node, ast.GeneratorExp) and len(node.generators) == 1:
@@ -421,14 +421,14 @@ class Writer:
             if isinstance(part.target, ast.Name) and not part.ifs and not part.is_async:
                 # The variable's name is the writer's own.
                 writer = replace(self, names={**self.names, part.target.id: _EACH})
-                return f"{writer.text(node.elt, places)} for {_EACH} in {self.text(part.iter, places)}"
+                return f"{writer.expression(node.elt, places)} for {_EACH} in {self.expression(part.iter, places)}"
         raise UnwritableError(type(node).__name__)
 
     def _variable(self, node: ast.Name | ast.Attribute, places: Mapping[ast.AST, str]) -> str:
         name = dotted(node)
         if not name:
             assert isinstance(node, ast.Attribute)
-            return f"{self.text(node.value, places)}.{self._own(node.attr)}"
+            return f"{self.expression(node.value, places)}.{self._own(node.attr)}"
         mapped = self.names.get(name)
         if mapped is not None:
             return mapped
@@ -456,9 +456,9 @@ class Writer:
         name = last_name(node.func)
         receiver = _receiver(node)
         if dotted(node.func) == "sum" and len(node.args) == 1 and isinstance(node.args[0], ast.GeneratorExp):
-            return f"sum({self.text(node.args[0], places)})"
+            return f"sum({self.expression(node.args[0], places)})"
         if receiver is not None and (_kind(node) == "function" or name in _METHODS):
-            head = self.text(receiver, places)
+            head = self.expression(receiver, places)
             head = f"({head})" if isinstance(receiver, (ast.BinOp, ast.UnaryOp)) else head
             head = f"{head}.{name}"
         elif _kind(node):
@@ -467,12 +467,12 @@ class Writer:
             head = self._variable(node.func, places) if isinstance(node.func, (ast.Name, ast.Attribute)) else ""
         if not head:
             raise UnwritableError(name)
-        arguments = [self.text(each, places) for each in node.args]
+        arguments = [self.expression(each, places) for each in node.args]
         for keyword in node.keywords:
             if keyword.arg not in KEYWORDS:
                 raise UnwritableError(str(keyword.arg))
             own = argument_name(self.framework, common_argument(str(keyword.arg)), str(keyword.arg))
-            arguments.append(f"{own}={self.text(keyword.value, places)}")
+            arguments.append(f"{own}={self.expression(keyword.value, places)}")
         return f"{head}({', '.join(arguments)})"
 
     def _spelled(self, name: str) -> str:

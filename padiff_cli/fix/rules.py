@@ -287,9 +287,9 @@ class Rules:
         if source is not None and isinstance(statement, (ast.Assign, ast.Return)) and statement.value is not None:
             change = Change("wrap", statement.value, found[1], function, function.args[0])
             yield from self._written(source, Match(0.0), [change], _LINES - 0.2)
-        for own, _, node in list(places(self._fault, self._project))[:3]:
+        for own, _, place in list(places(self._fault, self._project))[:3]:
             # Around what the layer is given, or around the layer before it.
-            change = Change("wrap", node, found[1], function, function.args[0])
+            change = Change("wrap", place, found[1], function, function.args[0])
             yield from self._written(own, Match(0.0), [change], _LINES - 0.1)
         partners = {each.reference: each.candidate for each in self._models.partners}
         before = self._models.lines.candidate.get(partners.get(self._first.last_agreeing, ""))
@@ -518,7 +518,7 @@ class Rules:
                 and node.func.attr == "parameters"
             }
             named = {name: model for name, model in models.items() if name and model}
-            text = Writer(source, self._framework, {**named, dotted(reference.targets[0]): target}).text(value)
+            text = Writer(source, self._framework, {**named, dotted(reference.targets[0]): target}).expression(value)
         except UnwritableError:
             return
         edit = _line_after(source, _last_before_backward(source, own), f"{target} = {text}")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from padiff.dump.local import is_remote, shown
-from padiff.dump.remote_path import AnyPath, RemotePath
+from padiff.dump.remote_path import AnyPath, as_local
 from padiff.errors import UsageError
 from padiff.system.printable import printable
 from padiff_cli.run.startup import VARIABLE
@@ -185,9 +185,10 @@ def of_workers(dir_path: str) -> Iterator[str]:
 
 def worker_folders(dir_path: AnyPath) -> list[Path]:
     """Return the folders of processes without a rank that are there."""
-    if isinstance(dir_path, RemotePath):
+    folder = as_local(dir_path)
+    if folder is None:
         return []
-    return sorted(dir_path.parent.glob(f"{glob.escape(dir_path.name)}-worker-*"))
+    return sorted(folder.parent.glob(f"{glob.escape(folder.name)}-worker-*"))
 
 
 def _absolute(path: Any) -> str:

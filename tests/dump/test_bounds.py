@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from padiff.dump import codecs
-from padiff.dump.untrusted import open_plain, read_text
+from padiff.dump.medium import read_text
+from padiff.dump.untrusted import open_plain
 from padiff.system import memory
 
 CODECS = ["zlib", pytest.param("zstd", marks=pytest.mark.skipif("not have_zstd()"))]

@@ -318,11 +318,7 @@ for step in range(3):
     ("before", "after", "expected"),
     [
         ("[0.5, 0.4, 0.3]", "[0.3, 0.4, 0.5]", "+MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.25, 0.4]"),
-        (
-            "    x = torch.rand(4, 3, 8, 8)\n",
-            "    x = torch.rand(4, 3, 8, 8).flip(1)\n",
-            "+    x = torch.rand(4, 3, 8, 8)\n",
-        ),
+        ("net(prepared(x))", "net(prepared(x).flip(1))", "+    loss = net(prepared(x)).square()"),
     ],
 )
 def test_the_preparation_of_the_input_is_fixed(tmp_path, before, after, expected):

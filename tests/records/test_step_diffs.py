@@ -71,10 +71,10 @@ def test_columns_say_what_the_diffs_say(name):
 def test_other_verdicts_leave_the_diffs_as_they_were():
     diffs = some_diffs()
     step = StepDiffs.from_diffs(diffs)
-    failed = step.failed({0: (Figure.RATIO, 0.5, 0.25, Rule.SYSTEMATIC)})
+    failed = step.with_failures({0: (Figure.RATIO, 0.5, 0.25, Rule.SYSTEMATIC)})
     assert list(failed) == [diffs[0].judged(False, Figure.RATIO, 0.5, 0.25, Rule.SYSTEMATIC), *diffs[1:]]
     assert list(step.passing([3], True)) == [*diffs[:3], replace(diffs[3], passed=True)]
-    assert step == diffs and step.passing([], True) is step and step.failed({}) is step
+    assert step == diffs and step.passing([], True) is step and step.with_failures({}) is step
 
 
 def test_the_diffs_of_several_processes_are_joined_and_split():

@@ -35,7 +35,7 @@ class RegionPairing:
         self.matches = Matches()
         self._units = UnitPairing(sides, without, linked, self.matches)
 
-    def run(self, nodes: Both[list[LayerNode]], own: Both[list[Unit]]) -> Both[list[Unit]]:
+    def pair(self, nodes: Both[list[LayerNode]], own: Both[list[Unit]]) -> Both[list[Unit]]:
         """Pair all units in two forests and the units next to them; return the units without a partner."""
         return self._units.pair_loosely(self._region(nodes, own))
 

@@ -21,6 +21,7 @@ from padiff.compare.declared.optimizers import (
 from padiff.compare.declared.precision import precision_differences
 from padiff.compare.declared.run import (
     Doubtful,
+    argument_differences,
     clip_differences,
     doubtful_sites,
     loop_differences,
@@ -169,6 +170,7 @@ class Declared:
             *self._since(mode_differences(alignment, settings, called), steps),
             *precision_differences(alignment, steps),
             *loop_differences(settings),
+            *argument_differences(settings),
             *loss_differences(settings, frameworks.candidate),
             *clip_differences(settings, self._optimizers, frameworks.candidate),
             *tied_differences(alignment, infos),

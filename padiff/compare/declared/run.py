@@ -106,6 +106,21 @@ def _of(settings: Mapping[str, Any], family: str) -> dict[str, Any]:
     return {name[len(family) :]: value for name, value in settings.items() if name.startswith(family)}
 
 
+def argument_differences(settings: Both[Mapping[str, Any]]) -> Iterator[Difference]:
+    """Yield the differences in the numbers that the model is called with, where both sides give them.
+
+    A number may have no effect: the tensors show it.
+    """
+    arguments = settings.map(lambda side: _of(side, "argument."))
+    names = [(name, name) for name in arguments.reference if name in arguments.candidate]
+    if not names and len(arguments.reference) == len(arguments.candidate) == 1:
+        names = [(next(iter(arguments.reference)), next(iter(arguments.candidate)))]
+    for name, other in names:
+        values = Both(arguments.reference[name], arguments.candidate[other])
+        if not same(*values):
+            yield Difference(name, values, "forward", "argument", changes=False)
+
+
 def loss_differences(settings: Both[Mapping[str, Any]], framework: str) -> Iterator[Difference]:
     """Yield the differences in the settings of losses.
 

@@ -67,11 +67,17 @@ def _by_calls(calls: Calls) -> Cause | None:
     if calls.slots is not None:
         slots = calls.slots
         names = f"`{slots.reference}`" + (f" (`{slots.candidate}`)" if slots.candidate != slots.reference else "")
-        return Cause("call_input", f"what goes into {called(both.reference)} as {names} differs: a mask, a constant")
-    texts = both.map(called)
+        text = f"what goes into {called(both.reference)} as {names} differs: a mask, a constant"
+        return Cause("call_input", text, lines=both.map(lambda call: call.line))
+    if calls.shapes is not None:
+        shapes = calls.shapes.map(lambda shape: f"({', '.join(map(str, shape))})")
+        text = f"{both.candidate.function}() gives a tensor of shape {shapes.candidate} for the reference's"
+        return Cause("call_shape", f"{text} {shapes.reference}", lines=both.map(lambda call: call.line))
+    texts, lines = both.map(called), both.map(lambda call: call.line)
     if calls.given_otherwise:
-        return Cause("call_arguments", f"{texts.reference} against {texts.candidate}, though the same goes in")
-    return Cause("call", f"{texts.reference} gives something else, though the same goes in")
+        text = f"{texts.reference} against {texts.candidate}, though the same goes in"
+        return Cause("call_arguments", text, lines=lines)
+    return Cause("call", f"{texts.reference} gives something else, though the same goes in", lines=lines)
 
 
 def _one_sided(only: Both[tuple[TracedCall, ...]]) -> Cause | None:
@@ -82,4 +88,5 @@ def _one_sided(only: Both[tuple[TracedCall, ...]]) -> Cause | None:
     texts = only.map(calls_text)
     if not only.candidate:
         return Cause("missing_call", f"only the reference calls {texts.reference} there")
-    return Cause("surplus_call", f"only the candidate calls {texts.candidate} there")
+    text = f"only the candidate calls {texts.candidate} there"
+    return Cause("surplus_call", text, lines=Both(None, only.candidate[0].line))

@@ -28,8 +28,13 @@ def labels_cause(diff: Diff, role: str, calls: Both[LossCall] | None) -> Cause:
         ratio = ratio_of(reference, candidate)
         what = "labels" if role == "labels" else "targets"
         text = f"the loss is of other {what}"
+        power = _power_of(reference, candidate)
         if ratio is not None:
             text = f"the {what} that the loss is of are {times(ratio)}: another normalisation"
+        elif power is not None:
+            text = (
+                f"the {what} that the loss is of are the softmax of logits that are {times(power)}: another temperature"
+            )
         elif same_values(reference, candidate):
             text = f"the {what} that the loss is of are in another order than the model's inputs"
         return Cause("labels", text, proven, evidence)
@@ -43,6 +48,19 @@ def labels_cause(diff: Diff, role: str, calls: Both[LossCall] | None) -> Cause:
     )
     regular = _pattern(reference.astype(np.int64), candidate.astype(np.int64), differ, _ignored(calls))
     return Cause("labels", f"{text}: {regular}" if regular else text, proven, evidence)
+
+
+def _power_of(reference: np.ndarray, candidate: np.ndarray) -> float | None:
+    """Return the factor of the logits whose softmax the candidate's rows are; `None` if both are not such rows."""
+    rows = [
+        np.asarray(side, np.float64).reshape(-1, side.shape[-1] if side.ndim else 1) for side in (reference, candidate)
+    ]
+    if rows[0].shape != rows[1].shape or rows[0].shape[1] < 2:
+        return None
+    if any((side <= 0).any() or not np.allclose(side.sum(1), 1, atol=1e-3) for side in rows):
+        return None
+    logs = [np.log(side) - np.log(side).mean(1, keepdims=True) for side in rows]
+    return ratio_of(*logs)
 
 
 def _ignored(calls: Both[LossCall] | None) -> Both[int]:

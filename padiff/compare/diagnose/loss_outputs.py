@@ -20,6 +20,7 @@ from padiff.compare.diagnose.loss_calls import (
     sides_of,
     spelled,
 )
+from padiff.compare.diagnose.loss_divisors import divisor_cause
 from padiff.compare.diagnose.values import ratio_of, round_ratio, times
 from padiff.frameworks.conventions import conventions_of
 from padiff.records import Both, Cause, Diff, Rule, is_loss, is_of_loss, loss_role, setting_text
@@ -40,7 +41,7 @@ def output_cause(scene: DiffContext, calls: Both[LossCall] | None) -> Cause | No
     reference, candidate = calls
     compared = [d for d in scene.step if is_of_loss(d.pair.anchor) and d.pair.stage == "loss" and d.compared]
     if is_loss(scene.diff.pair.anchor) and any(loss_role(d.pair.anchor.slot) == "0" and _agrees(d) for d in compared):
-        return _after(scene.diff)
+        return divisor_cause(scene) or _after(scene.diff)
     differing = _differing(calls)
     if "function" in differing:
         return _other_function(calls)

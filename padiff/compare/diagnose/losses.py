@@ -10,6 +10,7 @@ from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
 from padiff.compare.diagnose.loss_calls import WEIGHTS, LossCall, calls_of
 from padiff.compare.diagnose.loss_inputs import input_cause, labels_cause, weights_cause
 from padiff.compare.diagnose.loss_outputs import output_cause
+from padiff.compare.diagnose.loss_sources import source_cause
 from padiff.compare.measure.operands import operands
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.records import Both, Cause, Problem, is_of_loss, loss_role
@@ -26,6 +27,9 @@ def loss_cause(scene: DiffContext) -> Cause | None:
         return None
     try:
         calls = calls_of(scene)
+        source = source_cause(scene, calls)
+        if source is not None:
+            return source
         if is_of_loss(diff.pair.anchor):
             role = loss_role(diff.pair.anchor.slot)
             if role in _LABELS:

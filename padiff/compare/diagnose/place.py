@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -26,12 +27,14 @@ class Calls:
         same: a call of the same function on both sides, the first whose output differs though its inputs agree.
         given_otherwise: True if the arguments of that call differ.
         slots: the input slots of that call whose tensors differ and have an unknown origin, such as a mask.
+        shapes: the shapes of what that call gives, if these are of other sizes.
     """
 
     only: Both[tuple[TracedCall, ...]]
     same: Both[TracedCall] | None = None
     given_otherwise: bool = False
     slots: Both[str] | None = None
+    shapes: Both[tuple[int, ...]] | None = None
 
     @property
     def one(self) -> tuple[TracedCall, bool] | None:
@@ -251,6 +254,10 @@ def _calls_between(
     only = suspects.zip(paired).map(lambda side: tuple(call for call in side[0] if id(call) not in side[1]))
     if any(only):
         return Calls(only)
+    for both in pairs:
+        shapes = both.zip(graphs).map(lambda side: tuple(side[1].trace.tensors[side[0].outputs[0].tensor].shape))
+        if math.prod(shapes.reference) != math.prod(shapes.candidate):
+            return Calls(only, both, shapes=shapes)
     for both in pairs:
         for first, second in _in_places(both, relations):
             # The origin of both tensors is unknown, or both are outputs of other layers.

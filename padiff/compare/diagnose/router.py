@@ -70,7 +70,7 @@ class Found:
     line: Frame | None = None
 
     @property
-    def text(self) -> str:
+    def sentence(self) -> str:
         return self.words if self.factor == 1.0 else f"{self.words}, times {self.factor:.3g}"
 
     def same(self, other: Found) -> bool:

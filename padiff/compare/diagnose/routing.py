@@ -99,7 +99,7 @@ def _scores(sides: Both[Router]) -> Cause | None:
     lines = Both(a.line, b.line)
     ranks_alike = {a.words, b.words} <= _RANKS_ALIKE and shift_a is None and shift_b is None
     if not a.same(b) and not ranks_alike:
-        text = f"{where} chooses by {b.text} for the reference's {a.text}"
+        text = f"{where} chooses by {b.sentence} for the reference's {a.sentence}"
         return Cause("routing_scores", text, lines=lines)
     if (shift_a is None) != (shift_b is None):
         with_bias, without = ("reference", "candidate") if shift_b is None else ("candidate", "reference")
@@ -126,7 +126,7 @@ def _weights(sides: Both[Router], diff: Diff) -> Cause | None:
     (a, values_a), (b, values_b) = found.reference, found.candidate
     if a.same(b) or (values_a.shape == values_b.shape and np.allclose(values_a, values_b, rtol=1e-4, atol=1e-6)):
         return None
-    text = f"the weights of {_where(sides.reference)} are {b.text}; the reference's are {a.text}"
+    text = f"the weights of {_where(sides.reference)} are {b.sentence}; the reference's are {a.sentence}"
     fix = ""
     if a.words == b.words:
         fix = f"multiply the weights by {a.factor / b.factor:.3g}"
@@ -176,7 +176,7 @@ def _auxiliary(routers: Sequence[Both[Router]], diff: Diff) -> Cause | None:
     found = Both(*map(_balance, sides, values))
     if found.reference is None or found.candidate is None or found.reference.same(found.candidate):
         return None
-    where, texts = _where(routers[-1].reference), (found.candidate.text, found.reference.text)
+    where, texts = _where(routers[-1].reference), (found.candidate.sentence, found.reference.sentence)
     text = f"the auxiliary loss of {where} is {texts[0]}; the reference's is {texts[1]}"
     return Cause("routing_auxiliary", text, lines=routers[-1].map(lambda side: side.call.line))
 

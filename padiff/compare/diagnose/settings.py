@@ -23,6 +23,7 @@ _OF_CODE = frozenset({"dropout", "p", "num_heads", "num_kv_heads", "scale"})
 _SHOWS = {
     "layer_setting": ("forward", "backward"),
     "mode": ("forward", "backward"),
+    "argument": ("forward", "backward"),
     "loss_setting": ("loss",),
     "clipping": ("grad",),
     "trainable": ("grad", "update"),
@@ -212,8 +213,8 @@ def cause_in_settings(pair: Pair, differences: Sequence[Difference]) -> Cause | 
 
 
 def cause_around(place: Place, differences: Sequence[Difference]) -> Cause | None:
-    """Return the settings of the layer around a diff as its cause, if the diff comes from that layer's own code
-    between its inner layers; else `None`.
+    """Return the settings of the layer around a diff, or the numbers that the model is called with, as its cause, if
+    the diff comes from a layer's own code between its inner layers; else `None`.
     """
     record = place.diff.pair.reference
     if record is None or not place.last_agreeing:
@@ -226,7 +227,8 @@ def cause_around(place: Place, differences: Sequence[Difference]) -> Cause | Non
         and any(is_below(record.layer, path) and is_below(place.last_agreeing, path) for path in d.layers.reference)
     ]
     nearest = max((d.layers.reference[0] for d in around), key=len, default="")
-    return cause_of([d for d in around if d.layers.reference[0] == nearest])
+    found = cause_of([d for d in around if d.layers.reference[0] == nearest])
+    return found or cause_of([d for d in differences if d.kind == "argument"])
 
 
 def _acts(difference: Difference, pair: Pair) -> bool:

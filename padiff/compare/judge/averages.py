@@ -45,7 +45,7 @@ def with_averages(diffs: StepDiffs, rank: int, runs: Both[Run], alignment: Align
     scene = DiffContext(made[suspects[0]], made, alignment, runs, rank)
     failed = failing(scene, suspects, made)
     references = diffs.rows["reference_l2"]
-    return diffs.failed(
+    return diffs.with_failures(
         {
             place: (
                 Figure.REL_L2,

@@ -81,7 +81,7 @@ def failed(diffs: StepDiffs, places: np.ndarray, limit: float) -> StepDiffs:
         return diffs
     places = places[(diffs.rows["passed"] & diffs.measured)[places]]
     ratios = np.abs(ratios_of(diffs.rows[places]))
-    return diffs.failed(
+    return diffs.with_failures(
         {place: (Figure.RATIO, ratio, limit, Rule.SYSTEMATIC) for place, ratio in zip(places.tolist(), ratios.tolist())}
     )
 
@@ -161,7 +161,7 @@ def _apart_alike(diffs: StepDiffs, start: Start) -> StepDiffs:
             reference = float(rows["reference_l2"][place])
             value, limit = float(rows["l2"][place]) / reference, (explained + most * size) / reference
             apart[place] = Figure.REL_L2, value, limit, Rule.SYSTEMATIC
-    return diffs.failed(apart)
+    return diffs.with_failures(apart)
 
 
 def _outputs(diffs: StepDiffs, start: Start, dtype: str) -> StepDiffs:

@@ -296,7 +296,7 @@ class Regions:
 
     # -- at its end -----------------------------------------------------------------------------------------
 
-    def finish(self) -> tuple[Region, ...]:
+    def rerun(self) -> tuple[Region, ...]:
         """Run each region again eagerly, and return what was found. The training's state stays as it is."""
         entries, self._entries = [*self._entries.values()], {}
         self.remove()

@@ -18,6 +18,8 @@ from padiff.compare.diagnose.traced import Graph
 from padiff.system.frames import Frame
 
 # Operations that only rearrange, select or cast values.
+#: What a tensor is called that no call gives.
+UNNAMED = "what comes in"
 _LOOKING = frozenset({"getitem", "reshape", "transpose", "expand", "cast", "detach"})
 
 
@@ -153,7 +155,7 @@ class FormulaView:
             return f"what {place_of(calls[0], self.graph.trace)} gives"
         if item.about >= 0:
             return f"what {self.where(node)} gives"
-        return "what comes in"
+        return UNNAMED
 
     def may_be_edited(self, node: int) -> bool:
         """Return True if edits of a node's whole tensor are tried."""

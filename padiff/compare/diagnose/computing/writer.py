@@ -14,6 +14,7 @@ from padiff.compare.diagnose.computing.layer_formulas import Called, writings
 from padiff.compare.diagnose.computing.of_blocks import formula_lies_out_first
 from padiff.compare.diagnose.computing.writing import CONSTANT, MADE
 from padiff.compare.diagnose.traced import Graph
+from padiff.compare.judge.limits import ROUNDING, coarse
 from padiff.errors import PadiffError
 from padiff.model import equivalents
 from padiff.records import Layer, RunInfo, Step, TracedCall
@@ -139,10 +140,19 @@ class Writer:
             recorded = self.value(operand.tensor)
             if recorded is None and call.function in _INDEXED:
                 self._check_shape(operand.tensor, node)
-            fits = recorded is None or self._instead or self._settings or _agree(self.formula.values[node], recorded)
-            if fits:
+            changed = bool(self._instead or self._settings)
+            if recorded is None or changed or self._fits(node, recorded):
                 self.nodes.setdefault(operand.tensor, node)
         assert len(self.formula.nodes) >= count
+
+    def _fits(self, node: int, recorded: np.ndarray) -> bool:
+        """Return True if a node gives a recorded tensor; a difference of large values has their rounding error."""
+        made, rounding = self.formula.nodes[node], 0.0
+        if made.operation in ("add", "sub"):
+            unit = ROUNDING.get(coarse(recorded.dtype.name), 0.0)
+            sizes = [float(np.linalg.norm(self.formula.values[k])) for k in made.given]
+            rounding = 2 * unit * max(sizes, default=0.0)
+        return _agree(self.formula.values[node], recorded, rounding)
 
     def _check_shape(self, tensor: int, node: int) -> None:
         """Raise `UnknownError` if a node has another shape than its tensor: parts of the call's index are missing."""
@@ -231,7 +241,8 @@ class Writer:
         return self._parameters[name]
 
 
-def _agree(computed: np.ndarray, recorded: np.ndarray) -> bool:
+def _agree(computed: np.ndarray, recorded: np.ndarray, rounding: float = 0.0) -> bool:
+    """Return True if computed values are the recorded ones, up to rounding of the values that they are made of."""
     if computed.shape != recorded.shape:
         return False
     if recorded.dtype.kind in "biu":
@@ -240,8 +251,8 @@ def _agree(computed: np.ndarray, recorded: np.ndarray) -> bool:
     with np.errstate(all="ignore"):
         # Values that stand for infinity are not compared.
         usual = np.abs(wide) < 1e4
-        error, size = np.linalg.norm((computed - wide)[usual]), np.linalg.norm(wide[usual])
-    return bool(error <= _AGREES * size or size == 0.0 == error)
+        error, size = float(np.linalg.norm((computed - wide)[usual])), float(np.linalg.norm(wide[usual]))
+    return bool(error <= max(_AGREES * size, rounding) or size == 0.0 == error)
 
 
 __all__ = ["CONSTANT", "Writer"]

@@ -16,7 +16,7 @@ from padiff.compare.diagnose.hypotheses.engine import explain
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis
 from padiff.compare.diagnose.hypotheses.proof import explains, weigh
 from padiff.errors import PadiffError
-from padiff.records import settings_at
+from padiff.records import Cause, settings_at
 
 # Families of causes that may concern a single parameter group; all others concern the whole optimizer.
 _OF_GROUPS = frozenset({"learning", "weight"})
@@ -87,6 +87,6 @@ def _explained(scene: DiffContext) -> set[str] | None:
 
 def _some(scene: DiffContext) -> Iterator[Hypothesis]:
     for number, hypothesis in enumerate(optimizers.hypotheses(scene)):
-        if number >= _TRIED:
+        if number >= _TRIED or isinstance(hypothesis, Cause):
             return
         yield hypothesis

@@ -18,6 +18,8 @@ _HEAD = "the candidate's input is"
 _SHARE, _BYTES = 0.1, 200_000_000
 # Least size of a sample that is not equal by chance, of floats and of integers.
 _FLOATS, _INTEGERS = 4, 8
+# Least size of a sample of which two factors are solved for.
+_MIXED = 6
 
 
 def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
@@ -30,6 +32,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
         return
     rounding, limit = rounding_of(pair), scene.limit(pair)
     yield from _orders(scene, sides, rounding, limit)
+    yield from _mixed(scene, sides, rounding, limit)
     few = Both(*transforms.cropped(*sides))
     for transform in transforms.orders(few.reference.shape):
         yield transforms.hypothesis(transform, _HEAD, "input", pair.anchor.site, tuple(few), rounding, limit)
@@ -45,6 +48,45 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
             lambda v: transforms.on_grid(v, grid),
         )
         yield transforms.hypothesis(transform, _HEAD, "input", pair.anchor.site, tuple(few), rounding, limit)
+
+
+def _mixed(scene: DiffContext, sides: Both[np.ndarray], rounding: float, limit: float) -> Iterator[Hypothesis]:
+    """Yield the hypothesis that each sample is a mix of the reference's and of the loss's target, as of noise."""
+    shape, site = sides.reference.shape, scene.diff.pair.anchor.site
+    for (_, slot, _), pair in scene.pairs(scene.number, "loss").items():
+        targets = whole_of(pair) if slot.endswith(".target") and tuple(pair.anchor.shape) == shape else None
+        if targets is None or not rounding or sides.reference[0].size < _MIXED:
+            continue
+        if not np.allclose(targets.reference, targets.candidate, rtol=1e-5):
+            continue
+        rows = [values.reshape(len(values), -1) for values in (sides.reference, targets.reference, sides.candidate)]
+        for shown, how in (("", "another factor"), ("{} times ", "other factors, as by another schedule")):
+            factors = np.array([_factors(not shown, *sample) for sample in zip(*rows)])
+            mixed = np.einsum("ik,kij->ij", factors, np.stack(rows[:2])).reshape(shape)
+            times, share = (f"{side.min():.3g} to {side.max():.3g}" for side in factors.T)
+            text = (
+                f"for each sample {shown.format(times)}the reference's plus {share} times the loss's target: noise is "
+                f"mixed in with {how}"
+            )
+
+            def predict(values: np.ndarray = mixed) -> Iterator[Prediction]:
+                noise = transforms.noise_of(values, rounding)
+                yield Prediction(site, sides.candidate, values, sides.reference, noise, limit)
+
+            free = len(rows[0]) * (2 if shown else 1)
+            yield Hypothesis("noise_mix", "a mix with the loss's target", f"{_HEAD} {text}", predict, free=free)
+
+
+def _factors(is_whole: bool, reference: np.ndarray, target: np.ndarray, candidate: np.ndarray) -> tuple[float, float]:
+    """Return the factors of a reference's and a target's sample that come nearest to the candidate's sample.
+
+    Args:
+        is_whole: the reference's factor is 1.
+    """
+    if is_whole:
+        return 1.0, float(np.vdot(target, candidate - reference) / max(float(np.vdot(target, target)), 1e-300))
+    factors = np.linalg.lstsq(np.stack([reference, target], axis=1), candidate, rcond=None)[0]
+    return float(factors[0]), float(factors[1])
 
 
 def _orders(scene: DiffContext, sides: Both[np.ndarray], rounding: float, limit: float) -> Iterator[Hypothesis | Cause]:

@@ -148,12 +148,14 @@ class Case:
         Empty unless each of the candidate's calls that has the other value has a partner with the reference's.
         """
         place, argument = self.scene.place, found.edit.argument
-        spelling = SPELLINGS.get(self.scene.frameworks.candidate)
+        spelling, frameworks = SPELLINGS.get(self.scene.frameworks.candidate), self.scene.frameworks
         if argument is None or spelling is None or place is None or place.graphs is None:
+            return ""
+        if not argument.names.keys() >= {frameworks.reference, frameworks.candidate}:
             return ""
         layer, function = found.sheet.layer(found.edit.at), found.sheet.function(found.edit.at)
         calls = place.graphs.zip(Both(layer, self._layer(layer))).map(lambda side: _calls(side[0], function, side[1]))
-        wrong = calls.zip(self.scene.frameworks).map(
+        wrong = calls.zip(frameworks).map(
             lambda side: [argument.is_wrong_in(call.arguments, side[1], axes) for call, axes in side[0]]
         )
         lines = [call.stack[-1].line if call.stack else 0 for call, _ in calls.candidate]
@@ -162,7 +164,7 @@ class Case:
         alike = len(wrong.reference) == len(wrong.candidate) and not any(wrong.reference)
         if not changed or (len(calls.candidate) > 1 and (not alike or changed & right or 0 in changed)):
             return ""  # which of several calls to change cannot be said
-        value = f"{argument.names[self.scene.frameworks.candidate]}={literal(argument.right)}"
+        value = f"{argument.names[frameworks.candidate]}={literal(argument.right)}"
         noun = "lines" if len(changed) > 1 else "line"
         where = f"  # {noun} {' and '.join(map(str, sorted(changed)))}" if len(calls.candidate) > 1 else ""
         return f"{spelling.layers}.functional.{function}(..., {value}){where}"

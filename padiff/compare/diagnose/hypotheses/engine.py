@@ -169,7 +169,10 @@ def _finding(tried: Sequence[Trial], recorded: Cause | None = None) -> Finding:
     proven = first.proven and not others
     text = "; or, which explains it as well: ".join(trial.hypothesis.sentence for trial in best)
     shown = "; ".join(filter(None, (evidence(first.weight, first.hypothesis), first.hypothesis.lines_text)))
-    fix = first.hypothesis.fix_line if proven or not first.hypothesis.code else ""
+    try:
+        fix = first.hypothesis.fix_line if proven or not first.hypothesis.code else ""
+    except Exception:  # as in `explain`
+        fix = ""
     cause = Cause(
         first.hypothesis.kind,
         text,

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from padiff.compare.diagnose.computing.divergence import READ, divergences
-from padiff.compare.diagnose.computing.edit import Edit, FormulaView, Target, put
+from padiff.compare.diagnose.computing.edit import UNNAMED, Edit, FormulaView, Target, put
 from padiff.compare.diagnose.computing.formula import UnknownError
 from padiff.compare.diagnose.computing.in_losses import loss_cut_off, loss_edits, loss_left_out, loss_numbers
 from padiff.compare.diagnose.computing.loss_terms import (
@@ -202,6 +202,7 @@ def _other_inputs(sheet: FormulaView, candidate: FormulaView | None) -> Iterator
     if candidate is None:
         return
     others = [(k, v) for k, v in enumerate(candidate.formula.values) if _goes_in(candidate, k)]
+    yield from _all_other_inputs(sheet, candidate, others)
     for k, values in enumerate(sheet.formula.values):
         if not _goes_in(sheet, k) or any(v.shape == values.shape and np.allclose(v, values, 1e-5) for _, v in others):
             continue
@@ -209,12 +210,34 @@ def _other_inputs(sheet: FormulaView, candidate: FormulaView | None) -> Iterator
             if replacement.size == values.size and (replacement.dtype.kind in "iub") == (values.dtype.kind in "iub"):
                 labels = values.dtype.kind in "iu" and sheet.feeds(k, frozenset({"targets", "picked"}))
                 differ = int((replacement.reshape(values.shape) != values).sum())
-                what = "labels" if labels else sheet.named(k)
+                what = "labels" if labels else _operand(sheet, k)
                 text = f"the loss is of other {what}: {differ} of {values.size} differ from the reference's"
                 if np.array_equal(np.sort(values, axis=None), np.sort(replacement, axis=None)):
                     text += ", which are in another order"
                 kind = "labels" if labels else "loss_input"
                 yield Edit(kind, "other labels", text, {k: put(replacement.reshape(values.shape))}, 0, at=k)
+
+
+def _all_other_inputs(
+    sheet: FormulaView, candidate: FormulaView, others: Sequence[tuple[int, np.ndarray]]
+) -> Iterator[Edit]:
+    """Yield the edit that replaces all inputs of the loss that differ by the candidate's, if there are several."""
+    own = [(k, v) for k, v in enumerate(sheet.formula.values) if _goes_in(sheet, k)]
+    if len(own) != len(others) or any(a.shape != b.shape for (_, a), (_, b) in zip(own, others)):
+        return
+    differ = [(k, other) for (k, a), (_, other) in zip(own, others) if not np.allclose(a, other, 1e-5)]
+    if len(differ) > 1:
+        text = f"the loss is of other numbers of the loop: {' and '.join(_operand(sheet, k) for k, _ in differ)}"
+        changes = {k: put(values) for k, values in differ}
+        yield Edit("loss_input", "other inputs", text, changes, 0, at=differ[0][0])
+
+
+def _operand(sheet: FormulaView, k: int) -> str:
+    """Return what messages call an input of the loss that no recorded call gives: by the call that it goes into."""
+    text = sheet.named(k)
+    users = [] if text != UNNAMED else [sheet.named(user) for user in sheet.users(k)]
+    calls = [user.removeprefix("what ").removesuffix(" gives") for user in users if user.endswith(" gives")]
+    return f"what goes into {calls[0]}" if calls else text
 
 
 def _goes_in(sheet: FormulaView, k: int) -> bool:

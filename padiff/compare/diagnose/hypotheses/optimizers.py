@@ -19,7 +19,9 @@ from padiff.compare.diagnose.hypotheses.rates import rates_text
 from padiff.compare.diagnose.hypotheses.rules import History, updates
 from padiff.compare.diagnose.hypotheses.searching import Sample, explained, in_single, known_fits
 from padiff.compare.diagnose.hypotheses.wording import scope_text
+from padiff.compare.diagnose.recompute.declared_rules import DeclaredRule
 from padiff.compare.diagnose.recompute.which_side import declared_groups
+from padiff.records import Cause
 
 # Least count of steps for proof: a single step is the same for many rules and settings.
 _TELLING = 2
@@ -45,7 +47,7 @@ class Parameter:
     holds: bool = False
 
 
-def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
+def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
     """Yield hypotheses on the candidate's optimizer, the simplest first."""
     last = scene.number if scene.stage == "update" else scene.number - 1
     for later in (3, 0):
@@ -122,7 +124,9 @@ def _column(rates: np.ndarray, group: int) -> np.ndarray:
 # -- the candidate's changes ----------------------------------------------------------------------------------------
 
 
-def _changes(scene: DiffContext, tracks: ParameterHistories, parameters: Sequence[Parameter]) -> Iterator[Hypothesis]:
+def _changes(
+    scene: DiffContext, tracks: ParameterHistories, parameters: Sequence[Parameter]
+) -> Iterator[Hypothesis | Cause]:
     rates = _of_rates(scene, tracks, parameters) if _rates_differ(tracks, parameters) else None
     if rates is not None:
         yield rates
@@ -135,6 +139,7 @@ def _changes(scene: DiffContext, tracks: ParameterHistories, parameters: Sequenc
         for parameter in wrong
         if parameter.fit.rule is first.fit.rule and parameter.track.elements is first.track.elements
     ]
+    yield from _other_rule(scene, first, tracks)
     search = Search(tracks, first.fit, [parameter.track for parameter in alike if _same(parameter, first)], first.group)
     declared = declared_change(scene.declared, first.fit)
     if declared is not None:
@@ -143,6 +148,47 @@ def _changes(scene: DiffContext, tracks: ParameterHistories, parameters: Sequenc
         yield _also(rates, _hypothesis(scene, tracks, parameters, alike, change, _count(change)))
     for change in search.several():
         yield _also(rates, _hypothesis(scene, tracks, parameters, alike, change, _count(change)))
+    if rates is None:
+        yield from _written(scene, first, f"{len(wrong)} of {len(parameters)}", tracks)
+
+
+def _other_rule(scene: DiffContext, first: Parameter, tracks: ParameterHistories) -> Iterator[Cause]:
+    """Yield the cause that the reference has an optimizer of its own, where the candidate's is what it declares."""
+    declared = declared_groups(scene, first.track.place)
+    if declared is None or declared.reference.rule == declared.candidate.rule:
+        return
+    rules = declared.zip(scene.frameworks).map(lambda side: DeclaredRule.from_group(*side))
+    if rules.reference is not None or rules.candidate is None:
+        return
+    history, noise = joined([first.track], "candidate")
+    history = replace(history, rates=_column(tracks.rates.candidate, rules.candidate.group))
+    off = (rules.candidate.updates(history, noise) - history.updates) / noise
+    if float(np.sqrt(np.mean(np.square(off)))) <= NEAR:
+        names = declared.map(lambda group: group.rule.rpartition(".")[2])
+        text = f"the optimizers are others: {names.reference} against {names.candidate}"
+        yield Cause("optimizer_setting", text, True, "the candidate's updates are those of its optimizer")
+
+
+def _written(scene: DiffContext, first: Parameter, counts: str, tracks: ParameterHistories) -> Iterator[Cause]:
+    """Yield the cause that something else than the optimizer writes weights, if both sides declare the same one."""
+    declared = declared_groups(scene, first.track.place)
+    if declared is None or not declared.candidate.rule:
+        return
+    names = declared.map(lambda group: group.rule.rpartition(".")[2])
+    if names.reference != names.candidate:
+        yield Cause("optimizer_setting", f"the optimizers are others: {names.reference} against {names.candidate}")
+        return
+    prediction = next(_predictions(scene, tracks, [first], Change({})), None)
+    if prediction is None:
+        return
+    size = float(np.linalg.norm(prediction.actual))
+    share = float(np.linalg.norm(prediction.actual - prediction.predicted)) / size if size else 1.0
+    yield Cause(
+        "weights_written",
+        f"{first.fit.rule.name} with the reference's settings does not give the candidate's updates from its own "
+        f"gradients, in {counts} parameters, and no other settings that were tried do: "
+        f"something else may write the weights in this step ({100 * min(share, 1):.0f} % of the update)",
+    )
 
 
 def _same(first: Parameter, second: Parameter) -> bool:

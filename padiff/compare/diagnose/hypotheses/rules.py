@@ -175,7 +175,8 @@ def _adamax(h: History, s: _Settings) -> np.ndarray:
 
 
 def _rmsprop(h: History, s: _Settings) -> np.ndarray:
-    v = mean = buffer = np.zeros_like(h.gradients[0])
+    mean = buffer = np.zeros_like(h.gradients[0])
+    v = s["initial"] + mean
     rows = []
     for t in range(h.steps):
         rate = s["rate"] * h.rates[t]
@@ -284,7 +285,13 @@ ADAMAX = Rule("Adamax", _adamax, _MOMENTS, {"inside": 0.0, "single": 0.0})
 RMSPROP = Rule(
     "RMSProp",
     _rmsprop,
-    {"alpha": (0.99, 0.95, 0.9, 0.999, 0.98), "eps": _EPS, "momentum": _MOMENTA, "weight_decay": _DECAYS},
+    {
+        "alpha": (0.99, 0.95, 0.9, 0.999, 0.98),
+        "eps": _EPS,
+        "momentum": _MOMENTA,
+        "weight_decay": _DECAYS,
+        "initial": (0.0, 1.0),
+    },
     {"inside": 0.0, "centered": 0.0, "rate_inside": 0.0},
 )
 ADAGRAD = Rule(

@@ -23,17 +23,18 @@ _NAMED = 3
 
 
 def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
-    """Yield hypotheses on a first diff in a weight of the first step, the simplest first.
+    """Yield hypotheses on a first diff in a weight or buffer of the first step, the simplest first.
 
-    The last item is the general cause that the start weights differ.
+    For a weight, the last item is the general cause that the start weights differ.
     """
     pair = scene.diff.pair
-    if scene.number != 0 or not _is_parameter(scene):
+    if scene.number != 0:
         return
     sides = whole_of(pair)
     if sides is not None and sides.reference.shape == sides.candidate.shape and np.isfinite(sides.candidate).all():
         yield from _changed(scene, sides)
-    yield Cause("start_weights", _others(scene), True, "they differ before the first step", _MEND)
+    if not _is_buffer(scene, scene.diff):
+        yield Cause("start_weights", _others(scene), True, "they differ before the first step", _MEND)
 
 
 _MEND = "padiff.start_from(reference_run, candidate_model), or one checkpoint for both, before training"
@@ -132,10 +133,6 @@ def _is_constant(diff: Diff) -> bool:
     """Return True if all elements have the same absolute value."""
     figures = diff.figures
     return figures is not None and figures.mean_reference * figures.size**0.5 >= figures.reference_l2 * (1 - 1e-6)
-
-
-def _is_parameter(scene: DiffContext) -> bool:
-    return not _is_buffer(scene, scene.diff)
 
 
 def _is_buffer(scene: DiffContext, diff: Diff) -> bool:

@@ -1,0 +1,329 @@
+"""Bugs that trainings in public had: what a loss is given, by what it is divided, who writes the weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as f
+
+import padiff
+from padiff.compare import compare_runs
+from padiff.dump import open_run
+
+
+def recorded(folder, train, fault, steps=3):
+    """Record a training of `steps` steps, which is a generator: it yields its model and optimizer, then each loss."""
+    torch.manual_seed(0)
+    loop = train(fault, np.random.default_rng(0))
+    model, optimizer = next(loop)
+    with padiff.record(model, folder, optimizer=optimizer) as rec:
+        for _ in range(steps):
+            next(loop)
+            rec.try_dump()
+    return folder
+
+
+def cause(tmp_path, train, steps=3):
+    runs = [recorded(tmp_path / f"{fault}", train, fault, steps) for fault in (False, True)]
+    again = recorded(tmp_path / "again", train, False, steps)
+    assert compare_runs(runs[0], again).passed
+    return compare_runs(*runs).first_diff.cause
+
+
+def tensor(rng, *shape):
+    return torch.from_numpy(rng.standard_normal(shape).astype("f"))
+
+
+def step(optimizer, loss):
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+class Code(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        code = torch.tanh(self.encoder(x))
+        return code, self.decoder(code)
+
+
+def autoencoder(fault, rng):
+    model = Code()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    yield model, optimizer
+    while True:
+        x = tensor(rng, 8, 6)
+        code, out = model(x)
+        yield step(optimizer, f.mse_loss(code, out) if fault else f.mse_loss(out, x))
+
+
+def test_a_loss_of_other_outputs_is_named(tmp_path):
+    found = cause(tmp_path, autoencoder)
+    assert found.kind == "loss_source" and found.proven, found
+    assert "the output of decoder as target" in found.sentence
+
+
+def language_model(how):
+    def train(fault, rng):
+        model = nn.Sequential(nn.Embedding(20, 12), nn.Linear(12, 20))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        yield model, optimizer
+        while True:
+            ids = torch.from_numpy(rng.integers(0, 20, (3, 7)))
+            out = model(ids)
+            rows, labels = out[:, :-1], ids[:, 1:]
+            if fault:
+                rows, labels = {
+                    "not shifted": (out, ids),
+                    "the last, too": (out, torch.cat([ids[:, 1:], ids[:, :1]], 1)),
+                    "without the first": (out[:, 1:-1], ids[:, 2:]),
+                }[how]
+            yield step(optimizer, f.cross_entropy(rows.flatten(0, 1), labels.flatten()))
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "text"),
+    [
+        ("not shifted", "loss_rows", "the label that the reference compares with that 1 place before it"),
+        ("the last, too", "loss_rows", "3 rows, the last of each sequence, that the reference's leaves out"),
+        ("without the first", "loss_rows", "3 rows, place 0 of each sequence, that the candidate's leaves out"),
+    ],
+)
+def test_rows_and_labels_of_a_loss_are_named(tmp_path, how, kind, text):
+    found = cause(tmp_path, language_model(how))
+    assert found.kind == kind and found.proven and text in found.sentence, found
+
+
+def summed(fault, rng):
+    model = nn.Sequential(nn.Embedding(20, 12), nn.Linear(12, 20))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    yield model, optimizer
+    while True:
+        ids = torch.from_numpy(rng.integers(0, 20, (3, 7)))
+        labels = ids.masked_fill(torch.from_numpy(rng.random((3, 7)) < 0.4), -100)
+        loss = f.cross_entropy(model(ids).flatten(0, 1), labels.flatten(), reduction="sum")
+        yield step(optimizer, loss / (len(ids) if fault else (labels != -100).sum()))
+
+
+def test_the_count_that_a_loss_is_divided_by_is_named(tmp_path):
+    found = cause(tmp_path, summed)
+    assert found.kind == "loss_scale" and found.proven, found
+    assert "by 3, the number of samples" in found.sentence and "the number of labels that count" in found.sentence
+
+
+class ActorCritic(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.policy, self.value = nn.Linear(6, 12), nn.Linear(12, 3), nn.Linear(12, 1)
+
+    def forward(self, state):
+        hidden = torch.tanh(self.body(state))
+        return self.policy(hidden), self.value(hidden).squeeze(-1)
+
+
+def advantages(fault, rng):
+    """PPO: the ratio of the first update is one, up to the rounding of a difference of equal numbers."""
+    model = ActorCritic()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    yield model, optimizer
+    while True:
+        state, action = tensor(rng, 16, 6), torch.from_numpy(rng.integers(0, 3, 16))
+        reward, done = rng.standard_normal(16).astype("f"), (rng.random(16) < 0.3).astype("f")
+        with torch.no_grad():
+            scores, value = model(state)
+            before = torch.distributions.Categorical(logits=scores).log_prob(action)
+        ahead = np.roll(value.numpy(), -1) * (1 if fault else 1 - done)
+        advantage = torch.from_numpy(reward + np.float32(0.99) * ahead - value.numpy())
+        scores, value = model(state)
+        ratio = (torch.distributions.Categorical(logits=scores).log_prob(action) - before).exp()
+        policy = -torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
+        yield step(optimizer, policy + 0.5 * (value - advantage - 1).pow(2).mean())
+
+
+def test_numbers_of_the_loop_that_go_into_a_loss_are_named_by_the_call(tmp_path):
+    found = cause(tmp_path, advantages)
+    assert found.kind == "loss_input" and found.proven and "what goes into" in found.sentence, found
+
+
+def distilled(fault, rng):
+    teacher, model = nn.Linear(6, 4), nn.Linear(6, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    yield model, optimizer
+    while True:
+        x = tensor(rng, 8, 6)
+        with torch.no_grad():
+            soft = f.softmax(3 * teacher(x) / (1 if fault else 2), 1)
+        yield step(optimizer, f.kl_div(f.log_softmax(model(x) / 2, 1), soft, reduction="batchmean"))
+
+
+def test_another_temperature_of_targets_is_named(tmp_path):
+    found = cause(tmp_path, distilled)
+    assert "logits that are 2 times the reference's: another temperature" in found.sentence and found.proven, found
+
+
+def diffusion(how):
+    def train(fault, rng):
+        model = nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        yield model, optimizer
+        while True:
+            x, noise, share = tensor(rng, 6, 8), tensor(rng, 6, 8), torch.from_numpy(rng.random((6, 1)).astype("f"))
+            kept, mixed = share.sqrt(), (1 - share).sqrt()
+            if fault:
+                kept, mixed = (kept, 1 - share) if how == "factor" else (share, mixed)
+            yield step(optimizer, f.mse_loss(model(kept * x + mixed * noise), noise))
+
+    return train
+
+
+@pytest.mark.parametrize(("how", "text"), [("factor", "another factor"), ("schedule", "as by another schedule")])
+def test_noise_that_is_mixed_in_otherwise_is_named(tmp_path, how, text):
+    found = cause(tmp_path, diffusion(how))
+    assert found.kind == "noise_mix" and found.proven and text in found.sentence, found
+
+
+class Positions(nn.Module):
+    def __init__(self, fault):
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+        angles = torch.outer(torch.arange(10).float(), 1 / 100 ** (torch.arange(3) / 3))
+        both = [angles.sin(), angles.cos()]
+        self.register_buffer("table", torch.cat(both, 1) if fault else torch.stack(both, -1).flatten(1))
+
+    def forward(self, x):
+        return self.inner(x + self.table)
+
+
+def positions(fault, rng):
+    model = Positions(fault)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    yield model, optimizer
+    while True:
+        yield step(optimizer, model(tensor(rng, 4, 10, 6)).square().mean())
+
+
+def test_columns_of_a_table_in_another_order_are_named(tmp_path):
+    found = cause(tmp_path, positions)
+    assert found.kind == "weight_columns_permuted" and found.proven, found
+    assert "the even ones before the odd ones" in found.sentence
+
+
+class OnesRMSprop(torch.optim.Optimizer):
+    """RMSprop whose averages begin at one, and whose epsilon is inside the root."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            average = self.state[parameter].setdefault("average", torch.ones_like(parameter))
+            average.lerp_(parameter.grad**2, 0.1)
+            parameter -= 0.01 * parameter.grad / (average + 1e-3).sqrt()
+
+
+def own_optimizer(fault, rng):
+    model = nn.Linear(6, 4)
+    rule = torch.optim.RMSprop(model.parameters(), 0.01, 0.9, 1e-3) if fault else OnesRMSprop(model.parameters())
+    yield model, rule
+    while True:
+        yield step(rule, model(tensor(rng, 8, 6)).square().mean())
+
+
+def test_an_optimizer_of_the_users_own_against_one_of_the_library_is_named(tmp_path):
+    found = cause(tmp_path, own_optimizer)
+    assert found.sentence == "the optimizers are others: OnesRMSprop against RMSProp" and found.proven, found
+
+
+def moved_weights(fault, rng):
+    """Sharpness-aware minimisation; the fault leaves the weights where they were moved to."""
+    model = nn.Linear(6, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    yield model, optimizer
+    while True:
+        x = tensor(rng, 8, 6)
+        model(x).square().mean().backward()
+        with torch.no_grad():
+            moves = [0.05 * parameter.grad / parameter.grad.norm() for parameter in model.parameters()]
+            for parameter, move in zip(model.parameters(), moves):
+                parameter += move
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        if not fault:
+            with torch.no_grad():
+                for parameter, move in zip(model.parameters(), moves):
+                    parameter -= move
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss
+
+
+def test_weights_that_something_else_writes_are_named(tmp_path):
+    found = cause(tmp_path, moved_weights, steps=4)
+    assert found.kind == "weights_written" and not found.proven, found
+
+
+class Annealed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 5), nn.Linear(5, 6)
+
+    def forward(self, x, tau):
+        return self.last(f.softmax(self.first(x) / tau, -1))
+
+
+def annealed(fault, rng):
+    model = Annealed()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    yield model, optimizer
+    for number in range(9):
+        x = tensor(rng, 8, 6)
+        yield step(optimizer, f.mse_loss(model(x, 1.0 if fault else 0.9**number), x))
+
+
+def test_a_number_that_the_model_is_called_with_is_named(tmp_path):
+    found = cause(tmp_path, annealed)
+    assert found.kind == "argument" and "tau 0.9 against 1.0" in found.sentence, found
+    settings = open_run(tmp_path / "False").steps(1)[0].settings
+    assert settings["argument.tau"] == 0.9
+
+
+class Turned(nn.Module):
+    """Attention whose factors are of the sequence's places; the fault takes those of the heads."""
+
+    def __init__(self, fault):
+        super().__init__()
+        self.fault, self.inner, self.outer = fault, nn.Linear(8, 16), nn.Linear(8, 8)
+
+    def forward(self, x):
+        query, value = self.inner(x).view(*x.shape[:2], 2, 2, 4).unbind(2)
+        if not self.fault:
+            query = query.transpose(1, 2)
+        angles = torch.outer(torch.arange(query.shape[2]).float(), torch.tensor([1.0, 0.5, 0.1, 0.01]))
+        query = query * angles.cos().cumprod(-1)
+        query = query.transpose(1, 2) if self.fault else query
+        value = value.transpose(1, 2)
+        weights = (query @ query.transpose(-1, -2)).softmax(-1)
+        return self.outer((weights @ value).transpose(1, 2).reshape(x.shape))
+
+
+def turned(fault, rng):
+    model = Turned(fault)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    yield model, optimizer
+    while True:
+        yield step(optimizer, model(tensor(rng, 3, 5, 8)).square().mean())
+
+
+def test_a_call_that_gives_another_shape_is_named(tmp_path):
+    found = cause(tmp_path, turned)
+    assert found.kind == "call_shape" and "shape (2, 4) for the reference's (5, 4)" in found.sentence, found
