@@ -376,6 +376,14 @@ class Writer:
         edits = [Edit(source.file, start, start, before), Edit(source.file, end, end, after)]
         return self._with_imports(edits, text)
 
+    def argument(self, call: ast.Call, text: str) -> tuple[Edit, ...]:
+        """Return the edits that add an argument, written as code, to a call.
+
+        Raises:
+            UnwritableError: the call has a generator without brackets.
+        """
+        return (self._added(call, text),)
+
     def expression(self, node: ast.AST, places: Mapping[ast.AST, str] | None = None) -> str:
         """Return an expression of the reference as code of the candidate.
 
@@ -426,11 +434,13 @@ class Writer:
             return mapped
         function = self._function
         if isinstance(node, ast.Name) and function is not None:
-            # A name that the function does not have stands for its only parameter.
+            # A name that the function does not have stands for what nothing reads, or for its only parameter.
             own = {each.id for each in ast.walk(function) if isinstance(each, ast.Name)}
             parameters = [each.arg for each in function.args.args if each.arg != "self"]
-            if name not in {*own, *parameters} and len(parameters) == 1 and name not in self.source.modules:
-                return parameters[0]
+            if name not in {*own, *parameters} and name not in self.source.modules:
+                unread = unread_variables(function)
+                if len(unread) == 1 or len(parameters) == 1:
+                    return unread[0] if len(unread) == 1 else parameters[0]
         if name.startswith("self.") and ".".join(name.split(".")[:2]) not in self.source.attributes:
             raise UnwritableError(name)
         return ".".join(
@@ -616,6 +626,13 @@ def _kind(call: ast.Call) -> str:
     """Return the family of the called function; empty for a layer or method of the user's class."""
     own = isinstance(call.func, ast.Attribute) and dotted(call.func.value) == "self"
     return "" if own else kind_of(last_name(call.func))
+
+
+def unread_variables(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """Return the variables that a function assigns and never reads."""
+    names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+    read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
+    return list(dict.fromkeys(node.id for node in names if isinstance(node.ctx, ast.Store) and node.id not in read))
 
 
 def inner_expressions(node: ast.AST) -> Iterator[ast.expr]:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import permutations
 
 from padiff.frameworks.argument_names import number_text
 from padiff.frameworks.catalog import LAYERS
 from padiff.model.equivalents import common_kind
-from padiff.records import Both, FirstDiff, Models
-from padiff.records.diagnostic import code_lines, named_at
+from padiff.records import Both
+from padiff.records.diagnostic import named_at
 from padiff.records.recorded import ROOT
 from padiff.system.frames import Frame
+from padiff_cli.fix.fault import Fault
+from padiff_cli.fix.groups import parameter_groups
+from padiff_cli.fix.insertions import insertions, literals, places
 from padiff_cli.fix.lines import nodes_at, parsed_line
 from padiff_cli.fix.matching import Change, Match, Matcher, UnwritableError, Writer, inner_expressions
 from padiff_cli.fix.source import Edit, Project, Proposal, Source, dotted, last_name
-from padiff_cli.fix.vocabulary import common_argument, common_call, kind_of, number_of, value_text
+from padiff_cli.fix.trainers import trainer_arguments
+from padiff_cli.fix.vocabulary import KEYWORDS, common_argument, common_call, kind_of, number_of, value_text
 
 # Largest cost of two lines that are compared, and of lines that are searched for: others are other lines. Chosen.
 _ALIKE, _NEAR = 6.0, 3.0
@@ -25,6 +31,8 @@ _SIGNED = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 _OF_INPUT = re.compile(
     rf"the candidate's input is (?:the reference's|({_SIGNED}) times the reference's)(?: ({_SIGNED}))?"
 )
+_BY_CHANNEL = re.compile(r"by channel \(axis \d+\): (.+)")
+_CHANNEL = re.compile(rf"({_SIGNED}) x ({_SIGNED})")
 # Causes that name two numbers, or two calls with their arguments: the candidate's number comes first, the reference's
 # call does.
 _NUMBERS = re.compile(rf"is ({_SIGNED})(?: in the candidate)? for the reference's ({_SIGNED})(?![\w.])")
@@ -32,6 +40,13 @@ _TWO_CALLS = re.compile(r"(\w+\([^()]*(?:\([^()]*\)[^()]*)*\)) against (\w+\([^(
 _ACTIVATIONS = re.compile(r"uses (.+?) for the reference's (.+?)(?: \(|$)")
 _NO_ACTIVATION = re.compile(r"has no activation, the reference (?:has )?(.+?)(?: \(|$)")
 _SURPLUS = re.compile(r"(\w+)\(\) in `[^`]*` is left out")
+# An argument with both values, and calls with an argument that only the reference makes.
+_ARGUMENT = re.compile(r"(\w+)=[\w.+-]+ for the reference's ([\w.+-]*\w)")
+_ONLY_REFERENCE = re.compile(r"only the reference calls (.*?)(?: there|$)")
+_CALLED = re.compile(r"(\w+)\((\w+)=([-+.\w]+)\)")
+_NAMED_CALL = re.compile(r"(\w+)\(\) in `")
+_LAYER_OF = {"interpolate": "Upsample"}
+_FLIPPED = re.compile(r"the candidate's input is flipped along axis (\d+)")
 _OPERATORS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow"}
 # Cost of a name that differs, where statements are searched for those most like them.
 _OTHER_NAME = 0.5
@@ -39,41 +54,11 @@ _OTHER_NAME = 0.5
 _COMPARED, _STATEMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Expr, ast.For), 300
 # Ranks of proposals: a cause's own fix, the two lines, calls of a step, other lines.
 _FIX, _LINES, _CALLS, _OTHERS = 0.0, 2.0, 1.0, 6.0
-_STEPS = ("step",)
+# Largest number of places of a number, and of numbers that only the reference has. Each is a run.
+_NUMBER_PLACES, _OTHER_NUMBERS = 3, 3
+# Numbers that say nothing by themselves.
+_COMMON = frozenset((-1.0, 0.0, 1.0, 2.0))
 _ZEROING = {"torch": "zero_grad", "paddle": "clear_grad"}
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A fault and what is known around it.
-
-    Attributes:
-        first: the fault.
-        models: both layer trees, and lines of code.
-        reference_run: the reference's folder, as the user wrote it.
-        reference_code: the reference's own files, where they lie in the working folder as they were recorded.
-    """
-
-    first: FirstDiff
-    models: Models
-    reference_run: str
-    reference_code: Project
-
-    @property
-    def kind(self) -> str:
-        """Return the kind of the cause; empty if there is none."""
-        return "" if self.first.cause is None else self.first.cause.kind
-
-    @property
-    def words(self) -> str:
-        """Return the kind and the sentence of the cause."""
-        return "" if self.first.cause is None else f"{self.kind} {self.first.cause.sentence}"
-
-    @property
-    def frameworks(self) -> tuple[str, str]:
-        """Return the names of both frameworks."""
-        names = [name.partition(" ")[0] for name in self.models.frameworks]
-        return names[0], names[1]
 
 
 class Rules:
@@ -83,7 +68,7 @@ class Rules:
         self._fault, self._project = fault, project
         self._first, self._models = fault.first, fault.models
         self._framework = fault.frameworks[1]
-        self.lines: Both[Frame | None] = code_lines(fault.first, fault.models)
+        self.lines: Both[Frame | None] = fault.lines
 
     def proposals(self) -> list[Proposal]:
         """Return proposals without duplicates, the most likely one first."""
@@ -100,11 +85,17 @@ class Rules:
             *self._total(),
             *self._numbers(),
             *self._arguments(),
+            *self._named_arguments(),
             *self._surplus(),
             *self._missing_activation(),
             *self._detached(),
             *self._input(),
+            *self._flipped(),
             *self._from_sources(),
+            *self._other_numbers(),
+            *insertions(self._fault, self._project),
+            *trainer_arguments(self._fault, self._project),
+            *parameter_groups(self._fault, self._project),
         ]
         unique: dict[tuple[Edit, ...], Proposal] = {}
         for proposal in sorted(found, key=lambda each: each.weight):
@@ -141,6 +132,10 @@ class Rules:
                 matcher = Matcher((self._framework, self._framework))
                 match = matcher.match(call, node)
                 changes = [each for each in match.changes if each.kind in ("value", "add", "rename")]
+                names = (last_name(call.func), last_name(node.func))
+                if kind_of(names[0]) == "optimizer" and {*names} == {"SGD", "Momentum"}:
+                    # One rule has two classes in paddle.
+                    changes.append(Change("rename", node, names[0], call))
                 yield from self._written(source, match, changes, _FIX)
 
     def _targets(self, fix: ast.Call) -> list[tuple[Source, ast.Call]]:
@@ -292,6 +287,10 @@ class Rules:
         if source is not None and isinstance(statement, (ast.Assign, ast.Return)) and statement.value is not None:
             change = Change("wrap", statement.value, found[1], function, function.args[0])
             yield from self._written(source, Match(0.0), [change], _LINES - 0.2)
+        for own, _, place in list(places(self._fault, self._project))[:3]:
+            # Around what the layer is given, or around the layer before it.
+            change = Change("wrap", place, found[1], function, function.args[0])
+            yield from self._written(own, Match(0.0), [change], _LINES - 0.1)
         partners = {each.reference: each.candidate for each in self._models.partners}
         before = self._models.lines.candidate.get(partners.get(self._first.last_agreeing, ""))
         source = None if before is None else self._project.get(before.file)
@@ -528,21 +527,52 @@ class Rules:
     def _numbers(self) -> Iterator[Proposal]:
         """Yield the reference's number in the place of the candidate's, where the cause names both."""
         found = _NUMBERS.search(self._fault.words)
+        if found is None:
+            return
+        own, text = float(found[1]), found[2]
         frame, weight = self.lines.candidate, _LINES + 0.7
         source = None if frame is None else self._project.get(frame.file)
         statement = None if source is None or frame is None else source.statement(frame.line)
-        if found is None or source is None or statement is None:
-            return
-        for node in ast.walk(statement):
+        nodes = [] if source is None or statement is None else [(source, node) for node in ast.walk(statement)]
+        places = []
+        for each, node in nodes:
             if isinstance(node, ast.expr) and not isinstance(node, ast.Call):
-                own = number_of(node)
-                holders = [(source, node)] if own is not None else self._project.definitions(source, node)
-                for holder, value in holders:
-                    number = number_of(value)
-                    if number is not None and abs(number - float(found[1])) <= 1e-6 * abs(number):
-                        start, end = holder.span(value)
-                        text = number_text(float(found[2])) if "." in holder.code(value) else found[2]
-                        yield Proposal((Edit(holder.file, start, end, text),), f"the number is {text}", weight)
+                known = number_of(node) is not None
+                places += [(each, node)] if known else self._project.definitions(each, node)
+        rest = [(each, node) for each, node, value in literals(self._project) if value == own]
+        rest = rest if len(rest) <= _NUMBER_PLACES else []
+        for k, (holder, value) in enumerate(dict.fromkeys([*places, *rest])):
+            number = number_of(value)
+            if number is not None and abs(number - own) <= 1e-6 * abs(number):
+                start, end = holder.span(value)
+                new = number_text(float(text)) if "." in holder.code(value) else text
+                more = 0.0 if k < len(places) else 0.5
+                yield Proposal((Edit(holder.file, start, end, new),), f"the number is {new}", weight + more)
+
+    def _other_numbers(self) -> Iterator[Proposal]:
+        """Yield the reference's number in the place of the candidate's, where each has one that the other has not.
+
+        The reference's files have to be at hand.
+        """
+        sides = [
+            [each for each in literals(project) if each[2] not in _COMMON]
+            for project in (self._fault.reference_code.without(self._project), self._project)
+        ]
+        counts = [Counter(value for _, _, value in side) for side in sides]
+        only = [
+            [(source, node) for source, node, value in side if (count - other)[value]]
+            for side, count, other in zip(sides, counts, reversed(counts))
+        ]
+        values = {number_of(node): source.code(node) for source, node in only[0]}
+        if not 0 < len(values) <= _OTHER_NUMBERS:
+            return
+        for source, node in only[1][: 2 * _OTHER_NUMBERS]:
+            start, end = source.span(node)
+            for text in values.values():
+                words = f"the number is {text}, which only the reference has"
+                # One number against one says most.
+                weight = _LINES - 0.1 if len(values) == len(only[1]) == 1 else _OTHERS + 0.5
+                yield Proposal((Edit(source.file, start, end, text),), words, weight)
 
     def _arguments(self) -> Iterator[Proposal]:
         """Yield the reference's arguments in the place of the candidate's, where the cause names the calls."""
@@ -561,6 +591,68 @@ class Rules:
                 yield from self._written(
                     source, match, [each for each in match.changes if each.kind == "value"], _LINES
                 )
+
+    def _named_arguments(self) -> Iterator[Proposal]:
+        """Yield arguments that the cause names with the reference's value, in calls of the function that it names."""
+        wanted: list[tuple[str, str, str]] = [
+            ("", found[1], found[2]) for found in _ARGUMENT.finditer(self._fault.words)
+        ]
+        for text in _ONLY_REFERENCE.findall(self._fault.words):
+            wanted += [(found[1], found[2], found[3]) for found in _CALLED.finditer(text)]
+        for function, argument, text in wanted:
+            value = _parsed_value(text)
+            common = common_argument(argument)
+            if value is None:
+                continue
+            for source, call in self._calls_in_project():
+                name = last_name(call.func)
+                if function and common_call(name) != common_call(function):
+                    continue
+                for keyword in call.keywords:
+                    if keyword.arg and common_argument(keyword.arg) == common and keyword.arg in KEYWORDS:
+                        change = Change("value", keyword.value, common, value)
+                        yield from self._written(source, Match(0.0), [change], _LINES - 0.1)
+            named = _NAMED_CALL.findall(self._fault.words)
+            for source, call in self._calls_in_project() if not function else ():
+                name = last_name(call.func)
+                has = any(keyword.arg and common_argument(keyword.arg) == common for keyword in call.keywords)
+                if not has and any(name == each or _LAYER_OF.get(each) == name for each in named):
+                    yield from self._written(source, Match(0.0), [Change("add", call, common, value)], _LINES)
+
+    def _calls_in_project(self) -> Iterator[tuple[Source, ast.Call]]:
+        for source in self._project:
+            for node in source.nodes:
+                if isinstance(node, ast.Call) and kind_of(last_name(node.func)):
+                    yield source, node
+
+    def _flipped(self) -> Iterator[Proposal]:
+        """Yield removals and additions of a flip of the input."""
+        found = _FLIPPED.search(self._fault.words)
+        if found is None:
+            return
+        for source in self._project:
+            for node in source.nodes:
+                if isinstance(node, ast.Subscript) and _is_reversal(node.slice):
+                    change = Change("unwrap", node, "[::-1]", None, node.value)
+                    yield from self._written(source, Match(0.0), [change], _LINES)
+                if isinstance(node, ast.Call) and last_name(node.func) in ("flip", "cvtColor"):
+                    owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+                    is_method = owner is not None and dotted(owner) not in source.modules
+                    inner = owner if is_method else next(iter(node.args), None)
+                    if inner is not None:
+                        change = Change("unwrap", node, last_name(node.func), None, inner)
+                        yield from self._written(source, Match(0.0), [change], _LINES)
+        frame = self._models.lines.candidate.get(ROOT)
+        made = None if frame is None else self._project.get(frame.file)
+        statement = None if made is None or frame is None else made.statement(frame.line)
+        targets = {dotted(each) for each in getattr(statement, "targets", [])} - {""}
+        for source in self._project:
+            for node in source.nodes:
+                if isinstance(node, ast.Call) and dotted(node.func) in targets and len(node.args) == 1:
+                    end = source.span(node.args[0])[1]
+                    if isinstance(node.args[0], (ast.Name, ast.Attribute, ast.Call, ast.Subscript)):
+                        edit = Edit(source.file, end, end, f".flip([{found[1]}])")
+                        yield Proposal((edit,), f"the input is flipped along axis {found[1]}", _LINES + 0.5)
 
     def _surplus(self) -> Iterator[Proposal]:
         """Yield the candidate's line without a call or operator that the cause names."""
@@ -604,6 +696,7 @@ class Rules:
         """Yield changes of the constants by which inputs are normalised, computed from the recorded inputs."""
         found = _OF_INPUT.search(self._fault.words) if self._fault.kind.startswith("input_") else None
         if found is None:
+            yield from self._normalised_by_channel()
             return
         factor, offset = float(found[1] or 1.0), float(found[2] or 0.0)
         if not factor:
@@ -612,6 +705,31 @@ class Rules:
             for node in source.nodes:
                 if isinstance(node, ast.BinOp):
                     yield from self._normalised(source, node, factor, offset)
+
+    def _normalised_by_channel(self) -> Iterator[Proposal]:
+        """Yield new constants of ``(x - m) / s`` with a number for each channel."""
+        found = _BY_CHANNEL.search(self._fault.words) if self._fault.kind.startswith("input_") else None
+        pairs = [] if found is None else [(float(f), float(o)) for f, o in _CHANNEL.findall(found[1])]
+        rows = [
+            (source, node)
+            for source in self._project
+            for node in source.nodes
+            if pairs and isinstance(node, (ast.Tuple, ast.List)) and len(node.elts) == len(pairs)
+        ]
+        vectors = [
+            (source, node, [number_of(each) or 0.0 for each in node.elts])
+            for source, node in rows
+            if all(number_of(each) is not None for each in node.elts)
+        ]
+        for (source, means, shifts), (other, scales, divisors) in permutations(vectors[:4], 2):
+            # The candidate's (x - m) / s is f times the reference's, plus o.
+            new = [shift + offset * divisor for shift, divisor, (_, offset) in zip(shifts, divisors, pairs)]
+            edits = [_rewritten(source, means, new)]
+            if any(factor != 1.0 for factor, _ in pairs):
+                edits.append(
+                    _rewritten(other, scales, [divisor * factor for divisor, (factor, _) in zip(divisors, pairs)])
+                )
+            yield Proposal(tuple(edits), "the input is normalised with the reference's constants", _LINES - 0.1)
 
     def _normalised(self, source: Source, node: ast.BinOp, factor: float, offset: float) -> Iterator[Proposal]:
         """Yield new constants of ``(x - m) / s``, ``x * k``, ``x / k`` and ``x - m``.
@@ -732,6 +850,21 @@ def _parsed_call(fix: str) -> ast.Call | None:
     return node.value if isinstance(node, (ast.Expr, ast.Assign)) and isinstance(node.value, ast.Call) else None
 
 
+def _parsed_value(text: str) -> ast.expr | None:
+    """Return the number or option that a cause gives an argument in words; `None` for anything else."""
+    try:
+        value = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError):
+        return None
+    return value if value_text(value) else None
+
+
+def _is_reversal(node: ast.AST) -> bool:
+    """Return True if an index reverses an axis."""
+    return any(isinstance(each, ast.Slice) and each.step is not None and number_of(each.step) == -1.0
+               for each in ast.walk(node))  # fmt: skip
+
+
 def _argument_of(key: str) -> str:
     """Return the argument of a key such as ``train.py:5#lr#0``, by its common name."""
     return common_argument(key.rpartition("#")[0].rpartition("#")[2])
@@ -740,6 +873,8 @@ def _argument_of(key: str) -> str:
 def _may_be(own: str, name: str) -> bool:
     """Return True if a fix of a function or class may be about a call of the candidate's."""
     kinds = (kind_of(own), kind_of(name))
+    if (own == "DataLoader") != (name == "DataLoader"):
+        return False
     return bool(kinds[0]) and (
         common_call(own) == common_call(name) or (kinds[0] == kinds[1] and kinds[0] in ("optimizer", "loss", "clip"))
     )
@@ -883,6 +1018,15 @@ def _line_removed(source: Source, statement: ast.stmt) -> Edit:
 def _quoted(path: str) -> str:
     text = ascii(path)[1:-1]
     return f'"{text}"' if '"' not in text else ascii(path)
+
+
+def _rewritten(source: Source, node: ast.Tuple | ast.List, values: list[float]) -> Edit:
+    """Return the edit that gives a tuple or list other numbers."""
+    start, end = source.span(node)
+    signs = "[]" if isinstance(node, ast.List) else "()"
+    is_bare = isinstance(node, ast.Tuple) and source.text[start] != "("
+    inner = ", ".join(_rounded(value) for value in values)
+    return Edit(source.file, start, end, inner if is_bare else f"{signs[0]}{inner}{signs[1]}")
 
 
 def _rounded(value: float) -> str:

@@ -15,7 +15,8 @@ from padiff.records import STAGES, Both, FirstDiff, Report
 from padiff.records.compared import factor_text
 from padiff.records.diagnostic import position_text
 from padiff.system.printable import printable
-from padiff_cli.fix.rules import Fault, Rules
+from padiff_cli.fix.fault import Fault
+from padiff_cli.fix.rules import Rules
 from padiff_cli.fix.source import Edit, Project, Proposal
 from padiff_cli.fix.vocabulary import number_of, value_text
 from padiff_cli.fix.workspace import Trial, Workspace
@@ -199,7 +200,7 @@ class Session:
         assert report.models is not None
         project = self._outcome.after
         reference_code = _reference_code(self._all, report)
-        known = Fault(first, report.models, self._runs.reference, reference_code)
+        known = Fault(first, report.models, self._runs.reference, reference_code, report.settings_differ)
         rules = Rules(known, project)
         proposals = rules.proposals()
         self._say(f"{position_text(first)}: {len(proposals)} proposal{'s' if len(proposals) != 1 else ''}")
@@ -322,11 +323,15 @@ def _order(report: Report, first: FirstDiff) -> tuple[int, int, int]:
     stage = STAGES.index(first.stage) if first.stage in STAGES else len(STAGES)
     if first.diff is None:
         return first.step, stage, -1
-    site = first.diff.pair.anchor.site
+    anchor, beside = first.diff.pair.anchor, -1
     for k, diff in enumerate(report.diffs):
-        if diff.pair.step == first.step and diff.pair.anchor.site == site:
-            return first.step, stage, k
-    return first.step, stage, 0
+        own = diff.pair.anchor
+        if diff.pair.step == first.step and own.site == anchor.site:
+            return first.step, stage, 2 * k
+        if beside < 0 and diff.pair.step == first.step and (own.stage, own.layer) == (anchor.stage, anchor.layer):
+            beside = k
+    # The input of a layer, which is compared only where something differs, comes before what the layer gives.
+    return first.step, stage, 2 * beside - 1 if beside >= 0 else 0
 
 
 def _rank(before: Report, after: Report) -> tuple[bool, tuple[int, int, int], int]:
@@ -357,7 +362,13 @@ def _helps(before: Report, fault: FirstDiff, after: Report) -> bool:
         # A fault beside the first one: that one stays.
         return _key(first) == _key(before.first_diff) and len(after.failed) <= len(before.failed)
     orders = (_order(before, fault), _order(before, first))
+    if orders[1] == orders[0] and _is_proven(first) and not _is_proven(fault):
+        return True  # of two faults at one place the one that is left is known now
     return orders[1] > orders[0] or (orders[1] == orders[0] and fault.diff is None)
+
+
+def _is_proven(first: FirstDiff) -> bool:
+    return first.cause is not None and first.cause.proven
 
 
 def _is_known(before: Report, after: Report) -> bool:
@@ -376,7 +387,8 @@ def _proof(fault: FirstDiff, after: Report) -> str:
     place = position_text(fault)
     diff = fault.diff
     if diff is None:
-        return f"{place}: {fault.statement or 'set differently'} -> set alike"
+        cause = "set differently" if fault.cause is None else fault.cause.sentence
+        return f"{place}: {cause} -> set alike"
     before = "not compared" if diff.figures is None else f"{factor_text(diff.excess)} times the limit"
     if diff.problem is not None:
         before = str(diff.problem)

@@ -24,7 +24,8 @@ def _words(text: str) -> frozenset[str]:
 # Texts that are options of functions.
 _OPTIONS = _words(
     "mean sum none batchmean tanh erf bilinear nearest bicubic linear trilinear area zeros reflect replicate circular "
-    "constant border max min floor trunc same valid relu NCHW NHWC NCL NLC"
+    "constant border max min floor trunc same valid relu NCHW NHWC NCL NLC norm value cosine cosine_with_restarts "
+    "polynomial constant_with_warmup inverse_sqrt"
 )
 _SCHEDULERS = {
     "torch": _words(

@@ -9,7 +9,6 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +16,17 @@ from pathlib import Path
 
 from padiff.errors import UsageError
 from padiff.system.printable import printable
+from padiff_cli.fix.temporary import temporary_folder
 
 # Most bytes and files of a copy. Chosen: it is made anew for each run.
 _MOST_BYTES, _MOST_FILES = 1_000_000_000, 20_000
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages", "wandb", "mlruns"})
 # Seconds that a script has to end by itself after it was asked to.
 _PATIENCE = 5.0
-_RUN = "import sys; sys.path[:1] = []; from padiff_cli.main import main; sys.exit(main(sys.argv[1:]))"
+_RUN = (
+    "import sys; sys.path[:1] = []; from padiff.system.exit_with_parent import end_with_parent; "
+    "end_with_parent(int(sys.argv.pop(1))); from padiff_cli.main import main; sys.exit(main(sys.argv[1:]))"
+)
 
 
 @dataclass(frozen=True)
@@ -62,16 +65,16 @@ class Workspace:
         inside = os.path.relpath(os.path.realpath(own), self.folder)
         self._own_run = None if inside.startswith("..") else inside
         self._temporary: Path | None = None
+        self._exit = contextlib.ExitStack()
         self._number = 0
         self._check_command()
 
     def __enter__(self) -> Workspace:
-        self._temporary = Path(tempfile.mkdtemp(prefix="padiff-fix-"))
+        self._temporary = self._exit.enter_context(temporary_folder())
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
+        self._exit.close()
 
     def scripts(self) -> list[str]:
         """Return the scripts and modules of the working folder that the command names."""
@@ -146,7 +149,7 @@ class Workspace:
 
     def _record(self, work: Path, words: Sequence[str], name: str, steps: int, every: int, seconds: float) -> Trial:
         run, output = work.parent / name, work.parent / f"{name}.txt"
-        command = [sys.executable, "-c", _RUN, "run", "--dir", str(run), "--every", str(every)]
+        command = [sys.executable, "-c", _RUN, str(os.getpid()), "run", "--dir", str(run), "--every", str(every)]
         command += ["--stop-after", str(steps), "--", *(self._moved(word, work) for word in words)]
         environment = {key: self._moved(value, work) for key, value in os.environ.items()}
         began = time.monotonic()

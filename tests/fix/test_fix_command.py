@@ -233,3 +233,41 @@ def test_a_patch_is_compared_on_three_other_seeds(faulty, scale, code, differ):
     assert result["seeds"] == {"compared": 3, "differ": differ}
     assert done.returncode == code
     assert ("with other seeds (each one + 1000) the runs differ" in " ".join(result["notes"])) == bool(differ)
+
+
+def test_what_a_killed_fix_leaves_is_deleted_by_the_next_one(faulty):
+    slow = (faulty / "train.py").read_text().replace("for step", "time.sleep(60)\nfor step")
+    (faulty / "train.py").write_text(slow)
+    words = [sys.executable, "-m", "padiff", "fix", "runs/reference", "runs/candidate", "--", "train.py"]
+    temporary = Path(os.environ["TMPDIR"])
+    with started(words, cwd=faulty) as process:
+        until(lambda: [name for name in left_over() if (temporary / name / "1" / "run" / "run.json").exists()])
+        killed = left_over()
+        with started(words, cwd=faulty) as other:
+            until(lambda: len(left_over()) == 2)
+            living = left_over() - killed
+            process.kill()
+            process.wait(timeout=60)
+            # The script of the killed command ends, too.
+            until(lambda: not any(name in ps() for name in killed))
+            assert left_over() == killed | living
+            foreign = [temporary / "padiff-fix-notes", temporary / "padiff-fix-link"]
+            foreign[0].mkdir()
+            (foreign[0] / ".padiff-fix").write_text("mine")
+            foreign[1].symlink_to(foreign[0])
+            assert fix(faulty, "--timeout", "2").returncode == 2
+            assert left_over() == living | {each.name for each in foreign}
+            other.send_signal(signal.SIGTERM)
+            other.wait(timeout=60)
+    assert left_over() == {each.name for each in foreign}
+
+
+def ps() -> str:
+    return subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + 90
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)

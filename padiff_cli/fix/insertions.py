@@ -1,0 +1,298 @@
+"""Proposals that insert what the candidate's code lacks: a residual, a scale, a divisor, a call of a layer, `detach`.
+
+The reference's line need not be known. What is inserted is made of names that stand in the candidate's own function.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Iterator, Sequence
+
+from padiff.frameworks.argument_names import number_text
+from padiff_cli.fix.fault import Fault
+from padiff_cli.fix.matching import unread_variables
+from padiff_cli.fix.source import Edit, Project, Proposal, Source, dotted, last_name
+from padiff_cli.fix.vocabulary import is_layer, kind_of, number_of
+
+# Weights: what a cause names, and what remains where all that is computed forward agrees, come before the two lines
+# that are compared.
+_NAMED, _GUESSED = 1.5, 1.8
+# Largest number of proposals of a rule: each is a run.
+_MOST = 6
+_SIGNED = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
+_SCALES = re.compile(rf"(?:1 / sqrt\((\d+)\))?, is ({_SIGNED})(?: \(.*?\))? for the reference's ({_SIGNED})")
+_TIMES = re.compile(rf"are ({_SIGNED}) times the reference's")
+_PRODUCTS = frozenset(("matmul", "bmm", "einsum", "baddbmm", "mm"))
+# Functions that compare a prediction with a target, beside the losses of the catalog.
+_COMPARING = frozenset(("cosine_similarity", "pairwise_distance", "kl_div"))
+
+
+def insertions(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield all proposals of this module."""
+    yield from _residual(fault, project)
+    yield from _attention_scale(fault, project)
+    yield from _divisor(fault, project)
+    yield from _unscaled(fault, project)
+    yield from _uncalled_layers(fault, project)
+    yield from _detached_targets(fault, project)
+
+
+def _residual(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield sums of what is computed at the place of the fault and another variable of the function."""
+    if fault.kind != "residual_missing":
+        return
+    found: list[tuple[Source, ast.expr, str]] = []
+    for source, statement, node in places(fault, project):
+        function = source.function(statement)
+        if function is not None:
+            found += [(source, node, name) for name in _variables(function, statement)]
+    for k, (source, node, name) in enumerate(found[:_MOST]):
+        yield Proposal((_around(source, node, "", f" + {name}"),), f"the residual `{name}` is added", _NAMED + 0.01 * k)
+
+
+def places(fault: Fault, project: Project) -> Iterator[tuple[Source, ast.stmt, ast.expr]]:
+    """Yield expressions that compute the tensor of the fault, with their statements: the most likely one first."""
+    frame, layer = fault.lines.candidate, _tail(fault.first.candidate)
+    source = None if frame is None else project.get(frame.file)
+    statement = None if source is None or frame is None else source.statement(frame.line)
+    if source is None or statement is None:
+        return
+    is_input = (fault.first.slot or "").startswith("input")
+    if is_input:
+        for call in _calls_of(statement, layer):
+            yield from ((source, statement, each) for each in call.args[:1])
+    before = _tail(fault.partner_of(fault.first.last_agreeing))
+    scope = source.function(statement) or source.tree
+    for node in ast.walk(scope):
+        if isinstance(node, ast.stmt) and node is not scope and not isinstance(node, (ast.For, ast.If, ast.With)):
+            yield from ((source, node, call) for call in _calls_of(node, before))
+    if isinstance(statement, (ast.Return, ast.Assign)) and statement.value is not None:
+        yield source, statement, statement.value
+
+
+def _variables(function: ast.FunctionDef | ast.AsyncFunctionDef, statement: ast.stmt) -> list[str]:
+    """Return the variables that a function has at a statement: those that nothing reads, parameters, then others."""
+    stored = [
+        node.id
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.lineno < statement.lineno
+    ]
+    parameters = [each.arg for each in function.args.args if each.arg not in ("self", "cls")]
+    unread = [name for name in unread_variables(function) if name in stored]
+    # Of the others, those that were made last are the nearest ones.
+    return list(dict.fromkeys([*unread, *parameters, *reversed(stored)]))
+
+
+def _attention_scale(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield the reference's scale of a product, where the cause names both scales."""
+    found = _SCALES.search(fault.words) if fault.kind == "attention_scale" else None
+    if found is None:
+        return
+    own, right = float(found[2]), float(found[3])
+    if own != 1.0 and own > 0 and right > 0:
+        # Another power of the same number.
+        factor = math.log(right) / math.log(own)
+        for source in project:
+            for node in source.nodes:
+                if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+                    exponent = number_of(node.right)
+                    new = None if exponent is None else round(exponent * factor, 3)
+                    if new is not None and 4 * new == round(4 * new) and new:
+                        start, end = source.span(node.right)
+                        text = number_text(new)
+                        yield Proposal(
+                            (Edit(source.file, start, end, text),), f"the exponent of the scale is {text}", _NAMED
+                        )
+        return
+    for source, product, first in _products(project)[:_MOST] if own == 1.0 else ():
+        size = f"{first}.shape[-1]" if first else found[1] or ""
+        scale = f"{size} ** -0.5" if found[1] and size else number_text(right)
+        yield Proposal((_around(source, product, "", f" * {scale}"),), f"the product is scaled by {scale}", _NAMED)
+
+
+def _products(project: Project) -> list[tuple[Source, ast.expr, str]]:
+    """Return products of matrices, with the variable of the first factor: those first that a softmax follows."""
+    found: list[tuple[bool, int, Source, ast.expr, str]] = []
+    for source in project:
+        for node in source.nodes:
+            is_sign = isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)
+            if not is_sign and not (isinstance(node, ast.Call) and last_name(node.func) in _PRODUCTS):
+                continue
+            function = source.function(node)
+            follows = function is not None and any(
+                isinstance(each, ast.Call)
+                and last_name(each.func) == "softmax"
+                and (each.end_lineno or 0) >= node.lineno  # type: ignore[attr-defined]
+                for each in ast.walk(function)
+            )
+            factors = [each for each in ast.iter_child_nodes(node) if isinstance(each, (ast.Name, ast.Attribute))]
+            if isinstance(node, ast.BinOp):
+                factors = [node.left] if isinstance(node.left, (ast.Name, ast.Attribute)) else []
+            else:
+                factors = [each for each in node.args[:1] if isinstance(each, (ast.Name, ast.Attribute))]  # type: ignore[attr-defined]
+            found.append((not follows, len(found), source, node, dotted(factors[0]) if factors else ""))  # type: ignore[arg-type]
+    return [(source, node, name) for _, _, source, node, name in sorted(found, key=lambda each: each[:2])]
+
+
+def _divisor(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield the division of the loss before backward, where gradients are a whole number of times the reference's."""
+    found = _TIMES.search(fault.words)
+    if found is None or fault.first.stage not in ("backward", "grad", "loss"):
+        return
+    times = float(found[1])
+    count = round(times)
+    if count < 2 or abs(times - count) > 1e-3 * count:
+        return
+    for source, call in project.calls("backward"):
+        value = call.args[0] if call.args else call.func.value if isinstance(call.func, ast.Attribute) else None
+        if value is None:
+            continue
+        text = _name_of(project, source, call, count) or str(count)
+        is_plain = isinstance(value, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
+        head, tail = ("(", f" / {text})") if is_plain else ("((", f") / {text})")
+        start, end = source.span(value)
+        edit = Edit(source.file, start, end, f"{head}{source.code(value)}{tail}")
+        yield Proposal((edit,), f"the loss is divided by {text} before backward", _NAMED)
+
+
+def _name_of(project: Project, source: Source, place: ast.AST, number: float) -> str:
+    """Return an expression of the function around a node that holds a number; empty if there is none."""
+    function = source.function(place)
+    scope = source.tree if function is None else function
+    found = []
+    for node in ast.walk(scope):
+        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load) and dotted(node):
+            values = project.definitions(source, node)
+            if values and all(number_of(value) == number for _, value in values):
+                found.append(dotted(node))
+    return min(found, key=lambda name: ("accum" not in name.lower(), len(name)), default="")
+
+
+def _unscaled(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield `unscale_` before gradients are clipped."""
+    if fault.kind != "clip_scaled":
+        return
+    for source, clip in project.calls("clip_grad_norm_", "clip_grad_value_"):
+        statement = source.statement_around(clip)
+        if statement is None:
+            continue
+        start = source.line_start(statement.lineno)
+        indent = source.text[start : source.span(statement)[0]]
+        own = [
+            each
+            for call in source.calls("unscale_")
+            if source.function(call) is source.function(clip)
+            and isinstance(each := source.statement_around(call), ast.Expr)
+        ]
+        if own:
+            first, last = source.line_start(own[0].lineno), source.line_start((own[0].end_lineno or 0) + 1)
+            edits = (
+                Edit(source.file, first, last, ""),
+                Edit(source.file, start, start, f"{indent}{source.code(own[0])}\n"),
+            )
+            yield Proposal(edits, "gradients are unscaled before they are clipped", _NAMED)
+            continue
+        for call in source.calls("step"):
+            if isinstance(call.func, ast.Attribute) and len(call.args) == 1 and dotted(call.args[0]):
+                line = f"{indent}{source.code(call.func.value)}.unscale_({dotted(call.args[0])})\n"
+                yield Proposal(
+                    (Edit(source.file, start, start, line),), "gradients are unscaled before they are clipped", _NAMED
+                )
+
+
+def _uncalled_layers(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield calls of layers that a class makes and never calls."""
+    if fault.first.stage != "forward":
+        return
+    before = _tail(fault.partner_of(fault.first.last_agreeing))
+    found: list[tuple[bool, Source, ast.expr, str]] = []
+    for source in project:
+        for owner in (node for node in source.nodes if isinstance(node, ast.ClassDef)):
+            attributes = [node for node in ast.walk(owner) if isinstance(node, ast.Attribute) and _is_own(node)]
+            read = {node.attr for node in attributes if isinstance(node.ctx, ast.Load)}
+            made = {
+                node.targets[0].attr
+                for node in ast.walk(owner)
+                if isinstance(node, ast.Assign)
+                and isinstance(node.targets[0], ast.Attribute)
+                and _is_own(node.targets[0])
+                and isinstance(node.value, ast.Call)
+                and is_layer(last_name(node.value.func))
+            }
+            calls = [node for node in ast.walk(owner) if isinstance(node, ast.Call) and _is_own(node.func)]
+            for name in sorted(made - read):
+                found += [(last_name(call.func) != before, source, call, name) for call in calls]
+    for k, (_, source, call, name) in enumerate(sorted(found, key=lambda each: each[0])[:_MOST]):
+        edit = _around(source, call, f"self.{name}(", ")")
+        yield Proposal((edit,), f"`self.{name}`, which is never called, is called", _NAMED + 0.01 * k)
+
+
+def _detached_targets(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield targets of losses without their gradient, where gradients differ though all that is computed agrees."""
+    if fault.first.stage not in ("backward", "grad", "update") or fault.kind not in (
+        "", "unknown", "generic", "detached", "loss_term_missing", "gradients", "no_gradient",
+    ):  # fmt: skip
+        return
+    found: list[tuple[Source, ast.expr]] = []
+    for source in project:
+        for node in source.nodes:
+            if not isinstance(node, ast.Call):
+                continue
+            name = last_name(node.func)
+            if (kind_of(name) == "loss" or name in _COMPARING) and len(node.args) > 1:
+                found += [(source, each) for each in node.args[:2] if isinstance(each, (ast.Name, ast.Attribute))]
+    targets = found[1::2] if len(found) % 2 == 0 else found
+    groups = [targets] if len(targets) > 1 else []
+    for group in [*groups, *([each] for each in targets)][:_MOST]:
+        edits = tuple(_around(source, node, "", ".detach()") for source, node in group)
+        yield Proposal(edits, "the target of the loss is detached", _GUESSED)
+
+
+def _calls_of(node: ast.AST, layer: str) -> list[ast.Call]:
+    """Return the calls of an attribute of `self` by its name."""
+    return [
+        each
+        for each in ast.walk(node)
+        if isinstance(each, ast.Call) and _is_own(each.func) and layer and last_name(each.func) == layer
+    ]
+
+
+def _is_own(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+def _around(source: Source, node: ast.expr, before: str, after: str) -> Edit:
+    """Return the edit that puts text around an expression, with brackets where its place needs them."""
+    start, end = source.span(node)
+    text = source.code(node)
+    operator = after[1:2] if after.startswith(" ") else ""
+    if operator and isinstance(node, (ast.IfExp, ast.Compare, ast.Lambda, ast.BoolOp)):
+        text = f"({text})"
+    if operator == "*" and isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub)):
+        text = f"({text})"
+    whole = f"{before}{text}{after}"
+    around = source.parents.get(node)
+    if operator and isinstance(around, (ast.BinOp, ast.UnaryOp, ast.Attribute, ast.Subscript)):
+        whole = f"({whole})"
+    return Edit(source.file, start, end, whole)
+
+
+def _tail(path: str | None) -> str:
+    return (path or "").rpartition(".")[2]
+
+
+def literals(project: Project) -> Sequence[tuple[Source, ast.expr, float]]:
+    """Return all numbers of a project that are not an index, with their signs."""
+    found: list[tuple[Source, ast.expr, float]] = []
+    for source in project:
+        for node in source.nodes:
+            number = number_of(node) if isinstance(node, ast.Constant) else None
+            around = source.parents.get(node)
+            signed = number_of(around) if isinstance(around, ast.UnaryOp) else None
+            if number is not None and signed is not None:
+                found.append((source, around, signed))  # type: ignore[arg-type]
+            elif number is not None and not isinstance(around, (ast.Subscript, ast.Slice)):
+                found.append((source, node, number))  # type: ignore[arg-type]
+    return found
