@@ -221,9 +221,8 @@ def _other_inputs(sheet: FormulaView, candidate: FormulaView | None) -> Iterator
             if replacement.size == values.size and (replacement.dtype.kind in "iub") == (values.dtype.kind in "iub"):
                 labels = values.dtype.kind in "iu" and sheet.feeds(k, frozenset({"targets", "picked"}))
                 differ = int((replacement.reshape(values.shape) != values).sum())
-                what = "labels" if labels else _operand(sheet, k)
-                head = f"the loss is of other {what}:" if labels else f"the loss is of other numbers of the loop: {what},"
-                text = f"{head} {differ} of {values.size} differ from the reference's"
+                what = "labels" if labels else f"numbers of the loop, {_operand(sheet, k)}"
+                text = f"the loss is of other {what}: {differ} of {values.size} differ from the reference's"
                 if not np.ptp(values) and not np.ptp(replacement):
                     text += f", {replacement.flat[0]:.6g} for {values.flat[0]:.6g}"
                 if np.array_equal(np.sort(values, axis=None), np.sort(replacement, axis=None)):
@@ -241,7 +240,7 @@ def _all_other_inputs(
         return
     differ = [(k, other) for (k, a), (_, other) in zip(own, others) if not np.allclose(a, other, 1e-5)]
     if len(differ) > 1:
-        text = f"the loss is of other numbers of the loop: {' and '.join(_operand(sheet, k) for k, _ in differ)}"
+        text = f"the loss is of other numbers of the loop, {' and '.join(_operand(sheet, k) for k, _ in differ)}"
         changes = {k: put(values) for k, values in differ}
         yield Edit("loss_input", "other inputs", text, changes, 0, at=differ[0][0])
 
