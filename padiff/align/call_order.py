@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -47,6 +47,13 @@ class CallOrder:
             originals[id(other)] = record
             renumbered.append(other)
         return renumbered, originals
+
+
+def calls_differ(records: Both[Sequence[Record]]) -> bool:
+    """Return True if one loop calls a layer more often than the other does, and both call it."""
+    counts = records.map(lambda side: Counter(path for path, _ in outermost_calls(side)))
+    shared = counts.reference.keys() & counts.candidate.keys()
+    return any(counts.reference[path] != counts.candidate[path] for path in shared)
 
 
 #: Calls that both sides make in one order.
@@ -148,8 +155,16 @@ def _is_free(steps: Both[Step], derived: Both[frozenset[InputSite]], calls: Both
     """Return True if the order of a layer's calls is the author's choice: the calls are no micro-batches."""
     if all(any(site in sites for site in _sites(side)) for sites, side in zip(derived, calls)):
         return True
-    backwards = steps.map(lambda step: sum(call.function == "backward" for call in step.trace.calls))
-    return all(0 < count < len(side) for count, side in zip(backwards, calls))
+    counts = [*zip(steps.map(_backwards), map(len, calls))]
+    return all(0 < backward <= count for backward, count in counts) and any(b < count for b, count in counts)
+
+
+def _backwards(step: Step) -> int:
+    """Return the number of backwards of a step; of one without a trace, that of calls whose output has a gradient."""
+    if step.trace.functions:
+        return sum(call.function == "backward" for call in step.trace.calls)
+    outer = {path for path, _ in outermost_calls(step.records)}
+    return len({(r.layer, r.call) for r in step.records if r.stage == "backward" and r.layer in outer})
 
 
 def _sites(calls: Mapping[int, list[Record]]) -> list[InputSite]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from padiff.align import Alignment
-from padiff.align.call_order import InputSite, is_derived
+from padiff.align.call_order import InputSite, calls_differ, is_derived
 from padiff.pair.identity_pairing import identity_pairing
 from padiff.pair.losses import identified_by_values
 from padiff.pair.steps import pair_steps
@@ -106,7 +106,7 @@ def _planned_same(records: Sequence[Record], order: list[int], derived: Collecti
 
 
 def _planned(pairs: Sequence[Pair], records: Both[Sequence[Record]]) -> PairColumns | None:
-    if any(identified_by_values(side) for side in records):
+    if any(identified_by_values(side) for side in records) or calls_differ(records):
         return None
     places = records.map(lambda side: {id(record): place for place, record in enumerate(side)})
     places_by_side: Both[list[int | None]] = Both([], [])

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import chain
 
+import numpy as np
+
 from padiff.align import Alignment, LayerPair
-from padiff.align.call_order import InputSite, is_derived
+from padiff.align.call_order import CallOrder, InputSite, call_order, calls_differ, is_derived, outermost_calls
 from padiff.align.matching.parameter_units import inside
 from padiff.model import equivalents
 from padiff.pair.layouts import layout_between, square_layout
@@ -30,6 +32,9 @@ from padiff.records import (
     is_of_loss,
 )
 
+# Largest relative error of two inputs that are the same: more than rounding of one step, less than other samples.
+_AGREES = 1e-3
+
 
 def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[Pair]:
     """Pair two steps' records: every record of either side is in at least one pair, in causal order.
@@ -40,7 +45,7 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
     that brings it into the reference's layout.
     """
     steps = Both(reference, candidate)
-    renumbered, originals = alignment.call_order.renumbered(candidate.records)
+    renumbered, originals = _order_of(steps, alignment).renumbered(candidate.records)
     indexes = Both(_index(reference.records), _index(renumbered))
     apart = _apart(alignment)
     alike = tuple(
@@ -76,6 +81,28 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
         pairs_made.append(Pair(reference.number, a, b, pair.layout, scales if scaled else UNSCALED, optional, derived))
     order = causal_order(steps, alignment.derived)
     return sorted(pairs_made, key=lambda pair: order(pair.reference, pair.candidate))
+
+
+def _order_of(steps: Both[Step], alignment: Alignment) -> CallOrder:
+    """Return the order of the calls: the alignment's, or that of a step in which one loop calls a layer more often."""
+    order = alignment.call_order
+    if order.calls == outermost_calls(steps.candidate.records) or not calls_differ(steps.map(lambda s: s.records)):
+        return order
+    paths = [(pair.reference.path, pair.candidate.path) for pair in alignment.pairs]
+    return call_order(steps, alignment.derived, paths, _agree)
+
+
+def _agree(reference: Record, candidate: Record) -> bool:
+    """Return True if two inputs of models are the same but for rounding."""
+    if reference.shape != candidate.shape or reference.source.sketched != candidate.source.sketched:
+        return False
+    sketches = reference.source.sketch, candidate.source.sketch
+    if sketches[0] is not None and sketches[1] is not None:
+        error, size = float(np.linalg.norm(sketches[0].errors(sketches[1]))), sketches[0].l2
+    else:
+        values = [np.asarray(record.value, np.float64) for record in (reference, candidate)]
+        error, size = float(np.linalg.norm(values[0] - values[1])), float(np.linalg.norm(values[0]))
+    return error <= _AGREES * size
 
 
 def _index(records: Iterable[Record]) -> Index:

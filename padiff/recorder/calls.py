@@ -44,16 +44,21 @@ class Calls:
         self._numbers: dict[tuple[str, bool], int] = {}
         self._recomputed: dict[tuple[str, bool], int] = {}
         self._outermost: Counter[tuple[str, bool]] = Counter()
+        #: Number of outermost calls without gradients, by path and mode.
+        self._without_gradients: Counter[tuple[str, bool]] = Counter()
         self._functions: Counter[tuple[str, str, bool, bool]] = Counter()
         self._transformed: set[str] = set()
         #: Number of evaluation calls that are only counted, by path and input shapes.
         self._evaluations: Counter[tuple[str, tuple[tuple[int, ...], ...]]] = Counter()
         self._evaluated_with_gradients = False
 
-    def begin(self, node: Node, training: bool, recomputed: bool) -> Call:
+    def begin(self, node: Node, training: bool, recomputed: bool, learning: bool = True) -> Call:
         """Begin a layer's call and number the call among the layer's calls of its mode.
 
         Recomputed calls have numbers of their own.
+
+        Args:
+            learning: False for an outermost call that computes no gradients, which is no micro-batch.
         """
         numbers = self._recomputed if recomputed else self._numbers
         key = node.path, training
@@ -62,6 +67,7 @@ class Calls:
         call = Call(node, number, training, recomputed)
         if not self.running and not recomputed:
             self._outermost[key] += 1
+            self._without_gradients[key] += not learning
         self.running.append(call)
         return call
 
@@ -154,9 +160,14 @@ class Calls:
 
     @property
     def micro_batches(self) -> int:
-        """Return the largest number of outermost calls of a layer: the step's number of micro-batches."""
+        """Return the largest number of outermost calls of a layer: the step's number of micro-batches.
+
+        Calls without gradients (the targets of a network that is trained) count only if there are no others.
+        """
         trained = self.has_trained
-        return max((n for (_, training), n in self._outermost.items() if training or not trained), default=1)
+        calls = {key: n for key, n in self._outermost.items() if key[1] or not trained}
+        learning = max((n - self._without_gradients[key] for key, n in calls.items()), default=0)
+        return learning or max(calls.values(), default=1)
 
     def trained(self, path: str) -> int:
         """Return the number of outermost calls of a layer in training mode."""

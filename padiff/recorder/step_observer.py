@@ -244,7 +244,8 @@ class StepObserver:
                 self.records.copier.refund()  # earlier calls in evaluation mode will be left out
             if self.packing is not None and not recomputed:
                 self.packing.layer_begins(node, args, kwargs, training)
-            call = self.calls.begin(node, training, recomputed)
+            learning = not outermost or recomputed or self._framework.hooks.learning()
+            call = self.calls.begin(node, training, recomputed, learning)
             if self._wanted.stacks and not recomputed:
                 self.stacks[node.path, call.number] = traceback.extract_stack()
             if self._switches.path_log:

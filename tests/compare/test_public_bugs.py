@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -408,3 +410,27 @@ def test_many_calls_that_differ_in_one_argument_are_said_in_short(tmp_path):
     found = cause(tmp_path, dice)
     assert "axis is [0, 1, 2, 3] for the reference's [1, 2, 3]" in found.sentence and found.proven, found
     assert len(found.sentence) < 200
+
+
+def q_learning(fault, rng):
+    """The fault takes the network itself for its targets, which is the target network up to the first update."""
+    model = nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 3))
+    target = copy.deepcopy(model)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    yield model, optimizer
+    while True:
+        state, action, reward, then = tensor(rng, 16, 6), rng.integers(0, 3, 16), tensor(rng, 16), tensor(rng, 16, 6)
+        with torch.no_grad():
+            wanted = reward + 0.99 * (model if fault else target)(then).max(1).values
+        yield step(optimizer, f.smooth_l1_loss(model(state).gather(1, action[:, None]).squeeze(1), wanted))
+
+
+def test_targets_of_the_network_itself_are_found_at_the_loss(tmp_path):
+    """A call without gradients is no micro-batch, and not compared with the reference's call."""
+    found = cause(tmp_path, q_learning)
+    assert found.kind == "labels" and found.proven, found
+    assert (
+        "the candidate calls the model 1 time without gradients, as for a target, the reference 0 times"
+        in found.sentence
+    )
+    assert open_run(tmp_path / "True").steps(1)[0].micro_batches == 1

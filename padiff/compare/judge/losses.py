@@ -21,6 +21,8 @@ from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.records import LOOP, Both, Diff, Figure, Judgement, Rule, is_loss, is_of_loss
 from padiff.records.step_diffs import StepDiffs
 
+# Share of a difference that shows in gradients if it has an effect. Chosen: another way to write a loss leaves none.
+_SHOWN = 0.1
 # Slots of labels among a model's inputs.
 _LABELS = frozenset({"input.labels", "input.label"})
 
@@ -54,6 +56,8 @@ def confirmed(diffs: StepDiffs) -> StepDiffs:
             return True
         if any(not witness.passed for witness in evidence):
             return not exact[place] or _other_labels(diff) > 0
+        if not exact[place] and not any(is_loss(witness.pair.anchor) for witness in evidence):
+            return diff.pair.stage == "loss" and _shows(diff, evidence, noise)
         return diff.pair.stage == "loss" and exact[place] and _tells(_other_labels(diff), evidence, noise)
 
     return diffs.replaced([diff if counts(place, diff) else _excused(diff) for place, diff in enumerate(diffs)])
@@ -121,6 +125,12 @@ def _tells(share: float, diffs: Sequence[Diff], noise: float) -> bool:
     least = max(limits.OF_LABELS * math.sqrt(share), noise)
     gradients = [diff.figures for diff in diffs if diff.pair.stage == "backward"]
     return share > 0 and any(figures is not None and figures.rel_l2 >= least for figures in gradients)
+
+
+def _shows(diff: Diff, gradients: Sequence[Diff], noise: float) -> bool:
+    """Return True if gradients that are within their limits are off about as far as what went into the loss."""
+    least = max(_SHOWN * diff.figures.rel_l2, noise) if diff.figures is not None else math.inf
+    return any(gradient.figures is not None and gradient.figures.rel_l2 >= least for gradient in gradients)
 
 
 def _excused(diff: Diff, rule: Rule = Rule.WRITTEN_OTHERWISE) -> Diff:
