@@ -419,7 +419,8 @@ def q_learning(fault, rng):
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     yield model, optimizer
     while True:
-        state, action, reward, then = tensor(rng, 16, 6), rng.integers(0, 3, 16), tensor(rng, 16), tensor(rng, 16, 6)
+        state, reward, then = tensor(rng, 16, 6), tensor(rng, 16), tensor(rng, 16, 6)
+        action = torch.from_numpy(rng.integers(0, 3, 16))
         with torch.no_grad():
             wanted = reward + 0.99 * (model if fault else target)(then).max(1).values
         yield step(optimizer, f.smooth_l1_loss(model(state).gather(1, action[:, None]).squeeze(1), wanted))
