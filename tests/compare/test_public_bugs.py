@@ -173,7 +173,7 @@ def test_another_temperature_of_targets_is_named(tmp_path):
 
 def diffusion(how):
     def train(fault, rng):
-        model = nn.Linear(8, 8)
+        model = nn.Linear(9, 8)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         yield model, optimizer
         while True:
@@ -181,7 +181,8 @@ def diffusion(how):
             kept, mixed = share.sqrt(), (1 - share).sqrt()
             if fault:
                 kept, mixed = (kept, 1 - share) if how == "factor" else (share, mixed)
-            yield step(optimizer, f.mse_loss(model(kept * x + mixed * noise), noise))
+            mix = torch.cat([kept * x + mixed * noise, share], 1)
+            yield step(optimizer, f.mse_loss(model(mix), noise))
 
     return train
 

@@ -81,18 +81,25 @@ def _moved(scene: DiffContext, sides: Both[np.ndarray], rounding: float) -> Iter
 
 
 def _mixed(scene: DiffContext, sides: Both[np.ndarray], rounding: float, limit: float) -> Iterator[Hypothesis]:
-    """Yield the hypothesis that each sample is a mix of the reference's and of the loss's target, as of noise."""
+    """Yield the hypothesis that each sample is a mix of the reference's and of the loss's target, as of noise.
+
+    Features that agree, such as a time that goes in beside the sample, are left out.
+    """
     shape, site = sides.reference.shape, scene.diff.pair.anchor.site
+    if len(shape) < 2 or not rounding:
+        return
+    features = np.any(np.moveaxis(sides.reference != sides.candidate, 1, 0).reshape(shape[1], -1), axis=1)
+    parts = sides.map(lambda side: side[:, features])
     for (_, slot, _), pair in scene.pairs(scene.number, "loss").items():
-        targets = whole_of(pair) if slot.endswith(".target") and tuple(pair.anchor.shape) == shape else None
-        if targets is None or not rounding or sides.reference[0].size < _MIXED:
+        targets = whole_of(pair) if slot.endswith(".target") else None
+        if targets is None or targets.reference.shape != parts.reference.shape or parts.reference[0].size < _MIXED:
             continue
         if not np.allclose(targets.reference, targets.candidate, rtol=1e-5):
             continue
-        rows = [values.reshape(len(values), -1) for values in (sides.reference, targets.reference, sides.candidate)]
+        rows = [values.reshape(len(values), -1) for values in (parts.reference, targets.reference, parts.candidate)]
         for shown, how in (("", "another factor"), ("{} times ", "other factors, as by another schedule")):
             factors = np.array([_factors(not shown, *sample) for sample in zip(*rows)])
-            mixed = np.einsum("ik,kij->ij", factors, np.stack(rows[:2])).reshape(shape)
+            mixed = np.einsum("ik,kij->ij", factors, np.stack(rows[:2])).reshape(parts.reference.shape)
             times, share = (f"{side.min():.3g} to {side.max():.3g}" for side in factors.T)
             text = (
                 f"for each sample {shown.format(times)}the reference's plus {share} times the loss's target: noise is "
@@ -101,7 +108,7 @@ def _mixed(scene: DiffContext, sides: Both[np.ndarray], rounding: float, limit: 
 
             def predict(values: np.ndarray = mixed) -> Iterator[Prediction]:
                 noise = transforms.noise_of(values, rounding)
-                yield Prediction(site, sides.candidate, values, sides.reference, noise, limit)
+                yield Prediction(site, parts.candidate, values, parts.reference, noise, limit)
 
             free = len(rows[0]) * (2 if shown else 1)
             yield Hypothesis("noise_mix", "a mix with the loss's target", f"{_HEAD} {text}", predict, free=free)
