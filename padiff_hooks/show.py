@@ -140,7 +140,7 @@ def verdict_text(report: Report, apart: bool = False) -> Text:
 
 
 def _diff_text(line: str) -> Text:
-    """Return a line on failed diffs with colours: the place in bold, and marks such as ``(first here)`` in red.
+    """Return a line on failed diffs with colours: the place in bold, and marks such as ``(first difference)`` in red.
 
     A line that is not about a single diff is red.
     """

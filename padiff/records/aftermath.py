@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 class Standing(Enum):
     """Relation of a failed diff to the first diff of its run; the value is the wording of reports."""
 
-    FIRST = "first here"
+    FIRST = "first difference"
     #: May be a consequence of earlier diffs; the default wherever nothing shows otherwise.
     FOLLOWS = "follows"
     #: Does not follow, and may be the same fault at another place.
-    AGAIN = "again here"
+    AGAIN = "again"
     #: Does not follow, and is another fault.
-    NEW = "new here"
+    NEW = "new difference"
 
     def __str__(self) -> str:
         return self.value

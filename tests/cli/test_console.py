@@ -138,10 +138,10 @@ def test_the_lines_of_what_differs_are_short_and_all_has_the_rest(bad, capsys):
     short = capsys.readouterr().out
     report = compare_runs(*bad)
     [diff] = report.failed
-    reported = f"relative L2 {diff.figures.rel_l2:.3g}, {diff.excess:.3g} times the limit  (first here)"
+    reported = f"relative L2 {diff.figures.rel_l2:.3g}, {diff.excess:.3g} times the limit  (first difference)"
     assert f"\n  step 1  fc1/forward/output.0: {reported}\n" in short
     assert main(["compare", *bad, "--all"]) == 1
-    assert f"\n  {diff}  (first here)\n" in capsys.readouterr().out
+    assert f"\n  {diff}  (first difference)\n" in capsys.readouterr().out
 
 
 def test_both_trees_show_the_place(bad, capsys):
@@ -230,7 +230,7 @@ def test_markdown_lists_what_differs_and_folds_the_rest():
     assert lines[0] == "## padiff: differ" and lines[2:4] == ["```text", "DIFFER  step 0, forward: last"]
     assert "| step | where | what |  |" in lines
     [row] = [line for line in lines if line.startswith("| step 0 | last/forward/output.0 | max \\|diff\\| 1, ")]
-    assert row.endswith("| first here |")
+    assert row.endswith("| first difference |")
     summaries = re.findall(r"<summary>(.*)</summary>\n\n", text)
     assert summaries == ["Where it is in both models", "What was compared, and how", "The evidence"]
     match = compare_runs(

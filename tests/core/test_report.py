@@ -316,7 +316,7 @@ def test_diffs_that_are_alike_are_one_line():
     text = "update: 4 of 4 are 2 times the reference's (fc1/weight, fc1/bias, fc2/weight, ...)"
     assert lines == [
         "12 of 66 pairs differ, in causal order:",
-        *(f"  step {n}  {text}{'' if n else '  (first here)'}" for n in range(3)),
+        *(f"  step {n}  {text}{'' if n else '  (first difference)'}" for n in range(3)),
     ]
 
 
@@ -333,7 +333,7 @@ def test_what_a_side_lacks_throughout_is_one_line():
     [one] = toy_steps([0])
     less = step(0, [r for r in one.records if r.stage != "grad" or r.site == "fc1/grad/weight"])
     lines = failed_lines(compare_runs(toy_run([0]), memory_run(toy_info(), less)))
-    reported = "  step 0  grad: 3 of 4 are missing on the candidate (fc1/bias, fc2/weight, fc2/bias, ...)  (first here)"
+    reported = "  step 0  grad: 3 of 4 are missing on the candidate (fc1/bias, fc2/weight, fc2/bias, ...)  (first difference)"
     assert reported in lines
 
 
@@ -354,7 +354,7 @@ def test_long_lists_of_diffs_are_folded_and_none_is_left_out():
         reported = failed_lines(report, most)
         assert reported[0] == "24 of 66 pairs differ, in causal order:" and len(reported) <= most + 1
         assert reported[1].startswith("  step 0  fc1/forward/output.0: max |diff| ") and reported[1].endswith(
-            "  (first here)"
+            "  (first difference)"
         )
         counts = [re.search(r": (\d+) (?:more )?(?:outputs|gradients)[ ,]", line) for line in reported[1:]]
         assert sum(int(found[1]) if found else 1 for found in counts) == 24

@@ -275,7 +275,7 @@ def test_a_second_fault_is_an_event_of_its_own(tmp_path):
     written(tmp_path, made)
     [fault] = made[3].independent
     assert not made[0].independent and fault.step == 3
-    assert f"new here: {fault.message}" in texts(tmp_path)[3]
+    assert f"new difference: {fault.message}" in texts(tmp_path)[3]
     [reported] = lines(tmp_path)[4]["independent"]
     assert reported["message"] == fault.message and "independent" not in lines(tmp_path)[1]
 
