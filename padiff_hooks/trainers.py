@@ -22,6 +22,7 @@ from padiff.frameworks import framework_of
 from padiff.frameworks.overrides import Override
 from padiff.replaying import ReplayBatch
 from padiff.system.guard import guarded
+from padiff.system.variables import locals_of
 from padiff_hooks.options import TrainingOptions
 from padiff_hooks.replaying import exchanged
 from padiff_hooks.results import TrainingResults
@@ -238,7 +239,7 @@ def _calling(callback: Any) -> Any:
     """Return the trainer that calls a callback, from the call stack, as no event passes it; `None` if none is there."""
     frame = sys._getframe(1)
     while frame is not None:
-        caller = frame.f_locals.get("self")
+        caller = locals_of(frame).get("self")
         if caller is not callback and _has(caller, callback) and hasattr(caller, "training_step"):
             return caller
         frame = frame.f_back  # type: ignore[assignment]

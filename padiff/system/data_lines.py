@@ -17,8 +17,9 @@ _GIVING = ("__init__", "__getitem__", "__iter__", "__next__", "__call__")
 
 
 def data_lines(sources: Collection[Source], models: Collection[str]) -> dict[str, Frame]:
-    """Return the lines that give the batches, as ``@data:0`` and on, in the order of the source; ``@batch`` is the line
-    of the loop.
+    """Return the lines that give the batches, as ``@data:0`` and on, in the order of the source.
+
+    ``@batch`` is the line of the loop; of a loop that only counts, the last line before the model is called.
 
     The lines are what the loops around the current call run over, with the functions and classes of the user's code
     that this uses, and what the loops assign before the model is called.
@@ -32,12 +33,14 @@ def data_lines(sources: Collection[Source], models: Collection[str]) -> dict[str
         for loop in _loops(function, line):
             if isinstance(loop, ast.For):
                 search.follow(source, function, loop.iter, 0)
-            for statement in _before_the_model(loop.body, search):
+            statements = list(_before_the_model(loop.body, search))
+            for statement in statements:
                 search.follow(source, function, statement, 0)
             if search.lines:
                 search.lines.setdefault((source.file, loop.lineno), source)
-                batch = {"@batch": source.frame_at(loop.lineno)}
-                return batch | {f"@data:{k}": frame for k, frame in enumerate(search.frames())}
+                data = {f"@data:{k}": frame for k, frame in enumerate(search.frames())}
+                given = [loop] if not _counts(loop) else statements[-1:]
+                return {"@batch": source.frame_at(given[0].lineno), **data} if given else data
     search.follow_loader()
     return {f"@data:{k}": frame for k, frame in enumerate(search.frames())}
 
@@ -62,6 +65,11 @@ def _loops(function: ast.AST, line: int) -> list[ast.For | ast.While]:
         if isinstance(node, (ast.For, ast.While)) and node.lineno <= line <= (node.end_lineno or 0)
     ]
     return sorted(loops, key=lambda loop: loop.lineno, reverse=True)
+
+
+def _counts(loop: ast.For | ast.While) -> bool:
+    """Return True if a loop gives no data: it counts, or goes on while something holds."""
+    return isinstance(loop, ast.While) or called_name(loop.iter) in ("range", "trange", "count")
 
 
 def _before_the_model(statements: list[ast.stmt], search: _Search) -> Iterator[ast.stmt]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from types import FrameType, ModuleType
@@ -9,6 +10,8 @@ from typing import Any
 
 from padiff.system.frames import is_users, stands_in
 
+# Functions that hand out the dictionary of a function's variables.
+_SHOWING = frozenset({"locals", "vars", "dir", "eval", "exec"})
 # How far objects and containers hold others, and how many items of a container are searched.
 _DEEPEST, _LONGEST = 2, 64
 
@@ -30,7 +33,7 @@ def variables(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
     """
     main = sys.modules.get("__main__")
     scopes: list[Mapping[str, Any]] = [vars(main)] if main is not None else []
-    scopes += [frame.f_locals for frame in reversed(user_frames(frame))]
+    scopes += [locals_of(frame) for frame in reversed(user_frames(frame))]
     level = [item for scope in scopes for item in list(scope.items()) if not item[0].startswith("__")]
     yield from level
     seen: set[int] = set()
@@ -40,6 +43,23 @@ def variables(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
         level = [item for _, value in holders if is_of_user(value) for item in list(vars(value).items())]
         level += [item for name, value in holders for item in _items(name, value)]
         yield from level
+
+
+def locals_of(frame: FrameType) -> dict[str, Any]:
+    """Return a frame's local variables, and leave no trace in the frame.
+
+    Before Python 3.13 a function's frame keeps the dictionary that shows its variables, and in it each value that the
+    function drops later; it is the dictionary that ``locals()`` gives, too. It is emptied here, so a function that may
+    hold it has no variables.
+    """
+    if sys.version_info >= (3, 13) or not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        return dict(frame.f_locals)
+    if not _SHOWING.isdisjoint(frame.f_code.co_names):
+        return {}
+    shown = frame.f_locals
+    values = dict(shown)
+    shown.clear()
+    return values
 
 
 def names_of(objects: Mapping[str, Any]) -> dict[str, set[str]]:

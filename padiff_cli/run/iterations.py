@@ -16,7 +16,7 @@ from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from padiff.system.frames import is_users
-from padiff.system.variables import user_frames
+from padiff.system.variables import locals_of, user_frames
 
 _STEPS = ("step", "minimize")
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -83,7 +83,7 @@ def stepping_around(frame: FrameType | None, optimizers: Sequence[Any]) -> list[
     for user in user_frames(frame):
         loops = [node for node in _path(user) or () if isinstance(node, _LOOPS)]
         if loops:
-            sites |= _sites([loops[0]], _Scope(user.f_locals, user.f_globals), known)
+            sites |= _sites([loops[0]], _Scope(locals_of(user), user.f_globals), known)
     return [optimizer for key, optimizer in known.items() if key in sites]
 
 
@@ -92,7 +92,7 @@ def _is_last(frames: Sequence[FrameType], known: Mapping[int, Any], missing: set
         path = _path(frame)
         if path is None:
             return not missing
-        scope = _Scope(frame.f_locals, frame.f_globals)
+        scope = _Scope(locals_of(frame), frame.f_globals)
         for place in range(len(path) - 1, 0, -1):
             node, parent = path[place], path[place - 1]
             if _sites(_after(node, parent), scope, known):

@@ -73,7 +73,7 @@ def found(tmp_path, source):
         (LOADER, "for x in data:", ["return x / self.by", "return self.transform(k)",
                                     "train(model, DataLoader(Data(Scaled(3.0)), 4))"],
          ["return 2 * k", "loss = model(x)", "model = lambda x: x * 7"]),
-        (LOOP, "for k in range(2):", ["x = batch(k)", "return k * scale", "scale = 3.0"],
+        (LOOP, "x = batch(k)", ["x = batch(k)", "return k * scale", "scale = 3.0"],
          ["return model(x) - 9", "after = loss + 5", "model = lambda x: x * 7"]),
     ],
 )  # fmt: skip

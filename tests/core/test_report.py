@@ -333,7 +333,9 @@ def test_what_a_side_lacks_throughout_is_one_line():
     [one] = toy_steps([0])
     less = step(0, [r for r in one.records if r.stage != "grad" or r.site == "fc1/grad/weight"])
     lines = failed_lines(compare_runs(toy_run([0]), memory_run(toy_info(), less)))
-    reported = "  step 0  grad: 3 of 4 are missing on the candidate (fc1/bias, fc2/weight, fc2/bias, ...)  (first difference)"
+    reported = (
+        "  step 0  grad: 3 of 4 are missing on the candidate (fc1/bias, fc2/weight, fc2/bias, ...)  (first difference)"
+    )
     assert reported in lines
 
 

@@ -188,5 +188,5 @@ def test_a_graph_that_holds_its_parameters_is_not_run_again():
     graph = regions._Graph(module, lambda gm, inputs: gm.forward, (), module.forward)
     recorder = regions.Regions({}, lambda: "", Guard())
     regions._Wrapped(graph).call(torch.ones(1, 3))
-    [region] = recorder.finish()
+    [region] = recorder.rerun()
     assert region.note == "its parameters are no inputs of its graph" and not region.measured

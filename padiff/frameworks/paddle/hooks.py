@@ -88,10 +88,11 @@ def on_calls(layer: Any, key: Any, before: BeforeCall, after: AfterCall, guard: 
     always = getattr(layer, "_forward_post_hooks_always_called", None)
     afters = [] if always is None else [always]
     first, last = _Before(key, before, layer, guard), _After(key, after, layer, guard)
+    direct = DirectCalls.of_layer(layer, first, partial(_ended, last))  # first: if it fails, no hook is left on
     return [
+        *direct,
         HookEntry(layer._forward_pre_hooks, first, befores, listed=False),
         HookEntry(layer._forward_post_hooks, last, afters, listed=_LISTED),
-        *DirectCalls.of_layer(layer, first, partial(_ended, last)),
     ]
 
 

@@ -47,10 +47,11 @@ def on_calls(module: Any, key: Any, before: BeforeCall, after: AfterCall, guard:
         return [Override(module, "_compiled_call_impl", partial(_called, module, first, last), guard)]
     befores = [module._forward_pre_hooks_with_kwargs]
     afters = [module._forward_hooks_with_kwargs, module._forward_hooks_always_called]
+    direct = DirectCalls.of_layer(module, first, partial(_ended, last))  # first: if it fails, no hook is left on
     return [
+        *direct,
         HookEntry(module._forward_pre_hooks, first, befores, listed=False),
         HookEntry(module._forward_hooks, last, afters, listed=False),
-        *DirectCalls.of_layer(module, first, partial(_ended, last)),
     ]
 
 
