@@ -50,10 +50,20 @@ class CallOrder:
 
 
 def calls_differ(records: Both[Sequence[Record]]) -> bool:
-    """Return True if one loop calls a layer more often than the other does, and both call it."""
-    counts = records.map(lambda side: Counter(path for path, _ in outermost_calls(side)))
-    shared = counts.reference.keys() & counts.candidate.keys()
-    return any(counts.reference[path] != counts.candidate[path] for path in shared)
+    """Return True if one loop calls a layer more often than the other does, and gradients come to some of its calls."""
+    calls = records.map(outermost_calls)
+    counts = calls.map(lambda side: Counter(path for path, _ in side))
+    for own, many, few in zip(records, counts, reversed([*counts])):
+        more = {path for path, count in many.items() if count > few.get(path, count)}
+        learning = Counter(path for path, _ in _with_gradients(own) if path in more)
+        if any(count < many[path] for path, count in learning.items()):
+            return True
+    return False
+
+
+def _with_gradients(records: Iterable[Record]) -> set[tuple[str, int]]:
+    """Return layer and number of the calls whose outputs have a gradient."""
+    return {(record.layer, record.call) for record in records if record.stage == "backward"}
 
 
 #: Calls that both sides make in one order.
@@ -163,8 +173,7 @@ def _backwards(step: Step) -> int:
     """Return the number of backwards of a step; of one without a trace, that of calls whose output has a gradient."""
     if step.trace.functions:
         return sum(call.function == "backward" for call in step.trace.calls)
-    outer = {path for path, _ in outermost_calls(step.records)}
-    return len({(r.layer, r.call) for r in step.records if r.stage == "backward" and r.layer in outer})
+    return len(outermost_calls(step.records) & _with_gradients(step.records))
 
 
 def _sites(calls: Mapping[int, list[Record]]) -> list[InputSite]:

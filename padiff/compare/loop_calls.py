@@ -6,14 +6,10 @@ from dataclasses import replace
 
 from padiff.align import Alignment
 from padiff.align.call_order import call_order, derived_inputs, outermost_calls
-from padiff.compare.measure.pairs import measure_pair
 from padiff.errors import PadiffError
-from padiff.pair.layouts import layout_between
-from padiff.records import SAME, Both, Pair, Record, RunInfo, Step, settings_at
+from padiff.pair.same_inputs import inputs_agree
+from padiff.records import Both, RunInfo, Step, settings_at
 from padiff.records.stored_records import without_values
-
-# Largest relative error of two inputs that are the same: more than rounding of one step, less than other samples.
-_AGREES = 1e-3
 
 
 def with_loop(alignment: Alignment, steps: Both[Step], infos: Both[RunInfo]) -> Alignment:
@@ -29,15 +25,3 @@ def with_loop(alignment: Alignment, steps: Both[Step], infos: Both[RunInfo]) -> 
         return replace(alignment, call_order=call_order(steps, derived, paths, inputs_agree))
     except PadiffError:  # a trace is damaged, or the values can no longer be read
         return alignment
-
-
-def inputs_agree(reference: Record, candidate: Record) -> bool:
-    """Return True if two inputs of models are the same but for rounding."""
-    if sorted(reference.shape) != sorted(candidate.shape):
-        return False
-    layout = SAME if reference.shape == candidate.shape else layout_between(reference.shape, candidate.shape)
-    diff = measure_pair(Pair(0, reference, candidate, layout), None)
-    figures = diff.figures
-    if diff.problem is not None or figures is None or figures.nonfinite:
-        return False
-    return figures.l2 <= _AGREES * figures.reference_l2

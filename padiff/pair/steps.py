@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import chain
 
-import numpy as np
-
 from padiff.align import Alignment, LayerPair
 from padiff.align.call_order import CallOrder, InputSite, call_order, calls_differ, is_derived, outermost_calls
 from padiff.align.matching.parameter_units import inside
@@ -16,6 +14,7 @@ from padiff.model import equivalents
 from padiff.pair.layouts import layout_between, square_layout
 from padiff.pair.losses import pair_losses
 from padiff.pair.parameters import Index, RecordPair, alone, pair_parameters, pair_split_outputs
+from padiff.pair.same_inputs import inputs_agree
 from padiff.records import (
     BROADCAST,
     LOOP,
@@ -31,9 +30,6 @@ from padiff.records import (
     is_functional,
     is_of_loss,
 )
-
-# Largest relative error of two inputs that are the same: more than rounding of one step, less than other samples.
-_AGREES = 1e-3
 
 
 def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[Pair]:
@@ -89,20 +85,7 @@ def _order_of(steps: Both[Step], alignment: Alignment) -> CallOrder:
     if order.calls == outermost_calls(steps.candidate.records) or not calls_differ(steps.map(lambda s: s.records)):
         return order
     paths = [(pair.reference.path, pair.candidate.path) for pair in alignment.pairs]
-    return call_order(steps, alignment.derived, paths, _agree)
-
-
-def _agree(reference: Record, candidate: Record) -> bool:
-    """Return True if two inputs of models are the same but for rounding."""
-    if reference.shape != candidate.shape or reference.source.sketched != candidate.source.sketched:
-        return False
-    sketches = reference.source.sketch, candidate.source.sketch
-    if sketches[0] is not None and sketches[1] is not None:
-        error, size = float(np.linalg.norm(sketches[0].errors(sketches[1]))), sketches[0].l2
-    else:
-        values = [np.asarray(record.value, np.float64) for record in (reference, candidate)]
-        error, size = float(np.linalg.norm(values[0] - values[1])), float(np.linalg.norm(values[0]))
-    return error <= _AGREES * size
+    return call_order(steps, alignment.derived, paths, inputs_agree)
 
 
 def _index(records: Iterable[Record]) -> Index:

