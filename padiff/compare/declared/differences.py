@@ -20,6 +20,7 @@ from padiff.compare.declared.optimizers import (
 )
 from padiff.compare.declared.precision import precision_differences
 from padiff.compare.declared.run import (
+    ARGUMENT,
     Doubtful,
     argument_differences,
     clip_differences,
@@ -105,9 +106,9 @@ class Declared:
             called: paths of the layers that each run was seen to call.
         """
         number, frameworks = steps.reference.number, infos.map(lambda info: info.framework)
-        # Most steps have the same settings as the step before.
-        key = id(alignment), *((dict(info.settings), dict(step.settings)) for info, step in zip(infos, steps))
-        key = *key, *map(len, called)
+        # Most steps have the same settings as the step before, but for numbers that the model is called with.
+        sides = infos.zip(steps).map(lambda side: (_lasting(side[0].settings), _lasting(side[1].settings)))
+        key = id(alignment), *sides, *map(len, called)
         if key != self._key:
             self._key = key
             settings = infos.zip(steps).map(lambda side: settings_at(side[0].settings, side[1].settings))
@@ -118,6 +119,7 @@ class Declared:
             *trained_differences(self._doubtful, steps),
             *micro_batch_differences(steps),
             *model_differences(steps, alignment),
+            *argument_differences(infos.zip(steps).map(lambda side: settings_at(side[0].settings, side[1].settings))),
         ]
         self._evaluated = steps.map(lambda step: bool(step.evaluations))
         # Equal steps share one tuple, because there may be many.
@@ -172,12 +174,16 @@ class Declared:
             *self._since(mode_differences(alignment, settings, called), steps),
             *precision_differences(alignment, steps),
             *loop_differences(settings),
-            *argument_differences(settings),
             *loss_differences(settings, frameworks.candidate),
             *clip_differences(settings, self._optimizers, frameworks.candidate),
             *tied_differences(alignment, infos),
             *optimizer_differences(self._groups, frameworks),
         )
+
+
+def _lasting(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that usually hold for many steps."""
+    return {name: value for name, value in settings.items() if not name.startswith(ARGUMENT)}
 
 
 def at_the_start(infos: Both[RunInfo], alignment: Alignment) -> tuple[Difference, ...]:

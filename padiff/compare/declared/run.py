@@ -22,6 +22,8 @@ _LEFT_OVER = (
     "what a step does not clear, or an epoch that ends within a step leaves, is added to the next step's gradients: "
     "clear them, or have the number of batches in an epoch be a multiple of the accumulation"
 )
+#: Beginning of the names of numbers that the model is called with.
+ARGUMENT = "argument."
 #: Settings of the axis of the classes, which may differ between the runs.
 OF_LAYOUT = ("axis",)
 # Settings that only have an effect in some batches, so that tensors may not show a difference. A difference in any
@@ -114,7 +116,7 @@ def argument_differences(settings: Both[Mapping[str, Any]]) -> Iterator[Differen
 
     A number may have no effect: the tensors show it.
     """
-    arguments = settings.map(lambda side: _of(side, "argument."))
+    arguments = settings.map(lambda side: _of(side, ARGUMENT))
     names = [(name, name) for name in arguments.reference if name in arguments.candidate]
     if not names and len(arguments.reference) == len(arguments.candidate) == 1:
         names = [(next(iter(arguments.reference)), next(iter(arguments.candidate)))]
