@@ -37,7 +37,7 @@ class _Source:
     rows: np.ndarray | None
 
     @property
-    def name(self) -> str:
+    def words(self) -> str:
         """Return the innermost layer that gave the output, in words."""
         record = max(self.records, key=lambda record: len(record.layer))
         output = record.slot.partition(".")[2]
@@ -145,7 +145,7 @@ def _other_output(
         if reference is None and candidate is None:
             inputs[role] = calls.reference.inputs[role]
             continue
-        sides = [source.name if source is not None else "no output of the model" for source in (reference, candidate)]
+        sides = [source.words if source is not None else "no output of the model" for source in (reference, candidate)]
         texts.append(f"{sides[1]} as {role.replace('_', ' ')}, where the reference is given {sides[0]}")
         inputs[role] = calls.reference.inputs[role]
         if reference is not None:

@@ -34,9 +34,9 @@ class _BeforeCapture(Listener):
     def __init__(self, capture: Callable[[], None], guard: Guard) -> None:
         self._capture, self.guard = capture, guard
 
-    def enter(self, call: InterceptedCall) -> bool:
+    def instead(self, call: InterceptedCall, name: str) -> None:
+        """Note that a capture begins; the call itself is left alone."""
         self._capture()
-        return False
 
 
 def before_capture(capture: Callable[[], None], guard: Guard = RAISING) -> Handle | None:
