@@ -166,6 +166,8 @@ def _is_free(steps: Both[Step], derived: Both[frozenset[InputSite]], calls: Both
     if all(any(site in sites for site in _sites(side)) for sites, side in zip(derived, calls)):
         return True
     counts = [*zip(steps.map(_backwards), map(len, calls))]
+    if any(step.evaluations for step in steps):  # a call may be left out, as it is in evaluation mode
+        return all(0 < backward < count for backward, count in counts)
     return all(0 < backward <= count for backward, count in counts) and any(b < count for b, count in counts)
 
 

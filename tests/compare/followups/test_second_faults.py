@@ -167,7 +167,7 @@ def test_reports_hold_second_faults_and_what_follows():
     assert cases["conv/forward/output.0"] == report.first_diff.message
     assert cases["join/forward/output.0"].endswith("(follows)")
     lines = str(report).splitlines()
-    marked = [line.partition(":")[0] for line in lines if line.endswith(" here)")]
+    marked = [line.partition(":")[0] for line in lines if line.endswith(" difference)")]
     assert marked == ["  step 0  conv/forward/output.0", "  step 0  act/forward/output.0"]
     start = next(k for k, line in enumerate(lines) if line.endswith("pairs differ, in causal order:"))
     assert lines.index("", start) - start <= 11
