@@ -16,8 +16,7 @@ Further calls that are not recorded:
 from __future__ import annotations
 
 import importlib
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -26,7 +25,7 @@ import paddle
 from padiff.errors import UsageError
 from padiff.frameworks.api_names import common_name
 from padiff.frameworks.hooking import OnCall
-from padiff.frameworks.interception import InterceptedCall, Interception
+from padiff.frameworks.interception import InterceptedCall, OutermostCalls
 from padiff.system.guard import RAISING, Guard
 
 # Modules of paddle's functions: a call from one of these modules is made by paddle.
@@ -36,7 +35,7 @@ _INTERNAL = (
 )  # fmt: skip
 
 
-class FunctionHooks:
+class FunctionHooks(OutermostCalls):
     """A listener of the functions, active from its creation until `remove`.
 
     Args:
@@ -46,33 +45,13 @@ class FunctionHooks:
     """
 
     def __init__(self, called: OnCall, third_party: Sequence[str] = (), guard: Guard = RAISING) -> None:
-        self.guard = guard
         # In a tuple, because to_static traces these calls too, and treats a method in an attribute as one of this
         # object's.
         self._called = (called,)
-        self._thread = threading.get_ident()
-        self._inside = False
-        self._listening: list[Interception] = []
-        functions: set[int] = set()
-        try:
-            for owner, name, common in (*_framework_calls(), *_third_party_calls(third_party)):
-                function = getattr(owner, name)
-                if id(function) not in functions:  # one function may have several names
-                    self._listening.append(Interception(owner, name, self, common))
-                    functions |= {id(function), id(getattr(owner, name))}
-        except BaseException:
-            self.remove()
-            raise
-
-    def remove(self) -> None:
-        while self._listening:
-            self._listening[-1].remove()
-            self._listening.pop()
+        super().__init__(_distinct((*_framework_calls(), *_third_party_calls(third_party))), guard)
 
     def enter(self, call: InterceptedCall) -> bool:
-        if self._inside or threading.get_ident() != self._thread or is_internal(call.caller):
-            return False
-        if not paddle.in_dynamic_mode():
+        if not self._listens() or is_internal(call.caller) or not paddle.in_dynamic_mode():
             return False
         self._inside = True
         return True
@@ -85,6 +64,16 @@ class FunctionHooks:
 
 def is_internal(caller: FrameType | None) -> bool:
     return caller is not None and str(caller.f_globals.get("__name__", "")).startswith(_INTERNAL)
+
+
+def _distinct(calls: Iterable[tuple[Any, str, str]]) -> Iterator[tuple[Any, str, str]]:
+    """Yield each function once, as one function may have several names; its code is another one once it was yielded."""
+    seen: set[int] = set()
+    for owner, name, common in calls:
+        function = getattr(owner, name)
+        if id(function) not in seen:
+            yield owner, name, common
+            seen |= {id(function), id(getattr(owner, name))}
 
 
 def _framework_calls() -> Iterator[tuple[Any, str, str]]:
