@@ -119,7 +119,7 @@ class Declared:
             *trained_differences(self._doubtful, steps),
             *micro_batch_differences(steps),
             *model_differences(steps, alignment),
-            *argument_differences(infos.zip(steps).map(lambda side: settings_at(side[0].settings, side[1].settings))),
+            *argument_differences(infos.zip(steps).map(lambda side: _arguments(side[0].settings, side[1].settings))),
         ]
         self._evaluated = steps.map(lambda step: bool(step.evaluations))
         # Equal steps share one tuple, because there may be many.
@@ -184,6 +184,12 @@ class Declared:
 def _lasting(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that usually hold for many steps."""
     return {name: value for name, value in settings.items() if not name.startswith(ARGUMENT)}
+
+
+def _arguments(run: Mapping[str, Any], step: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a step that are numbers which the model is called with."""
+    named = [{name: value for name, value in side.items() if name.startswith(ARGUMENT)} for side in (run, step)]
+    return settings_at(*named) if any(named) else {}
 
 
 def at_the_start(infos: Both[RunInfo], alignment: Alignment) -> tuple[Difference, ...]:

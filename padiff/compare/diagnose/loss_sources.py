@@ -72,14 +72,16 @@ def _source(call: LossCall, role: str, step: Step) -> _Source | None:
         return None
     matches: dict[bool, list[tuple[Record, np.ndarray, np.ndarray | None]]] = {True: [], False: []}
     for record in step.records:
-        if record.stage != "forward" or record.source.sketched or int(np.prod(record.shape)) > _MOST:
+        size = int(np.prod(record.shape))
+        rows_fit = len(record.shape) > 1 and record.shape[-1] == values.shape[-1] > 1
+        if record.stage != "forward" or record.source.sketched or not record.shape or size > _MOST:
             continue
-        if int(np.prod(record.shape)) < values.size or not record.shape:
-            continue
+        if size != values.size and (size < values.size or not rows_fit):
+            continue  # before the tensor is read
         output = record.value
-        if output.size == values.size and np.array_equal(output.ravel(), values.ravel()):
+        if size == values.size and np.array_equal(output.ravel(), values.ravel()):
             matches[True].append((record, output, None))
-        elif not matches[True] and output.ndim > 1 and output.shape[-1] == values.shape[-1] and values.shape[-1] > 1:
+        elif not matches[True] and rows_fit:
             rows = _rows(output, values)
             if rows is not None:
                 matches[False].append((record, output, rows))
