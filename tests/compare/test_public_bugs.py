@@ -45,6 +45,14 @@ def step(optimizer, loss):
     return loss
 
 
+def descent(model, loss):
+    """Return a training by SGD: a generator as `recorded` expects it. `loss` computes the loss of a new batch."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    yield model, optimizer
+    while True:
+        yield step(optimizer, loss())
+
+
 class Code(nn.Module):
     def __init__(self):
         super().__init__()
@@ -57,12 +65,13 @@ class Code(nn.Module):
 
 def autoencoder(fault, rng):
     model = Code()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    yield model, optimizer
-    while True:
+
+    def loss():
         x = tensor(rng, 8, 6)
         code, out = model(x)
-        yield step(optimizer, f.mse_loss(code, out) if fault else f.mse_loss(out, x))
+        return f.mse_loss(code, out) if fault else f.mse_loss(out, x)
+
+    return descent(model, loss)
 
 
 def test_a_loss_of_other_outputs_is_named(tmp_path):
@@ -74,9 +83,8 @@ def test_a_loss_of_other_outputs_is_named(tmp_path):
 def language_model(how):
     def train(fault, rng):
         model = nn.Sequential(nn.Embedding(20, 12), nn.Linear(12, 20))
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        yield model, optimizer
-        while True:
+
+        def loss():
             ids = torch.from_numpy(rng.integers(0, 20, (3, 7)))
             out = model(ids)
             rows, labels = out[:, :-1], ids[:, 1:]
@@ -86,7 +94,9 @@ def language_model(how):
                     "the last, too": (out, torch.cat([ids[:, 1:], ids[:, :1]], 1)),
                     "without the first": (out[:, 1:-1], ids[:, 2:]),
                 }[how]
-            yield step(optimizer, f.cross_entropy(rows.flatten(0, 1), labels.flatten()))
+            return f.cross_entropy(rows.flatten(0, 1), labels.flatten())
+
+        return descent(model, loss)
 
     return train
 
@@ -157,13 +167,14 @@ def test_numbers_of_the_loop_that_go_into_a_loss_are_named_by_the_call(tmp_path)
 
 def distilled(fault, rng):
     teacher, model = nn.Linear(6, 4), nn.Linear(6, 4)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    yield model, optimizer
-    while True:
+
+    def loss():
         x = tensor(rng, 8, 6)
         with torch.no_grad():
             soft = f.softmax(3 * teacher(x) / (1 if fault else 2), 1)
-        yield step(optimizer, f.kl_div(f.log_softmax(model(x) / 2, 1), soft, reduction="batchmean"))
+        return f.kl_div(f.log_softmax(model(x) / 2, 1), soft, reduction="batchmean")
+
+    return descent(model, loss)
 
 
 def test_another_temperature_of_targets_is_named(tmp_path):
@@ -174,15 +185,16 @@ def test_another_temperature_of_targets_is_named(tmp_path):
 def diffusion(how):
     def train(fault, rng):
         model = nn.Linear(9, 8)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        yield model, optimizer
-        while True:
+
+        def loss():
             x, noise, share = tensor(rng, 6, 8), tensor(rng, 6, 8), torch.from_numpy(rng.random((6, 1)).astype("f"))
             kept, mixed = share.sqrt(), (1 - share).sqrt()
             if fault:
                 kept, mixed = (kept, 1 - share) if how == "factor" else (share, mixed)
             mix = torch.cat([kept * x + mixed * noise, share], 1)
-            yield step(optimizer, f.mse_loss(model(mix), noise))
+            return f.mse_loss(model(mix), noise)
+
+        return descent(model, loss)
 
     return train
 
@@ -207,10 +219,11 @@ class Positions(nn.Module):
 
 def positions(fault, rng):
     model = Positions(fault)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    yield model, optimizer
-    while True:
-        yield step(optimizer, model(tensor(rng, 4, 10, 6)).square().mean())
+
+    def loss():
+        return model(tensor(rng, 4, 10, 6)).square().mean()
+
+    return descent(model, loss)
 
 
 def test_columns_of_a_table_in_another_order_are_named(tmp_path):
@@ -321,10 +334,11 @@ class Turned(nn.Module):
 
 def turned(fault, rng):
     model = Turned(fault)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    yield model, optimizer
-    while True:
-        yield step(optimizer, model(tensor(rng, 3, 5, 8)).square().mean())
+
+    def loss():
+        return model(tensor(rng, 3, 5, 8)).square().mean()
+
+    return descent(model, loss)
 
 
 def test_a_call_that_gives_another_shape_is_named(tmp_path):
@@ -334,12 +348,13 @@ def test_a_call_that_gives_another_shape_is_named(tmp_path):
 
 def metric(fault, rng):
     model = nn.Linear(6, 5)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    yield model, optimizer
-    while True:
+
+    def loss():
         parts = [model(tensor(rng, 8, 6)) for _ in range(3)]
         parts = parts if fault else [f.normalize(part, dim=1) for part in parts]
-        yield step(optimizer, f.triplet_margin_loss(*parts))
+        return f.triplet_margin_loss(*parts)
+
+    return descent(model, loss)
 
 
 def test_embeddings_that_are_not_normalised_are_named(tmp_path):
@@ -350,15 +365,16 @@ def test_embeddings_that_are_not_normalised_are_named(tmp_path):
 def masked(fault, rng):
     """The rows of a model without positions repeat."""
     model = nn.Sequential(nn.Embedding(9, 12), nn.Linear(12, 9))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    yield model, optimizer
-    while True:
+
+    def loss():
         ids = torch.from_numpy(rng.integers(0, 8, (4, 7)))
         hidden = torch.from_numpy(rng.random((4, 7)) < 0.3)
         hidden[0, 0] = True
         out = model(ids.masked_fill(hidden, 8))
         rows, labels = (out.flatten(0, 1), ids.flatten()) if fault else (out[hidden], ids[hidden])
-        yield step(optimizer, f.cross_entropy(rows, labels))
+        return f.cross_entropy(rows, labels)
+
+    return descent(model, loss)
 
 
 def test_a_loss_of_all_places_for_the_masked_ones_is_named(tmp_path):
@@ -368,11 +384,12 @@ def test_a_loss_of_all_places_for_the_masked_ones_is_named(tmp_path):
 
 def boxes(fault, rng):
     model = nn.Linear(6, 4)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    yield model, optimizer
-    while True:
+
+    def loss():
         target = tensor(rng, 8, 4) / (1 if fault else torch.tensor([0.1, 0.1, 0.2, 0.2]))
-        yield step(optimizer, f.smooth_l1_loss(model(tensor(rng, 8, 6)), target))
+        return f.smooth_l1_loss(model(tensor(rng, 8, 6)), target)
+
+    return descent(model, loss)
 
 
 def test_factors_of_the_columns_of_targets_are_named(tmp_path):
@@ -382,12 +399,13 @@ def test_factors_of_the_columns_of_targets_are_named(tmp_path):
 
 def decoder(fault, rng):
     model = nn.Sequential(nn.Embedding(21, 12), nn.Linear(12, 20))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    yield model, optimizer
-    while True:
+
+    def loss():
         ids = torch.from_numpy(rng.integers(0, 20, (4, 7)))
         given = ids if fault else torch.cat([torch.full((4, 1), 20), ids[:, :-1]], 1)
-        yield step(optimizer, f.cross_entropy(model(given).flatten(0, 1), ids.flatten()))
+        return f.cross_entropy(model(given).flatten(0, 1), ids.flatten())
+
+    return descent(model, loss)
 
 
 def test_sequences_that_are_shifted_with_another_end_are_named(tmp_path):
@@ -398,13 +416,14 @@ def test_sequences_that_are_shifted_with_another_end_are_named(tmp_path):
 
 def dice(fault, rng):
     model = nn.Conv2d(1, 1, 3, padding=1)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    yield model, optimizer
-    while True:
+
+    def loss():
         shape, axes = (3, 1, 6, 6), (0, 1, 2, 3) if fault else (1, 2, 3)
         share, target = torch.sigmoid(model(tensor(rng, *shape))), (tensor(rng, *shape) > 0).float()
         both, each = (share * target).sum(axes), share.sum(axes) + target.sum(axes)
-        yield step(optimizer, (1 - (2 * both + 1) / (each + 1)).mean())
+        return (1 - (2 * both + 1) / (each + 1)).mean()
+
+    return descent(model, loss)
 
 
 def test_many_calls_that_differ_in_one_argument_are_said_in_short(tmp_path):
