@@ -28,8 +28,7 @@ def _folder(request, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     if "package" not in request.node.name and "git_bisect" not in request.node.name:
         # Trials are forks of one process: a virtual environment needs an interpreter of its own.
-        (tmp_path / "bin").mkdir()
-        monkeypatch.setattr(sys, "executable", str(interpreter(tmp_path / "bin")))
+        monkeypatch.setattr(sys, "executable", str(interpreter()))
 
 
 def commits(tmp_path, monkeypatch, capsys, changes, *words):

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hard.children import run_child, started
+from hard.children import run_padiff as padiff, started
 
 pytestmark = pytest.mark.slow
 
@@ -35,10 +35,6 @@ for step in range(3):
     optimizer.zero_grad()
 """
 SETTINGS = "LR = 0.1  # as in the paper\n"
-
-
-def padiff(folder: Path, *words: str, **options):
-    return run_child([sys.executable, "-m", "padiff", *words], cwd=folder, **options)
 
 
 def written(folder: Path, train: str = TRAIN, settings: str = SETTINGS) -> Path:

@@ -13,7 +13,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from kit.forking import python_with_frameworks
+
 Child = subprocess.Popen[str]
+Ended = subprocess.CompletedProcess[str]
 
 #: Seconds after which a child ends by itself, at the latest.
 LONGEST = 300
@@ -50,7 +53,7 @@ def started(command: Sequence[str | Path], **options: Any) -> Iterator[Child]:
         process.wait()
 
 
-def run_child(command: Sequence[str | Path], timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
+def run_child(command: Sequence[str | Path], timeout: float = 120, **options: Any) -> Ended:
     """`subprocess.run` with `started`: what the process printed, once it has ended.
 
     Raises:
@@ -59,6 +62,17 @@ def run_child(command: Sequence[str | Path], timeout: float = 120, **options: An
     with started(command, **options) as process:
         out, err = process.communicate(timeout=timeout)
     return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def run_padiff(folder: Path, *words: str | Path, **options: Any) -> Ended:
+    """``padiff WORDS`` in a folder; what it starts, too, has the frameworks already."""
+    command = [*python_with_frameworks(children=True), "-m", "padiff", *map(str, words)]
+    return run_child(command, cwd=folder, **options)
+
+
+def run_script(folder: Path, *words: str | Path, **options: Any) -> Ended:
+    """``python WORDS`` in a folder."""
+    return run_child([*python_with_frameworks(), *map(str, words)], cwd=folder, **options)
 
 
 def end_with_parent(seconds: float = LONGEST) -> None:

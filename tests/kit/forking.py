@@ -25,6 +25,7 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 import time
 import types
 import warnings
@@ -46,7 +47,7 @@ THREADS = 3
 _threaded: set[str] = set()
 
 
-def python_with_frameworks(taken_down: bool = False, only: str = "") -> list[str]:
+def python_with_frameworks(taken_down: bool = False, only: str = "", children: bool = False) -> list[str]:
     """The beginning of a command, in the place of ``sys.executable``.
 
     Args:
@@ -55,6 +56,7 @@ def python_with_frameworks(taken_down: bool = False, only: str = "") -> list[str
         taken_down: whether all modules and objects are taken down at the end, which takes ten times as long as the
             fork: of the frameworks there are a million. For tests of how a process ends; what is registered with
             ``atexit`` is called without, too.
+        children: whether the processes that it starts as ``sys.executable`` are forks, too.
     """
     hidden, only = ("paddle", "") if only == "torch" else ("", only)
     tests = str(os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid())
@@ -75,19 +77,24 @@ def python_with_frameworks(taken_down: bool = False, only: str = "") -> list[str
     if address in _threaded:
         return [sys.executable]
     options = [*(["--without", hidden] if hidden else []), *(["--taken-down"] if taken_down else [])]
+    options += ["--executable", str(interpreter())] if children else []
     return [sys.executable, "-IS", str(Path(__file__).with_name("fork_start.py")), address, *options]
 
 
-def interpreter(folder: Path, apart: bool = False) -> Path:
+@functools.cache
+def interpreter(apart: bool = False) -> Path:
     """The same as a program, for what takes one word only.
 
     Args:
         apart: whether each script has the one framework only that is in its name.
     """
-    program = folder / "python"
+    folder = tempfile.TemporaryDirectory(prefix="padiff-tests-", dir="/tmp")  # a test may set its own TMPDIR
+    atexit.register(folder.cleanup)
+    program = Path(folder.name, "python")
     scripts = [f'*{name}.py*) exec {shlex.join(python_with_frameworks(only=name))} "$@";;\n' for name in IMPORTED]
     cases = f'case "$*" in\n{"".join(scripts)}esac\n' if apart else ""
-    program.write_text(f'#!/bin/sh\n{cases}exec {shlex.join(python_with_frameworks())} "$@"\n')
+    own = [] if apart else ["--executable", str(program)]
+    program.write_text(f'#!/bin/sh\n{cases}exec {shlex.join([*python_with_frameworks(), *own])} "$@"\n')
     program.chmod(0o755)
     return program
 
@@ -230,8 +237,11 @@ def _run_once(path: list[str], args: list[str], folder: str, environment: dict[s
         weakref.finalize._registry = {}
         if "paddle.base.libpaddle" in sys.modules:
             atexit.unregister(sys.modules["paddle.base.libpaddle"].clear_kernel_factory)
-    while args[0] in ("--taken-down", "-W", "-u"):
-        if args.pop(0) == "-W":
+    while args[0] in ("--taken-down", "--executable", "-W", "-u"):
+        option = args.pop(0)
+        if option == "--executable":
+            sys.executable = args.pop(0)
+        elif option == "-W":
             warnings.simplefilter(args.pop(0))
     main = types.ModuleType("__main__")
     kind, sys.argv = ("file", args) if args[0] not in ("-c", "-m") else (args[0], args[1:])

@@ -272,7 +272,7 @@ def test_a_run_that_a_host_recorded(session, tmp_path):
 @pytest.mark.slow
 def test_under_xdist(session, tmp_path):
     pytest.importorskip("xdist")
-    workers = ("-p", "xdist", "--dist", "load", "--tx", f"2*popen//python={interpreter(tmp_path)}")  # as with -n 2
+    workers = ("-p", "xdist", "--dist", "load", "--tx", f"2*popen//python={interpreter()}")  # as with -n 2
     two = GOLDEN + "\ndef test_other(padiff):\n    train(padiff, name='other')\n"
     # Whichever process comes second to a golden run, with another test, is refused.
     clash = "\ndef test_clash(padiff):\n    train(padiff)\n"
