@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
-from hard.children import run_padiff as padiff, started
+from hard.children import run_padiff as padiff
+from hard.children import started
 
 pytestmark = pytest.mark.slow
 

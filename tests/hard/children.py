@@ -13,8 +13,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from kit.forking import python_with_frameworks
-
 Child = subprocess.Popen[str]
 Ended = subprocess.CompletedProcess[str]
 
@@ -64,15 +62,16 @@ def run_child(command: Sequence[str | Path], timeout: float = 120, **options: An
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def run_padiff(folder: Path, *words: str | Path, **options: Any) -> Ended:
-    """``padiff WORDS`` in a folder; what it starts, too, has the frameworks already."""
-    command = [*python_with_frameworks(children=True), "-m", "padiff", *map(str, words)]
-    return run_child(command, cwd=folder, **options)
-
-
 def run_script(folder: Path, *words: str | Path, **options: Any) -> Ended:
-    """``python WORDS`` in a folder."""
-    return run_child([*python_with_frameworks(), *map(str, words)], cwd=folder, **options)
+    """``python WORDS`` in a folder; it, and what it starts as `sys.executable`, has the frameworks already."""
+    from kit.forking import python_with_frameworks  # not above: children import this module from elsewhere
+
+    return run_child([*python_with_frameworks(children=True), *map(str, words)], cwd=folder, **options)
+
+
+def run_padiff(folder: Path, *words: str | Path, **options: Any) -> Ended:
+    """``padiff WORDS`` in a folder."""
+    return run_script(folder, "-m", "padiff", *words, **options)
 
 
 def end_with_parent(seconds: float = LONGEST) -> None:

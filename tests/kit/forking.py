@@ -93,8 +93,9 @@ def interpreter(apart: bool = False) -> Path:
     program = Path(folder.name, "python")
     scripts = [f'*{name}.py*) exec {shlex.join(python_with_frameworks(only=name))} "$@";;\n' for name in IMPORTED]
     cases = f'case "$*" in\n{"".join(scripts)}esac\n' if apart else ""
-    own = [] if apart else ["--executable", str(program)]
-    program.write_text(f'#!/bin/sh\n{cases}exec {shlex.join([*python_with_frameworks(), *own])} "$@"\n')
+    command = python_with_frameworks()
+    command += ["--executable", str(program)] if len(command) > 1 and not apart else []
+    program.write_text(f'#!/bin/sh\n{cases}exec {shlex.join(command)} "$@"\n')
     program.chmod(0o755)
     return program
 
@@ -146,7 +147,7 @@ def serve(address: str, tests: str, *frameworks: str) -> None:
             client, _ = listener.accept()
         except TimeoutError:
             continue
-        size, files, *_ = socket.recv_fds(client, 4, 3)
+        size, files, *_ = socket.recv_fds(client, 4, 250)
         if not size:  # somebody only looked
             client.close()
             continue
@@ -155,8 +156,9 @@ def serve(address: str, tests: str, *frameworks: str) -> None:
         if not pid:
             for other in (listener, *waiting.values()):
                 other.close()
-            _become(client, files)
-            _run(path, *request)
+            numbers, *asked = request
+            _become(client, dict(zip(numbers, files)))
+            _run(path, *asked)
             return
         client.send(pid.to_bytes(4, "little"))
         for file in files:
@@ -176,10 +178,15 @@ def _hide(*packages: str) -> None:
     _hide.hidden = [*getattr(_hide, "hidden", ()), *(sys.modules.pop(name) for name in names)]
 
 
-def _become(client: socket.socket, files: list[int]) -> None:
-    """Take the place of the process that a test started."""
+def _become(client: socket.socket, files: dict[int, int]) -> None:
+    """Take the place of the process that a test started, with its files by their numbers."""
     os.setsid()
-    for number, file in enumerate(files):
+    moved = {}
+    for number, file in [*files.items(), (-1, client.detach())]:  # out of the way of all numbers
+        moved[number] = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 500)
+        os.close(file)
+    client = socket.socket(fileno=moved.pop(-1))
+    for number, file in moved.items():
         os.dup2(file, number)
         os.close(file)
     # Anew: of those that were there Python remembers whether they could seek.
@@ -237,10 +244,12 @@ def _run_once(path: list[str], args: list[str], folder: str, environment: dict[s
         weakref.finalize._registry = {}
         if "paddle.base.libpaddle" in sys.modules:
             atexit.unregister(sys.modules["paddle.base.libpaddle"].clear_kernel_factory)
-    while args[0] in ("--taken-down", "--executable", "-W", "-u"):
+    while args[0] in ("--taken-down", "--executable", "-W", "-u", "-B"):
         option = args.pop(0)
         if option == "--executable":
             sys.executable = args.pop(0)
+            if "multiprocessing.spawn" in sys.modules:
+                sys.modules["multiprocessing.spawn"].set_executable(sys.executable)
         elif option == "-W":
             warnings.simplefilter(args.pop(0))
     main = types.ModuleType("__main__")

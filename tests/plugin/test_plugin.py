@@ -77,7 +77,15 @@ def session(tmp_path):
 
     def run(body, *arguments):
         (tmp_path / "test_it.py").write_text(HEAD + body)
-        command = [*python_with_frameworks(), "-m", "pytest.__main__", "-p", "padiff_pytest", "-p", "no:cacheprovider"]
+        command = [
+            *python_with_frameworks(children=True),
+            "-m",
+            "pytest.__main__",
+            "-p",
+            "padiff_pytest",
+            "-p",
+            "no:cacheprovider",
+        ]
         options = ["-W", "ignore", "-ra", f"--basetemp={tmp_path / 'temporary'}", *arguments]
         done = run_child([*command, *options], cwd=tmp_path, env=environment)
         print(done.stdout, done.stderr)  # shown where a test fails
