@@ -41,6 +41,8 @@ IMPORTED = {
 OWN = ("padiff.recorder", "padiff.frameworks.torch", "padiff.frameworks.paddle", "padiff_hooks.training",
        "padiff_cli.commands.compare", "padiff_cli.commands.run")  # fmt: skip
 PACKAGES = ("padiff", "padiff_hooks", "padiff_cli")
+#: A test may set another one.
+PYTHON = sys.executable
 
 #: Exit code where an import starts a thread, as paddle 3.0's does: a fork would lose it. Nothing is forked then.
 THREADS = 3
@@ -63,9 +65,9 @@ def python_with_frameworks(taken_down: bool = False, only: str = "", children: b
     address = f"padiff-tests-{tests}{only}"
     if address not in _threaded and not _listens(address):
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        command = [sys.executable, __file__, address, tests, *([only] if only else IMPORTED)]
+        command = [PYTHON, __file__, address, tests, *([only] if only else IMPORTED)]
         environment = {**os.environ, **threads, "PYTHONPATH": "", "PADIFF_TESTED": _place(sys.path)}
-        pid = os.posix_spawn(sys.executable, command, environment, setsid=True)
+        pid = os.posix_spawn(PYTHON, command, environment, setsid=True)
         while not _listens(address):
             ended, code = os.waitpid(pid, os.WNOHANG) if pid else (0, 0)
             if code and os.waitstatus_to_exitcode(code) == THREADS:
@@ -75,10 +77,10 @@ def python_with_frameworks(taken_down: bool = False, only: str = "", children: b
             pid = 0 if ended else pid
             time.sleep(0.05)
     if address in _threaded:
-        return [sys.executable]
+        return [PYTHON]
     options = [*(["--without", hidden] if hidden else []), *(["--taken-down"] if taken_down else [])]
     options += ["--executable", str(interpreter())] if children else []
-    return [sys.executable, "-IS", str(Path(__file__).with_name("fork_start.py")), address, *options]
+    return [PYTHON, "-IS", str(Path(__file__).with_name("fork_start.py")), address, *options]
 
 
 @functools.cache
