@@ -43,6 +43,8 @@ OWN = ("padiff.recorder", "padiff.frameworks.torch", "padiff.frameworks.paddle",
 PACKAGES = ("padiff", "padiff_hooks", "padiff_cli")
 #: A test may set another one.
 PYTHON = sys.executable
+#: Runs this file under a name that is no file's: runs keep lines of the files on the stack.
+SERVE = "import sys; exec(compile(open(sys.argv.pop(1)).read(), '<forks>', 'exec'))"
 
 #: Exit code where an import starts a thread, as paddle 3.0's does: a fork would lose it. Nothing is forked then.
 THREADS = 3
@@ -65,7 +67,7 @@ def python_with_frameworks(taken_down: bool = False, only: str = "", children: b
     address = f"padiff-tests-{tests}{only}"
     if address not in _threaded and not _listens(address):
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        command = [PYTHON, __file__, address, tests, *([only] if only else IMPORTED)]
+        command = [PYTHON, "-c", SERVE, __file__, address, tests, *([only] if only else IMPORTED)]
         environment = {**os.environ, **threads, "PYTHONPATH": "", "PADIFF_TESTED": _place(sys.path)}
         pid = os.posix_spawn(PYTHON, command, environment, setsid=True)
         while not _listens(address):
@@ -235,6 +237,8 @@ def _run_once(path: list[str], args: list[str], folder: str, environment: dict[s
     os.chdir(folder)
     if "multiprocessing.process" in sys.modules:  # which looks for a script below the folder that it began in
         sys.modules["multiprocessing.process"].ORIGINAL_DIR = folder
+    if "padiff.system.start_folder" in sys.modules:  # which is that of the import
+        importlib.reload(sys.modules["padiff.system.start_folder"])
     os.environ.clear()
     os.environ.update(environment)
     if args[0] == "--without":
