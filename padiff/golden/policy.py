@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from padiff.compare import NoisePolicy
 from padiff.compare.judge.drift import NONE, Drift
+from padiff.compare.judge.policy import ByNoise
 from padiff.golden.noise import Errors, errors_between, limits_of, limits_of_first, sketch_of_record, unit_of
 from padiff.records import Diff, Figure, Judgement, Pair, Rule
 from padiff.records.layout import SAME
@@ -37,7 +38,7 @@ class Movement:
 
 
 @dataclass(frozen=True)
-class GoldenPolicy:
+class GoldenPolicy(ByNoise):
     """Policy that judges tensors by measured noise, and all that has none as `NoisePolicy` does.
 
     Args:
@@ -59,18 +60,6 @@ class GoldenPolicy:
     is_whole: bool = True
     moved: list[Movement] = field(default_factory=list)
     first_sites: dict[int, str] = field(default_factory=dict)
-
-    @property
-    def elementwise(self) -> tuple[float, float] | None:
-        return None
-
-    @property
-    def in_context(self) -> bool:
-        return True
-
-    @property
-    def settings_count(self) -> bool:
-        return True
 
     def describe(self) -> str:
         return "rounding noise, measured with the golden run"

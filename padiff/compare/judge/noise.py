@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from padiff.compare.judge.drift import NONE, Drift
-from padiff.compare.judge.policy import judged_together
+from padiff.compare.judge.policy import ByNoise, judged_together
 from padiff.compare.judge.step_limits import StepLimits
 from padiff.compare.judge.systematic import without_systematic
 from padiff.errors import UsageError
@@ -18,7 +18,7 @@ from padiff.records.step_diffs import StepDiffs
 
 
 @dataclass(frozen=True)
-class NoisePolicy:
+class NoisePolicy(ByNoise):
     """Default policy: limits of the relative L2 error by the rounding noise of dtype and stage, and the run's drift.
 
     * Each stage has a limit by the coarsest floating dtype seen so far in the step.
@@ -44,18 +44,6 @@ class NoisePolicy:
     def __post_init__(self) -> None:
         if not 0 < self.factor < math.inf:
             raise UsageError(f"factor has to be a number above 0, got {self.factor!r}")
-
-    @property
-    def elementwise(self) -> tuple[float, float] | None:
-        return None
-
-    @property
-    def in_context(self) -> bool:
-        return True
-
-    @property
-    def settings_count(self) -> bool:
-        return True
 
     def describe(self) -> str:
         times = "" if self.factor == 1.0 else f" times {self.factor:g}"

@@ -49,6 +49,22 @@ class Policy(Protocol):
         """Return the policy in words."""
 
 
+class ByNoise:
+    """Base of policies whose limits follow rounding noise, and which judge a stage by the stages before."""
+
+    @property
+    def elementwise(self) -> tuple[float, float] | None:
+        return None
+
+    @property
+    def in_context(self) -> bool:
+        return True
+
+    @property
+    def settings_count(self) -> bool:
+        return True
+
+
 @dataclass(frozen=True)
 class Tolerance:
     """One fixed tolerance for all tensors.
