@@ -9,12 +9,16 @@ import ast
 import math
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from padiff.compare.declared.fixes import layer_fix
 from padiff.frameworks.argument_names import number_text
+from padiff.model.equivalents import common_kind
+from padiff.records import Layer
 from padiff_cli.fix.fault import Fault
 from padiff_cli.fix.matching import unread_variables
 from padiff_cli.fix.source import Edit, Project, Proposal, Source, dotted, last_name
-from padiff_cli.fix.vocabulary import is_layer, kind_of, number_of
+from padiff_cli.fix.vocabulary import is_layer, kind_of, number_of, whole_name
 
 # Weights: what a cause names, and what remains where all that is computed forward agrees, come before the two lines
 # that are compared.
@@ -27,6 +31,16 @@ _TIMES = re.compile(rf"are ({_SIGNED}) times the reference's")
 _PRODUCTS = frozenset(("matmul", "bmm", "einsum", "baddbmm", "mm"))
 # Functions that compare a prediction with a target, beside the losses of the catalog.
 _COMPARING = frozenset(("cosine_similarity", "pairwise_distance", "kl_div"))
+# A cause that names a layer of the reference, and norms by their common names.
+_LEFT_OUT = re.compile(r"layer `([^`]+)` \(\w+\) is left out there")
+_NORMS = {
+    "layernorm": "LayerNorm",
+    "rmsnorm": "RMSNorm",
+    "groupnorm": "GroupNorm",
+    "batchnorm1d": "BatchNorm1d",
+    "batchnorm2d": "BatchNorm2d",
+    "batchnorm3d": "BatchNorm3d",
+}
 
 
 def insertions(fault: Fault, project: Project) -> Iterator[Proposal]:
@@ -35,6 +49,7 @@ def insertions(fault: Fault, project: Project) -> Iterator[Proposal]:
     yield from _attention_scale(fault, project)
     yield from _divisor(fault, project)
     yield from _unscaled(fault, project)
+    yield from _missing_norm(fault, project)
     yield from _uncalled_layers(fault, project)
     yield from _detached_targets(fault, project)
 
@@ -202,6 +217,106 @@ def _unscaled(fault: Fault, project: Project) -> Iterator[Proposal]:
                 )
 
 
+def _missing_norm(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield calls of a norm that the reference has at the place of the fault, and the line that makes the norm.
+
+    A norm that the candidate's class makes and never calls is called; else one is made.
+    """
+    found = _LEFT_OUT.search(fault.words) if fault.kind == "norm_missing" else None
+    layer = None if found is None else _layer_at(fault, found[1])
+    if layer is None:
+        return
+    proposals: list[tuple[tuple[Edit, ...], str]] = []
+    for source, statement, node in places(fault, project):
+        owner = source.class_around(statement)
+        if owner is None:
+            continue
+        unread = [name for name, value in _uncalled(owner).items() if common_kind(value.lower()) == layer.kind]
+        made = None if unread else _norm_made(fault, project, source, owner, layer)
+        for name in unread or ([] if made is None else [made[0]]):
+            first = () if unread or made is None else made[1]
+            words = f"`self.{name}`, which is never called, is called" if unread else f"a {layer.kind} is made and called"
+            names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and each.id != "self"}
+            start = source.line_start(statement.lineno)
+            indent = source.text[start : source.span(statement)[0]]
+            for variable in sorted(names & {*_variables_at(source, statement)}) if not indent.strip() else ():
+                line = Edit(source.file, start, start, f"{indent}{variable} = self.{name}({variable})\n")
+                proposals.append(((*first, line), words))
+            proposals.append(((*first, _around(source, node, f"self.{name}(", ")")), words))
+    for k, (edits, words) in enumerate(proposals[:_MOST]):
+        yield Proposal(edits, words, _NAMED - 0.1 + 0.01 * k)
+
+
+def _layer_at(fault: Fault, path: str) -> Layer | None:
+    """Return the reference's layer that a cause names, with the common name of its kind; `None` if it is no norm."""
+    layer = next((each for each in fault.models.layers.reference if each.path == path), None)
+    kind = "" if layer is None else common_kind(layer.kind)
+    return None if layer is None or kind not in _NORMS else replace(layer, kind=kind)
+
+
+def _norm_made(
+    fault: Fault, project: Project, source: Source, owner: ast.ClassDef, layer: Layer
+) -> tuple[str, tuple[Edit, ...]] | None:
+    """Return the attribute of a new norm, and the edits that make the norm at the end of the class's `__init__`.
+
+    The call is made of the catalog's name, and of the numbers of the reference's layer; names of the run are not used.
+    """
+    framework = fault.frameworks[1]
+    whole = whole_name(framework, _NORMS[layer.kind])
+    shape = next((each.shape for each in layer.parameters if each.slot == "weight"), ())
+    init = next((node for node in owner.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"), None)
+    if not whole or not shape or init is None:
+        return None
+    last = init.body[-1]
+    start = source.line_start(last.lineno)
+    indent = source.text[start : source.span(last)[0]]
+    if indent.strip():
+        return None
+    sizes = [_name_of(project, source, init.body[-1], size) or str(size) for size in shape]
+    arguments = [sizes[0] if len(sizes) == 1 else f"[{', '.join(sizes)}]"]
+    if layer.kind == "groupnorm":
+        groups = layer.settings.get("num_groups")
+        if not isinstance(groups, int):
+            return None
+        arguments.insert(0, str(groups))
+    for setting, default in (("eps", 1e-5), ("momentum", 0.1)):
+        value = layer.settings.get(setting)
+        if isinstance(value, float) and value != default:
+            line = layer_fix(framework, replace(layer, type=whole.rpartition(".")[2], kind=layer.kind), setting, value)
+            argument = line.partition("(..., ")[2].removesuffix(")")
+            if argument:
+                arguments.append(argument)
+    taken = {node.attr for node in ast.walk(owner) if isinstance(node, ast.Attribute) and _is_own(node)}
+    name = next(each for each in ("norm", *(f"norm{n}" for n in range(1, 99))) if each not in taken)
+    spelled = source.spelled(whole)
+    end = source.line_start((last.end_lineno or last.lineno) + 1)
+    edits = [Edit(source.file, end, end, f"{indent}self.{name} = {spelled or whole}({', '.join(arguments)})\n")]
+    if not spelled:
+        edits.append(source.import_edit(framework))
+    return name, tuple(edits)
+
+
+def _variables_at(source: Source, statement: ast.stmt) -> list[str]:
+    function = source.function(statement)
+    return [] if function is None else _variables(function, statement)
+
+
+def _uncalled(owner: ast.ClassDef) -> dict[str, str]:
+    """Return the attributes of layers that a class makes and never reads, with the names of the layers' classes."""
+    attributes = [node for node in ast.walk(owner) if isinstance(node, ast.Attribute) and _is_own(node)]
+    read = {node.attr for node in attributes if isinstance(node.ctx, ast.Load)}
+    return {
+        node.targets[0].attr: last_name(node.value.func)
+        for node in ast.walk(owner)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Attribute)
+        and _is_own(node.targets[0])
+        and node.targets[0].attr not in read
+        and isinstance(node.value, ast.Call)
+        and is_layer(last_name(node.value.func))
+    }
+
+
 def _uncalled_layers(fault: Fault, project: Project) -> Iterator[Proposal]:
     """Yield calls of layers that a class makes and never calls."""
     if fault.first.stage != "forward":
@@ -210,19 +325,8 @@ def _uncalled_layers(fault: Fault, project: Project) -> Iterator[Proposal]:
     found: list[tuple[bool, Source, ast.expr, str]] = []
     for source in project:
         for owner in (node for node in source.nodes if isinstance(node, ast.ClassDef)):
-            attributes = [node for node in ast.walk(owner) if isinstance(node, ast.Attribute) and _is_own(node)]
-            read = {node.attr for node in attributes if isinstance(node.ctx, ast.Load)}
-            made = {
-                node.targets[0].attr
-                for node in ast.walk(owner)
-                if isinstance(node, ast.Assign)
-                and isinstance(node.targets[0], ast.Attribute)
-                and _is_own(node.targets[0])
-                and isinstance(node.value, ast.Call)
-                and is_layer(last_name(node.value.func))
-            }
             calls = [node for node in ast.walk(owner) if isinstance(node, ast.Call) and _is_own(node.func)]
-            for name in sorted(made - read):
+            for name in sorted(_uncalled(owner)):
                 found += [(last_name(call.func) != before, source, call, name) for call in calls]
     for k, (_, source, call, name) in enumerate(sorted(found, key=lambda each: each[0])[:_MOST]):
         edit = _around(source, call, f"self.{name}(", ")")

@@ -257,6 +257,11 @@ class Matcher:
         if _kind(r) in ("optimizer", "schedule"):
             r_args = _without_rate(r_args, theirs, self.frameworks[0], _kind(r))
             c_args = _without_rate(c_args, mine, self.frameworks[1], _kind(r))
+        if _kind(r) == _kind(c) == "clip" and self.frameworks[0] != self.frameworks[1]:
+            # Torch clips parameters, which are given first; paddle's optimizer has them.
+            r_args, c_args = (
+                args[1:] if name.startswith("clip_grad") else args for name, args in zip(names, (r_args, c_args))
+            )
         betas = theirs.get("betas")
         if self.frameworks[1] == "paddle" and betas is not None and isinstance(betas.value, (ast.Tuple, ast.List)):
             del theirs["betas"]

@@ -70,6 +70,9 @@ ALIKE = [
     (PORT, "o = torch.optim.SGD(m.parameters(), 0.1, momentum=0.9)",
      "o = paddle.optimizer.Momentum(0.2, momentum=0.8, parameters=net.parameters())",
      "o = paddle.optimizer.Momentum(0.1, momentum=0.9, parameters=net.parameters())"),
+    # Torch clips parameters, paddle's optimizer has them.
+    (PORT, "torch.nn.utils.clip_grad_norm_(m.parameters(), 0.5)", "clip = nn.ClipGradByNorm(0.1)",
+     "clip = nn.ClipGradByGlobalNorm(0.5)"),
     # A list of which an item is missing, and one that has one more.
     (SAME, "m = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))",
      "net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))",
