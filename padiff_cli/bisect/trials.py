@@ -19,6 +19,7 @@ from typing import Any
 from padiff.dump.files import aside
 from padiff.errors import UsageError
 from padiff_cli.bisect.search import TrialError
+from padiff_cli.run.launch import delete_abandoned_claims
 
 # Seconds between two looks at a run folder.
 _POLL = 0.05
@@ -194,6 +195,7 @@ class Trials:
                     time.sleep(_POLL)
             finally:
                 _end(process)
+                delete_abandoned_claims()
         last = recorded(run)
         if code is not None and code != 0 and last < steps - 1:
             raise TrialError(f"the command failed with exit code {code}{_last_lines(output)}")

@@ -235,7 +235,9 @@ def _missing_norm(fault: Fault, project: Project) -> Iterator[Proposal]:
         made = None if unread else _norm_made(fault, project, source, owner, layer)
         for name in unread or ([] if made is None else [made[0]]):
             first = () if unread or made is None else made[1]
-            words = f"`self.{name}`, which is never called, is called" if unread else f"a {layer.kind} is made and called"
+            words = (
+                f"`self.{name}`, which is never called, is called" if unread else f"a {layer.kind} is made and called"
+            )
             names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and each.id != "self"}
             start = source.line_start(statement.lineno)
             indent = source.text[start : source.span(statement)[0]]

@@ -419,6 +419,10 @@ class Rules:
                     text = source.code(call)
                     edits = (_line_removed(source, statement), _line_before(source, backward, text))
                     yield Proposal(edits, "gradients are zeroed before the backward pass", _CALLS)
+                loop = source.parents.get(step)
+                if isinstance(loop, (ast.For, ast.While)) and source.parents.get(statement) is not loop:
+                    edits = (_line_removed(source, statement), _line_after(source, step, source.code(call)))
+                    yield Proposal(edits, "gradients are zeroed after each step", _CALLS)
             if not source.calls("zero_grad", "clear_grad"):
                 yield Proposal(
                     (_line_after(source, step, f"{name}.{method}()"),), "gradients are zeroed after each step", _CALLS

@@ -17,6 +17,7 @@ from pathlib import Path
 from padiff.errors import UsageError
 from padiff.system.printable import printable
 from padiff_cli.fix.temporary import temporary_folder
+from padiff_cli.run.launch import delete_abandoned_claims
 
 # Most bytes and files of a copy. Chosen: it is made anew for each run.
 _MOST_BYTES, _MOST_FILES = 1_000_000_000, 20_000
@@ -311,6 +312,7 @@ def _call(command: list[str], folder: Path, environment: Mapping[str, str], out:
                 os.killpg(process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=_PATIENCE)
+        delete_abandoned_claims()
 
 
 def _tail(output: Path, code: int) -> str:

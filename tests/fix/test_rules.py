@@ -122,6 +122,11 @@ CASES = {
              "cause": Cause("step_skipped", "the optimizer did not step"), "stage": "grad"},
         ["+    optimizer.zero_grad()", "-    optimizer.zero_grad()"],
     ),
+    "gradients that are zeroed after the loop": (
+        {"text": TORCH.replace("    optimizer.zero_grad()\n", "") + "optimizer.zero_grad()\n",
+             "cause": Cause("stale_gradient", "not zeroed"), "stage": "grad"},
+        ["-optimizer.zero_grad()", "+    optimizer.zero_grad()"],
+    ),
     "gradients that are never zeroed": (
         {"text": TORCH.replace("    optimizer.zero_grad()\n", ""), "cause": Cause("stale_gradient", "not zeroed"),
              "stage": "grad"},
