@@ -122,7 +122,11 @@ def _attention_scale(fault: Fault, project: Project) -> Iterator[Proposal]:
                         )
         return
     for source, product, first in _products(project)[:_MOST] if own == 1.0 else ():
-        size = f"{first}.shape[-1]" if first else found[1] or ""
+        # A name that holds the size says more than the number.
+        size = (
+            f"{first}.shape[-1]" if first else _name_of(project, source, product, float(found[1])) if found[1] else ""
+        )
+        size = size or found[1] or ""
         scale = f"{size} ** -0.5" if found[1] and size else number_text(right)
         yield Proposal((_around(source, product, "", f" * {scale}"),), f"the product is scaled by {scale}", _NAMED)
 

@@ -142,6 +142,18 @@ CASES = {
              "lines": {ROOT: "net = "}},
         ["+import padiff", '+padiff.start_from("runs/torch", net)'],
     ),
+    "a function before a sum": (
+        {"text": "import torch.nn.functional as F\ny = F.silu(x + skip)\n", "at": "silu",
+         "cause": Cause("order", "the candidate calls add() in `dec1`, then swish() in `dec1`, where the reference "
+                        "calls swish() in `u1`, then add() in `u1`")},
+        ["-y = F.silu(x + skip)", "+y = F.silu(x) + skip"],
+    ),
+    "a function behind a sum": (
+        {"text": "import torch.nn.functional as F\ny = F.silu(x) + skip\n", "at": "silu",
+         "cause": Cause("order", "the candidate calls swish() in `dec1`, then add() in `dec1`, where the reference "
+                        "calls add() in `u1`, then swish() in `u1`")},
+        ["-y = F.silu(x) + skip", "+y = F.silu(x + skip)"],
+    ),
     "an activation by its name": (
         {"text": "import torch.nn.functional as F\ny = F.silu(x)\n", "at": "silu",
              "cause": Cause("activation", "the candidate uses SiLU for the reference's exact GELU (`net.5`)")},
