@@ -27,6 +27,7 @@ _NAMED, _GUESSED = 1.5, 1.8
 _MOST = 6
 _SIGNED = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 _SCALES = re.compile(rf"(?:1 / sqrt\((\d+)\))?, is ({_SIGNED})(?: \(.*?\))? for the reference's ({_SIGNED})")
+_NOT_SCALED = re.compile(rf"mul\(\) in [^:]* is left out: what [^:]* is not scaled by ({_SIGNED})")
 _TIMES = re.compile(rf"are ({_SIGNED}) times the reference's")
 _PRODUCTS = frozenset(("matmul", "bmm", "einsum", "baddbmm", "mm"))
 # Functions that compare a prediction with a target, beside the losses of the catalog.
@@ -48,6 +49,7 @@ def insertions(fault: Fault, project: Project) -> Iterator[Proposal]:
     yield from _residual(fault, project)
     yield from _attention_scale(fault, project)
     yield from _divisor(fault, project)
+    yield from _scaled_terms(fault, project)
     yield from _unscaled(fault, project)
     yield from _missing_norm(fault, project)
     yield from _uncalled_layers(fault, project)
@@ -174,6 +176,33 @@ def _divisor(fault: Fault, project: Project) -> Iterator[Proposal]:
         start, end = source.span(value)
         edit = Edit(source.file, start, end, f"{head}{source.code(value)}{tail}")
         yield Proposal((edit,), f"the loss is divided by {text} before backward", _NAMED)
+
+
+def _scaled_terms(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield a term of a sum times the factor that only the reference has, as the cause says: the last term first."""
+    found = _NOT_SCALED.search(fault.words)
+    if found is None:
+        return
+    factor = number_text(float(found[1]))
+    own = fault.models.lines.candidate
+    frames = [fault.lines.candidate, *(own[key] for key in own if key == "@total" or key.startswith("@loss:"))]
+    terms: list[tuple[Source, ast.expr]] = []
+    for frame in dict.fromkeys(frames):
+        source = None if frame is None else project.get(frame.file)
+        statement = None if source is None or frame is None else source.statement(frame.line)
+        value = getattr(statement, "value", None)
+        if source is not None and isinstance(value, ast.expr):
+            terms += [(source, term) for term in reversed(_terms(value))]
+    for k, (source, term) in enumerate(list(dict.fromkeys(terms))[:_MOST]):
+        words = f"a term is multiplied by {factor}"
+        yield Proposal((_around(source, term, f"{factor} * ", ""),), words, _NAMED + 0.01 * k)
+
+
+def _terms(node: ast.expr) -> list[ast.expr]:
+    """Return the terms of a sum in their order, or the expression itself."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub)):
+        return [*_terms(node.left), *_terms(node.right)]
+    return [node]
 
 
 def _name_of(project: Project, source: Source, place: ast.AST, number: float) -> str:

@@ -279,7 +279,8 @@ class Matcher:
                 changes = tuple(x._replace(name=x.name or name) for x in part.changes)
                 result = result.plus(part._replace(changes=changes))
         # An argument by place against one by name.
-        plain_mine = [name for name, keyword in mine.items() if not _is_objects(keyword)]
+        # A learning rate by place, which only paddle's schedules have, is not the one that is left.
+        plain_mine = [name for name, keyword in mine.items() if not _is_objects(keyword) and hasattr(keyword, "lineno")]
         if len(left_r) == 1 and len(plain_mine) == 1:
             result = result.plus(self.match(left_r.pop(), mine.pop(plain_mine[0]).value, depth + 1), 0.3)
         plain_theirs = [name for name, keyword in theirs.items() if not _is_objects(keyword)]

@@ -142,6 +142,12 @@ CASES = {
              "lines": {ROOT: "net = "}},
         ["+import padiff", '+padiff.start_from("runs/torch", net)'],
     ),
+    "a factor of a term": (
+        {"text": "loss = main(out) + side(out)\n", "stage": "loss", "lines": {"@total": "loss ="},
+         "cause": Cause("factor_missing", "in the candidate, the third mul() in the loop is left out: what rsub() in "
+                        "the loop gives is not scaled by 0.5")},
+        ["-loss = main(out) + side(out)", "+loss = main(out) + 0.5 * side(out)"],
+    ),
     "a function before a sum": (
         {"text": "import torch.nn.functional as F\ny = F.silu(x + skip)\n", "at": "silu",
          "cause": Cause("order", "the candidate calls add() in `dec1`, then swish() in `dec1`, where the reference "
