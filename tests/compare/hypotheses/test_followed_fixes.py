@@ -154,7 +154,7 @@ def test_no_epsilon_is_copied_to_another_place(tmp_path):
 
 def test_a_fix_that_leaves_an_epsilon_below_the_root_is_not_shown(tmp_path, monkeypatch):
     """With another smoothing alone, paddle's epsilon, which is as large as the gradients' squares, stays."""
-    monkeypatch.setitem(globals(), "DATA", 0.3 * DATA)
+    monkeypatch.setitem(globals(), "DATA", 1e-3 * DATA)
     right = _torch(tmp_path / "reference", lambda t, n: t.optim.RMSprop(n.parameters(), lr=1e-3, alpha=0.99))
     wrong = {"class": "RMSProp", "learning_rate": 1e-3, "rho": 0.95, "epsilon": 1e-6}
     first = padiff.compare_runs(right, _paddle(tmp_path / "wrong", _made(wrong), right)).first_diff

@@ -267,6 +267,8 @@ def _is_right(
         decays = [{form: own_decay}, {form: _ADAMW_DECAY if rule == "AdamW" else 0.0}]
     elif rule != own.rule:
         kept, decays = {}, [{form: _ADAMW_DECAY} if rule == "AdamW" else {}]
+    pair = scene.pairs(tracks.numbers[tracks.at], "update").get(parameter.track.place)
+    limit = 0.0 if pair is None else scene.limit(pair)
     history, noise = joined([parameter.track], "reference")
     history = replace(history, rates=_column(tracks.rates.reference, parameter.group))
     for decay in decays:
@@ -274,8 +276,10 @@ def _is_right(
         declared = DeclaredRule.from_group(group, scene.frameworks.candidate)
         if declared is None:
             return True
-        off = (declared.updates(history, noise) - history.updates) / noise
-        if float(np.sqrt(np.mean(np.square(off)))) <= max(NEAR, 2 * parameter.fit.residual):
+        off = declared.updates(history, noise) - history.updates
+        sizes = np.linalg.norm(history.updates, axis=-1)
+        is_small = bool(np.all(np.linalg.norm(off, axis=-1) <= limit * sizes))
+        if is_small or float(np.sqrt(np.mean(np.square(off / noise)))) <= max(NEAR, 2 * parameter.fit.residual):
             return True
     return False
 
