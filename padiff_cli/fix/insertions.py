@@ -307,7 +307,17 @@ def _norm_made(
     indent = source.text[start : source.span(last)[0]]
     if indent.strip():
         return None
-    sizes = [_name_of(project, source, init.body[-1], size) or str(size) for size in shape]
+    # Of names that hold the size, one that makes the layer before or behind: others may hold the number by chance.
+    beside = {_tail(fault.first.candidate), _tail(fault.partner_of(fault.first.last_agreeing))}
+    names = [
+        argument
+        for node in ast.walk(init)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        if any(_is_own(target) and last_name(target) in beside for target in node.targets)
+        for argument in node.value.args
+        if isinstance(argument, ast.Name)
+    ]
+    sizes = [_name_among(project, source, names, size) or str(size) for size in shape]
     arguments = [sizes[0] if len(sizes) == 1 else f"[{', '.join(sizes)}]"]
     if layer.kind == "groupnorm":
         groups = layer.settings.get("num_groups")
@@ -329,6 +339,15 @@ def _norm_made(
     if not spelled:
         edits.append(source.import_edit(framework))
     return name, tuple(edits)
+
+
+def _name_among(project: Project, source: Source, names: Sequence[ast.Name], size: int) -> str:
+    """Return the first of some names that holds a number; empty if none does."""
+    for name in names:
+        values = project.definitions(source, name)
+        if values and all(number_of(value) == size for _, value in values):
+            return name.id
+    return ""
 
 
 def _variables_at(source: Source, statement: ast.stmt) -> list[str]:
