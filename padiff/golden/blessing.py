@@ -39,6 +39,7 @@ def proof_of(result: Sorted, left_out: str) -> dict[str, Any]:
         "changed": list(result.environment),
         "rule": f"each error is at most {FACTOR:g} times the largest one after moves by {UNITS} units",
         "left_out": left_out,
+        "not_compared": list(result.missing),
         "tensors": result.layers(),
     }
 

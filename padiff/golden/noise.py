@@ -137,6 +137,10 @@ def limits_of(noise: Errors, dtype: str, is_start: bool, count: int) -> Errors:
     if is_start:
         return Errors(*(LEAST_START * unit,) * 3)
     cancelled = max(LEAST_CANCELLED, LEAST / math.sqrt(count))
+    # The norm and the mean each take one direction of the same error. A single number of few runs may be small by
+    # chance; that both are is much less likely.
+    direction = max(noise.size, noise.mean)
+    noise = Errors(noise.l2, direction, direction)
     return Errors(*(max(FACTOR * each, least * unit) for each, least in zip(noise, (LEAST, cancelled, cancelled))))
 
 

@@ -18,6 +18,7 @@ from padiff.records.diagnostic import Diagnostic, diagnostic_of
 from padiff.records.environment_differences import differences
 
 EQUAL, DRIFT, FAULT, UNKNOWN = "equal", "drift", "fault", "cannot tell"
+_OF_PARAMETERS = ("weight", "grad", "update")
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,11 @@ class Sorted:
         return max(self.moved, key=lambda each: each.share, default=None)
 
     @property
+    def missing(self) -> tuple[str, ...]:
+        """Return the tensors of the golden run that the new run has not recorded."""
+        return () if self.report is None else self.report.coverage.reference_sites
+
+    @property
     def diagnostic(self) -> Diagnostic | None:
         """Return the verdict of the comparison; `None` if the runs are equal."""
         return None if self.report is None else diagnostic_of(self.report, Both(str(self.golden.folder), str(self.run)))
@@ -84,6 +90,7 @@ class Sorted:
             "first": self.layers()[0] if self.moved else None,
             "largest": None if self.largest is None else self.layers()[self.moved.index(self.largest)],
             "environment": list(self.environment),
+            "not_compared": list(self.missing),
             "diagnostic": None if diagnostic is None else asdict(diagnostic),
             "mark": {"golden": self.golden.mark, "now": self.mark},
             "left_out": self.golden.left_out,
@@ -171,6 +178,7 @@ def sort_run(golden: Golden, folder: Path) -> Sorted:
     if reason or first is not None:
         sort = FAULT
     else:
-        # What a thinned golden run has not recorded shows in the tensors that it has.
-        sort = DRIFT if report.passed or golden.left_out else UNKNOWN
+        # What a thinned golden run has not recorded shows in the tensors that it has, if the new run has them, too.
+        has_parameters = not any(site.split("/")[-2] in _OF_PARAMETERS for site in report.coverage.reference_sites)
+        sort = DRIFT if report.passed or (golden.left_out and has_parameters) else UNKNOWN
     return Sorted(golden, folder, sort, mark, report, moved, environment, reason)

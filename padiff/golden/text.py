@@ -31,12 +31,17 @@ def sorted_text(result: Sorted) -> Iterator[str]:
             )
     if result.sort == EQUAL:
         return
+    if result.sort == DRIFT and first is None:
+        yield "first to move  nothing: all tensors that both runs have are equal to the bit"
     changed = result.environment[:_MOST]
     for name in changed:
         yield f"changed        {name}"
     if len(result.environment) > _MOST:
         yield f"               and {len(result.environment) - _MOST} more"
-    if not changed and result.sort != FAULT:
+    if not changed and result.sort != FAULT and first is not None:
         yield "changed        nothing that is known of the environment: the code computes in another order"
+    if result.missing:
+        few = f"{result.missing[0]}{f' and {len(result.missing) - 1} more' if len(result.missing) > 1 else ''}"
+        yield f"not compared   the new run has not recorded {few}, which the golden run has (compiled code?)"
     if result.golden.left_out:
         yield f"not judged     left out of the golden run for its size: {result.golden.left_out}"

@@ -19,6 +19,7 @@ from typing import Any
 from padiff.dump.files import aside
 from padiff.errors import UsageError
 from padiff_cli.bisect.search import TrialError
+from padiff_cli.run.launch import PADIFF_WITH_PARENT, delete_abandoned_claims
 
 # Seconds between two looks at a run folder.
 _POLL = 0.05
@@ -162,8 +163,9 @@ class Trials:
         environment = {name: x for name, x in setup.environment.items() if name not in _unset()}
         command = [
             setup.python,
-            "-m",
-            "padiff",
+            "-c",
+            PADIFF_WITH_PARENT,
+            str(os.getpid()),
             "run",
             "--dir",
             str(run.resolve()),
@@ -194,6 +196,7 @@ class Trials:
                     time.sleep(_POLL)
             finally:
                 _end(process)
+                delete_abandoned_claims()
         last = recorded(run)
         if code is not None and code != 0 and last < steps - 1:
             raise TrialError(f"the command failed with exit code {code}{_last_lines(output)}")

@@ -16,7 +16,16 @@ from padiff.system.guard import Failure
 from padiff.system.printable import printable
 from padiff.system.switches import say
 from padiff_cli.parser import Parser
-from padiff_cli.run.launch import Launch, become, check_free, find_command, name_of, python_options, worker_folders
+from padiff_cli.run.launch import (
+    Launch,
+    become,
+    check_free,
+    delete_abandoned_claims,
+    find_command,
+    name_of,
+    python_options,
+    worker_folders,
+)
 from padiff_cli.run.startup import VARIABLE
 
 MISUSE = 2
@@ -71,6 +80,7 @@ def main(arguments: Sequence[str]) -> int:
             options["command"] = command
         if options:
             _check(name, place, options)
+        delete_abandoned_claims()
         Launch(name, str(place), options, is_command=program is not None).export()
         if program is None:
             words = [*python_options(), *words]

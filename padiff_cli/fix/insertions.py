@@ -9,12 +9,16 @@ import ast
 import math
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from padiff.compare.declared.fixes import layer_fix
 from padiff.frameworks.argument_names import number_text
+from padiff.model.equivalents import common_kind
+from padiff.records import Layer
 from padiff_cli.fix.fault import Fault
 from padiff_cli.fix.matching import unread_variables
 from padiff_cli.fix.source import Edit, Project, Proposal, Source, dotted, last_name
-from padiff_cli.fix.vocabulary import is_layer, kind_of, number_of
+from padiff_cli.fix.vocabulary import is_layer, kind_of, number_of, whole_name
 
 # Weights: what a cause names, and what remains where all that is computed forward agrees, come before the two lines
 # that are compared.
@@ -23,10 +27,21 @@ _NAMED, _GUESSED = 1.5, 1.8
 _MOST = 6
 _SIGNED = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 _SCALES = re.compile(rf"(?:1 / sqrt\((\d+)\))?, is ({_SIGNED})(?: \(.*?\))? for the reference's ({_SIGNED})")
+_NOT_SCALED = re.compile(rf"mul\(\) in [^:]* is left out: what [^:]* is not scaled by ({_SIGNED})")
 _TIMES = re.compile(rf"are ({_SIGNED}) times the reference's")
 _PRODUCTS = frozenset(("matmul", "bmm", "einsum", "baddbmm", "mm"))
 # Functions that compare a prediction with a target, beside the losses of the catalog.
 _COMPARING = frozenset(("cosine_similarity", "pairwise_distance", "kl_div"))
+# A cause that names a layer of the reference, and norms by their common names.
+_LEFT_OUT = re.compile(r"layer `([^`]+)` \(\w+\) is left out there")
+_NORMS = {
+    "layernorm": "LayerNorm",
+    "rmsnorm": "RMSNorm",
+    "groupnorm": "GroupNorm",
+    "batchnorm1d": "BatchNorm1d",
+    "batchnorm2d": "BatchNorm2d",
+    "batchnorm3d": "BatchNorm3d",
+}
 
 
 def insertions(fault: Fault, project: Project) -> Iterator[Proposal]:
@@ -34,7 +49,9 @@ def insertions(fault: Fault, project: Project) -> Iterator[Proposal]:
     yield from _residual(fault, project)
     yield from _attention_scale(fault, project)
     yield from _divisor(fault, project)
+    yield from _scaled_terms(fault, project)
     yield from _unscaled(fault, project)
+    yield from _missing_norm(fault, project)
     yield from _uncalled_layers(fault, project)
     yield from _detached_targets(fault, project)
 
@@ -107,7 +124,11 @@ def _attention_scale(fault: Fault, project: Project) -> Iterator[Proposal]:
                         )
         return
     for source, product, first in _products(project)[:_MOST] if own == 1.0 else ():
-        size = f"{first}.shape[-1]" if first else found[1] or ""
+        # A name that holds the size says more than the number.
+        size = (
+            f"{first}.shape[-1]" if first else _name_of(project, source, product, float(found[1])) if found[1] else ""
+        )
+        size = size or found[1] or ""
         scale = f"{size} ** -0.5" if found[1] and size else number_text(right)
         yield Proposal((_around(source, product, "", f" * {scale}"),), f"the product is scaled by {scale}", _NAMED)
 
@@ -157,6 +178,33 @@ def _divisor(fault: Fault, project: Project) -> Iterator[Proposal]:
         yield Proposal((edit,), f"the loss is divided by {text} before backward", _NAMED)
 
 
+def _scaled_terms(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield a term of a sum times the factor that only the reference has, as the cause says: the last term first."""
+    found = _NOT_SCALED.search(fault.words)
+    if found is None:
+        return
+    factor = number_text(float(found[1]))
+    own = fault.models.lines.candidate
+    frames = [fault.lines.candidate, *(own[key] for key in own if key == "@total" or key.startswith("@loss:"))]
+    terms: list[tuple[Source, ast.expr]] = []
+    for frame in dict.fromkeys(frames):
+        source = None if frame is None else project.get(frame.file)
+        statement = None if source is None or frame is None else source.statement(frame.line)
+        value = getattr(statement, "value", None)
+        if source is not None and isinstance(value, ast.expr):
+            terms += [(source, term) for term in reversed(_terms(value))]
+    for k, (source, term) in enumerate(list(dict.fromkeys(terms))[:_MOST]):
+        words = f"a term is multiplied by {factor}"
+        yield Proposal((_around(source, term, f"{factor} * ", ""),), words, _NAMED + 0.01 * k)
+
+
+def _terms(node: ast.expr) -> list[ast.expr]:
+    """Return the terms of a sum in their order, or the expression itself."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub)):
+        return [*_terms(node.left), *_terms(node.right)]
+    return [node]
+
+
 def _name_of(project: Project, source: Source, place: ast.AST, number: float) -> str:
     """Return an expression of the function around a node that holds a number; empty if there is none."""
     function = source.function(place)
@@ -202,6 +250,127 @@ def _unscaled(fault: Fault, project: Project) -> Iterator[Proposal]:
                 )
 
 
+def _missing_norm(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield calls of a norm that the reference has at the place of the fault, and the line that makes the norm.
+
+    A norm that the candidate's class makes and never calls is called; else one is made.
+    """
+    found = _LEFT_OUT.search(fault.words) if fault.kind == "norm_missing" else None
+    layer = None if found is None else _layer_at(fault, found[1])
+    if layer is None:
+        return
+    proposals: list[tuple[tuple[Edit, ...], str]] = []
+    for source, statement, node in places(fault, project):
+        owner = source.class_around(statement)
+        if owner is None:
+            continue
+        unread = [name for name, value in _uncalled(owner).items() if common_kind(value.lower()) == layer.kind]
+        made = None if unread else _norm_made(fault, project, source, owner, layer)
+        for name in unread or ([] if made is None else [made[0]]):
+            first = () if unread or made is None else made[1]
+            words = (
+                f"`self.{name}`, which is never called, is called" if unread else f"a {layer.kind} is made and called"
+            )
+            names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and each.id != "self"}
+            start = source.line_start(statement.lineno)
+            indent = source.text[start : source.span(statement)[0]]
+            for variable in sorted(names & {*_variables_at(source, statement)}) if not indent.strip() else ():
+                line = Edit(source.file, start, start, f"{indent}{variable} = self.{name}({variable})\n")
+                proposals.append(((*first, line), words))
+            proposals.append(((*first, _around(source, node, f"self.{name}(", ")")), words))
+    for k, (edits, words) in enumerate(proposals[:_MOST]):
+        yield Proposal(edits, words, _NAMED - 0.1 + 0.01 * k)
+
+
+def _layer_at(fault: Fault, path: str) -> Layer | None:
+    """Return the reference's layer that a cause names, with the common name of its kind; `None` if it is no norm."""
+    layer = next((each for each in fault.models.layers.reference if each.path == path), None)
+    kind = "" if layer is None else common_kind(layer.kind)
+    return None if layer is None or kind not in _NORMS else replace(layer, kind=kind)
+
+
+def _norm_made(
+    fault: Fault, project: Project, source: Source, owner: ast.ClassDef, layer: Layer
+) -> tuple[str, tuple[Edit, ...]] | None:
+    """Return the attribute of a new norm, and the edits that make the norm at the end of the class's `__init__`.
+
+    The call is made of the catalog's name, and of the numbers of the reference's layer; names of the run are not used.
+    """
+    framework = fault.frameworks[1]
+    whole = whole_name(framework, _NORMS[layer.kind])
+    shape = next((each.shape for each in layer.parameters if each.slot == "weight"), ())
+    init = next((node for node in owner.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"), None)
+    if not whole or not shape or init is None:
+        return None
+    last = init.body[-1]
+    start = source.line_start(last.lineno)
+    indent = source.text[start : source.span(last)[0]]
+    if indent.strip():
+        return None
+    # Of names that hold the size, one that makes the layer before or behind: others may hold the number by chance.
+    beside = {_tail(fault.first.candidate), _tail(fault.partner_of(fault.first.last_agreeing))}
+    names = [
+        argument
+        for node in ast.walk(init)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        if any(_is_own(target) and last_name(target) in beside for target in node.targets)
+        for argument in node.value.args
+        if isinstance(argument, ast.Name)
+    ]
+    sizes = [_name_among(project, source, names, size) or str(size) for size in shape]
+    arguments = [sizes[0] if len(sizes) == 1 else f"[{', '.join(sizes)}]"]
+    if layer.kind == "groupnorm":
+        groups = layer.settings.get("num_groups")
+        if not isinstance(groups, int):
+            return None
+        arguments.insert(0, str(groups))
+    for setting, default in (("eps", 1e-5), ("momentum", 0.1)):
+        value = layer.settings.get(setting)
+        if isinstance(value, float) and value != default:
+            line = layer_fix(framework, replace(layer, type=whole.rpartition(".")[2], kind=layer.kind), setting, value)
+            argument = line.partition("(..., ")[2].removesuffix(")")
+            if argument:
+                arguments.append(argument)
+    taken = {node.attr for node in ast.walk(owner) if isinstance(node, ast.Attribute) and _is_own(node)}
+    name = next(each for each in ("norm", *(f"norm{n}" for n in range(1, 99))) if each not in taken)
+    spelled = source.spelled(whole)
+    end = source.line_start((last.end_lineno or last.lineno) + 1)
+    edits = [Edit(source.file, end, end, f"{indent}self.{name} = {spelled or whole}({', '.join(arguments)})\n")]
+    if not spelled:
+        edits.append(source.import_edit(framework))
+    return name, tuple(edits)
+
+
+def _name_among(project: Project, source: Source, names: Sequence[ast.Name], size: int) -> str:
+    """Return the first of some names that holds a number; empty if none does."""
+    for name in names:
+        values = project.definitions(source, name)
+        if values and all(number_of(value) == size for _, value in values):
+            return name.id
+    return ""
+
+
+def _variables_at(source: Source, statement: ast.stmt) -> list[str]:
+    function = source.function(statement)
+    return [] if function is None else _variables(function, statement)
+
+
+def _uncalled(owner: ast.ClassDef) -> dict[str, str]:
+    """Return the attributes of layers that a class makes and never reads, with the names of the layers' classes."""
+    attributes = [node for node in ast.walk(owner) if isinstance(node, ast.Attribute) and _is_own(node)]
+    read = {node.attr for node in attributes if isinstance(node.ctx, ast.Load)}
+    return {
+        node.targets[0].attr: last_name(node.value.func)
+        for node in ast.walk(owner)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Attribute)
+        and _is_own(node.targets[0])
+        and node.targets[0].attr not in read
+        and isinstance(node.value, ast.Call)
+        and is_layer(last_name(node.value.func))
+    }
+
+
 def _uncalled_layers(fault: Fault, project: Project) -> Iterator[Proposal]:
     """Yield calls of layers that a class makes and never calls."""
     if fault.first.stage != "forward":
@@ -210,19 +379,8 @@ def _uncalled_layers(fault: Fault, project: Project) -> Iterator[Proposal]:
     found: list[tuple[bool, Source, ast.expr, str]] = []
     for source in project:
         for owner in (node for node in source.nodes if isinstance(node, ast.ClassDef)):
-            attributes = [node for node in ast.walk(owner) if isinstance(node, ast.Attribute) and _is_own(node)]
-            read = {node.attr for node in attributes if isinstance(node.ctx, ast.Load)}
-            made = {
-                node.targets[0].attr
-                for node in ast.walk(owner)
-                if isinstance(node, ast.Assign)
-                and isinstance(node.targets[0], ast.Attribute)
-                and _is_own(node.targets[0])
-                and isinstance(node.value, ast.Call)
-                and is_layer(last_name(node.value.func))
-            }
             calls = [node for node in ast.walk(owner) if isinstance(node, ast.Call) and _is_own(node.func)]
-            for name in sorted(made - read):
+            for name in sorted(_uncalled(owner)):
                 found += [(last_name(call.func) != before, source, call, name) for call in calls]
     for k, (_, source, call, name) in enumerate(sorted(found, key=lambda each: each[0])[:_MOST]):
         edit = _around(source, call, f"self.{name}(", ")")

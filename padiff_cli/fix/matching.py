@@ -257,6 +257,11 @@ class Matcher:
         if _kind(r) in ("optimizer", "schedule"):
             r_args = _without_rate(r_args, theirs, self.frameworks[0], _kind(r))
             c_args = _without_rate(c_args, mine, self.frameworks[1], _kind(r))
+        if _kind(r) == _kind(c) == "clip" and self.frameworks[0] != self.frameworks[1]:
+            # Torch clips parameters, which are given first; paddle's optimizer has them.
+            r_args, c_args = (
+                args[1:] if name.startswith("clip_grad") else args for name, args in zip(names, (r_args, c_args))
+            )
         betas = theirs.get("betas")
         if self.frameworks[1] == "paddle" and betas is not None and isinstance(betas.value, (ast.Tuple, ast.List)):
             del theirs["betas"]
@@ -274,7 +279,8 @@ class Matcher:
                 changes = tuple(x._replace(name=x.name or name) for x in part.changes)
                 result = result.plus(part._replace(changes=changes))
         # An argument by place against one by name.
-        plain_mine = [name for name, keyword in mine.items() if not _is_objects(keyword)]
+        # A learning rate by place, which only paddle's schedules have, is not the one that is left.
+        plain_mine = [name for name, keyword in mine.items() if not _is_objects(keyword) and hasattr(keyword, "lineno")]
         if len(left_r) == 1 and len(plain_mine) == 1:
             result = result.plus(self.match(left_r.pop(), mine.pop(plain_mine[0]).value, depth + 1), 0.3)
         plain_theirs = [name for name, keyword in theirs.items() if not _is_objects(keyword)]

@@ -47,6 +47,11 @@ _CALLED = re.compile(r"(\w+)\((\w+)=([-+.\w]+)\)")
 _NAMED_CALL = re.compile(r"(\w+)\(\) in `")
 _LAYER_OF = {"interpolate": "Upsample"}
 _FLIPPED = re.compile(r"the candidate's input is flipped along axis (\d+)")
+_OTHER_ORDER = re.compile(
+    r"the candidate calls (\w+)\(\) in `[^`]*`, then (\w+)\(\) in `[^`]*`, where the reference calls (\w+)\(\) in "
+    r"`[^`]*`, then (\w+)\(\) in `"
+)
+_SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 _OPERATORS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow"}
 # Cost of a name that differs, where statements are searched for those most like them.
 _OTHER_NAME = 0.5
@@ -87,6 +92,7 @@ class Rules:
             *self._arguments(),
             *self._named_arguments(),
             *self._surplus(),
+            *self._swapped(),
             *self._missing_activation(),
             *self._detached(),
             *self._input(),
@@ -419,6 +425,10 @@ class Rules:
                     text = source.code(call)
                     edits = (_line_removed(source, statement), _line_before(source, backward, text))
                     yield Proposal(edits, "gradients are zeroed before the backward pass", _CALLS)
+                loop = source.parents.get(step)
+                if isinstance(loop, (ast.For, ast.While)) and source.parents.get(statement) is not loop:
+                    edits = (_line_removed(source, statement), _line_after(source, step, source.code(call)))
+                    yield Proposal(edits, "gradients are zeroed after each step", _CALLS)
             if not source.calls("zero_grad", "clear_grad"):
                 yield Proposal(
                     (_line_after(source, step, f"{name}.{method}()"),), "gradients are zeroed after each step", _CALLS
@@ -670,6 +680,40 @@ class Rules:
                     change = Change("unwrap", node, found[1], None, inner)
                     yield from self._written(source, Match(0.0), [change], _LINES)
 
+    def _swapped(self) -> Iterator[Proposal]:
+        """Yield a function and an operator of the candidate's line in the other order, where the cause names both."""
+        found = _OTHER_ORDER.search(self._fault.words)
+        frame = self.lines.candidate
+        source = None if frame is None else self._project.get(frame.file)
+        statement = None if source is None or frame is None else source.statement(frame.line)
+        if found is None or found[1] != found[4] or found[2] != found[3] or source is None or statement is None:
+            return
+        names = {common_call(found[1]), common_call(found[2])}
+        texts: list[tuple[ast.expr, str]] = []
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords:
+                inner, head = node.args[0], source.code(node.func)
+                if isinstance(inner, ast.BinOp) and names == {_OPERATORS.get(type(inner.op)), _called(node)}:
+                    sides, sign = [source.code(each) for each in (inner.left, inner.right)], _SIGNS[type(inner.op)]
+                    texts += [
+                        (node, f"{head}({sides[0]}) {sign} {sides[1]}"),
+                        (node, f"{sides[0]} {sign} {head}({sides[1]})"),
+                    ]
+            if isinstance(node, ast.BinOp):
+                for call, other in permutations((node.left, node.right)):
+                    if not isinstance(call, ast.Call) or len(call.args) != 1 or call.keywords:
+                        continue
+                    if names == {_OPERATORS.get(type(node.op)), _called(call)}:
+                        sides = [source.code(each) for each in (call.args[0], other)]
+                        sides = sides if call is node.left else sides[::-1]
+                        texts.append((node, f"{source.code(call.func)}({sides[0]} {_SIGNS[type(node.op)]} {sides[1]})"))
+        for node, text in texts:
+            around = source.parents.get(node)
+            whole = f"({text})" if isinstance(around, (ast.BinOp, ast.UnaryOp, ast.Attribute)) else text
+            start, end = source.span(node)
+            words = f"`{found[3]}` comes before `{found[4]}`"
+            yield Proposal((Edit(source.file, start, end, whole),), words, _LINES - 0.1)
+
     def _from_sources(self) -> Iterator[Proposal]:
         """Yield what statements of the reference's own files say of the candidate's that are most like them."""
         matcher = Matcher(self._fault.frameworks)
@@ -857,6 +901,11 @@ def _parsed_value(text: str) -> ast.expr | None:
     except (SyntaxError, ValueError):
         return None
     return value if value_text(value) else None
+
+
+def _called(call: ast.Call) -> str:
+    """Return the common name of a called function."""
+    return common_call(last_name(call.func))
 
 
 def _is_reversal(node: ast.AST) -> bool:

@@ -159,6 +159,13 @@ class Source:
             above = self.parents.get(above)
         return above if isinstance(above, _SCOPES) else None
 
+    def class_around(self, node: ast.AST) -> ast.ClassDef | None:
+        """Return the innermost class around a node."""
+        above = self.parents.get(node)
+        while above is not None and not isinstance(above, ast.ClassDef):
+            above = self.parents.get(above)
+        return above
+
     def statement_around(self, node: ast.AST) -> ast.stmt | None:
         """Return the innermost statement around a node, or the node itself."""
         found: ast.AST | None = node

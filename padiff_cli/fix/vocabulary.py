@@ -190,6 +190,12 @@ def whole_name(framework: str, name: str) -> str:
     if kind == "clip":
         if name == "DataLoader":
             return "torch.utils.data.DataLoader" if framework == "torch" else "paddle.io.DataLoader"
+        if framework == "torch":
+            name = next(
+                (each for each in sorted(_CLIPS) if each.startswith("clip") and common_call(each) == common), name
+            )
+        else:
+            name = common
         module = "torch.nn.utils" if name.startswith("clip_grad") else "paddle.nn"
         return f"{module}.{name}" if module.startswith(framework) else ""
     name = _RENAMED[framework].get(name, name)

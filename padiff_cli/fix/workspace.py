@@ -17,16 +17,13 @@ from pathlib import Path
 from padiff.errors import UsageError
 from padiff.system.printable import printable
 from padiff_cli.fix.temporary import temporary_folder
+from padiff_cli.run.launch import PADIFF_WITH_PARENT, delete_abandoned_claims
 
 # Most bytes and files of a copy. Chosen: it is made anew for each run.
 _MOST_BYTES, _MOST_FILES = 1_000_000_000, 20_000
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages", "wandb", "mlruns"})
 # Seconds that a script has to end by itself after it was asked to.
 _PATIENCE = 5.0
-_RUN = (
-    "import sys; sys.path[:1] = []; from padiff.system.exit_with_parent import end_with_parent; "
-    "end_with_parent(int(sys.argv.pop(1))); from padiff_cli.main import main; sys.exit(main(sys.argv[1:]))"
-)
 
 
 @dataclass(frozen=True)
@@ -149,7 +146,17 @@ class Workspace:
 
     def _record(self, work: Path, words: Sequence[str], name: str, steps: int, every: int, seconds: float) -> Trial:
         run, output = work.parent / name, work.parent / f"{name}.txt"
-        command = [sys.executable, "-c", _RUN, str(os.getpid()), "run", "--dir", str(run), "--every", str(every)]
+        command = [
+            sys.executable,
+            "-c",
+            PADIFF_WITH_PARENT,
+            str(os.getpid()),
+            "run",
+            "--dir",
+            str(run),
+            "--every",
+            str(every),
+        ]
         command += ["--stop-after", str(steps), "--", *(self._moved(word, work) for word in words)]
         environment = {key: self._moved(value, work) for key, value in os.environ.items()}
         began = time.monotonic()
@@ -311,6 +318,7 @@ def _call(command: list[str], folder: Path, environment: Mapping[str, str], out:
                 os.killpg(process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=_PATIENCE)
+        delete_abandoned_claims()
 
 
 def _tail(output: Path, code: int) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import glob
 import json
 import os
+import re
 import shutil
 import signal
 import site
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,9 +26,17 @@ from padiff.errors import UsageError
 from padiff.system.printable import printable
 from padiff_cli.run.startup import VARIABLE
 
+#: Program of ``python -c`` that calls padiff with its arguments behind the number of a process, with which it ends.
+PADIFF_WITH_PARENT = (
+    "import sys; sys.path[:1] = []; from padiff.system.exit_with_parent import end_with_parent; "
+    "end_with_parent(int(sys.argv.pop(1))); from padiff_cli.main import main; sys.exit(main(sys.argv[1:]))"
+)
 # What launchers set: torchrun and accelerate, paddle.distributed.launch.
 _RANKS = ("RANK", "PADDLE_TRAINER_ID")
 _PTH = "padiff_processes.pth"
+# Folders of claims: this machine's, which others may share the place with, and the number of the launch.
+_MACHINE = f"{zlib.crc32((os.uname().nodename if hasattr(os, 'uname') else '').encode()):08x}"
+_CLAIMS = re.compile(rf"padiff-run-{_MACHINE}-(\d+)-[0-9a-f]+")
 # Of a run folder's options, those that are paths.
 _PATHS = ("reference", "logdir")
 
@@ -50,7 +60,9 @@ class Launch:
     is_command: bool = False
     number: int = field(default_factory=os.getpid)
     claims: str = field(
-        default_factory=lambda: os.path.join(tempfile.gettempdir(), f"padiff-run-{os.urandom(8).hex()}")
+        default_factory=lambda: os.path.join(
+            tempfile.gettempdir(), f"padiff-run-{_MACHINE}-{os.getpid()}-{os.urandom(4).hex()}"
+        )
     )
 
     @classmethod
@@ -94,6 +106,33 @@ class Launch:
         with contextlib.suppress(OSError):
             return [claim for claim in os.listdir(self.claims) if claim.startswith(name)]
         return []
+
+
+def delete_abandoned_claims() -> None:
+    """Delete the claims of this user's launches on this machine that were killed."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(tempfile.gettempdir()):
+            match = _CLAIMS.fullmatch(name)
+            folder = os.path.join(tempfile.gettempdir(), name)
+            with contextlib.suppress(OSError):
+                if match is None or _is_alive(int(match[1])) or os.lstat(folder).st_uid != os.getuid():
+                    continue
+                for claim in os.listdir(folder):
+                    os.unlink(os.path.join(folder, claim))
+                os.rmdir(folder)
+
+
+def _is_alive(number: int) -> bool:
+    """Return True if a process of this number may be alive."""
+    if not hasattr(os, "getuid"):
+        return True  # Windows: a signal 0 would end it
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
 
 
 def launched_rank() -> int:

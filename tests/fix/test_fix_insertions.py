@@ -157,7 +157,7 @@ FAULTS = {
     "residual": ("        out = out + shortcut\n", "", "shortcut"),
     "scale": (" * query.shape[-1] ** -0.5", "", "torch.matmul(query, key.mT) * query.shape[-1] ** -0.5"),
     "exponent": ("** -0.5", "** -1.0", "query.shape[-1] ** -0.5"),
-    "norm": ("        out = self.ln(out)\n", "", "self.ln(self.first(inputs))"),
+    "norm": ("        out = self.ln(out)\n", "", "self.ln("),
     "number": ("gamma=2.5", "gamma=2.0", "gamma=2.5"),
     "detach": ("    second = second.detach()\n", "", "F.mse_loss(first, second.detach())"),
     "divisor": ("            loss = loss / PARTS\n", "", "(loss / PARTS).backward()"),
@@ -199,6 +199,19 @@ def test_the_candidate_without_a_fault_matches(tmp_path, reference):
     shutil.copytree(reference / "runs", tmp_path / "runs")
     recorded(tmp_path, "candidate", CANDIDATE)
     assert padiff(tmp_path, "compare", "runs/reference", "runs/candidate").returncode == 0
+
+
+def test_a_norm_that_the_candidate_does_not_have_is_made_and_called(tmp_path, reference):
+    code = CANDIDATE
+    for line in ("        self.ln = nn.LayerNorm(width)\n", "        out = self.ln(out)\n"):
+        assert code.count(line) == 1
+        code = code.replace(line, "")
+    result = fixed(tmp_path, reference, code)
+    assert result["outcome"] == "match", result
+    added = [line for line in result["patch"].splitlines() if line.startswith("+") and not line.startswith("+++")]
+    assert added[0].strip("+ ") == "self.norm = nn.LayerNorm(width)"
+    assert len(added) == 2
+    assert "self.norm(" in added[1]
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -63,6 +63,9 @@ ALIKE = [
     (PORT, "s = torch.optim.lr_scheduler.StepLR(opt, step_size=2, gamma=0.5)",
      "lr = paddle.optimizer.lr.StepDecay(0.1, step_size=3, gamma=0.5)",
      "lr = paddle.optimizer.lr.StepDecay(0.1, step_size=2, gamma=0.5)"),
+    (PORT, "s = torch.optim.lr_scheduler.MultiStepLR(opt, [2, 4], gamma=0.1)",
+     "lr = paddle.optimizer.lr.MultiStepDecay(0.1, milestones=[3, 4], gamma=0.1)",
+     "lr = paddle.optimizer.lr.MultiStepDecay(0.1, milestones=[2, 4], gamma=0.1)"),
     (PORT, "o = torch.optim.AdamW(m.parameters(), lr=1e-3, betas=(0.9, 0.95))",
      "o = paddle.optimizer.AdamW(learning_rate=1e-3, beta1=0.9, beta2=0.99, parameters=net.parameters())",
      "o = paddle.optimizer.AdamW(learning_rate=1e-3, beta1=0.9, beta2=0.95, parameters=net.parameters())"),
@@ -70,6 +73,9 @@ ALIKE = [
     (PORT, "o = torch.optim.SGD(m.parameters(), 0.1, momentum=0.9)",
      "o = paddle.optimizer.Momentum(0.2, momentum=0.8, parameters=net.parameters())",
      "o = paddle.optimizer.Momentum(0.1, momentum=0.9, parameters=net.parameters())"),
+    # Torch clips parameters, paddle's optimizer has them.
+    (PORT, "torch.nn.utils.clip_grad_norm_(m.parameters(), 0.5)", "clip = nn.ClipGradByNorm(0.1)",
+     "clip = nn.ClipGradByGlobalNorm(0.5)"),
     # A list of which an item is missing, and one that has one more.
     (SAME, "m = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))",
      "net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))",

@@ -122,6 +122,11 @@ CASES = {
              "cause": Cause("step_skipped", "the optimizer did not step"), "stage": "grad"},
         ["+    optimizer.zero_grad()", "-    optimizer.zero_grad()"],
     ),
+    "gradients that are zeroed after the loop": (
+        {"text": TORCH.replace("    optimizer.zero_grad()\n", "") + "optimizer.zero_grad()\n",
+             "cause": Cause("stale_gradient", "not zeroed"), "stage": "grad"},
+        ["-optimizer.zero_grad()", "+    optimizer.zero_grad()"],
+    ),
     "gradients that are never zeroed": (
         {"text": TORCH.replace("    optimizer.zero_grad()\n", ""), "cause": Cause("stale_gradient", "not zeroed"),
              "stage": "grad"},
@@ -136,6 +141,24 @@ CASES = {
         {"cause": Cause("start_weights", "the runs start from different weights"), "stage": "weight",
              "lines": {ROOT: "net = "}},
         ["+import padiff", '+padiff.start_from("runs/torch", net)'],
+    ),
+    "a factor of a term": (
+        {"text": "loss = main(out) + side(out)\n", "stage": "loss", "lines": {"@total": "loss ="},
+         "cause": Cause("factor_missing", "in the candidate, the third mul() in the loop is left out: what rsub() in "
+                        "the loop gives is not scaled by 0.5")},
+        ["-loss = main(out) + side(out)", "+loss = main(out) + 0.5 * side(out)"],
+    ),
+    "a function before a sum": (
+        {"text": "import torch.nn.functional as F\ny = F.silu(x + skip)\n", "at": "silu",
+         "cause": Cause("order", "the candidate calls add() in `dec1`, then swish() in `dec1`, where the reference "
+                        "calls swish() in `u1`, then add() in `u1`")},
+        ["-y = F.silu(x + skip)", "+y = F.silu(x) + skip"],
+    ),
+    "a function behind a sum": (
+        {"text": "import torch.nn.functional as F\ny = F.silu(x) + skip\n", "at": "silu",
+         "cause": Cause("order", "the candidate calls swish() in `dec1`, then add() in `dec1`, where the reference "
+                        "calls add() in `u1`, then swish() in `u1`")},
+        ["-y = F.silu(x) + skip", "+y = F.silu(x + skip)"],
     ),
     "an activation by its name": (
         {"text": "import torch.nn.functional as F\ny = F.silu(x)\n", "at": "silu",

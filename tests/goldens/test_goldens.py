@@ -35,9 +35,10 @@ scale, halves = float(os.environ.get("SCALE", "1")), "HALVES" in os.environ
 if halves:  # as another version may add
     plain = nn.functional.linear
     nn.functional.linear = lambda x, w, b=None: plain(x[..., ::2], w[:, ::2]) + plain(x[..., 1::2], w[:, 1::2]) + b
+model = torch.compile(net, backend="eager") if "COMPILED" in os.environ else net
 for _ in range(4):
     x, y = torch.randn(8, 16), torch.randint(0, 4, (8,))
-    loss = nn.functional.cross_entropy(net(x) * scale, y)
+    loss = nn.functional.cross_entropy(model(x) * scale, y)
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -48,7 +49,7 @@ for _ in range(4):
 def _folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-    for name in ("SCALE", "HALVES", "WIDTH", "DEPTH"):
+    for name in ("SCALE", "HALVES", "WIDTH", "DEPTH", "COMPILED"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "executable", str(interpreter()))
     Path("train.py").write_text(TRAINING)
@@ -106,6 +107,18 @@ def test_equal_drift_and_fault_are_told_apart_and_only_a_drift_is_blessed(monkey
     code, (result,) = checked()
     assert (code, result["sort"]) == (0, "equal")
     assert [path.name for path in Path("goldens").iterdir()] == ["net"]  # nothing else is left
+
+
+def test_tensors_that_the_new_run_has_not_recorded_are_said(monkeypatch, capsys):
+    assert golden("record", "goldens/net", "--runs", 1) == 0
+    monkeypatch.setenv("COMPILED", "1")
+    capsys.readouterr()
+    code, (result,) = checked("--bless")
+    text = capsys.readouterr().out
+    assert (code, result["sort"], result["first"]) == (0, "drift", None)
+    assert "first to move  nothing" in text and "in another order" not in text
+    assert result["not_compared"] and f"has not recorded {result['not_compared'][0]}" in text
+    assert json.loads(Path(result["proof"]).read_text())["not_compared"] == result["not_compared"]
 
 
 def test_the_old_golden_stays_if_blessing_fails_and_comes_back_if_it_was_cut_off(monkeypatch, capsys):

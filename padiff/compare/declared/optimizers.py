@@ -286,6 +286,8 @@ def _between(pair: GroupPair, frameworks: Both[str]) -> list[_Found]:
     if not reference.known and frameworks.reference != frameworks.candidate:
         return []
     differences = _decay(pair)
+    # One call sets all of them: that of the class which has the reference's weight decay.
+    rule = differences[0].rule if differences else candidate.rule
     # Where the frameworks add epsilon in different places, the same number is not the same rule.
     places = frameworks.map(lambda framework: epsilon_of(framework, reference.rule))
     elsewhere = places.reference != places.candidate
@@ -299,7 +301,7 @@ def _between(pair: GroupPair, frameworks: Both[str]) -> list[_Found]:
         # The same epsilon means something else where the frameworks add it in different places.
         is_comparable = not (elsewhere and name == "eps")
         names = (name,) if is_comparable else ()
-        differences.append(_Found(name, both, names, candidate.rule, changes=is_comparable))
+        differences.append(_Found(name, both, names, rule, changes=is_comparable))
     if elsewhere:
         phrases = places.map(lambda place: "elsewhere" if place is None else place.epsilon)
         differences.append(_Found("place of epsilon", phrases, (), candidate.rule, changes=False, note=_ELSEWHERE))

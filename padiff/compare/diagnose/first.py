@@ -24,7 +24,7 @@ from padiff.compare.diagnose.place import Place, place_of_diff
 from padiff.compare.diagnose.ranks import placed, rank_cause
 from padiff.compare.diagnose.recompute.which_side import which_side
 from padiff.compare.diagnose.routing import routing_cause
-from padiff.compare.diagnose.settings import as_computed
+from padiff.compare.diagnose.settings import as_computed, fixes_all
 from padiff.compare.diagnose.shifted import repeated_cause, shift_cause
 from padiff.compare.diagnose.skipped_calls import evaluation_cause
 from padiff.compare.diagnose.surplus_parameters import surplus_cause
@@ -177,7 +177,9 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
             return replace(recorded, proven=True, evidence="; ".join(notes), remaining=computed.cause.remaining)
         # A declared difference also gives the fix of the computed cause. For a loss the fix rewrites the code instead,
         # whatever the loss functions are set to.
-        fix = "" if diff.pair.stage == "loss" else recorded.fix
+        # Of an optimizer, a fix of some of its settings does not give the reference's updates.
+        is_part = "+" in computed.cause.kind and not fixes_all(declared, computed.cause.kind)
+        fix = "" if diff.pair.stage == "loss" or (diff.pair.stage == "update" and is_part) else recorded.fix
         return replace(computed.cause, fix=computed.cause.fix or fix)
     if framework_cause is not None:
         framework_cause = replace(framework_cause, excluded=computed.excluded)

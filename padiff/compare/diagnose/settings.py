@@ -128,6 +128,14 @@ def _names(difference: Difference, kind: str) -> bool:
     return kind == difference.kind or kind == difference.name or kind.endswith(f"_{difference.name}")
 
 
+def fixes_all(differences: Sequence[Difference], kind: str) -> bool:
+    """Return True if differences that have a fix name each part of a computed cause's kind."""
+    fixed = [difference for difference in differences if difference.fix]
+    return all(
+        any(_names(each, part) or part.startswith(f"{each.name}_") for each in fixed) for part in kind.split("+")
+    )
+
+
 def before_the_first(differences: Sequence[Difference], step: int) -> FirstDiff | None:
     """Return the settings that differ before the first step is compared, as the first diff; `None` if none differ."""
     if not differences:

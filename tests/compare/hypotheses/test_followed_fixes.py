@@ -93,6 +93,7 @@ REFERENCES = {
     "decay in SGD": lambda t, n: t.optim.SGD(n.parameters(), lr=0.1, weight_decay=0.1),
     "a layer's own rate": lambda t, n: t.optim.SGD(_layers(n, lr=0.01), lr=0.1),
     "decoupled": lambda t, n: t.optim.AdamW(n.parameters(), lr=0.01, weight_decay=0.1),
+    "decoupled, epsilon": lambda t, n: t.optim.AdamW(n.parameters(), lr=0.01, weight_decay=0.1, eps=1e-3),
     "coupled": lambda t, n: t.optim.Adam(n.parameters(), lr=0.01, weight_decay=0.1),
     "momentum": lambda t, n: t.optim.SGD(n.parameters(), lr=0.1, momentum=0.8),
     "Nesterov": lambda t, n: t.optim.SGD(n.parameters(), lr=0.1, momentum=0.9, nesterov=True),
@@ -107,6 +108,7 @@ PADDLE = [
     ("a layer's own rate", {"class": "SGD", "learning_rate": 0.1}),
     ("decoupled", {"class": "Adam", "learning_rate": 0.01, "weight_decay": 0.1}),
     ("decoupled", {"class": "AdamW", "learning_rate": 0.01, "weight_decay": 0.01}),
+    ("decoupled, epsilon", {"class": "Adam", "learning_rate": 0.01, "weight_decay": 0.1}),
     ("coupled", {"class": "AdamW", "learning_rate": 0.01, "weight_decay": 0.1}),
     ("momentum", {"class": "SGD", "learning_rate": 0.1}),
     ("Nesterov", {"class": "Momentum", "learning_rate": 0.1, "momentum": 0.9}),
@@ -118,6 +120,7 @@ TORCH = [
     ("decay on weights", {"class": "Adam", "lr": 5e-3}),
     ("a layer's own rate", {"class": "SGD", "lr": 0.1}),
     ("decoupled", {"class": "Adam", "lr": 0.01, "weight_decay": 0.1}),
+    ("decoupled, epsilon", {"class": "Adam", "lr": 0.01, "weight_decay": 0.1}),
     ("coupled", {"class": "AdamW", "lr": 0.01, "weight_decay": 0.1}),
     ("betas", {"class": "Adam", "lr": 0.01}),
     ("a smoothing", {"class": "RMSprop", "lr": 1e-3, "eps": 1e-12}),
@@ -147,3 +150,16 @@ def test_no_epsilon_is_copied_to_another_place(tmp_path):
         folder = tmp_path / str(settings["rho"])
         first = padiff.compare_runs(right, _paddle(folder, _made(settings), right)).first_diff
         assert first is None or "epsilon" not in first.cause.fix, first.message
+
+
+def test_a_fix_that_leaves_an_epsilon_below_the_root_is_not_shown(tmp_path, monkeypatch):
+    """With another smoothing alone, paddle's epsilon, which is as large as the gradients' squares, stays."""
+    monkeypatch.setitem(globals(), "DATA", 1e-3 * DATA)
+    right = _torch(tmp_path / "reference", lambda t, n: t.optim.RMSprop(n.parameters(), lr=1e-3, alpha=0.99))
+    wrong = {"class": "RMSProp", "learning_rate": 1e-3, "rho": 0.95, "epsilon": 1e-6}
+    first = padiff.compare_runs(right, _paddle(tmp_path / "wrong", _made(wrong), right)).first_diff
+    assert first is not None and "alpha" in first.cause.sentence and "epsilon" in first.cause.sentence
+    assert first.cause.proven
+    assert first.cause.fix == ""
+    half = _paddle(tmp_path / "half", _made({**wrong, "rho": 0.99}), right)
+    assert not padiff.compare_runs(right, half).passed

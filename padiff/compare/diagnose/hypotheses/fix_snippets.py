@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from padiff.compare.declared.fixes import optimizer_fix
 from padiff.compare.diagnose.hypotheses.fitting import Fit
@@ -23,6 +24,7 @@ def optimizer(
     another: bool,
     declared: str = "",
     parameters: Sequence[str] = (),
+    is_right: Callable[[str, Mapping[str, Any]], bool] = lambda rule, values: True,
 ) -> str:
     """Return the call that creates the candidate's optimizer with the reference's settings; empty if unknown.
 
@@ -32,6 +34,7 @@ def optimizer(
         another: True if the candidate uses another rule.
         declared: the rule that the candidate's optimizer declares; empty if unknown.
         parameters: the candidate's names of the parameters to set the values for; empty for all parameters.
+        is_right: returns False if a rule with some settings does not compute the reference's updates.
     """
     settings = reference.settings
     if "lost" in changed or "rate" in changed or {"corrected", "uncorrected_eps"} & {*changed}:
@@ -51,6 +54,8 @@ def optimizer(
         names = []
         if "decoupled" not in changed:
             return ""
+    elif "decoupled" in changed and settings["weight_decay"] and "weight_decay" not in names:
+        names.append("weight_decay")
     values = {
         _name(name, reference.rule): bool(value) if name in _FORMS else float(number_text(value))
         for name, value in settings.items()
@@ -58,6 +63,8 @@ def optimizer(
     listed = [_name(name, reference.rule) for name in names if name != "decoupled"]
     # AdamW has a weight decay by default.
     others = {"decay.decoupled": changed["weight_decay"]} if parameters and _is_new(rule, declared, changed) else {}
+    if not is_right(rule, {name: values[name] for name in listed}):
+        return ""
     return optimizer_fix(framework, rule, listed, values, parameters, others=others)
 
 

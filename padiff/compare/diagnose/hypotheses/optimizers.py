@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,10 @@ from padiff.records import Cause
 _TELLING = 2
 # Most groups of parameters with different settings.
 _GROUPS = 5
+# Weight decay of AdamW in both frameworks, where none is given.
+_ADAMW_DECAY = 0.01
+# Largest number of parameters whose updates are computed with a fix before it is shown.
+_CHECKED = 3
 # Most parameters without an explaining rule before the search ends.
 _IN_VAIN = 1
 
@@ -226,10 +231,57 @@ def _hypothesis(
             bool(change.rules),
             _declared_rule(scene, wrong[0]),
             [_site(scene, tracks, parameter) for parameter in wrong] if rest else (),
+            lambda rule, values: all(
+                _is_right(scene, tracks, parameter, rule, values) for parameter in wrong[:_CHECKED]
+            ),
         ),
         # A factor of the updates has many possible causes; and many rules and settings give the same first step.
         telling="rate" not in change.settings and (changes == 1 or len(tracks.numbers) >= _TELLING),
     )
+
+
+def _is_right(
+    scene: DiffContext, tracks: ParameterHistories, parameter: Parameter, rule: str, values: Mapping[str, Any]
+) -> bool:
+    """Return False if the candidate's optimizer, with some settings, does not compute the reference's updates from the
+    reference's gradients. What cannot be computed counts as right.
+
+    Args:
+        rule: the rule of the optimizer's class.
+        values: the settings that are given; the others stay, or are those of another class's defaults.
+    """
+    groups = declared_groups(scene, parameter.track.place)
+    if groups is None or parameter.fit.settings.get("rate", 1.0) != 1.0:
+        return True
+    own = groups.candidate
+    if own.setting("lr_factor", 1.0) != 1.0:
+        return True
+    form = "decay.decoupled" if rule in ("AdamW", "Lamb", "Lion") else "decay.coupled"
+    given = {form if name == "decay.coupled" else name: value for name, value in values.items()}
+    # A decay that the call gives stays in a call of the other class; one that is a class's default does not.
+    own_decay = own.setting("decay.coupled") + own.setting("decay.decoupled")
+    kept: Mapping[str, Any] = own.values
+    decays: list[dict[str, float]] = [{}]
+    if {rule, own.rule} == {"Adam", "AdamW"}:
+        kept = {name: value for name, value in own.values.items() if not name.startswith("decay.")}
+        decays = [{form: own_decay}, {form: _ADAMW_DECAY if rule == "AdamW" else 0.0}]
+    elif rule != own.rule:
+        kept, decays = {}, [{form: _ADAMW_DECAY} if rule == "AdamW" else {}]
+    pair = scene.pairs(tracks.numbers[tracks.at], "update").get(parameter.track.place)
+    limit = 0.0 if pair is None else scene.limit(pair)
+    history, noise = joined([parameter.track], "reference")
+    history = replace(history, rates=_column(tracks.rates.reference, parameter.group))
+    for decay in decays:
+        group = replace(own, rule=rule, values={**kept, **decay, **given})
+        declared = DeclaredRule.from_group(group, scene.frameworks.candidate)
+        if declared is None:
+            return True
+        off = declared.updates(history, noise) - history.updates
+        sizes = np.linalg.norm(history.updates, axis=-1)
+        is_small = bool(np.all(np.linalg.norm(off, axis=-1) <= limit * sizes))
+        if is_small or float(np.sqrt(np.mean(np.square(off / noise)))) <= max(NEAR, 2 * parameter.fit.residual):
+            return True
+    return False
 
 
 def _declared_rule(scene: DiffContext, parameter: Parameter) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from padiff.compare.diagnose.hypotheses.fitting import Fit, fit, residual_of, residuals_of
 from padiff.compare.diagnose.hypotheses.parameter_history import ParameterHistory, joined
 from padiff.compare.diagnose.hypotheses.proof import NEAR
-from padiff.compare.diagnose.hypotheses.rules import RULES, History, Rule
+from padiff.compare.diagnose.hypotheses.rules import LAMB, RULES, History, Rule
 
 # Count of elements that usual values are tried on, and count that settings are solved with.
 _COARSE, _FINE = 300, 1500
@@ -136,7 +136,13 @@ def _in_other_forms(rule: Rule, sample: Sample, group: int) -> Fit | None:
 
 
 def _at_another_rate(rule: Rule, sample: Sample, group: int) -> Fit | None:
-    """Return a rule at a solved multiple of the learning rate, or `None`."""
+    """Return a rule at a solved multiple of the learning rate, or `None`.
+
+    Lamb is left out: it takes the size of a tensor's update from elsewhere, so that with a factor of its own it would
+    make the updates of other rules, too.
+    """
+    if rule is LAMB:
+        return None
     return _from_the_best(rule, sample, group, {}, ("rate",))
 
 
