@@ -17,7 +17,7 @@ from padiff.compare.judge.limits import COARSENESS, allowed, coarse
 from padiff.compare.measure.pairs import measure_pair
 from padiff.errors import RunFolderError
 from padiff.model import equivalents
-from padiff.records import RESHAPED, ROOT, SAME, Both, Diff, Kind, Layer, Pair, Step
+from padiff.records import RESHAPED, ROOT, SAME, Both, Diff, Figure, Kind, Layer, Pair, Step
 from padiff.records.step_diffs import StepDiffs
 
 # Least relative error that a different boundary explains, of a container's outputs and of other outputs. A missing
@@ -110,7 +110,13 @@ def _error(diff: Diff) -> float:
 
 
 def _agrees(diff: Diff, dtype: str = "") -> bool:
-    """Return True if an output differs by no more than a dtype rounds. Default: its own."""
+    """Return True if an output differs by no more than a dtype rounds. Default: its own.
+
+    Rows that chose otherwise do not count if the others agree to far better than the coarse dtypes round.
+    """
+    judged = diff.judgement
+    if judged is not None and diff.passed and judged.figure is Figure.OTHER_ROWS and judged.value < _VISIBLE / 2:
+        return True
     dtype = coarse(dtype or diff.pair.anchor.dtype)
     rounding = allowed(dtype, "forward") if dtype in COARSENESS else 0.0
     return _error(diff) < max(_VISIBLE / 2, rounding)

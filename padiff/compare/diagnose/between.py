@@ -24,7 +24,7 @@ def cause_in_place(place: Place) -> Cause | None:
     if place.between and place.diff.problem is None and _is_dropout(place):
         text = "dropout: each run draws its own random mask; train with rate 0 (or record in eval mode) to compare"
         return Cause("dropout", text)
-    return _by_calls(place.calls) if place.calls is not None else None
+    return cause_of_calls(place.calls) if place.calls is not None else None
 
 
 def where_in_code(place: Place, excluded: tuple[str, ...] = ()) -> Cause | None:
@@ -60,7 +60,8 @@ def _is_dropout(place: Place) -> bool:
         return False
 
 
-def _by_calls(calls: Calls) -> Cause | None:
+def cause_of_calls(calls: Calls) -> Cause | None:
+    """Return the likely cause that calls of both sides' code show; `None` if they show none."""
     both = calls.same
     if both is None:
         return _one_sided(calls.only)

@@ -123,6 +123,26 @@ def place_of_diff(
     return Place(diff, inside, lone, last, calls_between, graphs, ends, differing_there)
 
 
+def calls_before(
+    ends: Both[TracedCall], diff: Diff, step: Sequence[Diff], graphs: Both[Graph], policy: Policy
+) -> Calls | None:
+    """Return the calls that can explain that the first inputs of two calls differ; `None` if there are none.
+
+    Args:
+        ends: the calls.
+        diff: the first diff that did not pass.
+        step: all diffs of its step and rank.
+        graphs: the traces.
+        policy: the policy that judged the diff.
+    """
+    if not all(graph.trace.functions for graph in graphs):
+        return None
+    relations = Relations(diff, graphs, policy)
+    starts = ends.map(lambda call: call.inputs[0].tensor)
+    back = _back(starts, graphs, relations, agreeing(step, graphs))
+    return _calls_between(back, Both(None, None), graphs, relations)
+
+
 def _fed(calls: Both[TracedCall | None], pair: Pair) -> Both[Operand] | None:
     """Return the operands of two calls that a pair of inputs holds; `None` if the traces lack one."""
     operands = [
