@@ -421,14 +421,15 @@ def taken(trace: Trace, call: TracedCall) -> frozenset[int]:
     return frozenset(counts)
 
 
-def reached(trace: Trace, positions: Collection[int]) -> set[int]:
-    """Return the numbers of the tensors of a trace that may depend on what calls chose.
+def reached(trace: Trace, positions: Collection[int], by_value: bool = False) -> set[int]:
+    """Return the numbers of the tensors of a trace that may depend on what calls returned.
 
-    A tensor whose origin is not recorded may depend on any earlier choice, unless the model was given it.
+    A tensor whose origin is not recorded may depend on any earlier call, unless the model was given it.
 
     Args:
         trace: a trace with calls of functions.
-        positions: positions of the calls that choose.
+        positions: positions of the calls.
+        by_value: True to follow real numbers only: not which rows are taken, but what they hold.
     """
     first = min(positions)
     origins = {operand.tensor for call in trace.calls[:first] for operand in (*call.inputs, *call.outputs)}
@@ -438,14 +439,20 @@ def reached(trace: Trace, positions: Collection[int]) -> set[int]:
     after: set[int] = set()
     for position, call in enumerate(trace.calls[first:], first):
         inputs, outputs = ({operand.tensor for operand in side} for side in (call.inputs, call.outputs))
-        if call.function:
-            unknown = not (inputs or call.parameters) or _by_host(call) or bool(inputs - origins)
+        if by_value:
+            inputs, outputs = ({k for k in side if _is_real(trace, k)} for side in (inputs, outputs))
+        if call.function or position in positions:
+            unknown = not (inputs or call.parameters or by_value) or _by_host(call) or bool(inputs - origins)
         else:
             unknown, outputs = not inputs <= origins, outputs - origins
         if position in positions or unknown or inputs & after:
             after |= outputs
         origins |= inputs | outputs
     return after
+
+
+def _is_real(trace: Trace, tensor: int) -> bool:
+    return not trace.tensors[tensor].dtype.startswith(("int", "uint", "bool"))
 
 
 def _by_host(call: TracedCall) -> bool:

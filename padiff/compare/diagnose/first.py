@@ -162,7 +162,7 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
     if chosen is not None and proven:
         return chosen
     if not proven and (chosen is None or chosen.kind == CHOICE):
-        routed = routing_cause(diff, evidence)
+        routed = routing_cause(diff, step, evidence)
         if routed is not None:
             return replace(routed, excluded=computed.excluded)
     if chosen is not None:

@@ -275,7 +275,7 @@ def _calls_between(
     suspects = fewer if any(fewer) else suspects
     if not any(suspects):
         return None
-    pairs = _in_step(suspects)
+    pairs = _in_step(suspects, graphs.reference.paths & graphs.candidate.paths)
     for both in pairs:
         if both.reference.choice is not None and both.candidate.choice is not None:
             continue  # what they choose is judged by their scores
@@ -307,19 +307,30 @@ def _calls_between(
     return None
 
 
-def _in_step(calls: Both[list[TracedCall]]) -> list[Both[TracedCall]]:
-    """Pair calls of the same function, in the order of both sides: a longest common subsequence."""
+def _in_step(calls: Both[list[TracedCall]], common: frozenset[str]) -> list[Both[TracedCall]]:
+    """Pair calls of the same function, in the order of both sides: a longest common subsequence.
+
+    Args:
+        calls: the calls of either side.
+        common: paths of layers that both models have: one of them is no layer of another part of the other model.
+    """
     reference, candidate = calls
+
+    def alike(first: TracedCall, second: TracedCall) -> bool:
+        parents = {call.layer.rpartition(".")[0] for call in (first, second)}
+        apart = not first.function and not second.function and len(parents) > 1
+        return same_name(first, second) and not (apart and {first.layer, second.layer} & common)
+
     lengths = [[0] * (len(candidate) + 1) for _ in range(len(reference) + 1)]
     for k in reversed(range(len(reference))):
         for n in reversed(range(len(candidate))):
-            if same_name(reference[k], candidate[n]):
+            if alike(reference[k], candidate[n]):
                 lengths[k][n] = lengths[k + 1][n + 1] + 1
             else:
                 lengths[k][n] = max(lengths[k + 1][n], lengths[k][n + 1])
     pairs, k, n = [], 0, 0
     while k < len(reference) and n < len(candidate):
-        if same_name(reference[k], candidate[n]):
+        if alike(reference[k], candidate[n]):
             pairs.append(Both(reference[k], candidate[n]))
             k, n = k + 1, n + 1
         elif lengths[k + 1][n] >= lengths[k][n + 1]:
