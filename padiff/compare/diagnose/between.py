@@ -54,7 +54,7 @@ def where_in_code(place: Place, excluded: tuple[str, ...] = ()) -> Cause | None:
 
 
 def _called_by_one(place: Place) -> Cause | None:
-    """Return the cause that one side never calls a layer that both models have; `None` unless there are few such layers.
+    """Return the cause that one side never calls a layer that both models have; `None` unless these are few.
 
     Layers of lists do not count: experts are called if a row chooses them.
     """

@@ -117,7 +117,8 @@ def _thresholds(traces: Both[Trace], end: int) -> Cause | None:
                 f"{calls.reference.function}() with {only[0]:.6g}"
             )
             lines = calls.map(lambda call: call.line)
-            return Cause("choice_threshold", text, fix=f"compare with {only[0]:.6g}", lines=lines)
+            kind = OTHER_FUNCTION if calls.reference.function != calls.candidate.function else "choice_threshold"
+            return Cause(kind, text, fix=f"compare with {only[0]:.6g}", lines=lines)
     return None
 
 
