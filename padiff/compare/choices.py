@@ -249,8 +249,7 @@ def _flips(traces: Both[Trace], position: int, calls: Both[TracedCall], one_fram
     with np.errstate(invalid="ignore"):  # scores of minus infinity on both sides
         distance = np.nan_to_num(np.abs(known.candidate - known.reference), nan=0.0, posinf=np.inf)
     tied = best.reference == best.candidate
-    function = calls.reference.function
-    is_open = one_framework and function in _OPEN and function == calls.candidate.function
+    is_open = one_framework and any(call.function in _OPEN for call in calls)
     equal = np.logical_and(*(table[at, best.reference] == table[at, best.candidate] for table in known))
     involved = np.maximum(distance[at, best.reference], distance[at, best.candidate])
     with np.errstate(invalid="ignore"):

@@ -58,8 +58,8 @@ def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
             ranking = _ranking(traces, pair) if position < end else None
             if ranking is not None:
                 return ranking
-            if {call.function in WHOLE for call in pair} == {True, False}:
-                continue  # one side ranks all places, and takes the first ones
+            if all(call.choice is not None and call.choice.chosen for call in pair):
+                continue  # rankings by several names take the same places from the same end
             names = pair.map(lambda call: _MIRRORED.get(call.function, call.function))
             if position >= end or names.reference == names.candidate or not _same(steps, pair, "inputs"):
                 continue
@@ -126,7 +126,7 @@ def _numbers(calls: Sequence[TracedCall]) -> dict[str, dict[float, TracedCall]]:
     """Return the numbers that each layer's code compares tensors with, with a call for each."""
     numbers: dict[str, dict[float, TracedCall]] = {}
     for call in calls:
-        if call.choice is not None and not call.choice.chosen and call.function in _COMPARISONS:
+        if call.function in _COMPARISONS:  # of scores, or of counts: a capacity
             values = [value for value in call.arguments.values() if isinstance(value, (int, float))]
             if len(values) == 1:
                 numbers.setdefault(call.layer, {}).setdefault(float(values[0]), call)
@@ -138,7 +138,7 @@ def _ranking(traces: Both[Trace], pair: Both[TracedCall]) -> Cause | None:
 
     A call of one side may rank all places, and its code takes the first ones.
     """
-    if not any(call.function in WHOLE for call in pair):
+    if pair.reference.function == pair.candidate.function and pair.reference.function not in WHOLE:
         return None
     sides = traces.zip(pair)
     ends, counts = sides.map(lambda side: falls(*side)), sides.map(lambda side: taken(*side))
