@@ -393,3 +393,33 @@ def test_flips_excuse_no_scalar_that_they_do_not_reach_and_little_of_others(kit,
     assert compare_runs(reference, with_scalars(kit, True)).passed
     first = compare_runs(reference, with_scalars(kit, True, **fault)).first_diff
     assert first is not None and (first.step, first.stage) == (0, "forward"), str(first)
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_scores_farther_apart_than_the_sides_are_do_not_flip_by_rounding(largest):
+    """Probabilities of a wide softmax are all alike: beside bfloat16's limits their differences are small."""
+
+    class Pruned(torch.nn.Module):
+        def __init__(self, by):
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.key, self.middle = (torch.nn.Linear(16, 16) for _ in range(3))
+            self.last, self.by = torch.nn.Linear(16, 4), by
+
+        def forward(self, x):
+            h = self.first(x).tanh()
+            scores = (self.key(h).sum(-1) / 4).softmax(-1)
+            places = self.by(scores).sort(-1)[0]
+            kept = h.gather(1, places.unsqueeze(-1).expand(-1, -1, 16)) * scores.gather(1, places).unsqueeze(-1) * 10
+            return self.last(self.middle(kept).relu().mean(1))
+
+    def run(by):
+        model = Pruned(by).bfloat16()
+        x = torch.randn(8, 32, 16, generator=torch.Generator().manual_seed(1)).bfloat16()
+        with padiff.record(model, detail="sketch") as rec:
+            model(x).pow(2).mean().backward()
+        return rec.run
+
+    reference = run(lambda scores: scores.topk(16, -1)[1])
+    candidate = run(lambda scores: scores.argsort(-1, descending=largest)[:, :16])
+    assert compare_runs(reference, candidate).passed == largest

@@ -522,8 +522,9 @@ def within_rounding(flips: Flips, limit: float, before: Sequence[Flips]) -> bool
     noise = float(np.linalg.norm(flips.error[alike])) / math.sqrt(max(alike.sum(), 1))
     most = limit * flips.size
     moved = float(flips.moved[flipped].max(initial=0.0))
-    # Two sides that choose by one rule choose scores no farther apart than the sides' scores are.
-    apart = (flips.gap > 2 * flips.moved + SINGLE * most) & flipped
+    # Two sides that choose by one rule choose scores no farther apart than the sides' scores are, whatever the dtype.
+    exact = SINGLE * limits.allowed("float32", "forward") * flips.size
+    apart = (flips.gap > 2 * np.maximum(flips.moved, flips.error) + exact) & flipped
     return noise <= LARGEST * most and moved <= SINGLE * most and not apart.any()
 
 
