@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from difflib import Match, SequenceMatcher
 
@@ -19,10 +19,12 @@ import numpy as np
 from padiff.align import Alignment
 from padiff.errors import RunFolderError
 from padiff.frameworks.api_names import row_axis
-from padiff.records import Both, Choice, RunInfo, Step, Trace, TracedCall
+from padiff.records import LOOP, ROOT, Both, Choice, RunInfo, Step, Trace, TracedCall
 
 # Functions that leave the order of equal scores open, and those that rank all places.
-_OPEN, _WHOLE = frozenset({"topk", "sort", "argsort"}), frozenset({"sort", "argsort"})
+_OPEN, WHOLE = frozenset({"topk", "sort", "argsort"}), frozenset({"sort", "argsort"})
+# Functions that take a part of a tensor.
+_SLICES = frozenset({"getitem", "slice", "narrow"})
 # Least relative distance of scores that are not of one form; factor by which another form has to be nearer.
 _OTHER, _NEARER = 0.05, 4.0
 # Largest number of scores for which a table of all places is made.
@@ -150,7 +152,7 @@ def paired(traces: Both[Trace], alignment: Alignment) -> Iterator[tuple[int, Bot
 def _paired(
     traces: Both[Trace], calls: Both[list[tuple[int, TracedCall]]], alignment: Alignment
 ) -> Iterator[tuple[int, Both[TracedCall]]]:
-    rows = calls.map(lambda side: [_choice(each).rows for each in side])
+    rows = calls.zip(traces).map(lambda side: [_rows(side[1], each) for each in side[0]])
     if rows.reference == rows.candidate:
         for (position, reference), (_, candidate) in zip(*calls):
             yield position, Both(reference, candidate)
@@ -158,7 +160,7 @@ def _paired(
     partners = {pair.reference.path: pair.candidate.path for pair in alignment.pairs}
     for layer, some in _by_layer(calls.reference).items():
         others = _by_layer(calls.candidate).get((partners.get(layer[0], ""), layer[1]), [])
-        if [_choice(each).rows for each in some] == [_choice(each).rows for each in others]:
+        if [_rows(traces.reference, each) for each in some] == [_rows(traces.candidate, each) for each in others]:
             blocks = [Match(0, 0, len(some))]
         else:  # one side may choose in several calls where the other makes one
             keys = Both(some, others).zip(traces).map(lambda side: [_key(side[1], each) for each in side[0]])
@@ -175,6 +177,12 @@ def _by_layer(calls: list[tuple[int, TracedCall]]) -> dict[tuple[str, int], list
     for each in calls:
         layers[each[1].layer, each[1].call].append(each)
     return layers
+
+
+def _rows(trace: Trace, call: tuple[int, TracedCall]) -> int:
+    """Return the number of rows of a call: of a threshold, that of its elements."""
+    choice = _choice(call)
+    return choice.rows if choice.chosen or not call[1].inputs else _places_of(trace, call[1])
 
 
 def _key(trace: Trace, call: tuple[int, TracedCall]) -> tuple[int, int, int]:
@@ -220,7 +228,7 @@ def _flips(traces: Both[Trace], position: int, calls: Both[TracedCall], one_fram
     ids = choices.map(lambda choice: np.arange(0, rows, choice.every))
     common = np.intersect1d(*ids)
     sides = Both(*(table.at(np.isin(each, common)) for table, each in zip((tables[0], tables[1]), ids)))
-    if {call.function in _WHOLE for call in calls} == {True, False}:
+    if {call.function in WHOLE for call in calls} == {True, False}:
         chosen = Both(min(chosen), min(chosen))  # one side ranks all places, and its code takes the first ones
     count = min(chosen)
     best = sides.map(lambda side: side.picked[:, :count])
@@ -237,12 +245,11 @@ def _flips(traces: Both[Trace], position: int, calls: Both[TracedCall], one_fram
     if any(call.arguments.get("sorted") is False for call in calls):
         best = best.zip(known).map(lambda side: _in_order(side[0], side[1][at, side[0]], sides.reference))
     flipped = (best.reference != best.candidate).any(axis=1)
-    known = _in_one_form(known, flipped)
+    known = _in_one_form(_masked(known), flipped)
     with np.errstate(invalid="ignore"):  # scores of minus infinity on both sides
         distance = np.nan_to_num(np.abs(known.candidate - known.reference), nan=0.0, posinf=np.inf)
     tied = best.reference == best.candidate
-    function = calls.reference.function
-    is_open = one_framework and function in _OPEN and function == calls.candidate.function
+    is_open = one_framework and any(call.function in _OPEN for call in calls)
     equal = np.logical_and(*(table[at, best.reference] == table[at, best.candidate] for table in known))
     involved = np.maximum(distance[at, best.reference], distance[at, best.candidate])
     with np.errstate(invalid="ignore"):
@@ -369,6 +376,9 @@ def _of_threshold(calls: Both[TracedCall], position: int, grid: tuple[int, ...],
     both, *at = np.intersect1d(*places, return_indices=True)
     known = Both(*(side.scores[0, each].astype(np.float64) for side, each in zip(tables, at)))
     picked = [side.picked[0, each] for side, each in zip(tables, at)]
+    if np.abs(known.candidate + known.reference).sum() < np.abs(known.candidate - known.reference).sum():
+        # One side asks which elements lie above the threshold, the other which lie below it.
+        known, picked = Both(known.reference, -known.candidate), [picked[0], 1 - picked[1]]
     flipped = picked[0] != picked[1]
     distance = np.abs(known.candidate - known.reference)
     return Flips(
@@ -384,6 +394,74 @@ def _of_threshold(calls: Both[TracedCall], position: int, grid: tuple[int, ...],
         gap=distance,
         size=_rms(known.reference),
         chosen=Both(0, 0),
+    )
+
+
+def falls(trace: Trace, call: TracedCall) -> bool | None:
+    """Return True if a call puts the largest scores first, False for the least; `None` if its scores do not tell."""
+    tables = _tables(trace, call.choice) if call.choice is not None and call.choice.chosen else None
+    if tables is None or not np.ptp(tables.scores, axis=1).any():
+        return None
+    return bool((tables.scores[:, 0] >= tables.scores[:, -1]).all())
+
+
+def taken(trace: Trace, call: TracedCall) -> frozenset[int]:
+    """Return how many of the places that a call ranks the code takes: its `k`, or the lengths of slices of them."""
+    if call.function not in WHOLE:
+        return frozenset({call.choice.chosen}) if call.choice is not None else frozenset()
+    outputs = {operand.tensor for operand in call.outputs}
+    shape, axis = trace.tensors[call.inputs[0].tensor].shape, row_axis(call.function, call.arguments)
+    counts: set[int] = set()
+    for other in trace.calls:
+        if other.function in _SLICES and other.inputs and other.inputs[0].tensor in outputs and len(other.inputs) == 1:
+            part = trace.tensors[other.outputs[0].tensor].shape
+            if len(part) == len(shape) and isinstance(axis, int) and part[axis] < shape[axis]:
+                counts.add(part[axis])
+    return frozenset(counts)
+
+
+def reached(trace: Trace, positions: Collection[int], by_value: bool = False) -> set[int]:
+    """Return the numbers of the tensors of a trace that may depend on what calls returned.
+
+    A tensor whose origin is not recorded may depend on any earlier call, unless the model was given it.
+
+    Args:
+        trace: a trace with calls of functions.
+        positions: positions of the calls.
+        by_value: True to follow real numbers only: not which rows are taken, but what they hold.
+    """
+    first = min(positions)
+    origins = {operand.tensor for call in trace.calls[:first] for operand in (*call.inputs, *call.outputs)}
+    if trace.calls[first].layer != LOOP:
+        given = (call for call in trace.calls if not call.function and call.layer == ROOT and call.call == 0)
+        origins |= {operand.tensor for call in given for operand in call.inputs}
+    after: set[int] = set()
+    for position, call in enumerate(trace.calls[first:], first):
+        inputs, outputs = ({operand.tensor for operand in side} for side in (call.inputs, call.outputs))
+        if by_value:
+            inputs, outputs = ({k for k in side if _is_real(trace, k)} for side in (inputs, outputs))
+        if call.function or position in positions:
+            unknown = not (inputs or call.parameters or by_value) or _by_host(call) or bool(inputs - origins)
+        else:
+            unknown, outputs = not inputs <= origins, outputs - origins
+        if position in positions or unknown or inputs & after:
+            after |= outputs
+        origins |= inputs | outputs
+    return after
+
+
+def _is_real(trace: Trace, tensor: int) -> bool:
+    return not trace.tensors[tensor].dtype.startswith(("int", "uint", "bool"))
+
+
+def _by_host(call: TracedCall) -> bool:
+    """Return True if a call may select by numbers that the code read from a tensor."""
+    if call.function not in ("getitem", "setitem") or any(operand.slot.startswith("key") for operand in call.inputs):
+        return False
+    key = call.arguments.get("key", [[]])
+    return isinstance(key, (list, tuple)) and (
+        any(isinstance(each, (list, tuple)) for each in key)
+        or sum(isinstance(each, int) and not isinstance(each, bool) for each in key) > 1
     )
 
 
@@ -435,6 +513,22 @@ def _fill(table: np.ndarray, side: _Tables, picked: np.ndarray) -> None:
     at, last = np.arange(len(table))[:, None], side.scores[:, -1:].astype(np.float64)
     values = table[at, picked]
     table[at, picked] = np.where(np.isnan(values), last, values)
+
+
+def _masked(scores: Both[np.ndarray]) -> Both[np.ndarray]:
+    """Return the scores with those left out that both sides mask: one may mask by minus infinity, the other by 0.
+
+    Masked places of several rows hold one value, to the bit, and no score lies beyond it.
+    """
+    masks = [np.logical_or(*(side == _end(side, end) for end in (np.nanmin, np.nanmax))) for side in scores]
+    both = np.logical_and(*masks)
+    return scores.map(lambda side: np.where(both, np.inf, side)) if both.any() else scores
+
+
+def _end(scores: np.ndarray, end: Callable[[np.ndarray], float]) -> float:
+    """Return the least or the largest score if several rows hold it; else NaN."""
+    value = end(scores) if np.isfinite(scores).any() or np.isinf(scores).any() else math.nan
+    return value if (scores == value).any(axis=1).sum() > 1 else math.nan
 
 
 def _in_one_form(scores: Both[np.ndarray], flipped: np.ndarray) -> Both[np.ndarray]:

@@ -355,8 +355,10 @@ class RunComparison:
         """Return the step and rank that hold a diff; `None` unless it is the last step that had a diff."""
         if self._parted is None or self._parted[0] != diff.pair.step:
             return None
-        ranks = zip(*self._parted[1])
-        pairs = [Both(*sides) for sides in ranks]
+        ranks = self._parted[1]
+        pairs = [Both(*sides) for sides in zip(*ranks)]
+        if all(len(side) == 1 for side in ranks):
+            return pairs[0]  # the diff may hold its record with the rows in another order
         matches = (sides for sides in pairs if any(record is diff.pair.reference for record in sides.reference.records))
         return next(matches, None)
 

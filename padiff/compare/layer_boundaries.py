@@ -13,11 +13,12 @@ from dataclasses import replace
 
 from padiff.align import Alignment, LayerPair
 from padiff.align.matching.parameter_units import containers_of
+from padiff.compare.choices import reached
 from padiff.compare.judge.limits import COARSENESS, allowed, coarse
 from padiff.compare.measure.pairs import measure_pair
 from padiff.errors import RunFolderError
 from padiff.model import equivalents
-from padiff.records import RESHAPED, ROOT, SAME, Both, Diff, Kind, Layer, Pair, Step
+from padiff.records import RESHAPED, ROOT, SAME, Both, Diff, Figure, Kind, Layer, Pair, Step
 from padiff.records.step_diffs import StepDiffs
 
 # Least relative error that a different boundary explains, of a container's outputs and of other outputs. A missing
@@ -57,9 +58,43 @@ def other_boundaries(
         if _error(d) >= (_GROSS if _paths(d) in containers else _VISIBLE)
     ]
     first = min((_order(d) for d in sure if not d.passed and _error(d) >= _VISIBLE / 2), default=math.inf)
-    last = max((_order(d) for d in sure if _agrees(d) and _order(d) < first), default=-1)
+    agreeing = [d for d in sure if _agrees(d) and _order(d) < first]
+    last = max(map(_order, agreeing), default=-1)
     further = _ending_inside([d for d in wide if _order(d) >= last], steps) if steps is not None and values else []
-    return frozenset(_paths(d) for d in [*(d for d in wide if _order(d) < last), *further])
+    earlier = [d for d in wide if _order(d) < last and _leads_to(d, agreeing, sure, steps)]
+    return frozenset(_paths(d) for d in [*earlier, *further])
+
+
+def _leads_to(diff: Diff, agreeing: Sequence[Diff], later: Sequence[Diff], steps: Both[Step] | None) -> bool:
+    """Return False if the reference's trace shows that no agreeing output depends on this one.
+
+    Args:
+        diff: the diff of an output.
+        agreeing: the outputs that agree.
+        later: all outputs that show if layers after it agree.
+        steps: the step; `None` if there are no traces.
+    """
+    trace = steps.reference.trace if steps is not None else None
+    if trace is None or not trace.functions:
+        return True
+    positions = {(call.layer, call.call): k for k, call in enumerate(trace.calls) if not call.function}
+    if not all(_site(each) in positions for each in (diff, *later)):
+        return True
+    later = [each for each in later if _order(each) > _order(diff)]
+    for by_value in (True, False):
+        after = reached(trace, {positions[_site(diff)]}, by_value)
+        depending = [
+            each
+            for each in later
+            if any(operand.tensor in after for operand in trace.calls[positions[_site(each)]].outputs)
+        ]
+        if depending:
+            return any(each is other for each in depending for other in agreeing)
+    return False
+
+
+def _site(diff: Diff) -> tuple[str, int]:
+    return ("", 0) if diff.pair.reference is None else (diff.pair.reference.layer, diff.pair.reference.call)
 
 
 def _ending_inside(diffs: Sequence[Diff], steps: Both[Step]) -> list[Diff]:
@@ -110,7 +145,13 @@ def _error(diff: Diff) -> float:
 
 
 def _agrees(diff: Diff, dtype: str = "") -> bool:
-    """Return True if an output differs by no more than a dtype rounds. Default: its own."""
+    """Return True if an output differs by no more than a dtype rounds. Default: its own.
+
+    Rows that chose otherwise do not count if the others agree to far better than the coarse dtypes round.
+    """
+    judged = diff.judgement
+    if judged is not None and diff.passed and judged.figure is Figure.OTHER_ROWS and judged.value < _VISIBLE / 2:
+        return True
     dtype = coarse(dtype or diff.pair.anchor.dtype)
     rounding = allowed(dtype, "forward") if dtype in COARSENESS else 0.0
     return _error(diff) < max(_VISIBLE / 2, rounding)

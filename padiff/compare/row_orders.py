@@ -61,11 +61,22 @@ class Rows(TensorSource):
 
 
 def choosing_blocks(step: Step) -> frozenset[str]:
-    """Return the paths of the layers among whose parts a call chooses places: the layer of the call, or its parent."""
+    """Return the paths of the layers among whose parts a call chooses places: the layer of the call, or its parent.
+
+    A router that hands the places on chooses among the parts of its parent, whatever layers it has itself.
+    """
     called = {call.layer for call in step.trace.calls if not call.function}
     choosing = {call.layer for call in step.trace.calls if call.choice is not None and call.choice.chosen} - {LOOP}
-    parents = {path: path.rpartition(".")[0] or path for path in choosing}
-    return frozenset(path if any(is_below(each, path) for each in called) else parents[path] for path in choosing)
+    routers = {
+        record.layer
+        for record in step.records
+        if record.layer in choosing and record.stage == "forward" and record.dtype.startswith("int")
+    }
+    parents = {path: path.rpartition(".")[0] or (ROOT if path in routers else path) for path in choosing}
+    return frozenset(
+        path if path not in routers and any(is_below(each, path) for each in called) else parents[path]
+        for path in choosing
+    )
 
 
 def with_row_orders(diffs: StepDiffs, step: Step, measure: Callable[[Pair], Diff]) -> StepDiffs | None:

@@ -103,7 +103,7 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
         judged = with_averages(judged, len(diffs_by_rank), plan.runs, plan.alignment, before.drift)
         if plan.policy.in_context and chooses(rank):
             number = len(diffs_by_rank)
-            left = before.flips.get(number, EarlierFlips())
+            left = before.flips.get(number, EarlierFlips()).with_trace(rank.reference.trace)
             if not judged.passed:
                 # A step that passes may leave flips, too: they are looked up when a later step does not pass.
                 left = left.with_places([each for some in before.last.get(number, ()) for each in _flips(some, plan)])

@@ -283,3 +283,143 @@ def test_another_function_that_chooses_the_same_is_no_cause(kit):
     runs = by_function(kit, as_rows(best)), by_function(kit, as_rows(first), times=1.01)
     cause = compare_runs(*runs).first_diff.cause
     assert cause is None or cause.kind != "choice_function", str(cause)
+
+
+def test_masked_scores_have_no_noise(kit):
+    """One side leaves groups out by minus infinity, the other by a large negative number."""
+    f = LIBRARY[kit.name]
+    left_out = np.zeros((TOKENS, EXPERTS), np.float32)
+    left_out[:, 4:] = 1
+
+    def masked(value):
+        program = Program(kit, flips=value != -np.inf)
+        route = program.moved
+
+        def forward(net, x):
+            h = net.first(x).reshape([-1, WIDTH])
+            scores = net.router(h) + route
+            mask = kit.tensor(left_out) > 0.5
+            scores = scores.masked_fill(mask, value) if kit.name == "torch" else f.masked_fill(scores, mask, value)
+            places = f.topk(scores, CHOSEN, -1)[1]
+            one = f.nn.functional.one_hot(places, EXPERTS)
+            one = one.astype("float32") if kit.name == "paddle" else one.float()
+            return net.last(h * 1.0 + (one.sum(1) @ kit.tensor(ROUTER[::-1].copy())))
+
+        program.forward = forward
+        return program.run(steps=1)
+
+    report = compare_runs(masked(-np.inf), masked(-1e4))
+    assert report.passed and report.choices, str(report)
+
+
+def test_thresholds_are_named_by_their_numbers(kit):
+    def above(number, flipped=False):
+        def mask(f, h):
+            kept = ~(h <= number) if flipped and kit.name == "torch" else h > number
+            return kept.astype("float32") if kit.name == "paddle" else kept.float()
+
+        return mask
+
+    assert compare_runs(by_function(kit, above(0.1)), by_function(kit, above(0.1, True))).passed
+    cause = compare_runs(by_function(kit, above(0.1)), by_function(kit, above(0.4, True))).first_diff.cause
+    if kit.name == "paddle":
+        assert cause.proven and "the number is 0.4 for the reference's 0.1" in str(cause), str(cause)
+    else:
+        assert "le() in `the model` compares with 0.4, the reference's gt() with 0.1" in str(cause), str(cause)
+
+
+def ranked(kit, by, k=2, largest=True):
+    """Record a model that hands on the scores of its first places, found by topk or by sort."""
+    kit.seed(0)
+    f = LIBRARY[kit.name]
+
+    def forward(net, x):
+        h = net.first(x).reshape([-1, WIDTH])[:, :6]
+        if by == "topk":
+            return net.last(f.topk(h, k, -1, largest)[0].sum(-1).unsqueeze(-1))
+        order = f.argsort(h, -1, descending=largest)
+        best = h.gather(1, order[:, :k]) if kit.name == "torch" else f.take_along_axis(h, order[:, :k], 1)
+        return net.last(best.sum(-1).unsqueeze(-1))
+
+    model = kit.net(forward, first=kit.Linear(WIDTH, WIDTH), last=kit.Linear(1, 2))
+    random = np.random.default_rng(5)
+    for layer in (model.first, model.last):
+        kit.set_weight(layer, random.normal(size=kit.weight(layer).shape).astype(np.float32))
+        kit.set(layer.bias, np.zeros(kit.numpy(layer.bias).shape, np.float32))
+    with padiff.record(model) as rec:
+        (model(kit.tensor(X)) ** 2).mean().backward()
+    return rec.run
+
+
+def test_a_ranking_of_all_places_is_the_choice_of_the_first_ones(kit):
+    reference = ranked(kit, "topk")
+    assert compare_runs(reference, ranked(kit, "sort")).passed
+    cause = compare_runs(reference, ranked(kit, "sort", k=3)).first_diff.cause
+    assert cause.kind == "choice_count" and "takes 3 places of each row of argsort()" in str(cause), str(cause)
+    cause = compare_runs(reference, ranked(kit, "sort", largest=False)).first_diff.cause
+    assert cause.kind == "choice_order" and "the least scores first" in str(cause), str(cause)
+
+
+def with_scalars(kit, flips, over=1.0, count=1.0):
+    """Record a router with two scalar outputs: one does not depend on what is chosen, one counts it."""
+    program = Program(kit, flips=flips)
+    f = LIBRARY[kit.name]
+
+    def forward(net, x):
+        h = net.first(x).reshape([-1, WIDTH])
+        scores = net.router(h) + program.moved
+        p = f.nn.functional.softmax(scores, -1)
+        places = f.topk(p, CHOSEN, -1)[1]
+        one = f.nn.functional.one_hot(places, EXPERTS)
+        one = one.astype("float32") if kit.name == "paddle" else one.float()
+        shares = one.sum(1).mean(0)
+        return net.last(h * 1.0), (scores**2).mean() * over, (shares * p.mean(0)).sum() * count
+
+    program.forward = forward
+    optimizer = kit.sgd(program.model.parameters(), 0.01)
+    with padiff.record(program.model, optimizer=optimizer) as rec:
+        for _ in range(2):
+            output, independent, counted = program.model(kit.tensor(X))
+            ((output**2).mean() + independent + counted).backward()
+            optimizer.step()
+            kit.zero(optimizer)
+            rec.try_dump()
+    return rec.run
+
+
+@pytest.mark.parametrize("fault", [{"over": 1.01}, {"count": 1.5}], ids=str)
+def test_flips_excuse_no_scalar_that_they_do_not_reach_and_little_of_others(kit, fault):
+    reference = with_scalars(kit, False)
+    assert compare_runs(reference, with_scalars(kit, True)).passed
+    first = compare_runs(reference, with_scalars(kit, True, **fault)).first_diff
+    assert first is not None and (first.step, first.stage) == (0, "forward"), str(first)
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_scores_farther_apart_than_the_sides_are_do_not_flip_by_rounding(largest):
+    """Probabilities of a wide softmax are all alike: beside bfloat16's limits their differences are small."""
+
+    class Pruned(torch.nn.Module):
+        def __init__(self, by):
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.key, self.middle = (torch.nn.Linear(16, 16) for _ in range(3))
+            self.last, self.by = torch.nn.Linear(16, 4), by
+
+        def forward(self, x):
+            h = self.first(x).tanh()
+            scores = (self.key(h).sum(-1) / 4).softmax(-1)
+            places = self.by(scores).sort(-1)[0]
+            kept = h.gather(1, places.unsqueeze(-1).expand(-1, -1, 16)) * scores.gather(1, places).unsqueeze(-1) * 10
+            return self.last(self.middle(kept).relu().mean(1))
+
+    def run(by):
+        model = Pruned(by).bfloat16()
+        x = torch.randn(8, 32, 16, generator=torch.Generator().manual_seed(1)).bfloat16()
+        with padiff.record(model, detail="sketch") as rec:
+            model(x).pow(2).mean().backward()
+        return rec.run
+
+    reference = run(lambda scores: scores.topk(16, -1)[1])
+    candidate = run(lambda scores: scores.argsort(-1, descending=largest)[:, :16])
+    assert compare_runs(reference, candidate).passed == largest

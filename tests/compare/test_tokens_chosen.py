@@ -177,7 +177,7 @@ def test_another_loss_of_the_chosen_samples_is_a_difference(fault):
     report = compare_runs(mined(False), mined(True, fault))
     assert not report.passed and report.first_diff.step == 0
     if fault == "most confident":
-        assert report.first_diff.cause.kind == "choice" and "argsort()" in report.first_diff.cause.sentence
+        assert report.first_diff.cause.kind == "choice_order" and "argsort()" in report.first_diff.cause.sentence
 
 
 # -- a codebook that follows the rows

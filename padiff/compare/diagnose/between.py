@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from padiff.compare.diagnose.call_words import called, calls_text
 from padiff.compare.diagnose.place import Calls, Place
 from padiff.compare.diagnose.values import masked_apart, values_of
@@ -24,7 +26,7 @@ def cause_in_place(place: Place) -> Cause | None:
     if place.between and place.diff.problem is None and _is_dropout(place):
         text = "dropout: each run draws its own random mask; train with rate 0 (or record in eval mode) to compare"
         return Cause("dropout", text)
-    return _by_calls(place.calls) if place.calls is not None else None
+    return cause_of_calls(place.calls) if place.calls is not None else None
 
 
 def where_in_code(place: Place, excluded: tuple[str, ...] = ()) -> Cause | None:
@@ -43,9 +45,28 @@ def where_in_code(place: Place, excluded: tuple[str, ...] = ()) -> Cause | None:
         return Cause("unknown", f"unknown; {calls}", excluded=excluded)
     if not place.between:
         return None
+    uncalled = _called_by_one(place)
+    if uncalled is not None:
+        return replace(uncalled, excluded=excluded)
     where = "before this layer" if place.inside is False else "of this layer, after those inside of it"
     text = f"unknown; the code {where}: what it adds, scales or masks, and which tensors it hands on"
     return Cause("unknown", text, excluded=excluded)
+
+
+def _called_by_one(place: Place) -> Cause | None:
+    """Return the cause that one side never calls a layer that both models have; `None` unless these are few.
+
+    Layers of lists do not count: experts are called if a row chooses them.
+    """
+    if place.graphs is None or place.ends is None:
+        return None
+    common = place.graphs.reference.paths & place.graphs.candidate.paths
+    called = place.graphs.map(lambda graph: {path for path, _ in graph.layers if not path.split(".")[-1].isdigit()})
+    only = called.zip(called.swapped()).map(lambda side: sorted((side[0] - side[1]) & common))
+    if all(only) or not 0 < max(map(len, only)) <= _FEW:
+        return None
+    side, paths = ("reference", only.reference) if only.reference else ("candidate", only.candidate)
+    return Cause("uncalled_layer", f"only the {side} calls {', '.join(f'`{path}`' for path in paths)}")
 
 
 def _is_dropout(place: Place) -> bool:
@@ -60,7 +81,8 @@ def _is_dropout(place: Place) -> bool:
         return False
 
 
-def _by_calls(calls: Calls) -> Cause | None:
+def cause_of_calls(calls: Calls) -> Cause | None:
+    """Return the likely cause that calls of both sides' code show; `None` if they show none."""
     both = calls.same
     if both is None:
         return _one_sided(calls.only)

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from padiff.compare.choices import Flips, flips_of, paired
+from padiff.compare.choices import WHOLE, Flips, falls, flips_of, paired, taken
+from padiff.compare.diagnose.between import cause_of_calls
 from padiff.compare.diagnose.evidence import Evidence
+from padiff.compare.diagnose.place import calls_before, graphs_of
 from padiff.compare.judge.drift import RELATIVE
-from padiff.compare.judge.flipped_rows import within_rounding
+from padiff.compare.judge.flipped_rows import SINGLE, within_rounding
 from padiff.compare.judge.limits import allowed
 from padiff.errors import RunFolderError, SketchOnlyError
-from padiff.records import LOOP, ROOT, Both, Cause, Diff, Step, TracedCall
+from padiff.records import LOOP, ROOT, Both, Cause, Diff, Step, Trace, TracedCall
 
 #: Kind of the cause that a call chose otherwise because its scores differ.
 CHOICE = "choice"
@@ -20,6 +22,8 @@ CHOICE = "choice"
 OTHER_FUNCTION = "choice_function"
 # Functions that give the same in the other order of their arguments, or by another name.
 _MIRRORED = {"lt": "gt", "le": "ge", "argsort": "sort", "max": "argmax", "min": "argmin"}
+# Functions that compare with a number.
+_COMPARISONS = frozenset({"gt", "ge", "lt", "le"})
 # Largest relative distance of the same values.
 _SAME = 1e-3
 
@@ -46,7 +50,16 @@ def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
             default=len(calls),
         )
         flips = [each for each in flips_of(steps, evidence.alignment, infos) if each.position < end]
-        for position, pair in paired(steps.map(lambda step: step.trace), evidence.alignment):
+        traces = steps.map(lambda step: step.trace)
+        threshold_cause = _thresholds(traces, end)
+        if threshold_cause is not None:
+            return threshold_cause
+        for position, pair in paired(traces, evidence.alignment):
+            ranking = _ranking(traces, pair) if position < end else None
+            if ranking is not None:
+                return ranking
+            if all(call.choice is not None and call.choice.chosen for call in pair):
+                continue  # rankings by several names take the same places from the same end
             names = pair.map(lambda call: _MIRRORED.get(call.function, call.function))
             if position >= end or names.reference == names.candidate or not _same(steps, pair, "inputs"):
                 continue
@@ -56,12 +69,96 @@ def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
                 return Cause(OTHER_FUNCTION, text, lines=pair.map(lambda call: call.line))
     except (RunFolderError, SketchOnlyError):
         return None
-    limit = _limit(diff, step)
-    before: list[Flips] = []
-    for each in flips:
-        if not within_rounding(each, limit, before):
-            return _cause(each)
-        before.append(each)
+    beyond = _beyond(flips, _limit(diff, step))
+    return None if beyond is None else _cause(beyond)
+
+
+def scores_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause | None:
+    """Return the cause that the code before a call which chose otherwise makes other scores; `None` if there is none.
+
+    Args:
+        diff, step: see `choice_cause`, which has returned a cause of kind `CHOICE`.
+    """
+    steps = evidence.steps
+    if steps is None:
+        return None
+    infos, limit = evidence.runs.map(lambda run: run.info), _limit(diff, step)
+    try:
+        flips = _beyond(flips_of(steps, evidence.alignment, infos), limit)
+        alike = flips.error[~flips.flipped] if flips is not None else np.zeros(0)
+        if flips is None or not alike.size or float(np.sqrt((alike**2).mean())) <= SINGLE * limit * flips.size:
+            return None
+        calls = calls_before(flips.calls, diff, step, graphs_of(steps, infos), evidence.policy)
+    except (RunFolderError, SketchOnlyError):
+        return None
+    return cause_of_calls(calls) if calls is not None else None
+
+
+def _beyond(flips: Sequence[Flips], limit: float) -> Flips | None:
+    """Return the first call that chose otherwise beyond rounding."""
+    for number, each in enumerate(flips):
+        if not within_rounding(each, limit, flips[:number]):
+            return each
+    return None
+
+
+def _thresholds(traces: Both[Trace], end: int) -> Cause | None:
+    """Return the cause that a layer's code compares with another number; `None` if it does not."""
+    sides = Both(traces.reference.calls[:end], traces.candidate.calls).map(_numbers)
+    for layer, numbers in sides.reference.items():
+        others = sides.candidate.get(layer, {})
+        only, instead = (
+            [each for each in one if each not in two] for one, two in ((numbers, others), (others, numbers))
+        )
+        if len(only) == len(instead) == 1:
+            calls = Both(numbers[only[0]], others[instead[0]])
+            text = (
+                f"{calls.candidate.function}() in `{_place(layer)}` compares with {instead[0]:.6g}, the reference's "
+                f"{calls.reference.function}() with {only[0]:.6g}"
+            )
+            lines = calls.map(lambda call: call.line)
+            kind = OTHER_FUNCTION if calls.reference.function != calls.candidate.function else "choice_threshold"
+            return Cause(kind, text, fix=f"compare with {only[0]:.6g}", lines=lines)
+    return None
+
+
+def _numbers(calls: Sequence[TracedCall]) -> dict[str, dict[float, TracedCall]]:
+    """Return the numbers that each layer's code compares tensors with, with a call for each."""
+    numbers: dict[str, dict[float, TracedCall]] = {}
+    for call in calls:
+        if call.function in _COMPARISONS:  # of scores, or of counts: a capacity
+            values = [value for value in call.arguments.values() if isinstance(value, (int, float))]
+            if len(values) == 1:
+                numbers.setdefault(call.layer, {}).setdefault(float(values[0]), call)
+    return numbers
+
+
+def _ranking(traces: Both[Trace], pair: Both[TracedCall]) -> Cause | None:
+    """Return the cause that one side takes another number of places, or the other end; `None` if it does not.
+
+    A call of one side may rank all places, and its code takes the first ones.
+    """
+    if pair.reference.function == pair.candidate.function and pair.reference.function not in WHOLE:
+        return None
+    sides = traces.zip(pair)
+    ends, counts = sides.map(lambda side: falls(*side)), sides.map(lambda side: taken(*side))
+    lines = pair.map(lambda call: call.line)
+    names = pair.map(lambda call: call.function)
+    where = _place(pair.reference.layer)
+    if None not in ends and ends.reference != ends.candidate:
+        words = ends.map(lambda first: "largest" if first else "least")
+        text = (
+            f"{names.candidate}() in `{where}` puts the {words.candidate} scores first, the reference's "
+            f"{names.reference}() the {words.reference}"
+        )
+        return Cause("choice_order", text, lines=lines)
+    if all(counts) and not counts.reference & counts.candidate:
+        numbers = counts.map(min)
+        text = (
+            f"the code takes {numbers.candidate} places of each row of {names.candidate}() in `{where}`, the "
+            f"reference's {numbers.reference} of {names.reference}()"
+        )
+        return Cause("choice_count", text, lines=lines)
     return None
 
 
@@ -85,8 +182,12 @@ def _same(steps: Both[Step], calls: Both[TracedCall], what: str) -> bool:
     )
 
 
+def _place(layer: str) -> str:
+    return {ROOT: "the model", LOOP: "the loop"}.get(layer, layer)
+
+
 def _name(calls: Both[TracedCall]) -> str:
-    where = {ROOT: "the model", LOOP: "the loop"}.get(calls.reference.layer, calls.reference.layer)
+    where = _place(calls.reference.layer)
     if calls.reference.function == calls.candidate.function:
         return f"{calls.reference.function}() in `{where}`"
     return f"{calls.candidate.function}() for the reference's {calls.reference.function}() in `{where}`"

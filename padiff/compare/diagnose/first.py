@@ -9,7 +9,7 @@ from padiff.align import Alignment
 from padiff.compare.diagnose.between import where_in_code
 from padiff.compare.diagnose.call_words import place_of
 from padiff.compare.diagnose.causes import guess, recorded_cause
-from padiff.compare.diagnose.choices import CHOICE, OTHER_FUNCTION, choice_cause, chose_labels
+from padiff.compare.diagnose.choices import CHOICE, OTHER_FUNCTION, choice_cause, chose_labels, scores_cause
 from padiff.compare.diagnose.differing_rank import put_together, rank_of
 from padiff.compare.diagnose.environments import autocast_cause, environment_cause
 from padiff.compare.diagnose.evidence import Evidence
@@ -162,10 +162,12 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
     if chosen is not None and proven:
         return chosen
     if not proven and (chosen is None or chosen.kind == CHOICE):
-        routed = routing_cause(diff, evidence)
+        routed = routing_cause(diff, step, evidence)
         if routed is not None:
             return replace(routed, excluded=computed.excluded)
     if chosen is not None:
+        if chosen.kind == CHOICE:
+            chosen = scores_cause(diff, step, evidence) or chosen
         chosen = replace(chosen, excluded=computed.excluded)
         if chosen.kind != CHOICE:
             return chosen

@@ -4,6 +4,7 @@ rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,10 +22,13 @@ from padiff.compare.diagnose.loss_calls import (
     spelled,
 )
 from padiff.compare.diagnose.loss_divisors import divisor_cause
+from padiff.compare.diagnose.stages import weight_in_loss
 from padiff.compare.diagnose.values import ratio_of, round_ratio, times
 from padiff.frameworks.conventions import conventions_of
-from padiff.records import Both, Cause, Diff, Rule, is_loss, is_of_loss, loss_role, setting_text
+from padiff.records import ROOT, Both, Cause, Diff, Rule, is_loss, is_of_loss, loss_role, setting_text
 
+# Relative distance below which two gradients differ alike: rows that chose otherwise are part of some.
+_LIKE = 0.1
 _KINDS = {
     "function": "loss_function",
     "reduction": "loss_reduction",
@@ -41,7 +45,7 @@ def output_cause(scene: DiffContext, calls: Both[LossCall] | None) -> Cause | No
     reference, candidate = calls
     compared = [d for d in scene.step if is_of_loss(d.pair.anchor) and d.pair.stage == "loss" and d.compared]
     if is_loss(scene.diff.pair.anchor) and any(loss_role(d.pair.anchor.slot) == "0" and _agrees(d) for d in compared):
-        return divisor_cause(scene) or _after(scene.diff)
+        return _term(scene) or divisor_cause(scene) or _after(scene.diff)
     differing = _differing(calls)
     if "function" in differing:
         return _other_function(calls)
@@ -72,6 +76,27 @@ def output_cause(scene: DiffContext, calls: Both[LossCall] | None) -> Cause | No
             )
             return Cause("loss_function", f"{text} from what went in")
     return Cause("loss_function", "the loss function itself: what goes into it agrees, and what it is set to")
+
+
+def _term(scene: DiffContext) -> Cause | None:
+    """Return the cause that a scalar output of the model has another weight in the loss: its gradient is the weight.
+
+    `None` if the gradients of all outputs differ alike.
+    """
+    grads = [d for d in scene.step if d.pair.stage == "backward" and d.pair.anchor.layer == ROOT and d.compared]
+    sizes = {
+        d.pair.anchor.slot: d.figures.candidate_l2 / d.figures.reference_l2
+        for d in grads
+        if d.figures is not None and d.figures.reference_l2 > 0
+    }
+    scalars = [d for d in grads if d.pair.anchor.slot in sizes and math.prod(d.pair.anchor.shape) == 1]
+    for diff in scalars:
+        slot = diff.pair.anchor.slot
+        if all(math.isclose(sizes[slot], size, rel_tol=_LIKE) for other, size in sizes.items() if other != slot):
+            continue
+        if not math.isclose(sizes[slot], 1.0, rel_tol=_LIKE):
+            return weight_in_loss(diff)
+    return None
 
 
 def _agrees(diff: Diff) -> bool:

@@ -123,6 +123,26 @@ def place_of_diff(
     return Place(diff, inside, lone, last, calls_between, graphs, ends, differing_there)
 
 
+def calls_before(
+    ends: Both[TracedCall], diff: Diff, step: Sequence[Diff], graphs: Both[Graph], policy: Policy
+) -> Calls | None:
+    """Return the calls that can explain that the first inputs of two calls differ; `None` if there are none.
+
+    Args:
+        ends: the calls.
+        diff: the first diff that did not pass.
+        step: all diffs of its step and rank.
+        graphs: the traces.
+        policy: the policy that judged the diff.
+    """
+    if not all(graph.trace.functions for graph in graphs):
+        return None
+    relations = Relations(diff, graphs, policy)
+    starts = ends.map(lambda call: call.inputs[0].tensor)
+    back = _back(starts, graphs, relations, agreeing(step, graphs))
+    return _calls_between(back, Both(None, None), graphs, relations)
+
+
 def _fed(calls: Both[TracedCall | None], pair: Pair) -> Both[Operand] | None:
     """Return the operands of two calls that a pair of inputs holds; `None` if the traces lack one."""
     operands = [
@@ -255,7 +275,7 @@ def _calls_between(
     suspects = fewer if any(fewer) else suspects
     if not any(suspects):
         return None
-    pairs = _in_step(suspects)
+    pairs = _in_step(suspects, graphs.reference.paths & graphs.candidate.paths)
     for both in pairs:
         if both.reference.choice is not None and both.candidate.choice is not None:
             continue  # what they choose is judged by their scores
@@ -287,19 +307,30 @@ def _calls_between(
     return None
 
 
-def _in_step(calls: Both[list[TracedCall]]) -> list[Both[TracedCall]]:
-    """Pair calls of the same function, in the order of both sides: a longest common subsequence."""
+def _in_step(calls: Both[list[TracedCall]], common: frozenset[str]) -> list[Both[TracedCall]]:
+    """Pair calls of the same function, in the order of both sides: a longest common subsequence.
+
+    Args:
+        calls: the calls of either side.
+        common: paths of layers that both models have: one of them is no layer of another part of the other model.
+    """
     reference, candidate = calls
+
+    def alike(first: TracedCall, second: TracedCall) -> bool:
+        parents = {call.layer.rpartition(".")[0] for call in (first, second)}
+        apart = not first.function and not second.function and len(parents) > 1
+        return same_name(first, second) and not (apart and {first.layer, second.layer} & common)
+
     lengths = [[0] * (len(candidate) + 1) for _ in range(len(reference) + 1)]
     for k in reversed(range(len(reference))):
         for n in reversed(range(len(candidate))):
-            if same_name(reference[k], candidate[n]):
+            if alike(reference[k], candidate[n]):
                 lengths[k][n] = lengths[k + 1][n + 1] + 1
             else:
                 lengths[k][n] = max(lengths[k + 1][n], lengths[k][n + 1])
     pairs, k, n = [], 0, 0
     while k < len(reference) and n < len(candidate):
-        if same_name(reference[k], candidate[n]):
+        if alike(reference[k], candidate[n]):
             pairs.append(Both(reference[k], candidate[n]))
             k, n = k + 1, n + 1
         elif lengths[k + 1][n] >= lengths[k][n + 1]:

@@ -51,6 +51,8 @@ _ON_THE_WAY = frozenset(
 )
 # Number of calls after a choice among which the weights of the chosen places are looked for.
 _MOST_CALLS = 80
+# Number of masks of rows that are tried.
+_MOST_MASKS = 4
 # Limit of a sum of probabilities and of a fitted factor; largest correlation of noise with what it is added to.
 _COARSE, _UNLIKE = 1e-3, 0.2
 
@@ -162,6 +164,19 @@ class Router:
         rows = self.numbers[:, None]
         table[rows, places.astype(np.int64)] = best
         return table
+
+    @cached_property
+    def masks(self) -> dict[str, np.ndarray]:
+        """Masks of the rows that a mean may be taken over, in words: all of them, and those that the code masks."""
+        masks = {"": np.ones(self.rows, np.bool_)}
+        for tensor in self._graph.by_size.get(self.rows, ()):
+            source = self._graph.trace.tensors[tensor].source
+            if source is None or source.sketched or len(masks) > _MOST_MASKS:
+                continue
+            values = source.read().reshape(-1)
+            if ((values == 0) | (values == 1)).all() and 0 < (count := int((values != 0).sum())) < self.rows:
+                masks.setdefault(f" over {count} of {self.rows} rows", values != 0)
+        return masks
 
     @property
     def dtype(self) -> str:

@@ -31,23 +31,28 @@ _LEAST_ROWS, _LARGEST_SHARE = 2, 0.9
 _COEFFICIENTS = (1.0, 0.1, 0.01, 0.001, 0.02, 0.05, 0.005, 0.5)
 
 
-def routing_cause(diff: Diff, evidence: Evidence) -> Cause | None:
+def routing_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause | None:
     """Return what a router computes otherwise before an output that differs; `None` if no router is found to.
 
     Args:
-        diff: the first diff of the step, an output.
+        diff: the first diff of the step: an output, or the gradient of one.
+        step: the judged diffs of the step.
     """
     steps, record = evidence.steps, diff.pair.reference
-    if steps is None or record is None or not diff.pair.complete or diff.pair.stage != "forward":
+    if steps is None or record is None or not diff.pair.complete or diff.pair.stage not in ("forward", "backward"):
         return None
     try:
         graphs = graphs_of(steps, evidence.runs.map(lambda run: run.info))
-        end = _end(graphs.reference, record.layer, record.call)
+        of_gradient = diff.pair.stage == "backward"
+        end = len(graphs.reference.trace.calls) if of_gradient else _end(graphs.reference, record.layer, record.call)
         routers = []
         for position, calls in paired(graphs.map(lambda graph: graph.trace), evidence.alignment):
             choices = calls.map(lambda call: call.choice)
             if position < end and all(choice is not None and choice.chosen for choice in choices):
                 routers.append(Both(*(Router(graph, call) for graph, call in zip(graphs, calls))))
+        if of_gradient:  # of a scalar that differs by no more than rows which chose otherwise explain
+            causes = (_auxiliary(some, each) for each in _scalars(step) for some in (routers[-1:], routers) if some)
+            return next((cause for cause in causes if cause is not None), None)
         for sides in reversed(routers):  # the last one before the difference
             if not _agree(*sides.map(lambda side: side.output)):
                 continue
@@ -59,6 +64,16 @@ def routing_cause(diff: Diff, evidence: Evidence) -> Cause | None:
     except (RunFolderError, SketchOnlyError, ValueError, IndexError):
         pass  # the values can no longer be read, or are those of another kind of choice
     return None
+
+
+def _scalars(step: Sequence[Diff]) -> list[Diff]:
+    """Return the diffs of scalar outputs that are not equal."""
+    return [
+        diff
+        for diff in step
+        if diff.pair.stage == "forward" and diff.compared and math.prod(diff.pair.anchor.shape) == 1
+        if diff.figures is not None and diff.figures.l2
+    ]
 
 
 def _agree(reference: np.ndarray | None, candidate: np.ndarray | None) -> bool:
@@ -188,17 +203,21 @@ def _balance(routers: Sequence[Router], value: float) -> Found | None:
         if router.output is None or len(router.numbers) != router.rows:
             return None
         width, chosen = router.output.shape[1], router.picked.shape[1]
-        counts = {
-            "all choices": np.bincount(router.picked.ravel(), minlength=width) / router.rows,
-            "first choices": np.bincount(router.picked[:, 0], minlength=width) / router.rows,
-        }
-        for count, shares in counts.items():
-            for words in ("softmax", "sigmoid"):
-                text = f"the shares of {count} times the mean of {words}"
-                terms[text] = terms.get(text, 0.0) + float((shares * router.bases[words].mean(axis=0)).sum())
         top = router.output.max(axis=1)
         logs = top + np.log(np.exp(router.output - top[:, None]).sum(axis=1))
-        terms["the mean square of logsumexp"] = terms.get("the mean square of logsumexp", 0.0) + float((logs**2).mean())
+        for over, mask in router.masks.items():
+            rows = float(mask.sum())
+            counts = {
+                "all choices": np.bincount(router.picked[mask].ravel(), minlength=width) / rows,
+                "first choices": np.bincount(router.picked[mask, 0], minlength=width) / rows,
+            }
+            new = {"the mean square of logsumexp": float((logs[mask] ** 2).mean())}
+            for count, shares in counts.items():
+                for words in ("softmax", "sigmoid"):
+                    mean = router.bases[words][mask].mean(axis=0)
+                    new[f"the shares of {count} times the mean of {words}"] = float((shares * mean).sum())
+            for text, term in new.items():
+                terms[text + over] = terms.get(text + over, 0.0) + term
     counts_of = (1.0, width, chosen, width / chosen, width * chosen, 1 / chosen)
     usual = [float(a * b) for a in counts_of for b in _COEFFICIENTS]
     for text, term in terms.items():

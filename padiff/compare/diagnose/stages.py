@@ -104,12 +104,23 @@ def _loss(ratio: float | None) -> Cause:
 def _backward(diff: Diff, reference: np.ndarray, candidate: np.ndarray, ratio: float | None) -> Cause:
     anchor = diff.pair.anchor
     if anchor.layer == ROOT and reference.size == candidate.size == 1 and ratio is not None:
-        weights = [float(side.reshape(-1)[0]) for side in (reference, candidate)]
-        text = f"the weight of `{anchor.slot}` in the loss is {weights[1]:.4g} for the reference's {weights[0]:.4g}"
-        return Cause("loss_term_weight", text)
+        return weight_in_loss(diff)
     if ratio is not None:
         return Cause("gradient_scale", f"the gradient is {times(ratio)}")
     return _unknown("forward agrees here: the cause is in the backward of a later layer, or of the loss")
+
+
+def weight_in_loss(diff: Diff) -> Cause:
+    """Return the cause that a scalar output has another weight in the loss, given the diff of its gradient.
+
+    Raises:
+        SketchOnlyError, RunFolderError: the values can no longer be read.
+    """
+    weights = [float(side.reshape(-1)[0]) for side in values_of(diff.pair)]
+    text = (
+        f"the weight of `{diff.pair.anchor.slot}` in the loss is {weights[1]:.4g} for the reference's {weights[0]:.4g}"
+    )
+    return Cause("loss_term_weight", text)
 
 
 def _unknown(where: str) -> Cause:

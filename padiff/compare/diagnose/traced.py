@@ -59,6 +59,7 @@ class Graph:
     Attributes:
         trace: the trace; calls of layers have the layer's settings as arguments.
         producers: the innermost call that returned a tensor, by the tensor's number.
+        paths: the paths of the layers.
     """
 
     def __init__(self, trace: Trace, layers: Iterable[Layer] = ()) -> None:
@@ -66,7 +67,7 @@ class Graph:
         calls = [
             call if call.function else replace(call, arguments=settings.get(call.layer, {})) for call in trace.calls
         ]
-        self.trace = replace(trace, calls=calls)
+        self.trace, self.paths = replace(trace, calls=calls), frozenset(settings)
         self.producers: dict[int, TracedCall] = {}
         for call in calls:
             input_tensors = {operand.tensor for operand in call.inputs}

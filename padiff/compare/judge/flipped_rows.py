@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from padiff.compare.choices import Flips, grid_of
+from padiff.compare.choices import Flips, grid_of, reached
 from padiff.compare.judge import limits
 from padiff.compare.judge.drift import RELATIVE
 from padiff.compare.measure.operands import Arrays, operands
 from padiff.compare.row_orders import choosing_blocks
 from padiff.errors import SketchOnlyError
-from padiff.records import LOOP, Both, Diff, Figure, Rule, Step, is_below, loss_role
+from padiff.records import LOOP, Both, Diff, Figure, Rule, Step, Trace, TracedCall, is_below, loss_role
 from padiff.records.choice_counts import ChoiceCounts
 from padiff.records.diff_rows import FIGURE_NUMBERS, FIGURES, RULE_NUMBERS
 from padiff.records.pair_schema import Key
@@ -55,10 +55,16 @@ class EarlierFlips:
         grads: largest relative error of each gradient in a step with such rows: an optimizer remembers it.
         places: masks of the places that were chosen otherwise, by their number: a codebook that no optimizer updates
             follows the rows that chose its entries.
+        traced: trace of the last step of the reference with calls of functions: it shows what depends on a choice.
     """
 
     grads: Mapping[Key, float] = field(default_factory=dict)
     places: Mapping[int, np.ndarray] = field(default_factory=dict)
+    traced: Trace | None = None
+
+    def with_trace(self, trace: Trace) -> EarlierFlips:
+        """Return these with the trace of a step, if it has calls of functions."""
+        return replace(self, traced=trace) if trace.functions else self
 
     def with_grads(self, diffs: StepDiffs) -> EarlierFlips:
         """Return these with the gradients of a step in which rows chose otherwise within rounding."""
@@ -150,6 +156,8 @@ class _Judge:
         self._mixes = any("batch" in kind.lower() and "norm" in kind.lower() for kind in diffs.sites.types)
         #: Limit of the relative error of the last output that passed.
         self._limit = 0.0
+        #: Outputs (layer, call, slot) that no choice of this step reaches: flips excuse nothing there.
+        self._independent = _independent(step.trace if step.trace.functions else earlier.traced, flips)
 
     def judged(self) -> tuple[StepDiffs, ChoiceCounts | None]:
         passed = self._rows["passed"].tolist()
@@ -307,6 +315,9 @@ class _Judge:
                 self._pass(place, (Figure.OTHER_ROWS, *by_rows))
                 self._other_samples = self._other_samples or stage == "loss"
             return
+        sites = self._diffs.sites
+        if stage == "forward" and (sites.layers[place], sites.calls[place], sites.slots[place]) in self._independent:
+            return
         if self._rows["rule"][place] == RULE_NUMBERS[Rule.EQUAL]:
             if inside:  # counts, sorted places: integers that hold several rows
                 self._pass(place)
@@ -329,6 +340,8 @@ class _Judge:
             return max(limit, self._whole) + self._jump(place)
         if stage == "backward" and not self._diffs.sites.shapes[place]:  # a coefficient of the loss
             return max(limit, MIXED * self._whole_scalars)
+        if stage == "forward" and not self._diffs.sites.shapes[place]:  # a mean, or a count, of all rows
+            return max(limit, min(MIXED * self._share, WHOLLY))
         if stage in ("forward", "backward", "loss"):
             return max(limit, min(WHOLLY * math.sqrt(self._share) + MIXED * self._share, WHOLLY))
         further = limits.OF_GRADIENT if stage == "update" else 1.0
@@ -509,8 +522,9 @@ def within_rounding(flips: Flips, limit: float, before: Sequence[Flips]) -> bool
     noise = float(np.linalg.norm(flips.error[alike])) / math.sqrt(max(alike.sum(), 1))
     most = limit * flips.size
     moved = float(flips.moved[flipped].max(initial=0.0))
-    # Two sides that choose by one rule choose scores no farther apart than the sides' scores are.
-    apart = (flips.gap > 2 * flips.moved + SINGLE * most) & flipped
+    # Two sides that choose by one rule choose scores no farther apart than the sides' scores are, whatever the dtype.
+    exact = SINGLE * limits.allowed("float32", "forward") * flips.size
+    apart = (flips.gap > 2 * np.maximum(flips.moved, flips.error) + exact) & flipped
     return noise <= LARGEST * most and moved <= SINGLE * most and not apart.any()
 
 
@@ -525,6 +539,32 @@ def _samples(diffs: StepDiffs, grids: Collection[tuple[int, ...]]) -> int | None
 def _grids(step: Step) -> set[tuple[int, ...]]:
     grids = (grid_of(step.trace, call) for call in step.trace.calls if call.choice is not None)
     return {grid for grid in grids if grid is not None}
+
+
+def _independent(trace: Trace | None, flips: Sequence[Flips]) -> frozenset[tuple[str, int, str]]:
+    """Return the outputs (layer, call, slot) of a step that do not depend on calls which chose otherwise.
+
+    Args:
+        trace: a trace with calls of functions, of this step or an earlier one; `None` if there is none.
+    """
+    if trace is None or not flips:
+        return frozenset()
+    names = {_name(each.calls.reference) for each in flips}
+    positions = {k for k, call in enumerate(trace.calls) if call.choice is not None and _name(call) in names}
+    if {_name(trace.calls[k]) for k in positions} != names:
+        return frozenset()
+    after = reached(trace, positions)
+    return frozenset(
+        (call.layer, call.call, operand.slot)
+        for call in trace.calls
+        if not call.function
+        for operand in call.outputs
+        if operand.tensor not in after
+    )
+
+
+def _name(call: TracedCall) -> tuple[str, int, str, int]:
+    return call.layer, call.call, call.function, call.nth
 
 
 def _starts(diffs: StepDiffs, flips: Sequence[Flips], step: Step) -> list[int]:
@@ -555,8 +595,13 @@ def _split(shape: Sequence[int], flips: Sequence[Flips]) -> tuple[int, np.ndarra
         if axis is None:
             continue
         mask = np.zeros(number, np.bool_)
+        # What one call chooses among, another may have put in its place: then whole rows are other ones.
+        chained = {each.rows for each in flips if each.count and sum(each.rows == other.rows for other in flips) > 1}
         for each in flips:
-            mask |= _mask(each, number, grid)
+            if 1 < each.rows < number and each.rows in chained and number % each.rows == 0:
+                mask |= np.repeat(each.mask, number // each.rows)
+            else:
+                mask |= _mask(each, number, grid)
         return axis, mask
     return None
 

@@ -130,6 +130,8 @@ def as_a_whole(sheet: FormulaView, k: int) -> Iterator[Edit]:
 
     if not sheet.is_parameter(k):
         for dtype in ("bfloat16", "float16", "float8_e4m3fn"):
+            if np.ptp(cast(values, dtype)) == 0 < np.ptp(values):
+                continue  # noise about one number, which is left out
             text = f"{name} is rounded to {dtype}'s precision there"
             yield Edit("precision", "a coarser precision", text, after(lambda v, d=dtype: cast(v, d)), 2, at=k)  # type: ignore[misc]
     for axis in range(1 if values.ndim > 1 and not sheet.is_parameter(k) else 0, values.ndim):

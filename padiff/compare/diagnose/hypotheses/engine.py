@@ -33,9 +33,10 @@ from padiff.compare.diagnose.hypotheses.proof import (
     evidence,
     explains,
     is_likely,
+    is_vague,
     weigh,
 )
-from padiff.records import Cause
+from padiff.records import Cause, Rule
 
 #: A group of hypotheses: a function that yields those that apply to a scene, the simplest first. A cause that is
 #: recorded as such needs no computing, and ends the search.
@@ -121,7 +122,18 @@ def explain(scene: DiffContext) -> Finding:
             # After a difference in the code explains the diff, a description of its effect adds nothing.
             if recorded is not None or any(trial.hypothesis.code and trial.explains for trial in tried):
                 break
-    return _finding(tried, recorded)
+    finding = _finding(tried, recorded)
+    by_rows = any(diff.judgement is not None and diff.judgement.rule is Rule.CHOICES for diff in scene.step)
+    return _unproven(finding, tried) if by_rows else finding
+
+
+def _unproven(finding: Finding, tried: Sequence[Trial]) -> Finding:
+    """Return the finding, not proven if rows that chose otherwise may stand for a number that its cause assumes."""
+    cause = finding.cause
+    if cause is None or not cause.proven:
+        return finding
+    vague = any(is_vague(t.weight, t.hypothesis) for t in tried if t.hypothesis.sentence == cause.sentence)
+    return replace(finding, cause=replace(cause, proven=False)) if vague else finding
 
 
 def trials(scene: DiffContext) -> list[Trial]:

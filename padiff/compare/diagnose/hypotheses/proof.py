@@ -26,6 +26,9 @@ NUMBERS = 8
 #: Least gain of a cause that few numbers show, for each form that was tried. Chosen: chance comes as near once in so
 #: many trials.
 EXACT = 30.0
+#: Rounding noise, as a share of the values, above which a number that is solved for proves nothing in a step in which
+#: rows chose otherwise: these rows are part of it. Chosen: bfloat16 rounds to 0.004.
+VAGUE = 0.01
 #: Share of a tensor's error above which a prediction counts as wrong, so that the trial ends early.
 _HOPELESS = 0.7
 
@@ -43,6 +46,7 @@ class Fit:
         elements: count of elements of the predicted tensors.
         numbers: count of elements that differ from the reference by more than rounding, and agree with the prediction.
         within: True if the policy would pass every prediction.
+        noise: the rounding noise, as a share of the recorded values.
     """
 
     residual: float = math.inf
@@ -53,6 +57,7 @@ class Fit:
     elements: int = 0
     numbers: int = 0
     within: bool = False
+    noise: float = 0.0
 
     @property
     def gain(self) -> float:
@@ -67,7 +72,7 @@ NOTHING = Fit()
 
 def weigh(predictions: Iterable[Prediction]) -> Fit:
     """Measure predictions against the record; return `NOTHING` at the first tensor that shows them to be wrong."""
-    squares = squares_without = sizes = worst = 0.0
+    squares = squares_without = sizes = worst = noises = recorded = 0.0
     tensors = elements = numbers = 0
     within = True
     for prediction in predictions:
@@ -84,6 +89,8 @@ def weigh(predictions: Iterable[Prediction]) -> Fit:
         if not math.isfinite(square) or not math.isfinite(square_without):
             return NOTHING
         squares, squares_without = squares + square, squares_without + square_without
+        noises += _square(np.broadcast_to(prediction.noise, prediction.actual.shape))
+        recorded += _square(np.abs(prediction.actual))
         numbers += int(np.count_nonzero((errors > PROVEN) & (residuals <= errors / LIKELY)))
         worst = max(worst, math.sqrt(square / residuals.size))
         tensors, elements = tensors + 1, elements + residuals.size
@@ -96,7 +103,8 @@ def weigh(predictions: Iterable[Prediction]) -> Fit:
         return NOTHING
     root = math.sqrt(elements)
     residual, without, size = (math.sqrt(total) / root for total in (squares, squares_without, sizes))
-    return Fit(residual, without, size, worst, tensors, elements, numbers, within)
+    noise = math.sqrt(noises / recorded) if recorded else math.inf
+    return Fit(residual, without, size, worst, tensors, elements, numbers, within, noise)
 
 
 def is_enough(fit: Fit, hypothesis: Hypothesis) -> bool:
@@ -108,6 +116,11 @@ def explains(fit: Fit, hypothesis: Hypothesis) -> bool:
     """Return True if the predictions reach the level of rounding, and the reference does not."""
     near = fit.residual <= NEAR and fit.worst <= WORST and fit.within
     return near and fit.gain >= PROVEN and is_enough(fit, hypothesis)
+
+
+def is_vague(fit: Fit, hypothesis: Hypothesis) -> bool:
+    """Return True if a number was solved for, and the noise is so large that wrong hypotheses find one, too."""
+    return hypothesis.free > 0 and fit.noise > VAGUE
 
 
 def is_likely(fit: Fit, hypothesis: Hypothesis) -> bool:
