@@ -297,15 +297,15 @@ class Losses:
         """Record the loss of each micro-batch, if the loss is known.
 
         The loss is known if each micro-batch has exactly one scalar loss and backward began at this scalar, or at
-        the scalar times the loss scale. The loss of a step of one micro-batch is also known if its one backward began
-        at another scalar, such as a sum of terms.
+        the scalar times the loss scale. If one backward began in the step, at another scalar, such as a sum of terms,
+        this scalar is the loss of all calls of the model.
 
         Args:
             evaluated: True if the step has calls in evaluation mode. Their outputs are not recorded, and such a sum may
                 be of them.
         """
         backwards = len(self._elsewhere) + sum(each.backwards for each in self._seen)
-        if self._elsewhere and micro_batches == backwards == loss_scale == 1 and not evaluated:
+        if self._elsewhere and backwards == loss_scale == 1 and not evaluated:
             place, tensor = self._elsewhere[0]
             self._records.loop("loss", "loss", self._records.copier.take_later(tensor), 0, place=place)
             return
