@@ -13,6 +13,7 @@ from padiff.align import Alignment, LayerPair
 from padiff.align.call_order import CallOrder, InputSite, call_order, calls_differ, is_derived, outermost_calls
 from padiff.align.matching.parameter_units import inside
 from padiff.model import equivalents
+from padiff.pair.joined_calls import JoinedCalls, joined_calls
 from padiff.pair.layouts import layout_between, square_layout
 from padiff.pair.losses import pair_losses
 from padiff.pair.parameters import Index, RecordPair, alone, pair_parameters, pair_split_outputs
@@ -42,9 +43,10 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
     (``output.logits`` and ``output.0``, ``input.x`` and ``input.input``); a tensor in another layout gets the `Layout`
     that brings it into the reference's layout.
     """
-    steps = Both(reference, candidate)
-    renumbered, originals = _order_of(steps, alignment).renumbered(candidate.records)
-    indexes = Both(_index(reference.records), _index(renumbered))
+    calls = _with_joined_calls(Both(reference, candidate), alignment)
+    steps = calls.steps
+    renumbered, originals = _order_of(steps, alignment).renumbered(steps.candidate.records)
+    indexes = Both(_index(steps.reference.records), _index(renumbered))
     repeated, asked = _take_repeats(indexes, alignment)
     repeats = {id(record) for side in repeated for record in side}
     originals = {**originals, **{new: originals.get(id(record), record) for new, record in asked.items()}}
@@ -67,7 +69,7 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
             of_loop = of_loop.map(lambda side: [record for record in side if not is_of_loss(record)])
         pairs += _match(of_loop)
     pairs += _pair_inputs(indexes)
-    pairs += alone(repeated)
+    pairs += alone(repeated) + alone(calls.rest)
     pairs += alone(indexes.map(lambda index: chain.from_iterable(index.values())))
     buffers, pairs_made = _buffers(alignment), []
     scales = steps.map(lambda step: step.loss_scale)
@@ -75,7 +77,8 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
         a, b = Both(pair.reference, pair.candidate).map(lambda r: r if r is None else originals.get(id(r), r))
         sides = zip(pair, buffers, apart) if a is None or b is None else ()
         optional = any(
-            r is not None and ((r.layer, r.slot) in slots or r.layer in paths or id(r) in repeats)
+            r is not None
+            and ((r.layer, r.slot) in slots or r.layer in paths or id(r) in repeats or calls.leaves_alone(r))
             for r, slots, paths in sides
         )
         # Gradients of activations are those of the scaled loss; gradients of parameters are recorded unscaled.
@@ -85,6 +88,17 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
         pairs_made.append(Pair(reference.number, a, b, pair.layout, scales if scaled else UNSCALED, optional, derived))
     order = causal_order(steps, alignment.derived)
     return sorted(pairs_made, key=lambda pair: order(pair.reference, pair.candidate))
+
+
+def _with_joined_calls(steps: Both[Step], alignment: Alignment) -> JoinedCalls:
+    counts = steps.map(lambda step: Counter(path for path, _ in outermost_calls(step.records)))
+    paths = [(pair.reference.path, pair.candidate.path) for pair in alignment.pairs]
+    uneven = [
+        (a, b)
+        for a, b in paths
+        if {1} < {counts.reference[a], counts.candidate[b]} and 0 not in (counts.reference[a], counts.candidate[b])
+    ]
+    return joined_calls(steps, uneven) if uneven else JoinedCalls(steps, Both([], []))
 
 
 def _order_of(steps: Both[Step], alignment: Alignment) -> CallOrder:

@@ -47,6 +47,8 @@ def match_unmatched(infos: Both[RunInfo], pairs: Sequence[ParameterPair]) -> lis
     paired = [*pairs, *_paired(unmatched)] if all(unmatched) else list(pairs)
     if not any(unmatched):
         return paired
+    if all(unmatched):
+        paired += _numbers_of_vectors(Both(*map(unmatched_parameters, infos, unzipped(paired))))
     # A parameter that nothing trains is a buffer on the other side: a bias of a router's scores.
     frozen = Both(*map(unmatched_parameters, infos, unzipped(paired))).map(
         lambda side: [(layer, p) for layer, p in side if not p.trainable]
@@ -57,6 +59,22 @@ def match_unmatched(infos: Both[RunInfo], pairs: Sequence[ParameterPair]) -> lis
         *_paired(Both(frozen.reference, buffers.candidate)),
         *_paired(Both(buffers.reference, frozen.candidate)),
     ]
+
+
+def _numbers_of_vectors(unmatched: Both[list[Owned]]) -> Iterator[ParameterPair]:
+    """Yield pairs of the numbers of one side's only vector without a partner with as many single numbers of the other
+    side, in order of definition.
+    """
+    for swapped in (False, True):
+        ones, others = unmatched.swapped(swapped)
+        if len(ones) != 1 or len(ones[0][1].shape) != 1 or any(math.prod(p.shape) != 1 for _, p in others):
+            continue
+        (layer, vector), count = ones[0], ones[0][1].shape[0]
+        if count == len(others) > 1:
+            for k, (other, number) in enumerate(others):
+                part = Slice(layer.path, vector.slot, vector.shape, start=k, stop=k + 1)
+                whole = Slice(other.path, number.slot, number.shape)
+                yield ParameterPair(*Both((part,), (whole,)).swapped(swapped))
 
 
 def match_buffers(

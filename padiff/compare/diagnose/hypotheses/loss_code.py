@@ -111,9 +111,13 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     if len({step.micro_batches for step in steps}) > 1 and starts.reference != starts.candidate:
         return  # the count of micro-batches is the difference
     of_loop = scene.diff.pair.anchor.layer == LOOP
-    if any(not d.passed for d in scene.diffs("forward")) or (scene.stage == "loss" and not of_loop):
-        return
     graphs = graphs_of(steps, scene.runs.map(lambda run: run.info))
+    # A model may return its loss: this is no output that the loss is made of.
+    outputs_differ = any(not d.passed and not _is_loss(d.pair, graphs) for d in scene.diffs("forward"))
+    if outputs_differ or (scene.stage == "loss" and not of_loop):
+        return
+    if scene.stage == "forward" and not _is_loss(scene.diff.pair, graphs):
+        return
     sheets = [sheet_of(graph, step, run.info) for graph, step, run in zip(graphs, steps, scene.runs)]
     leaves = [
         output
@@ -296,6 +300,8 @@ def _outputs(scene: DiffContext, graphs: Both[Graph]) -> Iterator[_Output]:
     used = graphs.map(_used_inside)
     trained = {place_of(diff.pair) for diff in scene.step if diff.pair.stage == "backward"}
     for place, pair in scene.pairs(scene.number, "forward").items():
+        if _is_loss(pair, graphs):
+            continue
         backward, output = gradients.get(_of_loss(place, gradients, graphs)), whole_of(pair)
         gradient = None if backward is None else whole_of(backward)
         if output is None or output.reference.size > _MOST or pair.reference is None or pair.candidate is None:
@@ -437,6 +443,13 @@ def _recorded(outputs: Sequence[_Output], losses: Both[tuple[int, float]] | None
     return _Rows(Both(*rows), (largest, size))
 
 
+def _is_loss(pair: Pair, graphs: Both[Graph]) -> bool:
+    """Return True if an output of the models is what both backwards begin at."""
+    sides = [(graph, record) for graph, record in zip(graphs, pair.sides) if record is not None]
+    ends = [(_noted(graph, "backward"), graph.tensor_of(record)) for graph, record in sides]
+    return len(ends) == 2 and all(end is not None and end == tensor for end, tensor in ends)
+
+
 def _noted(graph: Graph, name: str) -> int | None:
     """Return the first tensor that the loop called ``name`` with, e.g. ``backward``; `None` if never."""
     return next((c.inputs[0].tensor for c in graph.trace.calls if c.layer == LOOP and c.function == name), None)
@@ -453,7 +466,8 @@ def sheet_of(graph: Graph, step: Step, info: RunInfo) -> FormulaView | None:
     writer = Writer(graph, step, info)
     try:
         # The formula of a loss begins at outputs of layers, whose gradients are recorded.
-        formula = writer.write(end, (), {o.tensor for c in graph.trace.calls if not c.function for o in c.outputs})
+        outputs = {o.tensor for c in graph.trace.calls if not c.function for o in c.outputs}
+        formula = writer.write(end, (), outputs - {end})
     except (UnknownError, ValueError, IndexError, PadiffError):
         return None
     if formula.values[formula.end].shape != () or sum(value.size for value in formula.values) > 10 * _MOST:
