@@ -72,7 +72,7 @@ def _numbers_of_vectors(unmatched: Both[list[Owned]]) -> Iterator[ParameterPair]
         (layer, vector), count = ones[0], ones[0][1].shape[0]
         if count == len(others) > 1:
             for k, (other, number) in enumerate(others):
-                part = Slice(layer.path, vector.slot, vector.shape, start=k, stop=k + 1)
+                part = Slice(layer.path, vector.slot, vector.shape, start=k, stop=k + 1, label=number.slot)
                 whole = Slice(other.path, number.slot, number.shape)
                 yield ParameterPair(*Both((part,), (whole,)).swapped(swapped))
 

@@ -384,10 +384,17 @@ def _of_loss(place: Place, gradients: Mapping[Place, Pair], graphs: Both[Graph])
 
 
 def _used_inside(graph: Graph) -> set[int]:
-    """Return the tensors that layers use as input, directly or through functions that the loop calls."""
-    used = {o.tensor for call in graph.trace.calls if call.layer != LOOP for o in call.inputs}
+    """Return the tensors that layers use as input, directly or through functions that the loop calls.
+
+    The code of a model that returns its loss counts as the loop's.
+    """
+    end = _noted(graph, "backward")
+    losses = {c.layer for c in graph.trace.calls if not c.function and any(o.tensor == end for o in c.outputs)}
+    homes = {LOOP, *losses}
+    used = {o.tensor for c in graph.trace.calls if not (c.function and c.layer in homes) for o in c.inputs}
     for call in reversed(graph.trace.calls):
-        if call.layer == LOOP and call.function != "detach" and any(o.tensor in used for o in call.outputs):
+        is_used = call.function and call.layer in homes and any(o.tensor in used for o in call.outputs)
+        if is_used and call.function != "detach":
             used.update(o.tensor for o in call.inputs)
     return used
 
