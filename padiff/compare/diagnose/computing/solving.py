@@ -12,12 +12,15 @@ import numpy as np
 from padiff.compare.diagnose.computing.edit import Edit, FormulaView, Target
 from padiff.compare.diagnose.computing.formula import Change
 from padiff.compare.diagnose.computing.operations import OPERATIONS
+from padiff.records import LOOP
 
 # The most rounds of the search, and the largest ratio of the new to the old error for another round.
 _ROUNDS, _BETTER = 12, 0.999
 # The search ends if more than this share of the first error remains after this many rounds.
 _HOPELESS, _FIRST = 0.6, 4
 _SMALL = 1e-2
+# Share of the rounding error below which two errors are equal.
+_BELOW = 0.1
 
 
 @dataclass(frozen=True)
@@ -113,10 +116,15 @@ def _constant(sheet: FormulaView, k: int) -> Iterator[Number]:
         scores = any(
             sheet.nodes[u].operation in ("softmax", "masked", "causal", "where") for u in sheet.below(users[0], 3)
         )
-        kind = "attention_scale" if scores and user.operation in ("mul", "div") else "scale"
-        what = "the scale of attention" if kind == "attention_scale" else "the number"
-        size = (1 / value if user.operation == "div" and value else value) if scores else value
-        root = _root_text(size) if scores else ""
+        kind, what = "scale", "the number"
+        if scores and user.operation in ("mul", "div"):
+            # A loop has no attention: what it scales are the scores of a loss.
+            of_loss = sheet.layer(users[0]) == LOOP
+            kind, what = (
+                ("temperature", "the temperature") if of_loss else ("attention_scale", "the scale of attention")
+            )
+        size = 1 / value if user.operation == "div" and value else value
+        root = _root_text(size) if kind == "attention_scale" else ""
         yield Number(kind, "a scale", f"{what} in {where}{root}", value, make, users[0], (1.0, 0.5 * value), rank=0)
 
 
@@ -177,7 +185,7 @@ def solved(sheet: FormulaView, number: Number, target: Target, noise: float) -> 
             break
     if best is None or best[1] > 30 * max(noise, 1e-12) or best[1] > 0.25 * without:
         return None
-    value = _as_written(sheet, number, target, *best)
+    value = _as_written(sheet, number, target, *best, noise)
     if math.isclose(value, number.value, rel_tol=1e-4, abs_tol=1e-12):
         return None
     written = f"{number.value:.6g}"
@@ -236,13 +244,15 @@ def _from(
     return (math.exp(where) if logarithm else where), error
 
 
-def _as_written(sheet: FormulaView, number: Number, target: Target, value: float, error: float) -> float:
-    """Return the value rounded to the fewest digits that fit about as well."""
+def _as_written(
+    sheet: FormulaView, number: Number, target: Target, value: float, error: float, noise: float
+) -> float:
+    """Return the value rounded to the fewest digits that fit about as well, or well below the rounding error."""
     for digits in (1, 2, 3, 4):
         rounded = float(f"{value:.{digits}g}") if abs(value) > 1e-6 or number.logarithm else 0.0
         if abs(rounded - value) <= 2e-2 * abs(value) + 1e-6:
             output = sheet.formula.changed(number.make(rounded))
-            if output is not None and target.off(output) <= max(1.5 * error, 1e-12):
+            if output is not None and target.off(output) <= max(1.5 * error, _BELOW * noise, 1e-12):
                 return rounded
     return value
 
