@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -119,6 +120,9 @@ class _PairMaker:
                 units.map(lambda unit, role=role: unit.parameters[role].slot)  # type: ignore[misc]
             ):
                 continue
+            sizes = units.map(lambda unit, role=role: math.prod(unit.parameters[role].shape))  # type: ignore[misc]
+            if sizes.reference != sizes.candidate and all(unit.layer.children for unit in units):
+                continue  # a container's own parameters are no matrix: those of other sizes are others
             if groups is not None and (role == "bias" or groups.reference != groups.candidate):
                 pairs += _key_apart(units, role, layouts, groups)
                 continue

@@ -244,9 +244,7 @@ def _from(
     return (math.exp(where) if logarithm else where), error
 
 
-def _as_written(
-    sheet: FormulaView, number: Number, target: Target, value: float, error: float, noise: float
-) -> float:
+def _as_written(sheet: FormulaView, number: Number, target: Target, value: float, error: float, noise: float) -> float:
     """Return the value rounded to the fewest digits that fit about as well, or well below the rounding error."""
     for digits in (1, 2, 3, 4):
         rounded = float(f"{value:.{digits}g}") if abs(value) > 1e-6 or number.logarithm else 0.0
