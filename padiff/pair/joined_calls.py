@@ -46,6 +46,8 @@ class _Rows(TensorSource):
 
     parts: tuple[TensorSource, ...]
     axis: int
+    #: Number of each part's call, and its extent along the axis.
+    calls: tuple[tuple[int, int], ...] = ()
 
     @property
     def inside(self) -> Sequence[TensorSource]:
@@ -56,6 +58,16 @@ class _Rows(TensorSource):
 
     def read(self) -> np.ndarray:
         return np.concatenate([part.read() for part in self.parts], self.axis)
+
+
+def calls_of(record: Record) -> tuple[tuple[int, int], ...]:
+    """Return the calls whose rows a record holds, with the number of rows of each; empty if the rows are not along the
+    first axis.
+    """
+    source = record.source
+    if not isinstance(source, _Rows):
+        return ((record.call, record.shape[0] if record.shape else 1),)
+    return () if source.axis else source.calls
 
 
 def joined_calls(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> JoinedCalls:
@@ -157,7 +169,9 @@ def _join(step: Step, path: str, calls: dict[int, list[Record]]) -> tuple[list[R
             continue
         shape = list(parts[0].shape)
         shape[axis] = sum(part.shape[axis] for part in parts)
-        source = _Rows(tuple(part.source for part in parts), axis)
+        source = _Rows(
+            tuple(part.source for part in parts), axis, tuple((part.call, part.shape[axis]) for part in parts)
+        )
         kept.append(replace(parts[0], call=nth, shape=tuple(shape), source=source))
     return kept, rest
 

@@ -40,7 +40,8 @@ from padiff.compare.diagnose.hypotheses.proof import CLOSE, explains, weigh
 from padiff.compare.diagnose.place import graphs_of
 from padiff.compare.diagnose.traced import Graph
 from padiff.errors import PadiffError
-from padiff.records import LOOP, Both, Pair, RunInfo, Step
+from padiff.pair.joined_calls import calls_of
+from padiff.records import LOOP, Both, Pair, Record, RunInfo, Step
 
 #: Count of slopes that each edit is tried on, and count that a fitting edit is checked on.
 _FEW, MANY = 3, 32
@@ -123,14 +124,14 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         output
         for output in _outputs(scene, graphs)
         if output.trained
-        and all(sheet is None or _is_leaf(sheet, tensor) is not False for sheet, tensor in zip(sheets, output.tensors))
+        and all(sheet is None or output.begins(k, sheet) is not False for k, sheet in enumerate(sheets))
     ]
     # Where layers use an output too, its recorded gradient comes from more than the loss.
     outputs = [
         output
         for output in leaves
         if output.gradients is not None
-        and all(sheet is None or _is_leaf(sheet, tensor) for sheet, tensor in zip(sheets, output.tensors))
+        and all(sheet is None or output.begins(k, sheet) for k, sheet in enumerate(sheets))
     ]
     losses = _losses(scene, sheets, graphs)
     rows = _recorded(outputs, losses)
@@ -281,21 +282,35 @@ class _Output:
     """An output of a layer.
 
     Attributes:
-        tensors: the tensor's numbers in the traces.
+        tensors: numbers of the tensor in the traces; several where one side makes the output in several calls.
         gradients: the recorded gradients, in the reference's layout; `None` if not recorded, or not of the loss alone.
         directions: changes of the output that slopes are computed for; for each side, in its own layout.
         trained: True if a gradient comes back to the output, on one side at least: not to a teacher's.
+        cuts: rows at which the tensors of a side begin, without the first.
     """
 
-    tensors: Both[int]
+    tensors: Both[tuple[int, ...]]
     gradients: Both[np.ndarray] | None
     directions: Both[list[np.ndarray]]
     trained: bool = True
+    cuts: Both[tuple[int, ...]] = field(default_factory=lambda: Both((), ()))
+
+    def leaves(self, side: int, sheet: FormulaView) -> list[Leaf]:
+        """Return the leaves of a side's formula that are this output."""
+        cuts, directions = [*self.cuts][side], [*self.directions][side]
+        parts = [np.split(direction, cuts) if cuts else [direction] for direction in directions]
+        nodes = [sheet.writer.nodes.get(tensor) for tensor in [*self.tensors][side]]
+        return [Leaf(node, [part[k] for part in parts]) for k, node in enumerate(nodes) if node is not None]
+
+    def begins(self, side: int, sheet: FormulaView) -> bool | None:
+        """Return True if a side's formula begins at the output, False if it computes it, `None` if it lacks it."""
+        answers = [_is_leaf(sheet, tensor) for tensor in [*self.tensors][side]]
+        return False if False in answers else None if None in answers else True
 
 
 def _outputs(scene: DiffContext, graphs: Both[Graph]) -> Iterator[_Output]:
     rng = np.random.default_rng(7)
-    yielded: set[tuple[int, int]] = set()
+    yielded: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
     gradients = scene.pairs(scene.number, "backward")
     used = graphs.map(_used_inside)
     trained = {place_of(diff.pair) for diff in scene.step if diff.pair.stage == "backward"}
@@ -306,20 +321,27 @@ def _outputs(scene: DiffContext, graphs: Both[Graph]) -> Iterator[_Output]:
         gradient = None if backward is None else whole_of(backward)
         if output is None or output.reference.size > _MOST or pair.reference is None or pair.candidate is None:
             continue
-        of_reference, of_candidate = (
-            graphs.reference.tensor_of(pair.reference),
-            graphs.candidate.tensor_of(pair.candidate),
-        )
-        if of_reference is None or of_candidate is None or (of_reference, of_candidate) in yielded:
+        tensors = Both(*(_tensors_of(*side) for side in zip(graphs, (pair.reference, pair.candidate))))
+        if not all(tensors) or (tensors.reference, tensors.candidate) in yielded:
             continue  # the output of a container is also the output of its last layer
-        if of_reference in used.reference or of_candidate in used.candidate:
+        if any(tensor in used_here for used_here, side in zip(used, tensors) for tensor in side):
             gradient = None
-        yielded.add((of_reference, of_candidate))
-        tensors = Both(of_reference, of_candidate)
+        yielded.add((tensors.reference, tensors.candidate))
         far = FAR * (root(output.reference) or 1.0)
         toward = [far * rng.standard_normal(output.reference.shape) for _ in range(MANY)]
         candidate_directions = [np.asarray(pair.layout.undo(direction, pair.candidate.shape)) for direction in toward]
-        yield _Output(tensors, gradient, Both(toward, candidate_directions), place in trained)
+        cuts = Both(pair.reference, pair.candidate).map(lambda record: _cuts(calls_of(record)))
+        yield _Output(tensors, gradient, Both(toward, candidate_directions), place in trained, cuts)
+
+
+def _tensors_of(graph: Graph, record: Record) -> tuple[int, ...]:
+    """Return the numbers of the tensors, in a trace, that a record of one or several calls holds; empty if unknown."""
+    tensors = [graph.tensor_of(replace(record, call=call)) for call, _ in calls_of(record)]
+    return () if None in tensors else tuple(tensor for tensor in tensors if tensor is not None)
+
+
+def _cuts(calls: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    return tuple(np.cumsum([rows for _, rows in calls])[:-1].tolist())
 
 
 def _along(case: _Case, leaves: Sequence[_Output]) -> _Case:
@@ -328,8 +350,7 @@ def _along(case: _Case, leaves: Sequence[_Output]) -> _Case:
     rows: list[np.ndarray] = []
     for k, side in enumerate(case.written):
         assert side is not None
-        nodes = [(side.sheet.writer.nodes.get([*leaf.tensors][k]), [*leaf.directions][k]) for leaf in leaves]
-        formula = side.formula.along([Leaf(node, directions) for node, directions in nodes if node is not None])
+        formula = side.formula.along([leaf for output in leaves for leaf in output.leaves(k, side.sheet)])
         row = formula.row({}, MANY)
         if row is None:
             return case
@@ -355,7 +376,7 @@ def _gradient_inputs(
         for candidate, others in inputs[1].items():
             if values.shape == others.shape and np.allclose(values, others, 1e-4, 1e-5 * root(values)):
                 toward = [FAR * (root(values) or 1.0) * rng.standard_normal(values.shape) for _ in range(MANY)]
-                yield _Output(Both(reference, candidate), None, Both(toward, toward))
+                yield _Output(Both((reference,), (candidate,)), None, Both(toward, toward))
                 del inputs[1][candidate]
                 break
 
@@ -498,7 +519,7 @@ def _side(
     """Return a side's loss with its slopes; `None` if they do not agree with the recorded values."""
     if sheet is None or not outputs:
         return None
-    leaves = [Leaf(sheet.writer.nodes[[*output.tensors][index]], [*output.directions][index]) for output in outputs]
+    leaves = [leaf for output in outputs for leaf in output.leaves(index, sheet)]
     value = None if losses is None else [*losses][index][0]
     formula = Sloped(sheet.formula, leaves, value, _FEW, rows.scales)
     row = formula.row({}, MANY)
@@ -574,8 +595,7 @@ def _sums_of_both(case: _Case, leaves: Sequence[_Output]) -> _Sums | None:
     totals: list[np.ndarray] = []
     for k, side in enumerate(case.written):
         assert side is not None
-        nodes = [side.sheet.writer.nodes.get([*output.tensors][k]) for output in leaves]
-        moved = [Leaf(node, [*output.directions][k]) for node, output in zip(nodes, leaves) if node is not None]
+        moved = [leaf for output in leaves for leaf in output.leaves(k, side.sheet)]
         formula = side.formula.with_leaves(moved)
         total = formula.columns([Term((formula.loss,), _same)], MANY)
         if total is None:
