@@ -175,6 +175,7 @@ _ALSO = {
     "arctan": "atan",
     "arctan2": "atan2",
     "float_power": "pow",
+    "log_sigmoid": "logsigmoid",
     "mv": "matmul",
     "inner": "matmul",
 }

@@ -84,7 +84,7 @@ def joined_calls(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> JoinedC
     joined: set[str] = set()
     for paths in pairs:
         calls = Both(*(side.get(path, {}) for side, path in zip(inputs, paths)))
-        if sorted(map(len, calls))[0] != 1 or max(map(len, calls)) < 2 or not _backwards_agree(steps):
+        if sorted(map(len, calls))[0] != 1 or max(map(len, calls)) < 2 or not backwards_agree(steps):
             continue
         swapped = len(calls.reference) == 1
         many, few = calls.swapped(swapped)
@@ -108,9 +108,16 @@ def _inputs(step: Step) -> _Inputs:
     return inputs
 
 
-def _backwards_agree(steps: Both[Step]) -> bool:
+def backwards_agree(steps: Both[Step]) -> bool:
     """Return True if both loops run one backward for all calls: otherwise the calls are micro-batches."""
-    return all(sum(call.function == "backward" for call in step.trace.calls) <= 1 for step in steps)
+    return all(_backwards(step) <= 1 for step in steps)
+
+
+def _backwards(step: Step) -> int:
+    """Return the number of backwards of a step, or of its losses if the step has no trace."""
+    if step.trace.functions:
+        return sum(call.function == "backward" for call in step.trace.calls)
+    return sum(record.layer == LOOP and record.slot == "loss" for record in step.records)
 
 
 def _is_one_batch(many: list[list[Record]], single: list[Record]) -> bool:
