@@ -86,12 +86,32 @@ def numbers(sheet: FormulaView) -> Iterator[Number]:
         elif not node.operation and not node.name and sheet.is_float(k) and sheet.may_be_edited(k):
             what = f"{sheet.named(k)} is multiplied by a number, which"
             yield Number("scale", "a scale", what, 1.0, _scaled(k), k, rank=3)
+    turning = [k for k, node in enumerate(sheet.nodes) if node.operation in _TURNING and sheet.is_float(k)]
+    if len(turning) > 1:
+        what = f"what all sines and cosines are taken of ({sheet.where(turning[0])}) is multiplied by a number, which"
+        make = _scaled_inside(sheet, turning)
+        starts = (*_OF_PI.values(), 0.5, 2.0, -1.0)
+        yield Number("frequency", "a scale of frequencies", what, 1.0, make, turning[0], starts)
     end = sheet.formula.end
     if sheet.end_is_open:
         what = "what comes out is multiplied by a number, which"
         yield Number("scale", "a scale", what, 1.0, _scaled(end), end, rank=3)
 
 
+_TURNING = frozenset({"sin", "cos"})
+# Multiples of pi, and of its inverse, that programs forget.
+_OF_PI = {
+    f"{sign}{text}": (-value if sign else value)
+    for sign in ("", "-")
+    for text, value in (
+        ("pi", math.pi),
+        ("2 pi", 2 * math.pi),
+        ("pi / 2", math.pi / 2),
+        ("1 / pi", 1 / math.pi),
+        ("1 / (2 pi)", 0.5 / math.pi),
+        ("2 / pi", 2 / math.pi),
+    )
+}
 _OF_SCORES = ("softmax", "masked", "causal", "where")
 #: The name of the number of an activation.
 ACTIVATION_NUMBERS = {"leaky ReLU": "slope", "ELU": "alpha", "softplus": "beta"}
@@ -151,6 +171,16 @@ def _scaled(k: int) -> Any:
     return lambda value: {k: lambda get, own: own(k) * value}
 
 
+def _scaled_inside(sheet: FormulaView, nodes: list[int]) -> Any:
+    """Return the changes that scale what some elementwise functions are taken of."""
+
+    def made(k: int, value: float) -> Change:
+        operation, operand = sheet.nodes[k].operation, sheet.nodes[k].given[0]
+        return lambda get, own: np.asarray(OPERATIONS[operation](get(operand) * value))
+
+    return lambda value: {k: made(k, value) for k in nodes}
+
+
 def _operand(sheet: FormulaView, k: int, operand: int) -> Any:
     node = sheet.nodes[k]
 
@@ -197,7 +227,10 @@ def solved(sheet: FormulaView, number: Number, target: Target, noise: float) -> 
     effect = more.get(value, "") if number.value == 1.0 and number.kind == "scale" else ""
     text = f"{number.text} is {value:.6g} for the reference's {written}{effect}"
     # If two numbers explain the same, the number with fewer digits is preferred.
-    odd = float(f"{value:.2g}") != value
+    of_pi = next((text for text, known in _OF_PI.items() if math.isclose(value, known, rel_tol=1e-4)), None)
+    if of_pi is not None:
+        text = f"{number.text} is {of_pi} for the reference's {written}"
+    odd = float(f"{value:.2g}") != value and of_pi is None
     return Edit(number.kind, number.name, text, number.make(value), number.rank + odd, 1, number.at, not odd)
 
 

@@ -183,8 +183,9 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         trials += tried(case, candidate.sheet, (*cut, loss_left_out), target, True)
     trials = [_as_read(trial, trials, case.noise) for trial in trials]
     # If the code of both sides is known, a factor in one side's code is the difference, and no effect of another one.
-    if None not in written and all(step.micro_batches == 1 for step in steps):
-        trials = [_as_told(trial) for trial in trials]
+    if None not in written and len({step.micro_batches for step in steps}) == 1:
+        one = steps.reference.micro_batches == 1
+        trials = [_as_told(trial, sheets[1], one) for trial in trials]
     if not named(case, trials):
         by_terms = _weighed(case, sums, scalar=False)
         if by_terms is not None:
@@ -200,10 +201,30 @@ def _as_read(trial: Found, trials: Sequence[Found], noise: float) -> Found:
     return replace(trial, edit=replace(trial.edit, free=0)) if trial.edit.at in read else trial
 
 
-def _as_told(trial: Found) -> Found:
-    """Return an edit that leaves out a factor of the whole loss as telling."""
+def _as_told(trial: Found, candidate: FormulaView | None, one: bool) -> Found:
+    """Return an edit of a factor of the whole loss as telling, if it is read from both sides' code.
+
+    Args:
+        candidate: the candidate's formula.
+        one: True if the steps have one micro-batch: then a factor that is left out tells, too.
+    """
     edit = trial.edit
-    return replace(trial, edit=replace(edit, telling=True)) if edit.kind == "scale_missing" and not edit.free else trial
+    if one and edit.kind == "scale_missing" and not edit.free:
+        return replace(trial, edit=replace(edit, telling=True))
+    number = next(iter(edit.changes), -1)
+    if edit.kind != "scale" or candidate is None or trial.surplus or not trial.sheet.is_number(number):
+        return trial
+    value = float(trial.sheet.formula.values[number])
+    put = float(edit.changes[number](_no_value, _no_value))
+    theirs = [float(candidate.formula.values[k]) for k in range(len(candidate.nodes)) if candidate.is_number(k)]
+    written = any(math.isclose(put, each, rel_tol=1e-4) for each in theirs)
+    if written and not any(math.isclose(value, each, rel_tol=1e-4) for each in theirs):
+        return replace(trial, edit=replace(edit, telling=True, free=0, rank=0))
+    return trial
+
+
+def _no_value(node: int) -> np.ndarray:
+    raise UnknownError(f"node {node} of a number")
 
 
 def _of_scale(trial: Found) -> Found:
