@@ -64,9 +64,9 @@ class Statistics(nn.Module):
 
     def __init__(self, way):
         super().__init__()
-        self.way, self.inner, self.weight = way, nn.Linear(6, 5), nn.Parameter(torch.ones(5))
+        self.way, self.inner, self.weight = way, nn.Linear(6, 16), nn.Parameter(torch.ones(16))
         for name, start in zip(("rm", "rv") if way == "reference" else ("mean", "spread"), (0.0, 1.0)):
-            self.register_buffer(name, torch.full((5,), start))
+            self.register_buffer(name, torch.full((16,), start))
 
     def forward(self, x):
         x = self.inner(x)
@@ -97,7 +97,7 @@ def test_buffers_with_other_names_are_compared_from_their_start(options, tmp_pat
 def test_a_buffer_that_forward_rebinds_is_recorded_with_the_value_before(tmp_path):
     run = open_run(recorded(tmp_path / "run", statistics, "reference", {}))
     values = [[r.value.tolist() for r in run.steps(k)[0].records if r.slot == "rm"] for k in range(2)]
-    assert values[0] == [[0.0] * 5] and len(values[1]) == 1 and values[1] != values[0]
+    assert values[0] == [[0.0] * 16] and len(values[1]) == 1 and values[1] != values[0]
 
 
 # -- gradients that the loop asks for ------------------------------------------------------------------------------
@@ -398,3 +398,119 @@ def test_a_square_that_is_left_out_is_no_absolute_error(tmp_path):
     (fault,) = compared(tmp_path, overlaps, "reference", "fault")
     cause = fault.first_diff.cause
     assert "absolute error" not in cause.sentence and "square" in cause.sentence, cause
+
+
+# -- optimizers, frequencies and divisors ---------------------------------------------------------------------------
+
+
+class OwnAdam(torch.optim.Optimizer):
+    """Adam by hand; the fault leaves out the correction of one moment."""
+
+    def __init__(self, parameters, way):
+        super().__init__(parameters, {"lr": 0.01})
+        self.way = way
+
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            if not state:
+                state.update(n=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
+            state["n"] += 1
+            state["m"].lerp_(p.grad, 0.1)
+            state["v"].lerp_(p.grad.square(), 0.01)
+            second = 1 if self.way == "fault" else 1 - 0.99 ** state["n"]
+            p -= 0.01 * state["m"] / (1 - 0.9 ** state["n"]) / ((state["v"] / second).sqrt() + 1e-8)
+
+
+def own_adam(way):
+    model = nn.Linear(6, 4)
+    optimizer = OwnAdam(model.parameters(), way)
+    rng = yield model, optimizer
+    while True:
+        loss = model(tensor(rng, 8, 6)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        rng = yield loss
+
+
+def test_one_moment_without_bias_correction_is_named(tmp_path):
+    (fault,) = compared(tmp_path, own_adam, "reference", "fault")
+    cause = fault.first_diff.cause
+    assert cause.proven and "second moment is not bias-corrected" in cause.sentence, cause
+
+
+class Encoded(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.inner = way, nn.Linear(8, 4)
+
+    def forward(self, x):
+        rate = 1.0 if self.way == "fault" else math.pi
+        if self.way == "reference":
+            parts = [function(2.0**k * math.pi * x) for k in range(2) for function in (torch.sin, torch.cos)]
+            return self.inner(torch.cat(parts, 1))
+        angles = x[:, None] * (2.0 ** torch.arange(2) * rate)[:, None]
+        return self.inner(torch.stack([angles.sin(), angles.cos()], 2).flatten(1))
+
+
+def encoded(way):
+    model = Encoded(way)
+    return descent(model, lambda rng: model(tensor(rng, 8, 2)).square().mean())
+
+
+def test_frequencies_with_another_factor_are_named(tmp_path):
+    clean, fault = compared(tmp_path, encoded, "reference", "clean", "fault")
+    assert clean.passed, clean.first_diff.message
+    assert fault.first_diff.cause.kind == "frequency" and "1 / pi" in fault.first_diff.cause.sentence
+
+
+def accumulated(way):
+    model = nn.Linear(6, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    rng = yield model, optimizer
+    while True:
+        optimizer.zero_grad()
+        for _ in range(2):
+            loss = (model(tensor(rng, 8, 6)) - 1).square().mean(1).mean() / (3 if way == "fault" else 2)
+            loss.backward()
+        optimizer.step()
+        rng = yield loss
+
+
+def test_another_divisor_of_micro_batches_is_proven_where_both_sides_code_has_it(tmp_path):
+    (fault,) = compared(tmp_path, accumulated, "reference", "fault")
+    cause = fault.first_diff.cause
+    assert cause.proven and "is 3 for the reference's 2" in cause.sentence, cause
+
+
+class Queue(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.inner, self.number = way, nn.Linear(6, 4), 0
+        self.register_buffer("queue", torch.randn(12, 4))
+
+    def forward(self, x):
+        z = f.normalize(self.inner(x), dim=1)
+        with torch.no_grad():
+            self.queue[self.number : self.number + 3] = z * (1.5 if self.way == "fault" else 1)
+            self.number = (self.number + 3) % 12
+        return z
+
+
+def queue(way):
+    model = Queue(way)
+    return descent(model, lambda rng: (model(tensor(rng, 3, 6)) - 1).square().mean())
+
+
+def test_rows_that_are_written_with_another_scale_are_named(tmp_path):
+    (fault,) = compared(tmp_path, queue, "reference", "fault")
+    cause = fault.first_diff.cause
+    assert cause.kind == "rows_scaled" and "is 1.5 times" in cause.sentence and not cause.proven
+
+
+def test_another_share_of_an_average_by_hand_is_named(tmp_path):
+    (fault,) = compared(tmp_path, statistics, "reference", "fault")
+    cause = fault.first_diff.cause
+    assert cause.kind == "buffer_share" and "`rm` moves 9 times as far" in cause.sentence, cause
