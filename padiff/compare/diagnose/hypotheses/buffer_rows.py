@@ -99,7 +99,8 @@ def _scaled(scene: DiffContext, before: Pair) -> Iterator[Hypothesis]:
         def predict(base: np.ndarray = base, move: np.ndarray = factor * own.reference) -> Iterator[Prediction]:
             yield Prediction(site, now.candidate, base + move, now.reference, noise)
 
-        yield Hypothesis(kind, "a share", text, predict, "elements", 1, telling=False)
+        # After the causes that say why: these only say how far.
+        yield Hypothesis(kind, "a share", text, predict, "elements", 1, changes=2, telling=False)
 
 
 def _written(

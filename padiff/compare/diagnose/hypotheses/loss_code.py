@@ -219,7 +219,7 @@ def _as_told(trial: Found, candidate: FormulaView | None, one: bool) -> Found:
     theirs = [float(candidate.formula.values[k]) for k in range(len(candidate.nodes)) if candidate.is_number(k)]
     written = any(math.isclose(put, each, rel_tol=1e-4) for each in theirs)
     if written and not any(math.isclose(value, each, rel_tol=1e-4) for each in theirs):
-        return replace(trial, edit=replace(edit, telling=True, free=0, rank=0))
+        return replace(trial, edit=replace(edit, telling=True, free=0))
     return trial
 
 
