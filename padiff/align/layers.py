@@ -61,7 +61,7 @@ def align(
     by_path = trees.map(lambda tree: {layer.path: layer for layer in tree.layers})
     split = tuple(s for s in splits(matches, by_path, paths) if all(map(_has_all, named, s)))
     pairs = tuple(_real(p, named) for p in made if all(map(_has_all, named, p.map(lambda x: (x,)))))
-    storage = StoredParameters(infos, matches, stacks=stacks)
+    storage = StoredParameters(infos, matches, stacks=stacks, seen=seen)
     parameters, ambiguities = storage.pairs, storage.ambiguities
     paired = zip(unzipped(pairs), unzipped(split).map(chain.from_iterable))
     placed = [{layer.path for layer in chain(*layers)} for layers in paired]

@@ -60,9 +60,12 @@ def other_boundaries(
     first = min((_order(d) for d in sure if not d.passed and _error(d) >= _VISIBLE / 2), default=math.inf)
     agreeing = [d for d in sure if _agrees(d) and _order(d) < first]
     last = max(map(_order, agreeing), default=-1)
+    # Two kinds of layer that give other shapes compute other quantities: a bag of embeddings, and embeddings.
+    kinds = {_pair_paths(p) for p in alignment.pairs if len({*p.map(equivalents.kind)}) > 1}
+    other_kinds = [d for d in wide if _has_other_shape(d) and _paths(d) in kinds]
     further = _ending_inside([d for d in wide if _order(d) >= last], steps) if steps is not None and values else []
     earlier = [d for d in wide if _order(d) < last and _leads_to(d, agreeing, sure, steps)]
-    return frozenset(_paths(d) for d in [*earlier, *further])
+    return frozenset(_paths(d) for d in [*earlier, *further, *other_kinds])
 
 
 def _leads_to(diff: Diff, agreeing: Sequence[Diff], later: Sequence[Diff], steps: Both[Step] | None) -> bool:
@@ -167,7 +170,8 @@ class _Built:
 
     def differently(self, pair: LayerPair) -> bool:
         if any(layer.children for layer in pair):
-            built: Both[object] = self._inside.zip(pair).map(lambda side: side[0].get(side[1].path))
+            inside = self._inside.zip(pair).map(lambda side: side[0].get(side[1].path))
+            built: Both[object] = inside.zip(pair).map(lambda side: (side[0], _is_own_class(side[1])))
         elif _is_plain(pair.reference):
             kinds = pair.map(equivalents.kind)
             built = self._kinds.zip(kinds).map(lambda side: (side[1], side[0][side[1]]))

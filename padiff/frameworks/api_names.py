@@ -98,7 +98,10 @@ _FURTHER = (
     "tanhshrink", "masked_select", "scatter", "setitem", "copy", "multi_head_attention_forward", "polar", "dot",
     "cumprod", "median", "dist", "cdist", "cosine_similarity", "unfold", "meshgrid", "adaptive_max_pool1d",
     "adaptive_max_pool3d", "rrelu", "threshold", "bucketize", "scale", "lerp", "addcmul", "addcdiv", "masked_scatter",
-    "index_add", "scatter_add", "put_along_axis", "log10", "log2",
+    "index_add", "scatter_add", "put_along_axis", "log10", "log2", "acos", "asin", "acosh", "asinh", "atanh", "atan2",
+    "diff", "diagonal", "logaddexp", "hypot", "nan_to_num", "var_mean", "std_mean", "clamp_min", "clamp_max", "logit",
+    "erfc", "index_put", "pairwise_distance", "margin_ranking_loss", "triplet_margin_loss",
+    "cosine_embedding_loss", "soft_margin_loss", "isfinite",
 )  # fmt: skip
 _HEARD = COMPUTING.union(LOOKING, _MAKING, _DECIDING, _FURTHER)
 
@@ -167,6 +170,12 @@ _ALSO = {
     "take_along_dim": "take_along_axis",
     "amax": "max",
     "amin": "min",
+    "arccos": "acos",
+    "arcsin": "asin",
+    "arctan": "atan",
+    "arctan2": "atan2",
+    "float_power": "pow",
+    "log_sigmoid": "logsigmoid",
     "mv": "matmul",
     "inner": "matmul",
 }

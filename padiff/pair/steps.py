@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import chain
+
+import numpy as np
 
 from padiff.align import Alignment, LayerPair
 from padiff.align.call_order import CallOrder, InputSite, call_order, calls_differ, is_derived, outermost_calls
 from padiff.align.matching.parameter_units import inside
 from padiff.model import equivalents
+from padiff.pair.joined_calls import JoinedCalls, joined_calls
 from padiff.pair.layouts import layout_between, square_layout
 from padiff.pair.losses import pair_losses
 from padiff.pair.parameters import Index, RecordPair, alone, pair_parameters, pair_split_outputs
@@ -40,9 +43,13 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
     (``output.logits`` and ``output.0``, ``input.x`` and ``input.input``); a tensor in another layout gets the `Layout`
     that brings it into the reference's layout.
     """
-    steps = Both(reference, candidate)
-    renumbered, originals = _order_of(steps, alignment).renumbered(candidate.records)
-    indexes = Both(_index(reference.records), _index(renumbered))
+    calls = _with_joined_calls(Both(reference, candidate), alignment)
+    steps = calls.steps
+    renumbered, originals = _order_of(steps, alignment).renumbered(steps.candidate.records)
+    indexes = Both(_index(steps.reference.records), _index(renumbered))
+    repeated, asked = _take_repeats(indexes, alignment)
+    repeats = {id(record) for side in repeated for record in side}
+    originals = {**originals, **{new: originals.get(id(record), record) for new, record in asked.items()}}
     apart = _apart(alignment)
     alike = tuple(
         parameters
@@ -62,14 +69,18 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
             of_loop = of_loop.map(lambda side: [record for record in side if not is_of_loss(record)])
         pairs += _match(of_loop)
     pairs += _pair_inputs(indexes)
+    pairs += alone(repeated) + alone(calls.rest)
     pairs += alone(indexes.map(lambda index: chain.from_iterable(index.values())))
     buffers, pairs_made = _buffers(alignment), []
     scales = steps.map(lambda step: step.loss_scale)
     for pair in _with_layouts(pairs):
-        a, b = pair.reference, pair.candidate
-        b = b if b is None else originals.get(id(b), b)
+        a, b = Both(pair.reference, pair.candidate).map(lambda r: r if r is None else originals.get(id(r), r))
         sides = zip(pair, buffers, apart) if a is None or b is None else ()
-        optional = any(r is not None and ((r.layer, r.slot) in slots or r.layer in paths) for r, slots, paths in sides)
+        optional = any(
+            r is not None
+            and ((r.layer, r.slot) in slots or r.layer in paths or id(r) in repeats or calls.leaves_alone(r))
+            for r, slots, paths in sides
+        )
         # Gradients of activations are those of the scaled loss; gradients of parameters are recorded unscaled.
         scaled = "backward" in (a.stage if a is not None else "", b.stage if b is not None else "")
         anchor, sites = (a, alignment.derived.reference) if a is not None else (b, alignment.derived.candidate)
@@ -77,6 +88,17 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
         pairs_made.append(Pair(reference.number, a, b, pair.layout, scales if scaled else UNSCALED, optional, derived))
     order = causal_order(steps, alignment.derived)
     return sorted(pairs_made, key=lambda pair: order(pair.reference, pair.candidate))
+
+
+def _with_joined_calls(steps: Both[Step], alignment: Alignment) -> JoinedCalls:
+    counts = steps.map(lambda step: Counter(path for path, _ in outermost_calls(step.records)))
+    paths = [(pair.reference.path, pair.candidate.path) for pair in alignment.pairs]
+    uneven = [
+        (a, b)
+        for a, b in paths
+        if {1} < {counts.reference[a], counts.candidate[b]} and 0 not in (counts.reference[a], counts.candidate[b])
+    ]
+    return joined_calls(steps, uneven) if uneven else JoinedCalls(steps, Both([], []))
 
 
 def _order_of(steps: Both[Step], alignment: Alignment) -> CallOrder:
@@ -126,6 +148,54 @@ def _pair_layer(layers: LayerPair, indexes: Both[Index], outputs: bool) -> list[
         else:
             pairs += alone(records)
     return pairs
+
+
+def _take_repeats(indexes: Both[Index], alignment: Alignment) -> tuple[Both[list[Record]], dict[int, Record]]:
+    """Take gradients that one loop asks for once more out of the indexes, and renumber the others.
+
+    A loop may ask for the gradients of two inputs in one call or in two. Each call is a backward through the layers
+    above, which gives equal gradients again. Without these repeats both sides have as many.
+
+    Returns:
+        The repeats, and the original of each renumbered record by the new record's id.
+    """
+    repeats: Both[list[Record]] = Both([], [])
+    originals: dict[int, Record] = {}
+    for layers in alignment.pairs:
+        records = Both(*(index.get((layer.path, "backward"), []) for index, layer in zip(indexes, layers)))
+        counts = records.map(lambda side: Counter((_asked_output(r), r.call) for r in side))
+        if counts.reference == counts.candidate or not any("@" in r.slot for side in records for r in side):
+            continue
+        for index, layer, side, repeated in zip(indexes, layers, records, repeats):
+            others: dict[tuple[str, int], list[Record]] = defaultdict(list)
+            renumbered = []
+            for record in side:
+                earlier = others[_asked_output(record), record.call]
+                if any(_same_values(record, other) for other in earlier):
+                    repeated.append(record)
+                    continue
+                slot = f"{_asked_output(record)}@{len(earlier)}" if earlier else record.slot
+                other = record if slot == record.slot else replace(record, slot=slot)
+                originals[id(other)] = record
+                earlier.append(other)
+                renumbered.append(other)
+            index[layer.path, "backward"] = renumbered
+    return repeats, originals
+
+
+def _asked_output(record: Record) -> str:
+    """Return the slot of the output that a gradient is of, without the number of a further gradient."""
+    return record.slot.partition("@")[0]
+
+
+def _same_values(first: Record, second: Record) -> bool:
+    """Return True if two gradients of one output hold the same values."""
+    if first.source.sketched != second.source.sketched or first.shape != second.shape:
+        return False
+    a, b = first.source.sketch, second.source.sketch
+    if a is not None and b is not None:
+        return bool(not np.any(a.errors(b)))
+    return np.array_equal(first.value, second.value, equal_nan=True)
 
 
 def _parted(

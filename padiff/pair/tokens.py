@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from padiff.errors import SketchOnlyError
+from padiff.pair.joined_calls import backwards_agree
 from padiff.records import LOOP, PARAMETER_STAGES, ROOT, SIDES, Both, Record, Step
 from padiff.records.sources import InMemory, TensorSource
 from padiff.records.stored_records import fact_of
@@ -132,7 +133,7 @@ def align_tokens(steps: Both[Step]) -> TokenAlignment | None:
     steps have no tokens in common.
     """
     calls = steps.map(model_calls)
-    if not calls.reference or not calls.candidate or _are_alike(calls):
+    if not calls.reference or not calls.candidate or _are_alike(calls, steps):
         return None
     best: TokenAlignment | None = None
     for joins in (Both(False, False), Both(False, True), Both(True, False), Both(True, True)):
@@ -160,16 +161,27 @@ def _score(alignment: TokenAlignment) -> tuple[int, int]:
     return len(alignment) - len(alignment.holes), -len(set(alignment.sequence.tolist()))
 
 
-def _are_alike(calls: Both[list[ModelCall]]) -> bool:
+def _are_alike(calls: Both[list[ModelCall]], steps: Both[Step]) -> bool:
     """Return True if both sides call the model with the same rows of tokens, in any order: then the layouts are alike,
     and another order is one of the batches.
+
+    Calls on parts of a batch are alike one call of all of it (`padiff.pair.joined_calls`).
     """
     if len(calls.reference) != len(calls.candidate):
-        return False
+        return _are_one_batch(calls) and backwards_agree(steps)
     if any(a.ids.shape != b.ids.shape for a, b in zip(*calls)):
         return False
     rows = calls.map(lambda side: sorted(row.tobytes() for call in side for row in call.ids.astype(np.int64)))
     return rows.reference == rows.candidate
+
+
+def _are_one_batch(calls: Both[list[ModelCall]]) -> bool:
+    """Return True if one side's only call has the rows of the other side's calls, one below the other."""
+    if 1 not in map(len, calls):
+        return False
+    shapes = {call.ids.shape[1:] for side in calls for call in side}
+    rows = [np.concatenate([call.ids for call in side]) for side in calls] if len(shapes) == 1 else []
+    return bool(rows) and np.array_equal(rows[0], rows[1])
 
 
 # -- the tokens of one side ---------------------------------------------------------------------------------

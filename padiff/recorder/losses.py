@@ -297,17 +297,21 @@ class Losses:
         """Record the loss of each micro-batch, if the loss is known.
 
         The loss is known if each micro-batch has exactly one scalar loss and backward began at this scalar, or at
-        the scalar times the loss scale. The loss of a step of one micro-batch is also known if its one backward began
-        at another scalar, such as a sum of terms.
+        the scalar times the loss scale. If one backward began in the step, its scalar is the loss of all calls of the
+        model: a sum of terms, or one loss of several.
 
         Args:
             evaluated: True if the step has calls in evaluation mode. Their outputs are not recorded, and such a sum may
                 be of them.
         """
         backwards = len(self._elsewhere) + sum(each.backwards for each in self._seen)
-        if self._elsewhere and micro_batches == backwards == loss_scale == 1 and not evaluated:
+        if self._elsewhere and backwards == loss_scale == 1 and not evaluated:
             place, tensor = self._elsewhere[0]
             self._records.loop("loss", "loss", self._records.copier.take_later(tensor), 0, place=place)
+            return
+        begun = [each for each in self._seen if each.backwards and not isinstance(each.taken, SkippedTensor)]
+        if len(begun) == backwards == loss_scale == 1 and len(self._seen) > 1 and not evaluated:
+            self._records.loop("loss", "loss", begun[0].taken, 0, place=begun[0].place)
             return
         # If there are losses in training mode, losses in evaluation mode are ignored.
         losses = [each for each in self._seen if each.training] or self._seen

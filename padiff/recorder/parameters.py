@@ -99,12 +99,18 @@ class Parameters:
         if not self._snapped:
             return False
         owners_before = self._owners
+        slots = {(owner.node.path, owner.slot) for owner in owners_before.values() if owner.role != "parameter"}
         self._leave_batch()
         self._last.clear()
         self.stamp = None
         self.__dict__.pop("_owned")
         self.__dict__.pop("_stepping", None)
-        new = [key for key in self._owners if key not in owners_before]
+        # A buffer that the call put in the place of another one was recorded before the call, with the step's value.
+        new = [
+            key
+            for key, owner in self._owners.items()
+            if key not in owners_before and (owner.node.path, owner.slot) not in slots
+        ]
         for key in new:
             self._snapshot_of(key)
         return bool(new)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,8 @@ from padiff.align.matching import names
 from padiff.align.matching.biases import recurrent_cells, with_packed_biases, with_summed_biases
 from padiff.align.matching.matches import Match
 from padiff.align.matching.parameter_units import Unit, containers_of, contradict, whole_slice, without_ones
-from padiff.align.matching.unmatched import match_unmatched
+from padiff.align.matching.unmatched import match_buffers, match_unmatched
+from padiff.align.runtime_evidence import NOTHING_SEEN, RuntimeEvidence
 from padiff.align.slices import Ambiguity, ParameterPair, Slice
 from padiff.align.stacked import StackedLayers, real_pairs
 from padiff.frameworks.conventions import usual_layout
@@ -40,12 +42,14 @@ class StoredParameters:
         matches: the matches of units.
         answers: answers to ambiguities, by `Ambiguity.about`; without an answer the first option applies.
         stacks: layers that stand for elements of stacked parameters; the pairs are those of the stacked ones.
+        seen: observations from running both models.
     """
 
     infos: Both[RunInfo]
     matches: Sequence[Match]
     answers: Mapping[str, str] = field(default_factory=dict)
     stacks: Both[StackedLayers] = field(default_factory=lambda: Both(StackedLayers(), StackedLayers()))
+    seen: Both[RuntimeEvidence] = NOTHING_SEEN
 
     def answered(self, answers: Mapping[str, str]) -> StoredParameters:
         """Return the same matches with more answers."""
@@ -55,7 +59,8 @@ class StoredParameters:
     def pairs(self) -> tuple[ParameterPair, ...]:
         pairs = [pair for _, pairs, _ in self._made for pair in pairs]
         with_biases = with_packed_biases(self.matches, with_summed_biases(self._cells, pairs))
-        return real_pairs(match_unmatched(self.infos, list(with_biases)), self.stacks)
+        matched = match_buffers(self.infos, match_unmatched(self.infos, list(with_biases)), self.seen)
+        return real_pairs(matched, self.stacks)
 
     @property
     def ambiguities(self) -> tuple[Ambiguity, ...]:
@@ -115,6 +120,9 @@ class _PairMaker:
                 units.map(lambda unit, role=role: unit.parameters[role].slot)  # type: ignore[misc]
             ):
                 continue
+            sizes = units.map(lambda unit, role=role: math.prod(unit.parameters[role].shape))  # type: ignore[misc]
+            if sizes.reference != sizes.candidate and all(unit.layer.children for unit in units):
+                continue  # a container's own parameters are no matrix: those of other sizes are others
             if groups is not None and (role == "bias" or groups.reference != groups.candidate):
                 pairs += _key_apart(units, role, layouts, groups)
                 continue

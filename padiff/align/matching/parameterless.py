@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from padiff.align.matching.parameter_units import inside
 from padiff.align.runtime_evidence import RuntimeEvidence
 from padiff.model import equivalents
 from padiff.records import Both, Layer
 
+# Most wrappers around the same contents whose pairs are chosen by kind.
+_DEEPEST = 6
 #: Partner and reason, by the path of the reference's layer.
 Matched = dict[str, tuple[Layer, str]]
 
@@ -121,7 +124,8 @@ def _alike(reference: Layer, candidate: Layer) -> int:
 
 
 def pair_containers(trees: Both[Tree], held: Both[dict[str, set[int]]], matched: Matched) -> None:
-    """Pair layers with the same contents. Wrappers around the same contents are paired from the outside in.
+    """Pair layers with the same contents. Wrappers around the same contents are paired from the outside in; where one
+    side has more of them, those of one kind are paired first.
 
     Args:
         held: direct contents of the layers, as numbers that both sides share.
@@ -131,9 +135,20 @@ def pair_containers(trees: Both[Tree], held: Both[dict[str, set[int]]], matched:
         shared.reference[path] = shared.candidate[layer.path] = -1 - number
     contents = Both(*(_by_contents(*side) for side in zip(trees, held, shared)))
     for numbers, chain in contents.reference.items():
-        for a, b in zip(chain, contents.candidate.get(numbers, [])):
+        for a, b in _wrapper_pairs(chain, contents.candidate.get(numbers, [])):
             if _may_be_one(a, b):
                 matched[a.path] = (b, "contents")
+
+
+def _wrapper_pairs(chain: list[Layer], others: list[Layer]) -> list[tuple[Layer, Layer]]:
+    """Return pairs of wrappers around the same contents, in order, with as many pairs of one kind as possible."""
+    if len(chain) == len(others) or not others or len(max(chain, others, key=len)) > _DEEPEST:
+        return list(zip(chain, others))
+    count = min(len(chain), len(others))
+    ways = [
+        list(zip(some, rest)) for some in combinations(chain, count) for rest in combinations(others, count)
+    ]  # the outermost layers come first
+    return max(ways, key=lambda way: sum(equivalents.kind(a) == equivalents.kind(b) for a, b in way))
 
 
 def _may_be_one(reference: Layer, candidate: Layer) -> bool:

@@ -59,6 +59,15 @@ TORCH = {
     "mixed": (X, lambda m, x: torch.lerp(x, x.flip(0), 0.3) + torch.addmm(x[0], x[1], m.w)),
     "repeated": (X, lambda m, x: x.repeat(2, 1, 1) + x.repeat_interleave(2, dim=0)),
     "shuffled": (IMAGE, lambda m, x: F.pixel_shuffle(x, 2)),
+    "angles": (X, lambda m, x: x.clamp(-0.9, 0.9).acos() + torch.asin(x.tanh()) + torch.atan2(x, x + 3) + x.asinh()),
+    "differences": (X, lambda m, x: x.diff(dim=1)[:, :, :6] + x[:, :5, :6].diagonal(0, 1, 2).sum() + x.diff().sum()),
+    "spread": (X, lambda m, x: sum(torch.var_mean(x, 1, keepdim=True)) + torch.std_mean(x, -1, True, keepdim=True)[0]),
+    "limited": (X, lambda m, x: x.clamp_min(-0.5) + x.clamp_max(0.5) + torch.logaddexp(x, 2 * x) + x.erfc()),
+    "not a number": (X, lambda m, x: torch.nan_to_num((x - 9).sqrt()) + torch.where(x.isnan(), 2 * x, x)),
+    "triplets": (X[0], lambda m, x: F.triplet_margin_loss(x, 2 * x, x.flip(0), 0.7) + F.pairwise_distance(x, x + 1)),
+    "ranked": (X[0], lambda m, x: F.margin_ranking_loss(x[0], x[1], x[2].sign(), 0.3) + x),
+    "soft margin": (X[0], lambda m, x: F.soft_margin_loss(x, x.flip(0).sign()) + x.sigmoid().logit()),
+    "angular": (X[0], lambda m, x: F.cosine_embedding_loss(x, x + 1, x[:, 0].sign(), 0.2, reduction="none") + x[:, 1]),
     "elementwise": (X, lambda m, x: x.expm1() + x.abs().log1p() + x.erf() + x.sign() + x.abs().log10() + x.atan()),
 }  # fmt: skip
 PADDLE = {

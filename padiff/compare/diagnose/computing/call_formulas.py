@@ -17,10 +17,12 @@ from padiff.frameworks.conventions import conventions_of
 
 _KEEP = ("keepdim", "keepdims")
 _BINARY = frozenset({"add", "sub", "mul", "div", "pow", "matmul", "maximum", "minimum", "remainder", "eq", "ne", "lt",
-                     "le", "gt", "ge", "logical_and", "logical_or", "outer", "dot"})  # fmt: skip
+                     "le", "gt", "ge", "logical_and", "logical_or", "outer", "dot", "atan2", "hypot",
+                     "logaddexp"})  # fmt: skip
 _REVERSED = {"rsub": "sub", "rdiv": "div", "rpow": "pow", "rmatmul": "matmul"}
 _UNARY = frozenset({"neg", "sqrt", "rsqrt", "exp", "log", "sin", "cos", "abs", "square", "reciprocal", "logical_not",
-                    "expm1", "log1p", "tan", "atan", "sinh", "cosh", "sign", "log10", "log2", "erf"})  # fmt: skip
+                    "expm1", "log1p", "tan", "atan", "sinh", "cosh", "sign", "log10", "log2", "erf",
+                    "erfc", "acos", "asin", "acosh", "asinh", "atanh", "isnan", "isinf", "isfinite"})  # fmt: skip
 _SAME = frozenset({"contiguous", "clone", "assign", "dropout", "dropout2d", "dropout3d", "alpha_dropout", "identity"})
 #: Elementwise functions, by their common names.
 ACTIVATIONS = {
@@ -153,6 +155,14 @@ def _clamp(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> i
     return add("clamp", inputs.first, **limits)
 
 
+def _one_limit(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
+    name = "min" if inputs.function == "clamp_min" else "max"
+    limit = inputs.argument((name,), 1, None)
+    if limit is None:
+        raise UnknownError(inputs.function)
+    return add("clamp", inputs.first, **{"low" if name == "min" else "high": float(limit)})
+
+
 def _embedding(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     # In torch the padding row only gets no gradient; in paddle its output is zero.
     zero = inputs.argument(("padding_idx",), 2, None) if conventions_of(framework).pads_with_zeros else None
@@ -182,6 +192,8 @@ _FUNCTIONS: Mapping[str, Writing] = {
     "where": _where,
     "masked_fill": _masked_fill,
     "clamp": _clamp,
+    "clamp_min": _one_limit,
+    "clamp_max": _one_limit,
     "embedding": _embedding,
     "triu": _triu,
     "tril": _triu,

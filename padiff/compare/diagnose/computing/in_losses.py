@@ -388,6 +388,11 @@ def _error(sheet: FormulaView, k: int) -> Iterator[Edit]:
         ),
         "the Huber loss (delta 1)": lambda e: OPERATIONS["huber"](e, beta=1.0, divided=False),
     }
+    if (squared or node.operation == "square") and sheet.formula.values[error].min(initial=0.0) >= 0:
+        # Of numbers that are not negative, the absolute value is the number itself: no loss of another kind.
+        del others["the absolute error (L1)"]
+        text = f"{_SIDE} does not square {sheet.named(error)} ({where}), {_OTHER} does"
+        yield Edit("square_missing", "a square", text, {k: _instead(error)}, 0, at=k)
     for name, function in others.items():
         change: Change = lambda get, own, function=function: np.asarray(function(get(error)))  # type: ignore[misc]  # noqa: E731
         text = f"the loss is of {name}, for what the reference's {where} takes"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 
 from padiff.compare.diagnose.computing.formula import Formula, UnknownError
 from padiff.compare.diagnose.computing.known_inputs import KnownInputs
 from padiff.compare.diagnose.computing.writing import AXIS, CONSTANT, Add, Writing, constant
 
+_KEEP = ("keepdim", "keepdims")
 # Distances below this one are rounding; their square roots have no slope.
 _TINY = 1e-12
 
@@ -119,6 +123,96 @@ def _put(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int
     return add("elements_added", x, index, source, axis=int(inputs.argument(AXIS, 3)))
 
 
+def _diff(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
+    count, axis = inputs.argument(("n",), 1, 1), int(inputs.argument(AXIS, 2, -1))
+    if count != 1 or len(inputs.nodes) > 1:
+        raise UnknownError("diff")
+    before = [":"] * (axis % formula.values[inputs.first].ndim)
+    later, earlier = (add("getitem", inputs.first, key=[*before, part]) for part in ("1:", ":-1"))
+    return add("sub", later, earlier)
+
+
+def _diagonal(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
+    offset = int(inputs.argument(("offset",), 1, 0))
+    axes = int(inputs.argument(("dim1", "axis1"), 2, 0)), int(inputs.argument(("dim2", "axis2"), 3, 1))
+    return add("diagonal", inputs.first, offset=offset, first=axes[0], second=axes[1])
+
+
+def _without_nan(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
+    if np.isinf(formula.values[inputs.first]).any():
+        raise UnknownError("nan_to_num")
+    return add("nan_to_num", inputs.first, nan=float(inputs.argument(("nan",), 1, 0.0) or 0.0))
+
+
+def _with_mean(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> list[int]:
+    """Write `var_mean` and `std_mean`."""
+    how: dict[str, Any] = {"axis": inputs.argument(AXIS, 1, None), "keepdims": bool(inputs.argument(_KEEP, 3, False))}
+    biased = inputs.argument(("correction",), -1, None) == 0 or not inputs.argument(("unbiased",), -1, True)
+    spread = inputs.function.removesuffix("_mean")
+    return [
+        add("reduced", inputs.first, by=spread, ddof=0 if biased else 1, **how),
+        add("reduced", inputs.first, by="mean", **how),
+    ]
+
+
+def _pairwise(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
+    p, eps = inputs.argument(("p",), 2, 2.0), float(inputs.argument(("eps", "epsilon"), 3, 1e-6))
+    if p != 2:
+        raise UnknownError("pairwise_distance")
+    return _distance(add, formula, inputs.first, inputs.node(1), eps)
+
+
+def _distance(add: Add, formula: Formula, first: int, second: int, eps: float) -> int:
+    shifted = add("add", add("sub", first, second), formula.leaf(constant(eps), CONSTANT))
+    return add("reduced", shifted, by="norm", axis=-1)
+
+
+def _triplet(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
+    if inputs.argument(("p",), -1, 2.0) != 2 or inputs.argument(("swap",), -1, False):
+        raise UnknownError("triplet_margin_loss")
+    anchor, positive, negative = inputs.all
+    eps = float(inputs.argument(("eps", "epsilon"), -1, 1e-6))
+    near, far = (_distance(add, formula, anchor, other, eps) for other in (positive, negative))
+    return _hinged(add, formula, add("sub", near, far), inputs, 1.0, 3)
+
+
+def _ranking(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
+    first, second, sign = inputs.all
+    return _hinged(add, formula, add("mul", add("neg", sign), add("sub", first, second)), inputs, 0.0, 3)
+
+
+def _hinged(add: Add, formula: Formula, rows: int, inputs: KnownInputs, margin: float, place: int) -> int:
+    margin = float(inputs.argument(("margin",), place, margin))
+    rows = add("act", add("add", rows, formula.leaf(constant(margin), CONSTANT)), function="ReLU")
+    how = inputs.argument(("reduction",), -1, "mean")
+    return rows if how == "none" else add("reduced", rows, by=str(how))
+
+
+def _cosine_loss(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
+    first, second, labels = inputs.all
+    margin = float(inputs.argument(("margin",), 3, 0.0))
+    cosine = _cosine(add, formula, KnownInputs("cosine_similarity", {0: first, 1: second}, {}), framework)
+    one = formula.leaf(constant(1.0), CONSTANT)
+    apart = add("act", add("sub", cosine, formula.leaf(constant(margin), CONSTANT)), function="ReLU")
+    rows = add("where", add("eq", labels, one), add("sub", one, cosine), apart)
+    how = inputs.argument(("reduction",), -1, "mean")
+    return rows if how == "none" else add("reduced", rows, by=str(how))
+
+
+def _soft_margin(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
+    scores, labels = inputs.all
+    rows = add("act", add("neg", add("mul", labels, scores)), function="softplus", number=1.0)
+    how = inputs.argument(("reduction",), -1, "mean")
+    return rows if how == "none" else add("reduced", rows, by=str(how))
+
+
+def _logit(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
+    if inputs.argument(("eps",), 1, None) is not None:
+        raise UnknownError("logit")
+    one = formula.leaf(constant(1.0), CONSTANT)
+    return add("log", add("div", inputs.first, add("sub", one, inputs.first)))
+
+
 #: Writers of formulas, by the function's common name.
 OF_ARRAYS: Mapping[str, Writing] = {
     "setitem": _setitem,
@@ -140,4 +234,15 @@ OF_ARRAYS: Mapping[str, Writing] = {
     "scatter_add": _added,
     "scatter": _scatter,
     "put_along_axis": _put,
+    "diff": _diff,
+    "diagonal": _diagonal,
+    "nan_to_num": _without_nan,
+    "var_mean": _with_mean,
+    "std_mean": _with_mean,
+    "pairwise_distance": _pairwise,
+    "triplet_margin_loss": _triplet,
+    "margin_ranking_loss": _ranking,
+    "cosine_embedding_loss": _cosine_loss,
+    "soft_margin_loss": _soft_margin,
+    "logit": _logit,
 }

@@ -178,6 +178,20 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "log10": np.log10,
     "log2": np.log2,
     "erf": erf,
+    "erfc": lambda x: 1 - erf(x),
+    "acos": np.arccos,
+    "asin": np.arcsin,
+    "acosh": np.arccosh,
+    "asinh": np.arcsinh,
+    "atanh": np.arctanh,
+    "atan2": np.arctan2,
+    "hypot": np.hypot,
+    "logaddexp": np.logaddexp,
+    "isnan": np.isnan,
+    "isinf": np.isinf,
+    "isfinite": np.isfinite,
+    "nan_to_num": lambda x, nan=0.0: np.where(np.isnan(x), nan, x),
+    "diagonal": lambda x, offset=0, first=0, second=1: np.diagonal(x, offset, first, second),
 }  # fmt: skip
 #: All operations, by name.
 OPERATIONS: Mapping[str, Callable[..., Any]] = {

@@ -12,12 +12,15 @@ import numpy as np
 from padiff.compare.diagnose.computing.edit import Edit, FormulaView, Target
 from padiff.compare.diagnose.computing.formula import Change
 from padiff.compare.diagnose.computing.operations import OPERATIONS
+from padiff.records import LOOP
 
 # The most rounds of the search, and the largest ratio of the new to the old error for another round.
 _ROUNDS, _BETTER = 12, 0.999
 # The search ends if more than this share of the first error remains after this many rounds.
 _HOPELESS, _FIRST = 0.6, 4
 _SMALL = 1e-2
+# Share of the rounding error below which two errors are equal.
+_BELOW = 0.1
 
 
 @dataclass(frozen=True)
@@ -83,12 +86,32 @@ def numbers(sheet: FormulaView) -> Iterator[Number]:
         elif not node.operation and not node.name and sheet.is_float(k) and sheet.may_be_edited(k):
             what = f"{sheet.named(k)} is multiplied by a number, which"
             yield Number("scale", "a scale", what, 1.0, _scaled(k), k, rank=3)
+    turning = [k for k, node in enumerate(sheet.nodes) if node.operation in _TURNING and sheet.is_float(k)]
+    if len(turning) > 1:
+        what = f"what all sines and cosines are taken of ({sheet.where(turning[0])}) is multiplied by a number, which"
+        make = _scaled_inside(sheet, turning)
+        starts = (*_OF_PI.values(), 0.5, 2.0, -1.0)
+        yield Number("frequency", "a scale of frequencies", what, 1.0, make, turning[0], starts)
     end = sheet.formula.end
     if sheet.end_is_open:
         what = "what comes out is multiplied by a number, which"
         yield Number("scale", "a scale", what, 1.0, _scaled(end), end, rank=3)
 
 
+_TURNING = frozenset({"sin", "cos"})
+# Multiples of pi, and of its inverse, that programs forget.
+_OF_PI = {
+    f"{sign}{text}": (-value if sign else value)
+    for sign in ("", "-")
+    for text, value in (
+        ("pi", math.pi),
+        ("2 pi", 2 * math.pi),
+        ("pi / 2", math.pi / 2),
+        ("1 / pi", 1 / math.pi),
+        ("1 / (2 pi)", 0.5 / math.pi),
+        ("2 / pi", 2 / math.pi),
+    )
+}
 _OF_SCORES = ("softmax", "masked", "causal", "where")
 #: The name of the number of an activation.
 ACTIVATION_NUMBERS = {"leaky ReLU": "slope", "ELU": "alpha", "softplus": "beta"}
@@ -113,10 +136,15 @@ def _constant(sheet: FormulaView, k: int) -> Iterator[Number]:
         scores = any(
             sheet.nodes[u].operation in ("softmax", "masked", "causal", "where") for u in sheet.below(users[0], 3)
         )
-        kind = "attention_scale" if scores and user.operation in ("mul", "div") else "scale"
-        what = "the scale of attention" if kind == "attention_scale" else "the number"
-        size = (1 / value if user.operation == "div" and value else value) if scores else value
-        root = _root_text(size) if scores else ""
+        kind, what = "scale", "the number"
+        if scores and user.operation in ("mul", "div"):
+            # A loop has no attention: what it scales are the scores of a loss.
+            of_loss = sheet.layer(users[0]) == LOOP
+            kind, what = (
+                ("temperature", "the temperature") if of_loss else ("attention_scale", "the scale of attention")
+            )
+        size = 1 / value if user.operation == "div" and value else value
+        root = _root_text(size) if kind == "attention_scale" else ""
         yield Number(kind, "a scale", f"{what} in {where}{root}", value, make, users[0], (1.0, 0.5 * value), rank=0)
 
 
@@ -141,6 +169,16 @@ def _given(sheet: FormulaView, k: int, name: str) -> Any:
 
 def _scaled(k: int) -> Any:
     return lambda value: {k: lambda get, own: own(k) * value}
+
+
+def _scaled_inside(sheet: FormulaView, nodes: list[int]) -> Any:
+    """Return the changes that scale what some elementwise functions are taken of."""
+
+    def made(k: int, value: float) -> Change:
+        operation, operand = sheet.nodes[k].operation, sheet.nodes[k].given[0]
+        return lambda get, own: np.asarray(OPERATIONS[operation](get(operand) * value))
+
+    return lambda value: {k: made(k, value) for k in nodes}
 
 
 def _operand(sheet: FormulaView, k: int, operand: int) -> Any:
@@ -177,7 +215,7 @@ def solved(sheet: FormulaView, number: Number, target: Target, noise: float) -> 
             break
     if best is None or best[1] > 30 * max(noise, 1e-12) or best[1] > 0.25 * without:
         return None
-    value = _as_written(sheet, number, target, *best)
+    value = _as_written(sheet, number, target, *best, noise)
     if math.isclose(value, number.value, rel_tol=1e-4, abs_tol=1e-12):
         return None
     written = f"{number.value:.6g}"
@@ -189,7 +227,10 @@ def solved(sheet: FormulaView, number: Number, target: Target, noise: float) -> 
     effect = more.get(value, "") if number.value == 1.0 and number.kind == "scale" else ""
     text = f"{number.text} is {value:.6g} for the reference's {written}{effect}"
     # If two numbers explain the same, the number with fewer digits is preferred.
-    odd = float(f"{value:.2g}") != value
+    of_pi = next((text for text, known in _OF_PI.items() if math.isclose(value, known, rel_tol=1e-4)), None)
+    if of_pi is not None:
+        text = f"{number.text} is {of_pi} for the reference's {written}"
+    odd = float(f"{value:.2g}") != value and of_pi is None
     return Edit(number.kind, number.name, text, number.make(value), number.rank + odd, 1, number.at, not odd)
 
 
@@ -236,13 +277,13 @@ def _from(
     return (math.exp(where) if logarithm else where), error
 
 
-def _as_written(sheet: FormulaView, number: Number, target: Target, value: float, error: float) -> float:
-    """Return the value rounded to the fewest digits that fit about as well."""
+def _as_written(sheet: FormulaView, number: Number, target: Target, value: float, error: float, noise: float) -> float:
+    """Return the value rounded to the fewest digits that fit about as well, or well below the rounding error."""
     for digits in (1, 2, 3, 4):
         rounded = float(f"{value:.{digits}g}") if abs(value) > 1e-6 or number.logarithm else 0.0
         if abs(rounded - value) <= 2e-2 * abs(value) + 1e-6:
             output = sheet.formula.changed(number.make(rounded))
-            if output is not None and target.off(output) <= max(1.5 * error, 1e-12):
+            if output is not None and target.off(output) <= max(1.5 * error, _BELOW * noise, 1e-12):
                 return rounded
     return value
 

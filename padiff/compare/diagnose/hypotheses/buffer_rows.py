@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, Place, place_of, rounding_of, whole_of
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, Place, alike, place_of, rounding_of, whole_of
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.compare.judge.limits import is_running
-from padiff.records import SIDES, Both
+from padiff.records import SIDES, Both, Pair
 
+# Largest distance from 1 of a factor that is none.
+_SAME = 1e-3
 # Rounding error of a written row, in rounding units: a layer's output may differ so much.
 _ROUNDINGS = 32.0
 
@@ -41,6 +43,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     trained = scene.pairs(scene.number - 1, "update")
     if before is None or place in trained or is_running(place[1]):
         return
+    yield from _scaled(scene, before)
     now, was = whole_of(scene.diff.pair), whole_of(before)
     if now is None or was is None or now.reference.ndim != 2 or {side.shape for side in was} != {now.reference.shape}:
         return
@@ -65,6 +68,39 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         yield Prediction(scene.diff.pair.anchor.site, now.candidate, predicted, now.reference, noise)
 
     yield Hypothesis(kind, "written rows", sentence, predict, "rows", tried=len(values))
+
+
+def _scaled(scene: DiffContext, before: Pair) -> Iterator[Hypothesis]:
+    """Yield hypotheses that the loop moves a buffer further, or that it writes a multiple of the reference's rows."""
+    was, now = alike((before, scene.diff.pair))
+    if was is None or now is None or was.reference.shape != now.reference.shape:
+        return
+    slot, site = scene.diff.pair.anchor.slot, scene.diff.pair.anchor.site
+    noise = max(_ROUNDINGS * rounding_of(scene.diff.pair) * float(np.sqrt(np.mean(np.square(now.candidate)))), 1e-300)
+    moves = now.zip(was).map(lambda side: side[0] - side[1])
+    # What changed is a sum of old and new values (an average), or the new values alone (some rows of a queue).
+    changed = moves.reference != 0
+    forms = {"buffer_share": (was.candidate, moves)}
+    if not changed.all():
+        written = now.map(lambda side: np.where(changed, side, 0.0))
+        forms["rows_scaled"] = np.where(changed, 0.0, was.candidate), written
+    for kind, (base, own) in forms.items():
+        square = float(np.vdot(own.reference, own.reference))
+        factor = float(np.vdot(own.reference, own.candidate)) / square if square else 1.0
+        if not np.isfinite(factor) or abs(factor - 1) <= _SAME or not factor:
+            continue
+        text = f"`{slot}` moves {factor:.4g} times as far in a step as the reference's: the share of an average"
+        if kind == "rows_scaled":
+            text = (
+                f"what the candidate writes into `{slot}` is {factor:.4g} times what the reference writes: a scale, or "
+                "no normalisation"
+            )
+
+        def predict(base: np.ndarray = base, move: np.ndarray = factor * own.reference) -> Iterator[Prediction]:
+            yield Prediction(site, now.candidate, base + move, now.reference, noise)
+
+        # After the causes that say why: these only say how far.
+        yield Hypothesis(kind, "a share", text, predict, "elements", 1, changes=2, telling=False)
 
 
 def _written(

@@ -49,6 +49,9 @@ _MOST = 8_000_000
 _NEARER, _ROUNDED = 3.0, 0.5
 _OF_REFERENCE, _OF_CANDIDATE = "in the candidate, ", "the reference's comes out where, of the candidate's calls, "
 
+# Kinds of edits of a call's operands: the other side has to compute what the edited call gives.
+_OF_OPERANDS = frozenset({"parts_order", "axes_order"})
+
 Look = Callable[[np.ndarray], np.ndarray]
 Maker = Callable[[FormulaView], Iterable[Edit]]
 
@@ -75,6 +78,7 @@ class Case:
     def hypothesis(self, found: Found, head: str) -> Hypothesis:
         pair, edit = self.scene.diff.pair, found.edit
         without, actual = self.sides.swapped(found.surplus)
+        other = self.sheets.swapped(found.surplus).candidate
 
         def predict() -> Iterator[Prediction]:
             yield Prediction(
@@ -91,7 +95,9 @@ class Case:
             edit.free,
             found.tried,
             fix="" if found.surplus else lambda: self._fix(found),
-            telling=edit.telling and (edit.argument is None or self._is_called(found)),
+            telling=edit.telling
+            and (edit.argument is None or self._is_called(found))
+            and (edit.kind not in _OF_OPERANDS or other is None or _computes(other, found)),
             code=True,
             lines=self._lines(found),
         )
@@ -189,6 +195,12 @@ class Case:
         noun = "lines" if len(changed) > 1 else "line"
         where = f"  # {noun} {' and '.join(map(str, sorted(changed)))}" if len(calls.candidate) > 1 else ""
         return f"{spelling.layers}.functional.{function}(..., {value}){where}"
+
+
+def _computes(other: FormulaView, found: Found) -> bool:
+    """Return True if the other side's code computes what an edited node gives."""
+    value = found.sheet.formula.changed(found.edit.changes, found.edit.at)
+    return value is not None and other.equal(value) is not None
 
 
 def _calls(graph: Graph, function: str, layer: str | None) -> list[tuple[TracedCall, int]]:
@@ -431,7 +443,7 @@ def reported(case: Case, found: Sequence[Found]) -> Iterator[Hypothesis]:
     reported = explaining[:1]
     reported += [trial for trial in explaining[1:] if reported and _apart(trial, reported[0])][:1]
     for trial in (
-        *(_as_order(case, trial) for trial in reported),
+        *(_as_limit(case, _as_order(case, trial)) for trial in reported),
         *(trial for trial in found if trial.edit.name not in names),
     ):
         usual = _OF_CANDIDATE if trial.surplus else _OF_REFERENCE
@@ -470,6 +482,41 @@ def _as_order(case: Case, trial: Found) -> Found:
     return replace(
         trial, edit=replace(trial.edit, kind="norm_order", telling=True, text=f"{text}{head}{trial.edit.text}"), head=""
     )
+
+
+def _as_limit(case: Case, trial: Found) -> Found:
+    """Return a choice that only one side's code makes as another limit, if the other side's code limits it, too."""
+    sheet, other = trial.sheet, case.sheets.swapped(trial.surplus).candidate
+    if trial.edit.kind != CHOICE or other is None:
+        return trial
+    choice = sheet.nodes[trial.edit.at]
+    at = trial.edit.at
+    made = sheet.formula.changed(trial.edit.changes, at)
+    kept = next((g for g in choice.given if made is not None and np.array_equal(made, sheet.formula.values[g])), None)
+    limit = None if kept is None else _limit(sheet, at, kept)
+    for k, node in enumerate(other.nodes):
+        if kept is None or node.operation not in (choice.operation, "clamp") or not node.given:
+            continue
+        operand = next((g for g in node.given if other.equal(sheet.formula.values[kept]) == g), None)
+        theirs = None if operand is None else _limit(other, k, operand)
+        if limit is not None and theirs is not None:
+            numbers = Both(theirs, limit).swapped(not trial.surplus)
+            text = (
+                f"in the candidate, the limit of {sheet.named(kept)} is {numbers.candidate:.6g} for the reference's "
+                f"{numbers.reference:.6g} ({sheet.where(at)})"
+            )
+            return replace(trial, edit=replace(trial.edit, kind="limit", name="a limit", text=text, other=k), head="")
+    return trial
+
+
+def _limit(sheet: FormulaView, k: int, operand: int) -> float | None:
+    """Return the number that an operation limits an operand to; `None` if it is no single number."""
+    node = sheet.nodes[k]
+    if node.operation == "clamp":
+        limits = [float(node.how[name]) for name in ("low", "high") if name in node.how]
+        return limits[0] if len(limits) == 1 else None
+    others = [sheet.formula.values[g] for g in node.given if g != operand]
+    return float(others[0].flat[0]) if len(others) == 1 and others[0].size and not np.ptp(others[0]) else None
 
 
 def _feeds_the_branch(case: Case, trial: Found) -> bool:

@@ -54,7 +54,7 @@ GROUPS: Mapping[str, tuple[Group, ...]] = {
         optimizers.hypotheses,
         external_weight_write.unrecorded,
     ),
-    "forward": (code_edits.hypotheses, outputs.hypotheses),
+    "forward": (loss_code.hypotheses, code_edits.hypotheses, outputs.hypotheses),
     "loss": (loss_code.hypotheses, loss_schedule.hypotheses, gradients.backward_hypotheses),
     "backward": (
         detaching.not_detached,

@@ -13,8 +13,9 @@ from padiff.compare.diagnose.hypotheses.wording import number_text
 # Settings of the rules, by the names that `optimizer_fix` has for them.
 _NAMES = {"initial": "initial_accumulator_value", "weight_decay": "decay.coupled"}
 _FORMS = frozenset({"nesterov", "amsgrad", "centered"})
-# Forms that belong to a framework's code, and are no arguments.
-_OWN = frozenset({"single", "inside", "corrected", "uncorrected_eps", "rate_inside"})
+# Differences that no argument mends, and forms that belong to a framework's code and are no arguments.
+_UNKNOWN = frozenset({"lost", "rate", "corrected", "first_corrected", "second_corrected", "uncorrected_eps"})
+_OWN = _UNKNOWN - {"lost", "rate"} | {"single", "inside", "rate_inside"}
 
 
 def optimizer(
@@ -37,7 +38,7 @@ def optimizer(
         is_right: returns False if a rule with some settings does not compute the reference's updates.
     """
     settings = reference.settings
-    if "lost" in changed or "rate" in changed or {"corrected", "uncorrected_eps"} & {*changed}:
+    if _UNKNOWN & {*changed}:
         return ""
     rule = reference.rule.name
     if rule in ("Adam", "AdamW"):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
+from padiff.align import LayerPair
 from padiff.compare.diagnose.hypotheses import fix_snippets, ratios
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, Place, like, rounding_of, whole_of
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
@@ -20,7 +22,7 @@ from padiff.compare.diagnose.hypotheses.step_gradients import (
     made_of,
     noise_level,
 )
-from padiff.records import LOOP, SIDES, Cause, Step
+from padiff.records import LOOP, SIDES, Both, Cause, Step
 
 # Most steps before this one that a stale gradient may come from.
 _BEFORE = 4
@@ -71,10 +73,11 @@ def _calls(scene: DiffContext) -> Iterator[Cause]:
     starts = sides.map(lambda step: sum((c.layer, c.function) == (LOOP, "backward") for c in step.trace.calls))
     if starts.reference == starts.candidate > 0:
         rows = sides.map(_rows_of_inputs)
-        if rows.reference == rows.candidate:
-            return  # one side puts the samples of several calls into one
-        yield _missing_call(scene, getattr(sides, fewer), fewer, more)
-        return
+        if any(
+            rows.reference.get(p.reference.path) != rows.candidate.get(p.candidate.path) for p in _called(scene, rows)
+        ):
+            yield _missing_call(scene, getattr(sides, fewer), fewer, more)
+        return  # one side puts the samples of several calls into one
     text = (
         f"the {fewer}'s step has {min(counts)} micro-batch{'es' if min(counts) > 1 else ''}, the {more}'s "
         f"{max(counts)}: so often was the model called"
@@ -83,15 +86,28 @@ def _calls(scene: DiffContext) -> Iterator[Cause]:
     yield Cause("micro_batches", text, proven and all(backwards), "calls and backwards are recorded")
 
 
-def _rows_of_inputs(step: Step) -> int:
-    """Return the number of samples that the loop calls its models with."""
-    return sum(r.shape[0] for r in step.records if r.stage == "input" and r.layer != LOOP and r.shape)
+def _rows_of_inputs(step: Step) -> Counter[str]:
+    """Return the number of samples that the loop calls each of its models with."""
+    rows: Counter[str] = Counter()
+    for record in step.records:
+        if record.stage == "input" and record.layer != LOOP and record.shape:
+            rows[record.layer] += record.shape[0]
+    return rows
+
+
+def _called(scene: DiffContext, rows: Both[Counter[str]]) -> list[LayerPair]:
+    """Return the pairs of layers that both loops call. One loop may call the layers inside of what the other calls."""
+    return [
+        p for p in scene.alignment.pairs if p.reference.path in rows.reference and p.candidate.path in rows.candidate
+    ]
 
 
 def _missing_call(scene: DiffContext, step: Step, fewer: str, more: str) -> Cause:
     """Return the cause that one side's loop calls a layer less often, though it runs as many backwards."""
     ends = {d.pair.anchor.layer: d for d in scene.step if d.pair.stage == "input" and getattr(d.pair, fewer) is None}
+    called = {r.layer for r in step.records if r.stage == "input"}
     layers = [p for p in scene.alignment.pairs if p.reference.path in ends or p.candidate.path in ends]
+    layers = [p for p in layers if getattr(p, fewer).path in called]
     text = f"the {fewer}'s loop calls the model less often than the {more}'s, in as many backwards"
     if layers:
         name, other = (getattr(layers[0], side).path for side in (fewer, more))

@@ -40,7 +40,8 @@ from padiff.compare.diagnose.hypotheses.proof import CLOSE, explains, weigh
 from padiff.compare.diagnose.place import graphs_of
 from padiff.compare.diagnose.traced import Graph
 from padiff.errors import PadiffError
-from padiff.records import LOOP, Both, Pair, RunInfo, Step
+from padiff.pair.joined_calls import calls_of
+from padiff.records import LOOP, Both, Pair, Record, RunInfo, Step
 
 #: Count of slopes that each edit is tried on, and count that a fitting edit is checked on.
 _FEW, MANY = 3, 32
@@ -111,22 +112,26 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     if len({step.micro_batches for step in steps}) > 1 and starts.reference != starts.candidate:
         return  # the count of micro-batches is the difference
     of_loop = scene.diff.pair.anchor.layer == LOOP
-    if any(not d.passed for d in scene.diffs("forward")) or (scene.stage == "loss" and not of_loop):
-        return
     graphs = graphs_of(steps, scene.runs.map(lambda run: run.info))
+    # A model may return its loss: this is no output that the loss is made of.
+    outputs_differ = any(not d.passed and not _is_loss(d.pair, graphs) for d in scene.diffs("forward"))
+    if outputs_differ or (scene.stage == "loss" and not of_loop):
+        return
+    if scene.stage == "forward" and not _is_loss(scene.diff.pair, graphs):
+        return
     sheets = [sheet_of(graph, step, run.info) for graph, step, run in zip(graphs, steps, scene.runs)]
     leaves = [
         output
         for output in _outputs(scene, graphs)
         if output.trained
-        and all(sheet is None or _is_leaf(sheet, tensor) is not False for sheet, tensor in zip(sheets, output.tensors))
+        and all(sheet is None or output.begins(k, sheet) is not False for k, sheet in enumerate(sheets))
     ]
     # Where layers use an output too, its recorded gradient comes from more than the loss.
     outputs = [
         output
         for output in leaves
         if output.gradients is not None
-        and all(sheet is None or _is_leaf(sheet, tensor) for sheet, tensor in zip(sheets, output.tensors))
+        and all(sheet is None or output.begins(k, sheet) for k, sheet in enumerate(sheets))
     ]
     losses = _losses(scene, sheets, graphs)
     rows = _recorded(outputs, losses)
@@ -178,8 +183,9 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         trials += tried(case, candidate.sheet, (*cut, loss_left_out), target, True)
     trials = [_as_read(trial, trials, case.noise) for trial in trials]
     # If the code of both sides is known, a factor in one side's code is the difference, and no effect of another one.
-    if None not in written and all(step.micro_batches == 1 for step in steps):
-        trials = [_as_told(trial) for trial in trials]
+    if None not in written and len({step.micro_batches for step in steps}) == 1:
+        one = steps.reference.micro_batches == 1
+        trials = [_as_told(trial, sheets[1], one) for trial in trials]
     if not named(case, trials):
         by_terms = _weighed(case, sums, scalar=False)
         if by_terms is not None:
@@ -195,10 +201,30 @@ def _as_read(trial: Found, trials: Sequence[Found], noise: float) -> Found:
     return replace(trial, edit=replace(trial.edit, free=0)) if trial.edit.at in read else trial
 
 
-def _as_told(trial: Found) -> Found:
-    """Return an edit that leaves out a factor of the whole loss as telling."""
+def _as_told(trial: Found, candidate: FormulaView | None, one: bool) -> Found:
+    """Return an edit of a factor of the whole loss as telling, if it is read from both sides' code.
+
+    Args:
+        candidate: the candidate's formula.
+        one: True if the steps have one micro-batch: then a factor that is left out tells, too.
+    """
     edit = trial.edit
-    return replace(trial, edit=replace(edit, telling=True)) if edit.kind == "scale_missing" and not edit.free else trial
+    if one and edit.kind == "scale_missing" and not edit.free:
+        return replace(trial, edit=replace(edit, telling=True))
+    number = next(iter(edit.changes), -1)
+    if edit.kind != "scale" or candidate is None or trial.surplus or not trial.sheet.is_number(number):
+        return trial
+    value = float(trial.sheet.formula.values[number])
+    put = float(edit.changes[number](_no_value, _no_value))
+    theirs = [float(candidate.formula.values[k]) for k in range(len(candidate.nodes)) if candidate.is_number(k)]
+    written = any(math.isclose(put, each, rel_tol=1e-4) for each in theirs)
+    if written and not any(math.isclose(value, each, rel_tol=1e-4) for each in theirs):
+        return replace(trial, edit=replace(edit, telling=True, free=0))
+    return trial
+
+
+def _no_value(node: int) -> np.ndarray:
+    raise UnknownError(f"node {node} of a number")
 
 
 def _of_scale(trial: Found) -> Found:
@@ -277,43 +303,66 @@ class _Output:
     """An output of a layer.
 
     Attributes:
-        tensors: the tensor's numbers in the traces.
+        tensors: numbers of the tensor in the traces; several where one side makes the output in several calls.
         gradients: the recorded gradients, in the reference's layout; `None` if not recorded, or not of the loss alone.
         directions: changes of the output that slopes are computed for; for each side, in its own layout.
         trained: True if a gradient comes back to the output, on one side at least: not to a teacher's.
+        cuts: rows at which the tensors of a side begin, without the first.
     """
 
-    tensors: Both[int]
+    tensors: Both[tuple[int, ...]]
     gradients: Both[np.ndarray] | None
     directions: Both[list[np.ndarray]]
     trained: bool = True
+    cuts: Both[tuple[int, ...]] = field(default_factory=lambda: Both((), ()))
+
+    def leaves(self, side: int, sheet: FormulaView) -> list[Leaf]:
+        """Return the leaves of a side's formula that are this output."""
+        cuts, directions = [*self.cuts][side], [*self.directions][side]
+        parts = [np.split(direction, cuts) if cuts else [direction] for direction in directions]
+        nodes = [sheet.writer.nodes.get(tensor) for tensor in [*self.tensors][side]]
+        return [Leaf(node, [part[k] for part in parts]) for k, node in enumerate(nodes) if node is not None]
+
+    def begins(self, side: int, sheet: FormulaView) -> bool | None:
+        """Return True if a side's formula begins at the output, False if it computes it, `None` if it lacks it."""
+        answers = [_is_leaf(sheet, tensor) for tensor in [*self.tensors][side]]
+        return False if False in answers else None if None in answers else True
 
 
 def _outputs(scene: DiffContext, graphs: Both[Graph]) -> Iterator[_Output]:
     rng = np.random.default_rng(7)
-    yielded: set[tuple[int, int]] = set()
+    yielded: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
     gradients = scene.pairs(scene.number, "backward")
     used = graphs.map(_used_inside)
     trained = {place_of(diff.pair) for diff in scene.step if diff.pair.stage == "backward"}
     for place, pair in scene.pairs(scene.number, "forward").items():
+        if _is_loss(pair, graphs):
+            continue
         backward, output = gradients.get(_of_loss(place, gradients, graphs)), whole_of(pair)
         gradient = None if backward is None else whole_of(backward)
         if output is None or output.reference.size > _MOST or pair.reference is None or pair.candidate is None:
             continue
-        of_reference, of_candidate = (
-            graphs.reference.tensor_of(pair.reference),
-            graphs.candidate.tensor_of(pair.candidate),
-        )
-        if of_reference is None or of_candidate is None or (of_reference, of_candidate) in yielded:
+        tensors = Both(*(_tensors_of(*side) for side in zip(graphs, (pair.reference, pair.candidate))))
+        if not all(tensors) or (tensors.reference, tensors.candidate) in yielded:
             continue  # the output of a container is also the output of its last layer
-        if of_reference in used.reference or of_candidate in used.candidate:
+        if any(tensor in used_here for used_here, side in zip(used, tensors) for tensor in side):
             gradient = None
-        yielded.add((of_reference, of_candidate))
-        tensors = Both(of_reference, of_candidate)
+        yielded.add((tensors.reference, tensors.candidate))
         far = FAR * (root(output.reference) or 1.0)
         toward = [far * rng.standard_normal(output.reference.shape) for _ in range(MANY)]
         candidate_directions = [np.asarray(pair.layout.undo(direction, pair.candidate.shape)) for direction in toward]
-        yield _Output(tensors, gradient, Both(toward, candidate_directions), place in trained)
+        cuts = Both(pair.reference, pair.candidate).map(lambda record: _cuts(calls_of(record)))
+        yield _Output(tensors, gradient, Both(toward, candidate_directions), place in trained, cuts)
+
+
+def _tensors_of(graph: Graph, record: Record) -> tuple[int, ...]:
+    """Return the numbers of the tensors, in a trace, that a record of one or several calls holds; empty if unknown."""
+    tensors = [graph.tensor_of(replace(record, call=call)) for call, _ in calls_of(record)]
+    return () if None in tensors else tuple(tensor for tensor in tensors if tensor is not None)
+
+
+def _cuts(calls: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    return tuple(np.cumsum([rows for _, rows in calls])[:-1].tolist())
 
 
 def _along(case: _Case, leaves: Sequence[_Output]) -> _Case:
@@ -322,8 +371,7 @@ def _along(case: _Case, leaves: Sequence[_Output]) -> _Case:
     rows: list[np.ndarray] = []
     for k, side in enumerate(case.written):
         assert side is not None
-        nodes = [(side.sheet.writer.nodes.get([*leaf.tensors][k]), [*leaf.directions][k]) for leaf in leaves]
-        formula = side.formula.along([Leaf(node, directions) for node, directions in nodes if node is not None])
+        formula = side.formula.along([leaf for output in leaves for leaf in output.leaves(k, side.sheet)])
         row = formula.row({}, MANY)
         if row is None:
             return case
@@ -349,7 +397,7 @@ def _gradient_inputs(
         for candidate, others in inputs[1].items():
             if values.shape == others.shape and np.allclose(values, others, 1e-4, 1e-5 * root(values)):
                 toward = [FAR * (root(values) or 1.0) * rng.standard_normal(values.shape) for _ in range(MANY)]
-                yield _Output(Both(reference, candidate), None, Both(toward, toward))
+                yield _Output(Both((reference,), (candidate,)), None, Both(toward, toward))
                 del inputs[1][candidate]
                 break
 
@@ -378,10 +426,17 @@ def _of_loss(place: Place, gradients: Mapping[Place, Pair], graphs: Both[Graph])
 
 
 def _used_inside(graph: Graph) -> set[int]:
-    """Return the tensors that layers use as input, directly or through functions that the loop calls."""
-    used = {o.tensor for call in graph.trace.calls if call.layer != LOOP for o in call.inputs}
+    """Return the tensors that layers use as input, directly or through functions that the loop calls.
+
+    The code of a model that returns its loss counts as the loop's.
+    """
+    end = _noted(graph, "backward")
+    losses = {c.layer for c in graph.trace.calls if not c.function and any(o.tensor == end for o in c.outputs)}
+    homes = {LOOP, *losses}
+    used = {o.tensor for c in graph.trace.calls if not (c.function and c.layer in homes) for o in c.inputs}
     for call in reversed(graph.trace.calls):
-        if call.layer == LOOP and call.function != "detach" and any(o.tensor in used for o in call.outputs):
+        is_used = call.function and call.layer in homes and any(o.tensor in used for o in call.outputs)
+        if is_used and call.function != "detach":
             used.update(o.tensor for o in call.inputs)
     return used
 
@@ -437,6 +492,13 @@ def _recorded(outputs: Sequence[_Output], losses: Both[tuple[int, float]] | None
     return _Rows(Both(*rows), (largest, size))
 
 
+def _is_loss(pair: Pair, graphs: Both[Graph]) -> bool:
+    """Return True if an output of the models is what both backwards begin at."""
+    sides = [(graph, record) for graph, record in zip(graphs, pair.sides) if record is not None]
+    ends = [(_noted(graph, "backward"), graph.tensor_of(record)) for graph, record in sides]
+    return len(ends) == 2 and all(end is not None and end == tensor for end, tensor in ends)
+
+
 def _noted(graph: Graph, name: str) -> int | None:
     """Return the first tensor that the loop called ``name`` with, e.g. ``backward``; `None` if never."""
     return next((c.inputs[0].tensor for c in graph.trace.calls if c.layer == LOOP and c.function == name), None)
@@ -453,7 +515,8 @@ def sheet_of(graph: Graph, step: Step, info: RunInfo) -> FormulaView | None:
     writer = Writer(graph, step, info)
     try:
         # The formula of a loss begins at outputs of layers, whose gradients are recorded.
-        formula = writer.write(end, (), {o.tensor for c in graph.trace.calls if not c.function for o in c.outputs})
+        outputs = {o.tensor for c in graph.trace.calls if not c.function for o in c.outputs}
+        formula = writer.write(end, (), outputs - {end})
     except (UnknownError, ValueError, IndexError, PadiffError):
         return None
     if formula.values[formula.end].shape != () or sum(value.size for value in formula.values) > 10 * _MOST:
@@ -477,7 +540,7 @@ def _side(
     """Return a side's loss with its slopes; `None` if they do not agree with the recorded values."""
     if sheet is None or not outputs:
         return None
-    leaves = [Leaf(sheet.writer.nodes[[*output.tensors][index]], [*output.directions][index]) for output in outputs]
+    leaves = [leaf for output in outputs for leaf in output.leaves(index, sheet)]
     value = None if losses is None else [*losses][index][0]
     formula = Sloped(sheet.formula, leaves, value, _FEW, rows.scales)
     row = formula.row({}, MANY)
@@ -553,8 +616,7 @@ def _sums_of_both(case: _Case, leaves: Sequence[_Output]) -> _Sums | None:
     totals: list[np.ndarray] = []
     for k, side in enumerate(case.written):
         assert side is not None
-        nodes = [side.sheet.writer.nodes.get([*output.tensors][k]) for output in leaves]
-        moved = [Leaf(node, [*output.directions][k]) for node, output in zip(nodes, leaves) if node is not None]
+        moved = [leaf for output in leaves for leaf in output.leaves(k, side.sheet)]
         formula = side.formula.with_leaves(moved)
         total = formula.columns([Term((formula.loss,), _same)], MANY)
         if total is None:

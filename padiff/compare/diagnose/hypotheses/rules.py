@@ -131,6 +131,8 @@ def _adam(h: History, s: _Settings) -> np.ndarray:
         first_divisor, second_divisor = betas.step()
         if not s["corrected"]:
             first_divisor = second_divisor = 1.0
+        first_divisor = first_divisor if s["first_corrected"] else 1.0
+        second_divisor = second_divisor if s["second_corrected"] else 1.0
         largest = np.maximum(largest, v)
         square = (largest if s["amsgrad"] else v) / second_divisor
         if s["inside"]:
@@ -276,7 +278,16 @@ ADAM = Rule(
     "Adam",
     _adam,
     _MOMENTS,
-    {"decoupled": 0.0, "corrected": 1.0, "amsgrad": 0.0, "inside": 0.0, "uncorrected_eps": 0.0, "single": 0.0},
+    {
+        "decoupled": 0.0,
+        "corrected": 1.0,
+        "amsgrad": 0.0,
+        "inside": 0.0,
+        "uncorrected_eps": 0.0,
+        "single": 0.0,
+        "second_corrected": 1.0,
+        "first_corrected": 1.0,
+    },
 )
 ADAMW = replace(ADAM, name="AdamW", forms={**ADAM.forms, "decoupled": 1.0})
 NADAM = Rule("NAdam", _nadam, {**_MOMENTS, "momentum_decay": (4e-3,)}, {"decoupled": 0.0, "single": 0.0})

@@ -22,6 +22,8 @@ KINDS = {
     "nesterov": "nesterov",
     "decoupled": "weight_decay_form",
     "corrected": "bias_correction",
+    "first_corrected": "bias_correction",
+    "second_corrected": "bias_correction",
     "amsgrad": "amsgrad",
     "inside": "{rule}_eps_inside",
     "uncorrected_eps": "{rule}_eps_form",
@@ -44,6 +46,8 @@ NAMES = {
     "nesterov": "Nesterov",
     "decoupled": "decoupled weight decay",
     "corrected": "bias correction",
+    "first_corrected": "bias correction of the first moment",
+    "second_corrected": "bias correction of the second moment",
     "amsgrad": "AMSGrad",
     "inside": "epsilon inside the root",
     "uncorrected_eps": "epsilon before bias correction",
@@ -61,6 +65,14 @@ WORDS = {
     "corrected": (
         "the candidate's moments are not bias-corrected, the reference's are",
         "the candidate's moments are bias-corrected, the reference's are not",
+    ),
+    "first_corrected": (
+        "the candidate's first moment is not bias-corrected, the reference's is",
+        "the candidate's first moment is bias-corrected, the reference's is not",
+    ),
+    "second_corrected": (
+        "the candidate's second moment is not bias-corrected, the reference's is",
+        "the candidate's second moment is bias-corrected, the reference's is not",
     ),
     "amsgrad": ("the reference uses AMSGrad, the candidate does not", "the candidate uses AMSGrad"),
     "inside": (
