@@ -560,7 +560,9 @@ def _fault(first: FirstDiff, models: Models | None, runs: Both[str] | None) -> B
         size += f"; with the fix {left}"
     words = "" if cause is None else f"{cause.kind} {cause.sentence}"
     frames = code_lines(first, models)
-    lines = frames.zip(Both(frames.candidate, frames.reference)).map(lambda side: _code_line(*side, words, first.call))
+    called = _CALLED.search("" if cause is None else cause.fix)
+    call = first.call if called is None else f"{first.call} {called[0]}"
+    lines = frames.zip(Both(frames.candidate, frames.reference)).map(lambda side: _code_line(*side, words, call))
     text = first.statement if cause is None else cause.sentence
     return BriefFault(
         step=first.step,
@@ -765,7 +767,7 @@ def _span(code: str, other: str, words: str, call: str) -> list[int] | None:
         code: the line.
         other: the line of the other side.
         words: the kind of the cause and its sentence.
-        call: the function call that causes the diff, in words.
+        call: the function call that causes the diff, in words, and the call of the fix.
     """
     # An argument or a call that the other line has, too, is less likely to be at fault.
     own, others = (
@@ -789,7 +791,7 @@ def _arguments(code: str) -> list[tuple[str, list[int]]]:
 
 def _calls(code: str, name: str) -> list[list[int]]:
     """Return the place of each call of a name, a pattern, in a line."""
-    found = list(re.finditer(rf"(?:\w+\.)*\b{name}", code))
+    found = list(re.finditer(rf"(?:\w+\.)*\b{name}", code, re.IGNORECASE))
     ends = [_end_of_argument(code, each.end(), several=True) for each in found]
     return [[each.start(), min(end + 1, len(code))] for each, end in zip(found, ends)]
 

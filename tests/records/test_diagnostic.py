@@ -447,6 +447,9 @@ def test_the_reference_s_line_is_a_fix_if_it_can_stand_there(candidate, referenc
         # The call lacks the argument that the other has.
         ("o = SGD(p, momentum=0.9)", "o = SGD(p, momentum=0.9, nesterov=True)", "no nesterov momentum", "",
          "SGD(p, momentum=0.9)"),
+        # The call of the layer, among others, which has no argument that the other side gives.
+        ("nn.Sequential(nn.Conv2d(1, 2), nn.BatchNorm2d(2))", "momentum=0.1,", "momentum", " BatchNorm2D(",
+         "nn.BatchNorm2d(2)"),
         # The call that differs, of several of its name.
         ("relu(a) + relu(b * 2)", "relu(a) + relu(b)", "", "the second relu()", "relu(b * 2)"),
         # Nothing is named: the part that differs.
