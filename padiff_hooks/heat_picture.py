@@ -24,8 +24,8 @@ COLUMNS = 64
 #: Rows of a panel; with more layers, neighbours are folded by their maximum.
 ROWS = 360
 
-# Sizes in pixels. A card of TensorBoard shows the picture 355 wide: letters are 11 tall there.
-_WIDE, _TALL, _ROW = 640, 360, 40
+# Sizes in pixels. A card of TensorBoard has room for 355 by 210: letters are 11 tall there.
+_WIDE, _TALL, _ROW = 640, 256, 32
 _GAP, _TOP, _BOTTOM, _NAMES, _LINE, _FONT = 8, 56, 66, 200, 24, 20
 _INK, _PAPER, _MARK = (60, 60, 64), (255, 255, 255), (20, 20, 20)
 _SKIPPED_COLOUR, _EQUAL_COLOUR, _ENDLESS_COLOUR = (206, 205, 200), (156, 207, 176), (64, 4, 32)

@@ -355,6 +355,9 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
         # Inside of a layer, the call says nothing that the construction does not.
         about = written(made).zip(about).map(lambda side: side[0] or side[1])
     if any(about):
+        read = _attributes(models.lines, called, first)
+        if read != called and read.candidate is not None and _is_computed(read.candidate.code):
+            return read  # the first call that differs reads a value that is computed otherwise
         about = about.zip(called).map(lambda side: side[0] or side[1])
         return _attributes(models.lines, about, first)
     if kind.startswith(_OF_OPTIMIZER) or (first.stage == "update" and kind != "unknown"):
@@ -382,12 +385,19 @@ def _attributes(lines: Both[Mapping[str, Frame]], called: Both[Frame | None], fi
     if own is None or first.cause is None or first.stage == "weight":
         return called
     keys = dict.fromkeys(f"self.{name}" for name in _READ.findall(own.code))
-    found = [key for key in keys if key in lines.candidate]
-    found = [key for key in found if _shares_number(lines.candidate[key].code, first.cause.sentence)]
-    found = [key for key in found if not is_same(lines.reference.get(key), lines.candidate[key])]
+    changed = [key for key in keys if key in lines.candidate]
+    changed = [key for key in changed if not is_same(lines.reference.get(key), lines.candidate[key])]
+    found = [key for key in changed if _shares_number(lines.candidate[key].code, first.cause.sentence)]
+    # A value that both sides compute, each in another way, names no number.
+    found = found or [key for key in changed if key in lines.reference and _is_computed(lines.candidate[key].code)]
     if len(found) != 1:
         return called
     return called.zip(lines).map(lambda side: side[1].get(found[0], side[0]))
+
+
+def _is_computed(code: str) -> bool:
+    """Return True if a line assigns the result of an operator to an attribute."""
+    return re.match(r"self\.\w+\s*=.*[-+*/]", code) is not None
 
 
 def _changed_line(models: Models, role: str) -> Both[Frame | None] | None:
@@ -606,7 +616,8 @@ def _fix(
     if cause is None:
         return None
     if cause.fix and not _is_scheduled(cause, lines, models):
-        fix = BriefFix(_filled(cause.fix, models, runs))
+        given = None if old is None else _with_norm(old, cause.fix)
+        fix = BriefFix(_filled(cause.fix, models, runs) if given is None else given)
         new = "" if old is None else _with_argument(old, cause.fix)
     else:
         frameworks = [] if models is None else [name.partition(" ")[0] for name in models.frameworks]
@@ -639,6 +650,16 @@ def _with_argument(line: CodeLine, fix: str) -> str:
     start, end = line.span
     given = re.fullmatch(rf"({call[2]}\s*=\s*).*", line.code[start:end])
     return f"{line.code[:start]}{given[1]}{call[3]}{line.code[end:]}" if given is not None else ""
+
+
+def _with_norm(line: CodeLine, fix: str) -> str | None:
+    """Return the marked argument of a trainer or a config that clips gradients, with the norm of a fix that calls a
+    function to clip; `None` if there is none.
+    """
+    norm = re.fullmatch(r"[\w.]*clip_grad_norm_\(.*, ([\d.e+-]+)\)", fix)
+    start, end = line.span or (0, 0)
+    given = re.fullmatch(r"((?:max_grad_norm|gradient_clip_val)\s*=\s*)[\d.e+-]+", line.code[start:end])
+    return f"{given[1]}{norm[1]}" if norm is not None and given is not None else None
 
 
 def _like_reference(candidate: str, reference: str) -> str:

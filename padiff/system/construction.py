@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -65,7 +66,7 @@ _ENTRY = re.compile(
 )
 _SECTION = re.compile(r"""(\s*)(?:\[(?P<table>[\w.]+)\]|["']?([A-Za-z_]\w*)["']?\s*:\s*\{?)\s*(?:\#.*)?""")
 # Methods that add a child layer by name.
-_ADDING = ("add_module", "register_module", "add_sublayer")
+_ADDING = ("add_module", "register_module", "add_sublayer", "setattr")
 
 
 class Built(NamedTuple):
@@ -113,6 +114,8 @@ class Source:
     names: dict[ast.FunctionDef, str] = field(default_factory=dict)
     #: The variable or attribute that a call is assigned to.
     targets: dict[ast.expr, str] = field(default_factory=dict)
+    #: By name: the layers that a table or a list of pairs holds under this name.
+    named: dict[str, list[ast.expr]] = field(default_factory=dict)
     #: The name or the key that a dict has.
     owners: dict[ast.expr, str] = field(default_factory=dict)
 
@@ -392,6 +395,8 @@ class _Search:
                 found.setdefault(name, []).extend(_Found(source, value) for value in values)
         for name, (first, *others) in found.items():
             value = first if is_plain(first.node) else self._definition(first.node, first, set())
+            if value is None and isinstance(first.node, ast.BinOp):
+                value = first
             if value is not None and not others:
                 yield name, value
         parameters: dict[str, list[tuple[Source, ast.FunctionDef]]] = {}
@@ -571,9 +576,21 @@ class _Search:
                 nodes = source.assigned.get((base, name), [])
                 if nodes:
                     return _Found(source, nodes[0]) if len(nodes) == 1 else None
-        holder = self.expression(parent.path) if name.isdigit() else None
-        item = None if holder is None else _item(holder.node, int(name))
-        return None if holder is None or item is None else _Found(holder.source, item)
+                patterns = [
+                    _Found(source, node)
+                    for (owner, pattern), values in source.assigned.items()
+                    if owner == base and "*" in pattern and fnmatchcase(name, pattern)
+                    for node in values
+                ]
+                if patterns:
+                    return patterns[0] if len(patterns) == 1 else None
+        holder = self.expression(parent.path)
+        if holder is not None and name.isdigit():
+            item = _item(holder.node, int(name))
+            return None if item is None else _Found(holder.source, item)
+        named = [_Found(source, node) for source in self._sources for node in source.named.get(name, ())]
+        inside = [each for each in named if holder is not None and _is_inside(each, holder)] or named
+        return inside[0] if len(inside) == 1 else None
 
     def _call_in(self, found: _Found, name: str) -> _Found | None:
         """Return the only call of a class in an expression, or in the function that the expression calls."""
@@ -675,6 +692,20 @@ def argument(call: ast.Call, name: str, place: int) -> ast.expr | None:
 def _names(call: ast.Call, name: str) -> bool:
     """Return True if the first argument of a call is a class of this name."""
     return bool(call.args) and key_of(call.args[0]) == name
+
+
+def _is_inside(found: _Found, outer: _Found) -> bool:
+    """Return True if an expression is within the lines of another one."""
+    first, last = outer.node.lineno, outer.node.end_lineno or outer.node.lineno
+    return found.source is outer.source and first <= found.node.lineno <= last
+
+
+def _pattern(name: ast.expr) -> str:
+    """Return the name of a layer that code adds, with ``*`` for the values in an f-string; empty if not known."""
+    if isinstance(name, ast.Constant) and isinstance(name.value, str):
+        return name.value
+    parts = name.values if isinstance(name, ast.JoinedStr) else []
+    return "".join(str(part.value) if isinstance(part, ast.Constant) else "*" for part in parts)
 
 
 def _item(node: ast.expr, number: int) -> ast.expr | None:
@@ -803,6 +834,11 @@ def _parse(file: str, changed: int) -> Source:
                 source.imports.setdefault(name, set()).add(where.partition(".")[0])
                 whole = f"{where}.{alias.name}" if isinstance(node, ast.ImportFrom) else where
                 source.modules[name] = whole if alias.asname or isinstance(node, ast.ImportFrom) else name
+        elif isinstance(node, (ast.Tuple, ast.Dict)):
+            pairs = zip(node.keys, node.values) if isinstance(node, ast.Dict) else [node.elts[:2]]
+            for name, value in (pair for pair in pairs if len(pair) == 2):
+                if isinstance(name, ast.Constant) and isinstance(name.value, str) and isinstance(value, ast.Call):
+                    source.named.setdefault(name.value, []).append(value)
         elif isinstance(node, ast.FunctionDef):
             source.functions[node.name] = node
         elif isinstance(node, ast.ClassDef):
@@ -836,7 +872,7 @@ def _parse(file: str, changed: int) -> Source:
 
 # Nodes that say something here, and those below which nothing does: they are most of a tree.
 _READ = {
-    ast.Call, ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign, ast.Dict,
+    ast.Call, ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign, ast.Dict, ast.Tuple,
 }  # fmt: skip
 _LEAVES = {
     ast.Name, ast.Constant, ast.alias, ast.arg, ast.Pass, str, int, float, complex, bool, bytes, type(None),
@@ -876,10 +912,10 @@ def _attributes(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     elif isinstance(node, ast.AnnAssign) and node.value is not None:
         targets, value = [node.target], node.value
     else:
-        if isinstance(node, ast.Call) and called_name(node) in _ADDING and len(node.args) == 2:
-            name = node.args[0]
-            if isinstance(name, ast.Constant) and isinstance(name.value, str):
-                yield name.value, node.args[1]
+        given = node.args if isinstance(node, ast.Call) else []
+        given = given[called_name(node) == "setattr" :]
+        if called_name(node) in _ADDING and len(given) == 2 and (name := _pattern(given[0])):
+            yield name, given[1]
         return
     for target in targets:
         if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":

@@ -197,6 +197,7 @@ def test_a_clearing_between_backward_and_step_is_known(tmp_path):
         ("cfg['eps']", 'CFG = {"eps": 1e-3, "decay": 0.1}'),
         ("args.base_lr", 'parser.add_argument("--base-lr", default=0.05)'),
         ("0.7", "self.scale = 0.7"),
+        ("width ** -0.5", "self.scale = width ** -0.5"),
         ("compute(width)", None),
     ],
 )
@@ -474,3 +475,49 @@ def test_the_value_of_a_parameter_is_found_that_a_function_inside_reads(tmp_path
     """
     found = lines_of(tmp_path, source, {"(root)": "Net"})
     assert found["self.gamma"] == "gamma=1.5)" and found["self.alpha"] == "loss = focal(0.5,"
+
+
+@pytest.mark.parametrize(
+    ("build", "line"),
+    [
+        (
+            'nn.Sequential(OrderedDict([("a", nn.ReLU()),\n            ("act", nn.LeakyReLU(0.2)),]))',
+            '("act", nn.LeakyReLU(0.2)),]))',
+        ),
+        ('nn.ModuleDict({"a": nn.ReLU(),\n            "act": nn.LeakyReLU(0.2)})', '"act": nn.LeakyReLU(0.2)})'),
+        ('nn.Sequential(("a", nn.ReLU()),\n            ("act", nn.LeakyReLU(0.2)))', '("act", nn.LeakyReLU(0.2)))'),
+        ('nn.Sequential(("act", nn.LeakyReLU(0.2)), ("b", f(("act", nn.LeakyReLU(0.3)))))', None),
+    ],
+)
+def test_a_layer_is_found_by_its_name_in_a_table_or_a_list_of_pairs(build, line, tmp_path):
+    source = f"""
+        from torch import nn
+        class Net(nn.Module):
+            def __init__(self):
+                self.body = {build}
+        other = nn.LeakyReLU(0.2), ("act", 3)
+    """
+    found = lines_of(tmp_path, source, {"(root)": "Net", "body": "Sequential", "body.act": "LeakyReLU"})
+    assert found.get("body.act") == line
+
+
+@pytest.mark.parametrize(
+    ("add", "line"),
+    [
+        ('self.add_module(f"act{k}", nn.LeakyReLU(0.2))', 'self.add_module(f"act{k}", nn.LeakyReLU(0.2))'),
+        ('setattr(self, f"act{k}", nn.LeakyReLU(0.2))', 'setattr(self, f"act{k}", nn.LeakyReLU(0.2))'),
+        ("setattr(self, name(k), nn.LeakyReLU(0.2))", None),
+    ],
+)
+def test_a_layer_is_found_that_a_loop_adds_by_a_name_with_a_number(add, line, tmp_path):
+    source = f"""
+        from torch import nn
+        class Net(nn.Module):
+            def __init__(self):
+                for k in range(3):
+                    self.add_module(f"fc{{k}}", nn.Linear(3, 3))
+                    {add}
+        other = nn.LeakyReLU(0.2)
+    """
+    found = lines_of(tmp_path, source, {"(root)": "Net", "act2": "LeakyReLU", "fc1": "Linear"})
+    assert found.get("act2") == line and found["fc1"].startswith("self.add_module(")

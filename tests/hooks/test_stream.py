@@ -526,9 +526,9 @@ def test_a_picture_of_many_steps_and_layers_is_folded_and_nothing_beyond_its_lim
         made.add(number, Rows(np.arange(1500), times, passed, np.zeros(1500, bool)), sites)
     made.first = ("forward", "l700", 333)
     pixels = made.draw()
-    assert pixels.shape[0] < 490 and pixels.shape[1] == 640
+    assert pixels.shape[0] < 380 and pixels.shape[1] == 640
     row, column = reds_of(pixels).mean(axis=0)
-    assert row == pytest.approx(56 + 360 * 700 / 1500, abs=3) and column == pytest.approx(432 * 333 / 704, abs=12)
+    assert row == pytest.approx(56 + 256 * 700 / 1500, abs=3) and column == pytest.approx(432 * 333 / 704, abs=12)
 
 
 def test_names_of_stages_do_not_overlap_and_stay_in_the_picture():

@@ -14,7 +14,7 @@ import pytest
 from kit.schema import violations
 
 import padiff
-from padiff.records.diagnostic import LARGEST, _like_reference, _span, diagnostic_schema
+from padiff.records.diagnostic import LARGEST, CodeLine, _like_reference, _span, _with_norm, diagnostic_schema
 from padiff.system.command import command_text
 from padiff.system.construction import has_changed
 
@@ -461,3 +461,18 @@ def test_the_reference_s_line_is_a_fix_if_it_can_stand_there(candidate, referenc
 def test_the_part_of_a_line_that_is_at_fault_is_marked(candidate, reference, words, call, marked):
     span = _span(candidate, reference, words, call)
     assert (span if span is None else candidate[span[0] : span[1]]) == marked
+
+
+@pytest.mark.parametrize(
+    ("code", "span", "fix", "text"),
+    [
+        ("max_grad_norm=1.0,", [0, 17], "torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)", "max_grad_norm=0.5"),
+        ("Trainer(gradient_clip_val=1)", [8, 27], "torch.nn.utils.clip_grad_norm_(m.parameters(), 0.5)",
+         "gradient_clip_val=0.5"),
+        ("max_norm=1.0,", [0, 12], "torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)", None),
+        ("max_grad_norm=1.0,", [0, 17], "torch.optim.SGD(..., lr=0.5)", None),
+        ("max_grad_norm=1.0,", None, "torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)", None),
+    ],
+)  # fmt: skip
+def test_an_argument_of_a_trainer_that_clips_is_the_fix(code, span, fix, text):
+    assert _with_norm(CodeLine("train.py", 1, code, span), fix) == text
