@@ -836,9 +836,9 @@ def _parse(file: str, changed: int) -> Source:
                 source.modules[name] = whole if alias.asname or isinstance(node, ast.ImportFrom) else name
         elif isinstance(node, (ast.Tuple, ast.Dict)):
             pairs = zip(node.keys, node.values) if isinstance(node, ast.Dict) else [node.elts[:2]]
-            for name, value in (pair for pair in pairs if len(pair) == 2):
-                if isinstance(name, ast.Constant) and isinstance(name.value, str) and isinstance(value, ast.Call):
-                    source.named.setdefault(name.value, []).append(value)
+            for key, layer in (pair for pair in pairs if len(pair) == 2):
+                if isinstance(key, ast.Constant) and isinstance(key.value, str) and isinstance(layer, ast.Call):
+                    source.named.setdefault(key.value, []).append(layer)
         elif isinstance(node, ast.FunctionDef):
             source.functions[node.name] = node
         elif isinstance(node, ast.ClassDef):
