@@ -333,7 +333,7 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
         role = ("@zero_grad",)  # without gradients an optimizer updates nothing
     in_role = models.lines.map(lambda lines: next((lines[each] for each in role if each in lines), None))
     frames = models.stacks.zip(models.lines).map(lambda side: [*chain(*side[0].values()), *side[1].values()])
-    called = first.stacks.zip(frames).map(_innermost)
+    called = first.code.zip(first.stacks.zip(frames)).map(lambda side: side[0] or _innermost(side[1]))
     if first.stage == "input" or kind == "labels":
         given = _changed_line(models, "@data:")
         if given is not None:
