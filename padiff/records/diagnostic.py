@@ -63,7 +63,7 @@ _OBJECTS = ("parameters", "params", "model", "optimizer")
 # Key of an optimizer's line.
 _OPTIMIZER = re.compile(r"optimizer\.\d+")
 # Tokens of a line of code, and the names in it that are variables or modules: no attributes, keywords or calls.
-_TOKEN, _WORD = re.compile(r"\w+|\S"), re.compile(r"[\w.]+|\S")
+_TOKEN, _WORD = re.compile(r"\w+|\S"), re.compile(r"[\w.]+(?:(?<=\de)[-+]\d+)?|\S")
 _VARIABLE = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*(?![\w\"'])(?!\s*=(?!=))")
 # Share of a line's tokens that are the same in a line that can take its place. Chosen.
 _LIKE = 0.6

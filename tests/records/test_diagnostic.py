@@ -454,6 +454,7 @@ def test_the_reference_s_line_is_a_fix_if_it_can_stand_there(candidate, referenc
         ("relu(a) + relu(b * 2)", "relu(a) + relu(b)", "", "the second relu()", "relu(b * 2)"),
         # Nothing is named: the part that differs.
         ("Compose([A(), Normalize(0.5, 0.225)])", "Compose([A(), Normalize(0.5, 0.25)])", "input", "", "0.225"),
+        ('"norm_eps": 1e-3,', '"norm_eps": 1e-5,', "", "", "1e-3"),
         ("a = b + c", "c = b - a", "", "", None),
         ("a = b", "a = b", "", "", None),
     ],
