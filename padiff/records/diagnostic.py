@@ -56,6 +56,8 @@ _WHOLE = ("rule", "weight_decay_form", "optimizer_rule")
 _KEYWORD, _CALLED = re.compile(r"""(?:\b(\w+)\s*=(?!=)|["'](\w+)["']\s*:)\s*"""), re.compile(r"\b(\w+)\(")
 _READ = re.compile(r"[A-Za-z_]\w*\b(?!\s*\()")
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d*)?(?:e[-+]?\d+)?(?!\w)")
+# Words of causes by a schedule that goes on at other steps.
+_PACE = "schedule goes on every"
 # Arguments of a schedule, among others of a trainer.
 _OF_SCHEDULE = re.compile(r"lr|rate|warmup|sched|step|epoch|gamma|decay|power|factor|milestones|t_max", re.IGNORECASE)
 # Arguments that hold objects, not settings.
@@ -331,6 +333,8 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
     role = _role(first, kind)
     if kind == "step_skipped" and any("@zeroed" in lines for lines in models.lines):
         role = ("@zero_grad",)  # without gradients an optimizer updates nothing
+    if kind == "learning_rate" and first.cause is not None and _PACE in first.cause.sentence:
+        role = ("@scheduled", *role)  # the schedule is right, and goes on at other steps
     in_role = models.lines.map(lambda lines: next((lines[each] for each in role if each in lines), None))
     frames = models.stacks.zip(models.lines).map(lambda side: [*chain(*side[0].values()), *side[1].values()])
     called = first.code.zip(first.stacks.zip(frames)).map(lambda side: side[0] or _innermost(side[1]))

@@ -330,6 +330,13 @@ class _Search:
                     if each:
                         found.setdefault(each, []).append(_Found(source, call))
         roles = {role: calls[0] for role, calls in found.items() if len(calls) == 1}
+        schedule = roles.get("@scheduler")
+        name = "" if schedule is None else schedule.source.targets.get(schedule.node, "")
+        if schedule is not None and name:
+            steps = schedule.source.calls.get("step", ())
+            steps = [call for call in steps if isinstance(call.func, ast.Attribute) and key_of(call.func.value) == name]
+            if len(steps) == 1:
+                roles["@scheduled"] = _Found(schedule.source, steps[0])
         trainers = [
             _Found(source, call)
             for source in self._sources

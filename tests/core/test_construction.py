@@ -162,6 +162,7 @@ def values_of(found, argument):
         ("@backward", "loss.backward()"),
         ("@clip", "nn.utils.clip_grad_norm_(net.parameters(), 1.0)"),
         ("@step", "optimizer.step()"),
+        ("@scheduled", "scheduler.step()"),
         ("@zero_grad", "optimizer.zero_grad()"),
     ],
 )
