@@ -729,7 +729,7 @@ def _tensor_text(first: FirstDiff, names: list[str]) -> str:
     if first.stage == "loss" and slot == "loss":
         return "the loss"
     if first.stage == "input" and not names:
-        return f"the input {slot.removeprefix('input.')}".removesuffix(" input")
+        return f"the input {slot.removeprefix('input.')}"
     slot = "" if slot == "output.0" and names else slot.replace("input.", "input ").replace("output.", "output ")
     return " ".join(filter(None, (" against ".join(dict.fromkeys(names)), slot))) or "the model"
 
