@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hard.children import run_padiff
 
 pytestmark = pytest.mark.slow
 
@@ -20,6 +21,7 @@ def agents():
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
+    module.padiff = run_padiff  # each is a process of its own that has the frameworks already
     yield module
     sys.path[:] = before
     del sys.modules[spec.name]

@@ -26,10 +26,9 @@ LONG = pytest.mark.skipif("PADIFF_LONG" not in os.environ, reason="a minute long
 def _folder(request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-    if "package" not in request.node.name and "git_bisect" not in request.node.name:
+    if "package" not in request.node.name:
         # Trials are forks of one process: a virtual environment needs an interpreter of its own.
-        (tmp_path / "bin").mkdir()
-        monkeypatch.setattr(sys, "executable", str(interpreter(tmp_path / "bin")))
+        monkeypatch.setattr(sys, "executable", str(interpreter()))
 
 
 def commits(tmp_path, monkeypatch, capsys, changes, *words):

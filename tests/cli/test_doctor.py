@@ -130,7 +130,7 @@ def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def imported(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Scripts run in processes that have the frameworks already. Not those whose model is found by what they import."""
-    monkeypatch.setattr(sys, "executable", str(interpreter(tmp_path_factory.mktemp("bin"))))
+    monkeypatch.setattr(sys, "executable", str(interpreter()))
 
 
 def script(text: str) -> Path:

@@ -330,7 +330,7 @@ def test_two_processes_of_torchrun_record_one_run(tmp_path):
     late = "import time; time.sleep(2.0 * torch.distributed.get_rank())"
     script(text.replace("optimizer =", f"net = torch.nn.parallel.DistributedDataParallel(net)\n{late}\noptimizer ="))
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "padiff", "run"]
-    done = call(*launch, "--dir", "auto", "train.py", PYTHON_EXEC=str(interpreter(tmp_path)))
+    done = call(*launch, "--dir", "auto", "train.py", PYTHON_EXEC=str(interpreter()))
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("padiff: recording a plain loop: Sequential") == 1
     opened = padiff.open_run("auto")

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hard.children import run_child, started
-from kit.forking import python_with_frameworks
+from kit.forking import interpreter
 
 import padiff
 import padiff_cli
@@ -172,6 +172,11 @@ def call(*command: object, **environment: str):
     return done
 
 
+def forked(*words: object):
+    """`padiff run`, where not the start of processes is tested: all have the frameworks already."""
+    return call(interpreter(), *PADIFF[1:], *words)
+
+
 def printed_weights(lines: list[str], say: object) -> dict[int, bytes]:
     words = (line.split() for line in lines if line.count(" ") == 2)
     return {int(step): bytes.fromhex(weight) for name, step, weight in words if name == str(say)}
@@ -243,9 +248,9 @@ def test_processes_are_recorded_and_print_what_they_print_without(name):
     text, arguments, expected, ranks = CASES[name]
     Path("train.py").write_text(text)
     Path("child.py").write_text(TORCH + ALONE)
-    unchanged = call(*(PYTHON if arguments[0] == "-m" else [*python_with_frameworks(), *PYTHON[1:]]), *arguments)
+    unchanged = call(interpreter(), "-W", "ignore", *arguments)
     # A module is a launcher here: given as the command.
-    done = call(*PADIFF, *(["--", sys.executable] if arguments[0] == "-m" else []), *arguments)
+    done = forked(*(["--", interpreter()] if arguments[0] == "-m" else []), *arguments)
     assert (done.returncode, done.lines) == (unchanged.returncode, unchanged.lines), done.stderr + unchanged.stderr
     assert folders() == sorted(expected), done.stderr
     for folder, say in expected.items():
@@ -275,7 +280,9 @@ def test_a_command_ends_as_without(command, code, expected):
     if expected and not launch._is_installed():
         pytest.skip("the hook's .pth file is not installed")
     Path("train.py").write_text(TORCH + ALONE)
-    unchanged, done = call(*command), call(*PADIFF, "--", *command)
+    fresh = "-I" in command[-1] or "fails" in command  # a fork's tracebacks have more lines
+    unchanged = call(*command, **({} if fresh else {"PATH": f"{interpreter().parent}:{os.environ['PATH']}"}))
+    done = call(*PADIFF, "--", *command)
     assert (done.returncode, done.stdout) == (unchanged.returncode, unchanged.stdout) and done.returncode == code
     assert folders() == expected
     for folder in expected:
@@ -338,9 +345,9 @@ def test_a_command_that_is_not_there_is_misuse():
 
 def test_workers_of_a_second_launch_overwrite_those_of_the_first_if_asked():
     Path("train.py").write_text(TORCH + HOGWILD)
-    call(*PADIFF, "train.py", "fork")
+    forked("train.py", "fork")
     before = recorded("R-worker-1")
-    done = call(*PADIFF, "--existing", "overwrite", "--every", "2", "train.py", "fork")
+    done = forked("--existing", "overwrite", "--every", "2", "train.py", "fork")
     assert folders() == ["R-worker-0", "R-worker-1"] and "Traceback" not in done.stderr
     assert recorded("R-worker-1") == {number: before[number] for number in (0, 2)}
 
@@ -384,7 +391,7 @@ def integrations(root: Path) -> list[str]:
 )
 def test_an_error_of_the_hook_is_a_line_and_ends_no_process(value, said):
     Path("train.py").write_text(TORCH + ALONE)
-    unchanged, done = call(*PYTHON, "train.py"), call(*PYTHON, "train.py", **{startup.VARIABLE: value})
+    unchanged, done = call(interpreter(), "train.py"), call(*PYTHON, "train.py", **{startup.VARIABLE: value})
     assert (done.returncode, done.stdout) == (0, unchanged.stdout)
     assert done.stderr.count("\n") == bool(said) and done.stderr.startswith(said), done.stderr
     assert not folders()

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hard.children import started
+from kit.forking import interpreter
 from kit.records import info, plain, record, root, step, toy_folder, write_run
 
 import padiff.compare.comparison
@@ -31,6 +32,7 @@ from padiff.records import Both, Record, Sketched
 from padiff.sketches.sketch import sketch_of
 
 LAYERS, STEPS = 6, 7
+PYTHON = sys.executable
 pytestmark = pytest.mark.slow
 linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes as Linux tells them")
 
@@ -64,6 +66,12 @@ def packed(path: Path, about, steps) -> Path:
         writer.add_step(one)
     writer.close()
     return path
+
+
+@pytest.fixture(autouse=True)
+def _forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measuring processes have padiff already."""
+    monkeypatch.setattr(sys, "executable", str(interpreter()))
 
 
 @pytest.fixture
@@ -220,7 +228,7 @@ def alive(pid: int) -> bool:
 def test_measuring_processes_end_with_the_one_that_started_them(runs, how, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(STUCK)
-    with started([sys.executable, str(script), *map(str, runs)]) as process:
+    with started([PYTHON, str(script), *map(str, runs)]) as process:
         assert process.stdout.readline() == "measuring\n"
         pids = working(process.pid)
         assert len(pids) == 2
@@ -316,7 +324,7 @@ def test_a_script_without_a_guard_is_not_run_again_and_imports_no_asyncio(tmp_pa
         "import sys, padiff\nprint('once')\nreport = padiff.compare_runs('a', 'b', workers=2)\n"
         "print(bool(report), 'asyncio' in sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    done = subprocess.run([PYTHON, script], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert (done.stdout, done.stderr, done.returncode) == ("once\nTrue False\n", "", 0)
 
 

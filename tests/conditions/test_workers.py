@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing.spawn
 import os
 
 import paddle
 import pytest
 import torch
+from kit.forking import interpreter
 from kit.frameworks import PADDLE, TORCH
 
 import padiff
@@ -62,14 +64,16 @@ class Spawned(Loading):
     context = "spawn"
 
 
-# paddle.io starts its workers by fork only. A worker knows nothing of the detail: that two of them import torch once is
+# paddle.io starts its workers by fork only. A worker knows nothing of the detail: that two of them are spawned once is
 # enough.
 @pytest.mark.parametrize(
     ("kit", "way", "detail"),
     [(TORCH, Forked, "sketch"), (TORCH, Spawned, "full"), (PADDLE, Forked, "full"), (PADDLE, Forked, "sketch")],
     ids=["torch, fork", "torch, spawn", "paddle, fork", "paddle, fork, sketch"],
 )
-def test_with_workers_nothing_is_lost_and_nothing_travels(kit, way, detail, tmp_path):
+def test_with_workers_nothing_is_lost_and_nothing_travels(kit, way, detail, tmp_path, monkeypatch):
+    if way is Spawned:  # they have torch already
+        monkeypatch.setattr(multiprocessing.spawn, "_python_exe", os.fsencode(interpreter()))
     plain, options = train(Loading(kit)), OPTIONS[detail]
     training = way(kit)
     recorded = train(training, tmp_path / "run", options)

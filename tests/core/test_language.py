@@ -129,10 +129,10 @@ def test_what_the_table_does_not_have_stays_english():
 
 
 def test_a_hostile_name_takes_no_time():
-    begin = time.perf_counter()
+    begin = time.process_time()
     for name in (" against " * 160, "; the " * 240, ", and (" * 200, "a. b: " * 240):
         translated(f"the output is {name}", to="zh")
-    assert time.perf_counter() - begin < 10
+    assert time.process_time() - begin < 10
 
 
 @pytest.fixture

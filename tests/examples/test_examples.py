@@ -72,7 +72,7 @@ def test_an_example_prints_what_its_page_shows(name, tmp_path):
         pytest.skip(f"{', '.join(missing)} not installed")
     folder = tmp_path / "runs"
     # The processes that an example starts have the frameworks already, too; those of two environments one of them.
-    python = interpreter(tmp_path, apart=name == "two_environments")
+    python = interpreter(apart=name == "two_environments")
     start = "import runpy, sys; sys.executable, *sys.argv = sys.argv[1:]; runpy.run_path('main.py', {}, '__main__')"
     command = [*python_with_frameworks(), "-W", "ignore", "-c", start, str(python), "main.py", str(folder)]
     done = run_child(command, cwd=EXAMPLES / name, timeout=280)

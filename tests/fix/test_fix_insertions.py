@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
-from hard.children import run_child
+from hard.children import run_padiff
 
 pytestmark = pytest.mark.slow
 
@@ -172,7 +171,7 @@ FAULTS = {
 
 
 def padiff(folder: Path, *words: str):
-    done = run_child([sys.executable, "-m", "padiff", *words], cwd=folder, timeout=300)
+    done = run_padiff(folder, *words, timeout=300)
     assert done.returncode in (0, 1), done.stderr
     return done
 

@@ -40,16 +40,20 @@ _FIGURES = [
 ]
 
 
-def lines_of(folder: Path) -> list[str]:
-    """The limits, verdicts, first diff and messages of a pair of runs, one line for each thing that may change."""
+def lines_of(folder: Path) -> tuple[list[str], Report | None]:
+    """The limits, verdicts, first diff and messages of a pair of runs, one line for each thing that may change.
+
+    Returns:
+        The lines, and the report; `None` if the pair is refused.
+    """
     meta = json.loads((folder / "pair.json").read_text())
     layer_map, policy = asked(meta)
     runs = [open_run(folder / side) for side in ("reference", "candidate")]
     try:
         report = padiff.compare_runs(*runs, layer_map=layer_map, policy=policy, stages=meta["stages"], workers=1)
     except PadiffError as error:
-        return [f"{type(error).__name__}: {error}".replace(str(folder), "FOLDER")]
-    return [*_aligned(runs, layer_map), *(_diff(diff) for diff in report.diffs), *_sentences(report)]
+        return [f"{type(error).__name__}: {error}".replace(str(folder), "FOLDER")], None
+    return [*_aligned(runs, layer_map), *(_diff(diff) for diff in report.diffs), *_sentences(report)], report
 
 
 def asked(meta: Mapping[str, Any]) -> tuple[list[Any], Any]:

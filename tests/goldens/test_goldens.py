@@ -50,8 +50,7 @@ def _folder(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     for name in ("SCALE", "HALVES", "WIDTH", "DEPTH"):
         monkeypatch.delenv(name, raising=False)
-    (tmp_path / "bin").mkdir()
-    monkeypatch.setattr(sys, "executable", str(interpreter(tmp_path / "bin")))
+    monkeypatch.setattr(sys, "executable", str(interpreter()))
     Path("train.py").write_text(TRAINING)
 
 
@@ -197,9 +196,11 @@ def test_what_is_misuse_is_said_and_nothing_from_a_golden_is_run(capsys):
         assert text in capsys.readouterr().err
 
     Path("goldens").mkdir()
+    Path("kept").mkdir()
+    Path("kept/notes.txt").write_text("")
     refused("holds no golden run", "check", "goldens")
     refused("the name becomes a folder's", "record", "goldens/.net")
-    refused("exists and is no golden run", "record", "bin")
+    refused("exists and is no golden run", "record", "kept")
     refused("numbers of at least 1", "record", "goldens/net", "--steps", "-1")
     refused("--bless is for padiff golden check", "record", "goldens/net", "--bless")
     refused("recorded 0 of 2 steps", "record", "goldens/net", command=("-c", "print('nothing trains')"))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 Child = subprocess.Popen[str]
+Ended = subprocess.CompletedProcess[str]
 
 #: Seconds after which a child ends by itself, at the latest.
 LONGEST = 300
@@ -50,7 +51,7 @@ def started(command: Sequence[str | Path], **options: Any) -> Iterator[Child]:
         process.wait()
 
 
-def run_child(command: Sequence[str | Path], timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
+def run_child(command: Sequence[str | Path], timeout: float = 120, **options: Any) -> Ended:
     """`subprocess.run` with `started`: what the process printed, once it has ended.
 
     Raises:
@@ -59,6 +60,18 @@ def run_child(command: Sequence[str | Path], timeout: float = 120, **options: An
     with started(command, **options) as process:
         out, err = process.communicate(timeout=timeout)
     return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def run_script(folder: Path, *words: str | Path, **options: Any) -> Ended:
+    """``python WORDS`` in a folder; it, and what it starts as `sys.executable`, has the frameworks already."""
+    from kit.forking import python_with_frameworks  # not above: children import this module from elsewhere
+
+    return run_child([*python_with_frameworks(children=True), *map(str, words)], cwd=folder, **options)
+
+
+def run_padiff(folder: Path, *words: str | Path, **options: Any) -> Ended:
+    """``padiff WORDS`` in a folder."""
+    return run_script(folder, "-m", "padiff", *words, **options)
 
 
 def end_with_parent(seconds: float = LONGEST) -> None:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
+import itertools
 import sys
+import tempfile
+from pathlib import Path
+from types import CodeType
 
 import numpy as np
 import pytest
@@ -17,9 +22,9 @@ from padiff_hooks.training import TrainingRecorder
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-SHARES = 6
-X = np.random.default_rng(0).normal(size=(4, 6, 5)).astype("float32")
-Y = np.random.default_rng(1).integers(0, 3, size=(4, 6))
+SHARES = 3
+X = np.random.default_rng(0).normal(size=(3, 6, 5)).astype("float32")
+Y = np.random.default_rng(1).integers(0, 3, size=(3, 6))
 
 
 def is_listened_to(function):
@@ -103,7 +108,7 @@ LOOPS = {"torch": TorchLoop, "paddle": PaddleLoop}
 
 
 class Training:
-    """Trains four steps; recorded ones have a logged loss and a replay pack in each third step."""
+    """Trains three steps; recorded ones have a logged loss and a replay pack in each second step."""
 
     def __init__(self, loop, folder):
         self.loop, self.folder, self.count = loop, folder, 0
@@ -115,7 +120,7 @@ class Training:
         one = self.loop()
         self.count += 1
         recorder = padiff.record(
-            one.net, self.folder / str(self.count), optimizer=one.optimizer, replay_every_n_steps=3
+            one.net, self.folder / str(self.count), optimizer=one.optimizer, replay_every_n_steps=2
         )
         return self._train(recorder, one)
 
@@ -158,6 +163,24 @@ class Training:
         return one.net[0].weight.numpy(**({"force": True} if self.loop is TorchLoop else {}))
 
 
+@functools.cache
+def failing() -> dict[str, list[CodeType]]:
+    """The functions that fail, by framework: those that the trainings of both call fail in one of them, by turns."""
+    planting, found = Planting("padiff"), {}
+    with tempfile.TemporaryDirectory() as folder:
+        for framework, loop in LOOPS.items():
+            training = Training(loop, Path(folder, framework))
+            training.recorded()
+            found[framework] = {name_of(code): code for code in planting.functions(training.recorded)}
+            assert len(found[framework]) > 500
+    common = set.intersection(*map(set, found.values()))
+    turns = dict(zip(sorted(common), itertools.cycle(LOOPS)))
+    return {
+        framework: [code for name, code in codes.items() if turns.get(name, framework) == framework]
+        for framework, codes in found.items()
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(SHARES))
 @pytest.mark.parametrize("framework", LOOPS)
@@ -165,11 +188,8 @@ def test_an_error_in_any_function_leaves_a_recorded_loop_as_it_is(framework, num
     training = Training(LOOPS[framework], tmp_path)
     losses, weight, _ = training.plain()
     planting = Planting("padiff")
-    training.recorded()
-    functions = planting.functions(training.recorded)
-    assert len(functions) > 500
     wrong = []
-    for code in share(functions, number, SHARES):
+    for code in share(failing()[framework], number, SHARES):
         try:
             with contextlib.redirect_stderr(io.StringIO()):
                 after = planting.fail(code, training.recorded)
@@ -285,7 +305,7 @@ def test_a_step_with_an_error_is_left_out_and_the_others_are_recorded(framework,
     functions = {name_of(code): code for code in planting.functions(training.recorded)}
     planting.fail(functions["padiff/recorder/calls.py:Calls.begin"], training.recorded)
     run = padiff.open_run(tmp_path / "3")
-    assert run.numbers() == [1, 2, 3]
+    assert run.numbers() == [1, 2]
     said = [line for line in capfd.readouterr().err.splitlines() if "error of padiff's own" in line]
     assert len(said) == 1
     assert said[0].startswith(
@@ -306,7 +326,7 @@ def test_an_error_of_packs_costs_packs_alone(framework, tmp_path, capfd):
     training.recorded()
     functions = {name_of(code): code for code in planting.functions(training.recorded)}
     planting.fail(functions["padiff/recorder/packing.py:Packing.finish"], training.recorded)
-    assert padiff.open_run(tmp_path / "3").numbers() == [1, 2, 3]
+    assert padiff.open_run(tmp_path / "3").numbers() == [1, 2]
     assert "Later steps are recorded without replay packs" in capfd.readouterr().err
 
 

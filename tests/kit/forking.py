@@ -25,6 +25,7 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 import time
 import types
 import warnings
@@ -40,13 +41,17 @@ IMPORTED = {
 OWN = ("padiff.recorder", "padiff.frameworks.torch", "padiff.frameworks.paddle", "padiff_hooks.training",
        "padiff_cli.commands.compare", "padiff_cli.commands.run")  # fmt: skip
 PACKAGES = ("padiff", "padiff_hooks", "padiff_cli")
+#: A test may set another one.
+PYTHON = sys.executable
+#: Runs this file under a name that is no file's: runs keep lines of the files on the stack.
+SERVE = "import sys; exec(compile(open(sys.argv.pop(1)).read(), '<forks>', 'exec'))"
 
 #: Exit code where an import starts a thread, as paddle 3.0's does: a fork would lose it. Nothing is forked then.
 THREADS = 3
 _threaded: set[str] = set()
 
 
-def python_with_frameworks(taken_down: bool = False, only: str = "") -> list[str]:
+def python_with_frameworks(taken_down: bool = False, only: str = "", children: bool = False) -> list[str]:
     """The beginning of a command, in the place of ``sys.executable``.
 
     Args:
@@ -55,15 +60,16 @@ def python_with_frameworks(taken_down: bool = False, only: str = "") -> list[str
         taken_down: whether all modules and objects are taken down at the end, which takes ten times as long as the
             fork: of the frameworks there are a million. For tests of how a process ends; what is registered with
             ``atexit`` is called without, too.
+        children: whether the processes that it starts as ``sys.executable`` are forks, too.
     """
     hidden, only = ("paddle", "") if only == "torch" else ("", only)
     tests = str(os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid())
     address = f"padiff-tests-{tests}{only}"
     if address not in _threaded and not _listens(address):
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        command = [sys.executable, __file__, address, tests, *([only] if only else IMPORTED)]
+        command = [PYTHON, "-c", SERVE, __file__, address, tests, *([only] if only else IMPORTED)]
         environment = {**os.environ, **threads, "PYTHONPATH": "", "PADIFF_TESTED": _place(sys.path)}
-        pid = os.posix_spawn(sys.executable, command, environment, setsid=True)
+        pid = os.posix_spawn(PYTHON, command, environment, setsid=True)
         while not _listens(address):
             ended, code = os.waitpid(pid, os.WNOHANG) if pid else (0, 0)
             if code and os.waitstatus_to_exitcode(code) == THREADS:
@@ -73,21 +79,27 @@ def python_with_frameworks(taken_down: bool = False, only: str = "") -> list[str
             pid = 0 if ended else pid
             time.sleep(0.05)
     if address in _threaded:
-        return [sys.executable]
+        return [PYTHON]
     options = [*(["--without", hidden] if hidden else []), *(["--taken-down"] if taken_down else [])]
-    return [sys.executable, "-IS", str(Path(__file__).with_name("fork_start.py")), address, *options]
+    options += ["--executable", str(interpreter())] if children else []
+    return [PYTHON, "-IS", str(Path(__file__).with_name("fork_start.py")), address, *options]
 
 
-def interpreter(folder: Path, apart: bool = False) -> Path:
+@functools.cache
+def interpreter(apart: bool = False) -> Path:
     """The same as a program, for what takes one word only.
 
     Args:
         apart: whether each script has the one framework only that is in its name.
     """
-    program = folder / "python"
+    folder = tempfile.TemporaryDirectory(prefix="padiff-tests-", dir="/tmp")  # a test may set its own TMPDIR
+    atexit.register(folder.cleanup)
+    program = Path(folder.name, "python")
     scripts = [f'*{name}.py*) exec {shlex.join(python_with_frameworks(only=name))} "$@";;\n' for name in IMPORTED]
     cases = f'case "$*" in\n{"".join(scripts)}esac\n' if apart else ""
-    program.write_text(f'#!/bin/sh\n{cases}exec {shlex.join(python_with_frameworks())} "$@"\n')
+    command = python_with_frameworks()
+    command += ["--executable", str(program)] if len(command) > 1 and not apart else []
+    program.write_text(f'#!/bin/sh\n{cases}exec {shlex.join(command)} "$@"\n')
     program.chmod(0o755)
     return program
 
@@ -139,7 +151,7 @@ def serve(address: str, tests: str, *frameworks: str) -> None:
             client, _ = listener.accept()
         except TimeoutError:
             continue
-        size, files, *_ = socket.recv_fds(client, 4, 3)
+        size, files, *_ = socket.recv_fds(client, 4, 250)
         if not size:  # somebody only looked
             client.close()
             continue
@@ -148,8 +160,9 @@ def serve(address: str, tests: str, *frameworks: str) -> None:
         if not pid:
             for other in (listener, *waiting.values()):
                 other.close()
-            _become(client, files)
-            _run(path, *request)
+            numbers, *asked = request
+            _become(client, dict(zip(numbers, files)))
+            _run(path, *asked)
             return
         client.send(pid.to_bytes(4, "little"))
         for file in files:
@@ -169,10 +182,15 @@ def _hide(*packages: str) -> None:
     _hide.hidden = [*getattr(_hide, "hidden", ()), *(sys.modules.pop(name) for name in names)]
 
 
-def _become(client: socket.socket, files: list[int]) -> None:
-    """Take the place of the process that a test started."""
+def _become(client: socket.socket, files: dict[int, int]) -> None:
+    """Take the place of the process that a test started, with its files by their numbers."""
     os.setsid()
-    for number, file in enumerate(files):
+    moved = {}
+    for number, file in [*files.items(), (-1, client.detach())]:  # out of the way of all numbers
+        moved[number] = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 500)
+        os.close(file)
+    client = socket.socket(fileno=moved.pop(-1))
+    for number, file in moved.items():
         os.dup2(file, number)
         os.close(file)
     # Anew: of those that were there Python remembers whether they could seek.
@@ -219,6 +237,8 @@ def _run_once(path: list[str], args: list[str], folder: str, environment: dict[s
     os.chdir(folder)
     if "multiprocessing.process" in sys.modules:  # which looks for a script below the folder that it began in
         sys.modules["multiprocessing.process"].ORIGINAL_DIR = folder
+    if "padiff.system.start_folder" in sys.modules:  # which is that of the import
+        importlib.reload(sys.modules["padiff.system.start_folder"])
     os.environ.clear()
     os.environ.update(environment)
     if args[0] == "--without":
@@ -230,8 +250,13 @@ def _run_once(path: list[str], args: list[str], folder: str, environment: dict[s
         weakref.finalize._registry = {}
         if "paddle.base.libpaddle" in sys.modules:
             atexit.unregister(sys.modules["paddle.base.libpaddle"].clear_kernel_factory)
-    while args[0] in ("--taken-down", "-W", "-u"):
-        if args.pop(0) == "-W":
+    while args[0] in ("--taken-down", "--executable", "-W", "-u", "-B"):
+        option = args.pop(0)
+        if option == "--executable":
+            sys.executable = args.pop(0)
+            if "multiprocessing.spawn" in sys.modules:
+                sys.modules["multiprocessing.spawn"].set_executable(sys.executable)
+        elif option == "-W":
             warnings.simplefilter(args.pop(0))
     main = types.ModuleType("__main__")
     kind, sys.argv = ("file", args) if args[0] not in ("-c", "-m") else (args[0], args[1:])

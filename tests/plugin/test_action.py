@@ -61,7 +61,7 @@ def use(tmp_path):
     programs.mkdir()
     # pip would reach the network: it is written down what it is asked for. All else is the real interpreter.
     python = programs / "python"
-    other = f'exec {interpreter(tmp_path)} "$@"'
+    other = f'exec {interpreter()} "$@"'
     python.write_text(f'#!/bin/sh\nif [ "$2" = pip ]; then echo "$@" >> {tmp_path}/pip.txt; else {other}; fi\n')
     python.chmod(0o755)
 

@@ -77,7 +77,15 @@ def session(tmp_path):
 
     def run(body, *arguments):
         (tmp_path / "test_it.py").write_text(HEAD + body)
-        command = [*python_with_frameworks(), "-m", "pytest.__main__", "-p", "padiff_pytest", "-p", "no:cacheprovider"]
+        command = [
+            *python_with_frameworks(children=True),
+            "-m",
+            "pytest.__main__",
+            "-p",
+            "padiff_pytest",
+            "-p",
+            "no:cacheprovider",
+        ]
         options = ["-W", "ignore", "-ra", f"--basetemp={tmp_path / 'temporary'}", *arguments]
         done = run_child([*command, *options], cwd=tmp_path, env=environment)
         print(done.stdout, done.stderr)  # shown where a test fails
@@ -272,7 +280,7 @@ def test_a_run_that_a_host_recorded(session, tmp_path):
 @pytest.mark.slow
 def test_under_xdist(session, tmp_path):
     pytest.importorskip("xdist")
-    workers = ("-p", "xdist", "--dist", "load", "--tx", f"2*popen//python={interpreter(tmp_path)}")  # as with -n 2
+    workers = ("-p", "xdist", "--dist", "load", "--tx", f"2*popen//python={interpreter()}")  # as with -n 2
     two = GOLDEN + "\ndef test_other(padiff):\n    train(padiff, name='other')\n"
     # Whichever process comes second to a golden run, with another test, is refused.
     clash = "\ndef test_clash(padiff):\n    train(padiff)\n"

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
+from hard.children import run_script
 
 START = {
     "torch": "import torch as fw; optimizer = fw.optim.SGD(model.parameters(), lr=0.1)",
@@ -23,16 +20,15 @@ print("trained")
 
 @pytest.mark.parametrize("filters", ["default", "ignore", "error"])
 @pytest.mark.parametrize("framework", START)
-def test_no_filter_hides_a_warning_or_raises_it_in_the_training(framework, filters, tmp_path):
+def test_no_filter_hides_a_warning_or_raises_it_in_the_training(framework, filters, tmp_path, monkeypatch):
+    monkeypatch.setenv("PADIFF_QUIET", "1")
     imports, optimizer = START[framework].split("; ")
     script = tmp_path / "train.py"
     script.write_text(
         f"{imports}\nimport padiff, warnings\nwarnings.simplefilter({filters!r})\n"
         f"model = fw.nn.Linear(2, 2)\n{optimizer}\n{FORGOTTEN}"
     )
-    done = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, env={**os.environ, "PADIFF_QUIET": "1"}, capture_output=True, text=True
-    )
+    done = run_script(tmp_path, script)
     assert done.stdout.splitlines()[-1] == "trained", done.stderr
     said = [line for line in done.stderr.splitlines() if "padiff" in line]
     assert said == [

@@ -6,11 +6,11 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 import sys
 import textwrap
 
 import pytest
+from hard.children import run_padiff, run_script
 from kit.schema import violations
 
 import padiff
@@ -53,14 +53,13 @@ def folder(tmp_path_factory):
     for name, (eps, decay) in SETTINGS.items():
         source = SCRIPT.replace("EPS", eps).replace("DECAY", decay).replace("RUN", f"runs/{name}")
         (folder / f"{name}.py").write_text(source)
-        done = subprocess.run([sys.executable, f"{name}.py"], cwd=folder, capture_output=True, text=True, check=False)
+        done = run_script(folder, f"{name}.py")
         assert done.returncode == 0, textwrap.shorten(done.stderr[-2000:], 2000)
     return folder
 
 
-def brief(folder, candidate, *more):
-    command = [sys.executable, "-m", "padiff", "compare", "runs/reference", f"runs/{candidate}", "--brief", *more]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+def brief(folder, candidate="candidate", *more):
+    return run_padiff(folder, "compare", "runs/reference", f"runs/{candidate}", "--brief", *more)
 
 
 @pytest.mark.parametrize(
@@ -83,9 +82,8 @@ def test_a_setting_is_shown_where_it_is_written(folder, candidate, code, marked)
 
 
 def printed(folder, width=80, *more):
-    command = [sys.executable, "-m", "padiff", "compare", "runs/reference", *more]
-    environment = os.environ | {"COLUMNS": str(width)}
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment).stdout
+    environment = os.environ | {"COLUMNS": str(width), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return run_padiff(folder, "compare", "runs/reference", *more, env=environment).stdout
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 140])
@@ -241,7 +239,7 @@ def test_a_fix_names_the_folder_and_the_model(folder):
     drawn = "net = Net()\nfor p in net.parameters(): nn.init.normal_(p, generator=torch.Generator().manual_seed(1))"
     source = SCRIPT.replace("EPS", "1e-5").replace("DECAY", "0.01").replace("RUN", "runs/other")
     (folder / "other.py").write_text(source.replace("net = Net()", drawn))
-    done = subprocess.run([sys.executable, "other.py"], cwd=folder, capture_output=True, text=True, check=False)
+    done = run_script(folder, "other.py")
     assert done.returncode == 0, done.stderr
     text = printed(folder, 120, "runs/other")
     assert "padiff.start_from('runs/reference', net)" in text
@@ -296,7 +294,7 @@ def test_a_fault_away_from_where_it_shows_is_shown_where_it_is(tmp_path, before,
     for name, changed in (("reference", before), ("candidate", after)):
         source = SCALED.replace(before, changed).replace("RUN", f"runs/{name}")
         (tmp_path / f"{name}.py").write_text(source)
-        done = subprocess.run([sys.executable, f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = run_script(tmp_path, f"{name}.py")
         assert done.returncode == 0, done.stderr
     found = json.loads(brief(tmp_path, "candidate").stdout)
     assert cause in found["cause"]["text"]
@@ -310,8 +308,7 @@ def test_a_training_in_evaluation_mode_is_named(tmp_path):
     plain = plain.replace("        rec.try_dump()\n", "")
     for name, mode in (("reference", "train"), ("candidate", "eval")):
         (tmp_path / f"{name}.py").write_text(plain.replace("net.train()", f"net.{mode}()"))
-        command = [sys.executable, "-m", "padiff", "run", "--dir", f"runs/{name}", f"{name}.py"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = run_padiff(tmp_path, "run", "--dir", f"runs/{name}", f"{name}.py")
         assert done.returncode == 0, done.stderr
     found = json.loads(brief(tmp_path, "candidate").stdout)
     assert found["cause"]["kind"] == "mode"
@@ -355,7 +352,7 @@ def test_a_call_that_is_made_twice_is_fixed_where_it_is_wrong(tmp_path, first, s
     for name, one, two in (("reference", "False", "False"), ("candidate", first, second)):
         source = TWICE.replace("FIRST", one).replace("SECOND", two).replace("RUN", f"runs/{name}")
         (tmp_path / f"{name}.py").write_text(source)
-        done = subprocess.run([sys.executable, f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = run_script(tmp_path, f"{name}.py")
         assert done.returncode == 0, done.stderr
     text = printed(tmp_path, 120, "runs/candidate")
     assert f"fix     torch.nn.functional.interpolate(..., align_corners=False)  # {lines}\n" in text, text
@@ -368,7 +365,7 @@ def test_without_sources_no_text_of_the_code_is_in_the_run(tmp_path):
         source = TWICE.replace("FIRST", align).replace("SECOND", "False").replace("RUN", f"runs/{name}")
         source = source.replace("optimizer=optimizer)", f"optimizer=optimizer, sources={name == 'reference'})")
         (tmp_path / f"{name}.py").write_text(source)
-        done = subprocess.run([sys.executable, f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = run_script(tmp_path, f"{name}.py")
         assert done.returncode == 0, done.stderr
     content = {
         name: b"".join(path.read_bytes() for path in (tmp_path / "runs" / name).rglob("*") if path.is_file())
@@ -400,22 +397,17 @@ def test_the_line_that_a_fix_writes_mends_the_training(tmp_path, before, after):
     def run(name, source):
         source = source.replace("FIRST", "False").replace("SECOND", "False").replace("RUN", f"runs/{name}")
         (tmp_path / f"{name}.py").write_text(source)
-        done = subprocess.run([sys.executable, f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = run_script(tmp_path, f"{name}.py")
         assert done.returncode == 0, done.stderr
 
     run("reference", TWICE)
     run("candidate", TWICE.replace(before, after, 1))
-    fix = json.loads(brief_of(tmp_path).stdout)["fix"]
+    fix = json.loads(brief(tmp_path).stdout)["fix"]
     lines = (tmp_path / "candidate.py").read_text().splitlines()
     assert fix["file"] == "candidate.py" and lines[fix["line"] - 1].strip() == fix["old"]
     lines[fix["line"] - 1] = lines[fix["line"] - 1].replace(fix["old"], fix["new"])
     run("mended", "\n".join(lines).replace("runs/candidate", "RUN"))
-    assert brief_of(tmp_path, "mended").returncode == 0
-
-
-def brief_of(folder, candidate="candidate"):
-    command = [sys.executable, "-m", "padiff", "compare", "runs/reference", f"runs/{candidate}", "--brief"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert brief(tmp_path, "mended").returncode == 0
 
 
 @pytest.mark.parametrize(
