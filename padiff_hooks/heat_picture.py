@@ -24,9 +24,9 @@ COLUMNS = 64
 #: Rows of a panel; with more layers, neighbours are folded by their maximum.
 ROWS = 360
 
-# Sizes in pixels. TensorBoard shows the picture at half its size.
-_WIDE, _TALL, _ROW = 920, 360, 40
-_GAP, _TOP, _BOTTOM, _NAMES, _LINE, _FONT = 10, 34, 40, 270, 22, 18
+# Sizes in pixels. A card of TensorBoard has room for 355 by 210: letters are 11 tall there.
+_WIDE, _TALL, _ROW = 640, 256, 32
+_GAP, _TOP, _BOTTOM, _NAMES, _LINE, _FONT = 8, 56, 66, 200, 24, 20
 _INK, _PAPER, _MARK = (60, 60, 64), (255, 255, 255), (20, 20, 20)
 _SKIPPED_COLOUR, _EQUAL_COLOUR, _ENDLESS_COLOUR = (206, 205, 200), (156, 207, 176), (64, 4, 32)
 _WITHIN = ((232, 240, 248), (173, 203, 232), (84, 139, 196))
@@ -90,7 +90,9 @@ class HeatPicture:
         draw = ImageDraw.Draw(image)
         for k, stage in enumerate(stages):
             panel_x = _NAMES + k * (wide + _GAP)
-            draw.text((panel_x, 6), stage, _INK, font)
+            # A name may be wider than its panel: every second one is a line lower.
+            name_x = min(panel_x, _WIDE - int(draw.textlength(stage, font)) - 4)
+            draw.text((name_x, 4 + k % 2 * _LINE), stage, _INK, font)
             cells = np.stack([self._cells.get((stage, layer), np.zeros(COLUMNS, np.uint8)) for layer in layers])
             pixels = _PALETTE[_folded(cells[:, :columns], many)]
             panel = Image.fromarray(pixels).resize((wide, height), Image.Resampling.NEAREST)
@@ -127,7 +129,7 @@ def place_of(site: tuple[Any, ...]) -> tuple[str, str]:
     return stage, str(site[1] or site[2]).partition(f"/{stage}/")[0]
 
 
-def _short(name: str, letters: int = 27) -> str:
+def _short(name: str, letters: int = 18) -> str:
     return name if len(name) <= letters else f"{name[:8]}..{name[-(letters - 10) :]}"
 
 
@@ -168,14 +170,14 @@ _PALETTE = _palette()
 
 
 def _write_legend(draw: Any, font: Any, text: str, y: int) -> None:
-    draw.text((6, y), text, _INK, font)
-    x = _NAMES
+    draw.text((_NAMES, y), text, _INK, font)
+    x, y = 6, y + _LINE + 4
     for label, colours in _legend():
         for colour in colours:
-            draw.rectangle((x, y + 3, x + 12, y + 17), fill=colour)
+            draw.rectangle((x, y + 4, x + 12, y + 18), fill=colour)
             x += 13
         draw.text((x + 6, y), label, _INK, font)
-        x += int(draw.textlength(label, font)) + 20
+        x += int(draw.textlength(label, font)) + 22
 
 
 def _legend() -> Iterable[tuple[str, Iterable[tuple[int, ...]]]]:
@@ -183,7 +185,7 @@ def _legend() -> Iterable[tuple[str, Iterable[tuple[int, ...]]]]:
     beyond = tuple(map(tuple, _PALETTE[np.linspace(*_FAIL, 4).astype(int)].tolist()))
     return (
         ("bit-equal", (_EQUAL_COLOUR,)),
-        ("within its limit", within),
-        ("beyond it", beyond),
+        ("within limit", within),
+        ("beyond", beyond),
         ("not compared", (_SKIPPED_COLOUR,)),
     )

@@ -32,6 +32,8 @@ class News:
         self.first_text = ""
         self._place: _Place | None = None
         self._follows = False
+        #: True if no tensor has shown the first diff, a difference of settings.
+        self._is_declared = False
         self._reported: list[str] = []
 
     def markdown(self, report: Report, differs: bool) -> str:
@@ -50,12 +52,14 @@ class News:
         place = first.stage, first.reference, first.candidate, first.slot
         # A restarted process has not seen the first diff.
         follows = first.standing is Standing.FOLLOWS or (first.standing is Standing.FIRST and differs)
-        if not follows and first.standing is Standing.FIRST:
+        is_shown = self._is_declared and first.diff is not None
+        if is_shown or (not follows and first.standing is Standing.FIRST):
+            self._is_declared = first.diff is None
             more = f"\n\n{count_text(report)} in step {first.step}." if len(report.failed) > 1 else ""
             block = diagnostic_text(diagnostic_of(replace(report, independent=())), _WIDE)
             self.first_text = "\n".join(code_block(block.split("\n"), "text")) + more
             new.append(self.first_text)
-        elif follows and place != self._place and not self._follows:
+        elif follows and first.diff is not None and place != self._place and not self._follows:
             self._follows = True
             step = report.coverage.steps[0]
             new.append(f"{Standing.FOLLOWS}: {count_text(report)} in step {step}, as in those after it.")
@@ -79,6 +83,6 @@ class News:
             elif standing == standings[Standing.FOLLOWS] and place != self._place and not self._follows:
                 self._follows = True
                 self._reported.append(f"{Standing.FOLLOWS}: as in step {line['step']}, so in those after it.")
-            self._place = place
+            self._place, self._is_declared = place, not first.get("site")
         if len(self._reported) < _FURTHER:
             self._reported += [f"{Standing.NEW}: {fault['message']}" for fault in line.get("independent", ())]

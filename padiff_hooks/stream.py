@@ -24,7 +24,7 @@ from padiff.dump.medium import write_json
 from padiff.errors import UsageError
 from padiff.records import CANNOT_TELL, DIFFER, MATCH, SIDES, Both, Report, Standing
 from padiff.records.declared import OF_LAYERS
-from padiff.report_formats import to_json
+from padiff.report_formats import page_words, to_json
 from padiff_hooks.event_files import EventFile, ScalarSink
 from padiff_hooks.heat_picture import HeatPicture, place_of
 from padiff_hooks.news import News
@@ -211,6 +211,7 @@ class DiffStream:
             if self._diagnosed is not self._first:
                 self._diagnosed, self._diagnostic = self._first, of_this_step["diagnostic"]
             so_far["diagnostic"] = self._diagnostic
+        so_far |= {"words": words} if (words := page_words(so_far)) else {}
         # Coverage describes one step: a change in the number of pairs is no reason to write.
         now = {key: value for key, value in so_far.items() if key != "coverage"}
         if now != self._written_so_far:

@@ -43,7 +43,12 @@ class PadiffPlugin(TBPlugin):  # type: ignore[misc]
         apps: dict[str, App] = {
             f"/{name}": _static(content, _TYPES[Path(name).suffix]) for name, content in static_files().items()
         }
-        routes = {"/pairs": self._serve_pairs, "/follow": self._serve_follow, "/lines": self._serve_lines}
+        routes = {
+            "/pairs": self._serve_pairs,
+            "/follow": self._serve_follow,
+            "/lines": self._serve_lines,
+            "/words": self._serve_words,
+        }
         return apps | {route: _json(serve) for route, serve in routes.items()}
 
     def _pairs(self) -> dict[str, Path]:
@@ -67,6 +72,9 @@ class PadiffPlugin(TBPlugin):  # type: ignore[misc]
     def _serve_lines(self, request: Request) -> Any:
         content = part(self._folder(request), _number(request, "start"), _number(request, "end"))
         return {"lines": [text for _, _, text in content["lines"]]}
+
+    def _serve_words(self, request: Request) -> Any:
+        return {"words": (report(self._folder(request)) or {}).get("words", {})}
 
     def _folder(self, request: Request) -> Path:
         # The name is only looked up among known folders, and never used as a path.

@@ -18,7 +18,7 @@ from padiff.recorder.processes import own_place
 from padiff.recorder.schedule import Schedule
 from padiff.records import ROOT, RunInfo
 from padiff.system.construction import Built, construction_lines, package_of, source_digests, users_sources
-from padiff.system.data_lines import data_lines
+from padiff.system.data_lines import data_lines, used_lines
 from padiff.system.frames import Frame
 from padiff.system.variables import names_of
 
@@ -112,7 +112,10 @@ class Description:
             kinds = {key: type(each) for key, each in optimizers.items()}
             lines = construction_lines(built, kinds, names)
             children = {node.path for node in inner if "." not in node.path}
-            lines = data_lines(users_sources(built), names.get(ROOT, set()) | children) | lines
+            sources = users_sources(built)
+            if "@scheduler" in lines:
+                lines = used_lines(sources, lines["@scheduler"], "@schedule") | lines
+            lines = data_lines(sources, names.get(ROOT, set()) | children) | lines
             files = source_digests(lines)
         if not lines:
             return False

@@ -54,22 +54,28 @@ _OF_LOADER = ("batch_order", "input_order", "sizes")
 _WHOLE = ("rule", "weight_decay_form", "optimizer_rule")
 # Keyword arguments and keys of a line of code, and functions that a sentence names.
 _KEYWORD, _CALLED = re.compile(r"""(?:\b(\w+)\s*=(?!=)|["'](\w+)["']\s*:)\s*"""), re.compile(r"\b(\w+)\(")
-_READ = re.compile(r"""\.(\w+)\b(?!\s*\()|\[["'](\w+)["']\]""")
+_READ = re.compile(r"[A-Za-z_]\w*\b(?!\s*\()")
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d*)?(?:e[-+]?\d+)?(?!\w)")
+# Words of causes by a schedule that goes on at other steps.
+_PACE = "schedule goes on every"
+# Arguments of a schedule, among others of a trainer.
+_OF_SCHEDULE = re.compile(r"lr|rate|warmup|sched|step|epoch|gamma|decay|power|factor|milestones|t_max", re.IGNORECASE)
 # Arguments that hold objects, not settings.
 _OBJECTS = ("parameters", "params", "model", "optimizer")
 # Key of an optimizer's line.
 _OPTIMIZER = re.compile(r"optimizer\.\d+")
 # Tokens of a line of code, and the names in it that are variables or modules: no attributes, keywords or calls.
-_TOKEN, _VARIABLE = re.compile(r"\w+|\S"), re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*(?![\w\"'])(?!\s*=(?!=))")
+_TOKEN, _WORD = re.compile(r"\w+|\S"), re.compile(r"[\w.]+(?:(?<=\de)[-+]\d+)?|\S")
+_VARIABLE = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*(?![\w\"'])(?!\s*=(?!=))")
 # Share of a line's tokens that are the same in a line that can take its place. Chosen.
 _LIKE = 0.6
 # Names of one argument in code and in causes.
 _ALIKE = (
-    ("lr", "learning_rate", "max_lr", "base_lr"), ("eps", "epsilon"), ("p", "dropout", "drop"),
+    ("lr", "learning_rate", "max_lr", "base_lr"), ("eps", "epsilon", "adam_epsilon"), ("p", "dropout", "drop"),
     ("bias", "bias_attr"), ("affine", "elementwise_affine", "weight_attr"),
-    ("betas", "beta1", "beta2"), ("decay", "weight_decay"),
-    ("max_norm", "clip_norm", "clip", "norm of"), ("smoothing", "label_smoothing"),
+    ("betas", "beta1", "beta2", "adam_beta1", "adam_beta2"), ("decay", "weight_decay"),
+    ("max_norm", "clip_norm", "clip", "norm of", "max_grad_norm", "gradient_clip_val"),
+    ("smoothing", "label_smoothing"),
 )  # fmt: skip
 
 
@@ -327,11 +333,13 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
     role = _role(first, kind)
     if kind == "step_skipped" and any("@zeroed" in lines for lines in models.lines):
         role = ("@zero_grad",)  # without gradients an optimizer updates nothing
+    if kind == "learning_rate" and first.cause is not None and _PACE in first.cause.sentence:
+        role = ("@scheduled", *role)  # the schedule is right, and goes on at other steps
     in_role = models.lines.map(lambda lines: next((lines[each] for each in role if each in lines), None))
     frames = models.stacks.zip(models.lines).map(lambda side: [*chain(*side[0].values()), *side[1].values()])
-    called = first.stacks.zip(frames).map(_innermost)
+    called = first.code.zip(first.stacks.zip(frames)).map(lambda side: side[0] or _innermost(side[1]))
     if first.stage == "input" or kind == "labels":
-        given = _given_batches(models)
+        given = _changed_line(models, "@data:")
         if given is not None:
             return given
         if first.stage == "input":
@@ -342,7 +350,7 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
         return _attributes(models.lines, shown, first)
     if any(in_role):
         # A schedule is at fault by its own arguments, not by the rate that it starts from.
-        return in_role if role[:1] == ("@scheduler",) else written(in_role)
+        return written(in_role) if role[:1] != ("@scheduler",) else _schedule(models, in_role)
     made = Both(first.reference, first.candidate).zip(models.lines).map(lambda side: side[1].get(side[0] or LOOP))
     start = first.stage == "weight" and not first.step and not kind.startswith(_OF_LAYER)
     if kind == "start_weights" or (start and not any(about) and first.diff is not None and first.diff.pair.complete):
@@ -351,13 +359,16 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
         # Inside of a layer, the call says nothing that the construction does not.
         about = written(made).zip(about).map(lambda side: side[0] or side[1])
     if any(about):
+        read = _attributes(models.lines, called, first)
+        if read != called and read.candidate is not None and _is_computed(read.candidate.code):
+            return read  # the first call that differs reads a value that is computed otherwise
         about = about.zip(called).map(lambda side: side[0] or side[1])
         return _attributes(models.lines, about, first)
     if kind.startswith(_OF_OPTIMIZER) or (first.stage == "update" and kind != "unknown"):
         shown = written(_optimizers(first, models))
         schedules = models.lines.map(lambda lines: lines.get("@scheduler"))
         if kind == "learning_rate" and all(schedules) and is_same(*shown):
-            return schedules  # both start from one rate
+            return _schedule(models, schedules)  # both start from one rate
         return shown
     if (kind.startswith(_OF_LAYER) or first.stage == "weight") and any(made):
         return written(made)
@@ -365,28 +376,44 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
     return _attributes(models.lines, called, first)
 
 
+def _schedule(models: Models, calls: Both[Frame | None]) -> Both[Frame | None]:
+    """Return the lines of the argument, or in the functions, of a schedule that differ; else the lines of its calls."""
+    return _changed_argument(models, calls) or _changed_line(models, "@schedule:") or calls
+
+
 def _attributes(lines: Both[Mapping[str, Frame]], called: Both[Frame | None], first: FirstDiff) -> Both[Frame | None]:
-    """Return the lines of the number that a cause names, if a call reads it from an attribute or a config; else the
-    lines of the calls.
+    """Return the lines of the number that a cause names, if a call reads it from an attribute, a config or a parameter;
+    else the lines of the calls.
     """
     own = called.candidate
     if own is None or first.cause is None or first.stage == "weight":
         return called
-    keys = dict.fromkeys(f"self.{name or key}" for name, key in _READ.findall(own.code))
-    found = [key for key in keys if key in lines.candidate]
-    found = [key for key in found if _shares_number(lines.candidate[key].code, first.cause.sentence)]
-    found = [key for key in found if not is_same(lines.reference.get(key), lines.candidate[key])]
+    keys = dict.fromkeys(f"self.{name}" for name in _READ.findall(own.code))
+    changed = [key for key in keys if key in lines.candidate]
+    changed = [key for key in changed if not is_same(lines.reference.get(key), lines.candidate[key])]
+    found = [key for key in changed if _shares_number(lines.candidate[key].code, first.cause.sentence)]
+    # A value that both sides compute, each in another way, names no number.
+    found = found or [key for key in changed if key in lines.reference and _is_computed(lines.candidate[key].code)]
     if len(found) != 1:
         return called
     return called.zip(lines).map(lambda side: side[1].get(found[0], side[0]))
 
 
-def _given_batches(models: Models) -> Both[Frame | None] | None:
-    """Return the lines that differ in the code that gives the batches; `None` unless there is one such line.
+def _is_computed(code: str) -> bool:
+    """Return True if a line assigns the result of an operator to an attribute."""
+    return re.match(r"self\.\w+\s*=.*[-+*/]", code) is not None
+
+
+def _changed_line(models: Models, role: str) -> Both[Frame | None] | None:
+    """Return the lines that differ in a piece of code, e.g. of the data; `None` unless there is one such line.
 
     Of two frameworks, lines differ by what their functions are called: then a line with other numbers counts.
+
+    Args:
+        models: both runs' lines.
+        role: start of the lines' keys.
     """
-    sides = models.lines.map(lambda lines: [frame for key, frame in lines.items() if key.startswith("@data:")])
+    sides = models.lines.map(lambda lines: [frame for key, frame in lines.items() if key.startswith(role)])
     codes = sides.map(lambda frames: [_plain_code(frame.code) for frame in frames])
     changed: list[Both[Frame | None]] = []
     matcher = difflib.SequenceMatcher(a=codes.reference, b=codes.candidate, autojunk=False)
@@ -399,10 +426,38 @@ def _given_batches(models: Models) -> Both[Frame | None] | None:
                 changed.append(Both(None, new[0]))
             else:
                 return None
-    if len({name.partition(" ")[0] for name in models.frameworks}) > 1:
-        numbers = [each.map(lambda frame: {*_NUMBER.findall("" if frame is None else frame.code)}) for each in changed]
-        changed = [each for each, (old, new) in zip(changed, numbers) if old != new]
+    if _is_ported(models):
+        changed = [each for each in changed if len({*each.map(_numbers)}) > 1]
     return changed[0] if len(changed) == 1 else None
+
+
+def _changed_argument(models: Models, calls: Both[Frame | None]) -> Both[Frame | None] | None:
+    """Return the lines of the argument of a schedule that differs between two calls; `None` unless there is one."""
+    heads = calls.map(lambda call: "" if call is None else f"{call.file}:{call.line}#")
+    values = models.lines.zip(heads).map(
+        lambda side: {
+            key[len(side[1]) :]: frame for key, frame in side[0].items() if side[1] and key.startswith(side[1])
+        }
+    )
+    names = [name for name in values.candidate if name in values.reference]
+    pairs = {name: values.map(lambda side: side[name]) for name in names}  # noqa: B023
+    changed = {
+        name: pair
+        for name, pair in pairs.items()
+        if (len({*pair.map(_numbers)}) > 1 if _is_ported(models) else not is_same(*pair))
+    }
+    changed = {name: pair for name, pair in changed.items() if _OF_SCHEDULE.search(name)} or changed
+    return next(iter(changed.values())) if len(changed) == 1 else None  # type: ignore[return-value]
+
+
+def _is_ported(models: Models) -> bool:
+    """Return True if the runs are of two frameworks."""
+    return len({name.partition(" ")[0] for name in models.frameworks}) > 1
+
+
+def _numbers(frame: Frame | None) -> frozenset[str]:
+    """Return the numbers in a line of code."""
+    return frozenset(_NUMBER.findall("" if frame is None else frame.code))
 
 
 def _plain_code(code: str) -> str:
@@ -518,7 +573,10 @@ def _fault(first: FirstDiff, models: Models | None, runs: Both[str] | None) -> B
         left = f"{cause.remaining:.2g} times rounding noise" if cause.remaining else "equal to the bit"
         size += f"; with the fix {left}"
     words = "" if cause is None else f"{cause.kind} {cause.sentence}"
-    lines = code_lines(first, models).map(lambda frame: _code_line(frame, words, first.call))
+    frames = code_lines(first, models)
+    called = _CALLED.search("" if cause is None else cause.fix)
+    call = first.call if called is None else f"{first.call} {called[0]}"
+    lines = frames.zip(Both(frames.candidate, frames.reference)).map(lambda side: _code_line(*side, words, call))
     text = first.statement if cause is None else cause.sentence
     return BriefFault(
         step=first.step,
@@ -545,7 +603,11 @@ def _changed_files(faults: Iterable[BriefFault], models: Models | None) -> list[
     for fault in faults:
         lines = Both(fault.places.reference, fault.places.candidate)
         for side, line, files in zip(SIDES, lines, NO_FILES if models is None else models.files):
-            if line is not None and line.file in files and has_changed(line.file, files[line.file]):
+            if line is None:
+                continue
+            # A file that is the candidate's says nothing of the reference's run, whose line is shown.
+            other = "" if models is None or side == "candidate" else models.files.candidate.get(line.file, "")
+            if line.file in files and not is_here(line.file, other) and has_changed(line.file, files[line.file]):
                 notes.append(f"{line.file} has changed since the {side}'s run, whose line this is.")
     return list(dict.fromkeys(notes))
 
@@ -558,7 +620,8 @@ def _fix(
     if cause is None:
         return None
     if cause.fix and not _is_scheduled(cause, lines, models):
-        fix = BriefFix(_filled(cause.fix, models, runs))
+        given = None if old is None else _with_norm(old, cause.fix)
+        fix = BriefFix(_filled(cause.fix, models, runs) if given is None else given)
         new = "" if old is None else _with_argument(old, cause.fix)
     else:
         frameworks = [] if models is None else [name.partition(" ")[0] for name in models.frameworks]
@@ -591,6 +654,16 @@ def _with_argument(line: CodeLine, fix: str) -> str:
     start, end = line.span
     given = re.fullmatch(rf"({call[2]}\s*=\s*).*", line.code[start:end])
     return f"{line.code[:start]}{given[1]}{call[3]}{line.code[end:]}" if given is not None else ""
+
+
+def _with_norm(line: CodeLine, fix: str) -> str | None:
+    """Return the marked argument of a trainer or a config that clips gradients, with the norm of a fix that calls a
+    function to clip; `None` if there is none.
+    """
+    norm = re.fullmatch(r"[\w.]*clip_grad_norm_\(.*, ([\d.e+-]+)\)", fix)
+    start, end = line.span or (0, 0)
+    given = re.fullmatch(r"((?:max_grad_norm|gradient_clip_val)\s*=\s*)[\d.e+-]+", line.code[start:end])
+    return f"{given[1]}{norm[1]}" if norm is not None and given is not None else None
 
 
 def _like_reference(candidate: str, reference: str) -> str:
@@ -703,31 +776,68 @@ def _follows(report: ReportData) -> str:
     return f"{', '.join(parts)}{before}"
 
 
-def _code_line(frame: Frame | None, words: str, call: str) -> CodeLine | None:
+def _code_line(frame: Frame | None, other: Frame | None, words: str, call: str) -> CodeLine | None:
     if frame is None:
         return None
     code = printable(frame.code)
-    return CodeLine(printable(frame.file), frame.line, code, _span(code, words, call))
+    span = _span(code, "" if other is None else printable(other.code), words, call)
+    return CodeLine(printable(frame.file), frame.line, code, span)
 
 
-def _span(code: str, words: str, call: str) -> list[int] | None:
-    """Return the part of a line of code that a fault is about: an argument that its words name, or a call.
+def _span(code: str, other: str, words: str, call: str) -> list[int] | None:
+    """Return the part of a line of code that a fault is about: an argument that its words name, a call, or the only
+    part that differs from the other side's line.
 
     Args:
         code: the line.
+        other: the line of the other side.
         words: the kind of the cause and its sentence.
-        call: the function call that causes the diff, in words.
+        call: the function call that causes the diff, in words, and the call of the fix.
     """
-    for argument in _KEYWORD.finditer(code):
-        name = argument[1] or argument[2]
-        if name not in _OBJECTS and named_at(words, name) is not None:
-            return [argument.start(), _end_of_argument(code, argument.end())]
-    for name in dict.fromkeys(_CALLED.findall(f"{call} {words}")):
-        found = re.search(rf"(?:\w+\.)*\b{re.escape(name)}\(", code)
-        if found is not None:
-            end = _end_of_argument(code, found.end(), several=True)
-            return [found.start(), min(end + 1, len(code))]
-    return None
+    # An argument or a call that the other line has, too, is less likely to be at fault.
+    own, others = (
+        [each for each in _arguments(line) if named_at(words, each[0]) is not None] for line in (code, other)
+    )
+    new = [span for _, span in own if not _contains(other, code, span)]
+    if new or (own and all(_contains(code, other, span) for _, span in others)):
+        return new[0] if new else own[0][1]
+    names = dict.fromkeys(_CALLED.findall(f"{call} {words}"))
+    calls = [span for name in names for span in _calls(code, rf"{re.escape(name)}\(")]
+    calls = calls or (_calls(code, r"\w+\(")[:1] if others else [])  # the call lacks the other's argument
+    calls = sorted(calls, key=lambda span: _contains(other, code, span))
+    return calls[0] if calls else _changed_part(code, other)
+
+
+def _arguments(code: str) -> list[tuple[str, list[int]]]:
+    """Return the name and the place of each keyword argument and entry of a dict in a line, without objects."""
+    found = [(each[1] or each[2], each) for each in _KEYWORD.finditer(code)]
+    return [(name, [at.start(), _end_of_argument(code, at.end())]) for name, at in found if name not in _OBJECTS]
+
+
+def _calls(code: str, name: str) -> list[list[int]]:
+    """Return the place of each call of a name, a pattern, in a line."""
+    found = list(re.finditer(rf"(?:\w+\.)*\b{name}", code, re.IGNORECASE))
+    ends = [_end_of_argument(code, each.end(), several=True) for each in found]
+    return [[each.start(), min(end + 1, len(code))] for each, end in zip(found, ends)]
+
+
+def _contains(line: str, code: str, span: list[int]) -> bool:
+    """Return True if a line has a part of another one."""
+    return re.sub(r"\s", "", code[span[0] : span[1]]) in re.sub(r"\s", "", line)
+
+
+def _changed_part(code: str, other: str) -> list[int] | None:
+    """Return the only part of a line that differs from another line, in whole words; `None` if more differs."""
+    own, others = ([*_WORD.finditer(line)] for line in (code, other))
+    texts = [[each[0] for each in found] for found in (others, own)]
+    changed = [
+        each
+        for each in difflib.SequenceMatcher(a=texts[0], b=texts[1], autojunk=False).get_opcodes()
+        if each[0] != "equal"
+    ]
+    if not other or len(changed) != 1 or changed[0][3] == changed[0][4]:
+        return None
+    return [own[changed[0][3]].start(), own[changed[0][4] - 1].end()]
 
 
 def named_at(words: str, name: str) -> int | None:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from padiff.records.aftermath import Standing
 from padiff.records.both import Both
-from padiff.records.cause import Cause
+from padiff.records.cause import UNKNOWN_LINES, Cause
 from padiff.records.compared import Diff, Figures, Pair, figures_text
 from padiff.records.extent import Extent
 from padiff.records.picture import Picture
 from padiff.records.recomputed import Recomputed
 from padiff.records.recorded import is_below
+from padiff.system.frames import Frame
 
 _NOTHING: Both[tuple[str, ...]] = Both((), ())
 
@@ -46,6 +47,7 @@ class FirstDiff:
         stacks: lines of each side's code that lead to the call, ``file:line function``, innermost first; empty if not
             recorded.
         tokens: the first token that differs, in words, if the tensor has a row for each token; else empty.
+        code: the line of each side's code that makes the call of a function; `None` if not known.
     """
 
     step: int
@@ -68,6 +70,7 @@ class FirstDiff:
     rank: int | None = None
     stacks: Both[tuple[str, ...]] = _NOTHING
     tokens: str = ""
+    code: Both[Frame | None] = UNKNOWN_LINES
 
     @property
     def max_abs(self) -> float:

@@ -7,9 +7,11 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
+import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -34,6 +36,11 @@ _ROLES = {
 }  # fmt: skip
 # Arguments of a trainer that stand for a role.
 _ARGUMENTS = {"@clip": {"gradient_clip_val", "max_grad_norm"}, "@loader": {"shuffle"}}
+# End of the names of classes that hold all arguments of a trainer, and the roles that such a call has if no other call
+# has them.
+_TRAINER, _TRAINERS_ROLES = "TrainingArguments", ("optimizer.0", "@scheduler", "@clip")
+# Parameters of a model among the arguments of an optimizer.
+_PARAMETERS = re.compile(r"param|group", re.IGNORECASE)
 # Modules of schedulers.
 _SCHEDULERS = ("torch.optim.lr_scheduler.", "paddle.optimizer.lr.")
 # Functions that compute a loss; classes end with the second name.
@@ -48,8 +55,18 @@ _LOSSES, _LOSS = (
 # Most values of configs whose lines are given, and an object that has them.
 _MOST_VALUES, _ARGS = 200, ast.Name("args")
 _NO_NAMES: Mapping[str, Collection[str]] = {}
+# Functions that make a dict or a config of their keyword arguments.
+_DICTS = ("dict", "OrderedDict", "Namespace", "SimpleNamespace", "EasyDict", "AttrDict", "DictConfig")
+# Files of configs that the source or the command line names, and a line of one that defines a plain value or begins a
+# section: in YAML, TOML or JSON, one value a line.
+_CONFIG, _NAMED = re.compile(r"[^\n]+\.(?:ya?ml|json|toml)"), re.compile(r"""["']([^"']+\.(?:ya?ml|json|toml))["']""")
+_ENTRY = re.compile(
+    r"""(\s*)(?:- )?["']?([A-Za-z_]\w*)["']?\s*[:=]\s*"""
+    r"""(["']?[A-Za-z_]+["']?|[-+]?[\d.][\w.+-]*|\[[-+\w., ]*\])\s*,?\s*(?:\#.*)?"""
+)
+_SECTION = re.compile(r"""(\s*)(?:\[(?P<table>[\w.]+)\]|["']?([A-Za-z_]\w*)["']?\s*:\s*\{?)\s*(?:\#.*)?""")
 # Methods that add a child layer by name.
-_ADDING = ("add_module", "register_module", "add_sublayer")
+_ADDING = ("add_module", "register_module", "add_sublayer", "setattr")
 
 
 class Built(NamedTuple):
@@ -97,6 +114,10 @@ class Source:
     names: dict[ast.FunctionDef, str] = field(default_factory=dict)
     #: The variable or attribute that a call is assigned to.
     targets: dict[ast.expr, str] = field(default_factory=dict)
+    #: By name: the layers that a table or a list of pairs holds under this name.
+    named: dict[str, list[ast.expr]] = field(default_factory=dict)
+    #: The name or the key that a dict has.
+    owners: dict[ast.expr, str] = field(default_factory=dict)
 
     def may_call(self, call: ast.Call, package: str) -> bool:
         """Return False if a call is known to be of another package."""
@@ -150,11 +171,12 @@ def construction_lines(
         optimizers: the class of each optimizer, by key.
         names: the variables and attributes that hold each optimizer, by key.
     """
-    search = _Search(layers, users_sources(layers))
+    sources = users_sources(layers)
+    search = _Search(layers, [*sources, *_configs(sources)])
     built: dict[str, _Found] = {}
     for kind in set(optimizers.values()):
         keys = [key for key, each in optimizers.items() if each == kind]
-        calls = search.calls(kind.__name__, package_of(kind))
+        calls = search.calls(kind.__name__, package_of(kind)) or search.chosen_calls()
         by_name = {
             key: [each for each in calls if each.source.targets.get(each.node) in names.get(key, ())] for key in keys
         }
@@ -163,7 +185,7 @@ def construction_lines(
         elif len(calls) == len(keys):
             built |= dict(zip(keys, calls))
     entries = {f"{key}.group.{name}": value for key in built for name, value in search.groups(built[key])}
-    built |= search.roles({name for key in optimizers for name in names.get(key, ())})
+    built = search.roles({name for key in optimizers for name in names.get(key, ())}) | built
     own = list(built)
     for layer in layers:
         found = search.expression(layer.path)
@@ -178,11 +200,18 @@ def construction_lines(
             value = definition.source.frame(definition.node)
             if value != frame:
                 values.setdefault(f"{frame.file}:{frame.line}#{argument}", {})[value] = None
+    for key, found in entries.items():
+        argument, frame = key.rpartition(".")[2], found.source.frame(found.node)
+        for definition in [] if is_plain(found.node) else search.read_values(found):
+            values.setdefault(f"{frame.file}:{frame.line}#{argument}", {})[definition.source.frame(definition.node)] = (
+                None
+            )
     named = {f"{key}#{number}": frame for key, frames in values.items() for number, frame in enumerate(frames)}
     # A run keeps the first lines, and layers are many: they come last.
     own_values = {f"self.{name}": found.source.frame(found.node) for name, found in search.attributes()}
     own_values = {key: found.source.frame(found.node) for key, found in entries.items()} | own_values
-    heads = tuple(f"{lines[key].file}:{lines[key].line}#" for key in own)
+    first_frames = [*(lines[key] for key in own), *(each.source.frame(each.node) for each in entries.values())]
+    heads = tuple(f"{frame.file}:{frame.line}#" for frame in first_frames)
     first = {key: frame for key, frame in lines.items() if key in own}
     named_first = {key: frame for key, frame in named.items() if key.startswith(heads)}
     return {**first, **named_first, **own_values, **lines, **named}
@@ -195,7 +224,7 @@ def users_sources(layers: Sequence[Built]) -> list[Source]:
 
 def source_digests(lines: Mapping[str, Frame]) -> dict[str, str]:
     """Return the SHA-256 of each file that lines of code are in, as it was read for them, by its short path."""
-    files = {frame.file: parsed(os.path.join(start_folder(), frame.file)) for frame in lines.values()}
+    files = {frame.file: _read(os.path.join(start_folder(), frame.file)) for frame in lines.values()}
     return {file: source.digest for file, source in files.items() if source is not None}
 
 
@@ -261,6 +290,22 @@ class _Search:
         found = [_Found(source, call) for source in self._sources for call in source.calls.get(name, ())]
         return [each for each in found if each.source.may_call(each.node, package)]
 
+    def chosen_calls(self) -> list[_Found]:
+        """Return the calls with parameters of what a program chooses by a name: ``TABLE[name](net.parameters())``, or
+        with `getattr`.
+        """
+        found = []
+        for source in self._sources:
+            for name, calls in source.calls.items():
+                for call in calls:
+                    scope = source.scopes.get(call)
+                    values = source.variables.get((scope, name)) or source.variables.get((None, name), [])
+                    called = values[0] if len(values) == 1 and isinstance(call.func, ast.Name) else call.func
+                    is_chosen = isinstance(called, ast.Subscript) or called_name(called) in ("getattr", "get")
+                    if is_chosen and _PARAMETERS.search(ast.unparse(call)):
+                        found.append(_Found(source, call))
+        return found
+
     def roles(self, optimizers: Collection[str]) -> dict[str, _Found]:
         """Return the only call of each role, by the role's key.
 
@@ -274,7 +319,7 @@ class _Search:
                 if name in _LOSSES or (name.endswith(_LOSS) and name != _LOSS):
                     role = loss_key(name)
                 for call in calls:
-                    given = {keyword.arg for keyword in call.keywords}
+                    given = set() if name in _DICTS else {keyword.arg for keyword in call.keywords}
                     by_argument = next((each for each, names in _ARGUMENTS.items() if given & names), "")
                     each = (
                         role or by_argument or ("@scheduler" if source.full_name(call).startswith(_SCHEDULERS) else "")
@@ -285,6 +330,22 @@ class _Search:
                     if each:
                         found.setdefault(each, []).append(_Found(source, call))
         roles = {role: calls[0] for role, calls in found.items() if len(calls) == 1}
+        schedule = roles.get("@scheduler")
+        name = "" if schedule is None else schedule.source.targets.get(schedule.node, "")
+        if schedule is not None and name:
+            steps = schedule.source.calls.get("step", ())
+            steps = [call for call in steps if isinstance(call.func, ast.Attribute) and key_of(call.func.value) == name]
+            if len(steps) == 1:
+                roles["@scheduled"] = _Found(schedule.source, steps[0])
+        trainers = [
+            _Found(source, call)
+            for source in self._sources
+            for name, calls in source.calls.items()
+            if name.endswith(_TRAINER)
+            for call in calls
+        ]
+        if len(trainers) == 1:
+            roles |= {role: trainers[0] for role in _TRAINERS_ROLES if role not in found}
         total = roles.get("@backward")
         if total is not None and isinstance(total.node.func, ast.Attribute):
             loss, scope = total.node.func.value, total.source.scopes.get(total.node)
@@ -303,25 +364,29 @@ class _Search:
         """Yield the entries of an optimizer's parameter groups, as ``0.weight_decay``, if the source lists them."""
         call = optimizer.node
         named = [each.value for each in call.keywords if each.arg in ("params", "parameters")]
-        for source, node in self._lists(optimizer, next(iter([*named, *call.args]), None)):
+        for source, node, scope in self._lists(optimizer, next(iter([*named, *call.args]), None)):
             for number, group in enumerate(node.elts):
                 if not isinstance(group, ast.Dict):
                     return
                 for key, entry in zip(group.keys, group.values):
                     if isinstance(key, ast.Constant) and isinstance(key.value, str) and key.value != "params":
+                        if scope is not None:
+                            source.scopes[entry] = scope
                         yield f"{number}.{key.value}", _Found(source, entry)
 
-    def _lists(self, found: _Found, value: ast.expr | None) -> list[tuple[Source, ast.List]]:
-        """Return the list that an expression is: written there, in a variable, or returned by a function."""
+    def _lists(self, found: _Found, value: ast.expr | None) -> list[tuple[Source, ast.List, ast.FunctionDef | None]]:
+        """Return the list that an expression is, and the function around: written there, in a variable, or returned by
+        a function.
+        """
+        scope = found.source.scopes.get(found.node)
         if isinstance(value, ast.List):
-            return [(found.source, value)]
+            return [(found.source, value, scope)]
         if isinstance(value, ast.Name):
-            scope = found.source.scopes.get(found.node)
             values = found.source.variables.get((scope, value.id)) or found.source.variables.get((None, value.id), [])
             return self._lists(found, values[0]) if len(values) == 1 and not isinstance(values[0], ast.Name) else []
         name = called_name(value) if value is not None else ""
-        returned = [
-            (source, node.value)
+        returned: list[tuple[Source, ast.List, ast.FunctionDef | None]] = [
+            (source, node.value, source.functions[name])
             for source in self._sources
             if name in source.functions
             for node in ast.walk(source.functions[name])
@@ -337,8 +402,23 @@ class _Search:
                 found.setdefault(name, []).extend(_Found(source, value) for value in values)
         for name, (first, *others) in found.items():
             value = first if is_plain(first.node) else self._definition(first.node, first, set())
+            if value is None and isinstance(first.node, ast.BinOp):
+                value = first
             if value is not None and not others:
                 yield name, value
+        parameters: dict[str, list[tuple[Source, ast.FunctionDef]]] = {}
+        for source in self._sources:
+            for function in source.names:
+                for each in (*function.args.args, *function.args.kwonlyargs):
+                    parameters.setdefault(each.arg, []).append((source, function))
+        for name, ((source, function), *rest) in list(parameters.items())[:_MOST_VALUES]:
+            if not rest and name not in found:
+                read = ast.Name(name)
+                source.scopes[read] = function
+                value = self._definition(read, _Found(source, read), set())
+                if value is not None:
+                    found[name] = [value]
+                    yield name, value
         defined = dict.fromkeys(name for source in self._sources for name in source.defined if name not in found)
         for name in list(defined)[:_MOST_VALUES]:
             value = self._definition(ast.Attribute(_ARGS, name), _Found(self._sources[0], _ARGS), set())
@@ -358,7 +438,10 @@ class _Search:
         parts = {*ast.walk(found.node)}
         for node in ast.walk(found.node) if deep else [found.node]:
             if isinstance(node, ast.Call):
-                arguments += [(each.arg or "", each.value) for each in node.keywords]
+                arguments += [(each.arg, each.value) for each in node.keywords if each.arg]
+                for each in node.keywords:
+                    if each.arg is None:
+                        yield from self._spread(each.value, found)
             elif isinstance(node, ast.Dict):
                 entries = zip(node.keys, node.values)
                 arguments += [(str(key.value), value) for key, value in entries if isinstance(key, ast.Constant)]
@@ -369,6 +452,45 @@ class _Search:
             definition = self._definition(value, found, parts)
             if definition is not None:
                 yield argument or key_of(value), definition
+
+    def read_values(self, found: _Found) -> list[_Found]:
+        """Return the plain value that an expression reads, if there is one definition of its name."""
+        value = self._definition(found.node, found, set())
+        return [] if value is None else [value]
+
+    def _spread(self, value: ast.expr, found: _Found, depth: int = 0) -> Iterator[tuple[str, _Found]]:
+        """Yield the plain values of a dict that a call gives as `**value`, by key, as far as the source tells.
+
+        Args:
+            value: the expression.
+            found: the call.
+            depth: the number of names and calls that were followed.
+        """
+        scope = found.source.scopes.get(found.node)
+        if depth > _DEEPEST:
+            return
+        if isinstance(value, ast.Dict) or called_name(value) in _DICTS:
+            for _, name, each in definitions_in(value):
+                yield name, _Found(found.source, each)
+        elif isinstance(value, ast.Name):
+            if scope is not None and scope.args.kwarg is not None and scope.args.kwarg.arg == value.id:
+                name, own = found.source.names[scope], {each.arg for each in (*scope.args.args, *scope.args.kwonlyargs)}
+                calls = [_Found(source, call) for source in self._sources for call in source.calls.get(name, ())]
+                if len(calls) == 1:
+                    for key, definition in self.definitions(calls[0], deep=False):
+                        if key not in own:
+                            yield key, definition
+                return
+            values = found.source.variables.get((scope, value.id)) or found.source.variables.get((None, value.id), [])
+            if len(values) == 1:
+                yield from self._spread(values[0], found, depth + 1)
+        elif key_of(value):
+            section = key_of(value)
+            for source in self._sources:
+                for name, defined in source.defined.items():
+                    entries = [node for kind, called, node in defined if called == section and kind in _SECTIONS]
+                    if len(entries) == 1:
+                        yield name, _Found(source, entries[0])
 
     def _given(self, function: str, name: str, place: int) -> list[_Found]:
         """Return the calls of a function of the user's that give an argument, by its name or its place."""
@@ -404,22 +526,32 @@ class _Search:
                     return None
                 is_value = is_plain(passed)
                 return _Found(only.source, passed) if is_value else self._definition(passed, only, parts, depth + 1)
+            calls = [_Found(source, call) for source in self._sources for call in source.calls.get(function, ())]
+            if len(calls) == 1 and calls[0].node is not found.node and depth <= _DEEPEST:
+                spread = [keyword.value for keyword in calls[0].node.keywords if keyword.arg is None]
+                entries = [entry for each in spread for entry in self._spread(each, calls[0], depth + 1)]
+                values = [each for key, each in entries if key == name]
+                if values:
+                    return values[-1]
         if is_name:
             kinds: tuple[str, ...] = ("default",) if function else ("assignment",)
         else:
             kinds = _OF_ATTRIBUTES if isinstance(value, ast.Attribute) else _OF_ENTRIES
         defined = [
-            (kind, _Found(source, node))
+            (kind, called, _Found(source, node))
             for source in self._sources
             for kind, called, node in source.defined.get(name, ())
             if kind in kinds
             and node not in parts
             and (called == function if function else kind != "call" or called in self._own)
         ]
+        section = key_of(value.value) if isinstance(value, (ast.Attribute, ast.Subscript)) else ""
         for kind in kinds:
-            of_kind = [each for each_kind, each in defined if each_kind == kind]
+            of_kind = [(called, each) for each_kind, called, each in defined if each_kind == kind]
+            if len(of_kind) > 1 and kind in _SECTIONS:
+                of_kind = [each for each in of_kind if each[0] == section] or of_kind
             if of_kind:
-                return of_kind[0] if len(of_kind) == 1 else None
+                return of_kind[0][1] if len(of_kind) == 1 else None
         return None
 
     def expression(self, path: str) -> _Found | None:
@@ -451,9 +583,21 @@ class _Search:
                 nodes = source.assigned.get((base, name), [])
                 if nodes:
                     return _Found(source, nodes[0]) if len(nodes) == 1 else None
-        holder = self.expression(parent.path) if name.isdigit() else None
-        item = None if holder is None else _item(holder.node, int(name))
-        return None if holder is None or item is None else _Found(holder.source, item)
+                patterns = [
+                    _Found(source, node)
+                    for (owner, pattern), values in source.assigned.items()
+                    if owner == base and "*" in pattern and fnmatchcase(name, pattern)
+                    for node in values
+                ]
+                if patterns:
+                    return patterns[0] if len(patterns) == 1 else None
+        holder = self.expression(parent.path)
+        if holder is not None and name.isdigit():
+            item = _item(holder.node, int(name))
+            return None if item is None else _Found(holder.source, item)
+        named = [_Found(source, node) for source in self._sources for node in source.named.get(name, ())]
+        inside = [each for each in named if holder is not None and _is_inside(each, holder)] or named
+        return inside[0] if len(inside) == 1 else None
 
     def _call_in(self, found: _Found, name: str) -> _Found | None:
         """Return the only call of a class in an expression, or in the function that the expression calls."""
@@ -472,10 +616,13 @@ class _Search:
         return None
 
 
-# Kinds of definitions of a value that is no variable. The first that exists decides: an argument of a call of a
-# function of the user's, an entry of a dict, an assignment, an option of a command line, or the default of a parameter.
-_OF_ATTRIBUTES = ("call", "assignment", "option", "entry", "default")
-_OF_ENTRIES = ("entry", "call", "assignment", "option", "default")
+# Kinds of definitions of a value that is no variable. The first that exists decides: a line of a config file, an
+# argument of a call of a function of the user's, an entry of a dict, an assignment, an option of a command line, or the
+# default of a parameter.
+_OF_ATTRIBUTES = ("config", "call", "assignment", "option", "entry", "default")
+_OF_ENTRIES = ("config", "entry", "call", "assignment", "option", "default")
+# Kinds of definitions that are in a dict or a section with a name.
+_SECTIONS = ("config", "entry")
 
 
 def key_of(value: ast.expr) -> str:
@@ -528,9 +675,10 @@ def definitions_in(node: ast.AST) -> Iterator[tuple[str, str, ast.expr]]:
                 if keyword.arg == "default" and is_plain(keyword.value):
                     yield "option", str(option.value).lstrip("-").replace("-", "_"), keyword.value
         else:
+            kind = "entry" if called_name(node) in _DICTS else "call"
             for keyword in node.keywords:
                 if keyword.arg and is_plain(keyword.value):
-                    yield "call", keyword.arg, keyword.value
+                    yield kind, keyword.arg, keyword.value
 
 
 def called_name(node: ast.AST) -> str:
@@ -551,6 +699,20 @@ def argument(call: ast.Call, name: str, place: int) -> ast.expr | None:
 def _names(call: ast.Call, name: str) -> bool:
     """Return True if the first argument of a call is a class of this name."""
     return bool(call.args) and key_of(call.args[0]) == name
+
+
+def _is_inside(found: _Found, outer: _Found) -> bool:
+    """Return True if an expression is within the lines of another one."""
+    first, last = outer.node.lineno, outer.node.end_lineno or outer.node.lineno
+    return found.source is outer.source and first <= found.node.lineno <= last
+
+
+def _pattern(name: ast.expr) -> str:
+    """Return the name of a layer that code adds, with ``*`` for the values in an f-string; empty if not known."""
+    if isinstance(name, ast.Constant) and isinstance(name.value, str):
+        return name.value
+    parts = name.values if isinstance(name, ast.JoinedStr) else []
+    return "".join(str(part.value) if isinstance(part, ast.Constant) else "*" for part in parts)
 
 
 def _item(node: ast.expr, number: int) -> ast.expr | None:
@@ -602,6 +764,62 @@ def parsed(file: str) -> Source | None:
         return None
 
 
+def _configs(sources: Iterable[Source]) -> Iterator[Source]:
+    """Yield the files of configs that the sources or the command line name, relative to the working directory or to
+    the source.
+    """
+    names = [(os.getcwd(), word.rpartition("=")[2]) for word in sys.argv[1:]]
+    for source in sources:
+        texts = [text for line in source.lines for text in _NAMED.findall(line)]
+        names += [(folder, text) for text in texts for folder in (os.getcwd(), os.path.dirname(source.file))]
+    paths = dict.fromkeys(os.path.abspath(os.path.join(*each)) for each in names if _CONFIG.fullmatch(each[1]))
+    for path in list(paths)[:_MOST_FILES]:
+        source_of_config = _read(path)
+        if source_of_config is not None:
+            yield source_of_config
+
+
+def _read(file: str) -> Source | None:
+    """Return a file of Python code or of a config; `None` if it cannot be read."""
+    if _CONFIG.fullmatch(file) is None:
+        return parsed(file)
+    try:
+        with open(file, "rb") as opened:
+            content = opened.read(_LARGEST + 1)
+    except OSError:
+        return None
+    return _config(file, content) if len(content) <= _LARGEST else None
+
+
+def _config(file: str, content: bytes) -> Source:
+    """Return a config as a source: the lines with one plain value each, with the section that holds it."""
+    source = Source(file, content.decode("utf-8", "replace").splitlines(), _digest(content))
+    sections: list[tuple[int, str]] = []
+    for number, line in enumerate(source.lines, 1):
+        entry = _ENTRY.fullmatch(line[:_LONGEST])
+        section = None if entry else _SECTION.fullmatch(line[:_LONGEST])
+        if entry is not None:
+            indent = len(entry[1])
+            # A table of TOML goes on at its own depth.
+            sections = [each for each in sections if each[0] < indent]
+            of = sections[-1][1] if sections else ""
+            value = ast.Constant(_plain(entry[3]), lineno=number)
+            source.defined.setdefault(entry[2], []).append(("config", of, value))
+        elif section is not None:
+            indent = -1 if section["table"] else len(section[1])
+            sections = [each for each in sections if each[0] < indent]
+            sections.append((indent, (section["table"] or section[3]).rpartition(".")[2]))
+    return source
+
+
+def _plain(text: str) -> float | bool | str:
+    """Return a value of a config: a number, true or false, or a word."""
+    try:
+        return float(text)
+    except ValueError:
+        return {"true": True, "false": False}.get(text.lower(), text.strip("\"'"))
+
+
 @lru_cache(maxsize=_MOST_FILES)
 def _parse(file: str, changed: int) -> Source:
     with open(file, "rb") as opened:
@@ -623,6 +841,11 @@ def _parse(file: str, changed: int) -> Source:
                 source.imports.setdefault(name, set()).add(where.partition(".")[0])
                 whole = f"{where}.{alias.name}" if isinstance(node, ast.ImportFrom) else where
                 source.modules[name] = whole if alias.asname or isinstance(node, ast.ImportFrom) else name
+        elif isinstance(node, (ast.Tuple, ast.Dict)):
+            pairs = zip(node.keys, node.values) if isinstance(node, ast.Dict) else [node.elts[:2]]
+            for key, layer in (pair for pair in pairs if len(pair) == 2):
+                if isinstance(key, ast.Constant) and isinstance(key.value, str) and isinstance(layer, ast.Call):
+                    source.named.setdefault(key.value, []).append(layer)
         elif isinstance(node, ast.FunctionDef):
             source.functions[node.name] = node
         elif isinstance(node, ast.ClassDef):
@@ -630,14 +853,21 @@ def _parse(file: str, changed: int) -> Source:
         elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             source.variables.setdefault((scope, node.targets[0].id), []).append(node.value)
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
-            source.targets[node.value] = key_of(node.targets[0])
+            source.targets[node.value] = source.owners[node.value] = key_of(node.targets[0])
         if classes:
             for name, value in _attributes(node):
                 if scope is not None:
                     source.scopes[value] = scope
                 for each in classes:
                     source.assigned.setdefault((each, name), []).append(value)
+        if isinstance(node, ast.Dict):
+            keys = zip(node.keys, node.values)
+            source.owners |= {value: str(key.value) for key, value in keys if isinstance(key, ast.Constant)}
+        elif isinstance(node, ast.Call):
+            source.owners |= {each.value: each.arg for each in node.keywords if each.arg}
         of = source.names.get(node, "") if isinstance(node, ast.FunctionDef) else called_name(node)
+        if isinstance(node, ast.Dict) or (isinstance(node, ast.Call) and of in _DICTS):
+            of = source.owners.get(node, "")
         for how, defined, value in definitions_in(node):
             source.defined.setdefault(defined, []).append((how, of, value))
     for values in source.variables.values():
@@ -649,7 +879,7 @@ def _parse(file: str, changed: int) -> Source:
 
 # Nodes that say something here, and those below which nothing does: they are most of a tree.
 _READ = {
-    ast.Call, ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign, ast.Dict,
+    ast.Call, ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign, ast.Dict, ast.Tuple,
 }  # fmt: skip
 _LEAVES = {
     ast.Name, ast.Constant, ast.alias, ast.arg, ast.Pass, str, int, float, complex, bool, bytes, type(None),
@@ -689,10 +919,10 @@ def _attributes(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     elif isinstance(node, ast.AnnAssign) and node.value is not None:
         targets, value = [node.target], node.value
     else:
-        if isinstance(node, ast.Call) and called_name(node) in _ADDING and len(node.args) == 2:
-            name = node.args[0]
-            if isinstance(name, ast.Constant) and isinstance(name.value, str):
-                yield name.value, node.args[1]
+        given = node.args if isinstance(node, ast.Call) else []
+        given = given[called_name(node) == "setattr" :]
+        if called_name(node) in _ADDING and len(given) == 2 and (name := _pattern(given[0])):
+            yield name, given[1]
         return
     for target in targets:
         if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":

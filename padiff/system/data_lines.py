@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from types import FrameType
 
 from padiff.system.construction import Source, argument, called_name, parsed
-from padiff.system.frames import Frame, is_users
+from padiff.system.frames import Frame, is_users, short_path
 
 # Most lines, and most calls from the loop to a line. Chosen.
 _MOST, _DEEPEST = 80, 6
@@ -43,6 +43,16 @@ def data_lines(sources: Collection[Source], models: Collection[str]) -> dict[str
                 return {"@batch": source.frame_at(given[0].lineno), **data} if given else data
     search.follow_loader()
     return {f"@data:{k}": frame for k, frame in enumerate(search.frames())}
+
+
+def used_lines(sources: Collection[Source], call: Frame, key: str) -> dict[str, Frame]:
+    """Return the lines of the user's functions that a call is made of, e.g. a schedule, as ``key:0`` and on."""
+    search = _Search(sources, ())
+    for source in sources:
+        if short_path(source.file) == call.file:
+            for node in (each for calls in source.calls.values() for each in calls if each.lineno == call.line):
+                search.follow_functions(source, source.scopes.get(node), node)
+    return {f"{key}:{k}": frame for k, frame in enumerate(search.frames())}
 
 
 def _users_frames(frame: FrameType | None) -> Iterator[tuple[Source, ast.AST, int]]:
@@ -123,6 +133,15 @@ class _Search:
             for source in self._sources:
                 for call in source.calls.get(name, ()):
                     self.follow(source, source.scopes.get(call) or source.tree, call, 0)
+
+    def follow_functions(self, source: Source, scope: ast.FunctionDef | None, node: ast.AST) -> None:
+        """Add the lines of the functions of the user's that a piece of code names, itself or by a variable."""
+        for name in [each.id for each in ast.walk(node) if isinstance(each, ast.Name)]:
+            if name in self._functions:
+                self._function(*self._functions[name], 0)
+            for value in source.variables.get((scope, name)) or source.variables.get((None, name), []):
+                if isinstance(value, ast.Lambda) or called_name(value) in self._functions:
+                    self.follow(source, scope or source.tree, value, 0)
 
     def trains(self, node: ast.AST, depth: int = 0) -> bool:
         """Return True if code calls the model, itself or through a function of the user's."""

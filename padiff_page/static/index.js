@@ -3,6 +3,7 @@
 import { Page } from "./app.js";
 import { el, refill } from "./dom.js";
 import { Store } from "./store.js";
+import { takeWords } from "./words.js";
 
 // Milliseconds between two looks at what is new.
 const EVERY = 2000;
@@ -51,6 +52,9 @@ class Live {
     this.log = this.version = null;
     this.next = 0;
     this.page?.end();
+    const { words } = await got("words", { pair: name });
+    takeWords(words);
+    document.documentElement.lang = Object.keys(words).length ? "zh" : "en";
     const store = new Store(async ([start, end]) => JSON.parse((await got("lines", { pair: name, start, end })).lines[0]));
     this.store = store;
     this.page = new Page(this.root, store, { lead: this.choice, place: { pair: name } });

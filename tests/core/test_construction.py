@@ -162,6 +162,7 @@ def values_of(found, argument):
         ("@backward", "loss.backward()"),
         ("@clip", "nn.utils.clip_grad_norm_(net.parameters(), 1.0)"),
         ("@step", "optimizer.step()"),
+        ("@scheduled", "scheduler.step()"),
         ("@zero_grad", "optimizer.zero_grad()"),
     ],
 )
@@ -197,6 +198,7 @@ def test_a_clearing_between_backward_and_step_is_known(tmp_path):
         ("cfg['eps']", 'CFG = {"eps": 1e-3, "decay": 0.1}'),
         ("args.base_lr", 'parser.add_argument("--base-lr", default=0.05)'),
         ("0.7", "self.scale = 0.7"),
+        ("width ** -0.5", "self.scale = width ** -0.5"),
         ("compute(width)", None),
     ],
 )
@@ -256,6 +258,7 @@ OPTIMIZERS = """
     late = AdamW(groups(net, 0.1), lr=2)
     early = AdamW([{"params": net.other, "lr": 3}])
 """
+SGD = type("SGD", (), {"__module__": "torch.optim.sgd"})
 TWO = {"optimizer.0": AdamW, "optimizer.1": AdamW}
 
 
@@ -272,6 +275,7 @@ def test_the_entries_of_parameter_groups_are_found(tmp_path):
     assert (
         found["optimizer.0.group.1.weight_decay"] == found["optimizer.0.group.1.lr"] == '"weight_decay": 0.0, "lr": 1},'
     )
+    assert values_of(found, "weight_decay") == ["late = AdamW(groups(net, 0.1), lr=2)"]  # what the entry reads
     assert found["optimizer.1.group.0.lr"] == 'early = AdamW([{"params": net.other, "lr": 3}])'
 
 
@@ -335,3 +339,186 @@ def test_arguments_of_a_trainer_stand_for_the_calls(tmp_path):
     found = lines_of(tmp_path, source, {"(root)": "Net"})
     assert found["@clip"] == "trainer = Trainer(max_epochs=1,"
     assert found["@loader"] == "model.fit(data, shuffle=False)"
+
+
+CONFIGURED = """
+    import json
+    from torch.optim import SGD
+    class Net: pass
+    with open({name!r}) as opened:
+        conf = load(opened)
+    section = conf["optim"]
+    optimizer = SGD(net.parameters(), {arguments})
+"""
+CONFIGS = {
+    "conf.yaml": "lr: 5  # of nothing\noptim:\n  lr: 0.1\n  momentum: 0.9\nother:\n  momentum: 1\n  tokens: a b c\n",
+    "conf.json": '{\n  "lr": 5,\n  "optim": {\n    "lr": 0.1,\n    "momentum": 0.9\n  },\n  "momentum": 1\n}\n',
+    "conf.toml": "lr = 5\n[run.optim]\nlr = 0.1\nmomentum = 0.9\n[other]\nmomentum = 1\n",
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("arguments", "is_known"),
+    [
+        ('lr=conf["optim"]["lr"], momentum=conf.optim.momentum', True),
+        ('**conf["optim"]', True),
+        ("**section", True),
+        ('lr=conf["run"]["lr"], momentum=conf["momenta"]', False),
+    ],
+)
+def test_values_of_a_config_file_are_found_in_their_section(name, arguments, is_known, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text(CONFIGS[name])
+    source = CONFIGURED.format(name=name, arguments=arguments)
+    found = lines_of(tmp_path, source, {"(root)": "Net"}, {"optimizer.0": SGD})
+    lines = [each.strip().rstrip(",") for argument in ("lr", "momentum") for each in values_of(found, argument)]
+    written = {"conf.yaml": "{}: {}", "conf.json": '"{}": {}', "conf.toml": "{} = {}"}[name]
+    assert lines == ([written.format("lr", 0.1), written.format("momentum", 0.9)] if is_known else [])
+
+
+@pytest.mark.parametrize("content", [b"\xff\x00", b"lr: [0.1, (\n", b"lr: 1.2.3\n[[\n{{", b"x" * 500_000])
+def test_a_config_that_cannot_be_read_leaves_the_other_lines(content, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf.yaml").write_bytes(content)
+    source = CONFIGURED.format(name="conf.yaml", arguments='momentum=conf["momentum"]')
+    assert "optimizer.0" in lines_of(tmp_path, source, {"(root)": "Net"}, {"optimizer.0": SGD})
+
+
+@pytest.mark.parametrize(
+    ("construction", "line"),
+    [
+        ("SGD(p, **{'lr': 0.5})", None),
+        ("SGD(p, **HP)", "HP = dict(lr=0.1, nesterov=True)"),
+        ("SGD(p, **CFG['optim'])", "'lr': 0.2,"),
+        ("SGD(p, **CFG['net'])", "'lr': 0.3,"),
+        ("build(p, 'sgd', **CFG['optim'])", "'lr': 0.2,"),
+        ("build(p, 'sgd', lr=HP['lr'])", "HP = dict(lr=0.1, nesterov=True)"),
+        ("SGD(p, **load(CFG))", None),
+    ],
+)
+def test_arguments_of_a_dict_are_found_where_they_are_written(construction, line, tmp_path):
+    source = f"""
+        from torch.optim import SGD
+        class Net: pass
+        HP = dict(lr=0.1, nesterov=True)
+        CFG = {{
+            'optim': {{
+                'lr': 0.2,
+            }},
+            'net': {{
+                'lr': 0.3,
+            }},
+        }}
+        {"def build(params, name, **kw): return SGD(params, **kw)" if "build" in construction else ""}
+        optimizer = {construction}
+    """
+    found = values_of(lines_of(tmp_path, source, {"(root)": "Net"}, {"optimizer.0": SGD}), "lr")
+    assert found == ([] if line is None else [line])
+
+
+@pytest.mark.parametrize(
+    ("call", "is_found"),
+    [
+        ("TABLE[name](net.parameters(), **CFG['optim'])", True),
+        ("getattr(torch.optim, name)(net.parameters(), **CFG['optim'])", True),
+        ("kind(net.parameters(), **CFG['optim'])", True),
+        ("TABLE[name](net.parameters(), **CFG['optim']), TABLE[other](net.parameters())", False),
+        ("TABLE[name](3)", False),
+    ],
+)
+def test_an_optimizer_that_is_chosen_by_its_name_is_found(call, is_found, tmp_path):
+    source = f"""
+        import torch
+        class Net: pass
+        TABLE = {{"sgd": torch.optim.SGD}}
+        CFG = {{"optim": {{"lr": 0.2}}}}
+        kind = TABLE[name]
+        optimizer = {call}
+    """
+    found = lines_of(tmp_path, source, {"(root)": "Net"}, {"optimizer.0": SGD})
+    assert found.get("optimizer.0") == (f"optimizer = {call}" if is_found else None)
+    assert values_of(found, "lr") == (['CFG = {"optim": {"lr": 0.2}}'] if is_found else [])
+
+
+def test_the_arguments_of_a_trainer_stand_for_the_optimizer_that_the_trainer_makes(tmp_path):
+    source = """
+        class Net: pass
+        HP = dict(
+            learning_rate=0.1,
+            max_grad_norm=0.5,
+        )
+        args = TrainingArguments(
+            "out",
+            lr_scheduler_type="cosine",
+            **HP,
+        )
+        {}
+    """
+    found = lines_of(tmp_path, source.format(""), {"(root)": "Net"}, {"optimizer.0": SGD})
+    assert {found[key] for key in ("optimizer.0", "@scheduler", "@clip")} == {"args = TrainingArguments("}
+    assert values_of(found, "lr_scheduler_type") == ['lr_scheduler_type="cosine",']
+    assert values_of(found, "max_grad_norm") == ["max_grad_norm=0.5,"]
+    own = "optimizer = torch.optim.SGD(net.parameters())"
+    found = lines_of(tmp_path, source.format(own), {"(root)": "Net"}, {"optimizer.0": SGD})
+    assert found["optimizer.0"] == own and found["@clip"] == "args = TrainingArguments("
+
+
+def test_the_value_of_a_parameter_is_found_that_a_function_inside_reads(tmp_path):
+    source = """
+        class Net: pass
+        def focal(alpha, gamma):
+            def loss(p):
+                return alpha * p ** gamma
+            return loss
+        loss = focal(0.5,
+                     gamma=1.5)
+    """
+    found = lines_of(tmp_path, source, {"(root)": "Net"})
+    assert found["self.gamma"] == "gamma=1.5)" and found["self.alpha"] == "loss = focal(0.5,"
+
+
+@pytest.mark.parametrize(
+    ("build", "line"),
+    [
+        (
+            'nn.Sequential(OrderedDict([("a", nn.ReLU()),\n            ("act", nn.LeakyReLU(0.2)),]))',
+            '("act", nn.LeakyReLU(0.2)),]))',
+        ),
+        ('nn.ModuleDict({"a": nn.ReLU(),\n            "act": nn.LeakyReLU(0.2)})', '"act": nn.LeakyReLU(0.2)})'),
+        ('nn.Sequential(("a", nn.ReLU()),\n            ("act", nn.LeakyReLU(0.2)))', '("act", nn.LeakyReLU(0.2)))'),
+        ('nn.Sequential(("act", nn.LeakyReLU(0.2)), ("b", f(("act", nn.LeakyReLU(0.3)))))', None),
+    ],
+)
+def test_a_layer_is_found_by_its_name_in_a_table_or_a_list_of_pairs(build, line, tmp_path):
+    source = f"""
+        from torch import nn
+        class Net(nn.Module):
+            def __init__(self):
+                self.body = {build}
+        other = nn.LeakyReLU(0.2), ("act", 3)
+    """
+    found = lines_of(tmp_path, source, {"(root)": "Net", "body": "Sequential", "body.act": "LeakyReLU"})
+    assert found.get("body.act") == line
+
+
+@pytest.mark.parametrize(
+    ("add", "line"),
+    [
+        ('self.add_module(f"act{k}", nn.LeakyReLU(0.2))', 'self.add_module(f"act{k}", nn.LeakyReLU(0.2))'),
+        ('setattr(self, f"act{k}", nn.LeakyReLU(0.2))', 'setattr(self, f"act{k}", nn.LeakyReLU(0.2))'),
+        ("setattr(self, name(k), nn.LeakyReLU(0.2))", None),
+    ],
+)
+def test_a_layer_is_found_that_a_loop_adds_by_a_name_with_a_number(add, line, tmp_path):
+    source = f"""
+        from torch import nn
+        class Net(nn.Module):
+            def __init__(self):
+                for k in range(3):
+                    self.add_module(f"fc{{k}}", nn.Linear(3, 3))
+                    {add}
+        other = nn.LeakyReLU(0.2)
+    """
+    found = lines_of(tmp_path, source, {"(root)": "Net", "act2": "LeakyReLU", "fc1": "Linear"})
+    assert found.get("act2") == line and found["fc1"].startswith("self.add_module(")

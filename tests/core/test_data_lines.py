@@ -7,8 +7,8 @@ import textwrap
 
 import pytest
 
-from padiff.system.construction import users_sources
-from padiff.system.data_lines import data_lines
+from padiff.system.construction import parsed, users_sources
+from padiff.system.data_lines import data_lines, used_lines
 
 LOADER = """
     class Scaled:
@@ -98,3 +98,16 @@ def test_without_a_loop_the_only_data_loader_is_followed(tmp_path):
         main()
     """
     assert [*found(tmp_path, source).values()] == ["return k / 5", "fit(DataLoader(Data()))", "return data"]
+
+
+def test_the_functions_of_a_schedule_are_followed(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(
+        "import torch\n\ndef warmup(steps):\n    def factor(step):\n        return step / steps\n    return factor\n\n"
+        "net = build()\nopt = torch.optim.SGD(net.parameters(), lr=1)\n"
+        "schedule = torch.optim.lr_scheduler.LambdaLR(opt, warmup(3))\nother = build(4)\n"
+    )
+    source = parsed(str(file))
+    found = used_lines([source], source.frame_at(10), "@schedule")
+    assert [frame.line for frame in found.values()] == [5, 6, 10]
+    assert list(found) == ["@schedule:0", "@schedule:1", "@schedule:2"]

@@ -2,11 +2,24 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from kit.records import info, linear, memory_run, planted, record, root, step, toy_run, toy_steps
+from kit.records import (
+    PADDLE_LAYERS,
+    TORCH_LAYERS,
+    info,
+    linear,
+    memory_run,
+    planted,
+    record,
+    root,
+    step,
+    toy_run,
+    toy_steps,
+)
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from padiff.compare import RunComparison
@@ -206,7 +219,7 @@ def test_the_heat_map_is_drawn_now_and_then_and_shows_where_it_parts(tmp_path):
 
 def reds_of(image) -> np.ndarray:
     """Places of pixels of cells that are beyond their limits: beside the names, above the legend."""
-    pixels = np.asarray(image)[:-40, 270:].astype(int)
+    pixels = np.asarray(image)[:-66, 200:].astype(int)
     return np.argwhere((pixels[..., 0] - pixels[..., 2] > 100) & (pixels[..., 0] > 100))
 
 
@@ -241,6 +254,28 @@ def test_the_first_diff_is_a_text_and_so_is_that_others_follow(tmp_path):
     assert found[1].startswith("```text\nDIFFER  step 1, forward: fc1 against body.0\n") and found[1].endswith("\n```")
     # The last text tells what those before it said, too: TensorBoard keeps few of a tag.
     assert found[3] == f"{found[1]}\n\nfollows: 1 of 22 pairs differ in step 3, as in those after it."
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_setting_is_placed_where_the_first_tensor_shows_it(tmp_path, restarts):
+    """As a comparison of both steps places it."""
+
+    def with_momentum(layers, path, value):
+        settings = {"type": "BatchNorm1d", "kind": "batchnorm1d", "settings": {"momentum": value}}
+        return [replace(layer, **settings) if layer.path == path else layer for layer in layers]
+
+    reference = memory_run(info(*with_momentum(TORCH_LAYERS, "act", 0.1)), *toy_steps(range(3)))
+    layers = with_momentum(PADDLE_LAYERS, "body.1", 0.9)
+    steps = toy_steps(range(3), paddle=True, plant=planted("body.1/forward/output.0", lambda v: v + 1, at=1))
+    comparison = RunComparison(reference, memory_run(info(*layers, framework="paddle"), *steps))
+    made = [comparison.compare(number) for number in range(3)]
+    for some in [made[:1], made] if restarts else [made]:
+        written(tmp_path, some)
+    found = texts(tmp_path)
+    assert list(found) == [0, 1]
+    assert "DIFFER  step 0, forward: momentum of act against body.1\n" in found[0]
+    assert "DIFFER  step 1, forward: act against body.1\n" in found[1].removeprefix(found[0])
+    assert "follows:" not in found[1]
 
 
 def test_what_follows_is_said_once_also_over_a_restart(tmp_path):
@@ -288,6 +323,14 @@ def test_a_diff_that_stays_where_it_is_is_reported_once_also_over_a_restart(tmp_
     written(tmp_path, made[:3])
     written(tmp_path, made)
     assert set(texts(tmp_path)) == {1}
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_report_has_the_words_of_the_page_in_chinese(tmp_path, language, monkeypatch):
+    monkeypatch.setenv("PADIFF_LANG", language)
+    written(tmp_path, reports(range(3), plant=planted("head/forward/output.0", lambda v: v + 1, at=1)))
+    words = json.loads((tmp_path / "report.json").read_text()).get("words", {})
+    assert words.get("Layers by steps", "") == ("" if language == "en" else "各层与各 step"), words
 
 
 def test_there_is_a_line_for_each_step(tmp_path):
@@ -483,6 +526,27 @@ def test_a_picture_of_many_steps_and_layers_is_folded_and_nothing_beyond_its_lim
         made.add(number, Rows(np.arange(1500), times, passed, np.zeros(1500, bool)), sites)
     made.first = ("forward", "l700", 333)
     pixels = made.draw()
-    assert pixels.shape[0] < 460 and pixels.shape[1] == 920
+    assert pixels.shape[0] < 380 and pixels.shape[1] == 640
     row, column = reds_of(pixels).mean(axis=0)
-    assert row == pytest.approx(34 + 360 * 700 / 1500, abs=3) and column == pytest.approx(640 * 333 / 704, abs=12)
+    assert row == pytest.approx(56 + 256 * 700 / 1500, abs=3) and column == pytest.approx(432 * 333 / 704, abs=12)
+
+
+def test_names_of_stages_do_not_overlap_and_stay_in_the_picture():
+    from PIL import Image, ImageChops
+
+    stages = ["input", "weight", "forward", "loss", "backward", "grad", "update"]
+    made = HeatPicture(numbered := Numbered())
+    numbered.learn((stage, "a.layer.with.a.long.name") for stage in stages)
+    layer = "a.layer.with.a.long.name"
+    sites = [(stage, f"{layer}/{stage}/output.0", f"{layer}/{stage}/output.0") for stage in stages]
+    times = np.full(7, 1e-3)
+    made.add(0, Rows(np.arange(7), times, times <= 1, np.zeros(7, bool)), sites)
+    picture = Image.fromarray(made.draw())
+    white = Image.new("RGB", picture.size, (255, 255, 255))
+    inked = np.asarray(ImageChops.difference(picture, white)).any(axis=2)
+    # Each panel's name begins at its left edge, and no ink is in the gap before it: 7 panels of 62 and gaps of 8.
+    assert not inked[:, -3:].any() and not inked[:52, :199].any()
+    for row, names in ((slice(4, 27), stages[::2]), (slice(30, 52), stages[1::2])):
+        columns = inked[row].any(axis=0)
+        starts = [200 + stages.index(name) * 62 for name in names if name != "update"]
+        assert all(not columns[start - 4 : start].any() and columns[start : start + 8].any() for start in starts)

@@ -115,6 +115,24 @@ def test_several_pairs_are_a_list_and_one_that_parts_is_opened(tab, logs, addres
     assert own(tab) == []
 
 
+def test_the_tab_is_in_the_language_of_the_log_folder(tab, logs, address, monkeypatch):
+    monkeypatch.setenv("PADIFF_LANG", "zh")
+    with contextlib.closing(DiffStream(logs / "chinese", NAMES)) as stream:
+        for report in step_reports():
+            stream.write(report)
+    assert asked(address, "words?pair=chinese")["words"]
+    in_tab(tab, address)
+    options = f"[...{FRAME}.document.querySelectorAll('.top select option')].map(one => one.value)"
+    tab.wait(f"{options}.includes('chinese')")
+    tab.run(
+        f"(choice => {{ choice.value = 'chinese'; choice.dispatchEvent(new Event('change')); }})"
+        f"({FRAME}.document.querySelector('.top select'))"
+    )
+    tab.wait(f"{FRAME}.document.documentElement.lang === 'zh' && {FRAME}.padiff.store.steps.length === {STEPS}")
+    tab.wait(f"/[\u3400-\u9fff]/.test({FRAME}.document.querySelector('#verdict .chip').innerText)")
+    assert own(tab) == []
+
+
 @pytest.mark.parametrize("name", ["..", "/etc", "live/../..", EVIL, ""])
 def test_only_folders_that_were_found_are_read(address, name):
     query = urllib.request.quote(name, safe="")

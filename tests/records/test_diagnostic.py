@@ -14,7 +14,7 @@ from hard.children import run_padiff, run_script
 from kit.schema import violations
 
 import padiff
-from padiff.records.diagnostic import LARGEST, _like_reference, diagnostic_schema
+from padiff.records.diagnostic import LARGEST, CodeLine, _like_reference, _span, _with_norm, diagnostic_schema
 from padiff.system.command import command_text
 from padiff.system.construction import has_changed
 
@@ -427,3 +427,45 @@ def test_the_line_that_a_fix_writes_mends_the_training(tmp_path, before, after):
 )
 def test_the_reference_s_line_is_a_fix_if_it_can_stand_there(candidate, reference, fits):
     assert _like_reference(candidate, reference) == (reference if fits else "")
+
+
+@pytest.mark.parametrize(
+    ("candidate", "reference", "words", "call", "marked"),
+    [
+        # The argument that differs, of several that the cause may mean.
+        ("f(a, eps=1) + f(b, eps=2)", "f(a, eps=1) + f(b, eps=3)", "eps is 2", "", "eps=2"),
+        # An argument with one text that means another thing in another framework.
+        ("nn.BN(4, momentum=0.1)", "nn.bn(4, momentum=0.1)", "momentum", "", "momentum=0.1"),
+        # The call lacks the argument that the other has.
+        ("o = SGD(p, momentum=0.9)", "o = SGD(p, momentum=0.9, nesterov=True)", "no nesterov momentum", "",
+         "SGD(p, momentum=0.9)"),
+        # The call of the layer, among others, which has no argument that the other side gives.
+        ("nn.Sequential(nn.Conv2d(1, 2), nn.BatchNorm2d(2))", "momentum=0.1,", "momentum", " BatchNorm2D(",
+         "nn.BatchNorm2d(2)"),
+        # The call that differs, of several of its name.
+        ("relu(a) + relu(b * 2)", "relu(a) + relu(b)", "", "the second relu()", "relu(b * 2)"),
+        # Nothing is named: the part that differs.
+        ("Compose([A(), Normalize(0.5, 0.225)])", "Compose([A(), Normalize(0.5, 0.25)])", "input", "", "0.225"),
+        ('"norm_eps": 1e-3,', '"norm_eps": 1e-5,', "", "", "1e-3"),
+        ("a = b + c", "c = b - a", "", "", None),
+        ("a = b", "a = b", "", "", None),
+    ],
+)  # fmt: skip
+def test_the_part_of_a_line_that_is_at_fault_is_marked(candidate, reference, words, call, marked):
+    span = _span(candidate, reference, words, call)
+    assert (span if span is None else candidate[span[0] : span[1]]) == marked
+
+
+@pytest.mark.parametrize(
+    ("code", "span", "fix", "text"),
+    [
+        ("max_grad_norm=1.0,", [0, 17], "torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)", "max_grad_norm=0.5"),
+        ("Trainer(gradient_clip_val=1)", [8, 27], "torch.nn.utils.clip_grad_norm_(m.parameters(), 0.5)",
+         "gradient_clip_val=0.5"),
+        ("max_norm=1.0,", [0, 12], "torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)", None),
+        ("max_grad_norm=1.0,", [0, 17], "torch.optim.SGD(..., lr=0.5)", None),
+        ("max_grad_norm=1.0,", None, "torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)", None),
+    ],
+)  # fmt: skip
+def test_an_argument_of_a_trainer_that_clips_is_the_fix(code, span, fix, text):
+    assert _with_norm(CodeLine("train.py", 1, code, span), fix) == text

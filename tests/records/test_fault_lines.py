@@ -21,6 +21,7 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.a, self.b, self.c = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(16, 3)
+        self.scale = 16 ** -0.25
         for layer in (self.a, self.b, self.c):
             nn.init.normal_(layer.weight, std=0.5)
 
@@ -28,7 +29,7 @@ class Net(nn.Module):
         x = self.a(x) * 0.5
         x = torch.tanh(x + 1)
         x = F.interpolate(F.relu(self.b(x)).unsqueeze(1), scale_factor=2).squeeze(1)
-        return self.c(x)
+        return self.c(x * self.scale)
 
 class Focal(nn.Module):
     def __init__(self, gamma=2.0):
@@ -138,6 +139,7 @@ def found(tmp_path_factory):
     ("before", "after", "code", "fix"),
     [
         ("self.a(x) * 0.5", "self.a(x)", "x = self.a(x)", "x = self.a(x) * 0.5"),
+        ("16 ** -0.25", "(16 // 4) ** -0.25", "self.scale = (16 // 4) ** -0.25", "self.scale = 16 ** -0.25"),
         ("F.relu(self.b(x))", "F.gelu(self.b(x))", "F.gelu(self.b(x))", "F.relu(self.b(x))"),
         ("Focal(2.0)", "Focal(1.5)", "criterion = Focal(1.5)", "criterion = Focal(2.0)"),
         (", 0.25)", ", 0.2)", "Normalize(0.5, 0.2)", "Normalize(0.5, 0.25)"),

@@ -33,6 +33,8 @@ from padiff.compare.first_failed import first_failed
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.pair.processes import OWN_SAMPLES
 from padiff.records import LOOP, Both, Cause, Diff, FirstDiff, Pair, Record, Run, Step, TracedCall, is_functional
+from padiff.records.cause import UNKNOWN_LINES
+from padiff.system.frames import Frame
 
 # The most lines of a stack in a report.
 _LINES = 4
@@ -86,6 +88,7 @@ def described(diff: Diff, step: Sequence[Diff], evidence: Evidence, compute: boo
         recomputed=which_side(scene, place, evidence) if compute else None,
         rank=_rank(place.diff.pair, scene, step),
         stacks=_stacks(place, evidence),
+        code=UNKNOWN_LINES if place.calls is None or place.calls.same is None else place.calls.same.map(_line),
     )
     return first, place
 
@@ -252,6 +255,10 @@ def _stack(step: Step, record: Record | None) -> tuple[str, ...]:
     site = record.layer, record.call
     calls = (call for call in step.trace.calls if not call.function and (call.layer, call.call) == site)
     return next(map(_lines, calls), ())
+
+
+def _line(call: TracedCall) -> Frame | None:
+    return call.line
 
 
 def _lines(call: TracedCall) -> tuple[str, ...]:
