@@ -126,8 +126,8 @@ def cases() -> Iterator[Case]:
     from pairs import PAIRS
 
     import padiff
-    from padiff.model.live_model import LiveModel
-    from padiff.weights.output_proof import Inputs, run_once
+    from padiff.model.tree import LiveModel
+    from padiff.weights.assign import Inputs, run_once
 
     def recorded(model: Any, args: tuple[Any, ...]) -> RuntimeEvidence:
         with padiff.record(model) as rec:

@@ -31,7 +31,7 @@ import torch
 
 import padiff
 from padiff.compare.comparison import RunComparison
-from padiff.compare.findings import Findings
+from padiff.compare.coverage import Findings
 from padiff.dump import open_run
 from padiff.records import Both
 

@@ -38,7 +38,7 @@ from synthetic import made, timed, write
 
 import padiff
 from padiff.align import align
-from padiff.compare.measure import compiled
+from padiff.compare.measure import sums
 from padiff.dump import RunWriter, open_run
 from padiff.records import RunInfo, Step
 from padiff_hooks.paired import PairedRuns
@@ -108,7 +108,7 @@ def one_process(folder: Path, rounds: int, trained: bool, fast: bool) -> None:
         sys.modules["numba"] = None  # type: ignore[assignment]
     pairs = files(folder / "files_a", folder / "files_b")
     # Small tensors never load it. With numba in memory the garbage collector has more to look at, in each comparison.
-    if fast and np.load(pairs[0][0]).size >= compiled.LEAST and compiled.load() is None:
+    if fast and np.load(pairs[0][0]).size >= sums.LEAST and sums.load() is None:
         raise SystemExit("the extra `fast` is not installed, or does not work: pip install numba")
     calls: dict[str, Callable[[], object]] = {"floor": lambda: floor(pairs)}
     for stored in STORED:

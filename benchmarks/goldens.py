@@ -29,9 +29,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from kit.forking import interpreter
 
 from padiff.dump import open_run
-from padiff.golden.commands import record_golden, record_run
 from padiff.golden.folder import read_golden, size_of_folder
-from padiff.golden.sorting import DRIFT, EQUAL, FAULT, sort_run
+from padiff.golden.sorting import DRIFT, EQUAL, FAULT, record_golden, record_run, sort_run
 
 PROGRAMS = Path(__file__).parent / "golden_programs"
 #: Changes of each program, beside another version.

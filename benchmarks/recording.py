@@ -19,7 +19,7 @@ Beside them: bytes and files of a step, and how much more memory the process had
 
 Before a recorder is opened, the C library gives back what is free at the end of its memory, and a framework's largest
 gradients come from there or not, as it happens: from process to process a step of torch has none to 13,800 page faults
-of 2 us. From then on it has next to none (`padiff.system.memory.keep_freed`), so plain steps beside a recorder are
+of 2 us. From then on it has next to none (`padiff.system.process.keep_freed`), so plain steps beside a recorder are
 mostly quicker than without.
 
 ``--lines`` measures what the lines of code cost: the first step of a recording, whose calls are traced, with

@@ -30,7 +30,7 @@ from padiff.align import align
 from padiff.dump import RunWriter, open_run
 from padiff.dump.storage import Storage
 from padiff.records import PARAMETER_STAGES, Layer, Record, Sketched, Step
-from padiff.records.parts import SHARD, Part
+from padiff.records.recorded import SHARD, Part
 
 # Lengths of the small model, each of which occurs for one reason only, and those of the 70 B model.
 WORDS, WIDTH, INNER, KEYS, LENGTH = 96, 32, 56, 8, 12

@@ -5,7 +5,7 @@ Importing this package imports neither torch nor paddle, and changes nothing.
 
 from __future__ import annotations
 
-from padiff.system import start_folder as _start_folder  # noqa: F401  # before a script leaves its folder
+from padiff.system import lazily as _start_folder  # noqa: F401  # before a script leaves its folder
 from padiff.system.lazily import names_from
 
 __version__ = "0.1.0"

@@ -18,17 +18,17 @@ from padiff.proxy import get_dump_root_path as get_dump_root_path
 from padiff.proxy import set_dump_root_path as set_dump_root_path
 from padiff.recorder import Recorder as Recorder
 from padiff.recorder import record as record
-from padiff.recorder.detail import Detail as Detail
-from padiff.recorder.schedule import Schedule as Schedule
+from padiff.recorder.options import Detail as Detail
+from padiff.recorder.options import Schedule as Schedule
 from padiff.records import Report as Report
 from padiff.replaying import Replay as Replay
 from padiff.replaying import calibrate as calibrate
 from padiff.replaying import replay as replay
 from padiff.replaying import resync as resync
-from padiff.replaying.batches import batches as batches
+from padiff.replaying.feeding import batches as batches
 from padiff.weights import add_special_init as add_special_init
 from padiff.weights import assign_weight as assign_weight
 from padiff.weights import start_from as start_from
-from padiff.weights.layer_map import LayerMap as LayerMap
+from padiff.weights.carried_state import LayerMap as LayerMap
 
 __version__: str

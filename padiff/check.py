@@ -12,7 +12,7 @@ from padiff.dump import open_run
 from padiff.dump.format import ALONE
 from padiff.errors import UsageError
 from padiff.records import Both, Report, Run
-from padiff.system.spelling import nearest
+from padiff.system.terminal import nearest
 
 #: The keys of a ``cfg``, and their defaults.
 DEFAULTS: Mapping[str, Any] = {"atol": 1e-4, "rtol": 1e-7, "compare_mode": "mean"}

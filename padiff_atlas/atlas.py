@@ -11,7 +11,7 @@ import numpy as np
 from padiff.compare.diagnose.known_differences import Atlas, AtlasRow
 from padiff.errors import UsageError
 from padiff.records import Both
-from padiff.system.spelling import nearest
+from padiff.system.terminal import nearest
 from padiff_atlas import sides
 from padiff_atlas.measure import Outputs, gap
 from padiff_atlas.probe import Group, Probe

@@ -6,11 +6,11 @@ import argparse
 from typing import Any
 
 from padiff.compare import Policy, Tolerance
-from padiff.compare.filters import Steps
-from padiff.dump.local import run_folder
+from padiff.compare.coverage import Steps
+from padiff.dump.store import run_folder
 from padiff.errors import UsageError
 from padiff.records import CANNOT_TELL, DIFFER, MATCH, STAGES, Both
-from padiff.system.spelling import nearest
+from padiff.system.terminal import nearest
 from padiff_hooks.tags import LAYERS, TAGS
 
 #: The exit code of each outcome of a comparison. (2 is misuse, or something that can't be read or written.)

@@ -17,12 +17,12 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from padiff.frameworks import framework_of
-from padiff.frameworks.direct_calls import DirectCallWatch
 from padiff.frameworks.hooking import Handle
+from padiff.frameworks.interception import DirectCallWatch
 from padiff.model.tree import walk
 from padiff.recorder import Recorder
-from padiff.recorder.model_group import group_of
-from padiff.system.variables import variables
+from padiff.recorder.layers import group_of
+from padiff.system.frames import variables
 from padiff_cli.after_import import AfterImport
 from padiff_cli.guard import guarded
 from padiff_cli.run.iterations import Iterations, stepping_around

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from padiff.dump import open_run
 from padiff.dump.format import RUN_FILE
-from padiff.dump.os_errors import explain_os_error
+from padiff.dump.write import explain_os_error
 from padiff.errors import PadiffError, UsageError, WriterError
 from padiff.records import Both, Report
 from padiff_cli.arguments import names_of

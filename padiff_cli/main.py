@@ -14,9 +14,7 @@ from typing import Any, NamedTuple
 
 from padiff import __version__
 from padiff.errors import PadiffError
-from padiff.system.distribution import warn_of_older
-from padiff.system.printable import printable
-from padiff.system.streams import give_up_output, show_anything
+from padiff.system.terminal import give_up_output, printable, show_anything, warn_of_older
 from padiff_cli.parser import Parser, split_arguments
 
 MISUSE, INTERRUPTED = 2, 130

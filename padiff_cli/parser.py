@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from padiff.system.spelling import nearest
+from padiff.system.terminal import nearest
 
 
 class Parser(argparse.ArgumentParser):

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from padiff.compare import Policy, diagnose
-from padiff.dump.local import shown
-from padiff.dump.remote_path import AnyPath
+from padiff.dump.store import AnyPath, shown
 from padiff.errors import PadiffError, RunsDifferError
 from padiff.model.given_map import GivenMap
 from padiff.recorder import Recorder
@@ -17,7 +16,7 @@ from padiff.records.diagnostic import diagnostic_of, position_text
 from padiff.records.diagnostic_text import diagnostic_text
 from padiff.system.guard import Failure
 from padiff.system.language import translated
-from padiff.system.warn import warn
+from padiff.system.terminal import warn
 from padiff_hooks.event_files import ScalarSink
 from padiff_hooks.news import CAUSE_KNOWN
 from padiff_hooks.paired import PairedRuns

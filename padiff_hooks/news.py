@@ -10,7 +10,7 @@ from padiff.records import Report, Standing, count_text
 from padiff.records.diagnostic import diagnostic_of
 from padiff.records.diagnostic_text import diagnostic_text
 from padiff.report_markdown import code_block
-from padiff.system.printable import printable
+from padiff.system.terminal import printable
 
 # Limit on the further faults in a text; no training has shown so many.
 _FURTHER = 20

@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from padiff.compare import Policy
-from padiff.dump.local import absolute, local_folder, run_folder
-from padiff.dump.remote_path import AnyPath
+from padiff.dump.store import AnyPath, absolute, local_folder, run_folder
 from padiff.errors import UsageError
 from padiff.model.given_map import GivenMap
-from padiff.recorder.detail import Detail
-from padiff.recorder.options import RunOptions, check_names
-from padiff.recorder.schedule import Schedule
-from padiff.replaying.replay_function import runs_of
+from padiff.recorder.options import Detail, RunOptions, Schedule, check_names
+from padiff.replaying.session import runs_of
 from padiff_hooks.tags import LAYERS, check_tags
 
 ON_DIFF = ("warn", "stop", "raise")

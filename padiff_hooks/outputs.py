@@ -12,10 +12,10 @@ from typing import Any
 from rich.console import Console
 from rich.segment import Segment
 
-from padiff.dump.files import aside
+from padiff.dump.format import aside
 from padiff.errors import UsageError
 from padiff.records import printable
-from padiff.system.colours import coloured
+from padiff.system.terminal import coloured
 
 # Seconds after which the remaining time is estimated.
 _STEADY = 1.0
@@ -37,7 +37,7 @@ class _Console(Console):
 def console_for(stderr: bool = False) -> Console:
     """Return a console that prints names as they are, without markup in square brackets or emoji such as ``:cat:``.
 
-    Colours are used on terminals (`padiff.system.colours`). In files and pipes, lines are not broken and tables are
+    Colours are used on terminals (`padiff.system.terminal`). In files and pipes, lines are not broken and tables are
     wide.
     """
     stream = sys.stderr if stderr else sys.stdout

@@ -9,10 +9,8 @@ from typing import Any
 from padiff.compare import Policy, RunComparison
 from padiff.compare.replicas import ReplicaCheck
 from padiff.dump.format import RUN_FILE
-from padiff.dump.local import absolute, run_folder
-from padiff.dump.missing_steps import missing_steps_lines
-from padiff.dump.remote_path import AnyPath
-from padiff.dump.zoom import Zoom
+from padiff.dump.prepare import Zoom, missing_steps_lines
+from padiff.dump.store import AnyPath, absolute, run_folder
 from padiff.errors import RunFolderError
 from padiff.model.given_map import GivenMap
 from padiff.records import Both, Report, Run, RunInfo

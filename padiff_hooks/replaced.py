@@ -8,7 +8,7 @@ from padiff.dump import open_run
 from padiff.dump.format import RUN_FILE
 from padiff.dump.medium import medium_of
 from padiff.dump.read import read_info
-from padiff.dump.remote_path import AnyPath
+from padiff.dump.store import AnyPath
 from padiff.errors import RunFolderError
 
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import padiff
 from padiff.compare import Policy
-from padiff.dump.remote_path import AnyPath
+from padiff.dump.store import AnyPath
 from padiff.errors import NothingToCompareError, RunsDifferError, UsageError
 from padiff.frameworks.base import Framework
 from padiff.records import Report
 from padiff.records.diagnostic import diagnostic_of
 from padiff.records.diagnostic_text import summary_line
 from padiff.replaying import Replay, ReplayBatch, ReplayStep
-from padiff.system.switches import say
+from padiff.system.terminal import say
 
 _NO_MORE = object()
 

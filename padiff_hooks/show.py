@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from padiff.dump.medium import size_of
-from padiff.dump.remote_path import AnyPath
+from padiff.dump.store import AnyPath
 from padiff.records import (
     CANNOT_TELL,
     DIFFER,
@@ -37,11 +37,11 @@ from padiff.records import (
     verdict,
     where_lines,
 )
+from padiff.records.declared import environment_text
 from padiff.records.diagnostic import diagnostic_of
 from padiff.records.diagnostic_text import CERTAINTY, FIX, LABEL, MARK, OUTCOME, PLACE, diagnostic_lines
 from padiff.records.diagnostic_text import QUIET as SECONDARY
-from padiff.records.environment_differences import environment_text
-from padiff.records.tree_text import HERE
+from padiff.records.report_text import HERE
 from padiff.system.language import writes_chinese
 
 #: Default number of listed diffs.

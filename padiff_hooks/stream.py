@@ -19,8 +19,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from padiff.dump.local import absolute, local_folder
 from padiff.dump.medium import write_json
+from padiff.dump.store import absolute, local_folder
 from padiff.errors import UsageError
 from padiff.records import CANNOT_TELL, DIFFER, MATCH, SIDES, Both, Report, Standing
 from padiff.records.declared import OF_LAYERS

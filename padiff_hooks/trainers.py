@@ -19,10 +19,10 @@ import numpy as np
 
 from padiff.errors import PadiffError
 from padiff.frameworks import framework_of
-from padiff.frameworks.overrides import Override
+from padiff.frameworks.interception import Override
 from padiff.replaying import ReplayBatch
+from padiff.system.frames import locals_of
 from padiff.system.guard import guarded
-from padiff.system.variables import locals_of
 from padiff_hooks.options import TrainingOptions
 from padiff_hooks.replaying import exchanged
 from padiff_hooks.results import TrainingResults
@@ -67,7 +67,7 @@ class TrainerEvents(TrainingResults, ABC):
 
     @abstractmethod
     def settings_of(self, trainer: Any, args: Any, model: Any, state: Any) -> dict[str, Any]:
-        """Return the trainer's settings without those of its optimizer (`padiff.records.settings`)."""
+        """Return the trainer's settings without those of its optimizer (`padiff.records.declared`)."""
 
     @abstractmethod
     def loss_scale_of(self, trainer: Any, args: Any) -> float:

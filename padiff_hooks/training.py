@@ -12,19 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from padiff.dump import open_run
-from padiff.dump.local import absolute, is_remote, run_folder
-from padiff.dump.missing_steps import missing_steps_lines
-from padiff.dump.remote_path import AnyPath
+from padiff.dump.prepare import missing_steps_lines
+from padiff.dump.store import AnyPath, absolute, is_remote, run_folder
 from padiff.errors import PadiffError
-from padiff.model.live_model import LiveModel
+from padiff.model.tree import LiveModel
 from padiff.recorder import Recorder, record
 from padiff.records import FirstDiff, Report, Step
 from padiff.replaying import ReplayBatch
-from padiff.replaying.perturbation import move_as_asked
-from padiff.replaying.replay_function import runs_of
+from padiff.replaying.session import runs_of
+from padiff.replaying.step_runner import move_as_asked
 from padiff.system.guard import Failure, Guard, guarded
-from padiff.system.switches import say
-from padiff.system.warn import warn
+from padiff.system.terminal import say, warn
 from padiff.weights.start import start
 from padiff.weights.stored import open_stored
 from padiff_hooks.event_files import ScalarSink
@@ -123,7 +121,7 @@ class TrainingRecorder:
             resumed: True if the host continues an earlier training; the run folder is then resumed, too.
             rank, world_size: rank of this process and number of processes, if the host knows them.
             logdir, sink: log folder and logger of the host, used if the option ``logdir`` is not set.
-            settings: settings of the training that the host knows (`padiff.records.settings`).
+            settings: settings of the training that the host knows (`padiff.records.declared`).
             logs_loss: True if the host logs the loss of each micro-batch; models may also return their loss.
             end: the step that the training ends before, if the host knows it.
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from padiff.dump.remote_path import AnyPath
-from padiff.dump.zoom import Zoom, ask
+from padiff.dump.prepare import Zoom, ask
+from padiff.dump.store import AnyPath
 from padiff.records import LOOP, Both, Diff, Report, Run
 
 # Number of layers before and after the differing layer that are requested, too.

@@ -8,11 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from padiff.errors import UsageError
-from padiff.golden.blessing import bless, recover
-from padiff.golden.commands import record_golden, record_run
 from padiff.golden.folder import read_golden
-from padiff.golden.sorting import DRIFT, EQUAL, sort_run
-from padiff.golden.text import sorted_text
+from padiff.golden.sorting import DRIFT, EQUAL, bless, record_golden, record_run, recover, sort_run, sorted_text
 from padiff_pytest.golden import Kept
 from padiff_pytest.verdict import failure_text
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from padiff.auto.validate import check_call
+from padiff.auto.arguments import check_call
 from padiff.errors import UsageError
 from padiff.frameworks import framework_of_tensor
-from padiff.model.live_model import LiveModel
 from padiff.model.nested import replace_tensors
+from padiff.model.tree import LiveModel
 
 # numpy's default dtype, the only floating dtype that inputs have by accident.
 _DEFAULT_OF_NUMPY = "float64"

@@ -10,8 +10,8 @@ from typing import Any
 from padiff.compare import Policy, compare_runs
 from padiff.errors import UsageError
 from padiff.model.given_map import GivenMap
-from padiff.model.live_model import LiveModel
 from padiff.model.nested import flatten
+from padiff.model.tree import LiveModel
 from padiff.recorder import Recorder, record
 from padiff.records import Both, Report, Run
 from padiff.weights.assign import AssignError, carry_over

@@ -1,30 +1,187 @@
-"""The sequence of an ``auto_diff``: weights, passes, comparisons, optimizer steps, and verdict."""
+"""The sequence of an ``auto_diff``: weights, passes with equal dropout masks, comparisons, optimizer steps, dumps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from padiff.align import Alignment
-from padiff.auto.diff_log import write_diff_log
-from padiff.auto.dropout import Masks, masks_drawn, masks_of_reference
-from padiff.auto.dumps import forget_dumps, leave_dumps
-from padiff.auto.model_alignment import aligned_as, carried_over, compared_wholes, seen_of
-from padiff.auto.noise_driven import NoiseDriven
-from padiff.auto.passes import During, Pass, run_pass, update, weights_after
-from padiff.auto.printing import Printer
-from padiff.auto.resolve import resolve_settings
-from padiff.auto.settings import ModelSetup, Settings
-from padiff.auto.single_step import gradients_of_reference, outputs_of_reference
+import numpy as np
+
+from padiff.align import Alignment, align
+from padiff.auto.arguments import ModelSetup, Settings, resolve_settings
+from padiff.auto.passes import (
+    During,
+    NoiseDriven,
+    Pass,
+    Printer,
+    aligned_as,
+    carried_over,
+    compared_wholes,
+    gradients_of_reference,
+    hooked,
+    outputs_of_reference,
+    run_pass,
+    seen_of,
+    update,
+    weights_after,
+)
 from padiff.compare import RunComparison
 from padiff.model import equivalents
+from padiff.model.tree import is_proxy
 from padiff.recorder import MemoryRun
-from padiff.records import Both, Coverage, Diff, FirstDiff, Layer, Report, RunInfo, Step
-from padiff.system.distribution import warn_of_older
+from padiff.records import Both, Coverage, Diff, FirstDiff, Layer, Report, RunInfo, Step, figures_text
+from padiff.system.terminal import warn_of_older
 from padiff.weights.assign import AssignError, Carried
+
+_FOLDER = "auto_diff"
+
+
+def leave_dumps(settings: Settings, compared: Both[dict[str, Step]]) -> list[str]:
+    """Write both sides into ``<dump_path>/auto_diff``, and return the folders; none if a model is not a proxy."""
+    folders = _folders(settings)
+    maps = _layer_maps(settings) if folders else ()
+    for side, folder, stages, paths in zip(settings.sides, folders, compared, maps):
+        steps = list(stages.values())
+        records = [replace(record, order=0) for step in steps for record in step.records]
+        numbered = tuple(replace(record, order=order) for order, record in enumerate(records))
+        merged = replace(steps[-1], records=numbered, trace=steps[0].trace)
+        side.model.padiff_dump(folder, merged, paths)
+    return [str(folder) for folder in folders]
+
+
+def forget_dumps(settings: Settings) -> None:
+    """Delete the dumps of an earlier call."""
+    for side, folder in zip(settings.sides, _folders(settings)):
+        side.model.padiff_forget(folder)
+
+
+def _folders(settings: Settings) -> list[Path]:
+    sides = settings.sides
+    if not all(is_proxy(side.model) for side in sides):
+        return []
+    folders = sides.map(lambda side: Path(side.model.dump_path) / _FOLDER)
+    # A second dump in the same folder would overwrite the first.
+    shared = folders.reference == folders.candidate
+    return [folder / side.name if shared else folder for folder, side in folders.zip(sides)]
+
+
+def _layer_maps(settings: Settings) -> Both[list[str]]:
+    """Return the layer paths that the user's map pairs, as one list per side in the same order."""
+    infos = settings.sides.map(lambda side: side.live.info)
+    pairs = align(infos.reference, infos.candidate, settings.whole_map()).pairs
+    user_pairs = [pair for pair in pairs if pair.reason == "given"]
+    return Both([pair.reference.path for pair in user_pairs], [pair.candidate.path for pair in user_pairs])
+
+
+#: Factors that each dropout layer of the reference multiplied its input by, by layer path and index of the call.
+Masks = dict[tuple[str, int], np.ndarray]
+
+
+@contextmanager
+def masks_drawn(reference: ModelSetup, masks: Masks) -> Iterator[None]:
+    """Draw, apply and store a mask in each call of a dropout layer of the reference.
+
+    Enter before attaching the recording hooks.
+    """
+    paths = _dropouts(reference)
+
+    def replaced(path: str, call: int, args: tuple[Any, ...], output: Any) -> Any:
+        if not _fits(reference, args, output):
+            return output
+        # A zero output can come from a zero input, and does not reveal the mask: run the layer on ones instead.
+        mask = _on_ones(reference, path, args[0])
+        masks.setdefault((path, call), reference.framework.tensors.copy(mask))
+        return args[0] * mask
+
+    with hooked(reference, {path: path for path in paths}, replaced):
+        yield
+
+
+@contextmanager
+def masks_of_reference(candidate: ModelSetup, masks: Masks, alignment: Alignment) -> Iterator[None]:
+    """Apply the reference's masks in the candidate's dropout layers.
+
+    Enter before attaching the recording hooks. Kept elements are scaled by the candidate layer's own factor, so that a
+    different dropout rate is still detected.
+    """
+    drops = _dropouts(candidate)
+    partners = {pair.candidate.path: pair.reference.path for pair in alignment.pairs if pair.candidate.path in drops}
+    own_paths = {reference: path for path, reference in partners.items()}
+
+    def replaced(path: str, call: int, args: tuple[Any, ...], output: Any) -> Any:
+        mask = masks.get((path, call))
+        if (
+            mask is None
+            or not _fits(candidate, args, output)
+            or mask.shape != candidate.framework.tensors.shape(output)
+        ):
+            return output
+        drawn = candidate.framework.tensors.copy(_on_ones(candidate, own_paths[path], args[0])).astype(np.float64)
+        scale = drawn.max() if drawn.any() else float(mask.max())
+        return args[0] * candidate.framework.tensors.like(output, np.where(mask != 0, scale, 0.0))
+
+    with hooked(candidate, partners, replaced):
+        yield
+
+
+def _dropouts(side: ModelSetup) -> set[str]:
+    """Return the paths of active dropout layers, without those that also shift kept elements (AlphaDropout)."""
+    return {
+        layer.path
+        for layer in side.live.info.layers
+        if "dropout" in layer.kind and "alpha" not in layer.kind and side.live.layer(layer.path).training
+    }
+
+
+def _fits(side: ModelSetup, args: tuple[Any, ...], output: Any) -> bool:
+    framework = side.framework
+    if not args or not framework.tensors.is_tensor(args[0]) or not framework.tensors.is_tensor(output):
+        return False
+    return bool(framework.tensors.shape(args[0]) == framework.tensors.shape(output))
+
+
+def _on_ones(side: ModelSetup, path: str, like: Any) -> Any:
+    ones = np.ones(side.framework.tensors.shape(like), np.float32)
+    with side.framework.tensors.without_grad():
+        return side.live.layer(path).forward(side.framework.tensors.like(like, ones))
+
+
+FOLDER = "diff_log"
+_FILES = {"weight": "weight_diff.log", "grad": "grad_diff.log"}
+
+
+def write_diff_log(report: Report, names: Both[str]) -> list[Path]:
+    """Write one file for the weights that differ and one for the gradients; delete the files of an earlier call.
+
+    Args:
+        names: names of the reference and the candidate.
+
+    Returns:
+        The written files; empty if no weight or gradient differs.
+    """
+    folder = Path(FOLDER)
+    for name in _FILES.values():
+        (folder / name).unlink(missing_ok=True)
+    written = []
+    for stage, name in _FILES.items():
+        failed = [diff for diff in report.failed if diff.pair.stage == stage]
+        if failed:
+            folder.mkdir(exist_ok=True)
+            (folder / name).write_text("\n".join(_entry(diff, names) for diff in failed), encoding="utf-8")
+            written.append((folder / name).absolute())
+    return written
+
+
+def _entry(diff: Diff, names: Both[str]) -> str:
+    sides = zip(names, (diff.pair.reference, diff.pair.candidate))
+    paths = [f"    {name}: {r.layer}.{r.slot} ({r.layer_type})" for name, r in sides if r is not None]
+    lines = ["=" * 25, f"Step {diff.pair.step}, {diff.pair.stage}:", *paths, f"    {figures_text(diff)}", ""]
+    return "\n".join(lines)
+
 
 _FORWARD = ("input", "forward", "loss")
 _BACKWARD = ("backward", "grad")

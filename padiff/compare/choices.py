@@ -18,7 +18,7 @@ import numpy as np
 
 from padiff.align import Alignment
 from padiff.errors import RunFolderError
-from padiff.frameworks.api_names import row_axis
+from padiff.frameworks.catalog import row_axis
 from padiff.records import LOOP, ROOT, Both, Choice, RunInfo, Step, Trace, TracedCall
 
 # Functions that leave the order of equal scores open, and those that rank all places.

@@ -1,38 +1,40 @@
-"""Comparison of two runs, one step at a time."""
+"""Comparison of two runs, one step at a time, and how far a run moved and two runs are apart."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from padiff.align import Alignment, RuntimeEvidence, align, is_mapped, resolved
+from padiff.align.call_order import call_order, derived_inputs, outermost_calls
 from padiff.compare import diagnose
-from padiff.compare.coverage import Tally
+from padiff.compare.coverage import Findings, ReportFilter, Stacks, Tally, first_failed, models_of, stacks_of
 from padiff.compare.declared import Declared, at_the_start
-from padiff.compare.diagnose.extent import Agreement
-from padiff.compare.filters import ReportFilter
-from padiff.compare.findings import Findings
-from padiff.compare.first_failed import first_failed
+from padiff.compare.diagnose.place import Agreement
 from padiff.compare.judge.drift import EQUAL, with_caveat
-from padiff.compare.judge.noise import NoisePolicy
-from padiff.compare.judge.policy import Policy
-from padiff.compare.judge.rates import with_rates
-from padiff.compare.judge.unrecorded import with_unrecorded
-from padiff.compare.layer_boundaries import other_boundaries
-from padiff.compare.loop_calls import with_loop
-from padiff.compare.measure.picture import picture_of
+from padiff.compare.judge.missing_records import with_unrecorded
+from padiff.compare.judge.policy import NoisePolicy, Policy
+from padiff.compare.judge.site_facts import key_of, rounding_gradients, with_rates
+from padiff.compare.measure.operands import picture_of
+from padiff.compare.measure.pairs import measure_pair
 from padiff.compare.measuring import Measuring
-from padiff.compare.models import Stacks, models_of, stacks_of
-from padiff.compare.movement import movement
+from padiff.compare.rearranged import other_boundaries
 from padiff.compare.step import Before, ComparisonPlan, compare_step
 from padiff.compare.workers import Workers
-from padiff.dump.missing_steps import missing_steps_lines
+from padiff.dump.prepare import missing_steps_lines
+from padiff.errors import PadiffError
 from padiff.model.given_map import GivenMap
+from padiff.pair.joined_calls import inputs_agree
 from padiff.pair.merge_ranks import merge_ranks
-from padiff.pair.processes import OWN_SAMPLES
+from padiff.pair.plans import OWN_SAMPLES
+from padiff.pair.steps import pair_steps
 from padiff.records import (
+    LOOP,
     PARAMETER_STAGES,
     SIDES,
     STAGES,
@@ -42,14 +44,108 @@ from padiff.records import (
     Diff,
     FirstDiff,
     Pair,
+    Record,
     Report,
     Run,
     RunInfo,
     Step,
+    is_loss,
+    is_of_loss,
+    loss_role,
     settings_at,
 )
-from padiff.records.environment_differences import differences
-from padiff.records.step_diffs import StepDiffs
+from padiff.records.compared import Figure
+from padiff.records.declared import differences
+from padiff.records.report_data import Movement
+from padiff.records.step_diffs import FIGURE_NUMBERS, StepDiffs
+from padiff.records.step_schema import without_values
+
+
+def with_loop(alignment: Alignment, steps: Both[Step], infos: Both[RunInfo]) -> Alignment:
+    """Return the alignment with the order of the loops' calls, and the inputs that they derive from other outputs."""
+    settings = infos.zip(steps).map(lambda side: settings_at(side[0].settings, side[1].settings))
+    paths = [(pair.reference.path, pair.candidate.path) for pair in alignment.pairs]
+    try:
+        named = steps.map(lambda step: replace(step, records=without_values(step.records)))
+        derived = named.zip(settings).map(lambda side: derived_inputs(*side))
+        alignment = replace(alignment, derived=derived)
+        if not any(call for step in named for _, call in outermost_calls(step.records)):
+            return alignment  # each layer is called once
+        return replace(alignment, call_order=call_order(steps, derived, paths, inputs_agree))
+    except PadiffError:  # a trace is damaged, or the values can no longer be read
+        return alignment
+
+
+# Largest number of parameters that are looked at, evenly spread over the model.
+_MOST = 32
+
+# Number of the figure that is relative to the tensor.
+_RELATIVE = FIGURE_NUMBERS[Figure.REL_L2]
+
+Site = tuple[str, str]
+
+
+def movement(run: Run, steps: Sequence[int], last: StepDiffs) -> Movement | None:
+    """Return how far a run's training moved; `None` if its records do not show it.
+
+    Args:
+        run: the reference.
+        steps: numbers of the compared steps.
+        last: the diffs of the last compared step.
+    """
+    try:
+        records = [run.steps(number)[0].records for number in (steps[0], steps[-1])]
+        places = [_places(each) for each in records]
+        trained = [site for site in places[0]["weight"] if site in places[-1]["update"]]
+        chosen = trained[:: max(1, -(-len(trained) // _MOST))]
+        # Within one step, the update is what moved.
+        others = places[1]["update" if len(steps) == 1 else "weight"]
+        pairs = [(records[0][places[0]["weight"][site]], records[1][others[site]]) for site in chosen if site in others]
+        if len(steps) == 1:
+            moved = [(_norm(update), _norm(weight)) for weight, update in pairs]
+        else:
+            moved = [_distance(before, after) for before, after in pairs]
+        losses = [_loss(each, where["loss"]) for each, where in zip(records, places)]
+    except (PadiffError, OSError, ValueError):
+        return None  # what can no longer be read shows nothing
+    size = math.hypot(*(norm for _, norm in moved))
+    sites = set(trained)
+    here = [place for place in last.known_places("weight").tolist() if last.sites.keys[place] in sites]
+    if not size or not here or not math.isfinite(size):
+        return None
+    share = math.hypot(*(distance for distance, _ in moved)) / size
+    updates = [place for place in last.known_places("update").tolist() if last.rows["figure"][place] == _RELATIVE]
+    both = (losses[0], losses[1]) if len(steps) > 1 and losses[0] is not None and losses[1] is not None else None
+    # A fault shows in the weights or, as a share of the movement, in the updates.
+    limit = float(np.median(last.rows["limit"][here]))
+    if updates:
+        limit = min(limit, share * float(np.median(last.rows["limit"][updates])))
+    return Movement(share, limit, both) if math.isfinite(share) else None
+
+
+def _places(records: Sequence[Record]) -> dict[str, dict[Site, int]]:
+    """Return the position of each weight, update and loss among the records."""
+    places: dict[str, dict[Site, int]] = {"weight": {}, "update": {}, "loss": {}}
+    for place, record in enumerate(without_values(records)):
+        if record.stage in places:
+            places[record.stage].setdefault((record.layer, record.slot), place)
+    return places
+
+
+def _distance(first: Record, last: Record) -> tuple[float, float]:
+    figures = measure_pair(Pair(0, first, last)).figures
+    return (math.nan, math.nan) if figures is None else (figures.l2, figures.reference_l2)
+
+
+def _norm(record: Record) -> float:
+    return _distance(record, record)[1]
+
+
+def _loss(records: Sequence[Record], places: dict[Site, int]) -> float | None:
+    place = places.get((LOOP, "loss"))
+    record = None if place is None else records[place]
+    return None if record is None or record.source.sketched or record.shape else float(record.value)
+
 
 _NO_STEPS: Both[Sequence[int]] = Both((), ())
 
@@ -64,7 +160,7 @@ class RunComparison:
         stages: stages to report; the limits of a policy may also depend on other stages.
         layers: only layers whose paths in either run match one of these patterns are reported.
         boundaries: True to search for all layers that end at different places of the computation
-            (`padiff.compare.layer_boundaries`); False if one side's layers run on the other's values: then only layers
+            (`padiff.compare.rearranged`); False if one side's layers run on the other's values: then only layers
             with outputs of different shapes are searched for.
         aligned: function that pairs the layers, with the signature of `padiff.align.align`.
         workers: processes that measure steps ahead of the one that is judged.
@@ -400,3 +496,59 @@ class RunComparison:
             models=models_of(self.runs.map(lambda run: run.info), self.alignment, self._stacks),
             choices=tuple(each for each in self._before.choices if each.step in steps),
         )
+
+
+_STAGES = frozenset({"backward", "grad", "update", "loss"})
+
+
+class StepDistance(NamedTuple):
+    """Relative distances of two runs in one step, as shares of the reference's norms; NaN where nothing was recorded.
+
+    Attributes:
+        updates: distance of the updates of all parameters together, without parameters whose gradients are rounding
+            noise.
+        loss: distance of the losses of all micro-batches together.
+    """
+
+    updates: float
+    loss: float
+
+
+class Distance:
+    """Meter of the distance of two runs, step by step.
+
+    Args:
+        infos: the runs.
+        layer_map: layers to pair, in the form that `compare_runs` accepts.
+    """
+
+    def __init__(self, infos: Both[RunInfo], layer_map: Any = None) -> None:
+        self._infos, self._map = infos, GivenMap.from_value(layer_map)
+        self._alignment: Alignment | None = None
+
+    def measure(self, steps: Both[Step]) -> StepDistance:
+        """Return the distance of one step of both runs."""
+        if self._alignment is None:
+            evidence = steps.map(RuntimeEvidence.from_step)
+            self._alignment = resolved(
+                align(self._infos.reference, self._infos.candidate, self._map, evidence), evidence
+            )
+        pairs = pair_steps(steps.reference, steps.candidate, self._alignment)
+        diffs = StepDiffs.from_diffs([measure_pair(pair) for pair in pairs if pair.complete and pair.stage in _STAGES])
+        noise = diffs.keys_of(diffs.measured_fact(rounding_gradients))
+        updates, losses = [0.0, 0.0], [0.0, 0.0]
+        for diff in diffs:
+            figures, anchor = diff.figures, diff.pair.anchor
+            if figures is None or not diff.compared:
+                continue
+            if diff.pair.stage == "update" and anchor.layer != LOOP and key_of(diff) not in noise:
+                sums = updates
+            elif is_loss(anchor) or (
+                diff.pair.stage == "loss" and is_of_loss(anchor) and loss_role(anchor.slot) == "0"
+            ):
+                sums = losses
+            else:
+                continue
+            sums[0] += math.inf if figures.nonfinite else figures.l2**2
+            sums[1] += figures.reference_l2**2
+        return StepDistance(*(math.sqrt(error / size) if size else math.nan for error, size in (updates, losses)))

@@ -1,9 +1,13 @@
-"""Coverage of two runs by a comparison: unpaired layers, uncalled layers, and assumptions."""
+"""Coverage of two runs by a comparison, both layer trees with their alignment, and the diffs that were found."""
 
 from __future__ import annotations
 
+import contextlib
+import fnmatch
+import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -11,28 +15,38 @@ import numpy as np
 from padiff.align import Alignment, LayerPair, Slice
 from padiff.align.matching.parameter_units import tie_targets
 from padiff.compare.declared.layers import layer_notes
+from padiff.compare.declared.optimizers import groups_of
+from padiff.errors import RunFolderError, UsageError
 from padiff.model.equivalents import ONE_SIDED, STATISTICS, slot, stands_for_none
-from padiff.pair.processes import describe_processes
+from padiff.pair.plans import describe_processes
 from padiff.records import (
     AMPLIFIED,
     LOOP,
     PARAMETER_STAGES,
     SIDES,
+    STAGES,
     Both,
+    CompactDiffs,
     Coverage,
     Diff,
+    Difference,
     Figure,
     Kind,
     Layer,
+    Models,
     Pair,
+    Partners,
+    Run,
     RunInfo,
+    Step,
     is_functional,
     unzipped,
 )
-from padiff.records.diff_rows import FIGURE_NUMBERS, MOMENTS, TENSORS
-from padiff.records.pair_schema import PairSchema
-from padiff.records.pair_table import layouts_of
-from padiff.records.step_diffs import StepDiffs
+from padiff.records.both import ChainedSequence
+from padiff.records.pair_table import PairSchema, layouts_of
+from padiff.records.step_diffs import FIGURE_NUMBERS, MOMENTS, TENSORS, StepDiffs
+from padiff.system.frames import Frame
+from padiff.system.terminal import nearest
 
 _REL_L2, _AROUND_ZERO = FIGURE_NUMBERS[Figure.REL_L2], FIGURE_NUMBERS[Figure.AROUND_ZERO]
 
@@ -236,3 +250,213 @@ def _uncovered(
 
 def _ambiguous(pair: LayerPair) -> str:
     return f"{pair.reference.path} / {pair.candidate.path} (or {', '.join(pair.alternatives)})"
+
+
+#: Call stacks of layers, by path.
+Stacks = Mapping[str, tuple[Frame, ...]]
+
+
+def stacks_of(step: Step) -> Stacks:
+    """Return the stack of each layer's first call, as far as the step's trace holds stacks."""
+    stacks: dict[str, tuple[Frame, ...]] = {}
+    if step.trace.functions:
+        with contextlib.suppress(RunFolderError):  # a damaged trace: the judgement does not need the trace
+            for call in step.trace.calls:
+                if call.stack and not call.function:
+                    stacks.setdefault(call.layer, call.stack)
+    return stacks
+
+
+def models_of(infos: Both[RunInfo], alignment: Alignment, stacks: Both[Stacks]) -> Models:
+    """Return both layer trees, and a pair for each two aligned layers.
+
+    Args:
+        stacks: call stacks of the layers.
+    """
+    partners = [
+        Partners(pair.reference.path, pair.candidate.path, pair.reason, pair.confidence) for pair in alignment.pairs
+    ]
+    partners += [
+        Partners(reference.path, candidate.path, split.reason, split.confidence)
+        for split in alignment.splits
+        for reference in split.reference
+        for candidate in split.candidate
+    ]
+    return Models(
+        layers=infos.map(lambda info: info.layers),
+        frameworks=infos.map(lambda info: f"{info.framework} {info.framework_version}".strip()),
+        partners=tuple(partners),
+        stacks=stacks,
+        lines=infos.map(lambda info: info.lines),
+        files=infos.map(lambda info: info.files),
+        optimized=infos.map(lambda info: groups_of(info.settings)),
+        command=str(infos.candidate.recording.get("command", "")),
+    )
+
+
+# Number of diffs stored as objects before compaction begins: some 2 kB each, including their sketches.
+_UNFOLDED = 20_000
+
+
+class Findings:
+    """Diffs of the steps that were compared so far, in step order.
+
+    Args:
+        alignment: the paired layers.
+        runs: reference and candidate, if their steps can be read again.
+
+    Attributes:
+        tally: counts of the compared and of the uncompared pairs.
+    """
+
+    def __init__(self, alignment: Alignment, runs: Both[Run] | None = None) -> None:
+        self.tally = Tally(alignment)
+        self._runs = runs
+        self._kept: list[tuple[Both[int], Sequence[StepDiffs]]] = []
+        self._count = 0
+        self._folded: CompactDiffs | None = None
+
+    def add(self, ranks: Sequence[StepDiffs], numbers: Both[int]) -> None:
+        """Add the judged diffs of each rank of a step."""
+        for diffs in ranks:
+            self.tally.add(diffs)
+            self._count += len(diffs)
+        self._kept.append((numbers, ranks))
+        if self._runs is None or (self._folded is None and self._count <= _UNFOLDED):
+            return
+        if self._folded is None:
+            self._folded = CompactDiffs(self._runs)
+        for numbers_before, ranks_before in self._kept:
+            for rank, diffs in enumerate(ranks_before):
+                self._folded.add(diffs, numbers_before, rank)
+        self._kept.clear()
+
+    @property
+    def diffs(self) -> Sequence[Diff]:
+        """All diffs, in causal order."""
+        if self._folded is not None:
+            return self._folded
+        return ChainedSequence(diffs for _, ranks in self._kept for diffs in ranks)
+
+
+_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
+
+
+@dataclass(frozen=True)
+class ReportFilter:
+    """Filter of the reported diffs.
+
+    Attributes:
+        stages: the stages to report.
+        layers: paths of the reference's layers and of the candidate's layers to report; `None` for all layers.
+    """
+
+    stages: frozenset[str]
+    layers: Both[set[str]] | None = None
+
+    @classmethod
+    def from_arguments(
+        cls, stages: Collection[str], patterns: Collection[str] | None, infos: Both[RunInfo]
+    ) -> ReportFilter:
+        """Build the filter from a caller's stages and path patterns.
+
+        Raises:
+            UsageError: a stage is unknown, or a pattern matches no layer of either run.
+        """
+        unknown = sorted({*stages} - {*STAGES})
+        if unknown:
+            raise UsageError(f"unknown stage {unknown[0]!r}. {nearest(unknown[0], STAGES)}")
+        return cls(frozenset(stages), None if patterns is None else _matching(patterns, infos))
+
+    @property
+    def everything(self) -> bool:
+        """Return True if the filter excludes nothing."""
+        return self.layers is None and self.stages.issuperset(STAGES)
+
+    def has(self, pair: Pair) -> bool:
+        """Return True if the pair's stage and one of its layers pass the filter."""
+        if pair.stage not in self.stages:
+            return False
+        sides = zip(self.layers or (), pair.sides)
+        return self.layers is None or any(record is not None and record.layer in paths for paths, record in sides)
+
+    def concerns(self, difference: Difference) -> bool:
+        """Return True if a declared difference passes the filter; a difference that names no layer passes for all
+        layers.
+        """
+        if difference.stage not in self.stages:
+            return False
+        sides = zip(self.layers or (), difference.layers)
+        return self.layers is None or not any(difference.layers) or any({*names} & paths for paths, names in sides)
+
+
+def _matching(patterns: Collection[str], infos: Both[RunInfo]) -> Both[set[str]]:
+    matches: Both[set[str]] = Both(set(), set())
+    paths = infos.map(lambda info: {path for layer in info.layers for path in (layer.path, *layer.aliases)})
+    for pattern in patterns:
+        matching = [{path for path in side if fnmatch.fnmatchcase(path, pattern)} for side in paths]
+        if not any(matching):
+            raise UsageError(
+                f"no layer of either run matches {pattern!r}. {nearest(pattern, sorted(set().union(*paths)))}"
+            )
+        for side, more in zip(matches, matching):
+            side |= more
+    return matches
+
+
+class Steps:
+    """Step numbers parsed from a text such as ``0,8,100-200``; ``in`` tests a number."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._ranges: list[tuple[int, int]] = []
+        for part in text.split(","):
+            match = _RANGE.fullmatch(part.strip())
+            if match is None or int(match[2] or match[1]) < int(match[1]):
+                raise UsageError(f"--steps takes numbers and ranges, such as 0,8,100-200; got {text!r}")
+            self._ranges.append((int(match[1]), int(match[2] or match[1])))
+
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and any(first <= number <= last for first, last in self._ranges)
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def first_failed(diffs: Sequence[Diff]) -> Diff | None:
+    """Return the first diff that did not pass, in causal order over all processes of a step; `None` if all passed."""
+    if isinstance(diffs, StepDiffs) and diffs.passed:
+        return None
+    first = next((diff for diff in diffs if not diff.passed), None)
+    if first is None:
+        return None
+    ranks = ranks_of([diff for diff in diffs if diff.pair.step == first.pair.step])
+    firsts = [
+        (*next((k, d) for k, d in enumerate(rank_diffs) if not d.passed), rank_diffs)
+        for rank_diffs in ranks
+        if not _passed(rank_diffs)
+    ]
+    # Processes wait for each other in the backward: a diff before the backward in any process comes first.
+    return min(firsts, key=lambda one: (_stage_number(one[1]), one[0]))[1] if len(firsts) > 1 else first
+
+
+def _stage_number(diff: Diff) -> int:
+    return STAGES.index("forward" if diff.pair.derived else diff.pair.stage)
+
+
+def ranks_of(step: Sequence[Diff]) -> list[list[Diff]]:
+    """Split a step's diffs by process; the diffs of one process follow each other."""
+    ranks: list[list[Diff]] = [[]]
+    sites: set[tuple[bool, str]] = set()
+    for diff in step:
+        site = diff.pair.reference is None, diff.pair.anchor.site
+        if site in sites:
+            ranks.append([])
+            sites.clear()
+        sites.add(site)
+        ranks[-1].append(diff)
+    return ranks
+
+
+def _passed(diffs: Sequence[Diff]) -> bool:
+    return all(diff.passed for diff in diffs)

@@ -7,14 +7,12 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import replace
 
 from padiff.align import Alignment
-from padiff.compare.measure.measure_step import measured, measured_alike
+from padiff.compare.measure.measure_step import PAIRS_AT_A_TIME, count_together, measured, measured_alike
 from padiff.compare.measure.pairs import measure_pair
-from padiff.compare.measure.sketch_batch import PAIRS_AT_A_TIME, count_together
 from padiff.compare.workers import Workers
 from padiff.errors import PadiffError
 from padiff.pair.merge_ranks import merge_ranks
-from padiff.pair.plans import PairPlans
-from padiff.pair.ranks import pairs_in_one
+from padiff.pair.plans import PairPlans, pairs_in_one
 from padiff.records import Both, Pair, Run, Step
 from padiff.records.pair_table import PairColumns, PairTable, fact_of_pairs
 from padiff.records.step_diffs import StepDiffs

@@ -1,25 +1,444 @@
-"""Check the replicas of one training against each other; no second run is needed.
-
-Processes that share out a batch hold the whole model each, or the same shard of it. Their weights, reduced gradients
-and updates are equal to the bit; their inputs are not. The process that differs from the majority is reported,
-whichever its number; if only two processes differ, the higher rank is reported.
-"""
+"""Check the replicas of one training against each other: batches, masks, rates, clipping, buffers, weights."""
 
 from __future__ import annotations
 
+import enum
+import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from padiff.compare.rank_dropout_masks import MaskCheck
-from padiff.compare.rank_duplicate_batches import STATISTICS, is_batch_norm, own_statistics, same_samples, samples_of
-from padiff.compare.rank_figures import classes, error, one_factor
-from padiff.compare.rank_findings import RankFault, RankFinding, ranks_text, sentence
-from padiff.compare.rank_learning_rates import differing_learning_rates, rates_text
-from padiff.compare.rank_local_clipping import NormCheck, local_clipping_text
-from padiff.compare.rank_unsynced_buffers import BufferCheck
-from padiff.records import Record, RunInfo, Step
-from padiff.records.parts import PARTIAL
+import numpy as np
+
+from padiff.compare.rank_draws import (
+    STATISTICS,
+    MaskCheck,
+    classes,
+    error,
+    is_batch_norm,
+    one_factor,
+    own_statistics,
+    same_samples,
+    samples_of,
+)
+from padiff.errors import PadiffError
+from padiff.records import LOOP, Layer, Record, RunInfo, Step, settings_at
+from padiff.records.recorded import PARTIAL, SHARD
+from padiff.system.terminal import first_few
+
+_NAMED = 3
+
+
+class RankFault(enum.Enum):
+    """Kind of finding between two processes of one training.
+
+    Attributes:
+        fault: True if the training is wrong; otherwise the finding is informative.
+    """
+
+    OTHER_START = "other weights from the first recorded step on"
+    NOT_REDUCED = "a gradient that was not reduced"
+    OWN_FACTOR = "gradients multiplied by a factor of the process's own"
+    OWN_UPDATE = "an update of its own from an equal gradient"
+    WRITTEN = "a weight that something other than the optimizer changed"
+    OWN_NORM = "gradients clipped by the norm of the process's own shards"
+    OWN_RATE = "a learning rate of its own"
+    SAME_BATCH = "the same batch"
+    SAME_MASKS = "the same elements dropped"
+    OWN_STATISTICS = "a batch norm that counts its own process's samples"
+    OWN_BUFFERS = "a buffer that each process works out for itself"
+
+    @property
+    def fault(self) -> bool:
+        return self in _FAULTS
+
+
+_FAULTS = frozenset(
+    {
+        RankFault.NOT_REDUCED,
+        RankFault.OWN_FACTOR,
+        RankFault.OWN_UPDATE,
+        RankFault.WRITTEN,
+        RankFault.OWN_NORM,
+        RankFault.OWN_RATE,
+    }
+)
+
+
+@dataclass(frozen=True)
+class RankFinding:
+    """Unexpected difference or equality between processes.
+
+    Attributes:
+        kind: kind of the finding.
+        step: the first step that shows the finding.
+        ranks: the reference process, then the processes that differ from it.
+        sites: sites of the tensors, ``layer/slot``, in the order of the records; empty for batches.
+        error: the largest relative L2 difference; 0 for an equality.
+        sentence: the finding in words.
+    """
+
+    kind: RankFault
+    step: int
+    ranks: tuple[int, ...]
+    sites: tuple[str, ...]
+    error: float
+    sentence: str
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+def sentence(
+    kind: RankFault,
+    number: int,
+    ranks: Sequence[int],
+    sites: Sequence[str],
+    of: int,
+    factor: float | None = None,
+    also: str = "",
+) -> str:
+    """Return a finding in words.
+
+    Args:
+        number: number of the step.
+        ranks: the reference process, then the processes that differ from it.
+        sites: sites of the tensors.
+        of: number of compared sites.
+        factor: ratio of the gradients to the reference process's gradients.
+        also: further evidence, inserted into the sentence.
+    """
+    first, others = ranks[0], ranks_text(ranks[1:])
+    named = first_few(sites, _NAMED)
+    many = "all of them" if len(sites) == of and of > 1 else f"{len(sites)} of {of}"
+    if kind is RankFault.OTHER_START:
+        begins = "begins" if len(ranks) == 2 else "begin"
+        return (
+            f"{others} {begins} with other weights than rank {first} in the first recorded step ({many}: {named}). "
+            "Either the model is spread over processes, or each drew its own and they were not broadcast."
+        )
+    if kind is RankFault.NOT_REDUCED:
+        return (
+            f"{others}'s gradient of {named} differs from rank {first}'s since step {number} ({many}): it was not "
+            f"reduced, or changed by one rank alone{also}."
+        )
+    if kind is RankFault.OWN_FACTOR:
+        return (
+            f"{others}'s gradients are {factor:.6g} times rank {first}'s since step {number} ({many}): each rank "
+            "multiplies by a factor of its own, as clipping by its own norm does."
+        )
+    if kind is RankFault.OWN_UPDATE:
+        return (
+            f"{others}'s update of {named} differs from rank {first}'s since step {number} ({many}), and the "
+            f"gradients are equal: each rank's optimizer has values or a state of its own{also}."
+        )
+    if kind is RankFault.WRITTEN:
+        return (
+            f"{others}'s weight {named} differs from rank {first}'s since step {number} ({many}), and no recorded "
+            f"gradient or update {also or 'does'}: something other than the optimizer wrote it, or a step that was not "
+            "recorded."
+        )
+    if kind is RankFault.OWN_RATE:
+        return (
+            f"{others}'s learning rate differs from rank {first}'s since step {number}{also}, though they train the "
+            "same parameters: each rank's optimizer or schedule is set by itself."
+        )
+    if kind is RankFault.OWN_BUFFERS:
+        return (
+            f"{others}'s buffer {named} differs from rank {first}'s since step {number}, and was equal before: each "
+            "rank works it out from its own samples, and one rank's alone goes into a checkpoint."
+        )
+    if kind is RankFault.SAME_MASKS:
+        return (
+            f"{ranks_text(ranks)} drop the same elements in {named} in step {number}: their random numbers are of one "
+            "seed, and each rank's dropout should draw its own."
+        )
+    if kind is RankFault.OWN_STATISTICS:
+        return (
+            f"{ranks_text(ranks)} normalise by their own samples' statistics in {named} since step {number}: with "
+            "SyncBatchNorm they would be those of all ranks' samples."
+        )
+    return f"{ranks_text(ranks)} were given the same batch in step {number}: each should read a part of its own."
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return the names of processes, as the beginning of a sentence."""
+    if len(ranks) == 1:
+        return f"Rank {ranks[0]}"
+    return f"Ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+# Smallest share of common parameters at which two processes count as training the same model, or shards of it.
+_MOST = 0.5
+
+
+def differing_learning_rates(
+    steps: Sequence[Step], weights: Mapping[tuple[str, str], Mapping[int, Record]]
+) -> Iterator[tuple[int, list[int], str]]:
+    """Yield a rank of the majority, the ranks whose learning rates differ from the majority's, and the rates in words.
+
+    Args:
+        weights: by layer and slot, each process's record of a parameter.
+    """
+    parameters: dict[int, set[tuple[str, str]]] = defaultdict(set)
+    for key, records in weights.items():
+        for rank in records:
+            parameters[rank].add(key)
+    rates = {step.rank: tuple(_rates(step).items()) for step in steps}
+    partners: list[list[Step]] = []
+    for step in steps:
+        keys = parameters[step.rank]
+        for group in partners:
+            partner = parameters[group[0].rank]
+            if keys and len(keys & partner) >= _MOST * max(len(keys), len(partner)):
+                group.append(step)
+                break
+        else:
+            partners.append([step])
+    for group in partners:
+        alike: dict[object, list[Step]] = defaultdict(list)
+        for step in group:
+            if rates[step.rank]:
+                alike[rates[step.rank]].append(step)
+        if len(alike) < 2:
+            continue
+        most, *others = sorted(alike.values(), key=lambda same: (-len(same), same[0].rank))
+        for same in others:
+            text = rates_text(most[0], same[0])
+            if text:
+                yield most[0].rank, [step.rank for step in same], text
+
+
+def rates_text(one: Step, other: Step) -> str:
+    """Return the first learning rate that differs between two processes, in words; empty if all are equal."""
+    first, second = _rates(one), _rates(other)
+    for site, rate in first.items():
+        if second.get(site, rate) != rate:
+            return f" (learning rate {second[site]:.6g} against {rate:.6g})"
+    return ""
+
+
+def _rates(step: Step) -> dict[str, float]:
+    return {
+        r.site: float(r.value)
+        for r in step.records
+        if r.layer == LOOP and r.slot.startswith("learning_rate") and not r.shape
+    }
+
+
+# Largest relative difference of two norms clipped to one limit: clipping adds 1e-6 to the divisor, and float32 rounds.
+_ONE_LIMIT = 1e-5
+# Largest relative difference of a norm from a known limit; larger, because a chance agreement is less likely.
+_THE_LIMIT = 1e-4
+# Least relative excess of the total norm over the limit, beyond rounding.
+_ABOVE = 1e-3
+# Number of processes whose equal norms in one step suffice: chance makes these equal once in 10 ** 8 steps. With two
+# processes, two steps have to agree.
+_MANY = 3
+# Elements that are read and converted to float64 at a time.
+_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class LocalClipping:
+    """Evidence of clipping by shard norms.
+
+    Attributes:
+        ranks: processes whose norms equal the limit, or the largest norm if the limit is unknown; all processes if
+            `recorded`.
+        norm: the limit, if known; otherwise the largest norm of a process's shards.
+        whole: norm of all shards together.
+        recorded: True if clipping returned different norms in the processes.
+        since: the first step that shows the fault.
+    """
+
+    ranks: tuple[int, ...]
+    norm: float
+    whole: float
+    recorded: bool
+    since: int
+
+
+class NormCheck:
+    """Check of a run's gradient clipping, fed with the steps in order."""
+
+    def __init__(self, info: RunInfo) -> None:
+        self._settings = info.settings
+        #: Number, ranks and norm of the step before, if several processes had equal largest norms in that step.
+        self._before: tuple[int, tuple[int, ...], float] | None = None
+
+    def check(self, steps: Sequence[Step]) -> LocalClipping | None:
+        """Return the evidence of one step, given all its processes; reads the gradients if they are shards."""
+        before, self._before = self._before, None
+        shards = {step.rank: _shards(step) for step in steps}
+        if not all(shards.values()) or len(shards) < 2:
+            return None
+        number = steps[0].number
+        squares = {
+            rank: {place: _square(record) for place, record in rank_values.items()}
+            for rank, rank_values in shards.items()
+        }
+        if any(math.isnan(square) for rank_values in squares.values() for square in rank_values.values()):
+            return None  # the sketch is a sample, or values are not finite
+        norms = {rank: math.sqrt(sum(rank_values.values())) for rank, rank_values in squares.items()}
+        total = math.sqrt(
+            sum({place: square for rank_values in squares.values() for place, square in rank_values.items()}.values())
+        )
+        returned = {step.rank: _given(step) for step in steps}
+        different = {norm for norm in returned.values() if norm is not None}
+        if None not in returned.values() and max(different) - min(different) > _ABOVE * max(different):
+            return LocalClipping(tuple(returned), max(norms.values()), total, True, number)
+        limit = self._limit(steps[0])
+        if limit is not None:
+            at_it = tuple(rank for rank, norm in norms.items() if abs(norm - limit) <= _THE_LIMIT * limit)
+            above = total > limit * (1 + _ABOVE)
+            return LocalClipping(at_it, limit, total, False, number) if at_it and above else None
+        largest = max(norms.values())
+        alike = tuple(rank for rank, norm in norms.items() if norm >= largest * (1 - _ONE_LIMIT))
+        # Replicas of one shard have equal norms anyway; only different shards are evidence.
+        apart = len({tuple(sorted(shards[rank])) for rank in alike})
+        if not largest or apart < 2 or total <= largest * (1 + _ABOVE):
+            return None
+        if apart >= _MANY:
+            return LocalClipping(alike, largest, total, False, number)
+        if before is not None and abs(before[2] - largest) <= _ONE_LIMIT * largest:
+            return LocalClipping(tuple(sorted({*alike, *before[1]})), largest, total, False, before[0])
+        self._before = number, alike, largest
+        return None
+
+    def _limit(self, step: Step) -> float | None:
+        """Return the limit of the global gradient norm; `None` if unknown."""
+        settings: Mapping[str, object] = settings_at(self._settings, step.settings)
+        limit = settings.get("clip.limit")
+        is_global_norm = settings.get("clip.kind") == "global_norm" and settings.get("clip.norm_type", 2.0) == 2.0
+        return float(limit) if is_global_norm and isinstance(limit, int | float) and limit > 0 else None
+
+
+def local_clipping_text(found: LocalClipping, ranks: str) -> str:
+    """Return the finding as a sentence.
+
+    Args:
+        ranks: the processes, as the beginning of the sentence.
+    """
+    single = len(found.ranks) == 1
+    if found.recorded:
+        shown = "the norms that clipping gave differ between ranks, which hold shards of one gradient"
+    else:
+        shown = (
+            f"{'its shards have' if single else 'the shards of each have'} the norm {found.norm:.6g} together, and "
+            f"those of all ranks {found.whole:.6g}"
+        )
+    return (
+        f"{ranks} clip{'s' if single else ''} gradients by the norm of {'its' if single else 'their'} own shards since "
+        f"step {found.since}: {shown}. Clip by the norm of all shards (torch.nn.utils.clip_grad_norm_ of the model's "
+        "parameters, which are DTensors; with FullyShardedDataParallel the model's clip_grad_norm_)."
+    )
+
+
+def _shards(step: Step) -> dict[tuple[object, ...], Record]:
+    """Return by place the gradients that the process's optimizers consumed, if some are shards; otherwise an empty
+    dict.
+    """
+    gradients = {
+        (r.layer, r.slot, *((r.part.offset, r.shape) if r.part is not None else ())): r
+        for r in step.records
+        if r.stage == "grad" and r.layer != LOOP
+    }
+    if any(r.part is not None and r.part.kind == PARTIAL for r in gradients.values()):
+        return {}
+    sharded = any(r.part is not None and r.part.kind == SHARD and r.shape != r.part.shape for r in gradients.values())
+    return gradients if sharded else {}
+
+
+def _square(record: Record) -> float:
+    """Return the squared L2 norm; NaN if unknown."""
+    sketch = record.sketch
+    if sketch is not None:
+        return sketch.mean_square * sketch.size if sketch.looked_at == sketch.size else math.nan
+    try:
+        value = np.asarray(record.value).reshape(-1)
+        total = 0.0
+        for start in range(0, value.size, _AT_ONCE):
+            part = value[start : start + _AT_ONCE].astype(np.float64)
+            total += float(part @ part)
+    except (PadiffError, TypeError, ValueError):
+        return math.nan
+    return total if math.isfinite(total) else math.nan
+
+
+def _given(step: Step) -> float | None:
+    """Return the norm that the step's call of clip_grad_norm returned; `None` unless exactly one such call exists."""
+    records = [r for r in step.records if r.layer == LOOP and r.stage == "grad" and r.slot.startswith("clip_grad_norm")]
+    if len(records) != 1:
+        return None
+    try:
+        value = float(np.asarray(records[0].value).reshape(()))
+    except (PadiffError, TypeError, ValueError):
+        return None
+    return value if math.isfinite(value) else None
+
+
+class UnsyncedBuffers(NamedTuple):
+    """Buffers that differ between processes.
+
+    Attributes:
+        ranks: the rank used as reference, then the ranks whose buffers differ from it.
+        sites: sites of the buffers, ``layer/slot``.
+        error: the largest relative L2 difference.
+    """
+
+    ranks: tuple[int, ...]
+    sites: tuple[str, ...]
+    error: float
+
+
+class BufferCheck:
+    """Check of a run's buffers, fed with the steps in order.
+
+    Args:
+        known: layers and slots of buffers that another check covers.
+    """
+
+    def __init__(self, layers: Sequence[Layer], known: Collection[tuple[str, str]]) -> None:
+        #: Buffers that were equal so far. Integer buffers count steps or samples and are left out.
+        self._equal = {
+            (layer.path, p.slot)
+            for layer in layers
+            for p in layer.parameters
+            if p.role == "buffer" and "float" in p.dtype and (layer.path, p.slot) not in known
+        }
+        self._begun = False
+
+    def check(self, steps: Sequence[Step]) -> UnsyncedBuffers | None:
+        """Return the buffers that differ between the processes in one step; at most one report per run."""
+        buffers: dict[tuple[str, str], dict[int, Record]] = {}
+        for step in steps if self._equal else ():
+            for record in step.records:
+                key = record.layer, record.slot
+                if record.stage == "weight" and key in self._equal:
+                    buffers.setdefault(key, {}).setdefault(step.rank, record)
+        apart: dict[tuple[str, str], dict[int, float]] = {}
+        for key, records in buffers.items():
+            (_, first), *others = records.items()
+            errors = {rank: error(first, record) for rank, record in others if record.shape == first.shape}
+            # Shards, and tables that grow, differ from process to process.
+            unsharded = all(r.part is None or r.shape == r.part.shape for r in records.values())
+            if not unsharded or len(errors) < len(others):
+                self._equal.discard(key)
+            elif any(errors.values()):
+                apart[key] = {rank: far for rank, far in errors.items() if far}
+        begun, self._begun = self._begun, True
+        self._equal -= set(apart)
+        if not begun or not apart:
+            return None
+        self._equal.clear()  # reported once; later differences follow from this one
+        ranks = sorted({rank for errors_by_rank in apart.values() for rank in errors_by_rank})
+        sites = tuple(f"{layer}/{slot}" for layer, slot in apart)
+        return UnsyncedBuffers(
+            (steps[0].rank, *ranks), sites, max(max(errors_by_rank.values()) for errors_by_rank in apart.values())
+        )
+
 
 __all__ = ["RankFault", "RankFinding", "ReplicaCheck", "check_replicas"]
 

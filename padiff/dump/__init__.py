@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from padiff.system.lazily import names_from
 
 if TYPE_CHECKING:
-    from padiff.dump.opening import open_run
-    from padiff.dump.read import DumpSeries, FolderRun, SingleDump
+    from padiff.dump.read import DumpSeries, FolderRun, SingleDump, open_run
     from padiff.dump.write import RunWriter
 else:
     # Lazy imports: `padiff run` checks a folder's name, and leaves reading and writing to the script's process.
@@ -19,7 +18,7 @@ else:
             "FolderRun": "padiff.dump.read",
             "RunWriter": "padiff.dump.write",
             "SingleDump": "padiff.dump.read",
-            "open_run": "padiff.dump.opening",
+            "open_run": "padiff.dump.read",
         },
     )
 

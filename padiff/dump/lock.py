@@ -1,8 +1,4 @@
-"""Locks of run folders: only one process records each rank, and its lock ends with the process.
-
-The lock is an ``flock`` on a hidden file, which the kernel releases when the process ends, however it ends. If the file
-system has no such locks, the file's content counts: the holder's process, and a time stamp that the holder refreshes.
-"""
+"""Locks of run folders and stores: only one process records each rank, and its lock ends with the process."""
 
 from __future__ import annotations
 
@@ -17,15 +13,43 @@ import stat
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from padiff.dump.forks import register_fork_cleanup
 from padiff.dump.format import RUN_FILE
 from padiff.dump.medium import write_json
-from padiff.dump.remote_path import AnyPath
+from padiff.dump.store import AnyPath, RemotePath
 from padiff.dump.untrusted import open_plain
 from padiff.errors import RunFolderError
+
+
+class ForkAware(Protocol):
+    """An object that belongs to the process that created it."""
+
+    def leave_in_fork(self) -> None:
+        """Disable this copy, in a fork. Locks must not be used: threads that do not exist here may hold them."""
+
+
+# Weak references, so that dropped objects are freed.
+_owned: weakref.WeakSet[ForkAware] = weakref.WeakSet()
+
+
+def register_fork_cleanup(one: ForkAware) -> None:
+    """Register an object whose copies are disabled in forks of this process."""
+    _owned.add(one)
+
+
+def _in_fork() -> None:
+    for owned in list(_owned):
+        with contextlib.suppress(Exception):
+            owned.leave_in_fork()
+    _owned.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_fork)
+
 
 if sys.platform == "win32":
     fcntl = None
@@ -323,3 +347,104 @@ def _beat(path: Path, owner: dict[str, Any], ended: threading.Event) -> None:
         with contextlib.suppress(OSError):
             if _read_owner(path) == owner:
                 os.utime(path)
+
+
+# Seconds that a release waits for a running refresh of the lock. Chosen: many times the response time of a store.
+_LAST_BEAT = 5.0
+
+
+class StoreLock(FolderLock):
+    """The lock of one rank of a run in a store, held by this process.
+
+    The lock's object holds the process and the time of its last refresh. A lock of a process that has ended on this
+    machine is taken over at once, one of another machine `DEAD` seconds after its last refresh.
+    """
+
+    _path: RemotePath
+    _beating: threading.Thread | None = None
+
+    def check_held(self) -> None:
+        """Check that the run still exists and that this recorder still holds its lock.
+
+        Raises:
+            FileNotFoundError: the run was removed.
+            RunFolderError: another process holds the lock now.
+            StoreError: the store does not answer.
+        """
+        if self._is_held():
+            return
+        if not (self._folder / RUN_FILE).exists():
+            raise FileNotFoundError(errno.ENOENT, "the run was removed", str(self._folder))
+        self._take_again()
+
+    def release(self) -> None:
+        if sys.is_finalizing():
+            return
+        self._ended.set()
+        # A running refresh would write the lock's object again.
+        beating = self._beating
+        if self._own.get("pid") == os.getpid() and beating is not None and beating is not threading.current_thread():
+            beating.join(_LAST_BEAT)
+        super().release()
+
+    def _acquire(self) -> None:
+        self._own = {
+            "pid": os.getpid(),
+            "machine": machine(),
+            "started": started(os.getpid()),
+            "since": time.time(),
+            "id": os.urandom(8).hex(),
+        }
+        for _ in range(2):
+            try:
+                self._path.store.write(self._path.key, _remote_alive(self._own), new=True)
+                break
+            except FileExistsError:
+                owner = _owner(self._path)
+                if owner.get("id") == self._own["id"]:  # the object was written, but the store's answer got lost
+                    break
+                if owner and _lives(owner):
+                    self._own = {}
+                    raise BusyError(owner) from None
+                self._path.unlink()
+        if not self._is_held():  # another process took it at the same moment
+            self._own = {}
+            raise BusyError(_owner(self._path))
+        self._beating = threading.Thread(
+            target=_remote_beat, args=(self._path, self._own, self._ended), name="padiff-lock", daemon=True
+        )
+        self._beating.start()
+
+    def _is_held(self) -> bool:
+        return bool(self._own) and _owner(self._path).get("id") == self._own["id"]
+
+    def _remove(self) -> None:
+        self._path.unlink()
+
+
+def _remote_alive(own: dict[str, Any]) -> bytes:
+    return json.dumps({**own, "alive": time.time()}).encode()
+
+
+def _owner(path: RemotePath) -> dict[str, Any]:
+    """Return the holder in a lock's object; empty if the object does not exist or can't be parsed."""
+    try:
+        content = json.loads(path.store.get_range(path.key, 0, 4096))
+    except (FileNotFoundError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _lives(owner: dict[str, Any]) -> bool:
+    here = runs_here(owner)
+    if here is not None:
+        return here
+    alive = owner.get("alive")
+    return isinstance(alive, (int, float)) and time.time() - alive < DEAD
+
+
+def _remote_beat(path: RemotePath, own: dict[str, Any], ended: threading.Event) -> None:
+    while not ended.wait(BEAT):
+        with contextlib.suppress(OSError):
+            if _owner(path).get("id") == own["id"]:
+                path.write_bytes(_remote_alive(own))

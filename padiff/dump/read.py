@@ -1,4 +1,4 @@
-"""Reading of run folders. Files are not trusted: paths stay inside, nothing is unpickled, sizes are checked."""
+"""Reading of run folders and stores. Files are not trusted: paths stay inside, nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from padiff.dump.floor_files import read_floors
 from padiff.dump.format import (
     FINISHED_FILE,
     FLOORS,
@@ -19,29 +18,23 @@ from padiff.dump.format import (
     RUN_FILE,
     SCHEMA_VERSION,
     STEPS,
+    names_of,
+    neighbours_of,
+    ranks_of,
     step_folder,
     tree_from_json,
 )
-from padiff.dump.json_files import Explained, read_json
-from padiff.dump.medium import check_inside
-from padiff.dump.names import names_of, ranks_of
+from padiff.dump.medium import STEP_FILE, Explained, check_inside, is_whole, read_json, steps_in
 from padiff.dump.pack import PACK_FILE, PackReader
-from padiff.dump.read_files import FileReader
-from padiff.dump.remote_path import AnyPath, local_only
-from padiff.dump.replay_packs import Packs
+from padiff.dump.safetensors import Fetching
+from padiff.dump.step_files import FileReader
+from padiff.dump.store import AnyPath, RemotePath, absolute, as_remote, is_location, local_only, run_folder
 from padiff.dump.untrusted import as_int, plain
-from padiff.errors import RunFolderError
-from padiff.records import (
-    Layer,
-    RunInfo,
-    Step,
-    run_card,
-    run_line,
-    run_text,
-    settings_from_json,
-)
-from padiff.records.environment_differences import environment_from_json
-from padiff.records.pack import Pack
+from padiff.dump.weight_files import Packs, read_floors
+from padiff.errors import PadiffError, RunFolderError
+from padiff.records import Layer, Run, RunInfo, Step, run_card, run_line, run_text, settings_from_json
+from padiff.records.declared import environment_from_json
+from padiff.records.traces import Pack
 from padiff.system.frames import Frame
 
 # The rank's folder in a run of one process, and a packed step in it.
@@ -274,3 +267,128 @@ def _lines(content: Mapping[str, Any]) -> dict[str, Frame]:
 
 def _read_json(path: AnyPath) -> Any:
     return read_json(path, path.parent, SCHEMA_VERSION, f"{path.parent} is no run folder, or a part of one")
+
+
+#: Steps that are prefetched after the current one.
+_AHEAD = 2
+# Ranks that a message names.
+_NAMED = 8
+
+
+class StoreRun(FolderRun):
+    """A `Run` in a store. A step counts once the objects of all ranks exist.
+
+    Raises:
+        RunFolderError: the place holds no run, or the store does not answer.
+    """
+
+    def __init__(self, path: RemotePath) -> None:
+        self._place = path
+        self._there: dict[int, dict[int, int]] = {}
+        try:
+            if not (path / RUN_FILE).exists():
+                raise RunFolderError(f"there is no run {path}: it has no {RUN_FILE}{_hint(path)}")
+            super().__init__(path)
+            self._floored = set((path / FLOORS).names())
+        except PadiffError:
+            raise
+        except OSError as error:
+            raise _unread(path, error) from error
+        self._fetching = Fetching(max(4, min(self._info.world_size, 64)))
+        self._packed = PackReader(path, self._fetching)
+
+    def numbers(self) -> list[int]:
+        try:
+            self._there = steps_in(self._place)
+        except OSError as error:
+            raise _unread(self._place, error) from error
+        return self._whole()
+
+    def _whole(self) -> list[int]:
+        return sorted(n for n, sizes in self._there.items() if is_whole(sizes, self._info.world_size))
+
+    def _ranks(self, number: int) -> list[Step]:
+        if not is_whole(self._there.get(number, {}), self._info.world_size):
+            self.numbers()
+        sizes = self._there.get(number, {})
+        if not is_whole(sizes, self._info.world_size):
+            named = ", ".join(map(str, sorted(sizes)[:_NAMED])) or "none"
+            raise RunFolderError(
+                f"step {number} of {self._place} is not whole: of {self._info.world_size} ranks {named} put theirs"
+            )
+        later = [n for n in self._whole() if n >= number][: 1 + _AHEAD]
+        self._fetching.expect(
+            {self._rank(n, rank) / STEP_FILE: self._there[n][rank] for n in later for rank in sorted(self._there[n])}
+        )
+        return [self._packed.read(self._rank(number, rank)) for rank in sorted(sizes)]
+
+    def _rank(self, number: int, rank: int) -> RemotePath:
+        return self._place / STEPS / step_folder(number) / f"rank_{rank}"
+
+    def _has_floors(self, number: int) -> bool:
+        return step_folder(number) in self._floored
+
+    def finished(self) -> bool:
+        try:
+            return super().finished()
+        except OSError as error:
+            raise _unread(self._place, error) from error
+
+
+def _hint(path: RemotePath) -> str:
+    if f"/{STEPS}/" in str(path):
+        return f". In a store only whole runs are opened: give {str(path).partition(f'/{STEPS}/')[0]}"
+    below = sorted({key.partition("/")[0] for key in path.store.list() if key.endswith(f"/{RUN_FILE}")})
+    return f". Below it there are the runs {', '.join(below[:5])}" if below else ""
+
+
+def _unread(path: RemotePath, error: OSError) -> RunFolderError:
+    return RunFolderError(f"{path} can't be read ({error}). Check the address, the credentials and the network")
+
+
+def open_run(
+    path: str | AnyPath, files: Sequence[str] = (REPORT_FILE, PARAMS_FILE)
+) -> FolderRun | SingleDump | DumpSeries:
+    """Open a run folder, one step's folder of it, a dump folder (one that holds the JSON files itself), or a folder of
+    dump folders ``step_N``.
+
+    Args:
+        path: the folder, or the url of a run in a store.
+        files: the JSON files of a dump folder to read, as far as they exist.
+
+    Raises:
+        RunFolderError: the path is none of these, or has another schema version.
+        UsageError: the value is no path, or has an unsupported url scheme (``ftp://``).
+    """
+    place = run_folder(path, "run")
+    remote = as_remote(place)
+    return _open_folder(local_only(place), files) if remote is None else StoreRun(remote)
+
+
+def opened(run: str | AnyPath | Run) -> Run:
+    """Return a run, opened if its path is given."""
+    return open_run(run) if is_location(run) else cast(Run, run)
+
+
+def _open_folder(path: Path, files: Sequence[str]) -> FolderRun | SingleDump | DumpSeries:
+    if not path.exists():
+        raise RunFolderError(f"there is no run folder {path}{neighbours_of(path)}")
+    if not path.is_dir():
+        raise RunFolderError(f"{path} is a file; expected a run folder (one that holds {RUN_FILE})")
+    path = absolute(path)
+    names_of(path)  # raises a clear error if this user has no permission to read the folder
+    if (path / RUN_FILE).exists():
+        return FolderRun(path)
+    if any((path / name).exists() for name in (*files, REPORT_FILE, PARAMS_FILE, PACK_FILE)):
+        return SingleDump(path, [path], files)
+    if ranks_of(path):
+        return SingleDump(path, ranks_of(path), files)
+    if any(entry.name[5:].isdecimal() for entry in path.glob("step_*")):
+        return DumpSeries(path, files)
+    hint = ""
+    if (path / STEPS).is_dir():
+        hint = f" It has a folder '{STEPS}', so it was a run folder: its {RUN_FILE} is lost."
+    below = sorted(str(entry.parent.name) for entry in path.glob(f"*/{RUN_FILE}"))
+    if below:
+        hint = f" Below it there are run folders: {', '.join(below[:5])}."
+    raise RunFolderError(f"{path} is no run folder: it holds neither {RUN_FILE} nor {REPORT_FILE}.{hint}")

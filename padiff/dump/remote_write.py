@@ -8,17 +8,16 @@ import threading
 import time
 from typing import Any
 
-from padiff.dump import exit_flush
+from padiff.dump import write
 from padiff.dump.format import FINISHED_FILE, RUN_FILE, SCHEMA_VERSION
 from padiff.dump.medium import write_json
-from padiff.dump.remote_path import RemotePath
 from padiff.dump.step_files import run_to_json
-from padiff.dump.store import StoreError
+from padiff.dump.store import RemotePath, StoreError
 from padiff.dump.write import RunWriter, Waiting
 from padiff.errors import PadiffError, WriterError
 from padiff.records import RunInfo, Step
-from padiff.records.pack import Pack
-from padiff.system.warn import warn
+from padiff.records.traces import Pack
+from padiff.system.terminal import warn
 
 #: Seconds that the training waits for the store over the whole run, while the queue is full.
 PATIENCE = 30.0
@@ -63,7 +62,7 @@ class StoreWriter(RunWriter):
         """Write the queued steps, for `CLOSING` seconds at most, end the thread and release the run."""
         if self._left:
             return
-        exit_flush.unregister(self)
+        write.unregister(self)
         try:
             self._end(CLOSING)
             self._raise_error()

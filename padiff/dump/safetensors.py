@@ -1,32 +1,197 @@
-"""The safetensors format (https://huggingface.co/docs/safetensors): many arrays in one file, each readable on its own.
-
-A file is eight bytes with the header's length, a JSON header with each array's dtype, shape and offsets, and the
-arrays' bytes one after the other.
-"""
+"""The safetensors format (https://huggingface.co/docs/safetensors): headers, arrays on demand, prefetching."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 import stat
-from collections import deque
+import threading
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+from weakref import WeakValueDictionary
 
+import ml_dtypes
 import numpy as np
 
-from padiff.dump.files import bytes_of
-from padiff.dump.headers import NAMES, Place, Places, parse_header
+from padiff.dump.format import Spool, bytes_of, spool_of
 from padiff.dump.medium import medium_of
-from padiff.dump.reading import read, read_into
-from padiff.dump.remote_path import AnyPath, as_local
-from padiff.dump.spool import Spool, spool_of
-from padiff.dump.untrusted import NO_LINK
+from padiff.dump.store import AnyPath, RemotePath, as_local
+from padiff.dump.untrusted import NO_LINK, parse_json, read, read_into, shape_of
 from padiff.errors import RunFolderError
 from padiff.records import OutputBuffer, Storable, StreamedArray
-from padiff.system.memory import new_memory
+from padiff.records.both import fast_frozen_init
+from padiff.system.process import new_memory
+
+#: The format's dtype names -> numpy dtypes.
+DTYPES = {
+    "BOOL": np.dtype(np.bool_),
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "I16": np.dtype("<i2"),
+    "U16": np.dtype("<u2"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I32": np.dtype("<i4"),
+    "U32": np.dtype("<u4"),
+    "F32": np.dtype("<f4"),
+    "F64": np.dtype("<f8"),
+    "I64": np.dtype("<i8"),
+    "U64": np.dtype("<u8"),
+}
+NAMES = {dtype.name: name for name, dtype in DTYPES.items()}
+# The limit of the safetensors library.
+_LARGEST_HEADER = 100_000_000
+# The header's entry for the file's own metadata, and the first bytes of a header that begins with this entry.
+_ABOUT = "__metadata__"
+_QUOTED = f'"{_ABOUT}"'.encode()
+_FIRST = b"{" + _QUOTED + b": ", b"{" + _QUOTED + b":"
+# Bytes of a header that are searched for the end of the metadata.
+_LONGEST = 1 << 20
+_DECODER = json.JSONDecoder()
+
+
+@fast_frozen_init
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Position, dtype and shape of a tensor in a file.
+
+    Attributes:
+        start: offset of the first byte, from the beginning of the file.
+        dtype, shape: dtype and shape of the stored array.
+    """
+
+    start: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Return the number of bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+#: The fields of a `Place` as a plain tuple, which the garbage collector stops tracking.
+_Entry: TypeAlias = tuple[int, np.dtype[Any], tuple[int, ...]]
+
+
+class Places(Mapping[str, Place]):
+    """Positions of a file's arrays, by array name. A `Place` is created on lookup: a file may hold very many arrays,
+    and most are read together without it.
+
+    Attributes:
+        entries: start, dtype and shape of each array.
+        last: name of the array that ends last.
+        end: offset at which that array ends; the file has at least this many bytes.
+    """
+
+    __slots__ = ("__weakref__", "end", "entries", "last")
+
+    def __init__(self, entries: Mapping[str, _Entry], last: str, end: int) -> None:
+        self.entries, self.last, self.end = entries, last, end
+
+    def __getitem__(self, name: str) -> Place:
+        return Place(*self.entries[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+#: Positions in use, by the offset of the first array and the digest of the header: most steps of runs of one model
+#: have the same header.
+_IN_USE: WeakValueDictionary[tuple[int, bytes], Places] = WeakValueDictionary()
+
+
+def parse_header(whole: int, bytes_at: Callable[[int, int], bytes]) -> tuple[dict[str, str], Places]:
+    """Return the metadata of a file, and the positions of its arrays.
+
+    Args:
+        whole: size of the file in bytes.
+        bytes_at: reads ``(start, size)`` bytes of the file.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError: the header is damaged.
+    """
+    length = int.from_bytes(bytes_at(0, 8), "little")
+    if not 0 < length <= min(_LARGEST_HEADER, whole - 8):
+        raise ValueError(f"a header of {length} bytes in a file of {whole}")
+    begin, text = 8 + length, bytes_at(8, length)
+    parts = _parted(text)
+    if parts is None:
+        header = parse_json(text, _entry)
+        about = header.pop(_ABOUT, {})
+        places = _places(header, begin)
+    else:
+        about, entries = parts
+        key = begin, hashlib.sha256(entries).digest()
+        places_in_use = _IN_USE.get(key)
+        if places_in_use is None:
+            places_in_use = _IN_USE[key] = _places(parse_json(entries, _entry), begin)
+        places = places_in_use
+    if places.end > whole:
+        raise ValueError(f"tensor {places.last!r} does not lie inside of the file")
+    if places.end < whole:
+        raise ValueError(f"{whole - places.end} bytes at its end belong to no tensor")
+    return {str(key): str(value) for key, value in about.items()}, places
+
+
+def _parted(text: bytes) -> tuple[Any, bytes] | None:
+    """Split a header into the file's metadata and the rest; return `None` unless the metadata is its first entry."""
+    first = next((first for first in _FIRST if text.startswith(first)), None)
+    head = text[:_LONGEST]
+    if first is None or not head.isascii():
+        return None
+    try:
+        about, end = _DECODER.raw_decode(head.decode(), len(first))
+    except ValueError:
+        return None
+    remainder = text[end:].strip()
+    if _QUOTED in remainder or remainder[:1] not in (b",", b"}"):
+        return None
+    return about, b"{" + remainder[1:] if remainder[:1] == b"," else b"{" + remainder
+
+
+def _entry(found: dict[str, Any]) -> Any:
+    """Return a header's entry for an array as a plain tuple, and any other object unchanged.
+
+    Many dictionaries and lists would keep the garbage collector busy.
+    """
+    offsets = found.get("data_offsets")
+    if not isinstance(offsets, list):
+        return found
+    start, end = map(int, offsets)
+    dtype, shape = DTYPES[found["dtype"]], shape_of(found["shape"])
+    if start < 0 or end - start != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"a tensor of {dtype} {shape} from byte {start} to {end}")
+    return start, end, dtype, shape
+
+
+def _places(header: Mapping[str, Any], begin: int) -> Places:
+    entries: dict[str, _Entry] = {}
+    last, most = "", 0
+    for name, (start, end, dtype, shape) in header.items():
+        if end > most:
+            last, most = name, end
+        entries[name] = begin + start, dtype, shape
+    # As in the safetensors library: tensors lie one after the other, without gaps or overlaps.
+    at = 0
+    for start, end, name in sorted((start, end, name) for name, (start, end, _, _) in header.items()):
+        if start != at:
+            raise ValueError(f"tensor {name!r} begins at byte {start}, where the one before ends at {at}")
+        at = end
+    return Places(entries, last, begin + most)
+
 
 _MOST_OPEN = 4
 # Largest file in bytes that is read at once when it is opened: a separate read costs as much as copying this.
@@ -248,3 +413,148 @@ class _Descriptor:
         """
         content = self.held(start, size)
         return read(self.number, start, size) if content is None else bytes(content)
+
+
+#: Objects that are fetched at the same time.
+_THREADS = 4
+#: Bytes that may be prefetched besides the next object, so that memory stays limited.
+_AHEAD = 256 << 20
+#: Size in bytes of the cache of shared tensors, which all steps refer to.
+_SHARED = 256 << 20
+
+# The version of an object, and its content.
+_Fetched = tuple[str, bytes]
+
+
+class Fetching:
+    """Fetcher of whole objects, which prefetches expected ones on threads.
+
+    Args:
+        keep: number of objects that stay in memory after they are read.
+    """
+
+    def __init__(self, keep: int = 4) -> None:
+        self.keep = keep
+        self._pool: ThreadPoolExecutor | None = None
+        self._coming: dict[RemotePath, Future[_Fetched]] = {}
+
+    def expect(self, sizes: Mapping[RemotePath, int]) -> None:
+        """Start to prefetch these objects (with their sizes in bytes), in this order; drop earlier expectations."""
+        for path in [path for path in self._coming if path not in sizes]:
+            self._coming.pop(path).cancel()
+        waiting = 0
+        for path, size in sizes.items():
+            if waiting and waiting + size > _AHEAD:
+                return
+            waiting += size
+            if path not in self._coming:
+                try:
+                    self._pool = self._pool or ThreadPoolExecutor(_THREADS, "padiff-fetch")
+                    self._coming[path] = self._pool.submit(_fetched, path)
+                except RuntimeError:  # the interpreter is ending, and starts no new threads
+                    return
+
+    def fetch(self, path: RemotePath) -> _Fetched:
+        """Return the version and content of an object, which is fetched now unless it was prefetched.
+
+        Raises:
+            OSError: the store does not return the object.
+        """
+        coming = self._coming.pop(path, None)
+        if not self._coming and self._pool is not None:
+            # End the threads once nothing is expected: a report may keep the run, and with it this object, for long.
+            self._pool.shutdown(wait=False)
+            self._pool = None
+        if coming is not None and not coming.cancel():
+            try:
+                return coming.result()
+            except OSError:
+                pass  # the error may be outdated: fetch again
+        return _fetched(path)
+
+
+def _fetched(path: RemotePath) -> _Fetched:
+    version = path.store.version(path.key)  # read before the content, so that a write in between is noticed later
+    return version, path.read_bytes()
+
+
+class Fetched(ArrayFile):
+    """A file of arrays in a store, held in memory while it is read; its arrays are views of that memory.
+
+    Args:
+        path: the object.
+        recent: the objects in memory, oldest first. After an object was dropped from memory, its tensors are fetched
+            one by one.
+        fetching: the prefetching of the run.
+    """
+
+    __slots__ = ("_content", "_fetching", "_object", "_version")
+
+    def __init__(self, path: RemotePath, recent: deque[ArrayFile], fetching: Fetching) -> None:
+        super().__init__(path, recent)
+        self._object, self._fetching, self._version = path, fetching, ""
+        self._content: bytes | None = None
+
+    def array(self, place: Place, room: OutputBuffer = new_memory) -> np.ndarray:
+        """Return an array as a read-only view of the object's memory; ``room`` is not used.
+
+        Raises:
+            OSError: the store does not return the object.
+            ValueError: the object was written again, or is shorter than expected.
+        """
+        path, content = self._object, self._content
+        if content is None and self._version:
+            if path.store.version(path.key) != self._version:
+                raise ValueError("the step was recorded again")
+            data, start = path.store.get_range(path.key, place.start, place.start + place.size), 0
+        else:
+            data, start = self._whole(), place.start
+        if len(data) < start + place.size:
+            raise ValueError("the object was cut off")
+        return np.frombuffer(data, place.dtype, math.prod(place.shape), start).reshape(place.shape)
+
+    def view(self, place: Place) -> np.ndarray:
+        return self.array(place)
+
+    def close(self) -> None:
+        self._content = None
+
+    def _parsed(self) -> tuple[dict[str, str], Places]:
+        data = self._whole()
+        return parse_header(len(data), lambda start, size: data[start : start + size])
+
+    def _whole(self) -> bytes:
+        content = self._content
+        if content is None:
+            version, content = self._fetching.fetch(self._object)
+            if self._version not in ("", version):
+                raise ValueError("the step was recorded again")
+            self._version, self._content = version, content
+            self._recent.append(self)
+            while len(self._recent) > self._fetching.keep:
+                self._recent.popleft().close()
+        return content
+
+
+class _Shared:
+    """A cache of the files of shared tensors. They are named after their content, so none gets outdated."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: OrderedDict[RemotePath, bytes] = OrderedDict()
+
+    def read(self, path: RemotePath) -> bytes:
+        with self._lock:
+            content = self._held.get(path)
+            if content is not None:
+                self._held.move_to_end(path)
+                return content
+        data = path.read_bytes()
+        with self._lock:
+            self._held[path] = data
+            while len(self._held) > 1 and sum(map(len, self._held.values())) > _SHARED:
+                self._held.popitem(last=False)
+        return data
+
+
+shared = _Shared()

@@ -1,34 +1,139 @@
-"""The writer of run folders: a background thread with a bounded queue."""
+"""The writer of run folders: a background thread with a bounded queue, flushed when the process ends."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import errno
 import queue
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from padiff.dump import exit_flush
-from padiff.dump.budget import Budget
-from padiff.dump.deduplication import Deduplication
-from padiff.dump.forks import register_fork_cleanup
+from padiff.dump.deduplication import PACKED_FILE, REPLAY_FILE, Deduplication, RankDedup, fold
 from padiff.dump.format import FINISHED_FILE, FLOORS, PACKS, RUN_FILE, SCHEMA_VERSION, STEPS, step_folder
+from padiff.dump.lock import register_fork_cleanup
 from padiff.dump.medium import medium_of, size_of, write_json, write_part
-from padiff.dump.os_errors import explain_os_error
-from padiff.dump.pack_writer import PackWriter
-from padiff.dump.prepare import identity_for, prepare, settings_for
-from padiff.dump.rank_dedup import PACKED_FILE, REPLAY_FILE, RankDedup, fold
-from padiff.dump.remote_path import AnyPath, as_local, local_only
-from padiff.dump.replay_packs import room_of, write_pack
+from padiff.dump.pack import PackWriter
+from padiff.dump.prepare import Budget, identity_for, prepare, settings_for
 from padiff.dump.step_files import PLAIN, run_to_json, write_dump
 from padiff.dump.storage import Storage
+from padiff.dump.store import AnyPath, as_local, local_only
+from padiff.dump.weight_files import room_of, write_pack
 from padiff.errors import PadiffError, RunFolderError, UnwritableFolderError, UsageError, WriterError
 from padiff.records import RunInfo, Step, make_sketches, settings_at, settings_delta
-from padiff.records.pack import Pack
+from padiff.records.traces import Pack
+
+#: Seconds that the interpreter waits at its end for all writers together.
+AT_EXIT = 60.0
+
+
+class Writer(Protocol):
+    """A writer that can be flushed at exit."""
+
+    @property
+    def path(self) -> AnyPath: ...
+
+    def write_remaining(self, seconds: float) -> None:
+        """Write the queued steps, for ``seconds`` at most."""
+
+
+# Weak references, so that a dropped writer is freed with its queue.
+_writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+_registered: list[bool] = []
+
+
+def register(writer: Writer) -> None:
+    """Register a writer to be flushed at exit."""
+    _writers.add(writer)
+    if not _registered:
+        # Registered late, not on import: exit functions run in reverse order, so padiff's run before the frameworks'.
+        _registered.append(True)
+        atexit.register(_flush_all)
+
+
+def unregister(writer: Writer) -> None:
+    """Remove a closed writer from those flushed at exit."""
+    _writers.discard(writer)
+
+
+def _flush_all() -> None:
+    until = time.monotonic() + AT_EXIT
+    for writer in list(_writers):
+        message = (
+            f"padiff: the recorder of {writer.path} was never closed (leave its `with`, or call close()). What it had "
+            "recorded was written now, and the run is not marked as finished"
+        )
+        try:
+            writer.write_remaining(max(0.1, until - time.monotonic()))
+        except WriterError as error:
+            message += f"; but {error}"
+        print(message, file=sys.stderr)  # no warning: turned into an error, it would be lost this late
+
+
+_FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
+_READ_ONLY = {
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "the folder is read-only for this user",
+    errno.EPERM: "the folder is read-only for this user",
+}
+_HANDLES = {errno.EMFILE: "too many open files in this process", errno.ENFILE: "too many open files on this machine"}
+_LOST = frozenset(
+    {errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT}
+)
+
+
+def explain_os_error(error: BaseException, folder: AnyPath) -> tuple[str, str]:
+    """Return the cause of an error in a run folder, and what to do; both without a full stop."""
+    if as_local(folder) is None:
+        return str(error) or type(
+            error
+        ).__name__, "Check the address, the credentials and the network, or give another place"
+    number = error.errno if isinstance(error, OSError) else None
+    if number in _FULL:
+        return (
+            f"{_FULL[number]} ({error})",
+            "Free space there, record less (every_n_steps, white_list), or give a folder on another disk",
+        )
+    if number == errno.EFBIG:
+        return (
+            f"a file grew beyond what this process may write, or the file system takes ({error})",
+            "Raise the limit (`ulimit -f`), or record less (white_list)",
+        )
+    if number in _READ_ONLY:
+        return f"{_READ_ONLY[number]} ({error})", "Make it writable, or give another folder"
+    if number in _HANDLES:
+        return (
+            f"{_HANDLES[number]} ({error})",
+            "Raise the limit (`ulimit -n`), or look for what leaves files open: loader workers, sockets, logs",
+        )
+    if number in _LOST or (number in (errno.ENOENT, errno.ENOTDIR) and not folder.is_dir()):
+        return (
+            f"the run folder is gone: removed, moved away, or on a network drive that is away ({error})",
+            "Bring it back and go on with existing='resume', or give another folder",
+        )
+    if number in (errno.ENOENT, errno.ENOTDIR):
+        return (
+            f"the run folder is gone, at least in part: something removed or replaced files of it ({error})",
+            "Leave it alone while it is recorded into; go on with existing='resume', or give another folder",
+        )
+    if number == errno.EIO:
+        return f"the disk or network drive reports an error ({error})", "Check it, or give a folder on another disk"
+    if number == errno.ENOMEM or isinstance(error, MemoryError):
+        return (
+            f"memory ran out ({error or type(error).__name__})",
+            "Record less (white_list, every_n_steps), or free memory",
+        )
+    text = str(error)
+    return (
+        text if isinstance(error, OSError) else f"{type(error).__name__}: {text}"
+    ), "Mend it, or give another folder"
+
 
 #: Steps that may wait for the disk; with more, the training loop waits. So memory holds three steps at most: one being
 #: recorded, one queued, one being written.
@@ -115,7 +220,7 @@ class RunWriter:
         self._ending.atexit = False
         self._left = False
         register_fork_cleanup(self)
-        exit_flush.register(self)
+        register(self)
 
     # -- called by the training loop -----------------------------------------------------------------------
 
@@ -172,7 +277,7 @@ class RunWriter:
         """
         if self._left:
             return
-        exit_flush.unregister(self)
+        unregister(self)
         self._queue.put(None)
         self._thread.join()
         try:
@@ -212,7 +317,7 @@ class RunWriter:
         """Disable this copy of the writer: a fork has no writer thread, and the queue's lock may stay locked."""
         self._left = True
         self._ending.detach()
-        exit_flush.unregister(self)
+        unregister(self)
 
     def _raise_error(self) -> None:
         if self._error is None:

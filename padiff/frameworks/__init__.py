@@ -10,7 +10,7 @@ from typing import Any
 
 from padiff.errors import UsageError
 from padiff.frameworks.base import Framework
-from padiff.frameworks.conventions import FRAMEWORKS, conventions_of
+from padiff.frameworks.settings import FRAMEWORKS, conventions_of
 
 
 def _imported() -> Iterator[Framework]:

@@ -1,28 +1,304 @@
-"""Protocols of a framework's operations; each protocol is implemented by one module in `torch/` and one in `paddle/`.
-
-`values`, `hooking`, `optimizing` and `spreading` hold the protocols of tensors, hooks, optimizers and sharded
-parameters; this module holds the other protocols.
-
-Only the folders `torch/` and `paddle/` import a framework. padiff finds the framework of a model through
-``sys.modules``, because the model's own framework is always imported already.
-"""
+"""Protocols of a framework's operations, which the modules of `torch/` and of `paddle/` implement."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
-from padiff.frameworks.dropout_masks import MaskObserver, MaskSource
-from padiff.frameworks.hooking import Handle, Hooking
-from padiff.frameworks.optimizing import Optimizers
-from padiff.frameworks.pinned_choices import ChoiceSource
-from padiff.frameworks.spreading import Spreading
-from padiff.frameworks.values import Tensors
-from padiff.frameworks.watching import Watch
+from padiff.frameworks.feeding import ChoiceSource, MaskObserver, MaskSource
+from padiff.frameworks.hooking import Handle, Hooking, Optimizers
+from padiff.records.recorded import Part
+from padiff.sketches.cuts import Cut, Form
+from padiff.sketches.samples import Empty
+from padiff.system.guard import reraise_from_signal_handler
+
+
+class Items:
+    """The two methods of a dataset, over a sequence. Subclasses also derive from the framework's dataset class."""
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._items[index]
+
+
+class Watch(Protocol):
+    """A check that objects are still in the state that `note` recorded."""
+
+    def note(self, unchanged: bool = False) -> bool:
+        """Record the current state; return True if the state can be read.
+
+        Args:
+            unchanged: True if the caller knows that the state equals the last recorded one, though `same` returned
+                False.
+        """
+
+    def same(self) -> bool:
+        """Return True if the state is unchanged; `False` if it can't be read or was never recorded."""
+
+
+# Number of tensors or layers to check at a time, one property after the other. With many more, the first ones would
+# have left the processor's cache, and the many results would trigger the garbage collector.
+_AT_ONCE = 200
+
+
+def in_turn(many: Sequence[Any]) -> list[Sequence[Any]]:
+    """Return the items in chunks of at most 200."""
+    return [many[start : start + _AT_ONCE] for start in range(0, len(many), _AT_ONCE)]
+
+
+class Each:
+    """A watch that combines several watches."""
+
+    def __init__(self, watches: Sequence[Watch]) -> None:
+        self._watches = watches
+
+    def note(self, unchanged: bool = False) -> bool:
+        noted = [watch.note(unchanged) for watch in self._watches]  # note all of them, even after one has failed
+        return all(noted)
+
+    def same(self) -> bool:
+        return all(watch.same() for watch in self._watches)
+
+
+class Compared:
+    """A watch that compares the value of a function.
+
+    Args:
+        now: returns the current state as a comparable value; an exception means that the state can't be read.
+    """
+
+    def __init__(self, now: Callable[[], Any]) -> None:
+        self._now = now
+        self._noted: Any = None
+
+    def note(self, unchanged: bool = False) -> bool:
+        try:
+            self._noted = self._now()
+        except Exception as error:  # unknown kinds of tensors or layers may raise anything
+            reraise_from_signal_handler(error)
+            self._noted = None
+        return self._noted is not None
+
+    def same(self) -> bool:
+        try:
+            return self._noted is not None and bool(self._noted == self._now())
+        except Exception as error:  # as in `note`
+            reraise_from_signal_handler(error)
+            return False
+
+
+def compared(now: Callable[[Sequence[Any]], Any], many: Sequence[Any]) -> Each:
+    """Return a watch that compares the value of ``now`` for many objects, in chunks."""
+    return Each([Compared(partial(now, chunk)) for chunk in in_turn(many)])
+
+
+class UncopiedError(Exception):
+    """Raised for a tensor whose values can't be copied; the text gives the reason."""
+
+
+class Tensors(Protocol):
+    """Operations on tensors. Attributes that both frameworks share (``grad``, ``element_size()``) are used directly."""
+
+    #: The class of tensors, for `isinstance` checks on hot paths.
+    TYPE: type
+
+    def is_tensor(self, value: Any) -> bool: ...
+
+    def trainable(self, tensor: Any) -> bool: ...
+
+    def all_trainable(self, tensors: Sequence[Any]) -> list[bool]:
+        """Return `trainable` of each tensor."""
+
+    def dtype(self, tensor: Any) -> str: ...
+
+    def shape(self, tensor: Any) -> tuple[int, ...]: ...
+
+    def device(self, tensor: Any) -> str:
+        """Return the kind of device: ``cpu`` or ``gpu`` in paddle, the device type (such as ``cuda``) in torch."""
+
+    def copy(self, tensor: Any, empty: Empty = np.empty) -> np.ndarray:
+        """Return a copy of the tensor's values that shares no memory; bfloat16 stays bfloat16.
+
+        ``empty`` allocates the array to copy into.
+
+        Raises:
+            UncopiedError: this kind of tensor can't be copied.
+        """
+
+    def sample(self, tensor: Any, transposed: bool = False) -> Any:
+        """Return a flat copy of the elements that a sketch uses (`padiff.sketches.cuts.sample`).
+
+        The copy of a CPU tensor is an array. For another device it is a tensor on that device, to be moved by `fetch`.
+        ``transposed`` samples the transpose of a matrix.
+        """
+
+    def elements(self, tensor: Any, chosen: np.ndarray) -> Any:
+        """Return a copy of the elements at these flat row-major indices: an array, or a tensor as in `sample`."""
+
+    def live(self, tensor: Any) -> np.ndarray | None:
+        """Return the tensor's own memory as an array if it is plain CPU memory, else `None`.
+
+        Read the array at once, or only while `memory` stays the same: training code may free a tensor's memory.
+        """
+
+    def cut(self, tensor: Any, transposed: bool = False) -> Cut | None:
+        """Return the position of the `sample` in the tensor's memory if it is plain CPU memory, else `None`.
+
+        The position is valid as long as the array of `live`. ``transposed`` samples the transpose of a matrix.
+        """
+
+    def form(self, dtype: str, shape: tuple[int, ...]) -> Form | None:
+        """Return the memory layout of a contiguous CPU tensor of this dtype and shape; `None` if it is unsupported."""
+
+    def address(self, tensor: Any, form: Form) -> int:
+        """Return the address of a tensor's memory if it is contiguous on the CPU and of this form; else 0.
+
+        Call this only for tensors that the framework itself has just written, or is about to read.
+        """
+
+    def locator(self, forms: Sequence[Form]) -> Callable[[Sequence[Any]], list[int] | None]:
+        """Return a function that computes the `address` of each of a list of tensors, or `None` if one of them is 0.
+
+        The list has one tensor per form.
+        """
+
+    #: True if `pieces` can return views of tensors on another device, so that many samples are copied together.
+    JOINS: bool
+
+    def pieces(self, tensor: Any, transposed: bool = False) -> Sequence[Any]:
+        """Return views of a tensor on another device that, concatenated, are its `sample`; empty if there are none.
+
+        The views are valid while `memory` stays the same.
+        """
+
+    def join(self, pieces: Sequence[Sequence[Any]]) -> list[Any]:
+        """Return the concatenated copy of each tensor's pieces, with one copy operation per dtype and device."""
+
+    def memory(self, tensor: Any) -> Any:
+        """Return a value that changes when the tensor's memory, or its layout in the memory, changes."""
+
+    def watch(self, tensors: Sequence[Any]) -> Watch:
+        """Return a watch that detects changes of memory, dtype, shape, layout and trainability of many tensors."""
+
+    def same_values(self, tensor: Any, other: Any) -> bool:
+        """Return True if two tensors cover the same memory in the same order, so that only their shapes may differ."""
+
+    #: `version_of` for hot paths; raises an error if the tensor has no version.
+    WRITTEN: Callable[[Any], int]
+
+    def version_of(self, tensor: Any) -> int:
+        """Return a number that changes when the tensor is written in place; -1 if the tensor has no such number."""
+
+    def fetch(self, tensors: Sequence[Any]) -> Callable[[], list[np.ndarray]]:
+        """Begin to copy tensors from their device to the CPU; return a function that waits for the arrays."""
+
+    def write(self, tensor: Any, array: np.ndarray) -> None:
+        """Set a parameter's or buffer's values in place; its dtype and device stay, no graph is recorded."""
+
+    def like(self, tensor: Any, array: np.ndarray) -> Any:
+        """Return a new tensor with these values, with the dtype and device of ``tensor``, that requires no gradient."""
+
+    def leaf(self, tensor: Any, array: np.ndarray) -> Any:
+        """Return a tensor as `like` does, but requiring a gradient if its dtype allows it."""
+
+    def gradients(self, outputs: Sequence[Any], inputs: Sequence[Any], seeds: Sequence[Any]) -> Sequence[Any]:
+        """Return the gradients of inputs, from the gradients ``seeds`` of outputs; `None` for an unreached input.
+
+        The ``grad`` of parameters stays unchanged.
+        """
+
+    def make(self, array: np.ndarray, near: Any) -> Any:
+        """Return a new tensor with an array's values and dtype, on the device of ``near``, in its own memory."""
+
+    def in_float64(self, tensors: Sequence[Any]) -> Callable[[], None]:
+        """Convert floating-point parameters and buffers to float64 in place, and make float64 the default dtype.
+
+        Returns:
+            A function that restores the tensors to the bit, whatever was written to them since, and the default dtype.
+            Clear the gradients before both calls.
+        """
+
+    def rows(self, tensor: Any, axis: int | None) -> Any:
+        """Return a tensor as a matrix whose rows run along an axis; `None`: one row of all elements."""
+
+    def ranked(self, scores: Any, count: int, largest: bool) -> tuple[Any, Any]:
+        """Return the largest (or smallest) scores of each row in order, and their places in the row."""
+
+    def along(self, tensor: Any, places: Any) -> Any:
+        """Return the elements at some places of each row of a matrix."""
+
+    def without_grad(self) -> AbstractContextManager[Any]:
+        """Return a context that records no graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A sharded parameter: this process holds a part of it, or nothing.
+
+    The layer may have another tensor in place of the parameter during its call.
+
+    Attributes:
+        slot: the parameter's name within the layer.
+        shape: the shape of the whole parameter.
+        dtype: the dtype of the part.
+        trainable: True if an optimizer may change the parameter.
+        stepped: the tensor that the optimizer steps; kept alive by this object.
+        within: the first element and the number of elements of the part in the flattened `stepped`; `None` if
+            `stepped` is the parameter itself.
+        local: returns the part as a plain tensor, and its position in the whole; both are `None` if this process holds
+            nothing.
+        gradient: returns the current gradient of the part, or `None`.
+        number: the index of the parameter among those inside `stepped`; -1 if `stepped` is the parameter itself.
+        heard: True if a hook on `stepped` receives the parameter's own gradient in backward.
+    """
+
+    slot: str
+    shape: tuple[int, ...]
+    dtype: str
+    trainable: bool
+    stepped: Any
+    within: tuple[int, int] | None
+    local: Callable[[], tuple[Any, Part | None]]
+    gradient: Callable[[], Any]
+    number: int = -1
+    heard: bool = False
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """A key of the parameter: equal for two objects of the same parameter, as long as both are alive."""
+        return id(self.stepped), self.number
+
+
+class Spreading(Protocol):
+    """Access to this process's parts of sharded tensors."""
+
+    def find_shards(self, model: Any) -> None:
+        """Find the sharded parameters of a model, given with the wrappers that the training calls."""
+
+    def held(self, layer: Any) -> Sequence[Held]:
+        """Return the sharded parameters of a layer that `look` found, which the layer replaces while it is called."""
+
+    def is_spread(self, tensor: Any) -> bool:
+        """Return True if the tensor's own class says that it is sharded (such as torch's ``DTensor``). Cheap."""
+
+    def local(self, tensor: Any) -> tuple[Any, Part | None]:
+        """Return this process's part as a plain tensor, and its position in the whole.
+
+        A tensor that is not sharded is returned itself, with `None`.
+
+        Raises:
+            UncopiedError: the position of the part is unknown.
+        """
 
 
 @contextmanager
@@ -154,7 +430,7 @@ class Environment(Protocol):
     """Versions, devices and switches that can change a training's numbers. Reading them changes nothing."""
 
     def read(self, kinds: Collection[str]) -> dict[str, Any]:
-        """Return versions, devices, threads and switches, under the names of `padiff.recorder.environment_fingerprint`.
+        """Return versions, devices, threads and switches, under the names of `padiff.recorder.description`.
 
         ``kinds`` are the devices that the model is on; others are not touched.
         """

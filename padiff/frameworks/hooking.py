@@ -1,16 +1,28 @@
-"""Hooks on a training's calls and gradients."""
+"""Hooks on a training's calls, gradients and optimizers."""
 
 from __future__ import annotations
 
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, SupportsIndex
 
+from padiff.errors import UsageError
+from padiff.frameworks.catalog import CATALOG
 from padiff.frameworks.losses import LossObserver
-from padiff.records.regions import Region
+from padiff.records.traces import (
+    GRADIENT_AVERAGE,
+    MASTER_WEIGHT,
+    MAX_SECOND_MOMENT,
+    MOMENTUM,
+    STEPS,
+    OptimizerState,
+    ParameterState,
+    Region,
+)
 from padiff.system.guard import RAISING, Guard
 
 #: The reason for recording nothing inside of a function transform (`Hooking.transforming`).
@@ -112,7 +124,7 @@ class Hook:
 
     def __init__(self, key: Any, call: Callable[..., Any], layer: Any, guard: Guard = RAISING) -> None:
         self._key, self._call, self._layer, self._guard = key, call, id(layer), guard
-        #: For `padiff.frameworks.direct_calls`.
+        #: For `padiff.frameworks.interception`.
         self.called = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -292,3 +304,173 @@ class Hooking(Protocol):
 
     def learning(self) -> bool:
         """Return True if operations executed now are recorded for a backward."""
+
+
+#: ``consumed(parameters, gradients)``: called with the gradients that the optimizer uses; `None` stands for a missing
+#: gradient. Two lists, not a list of pairs: pairs of many parameters would keep the garbage collector busy.
+OnConsumed = Callable[[Sequence[Any], Sequence[Any]], None]
+
+
+@dataclass(frozen=True)
+class OptimizerGroup:
+    """Parameters with the same settings in an optimizer, and these settings.
+
+    Attributes:
+        values: the settings, under the names that both frameworks share (`padiff.frameworks.settings`).
+        parameters: the tensors.
+    """
+
+    values: Mapping[str, Any]
+    parameters: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """The settings of an optimizer.
+
+    Attributes:
+        rule: the update rule, under the name that both frameworks share; the full name of the class if it is not the
+            framework's own.
+        groups: the parameters, grouped by their settings.
+        others: settings of the whole optimizer: ``clip.kind``, ``schedule``.
+    """
+
+    rule: str
+    groups: Sequence[OptimizerGroup]
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Optimizers(Protocol):
+    """Operations on the optimizers of a framework."""
+
+    def is_optimizer(self, value: Any) -> bool: ...
+
+    def steppers(self, optimizer: Any) -> list[Any]:
+        """Return the objects to `hook` for an optimizer: itself, or the inner optimizers that a wrapper calls.
+
+        The list is empty if the value is no optimizer, or an optimizer that can't be hooked.
+        """
+
+    def hook(
+        self,
+        optimizer: Any,
+        consumed: OnConsumed,
+        stepped: Callable[[], None],
+        clipping: Callable[[Any], None] = lambda norm: None,
+        guard: Guard = RAISING,
+    ) -> list[Handle]:
+        """Call ``consumed`` with the gradients that the optimizer uses, and ``stepped`` after its step.
+
+        If the optimizer itself clips by the norm of all gradients, ``clipping`` is called with that norm before
+        clipping, as a tensor. ``guard`` stops errors of the callbacks, and of reading the optimizer for them.
+        """
+
+    def optimized(self, optimizer: Any) -> Sequence[Any]:
+        """Return the parameters that an optimizer may change."""
+
+    def learning_rates(self, optimizer: Any) -> list[float]:
+        """Return the learning rate of each of the optimizer's parameter groups."""
+
+    def settings(self, optimizer: Any) -> OptimizerSettings:
+        """Return the current settings of an optimizer, as far as they are readable."""
+
+    def settings_stamp(self, optimizer: Any) -> Any:
+        """Return a value that changes when `settings` may have changed, except for learning rates. Cheap."""
+
+    def state(self, optimizer: Any, names: Mapping[int, str]) -> OptimizerState:
+        """Return a copy of an optimizer's state.
+
+        Args:
+            names: ``id`` of a parameter -> its site in the model, ``layer/slot``; other parameters are omitted.
+
+        Raises:
+            UsageError: the state has values that `OptimizerState` can't describe.
+        """
+
+    def set_state(self, optimizer: Any, names: Mapping[int, str], new: OptimizerState) -> Callable[[], None]:
+        """Set an optimizer's state: moments, counts of steps, learning rates. An error leaves the old state.
+
+        A parameter that is missing in the state becomes like a parameter that was never stepped. Tensors are in the
+        layout of this optimizer's framework. Set the model's weights first: an optimizer that keeps master weights
+        copies them from the model if the state has none.
+
+        Returns:
+            A function that restores the old state.
+
+        Raises:
+            UsageError: the state does not fit; nothing was changed.
+        """
+
+    def in_float64(self, optimizer: Any) -> Callable[[], None]:
+        """Prepare an optimizer for parameters that `Tensors.in_float64` has made float64; call `set_state` afterwards.
+
+        Returns:
+            A function that undoes the preparation, but not the change of the state.
+        """
+
+    def step(self, optimizer: Any) -> None:
+        """Step an optimizer once, then clear its gradients."""
+
+
+# Rules whose states have the same tensors and numbers, so that one can use the state of the other.
+_ALIKE = frozenset({"Adam", "AdamW"})
+# Rules whose update depends on the number of steps.
+COUNTING = frozenset(row.rule for row in CATALOG if row.counts)
+
+
+def check_rule(given: str, own: str) -> None:
+    """Check that an optimizer of the rule ``own`` can use a state of the rule ``given``.
+
+    Raises:
+        UsageError: the optimizer can't use the state.
+    """
+    if given != own and not {given, own} <= _ALIKE:
+        raise UsageError(f"the state is that of {given}, the optimizer is {own}: use the same rule on both sides")
+
+
+def check_slots(
+    rule: str, site: str, given: ParameterState, wanted: Collection[str] | None, shape: tuple[int, ...]
+) -> None:
+    """Check that a parameter's state has exactly the tensors and numbers that an optimizer needs.
+
+    Args:
+        site: the parameter, for messages.
+        given: the state to check.
+        wanted: names of the tensors that the optimizer needs; `None` if they are unknown.
+        shape: the parameter's shape.
+
+    Raises:
+        UsageError: a tensor is missing, superfluous or of another shape, or the count of steps is missing.
+    """
+    names = set(given.tensors) - {MASTER_WEIGHT}
+    if wanted is not None:
+        missing, surplus = set(wanted) - names, names - set(wanted)
+        if missing:
+            raise UsageError(
+                f"{site}: {rule} as it is set here needs {_words(missing)}, which the state does not have: set both "
+                "optimizers alike (amsgrad, momentum, centered)"
+            )
+        if surplus:
+            raise UsageError(
+                f"{site}: {rule} as it is set here has no place for {_words(surplus)} of the state: set both "
+                "optimizers alike (amsgrad, momentum, centered)"
+            )
+    for name, array in given.tensors.items():
+        if array.shape != shape:
+            raise UsageError(f"{site}: {name} is {[*array.shape]}, expected the parameter's shape, {[*shape]}")
+    if rule in COUNTING and STEPS not in given.numbers:
+        raise UsageError(f"{site}: the state of {rule} has no count of steps")
+
+
+def _words(names: Collection[str]) -> str:
+    return ", ".join(name.replace("_", " ") for name in sorted(names))
+
+
+def needed(slots: Iterable[str], settings: Mapping[str, Any]) -> frozenset[str]:
+    """Return the tensors that a rule needs under these settings, out of all tensors of the rule (common names)."""
+    off = {
+        MAX_SECOND_MOMENT: not settings.get("amsgrad"),
+        MOMENTUM: not settings.get("momentum"),
+        GRADIENT_AVERAGE: not settings.get("centered"),
+    }
+    return frozenset(name for name in slots if not off.get(name))

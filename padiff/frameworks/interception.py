@@ -1,29 +1,21 @@
-"""Interception of function calls, wherever the program bound the function before.
-
-A function that a program imported by name, or holds in a class, a default argument, a dictionary or a
-`functools.partial`, is the same object everywhere. So padiff does not replace the function object, but its code object:
-while a listener is registered, the function has other code, which has the same parameters and calls the old code
-between the listeners' methods. Identity, name, signature and source stay the same, and the old code object comes back
-at the end. All state is in the new code: several listeners of one function share the code, and the last listener to be
-removed restores the old code, in any order of removal.
-
-A function written in C has no Python code object. padiff replaces such a function in its module or class by a Python
-function: references that were bound before still call the original, and are not intercepted.
-"""
+"""Interception of function calls, of methods of one object, and of direct calls of ``forward``."""
 
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from inspect import CO_VARARGS, CO_VARKEYWORDS
+from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Protocol
 
+from padiff.system.frames import is_users
 from padiff.system.guard import RAISING, Guard
 
 # A placeholder among the constants of a code object, which `_code_like` replaces by the object to call.
@@ -319,3 +311,226 @@ class OutermostCalls(Listener):
 
     def _listens(self) -> bool:
         return not self._inside and threading.get_ident() == self._thread
+
+
+#: ``around(method, *args, **kwargs)``: calls the method, or does something else.
+Around = Callable[..., Any]
+
+
+class Override:
+    """An override of a method of one object, until `remove` or until this instance is garbage collected.
+
+    The override intercepts the function of the class, so the object stays unchanged, and its copies and pickles have no
+    override. If the class does not define the method (it is an attribute of the object, or a wrapper forwards it), the
+    override is set as an attribute of the object.
+
+    Args:
+        owner: the object.
+        name: the method.
+        around: called with the original method, followed by the arguments of the call.
+        guard: stops errors of finding the override; the original method is called after such an error.
+    """
+
+    def __init__(self, owner: Any, name: str, around: Around, guard: Guard = RAISING) -> None:
+        self._name, self.around = name, around
+        method = getattr(owner, name)
+        function = getattr(method, "__func__", None)
+        self._remove: Callable[[], None]
+        if isinstance(function, FunctionType) and method.__self__ is owner and name not in vars(owner):
+            self.owner = weakref.ref(owner)
+            holder = next((each for each in type(owner).__mro__ if vars(each).get(name) is function), type(owner))
+            self._remove = Interception(holder, name, _Redirect(weakref.ref(self), guard), name).remove
+            weakref.finalize(self, self._remove)
+        else:
+            self._remove = _set_on(owner, name, partial(around, method))
+
+    def remove(self) -> None:
+        self._remove()
+
+
+class _Redirect(Listener):
+    """A listener that redirects a function's calls on the owner to an override."""
+
+    __slots__ = ("_override", "guard")
+
+    def __init__(self, override: weakref.ref[Override], guard: Guard) -> None:
+        self._override, self.guard = override, guard
+
+    def serving(self, owner: Any) -> Override | None:
+        """Return the override if it belongs to this object, else `None`."""
+        override = self._override()
+        return override if override is not None and override.owner() is owner else None
+
+    def instead(self, call: InterceptedCall, name: str) -> Callable[[], Any] | None:
+        owner = call.args[0] if call.args else None
+        if self.serving(owner) is None:
+            return None
+        # Of several overrides the last one is the outermost; the listener that is called first combines them all.
+        method: Callable[..., Any] = partial(call.function, owner)
+        for each in call.listeners:
+            override = each.serving(owner) if isinstance(each, _Redirect) else None
+            if override is not None:
+                method = partial(override.around, method)
+        return partial(method, *call.args[1:], **call.kwargs)
+
+
+def _set_on(owner: Any, name: str, value: Any) -> Callable[[], None]:
+    """Set an attribute in an object's `vars`, and return a function that restores the previous attribute.
+
+    `setattr` would not do: wrappers forward it to the object that they wrap.
+    """
+    before = vars(owner).get(name)
+    vars(owner)[name] = value
+
+    def remove() -> None:
+        if vars(owner).get(name) is not value:
+            return  # another program has set the attribute since: its value stays
+        if before is not None:
+            vars(owner)[name] = before
+        else:
+            del vars(owner)[name]
+
+    return remove
+
+
+# ``super().forward(...)`` is a part of a call, and no call of a layer.
+_DIRECT = re.compile(r"(?<!\))\.forward\(")
+# A compiler would follow the interception.
+_COMPILES = re.compile(r"torch\.compile|(?<!\bre)\.compile\(|to_static|jit\.script")
+_listeners: weakref.WeakKeyDictionary[FunctionType, _Forward] = weakref.WeakKeyDictionary()
+
+
+class DirectCalls:
+    """A registration of a layer's hooks for direct calls of its ``forward``, until `remove`.
+
+    Args:
+        before, after: the hooks of the layer. ``before.called`` is True from a call of the hook to the call of
+            ``forward`` that follows it. ``after`` is called with the layer and its output.
+    """
+
+    @staticmethod
+    def of_layer(layer: Any, before: Any, after: Any) -> list[DirectCalls]:
+        """Return the registration in a list, which is empty where no direct call is to be expected."""
+        expected = called_directly(type(layer)) and "forward" not in vars(layer)
+        return [DirectCalls(layer, before, after)] if expected else []
+
+    def __init__(self, layer: Any, before: Any, after: Any) -> None:
+        function = type(layer).forward
+        listener = _listeners.get(function)
+        if listener is None:
+            listener = _listeners[function] = _Forward(type(layer))
+        self._listener, self._key, self._hooks = listener, id(layer), (before, after)
+        listener.layers.setdefault(self._key, []).append(self._hooks)
+
+    def remove(self) -> None:
+        """Remove the registration; may be called twice."""
+        hooks = self._listener.layers.get(self._key, [])
+        if self._hooks in hooks:
+            hooks.remove(self._hooks)
+        if not hooks:
+            self._listener.layers.pop(self._key, None)
+        if not self._listener.layers:
+            self._listener.remove()
+
+
+class _Forward(Listener):
+    """Listener of one ``forward``, for all recorded layers that have it."""
+
+    guard = RAISING
+
+    def __init__(self, kind: Any) -> None:
+        #: The hooks of the recorders of each layer, by the layer's identity.
+        self.layers: dict[int, list[tuple[Any, Any]]] = {}
+        self._function = weakref.ref(kind.forward)
+        self._interception = Interception(kind, "forward", self, "forward")
+
+    def remove(self) -> None:
+        self._interception.remove()
+        _listeners.pop(self._function(), None)  # type: ignore[arg-type]
+
+    def enter(self, call: InterceptedCall) -> bool:
+        layer = call.args[0] if call.args else None
+        direct = False
+        for before, _ in self.layers.get(id(layer), ()):
+            if not before.called:
+                before(layer, call.args[1:], call.kwargs)
+                direct = True
+            before.called = False
+        return direct
+
+    def exit(self, call: InterceptedCall, name: str, output: Any, failed: bool) -> None:
+        layer = call.args[0]
+        for _, after in self.layers.get(id(layer), ()):
+            after(layer, None if failed else output)
+
+
+def called_directly(kind: Any) -> bool:
+    """Return True if the user's code defines the ``forward`` of a class of layers and may call it directly.
+
+    Where nothing in the text of the user's modules looks like such a call, ``forward`` stays as it is.
+    """
+    function = getattr(kind, "forward", None)
+    if not isinstance(function, FunctionType):
+        return False
+    return is_users(function.__code__.co_filename) and _is_called_directly(len(sys.modules))
+
+
+@lru_cache(maxsize=1)
+def _is_called_directly(_: int) -> bool:
+    files = {getattr(module, "__file__", None) for module in [*sys.modules.values()]}
+    texts = [_text(file) for file in files if isinstance(file, str) and is_users(file)]
+    return any(map(_DIRECT.search, texts)) and not any(map(_COMPILES.search, texts))
+
+
+@cache
+def _text(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8", errors="replace") if file.endswith(".py") else ""
+    except OSError:
+        return ""
+
+
+class DirectCallWatch(Listener):
+    """A watch of direct calls of ``forward``, of layers that nobody has hooks on yet, until `remove`.
+
+    Hooks that the callback sets on the layer are called in the same call.
+
+    Args:
+        base: the framework's class of layers; the classes of the user's code that derive from it are watched.
+        called: called with the layer before each call.
+    """
+
+    guard = RAISING
+
+    def __init__(self, base: Any, called: Callable[[Any], None]) -> None:
+        self._called, self._again = called, False
+        functions = {kind.forward: kind for kind in _below(base) if called_directly(kind)}
+        self._interceptions = [Interception(kind, "forward", self, "forward") for kind in functions.values()]
+
+    def remove(self) -> None:
+        while self._interceptions:
+            self._interceptions.pop().remove()
+
+    def instead(self, call: InterceptedCall, name: str) -> Callable[[], Any] | None:
+        """Report the call, and begin it again if hooks were set on the layer."""
+        layer = call.args[0] if call.args else None
+        if self._again or layer is None:
+            return None
+        self._called(layer)
+        listener = _listeners.get(type(layer).forward)
+        if listener is None or any(each is listener for each in call.listeners) or id(layer) not in listener.layers:
+            return None
+        return partial(self._begin_again, type(layer).forward, call)
+
+    def _begin_again(self, forward: Callable[..., Any], call: InterceptedCall) -> Any:
+        self._again = True
+        try:
+            return forward(*call.args, **call.kwargs)
+        finally:
+            self._again = False
+
+
+def _below(base: Any) -> Iterator[Any]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _below(kind)

@@ -1,10 +1,14 @@
-"""Hyper-parameters of layers, under the names that both frameworks share."""
+"""Hyper-parameters of layers under common names, and the conventions of each framework."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+from padiff.system.terminal import warn
 
 # A framework's name of a setting, without leading underscores -> the common name.
 _COMMON = {
@@ -135,3 +139,100 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)) and value and all(isinstance(item, (int, float)) for item in value):
         return value[0] if len(set(value)) == 1 else list(value)
     return None
+
+
+@dataclass(frozen=True)
+class Conventions:
+    """Conventions of a framework.
+
+    Attributes:
+        layer: the framework's word for a layer.
+        layout: the layout of the matrix ``weight`` of a linear layer: ``out_in`` or ``in_out``.
+        counts_ignored: True if the mean of a cross-entropy counts rows with an ignored label, too, where the ignored
+            label is negative and the classes have no weights. Soft labels are then weighted per row, not per class.
+        pads_with_zeros: True if an embedding returns zeros for its padding index, whatever its weight contains.
+        pools_without_padding: True if average pooling excludes padding from the mean by default.
+        pads_first_axis_first: True if a list of paddings of every axis begins with the first axis.
+        heads_third: True if the heads in the inputs of attention are the third of four axes, not the second.
+        classes_last: True if the classes of a cross-entropy are the last axis, for any number of axes.
+        smooth_undivided: True if the smooth L1 loss is not divided by its beta.
+        gathers_rows: True if ``gather`` selects whole rows.
+        splits_into: True if the number passed to ``split`` is the number of parts, not the length of a part.
+    """
+
+    layer: str
+    layout: str
+    counts_ignored: bool = False
+    pads_with_zeros: bool = False
+    pools_without_padding: bool = False
+    pads_first_axis_first: bool = False
+    heads_third: bool = False
+    classes_last: bool = False
+    smooth_undivided: bool = False
+    gathers_rows: bool = False
+    splits_into: bool = False
+
+
+FRAMEWORKS = {
+    "torch": Conventions("module", "out_in"),
+    "paddle": Conventions(
+        "layer",
+        "in_out",
+        counts_ignored=True,
+        pads_with_zeros=True,
+        pools_without_padding=True,
+        pads_first_axis_first=True,
+        heads_third=True,
+        classes_last=True,
+        smooth_undivided=True,
+        gathers_rows=True,
+        splits_into=True,
+    ),
+}
+_OTHER = Conventions("layer", "in_out")
+
+
+def conventions_of(framework: str) -> Conventions:
+    """Return the conventions of a framework; for an unknown framework, defaults without any special convention."""
+    return FRAMEWORKS.get(framework, _OTHER)
+
+
+def usual_layout(framework: str, slot: str) -> str:
+    """Return the usual layout (``out_in`` or ``in_out``) of a matrix whose layer is not known to be linear."""
+    return conventions_of(framework).layout if slot == "weight" else "in_out"
+
+
+def launched(rank: str, world_size: str) -> tuple[int, int]:
+    """Return the rank of this process and the number of processes; ``(0, 1)`` if either variable is missing or invalid.
+
+    Args:
+        rank: the environment variable of the rank.
+        world_size: the environment variable of the number of processes.
+    """
+    try:
+        numbers = int(os.environ[rank]), int(os.environ[world_size])
+    except (KeyError, ValueError):
+        return 0, 1
+    return numbers if 0 <= numbers[0] < numbers[1] else (0, 1)
+
+
+def warn_of_compiled(paths: Iterable[str], by: str, instead: str) -> None:
+    """Warn about compiled layers; name only the outermost of nested ones.
+
+    Args:
+        paths: dotted paths from the model, outermost first; the path of the model itself is empty.
+        by: the name of the compiler.
+        instead: how to train without the compiler.
+    """
+    outer: list[str] = []
+    for path in paths:
+        if not any(not above or f"{path}.".startswith(f"{above}.") for above in outer):
+            outer.append(path)
+    if not outer:
+        return
+    named = ", ".join(path or "the model itself" for path in outer[:5]) + (", ..." if len(outer) > 5 else "")
+    warn(
+        f"what {by} compiled is recorded from outside ({named}): its inputs, outputs, weights, gradients and "
+        f"updates, but not the outputs of the layers inside, of which compiled code leaves no trace. To see those, "
+        f"record a run without: {instead}"
+    )

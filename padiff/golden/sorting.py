@@ -1,21 +1,151 @@
-"""Sorting of a run against a golden run: equal, drift, or fault."""
+"""Runs of the user's command, sorted against a golden run (equal, drift or fault), and blessed."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from padiff.compare import compare_runs
+from padiff import __version__
+from padiff.compare import NoisePolicy, compare_runs
+from padiff.compare.judge.drift import NONE, Drift
+from padiff.compare.judge.policy import ByNoise
 from padiff.dump import open_run
-from padiff.golden.folder import Golden, mark_of_run, steps_of_run
-from padiff.golden.noise import marks_of
-from padiff.golden.policy import GoldenPolicy, Movement
-from padiff.records import NO_TRACE, Both, Report, Run, Step, Trace, TracedCall
+from padiff.dump.medium import write_json
+from padiff.errors import PadiffError, UsageError
+from padiff.golden.folder import (
+    FACTOR,
+    PROOF_FILE,
+    UNITS,
+    Errors,
+    Golden,
+    check_name,
+    errors_between,
+    is_golden,
+    limits_of,
+    limits_of_first,
+    mark_of_run,
+    marks_of,
+    read_golden,
+    sketch_of_record,
+    steps_of_run,
+    unit_of,
+    write_golden,
+)
+from padiff.records import NO_TRACE, Both, Diff, Figure, Judgement, Pair, Report, Rule, Run, Step, Trace, TracedCall
+from padiff.records.declared import differences
 from padiff.records.diagnostic import Diagnostic, diagnostic_of
-from padiff.records.environment_differences import differences
+from padiff.records.sources import SAME
+from padiff.records.step_diffs import StepDiffs
+from padiff.replaying.calibrating import computed_in
+from padiff.replaying.step_runner import MOVE_VARIABLE
+
+
+@dataclass(frozen=True)
+class Movement:
+    """How far a tensor has moved from the golden run's.
+
+    Attributes:
+        step, site, layer, stage: the tensor.
+        error: its relative L2 error.
+        units: the error in units of rounding noise, as measured.
+        share: the largest of its errors as a share of its limit; above 1 rounding does not explain it.
+        errors, limits: the errors, and what rounding explains of each.
+    """
+
+    step: int
+    site: str
+    layer: str
+    stage: str
+    error: float
+    units: float
+    share: float
+    errors: Errors
+    limits: Errors
+
+
+@dataclass(frozen=True)
+class GoldenPolicy(ByNoise):
+    """Policy that judges tensors by measured noise, and all that has none as `NoisePolicy` does.
+
+    Args:
+        noise: by step and site, the errors of the moved runs.
+        dtype: the coarsest dtype that the training computes in.
+        first: number of the first step.
+        unequal: by step, the sites of the tensors that are not equal to the bit.
+        is_whole: every tensor was recorded, so that the inputs of the first one that is unequal are equal.
+
+    Attributes:
+        moved: the tensors that were judged so and are unequal, in causal order.
+        first_sites: by step, the site of the first tensor of all that is unequal; empty for another step.
+    """
+
+    noise: Mapping[int, Mapping[str, Errors]]
+    dtype: str
+    first: int
+    unequal: Mapping[int, Container[str]]
+    is_whole: bool = True
+    moved: list[Movement] = field(default_factory=list)
+    first_sites: dict[int, str] = field(default_factory=dict)
+
+    def describe(self) -> str:
+        return "rounding noise, measured with the golden run"
+
+    def judge(self, diffs: Sequence[Diff], before: Drift = NONE) -> StepDiffs:
+        judged = NoisePolicy().judge(diffs, before)
+        number = judged.number
+        # A step is judged once as it is; after that, only with what a hypothesis predicts of it.
+        is_hypothesis = number is None or number in self.first_sites
+        if number is not None and not is_hypothesis:
+            moved = self.unequal.get(number, ())
+            sites = (diff.pair.anchor.site for diff in judged)
+            has_moved = any(site for site in self.first_sites.values())
+            self.first_sites[number] = "" if has_moved else next((site for site in sites if site in moved), "")
+        result = []
+        for diff in judged:
+            movement = None if diff.problem is not None else self._movement(diff.pair)
+            if movement is not None and not is_hypothesis and movement.site in self.unequal.get(movement.step, ()):
+                self.moved.append(movement)
+            result.append(_judged(diff, movement))
+        return judged.replaced(result)
+
+    def _movement(self, pair: Pair) -> Movement | None:
+        golden, now = pair.reference, pair.candidate
+        if golden is None or now is None or pair.layout != SAME:
+            return None
+        noise = self.noise.get(pair.step, {}).get(golden.site)
+        if noise is None:
+            return None
+        before = sketch_of_record(golden)
+        errors = errors_between(before, sketch_of_record(now, before.transposed))
+        if errors is None:
+            return None
+        limits = limits_of(noise, self.dtype, golden.stage == "weight" and pair.step == self.first, before.size)
+        is_first = self.is_whole and golden.site == self.first_sites.get(pair.step)
+        if is_first and golden.stage in ("forward", "loss", "backward"):
+            limits = limits_of_first(limits, self.dtype, before.size)
+        share = max(error / limit for error, limit in zip(errors, limits))
+        units = errors.l2 / unit_of(noise, self.dtype)
+        return Movement(pair.step, golden.site, golden.layer, golden.stage, errors.l2, units, share, errors, limits)
+
+
+def _judged(diff: Diff, movement: Movement | None) -> Diff:
+    if movement is None or (diff.judgement is not None and diff.judgement.rule is Rule.SYSTEMATIC):
+        return diff
+    place = max(range(3), key=lambda place: movement.errors[place] / movement.limits[place])
+    figure = Figure.REL_L2 if place == 0 else Figure.RATIO if place == 1 else Figure.MEAN
+    judgement = Judgement(figure, movement.errors[place], movement.limits[place], Rule.MEASURED)
+    return replace(diff, passed=movement.share <= 1, judgement=judgement)
+
 
 EQUAL, DRIFT, FAULT, UNKNOWN = "equal", "drift", "fault", "cannot tell"
 _OF_PARAMETERS = ("weight", "grad", "update")
@@ -182,3 +312,232 @@ def sort_run(golden: Golden, folder: Path) -> Sorted:
         has_parameters = not any(site.split("/")[-2] in _OF_PARAMETERS for site in report.coverage.reference_sites)
         sort = DRIFT if report.passed or (golden.left_out and has_parameters) else UNKNOWN
     return Sorted(golden, folder, sort, mark, report, moved, environment, reason)
+
+
+# Differences of the environment that are named.
+_MOST = 6
+
+
+def sorted_text(result: Sorted) -> Iterator[str]:
+    """Yield the lines that say why a run is sorted as it is."""
+    if result.reason:
+        yield result.reason
+    first, largest = result.first, result.largest
+    if first is not None and largest is not None and result.sort != EQUAL:
+        where = f"{first.site}, step {first.step}"
+        yield f"first to move  {where}: by {first.error:.2g}, {first.units:.3g} units of its rounding noise"
+        if result.sort == DRIFT:
+            yield (
+                f"largest        {largest.site}, step {largest.step}: {largest.share:.2g} times what rounding "
+                f"explains, {largest.units:.3g} units"
+            )
+        elif largest.share > 1:
+            beyond = next(each for each in result.moved if each.share > 1)
+            yield (
+                f"first beyond   {beyond.site}, step {beyond.step}: {beyond.share:.3g} times what rounding "
+                f"explains, {beyond.units:.3g} units"
+            )
+    if result.sort == EQUAL:
+        return
+    if result.sort == DRIFT and first is None:
+        yield "first to move  nothing: all tensors that both runs have are equal to the bit"
+    changed = result.environment[:_MOST]
+    for name in changed:
+        yield f"changed        {name}"
+    if len(result.environment) > _MOST:
+        yield f"               and {len(result.environment) - _MOST} more"
+    if not changed and result.sort != FAULT and first is not None:
+        yield "changed        nothing that is known of the environment: the code computes in another order"
+    if result.missing:
+        few = f"{result.missing[0]}{f' and {len(result.missing) - 1} more' if len(result.missing) > 1 else ''}"
+        yield f"not compared   the new run has not recorded {few}, which the golden run has (compiled code?)"
+    if result.golden.left_out:
+        yield f"not judged     left out of the golden run for its size: {result.golden.left_out}"
+
+
+#: Steps of a golden run: the second one shows momentum, and what else an optimizer hands on.
+STEPS = 2
+#: Runs with moved weights. Chosen: the largest error of 4 is seldom small by chance.
+RUNS = 4
+#: Variables of the runs that measure rounding, in turns: other kernels and threads add in another order.
+KERNELS: tuple[Mapping[str, str], ...] = (
+    {"OMP_NUM_THREADS": "2"},
+    {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"},
+    {"OMP_NUM_THREADS": "1"},
+    {},
+)
+#: What stands for the name of a golden run in a command.
+PLACEHOLDER = "{golden}"
+# Lines of a failed command's output that a message has.
+_LAST_LINES = 5
+
+
+def record_run(command: Sequence[str], folder: Path, steps: int, environment: Mapping[str, str] | None = None) -> Path:
+    """Run a command until it has recorded so many steps.
+
+    Raises:
+        UsageError: it recorded fewer steps.
+    """
+    words = [
+        *(sys.executable, "-m", "padiff", "run", "--dir", str(folder.resolve()), "--stop-after", str(steps)),
+        *("--existing", "overwrite", "--", *command),
+    ]
+    mine = {name: value for name, value in os.environ.items() if not name.startswith("PADIFF_RUN_")}
+    done = subprocess.run(
+        words,
+        env={**mine, **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    try:
+        count = len(open_run(folder).numbers())
+    except PadiffError:
+        count = 0
+    if count < steps:
+        lines = " / ".join(line.strip() for line in done.stdout.strip().splitlines()[-_LAST_LINES:])
+        raise UsageError(
+            f"golden: the command recorded {count} of {steps} steps, and ended with exit code {done.returncode}"
+            f"{f' ({lines})' if lines else ''}. Let it train for that many, or record with another --steps"
+        )
+    return folder
+
+
+def record_golden(
+    command: Sequence[str],
+    target: Path,
+    scratch: Path,
+    steps: int = STEPS,
+    runs: int = RUNS,
+    base: Path | None = None,
+    name: str = "",
+) -> Golden:
+    """Record a golden run: the training, the same once more, and with moved weights.
+
+    Args:
+        target: its folder, which must not exist.
+        scratch: a folder for the runs.
+        base: a run of this training that was recorded already.
+        name: name of the golden run. Default: that of its folder.
+    """
+    if base is None:
+        base = record_run(command, scratch / "base", steps)
+    run = open_run(base)
+    dtype = computed_in(run.steps(run.numbers()[0])[0], run.info.environment)
+    again = record_run(command, scratch / "again", steps)
+    moved = [
+        record_run(
+            command,
+            scratch / f"moved-{number}",
+            steps,
+            {MOVE_VARIABLE: f"{number} {UNITS} {dtype}", **KERNELS[number % len(KERNELS)]},
+        )
+        for number in range(runs)
+    ]
+    fresh = target.with_name(f".{target.name}.{os.getpid()}.new")
+    try:
+        write_golden(fresh, name or target.name, base, again, moved)
+        os.rename(fresh, target)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return read_golden(target)
+
+
+def command_for(command: Sequence[str], name: str) -> list[str]:
+    """Return a command with the name of a golden run in the place of ``{golden}``.
+
+    Raises:
+        UsageError: the name has characters that no golden run has.
+    """
+    check_name(name)
+    return [word.replace(PLACEHOLDER, name) for word in command]
+
+
+def check_target(folder: Path, replace: bool) -> None:
+    """Raise an error if a golden run can't be recorded into a folder.
+
+    Raises:
+        UsageError: there is one already, or something else.
+    """
+    check_name(folder.name)
+    if is_golden(folder) and not replace:
+        raise UsageError(
+            f"{folder} holds a golden run. `padiff golden check {folder} --bless` replaces it if rounding explains "
+            "the change; remove the folder to record it anew whatever has changed"
+        )
+    if folder.exists() and not is_golden(folder):
+        raise UsageError(f"{folder} exists and is no golden run: give another folder")
+
+
+PROOF_VERSION = 1
+# The name of a golden run while it is replaced, with the number of the process that does it.
+_OLD = re.compile(r"\.(.+)\.\d+\.old")
+
+
+def proof_of(result: Sorted, left_out: str) -> dict[str, Any]:
+    """Return the proof that a run is a drift: both environments, and the error of each tensor beside its limit."""
+    golden, now = result.golden.run.info, open_run(result.run).info
+    return {
+        "schema_version": PROOF_VERSION,
+        "sort": result.sort,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "padiff": __version__,
+        "recorded": result.golden.created,
+        "marks": {"old": result.golden.mark, "new": result.mark},
+        "environments": {"old": dict(golden.environment), "new": dict(now.environment)},
+        "changed": list(result.environment),
+        "rule": f"each error is at most {FACTOR:g} times the largest one after moves by {UNITS} units",
+        "left_out": left_out,
+        "not_compared": list(result.missing),
+        "tensors": result.layers(),
+    }
+
+
+def bless(result: Sorted, command: Sequence[str], scratch: Path) -> Path:
+    """Replace a golden run by the run of now, with the proof in it; until the last moment the old one stays.
+
+    Returns:
+        The path of the proof.
+
+    Raises:
+        UsageError: the run is no drift, or the training does not repeat itself any more.
+    """
+    if result.sort != DRIFT:
+        raise UsageError(f"golden: {result.golden.name} is no drift, but {result.sort}: only a drift is blessed")
+    folder = result.golden.folder
+    # Beside the old one, so that a rename suffices.
+    fresh = folder.with_name(f".{folder.name}.{os.getpid()}.blessed")
+    try:
+        steps = len(result.golden.steps)
+        new = record_golden(command, fresh, scratch, steps, base=result.run, name=folder.name)
+        if new.mark != result.mark or (result.golden.repeats and not new.repeats):
+            raise UsageError(f"golden: {folder.name} changed while it was blessed. Check it again")
+        write_json(fresh / PROOF_FILE, proof_of(result, new.left_out))
+        swap(folder, fresh)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return folder / PROOF_FILE
+
+
+def swap(folder: Path, fresh: Path) -> None:
+    """Put a new folder in the place of an old one; if that fails, the old one is there again."""
+    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+    os.rename(folder, old)
+    try:
+        os.rename(fresh, folder)
+    except BaseException:
+        os.rename(old, folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def recover(folder: Path) -> None:
+    """Put back golden runs whose replacement was cut off between its two renames."""
+    with contextlib.suppress(OSError):
+        for old in folder.glob(".*.old"):
+            match = _OLD.fullmatch(old.name)
+            if match is not None and is_golden(old) and not (folder / match[1]).exists():
+                os.rename(old, folder / match[1])

@@ -9,7 +9,7 @@ from typing import Any
 
 from padiff.errors import SelectionError, UsageError
 from padiff.records import ROOT
-from padiff.system.spelling import nearest
+from padiff.system.terminal import nearest
 
 MODES = ("self", "sublayers", "all")
 

@@ -1,16 +1,16 @@
-"""Calls of a model on parts of a batch, joined: one loop calls it once with the whole batch, another loop twice."""
+"""Calls of two loops: joined where they take parts of a batch, told by their inputs, and layouts of their tensors."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from padiff.records import LOOP, PARAMETER_STAGES, ROOT, Both, Record, Step
-from padiff.records.sources import TensorSource
+from padiff.records import BROADCAST, LOOP, PARAMETER_STAGES, RESHAPED, ROOT, SAME, Both, Layout, Record, Step
+from padiff.records.sources import Shape, TensorSource
 
 # Largest relative error of inputs that are the same, and of the norms of sketched ones, which are estimates.
 _AGREES, _SKETCHED = 1e-6, 1e-3
@@ -197,3 +197,103 @@ def _axis(shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> int | None
         if len(others) == 1 and len(multiples) == 1 and next(iter(multiples))[1] == 0 and shapes[0][axis]:
             return axis
     return None
+
+
+# Channels first and last, sequence and batch first, heads before and after the sequence.
+_AXES: dict[int, tuple[Shape, ...]] = {
+    3: ((0, 2, 1), (1, 0, 2)),
+    4: ((0, 3, 1, 2), (0, 2, 3, 1), (0, 2, 1, 3)),
+    5: ((0, 4, 1, 2, 3), (0, 2, 3, 4, 1)),
+}
+
+
+def layout_between(reference: Shape, candidate: Shape) -> Layout:
+    """Return the only layout that brings a candidate's tensor into the reference's shape; `SAME` if none is
+    needed or certain.
+    """
+    if reference == candidate:
+        return SAME
+    if len(reference) == len(candidate):
+        swapped = [axes for axes in _AXES.get(len(candidate), ()) if _after(candidate, axes) == reference]
+        if swapped:
+            return Layout((swapped[0],)) if len(swapped) == 1 else SAME
+    if math.prod(reference) != math.prod(candidate):
+        return BROADCAST if _same_for_all(reference, candidate) else SAME
+    if _bare(reference) == _bare(candidate):
+        return RESHAPED
+    if len(reference) == len(candidate):
+        return SAME
+    ways = set(_flattened(reference, candidate))
+    return ways.pop() if len(ways) == 1 else SAME
+
+
+def square_layout(shape: Shape, usual: Iterable[Layout]) -> Layout:
+    """Return the layout of a tensor whose swapped axes are equally long: the layout of the run's other tensors."""
+    candidates = [
+        layout
+        for layout in set(usual)
+        for axes in layout.steps
+        if len(layout.steps) == 1 and isinstance(axes, tuple) and _after(shape, axes) == shape
+    ]
+    return candidates[0] if len(candidates) == 1 else SAME
+
+
+def _same_for_all(reference: Shape, candidate: Shape) -> bool:
+    few, many = sorted((reference, candidate), key=lambda shape: (len(shape), math.prod(shape)))
+    if len(few) == len(many):
+        return len(few) > 1 and few[0] == 1 and few[1:] == many[1:]
+    return len(few) > 0 and few == many[1:]
+
+
+def _flattened(reference: Shape, candidate: Shape) -> Iterable[Layout]:
+    """Yield layouts between a picture and its flattened form: (N, C, H, W) against (N, H * W, C), or (N, C * H * W)."""
+    if len(candidate) == 4 and len(reference) == 3:
+        n, c, h, w = candidate
+        if reference == (n, h * w, c):
+            yield Layout(((0, 2, 3, 1), "reshape"))
+        if reference == (n, c, h * w):
+            yield RESHAPED
+    elif len(candidate) == 3 and len(reference) == 4:
+        n, c, h, w = reference
+        if candidate == (n, h * w, c):
+            yield Layout(((0, 2, 1), "reshape"))
+        if candidate == (n, c, h * w):
+            yield RESHAPED
+    if candidate[-1] == reference[-1]:
+        yield RESHAPED  # (batch, height, width, features) against (batch, places, features), or all in one row
+    if candidate[0] == reference[0] and 2 in (len(candidate), len(reference)):
+        yield RESHAPED  # (batch, ...) against (batch, all the rest)
+
+
+def _after(shape: Shape, axes: Shape) -> Shape:
+    return tuple(shape[axis] for axis in axes) if len(axes) == len(shape) else ()
+
+
+def _bare(shape: Shape) -> Shape:
+    return tuple(extent for extent in shape if extent != 1)
+
+
+# Largest relative error of two inputs that are the same: more than rounding of one step, less than other samples.
+_INPUTS_AGREES = 1e-3
+
+
+def inputs_agree(reference: Record, candidate: Record) -> bool:
+    """Return True if two inputs of models are the same but for rounding.
+
+    Raises:
+        PadiffError: the values can no longer be read.
+    """
+    if sorted(reference.shape) != sorted(candidate.shape) or reference.source.sketched != candidate.source.sketched:
+        return False
+    sketches = reference.source.sketch, candidate.source.sketch
+    if sketches[0] is not None and sketches[1] is not None:
+        if sketches[0].size != sketches[1].size or sketches[0].transposed != sketches[1].transposed:
+            return False
+        error, size = float(np.linalg.norm(sketches[0].errors(sketches[1]))), sketches[0].l2
+        return error <= _INPUTS_AGREES * size
+    layout = layout_between(reference.shape, candidate.shape)
+    values = np.asarray(layout.apply(candidate.value, reference.shape), np.float64)
+    expected = np.asarray(reference.value, np.float64)
+    if values.shape != expected.shape or not np.isfinite(values).all():
+        return False
+    return float(np.linalg.norm(values - expected)) <= _INPUTS_AGREES * float(np.linalg.norm(expected))

@@ -12,10 +12,9 @@ import numpy as np
 
 from padiff.errors import SketchOnlyError
 from padiff.records import LOOP, PARAMETER_STAGES, Record, Step, TensorSource
-from padiff.records.parts import PARTIAL, Part
-from padiff.records.stored_records import StoredRecords, fact_of
-from padiff.sketches.part_sketches import Own, own_of, whole_sketch
-from padiff.sketches.sketch import Sketch, sketch_of_sample
+from padiff.records.recorded import PARTIAL, Part
+from padiff.records.step_schema import StoredRecords, fact_of
+from padiff.sketches.sketch import Own, Sketch, own_of, sketch_of_sample, whole_sketch
 
 # How many parameters a note names.
 _NAMED = 3

@@ -18,7 +18,7 @@ from padiff.errors import SketchOnlyError
 from padiff.pair.joined_calls import backwards_agree
 from padiff.records import LOOP, PARAMETER_STAGES, ROOT, SIDES, Both, Record, Step
 from padiff.records.sources import InMemory, TensorSource
-from padiff.records.stored_records import fact_of
+from padiff.records.step_schema import fact_of
 from padiff.records.traces import Trace
 
 # Inputs of whole numbers that are not the tokens themselves.

@@ -5,9 +5,16 @@ result, `verify` makes it again.
 """
 
 from padiff.port_check.checks import port_check
-from padiff.port_check.receipt import Options, Receipt, read_receipt, receipt_json
-from padiff.port_check.text import table_lines, to_markdown
-from padiff.port_check.verify import changes, contradictions
+from padiff.port_check.receipt import (
+    Options,
+    Receipt,
+    changes,
+    contradictions,
+    read_receipt,
+    receipt_json,
+    table_lines,
+    to_markdown,
+)
 
 __all__ = [
     "Options",

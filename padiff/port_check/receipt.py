@@ -1,19 +1,20 @@
-"""The receipt of a port check: all that was compared, how, and with which result.
-
-A receipt may come from a stranger. It is read with bounds on each text and list; its paths and names are only shown.
-"""
+"""The receipt of a port check: all that was compared, how, with which result; its text and its verification."""
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
 from padiff.dump.medium import read_text
 from padiff.errors import UsageError
-from padiff.system.printable import printable
+from padiff.records.report_data import DIFFER, MATCH
+from padiff.report_markdown import markdown_table, markdown_text
+from padiff.system.terminal import printable
 
 #: Largest size of a receipt in bytes. Chosen: all lists at their bounds take less.
 LARGEST = 4 << 20
@@ -137,7 +138,7 @@ class Coverage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Movement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How far the reference's training moved in the compared steps (`padiff.records.movement.Movement`)."""
+    """How far the reference's training moved in the compared steps (`padiff.records.report_data.Movement`)."""
 
     weights: float
     limit: float | None
@@ -212,3 +213,134 @@ def short(text: str) -> str:
     """Return a printable text of the largest length of a receipt's texts."""
     text = printable(text)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+_HEAD = ("stage", "check", "outcome", "tensors", "to the bit", "worst / limit", "limit")
+# Columns of numbers.
+_RIGHT = range(3, 7)
+
+
+def table_lines(receipt: Receipt) -> list[str]:
+    """Return the result as lines of text: verdict, table, first fault, and what was compared otherwise."""
+    rows = [_HEAD, *map(_cells, receipt.checks)]
+    widths = [max(len(row[k]) for row in rows) for k in range(len(_HEAD))]
+    lines = [headline(receipt), ""]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if k in _RIGHT else cell.ljust(width) for k, (cell, width) in enumerate(zip(row, widths))
+        ]
+        lines.append(f"  {'  '.join(cells)}".rstrip())
+    lines.append("")
+    lines += [f"  {label:<11}{text}" for label, text in _remarks(receipt)]
+    return lines
+
+
+def headline(receipt: Receipt) -> str:
+    """Return the verdict, with the number of exceptions, and both frameworks."""
+    count = len(receipt.exceptions)
+    text = f", {count} exception{'s' if count != 1 else ''}" if count else ""
+    return f"{receipt.outcome.upper()}{text}: {_named(receipt.reference)} against {_named(receipt.candidate)}"
+
+
+def to_markdown(receipt: Receipt) -> str:
+    """Return the result as Markdown; names of a run have no effect in it."""
+    lines = [f"### padiff port-check: {markdown_text(headline(receipt))}", ""]
+    lines += markdown_table(_HEAD, map(_cells, receipt.checks))
+    lines += ["", *(f"- **{label}** {markdown_text(text)}" for label, text in _remarks(receipt))]
+    return "\n".join(lines) + "\n"
+
+
+def _remarks(receipt: Receipt) -> Iterator[tuple[str, str]]:
+    if receipt.fault:
+        yield "fault", receipt.fault
+    for exception in receipt.exceptions:
+        yield "exception", exception
+    without = receipt.without_options
+    if without is not None:
+        yield (
+            "without",
+            f"options: {without.text}" if without.outcome else f"options they do not compare: {without.text}",
+        )
+    if receipt.moved is not None and receipt.moved.enough:  # else it is an exception
+        yield "moved", receipt.moved.text
+    coverage = receipt.coverage
+    steps = f"{coverage.steps} step{'s' if coverage.steps != 1 else ''}"
+    equal = (
+        "" if coverage.equal_share is None else f"; {coverage.equal_share:.0%} of those in full are equal to the bit"
+    )
+    yield "compared", f"{coverage.tensors} tensors in {steps}, {coverage.share:.0%} of what was recorded{equal}"
+
+
+def _named(side: Side) -> str:
+    return f"{side.path} ({side.framework} {side.framework_version})"
+
+
+def _cells(check: Check) -> tuple[str, ...]:
+    if check.outcome == "not checked":
+        return (check.stage, check.name, check.outcome, "", "", "", "")
+    tensors = f"{check.differ} of {check.tensors} differ" if check.differ else str(check.tensors)
+    worst = "" if check.times_limit is None else f"{check.times_limit:.2g}"
+    limit = "" if check.limit is None else f"{check.limit:.1e}"
+    return (check.stage, check.name, check.outcome, tensors, f"{check.equal} of {check.in_full}", worst, limit)
+
+
+# Fields of a run that say where it lies and which recording it is: the same training may be recorded again elsewhere.
+_REMARKS = ("padiff", "python", "reference.name", "reference.path", "reference.identity", "candidate.name",
+            "candidate.path", "candidate.identity")  # fmt: skip
+# Largest relative difference of two figures. Chosen: another numpy adds in another order.
+_CLOSE = 1e-4
+
+
+def changes(receipt: Receipt, now: Receipt) -> tuple[list[str], list[str]]:
+    """Return each field that differs now, as sentences, and remarks: other versions, names and recordings.
+
+    Args:
+        receipt: the receipt.
+        now: the result of the same check, made again.
+    """
+    changed: list[str] = []
+    remarks: list[str] = []
+    for name, before, after in _differences(msgspec.to_builtins(receipt), msgspec.to_builtins(now), ""):
+        line = short(f"{name}: {_shown(before)} in the receipt, {_shown(after)} now")
+        (remarks if name in _REMARKS else changed).append(line)
+    return changed, remarks
+
+
+def contradictions(receipt: Receipt) -> list[str]:
+    """Return sentences on fields of a receipt that contradict each other."""
+    rows = [check.outcome for check in receipt.checks]
+    found = []
+    if receipt.outcome == MATCH and set(rows) != {MATCH}:
+        found.append("the outcome is match, but not that of every check")
+    if receipt.outcome == DIFFER and DIFFER not in rows:
+        found.append("the outcome is differ, but every check matches")
+    for check in receipt.checks:
+        if bool(check.differ) != (check.outcome == DIFFER) or check.equal > check.in_full:
+            found.append(short(f"{check.name}: its outcome and its numbers contradict each other"))
+    if receipt.coverage.tensors != sum(check.tensors for check in receipt.checks):
+        found.append("the checks hold another number of tensors than were compared")
+    return found
+
+
+def _differences(before: Any, after: Any, name: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the name and both values of each field that differs."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in dict.fromkeys([*before, *after]):
+            yield from _differences(before.get(key), after.get(key), f"{name}.{key}" if name else str(key))
+    elif isinstance(before, list) and isinstance(after, list) and name == "checks" and len(before) == len(after):
+        for one, other in zip(before, after):
+            yield from _differences(one, other, f"check {one['name']}")
+    elif isinstance(before, float) and isinstance(after, float):
+        if not math.isclose(before, after, rel_tol=_CLOSE):
+            yield name, before, after
+    elif before != after:
+        yield name, before, after
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict) and "text" in value:
+        value = value["text"]
+    if isinstance(value, str) and len(value) == 64 and " " not in value:
+        value = f"{value[:12]}..."  # a digest
+    text = "none" if value in (None, "") else f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."

@@ -1,28 +1,65 @@
-"""The proxy model: a wrapper that records a model and writes dumps on request."""
+"""PaDiff's proxy model, which records a model and writes dumps on request, and ``check_dataloader``."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from padiff.check import tolerance_of
+from padiff.compare import Tolerance
+from padiff.compare.measure.operands import Arrays
+from padiff.compare.measure.pairs import figures_of
 from padiff.dump.format import ALONE, FOLDERS, PARAMS_FILE, REPORT_FILE
-from padiff.dump.local import local_folder
 from padiff.dump.step_files import write_dump
-from padiff.errors import PadiffError, UsageError
-from padiff.frameworks import framework_of
+from padiff.dump.store import absolute, local_folder
+from padiff.errors import NothingToCompareError, PadiffError, UsageError
+from padiff.frameworks import framework_of, framework_of_tensor
 from padiff.model.selection import MODES, find_paths, select
 from padiff.model.tree import describe, owning, walk
-from padiff.proxy.dump_root import claim_name, get_dump_root_path
 from padiff.recorder.capture import Capture
 from padiff.recorder.layers import FixedLayers
-from padiff.records import ROOT, RunInfo, Step
+from padiff.records import ROOT, UNSCALED, Both, RunInfo, Step
 from padiff.system.guard import Failure, Guard, weakly
-from padiff.system.switches import say
-from padiff.weights.special_init import ruled_kinds, wholes
+from padiff.system.terminal import say
+from padiff.weights.carried_state import ruled_kinds, wholes
+
+#: Default folder of dumps, below the current folder; see `set_dump_root_path`.
+DEFAULT_ROOT = "padiff_dump"
+
+# Context variables, replaced and never edited: each thread has its own values.
+_ROOT: ContextVar[str] = ContextVar("padiff_dump_root", default=DEFAULT_ROOT)
+_NAMED: ContextVar[tuple[tuple[str, weakref.ref[Any]], ...]] = ContextVar("padiff_names", default=())
+
+
+def set_dump_root_path(path: str | Path) -> None:
+    """Set the default parent folder for dumps of models created from now on."""
+    _ROOT.set(str(absolute(local_folder(path, "path"))))
+
+
+def get_dump_root_path() -> str:
+    """Return the default parent folder for dumps of models."""
+    return str(Path(_ROOT.get()).absolute())
+
+
+def claim_name(name: str, owner: Any) -> str:
+    """Return the name, with a number appended if a living model has it, so that two models never share a folder."""
+    living = tuple((used, ref) for used, ref in _NAMED.get() if ref() is not None)
+    names = {used for used, _ in living}
+    free, number = name, 1
+    while free in names:
+        free, number = f"{name}_{number}", number + 1
+    _NAMED.set((*living, (free, weakref.ref(owner))))
+    return free
+
 
 _REPORT = {stage: place for stage, place in FOLDERS.items() if place[0] == REPORT_FILE}
 _PARAMS = {stage: place for stage, place in FOLDERS.items() if place[0] == PARAMS_FILE}
@@ -332,3 +369,67 @@ class ProxyModel:
 
     def __repr__(self) -> str:
         return f"ProxyModel({self.name!r}, {self.model!r})"
+
+
+def check_dataloader(loader_0: Iterable[Any], loader_1: Iterable[Any], cfg: Mapping[str, Any] | None = None) -> bool:
+    """Compare two data loaders batch by batch, and print the first difference.
+
+    Args:
+        loader_0, loader_1: iterables of batches: tensors of either framework, arrays, and lists, tuples or dicts of
+            these.
+        cfg: ``atol``, ``rtol`` and ``compare_mode`` as in `padiff.check_report`.
+
+    Returns:
+        True if all batches and the number of batches agree.
+
+    Raises:
+        NothingToCompareError: both loaders are empty, or a batch holds no tensor in either loader.
+    """
+    tolerance = tolerance_of(cfg)
+    end = object()
+    index = 0
+    for first, second in itertools.zip_longest(loader_0, loader_1, fillvalue=end):
+        if first is end or second is end:
+            print(f"[AutoDiff] the {'first' if first is end else 'second'} data loader ends after {index} batches")
+            return False
+        arrays = Both(first, second).map(lambda batch: dict(_arrays(batch, "batch")))
+        if not any(arrays):
+            raise NothingToCompareError(f"check_dataloader: batch {index} holds no tensor in either data loader")
+        counts = arrays.map(len)
+        if counts.reference != counts.candidate:
+            print(f"[AutoDiff] batch {index}: {counts.reference} against {counts.candidate} tensors")
+            return False
+        # Pair tensors by name, or by position if the names differ ("img", "image").
+        names = arrays.reference if arrays.reference.keys() == arrays.candidate.keys() else arrays.candidate
+        for (name, array), partner in zip(arrays.reference.items(), names):
+            problem = _problem(array, arrays.candidate[partner], tolerance)
+            if problem:
+                print(f"[AutoDiff] batch {index}, {name} against {partner}: {problem}")
+                return False
+        index += 1
+    if not index:
+        raise NothingToCompareError("check_dataloader: no batch to compare, both data loaders are empty")
+    return True
+
+
+def _problem(reference: np.ndarray, candidate: np.ndarray, tolerance: Tolerance) -> str:
+    if reference.shape != candidate.shape:
+        return f"shapes differ: {list(reference.shape)} against {list(candidate.shape)}"
+    figures = figures_of(Arrays(reference, candidate, UNSCALED), tolerance.elementwise)
+    if figures.nonfinite:
+        return f"{figures.nonfinite} values are NaN or infinite on one side only"
+    if tolerance.passes(figures):
+        return ""
+    return f"max |diff| {figures.max_abs:.3g}, relative L2 {figures.rel_l2:.3g} ({tolerance.describe()})"
+
+
+def _arrays(value: Any, path: str) -> Any:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _arrays(item, f"{path}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for key, item in enumerate(value):
+            yield from _arrays(item, f"{path}.{key}")
+    elif value is not None and not isinstance(value, str):
+        framework = framework_of_tensor(value)
+        yield path, framework.tensors.copy(value) if framework is not None else np.asarray(value)

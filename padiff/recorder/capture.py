@@ -1,4 +1,4 @@
-"""Recording of one step: attaches and detaches the hooks, and builds the `Step`."""
+"""Recording of one step: attaches and detaches hooks, builds the `Step`, and warns of what it cannot see."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from padiff.recorder.aside import aside
-from padiff.recorder.capture_options import CaptureOptions
 from padiff.recorder.copying import EVERYTHING, Copier, LevelOf, own_calls
-from padiff.recorder.evaluation import TrainingHistory
+from padiff.recorder.failures import aside
 from padiff.recorder.layers import FixedLayers, Layers
 from padiff.recorder.losses import Losses
+from padiff.recorder.model_hooks import CaptureOptions, TrainingHistory
+from padiff.recorder.output import MemoryRun
 from padiff.recorder.packing import Packing
 from padiff.recorder.parameter_map import ParameterMapCache
 from padiff.recorder.parameters import Parameters
 from padiff.recorder.record_buffer import RecordBuffer
-from padiff.recorder.skip_log import SkippedTensor
 from padiff.recorder.step_observer import StepObserver
-from padiff.records import LOOP, Step
-from padiff.system.guard import RAISING, Guard
+from padiff.recorder.tensor_copy import SkippedTensor
+from padiff.records import LOOP, Step, bytes_text
+from padiff.system.guard import RAISING, Guard, guarded
+from padiff.system.terminal import warn
 
 
 class Capture:
@@ -83,7 +84,7 @@ class Capture:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the settings of the training observed in the step (`padiff.records.settings`)."""
+        """Return the settings of the training observed in the step (`padiff.records.declared`)."""
         return self._observer.settings
 
     @property
@@ -277,3 +278,218 @@ class Capture:
             evaluations=self._calls.evaluated,
             trace=self._tracer.trace(training_only),
         )
+
+
+class CurrentStep:
+    """The current step of a recorder. In a step that is not recorded, all calls are cheap and do nothing.
+
+    Attributes:
+        guard: guard that stops internal errors of padiff.
+    """
+
+    guard: Guard
+
+    def __init__(self) -> None:
+        self._capture: Capture | None = None
+        #: Capture of the previous step, whose hooks are still attached for the current step.
+        self._hooked: Capture | None = None
+
+    @guarded()
+    def log_loss(self, loss: Any) -> None:
+        """Record the loss of a micro-batch: a number, or a tensor of one element. Does nothing in a step not due."""
+        if self._capture is not None:
+            self._capture.log_loss(loss)
+
+    @guarded()
+    def log_batch(self, inputs: Any, labels: Any = None) -> None:
+        """Log the next batch for a replay pack, if the recorder cannot see the batch. Does nothing in steps without a
+        pack.
+
+        The recorder sees the arguments of the model, and those of the framework's loss functions outside of the model.
+
+        Args:
+            inputs: arguments of the model: a tuple, by position; a mapping, by name; or one tensor.
+            labels: further arguments of the loss: a tuple, one tensor, or a mapping as the one label. Default: the
+                arguments of the loss functions that are called.
+        """
+        if self._capture is not None and self._capture.packing is not None:
+            self._capture.packing.give(inputs, labels)
+
+    @property
+    @guarded()
+    def micro_batch(self) -> int | None:
+        """Return the number of the current or last call of the whole model in training mode; None before the first."""
+        return None if self._capture is None else self._capture.micro_batch
+
+    @contextmanager
+    def unheard(self) -> Iterator[None]:
+        """Enter a context in which nothing is recorded."""
+        if self._capture is None:
+            yield
+            return
+        with self._capture.unheard():
+            yield
+
+    @property
+    @guarded(default=False)
+    def recorded_anything(self) -> bool:
+        """Return True if anything of the current step is recorded."""
+        return self._capture is not None and not self._capture.empty
+
+    @property
+    @guarded(default=())
+    def running(self) -> list[str]:
+        """Return the paths of the layers that are being called, the outermost first; empty in a step not due."""
+        return [] if self._capture is None else self._capture.running
+
+    @guarded()
+    def give_batch(self, batch: Any) -> None:
+        """Set the next batch, as passed by a host (trainer); call this after `attach`."""
+        if self._capture is not None and self._capture.packing is not None:
+            self._capture.packing.give_whole(batch)
+
+    @guarded()
+    def carried(self, micro_batches: int) -> None:
+        """Note that a host restarts the current step, with gradients of ``micro_batches`` micro-batches already
+        accumulated.
+        """
+        if self._capture is not None:
+            many = f"{micro_batches} micro-batch{'es' if micro_batches > 1 else ''}"
+            self._capture.settings["gradients.left_over"] = f"of {many} before the step"
+
+    @property
+    @guarded()
+    def backward_began_at(self) -> float | None:
+        """Return the last value that a backward began at and that no loss function returned; None without one."""
+        losses = self._capture.losses if self._capture is not None else None
+        return losses.last_begun if losses is not None else None
+
+    @guarded()
+    def detach(self) -> None:
+        """Remove the hooks; the step goes on."""
+        self._detach()
+
+    def _detach(self) -> None:
+        for capture in (self._capture, self._hooked):
+            if capture is not None:
+                capture.detach()
+        self._hooked = None
+
+    @guarded()
+    def discard(self) -> None:
+        """Drop the records of the current step, and remove the hooks."""
+        self._detach()
+        self._capture = None
+
+
+# Optimizer steps within one recorded step that suggest a missing try_dump(). The critic of a GAN takes about five.
+_MANY_STEPS = 10
+
+
+class RecorderWarnings:
+    """Warnings about a training, collected during a step and issued at its end; most kinds only once per training."""
+
+    def __init__(self) -> None:
+        self._waiting: list[str] = []
+        self._changed = self._unstepped = self._left_out = self._forked = self._dropped = self._evaluated = False
+        self._unseen_steps = 0
+
+    def called(self, capture: Capture) -> None:
+        """Warn of a step in which no layer was called, or the model in evaluation mode only."""
+        if capture.evaluations and capture.empty:
+            if not self._evaluated:
+                self._evaluated = True
+                self._waiting.append(
+                    f"step {capture.number} is not recorded: the model was called in evaluation mode without "
+                    "gradients alone. Evaluation is counted, and not recorded, in a loop that trains. To record it, "
+                    "use a recorder without an optimizer"
+                )
+        elif capture.has_layers and not capture.called:
+            self._waiting.append(
+                f"no layer of the recorded model was called in step {capture.number}, so nothing of what it "
+                "computes is recorded. Does the loop train this model? (What a compiled function calls, or "
+                "a CUDA graph replays, is not seen.)"
+            )
+
+    def changed(self, capture: Capture, changes: str) -> None:
+        """Warn that the model's layers have changed in a step; only once."""
+        if changes and not self._changed:
+            self._changed = True
+            self._waiting.append(
+                f"the layers of the recorded model changed in step {capture.number} ({changes}). They are "
+                "recorded as they are now, and the run's layer tree is that of the model as it is now. What was "
+                "recorded of layers that are gone can still be read, but is not compared. (Said once, whatever changes "
+                "later.)"
+            )
+
+    def stepped(self, capture: Capture) -> None:
+        """Warn that parameters change although the recorded optimizer does not step.
+
+        The warning comes after two recorded steps in a row, and only once. Gradient accumulation, and steps that a loss
+        scaler skips, change no parameter and cause no warning.
+        """
+        self._unseen_steps = self._unseen_steps + 1 if capture.parameters.moved_unseen else 0
+        if self._unseen_steps >= 2 and not self._unstepped:
+            self._unstepped = True
+            self._waiting.append(
+                f"in step {capture.number} and the due step before it the parameters changed, but step() of "
+                "the optimizer that was given was not called, so gradients and updates (grad, update) are not "
+                "recorded. It may hand its work to an optimizer of its own, as SAM does (base_optimizer), or another "
+                "one has taken its place: give optimizer= the one whose step() is called."
+            )
+
+    def say(self, what: str) -> None:
+        """Add a warning with this text, unless the text is empty."""
+        if what:
+            self._waiting.append(f"{what}.")
+
+    def unended(self, times: int) -> None:
+        """Warn at once that try_dump() is missing, when the number of optimizer steps reaches `_MANY_STEPS`."""
+        if times == _MANY_STEPS:
+            warn(
+                f"an optimizer stepped {times} times, and try_dump() was not called: so far all of it is one "
+                "step. Call rec.try_dump() at the end of each step"
+            )
+
+    def folded(self, capture: Capture) -> None:
+        """Warn that several optimizer steps are recorded as one step, as try_dump() was never called."""
+        times = capture.parameters.steps_taken
+        if times > 1:
+            self._waiting.append(
+                f"try_dump() was never called, so {times} optimizer steps are recorded as one step. Call "
+                "rec.try_dump() at the end of each step"
+            )
+
+    def dropped(self, run: MemoryRun) -> None:
+        """Warn that a run in memory is full and drops steps; only once."""
+        if not self._dropped:
+            self._dropped = True
+            self._waiting.append(
+                f"this run is kept in memory, which holds {bytes_text(run.max_bytes)} of it: step "
+                f"{run.dropped[0]} was let go, and others will be; the first step and the latest stay. Give a folder, "
+                "padiff.record(model, dir_path), or a larger max_bytes"
+            )
+
+    def left_out(self, capture: Capture) -> None:
+        """Warn of tensors of a step that could not be copied; only once."""
+        why: Sequence[str] = capture.left_out
+        if why and not self._left_out:
+            self._left_out = True
+            self._waiting.append(
+                f"in step {capture.number}, {'; '.join(why)}. Everything else is recorded; the training is "
+                "not affected. This is said once; each step's notes list what is missing."
+            )
+
+    def forked(self) -> None:
+        """Warn that a step ended in a fork of the recording process; only once."""
+        if not self._forked:
+            self._forked = True
+            self._waiting.append(
+                "this process was forked from the recording one; it records nothing. Open a recorder "
+                "after the fork, with a folder of its own"
+            )
+
+    def give(self) -> None:
+        """Issue the collected warnings, after the step is handed on: a warning may be raised as an error."""
+        while self._waiting:
+            warn(self._waiting.pop(0))

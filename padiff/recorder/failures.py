@@ -1,6 +1,10 @@
-"""Handling of padiff's internal errors: each costs a part of the recording, a step, or the rest of the run."""
+"""Handling of padiff's internal errors and of Ctrl-C: each costs a part of the recording, and never the training."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 from padiff.system.guard import Failure
 
@@ -66,3 +70,44 @@ class Failures:
 
 def _passes(failure: Failure, modules: tuple[str, ...]) -> bool:
     return any(name.endswith(f".{module}") for name in failure.modules for module in modules)
+
+
+class Interrupts:
+    """Handler that defers a Ctrl-C in backward, if the framework would turn the exception into another error.
+
+    Args:
+        raised_as_they_are: True if the framework passes exceptions of hooks on unchanged
+            (`padiff.frameworks.hooking.Hooking`); nothing is deferred then.
+    """
+
+    def __init__(self, raised_as_they_are: bool) -> None:
+        self._at_once, self._kept = raised_as_they_are, False
+
+    def keep(self) -> None:
+        """Defer a `KeyboardInterrupt`, or raise it again at once. Call this in the ``except`` block."""
+        if self._at_once:
+            raise
+        self._kept = True
+
+    def raise_kept(self) -> None:
+        """Raise the deferred `KeyboardInterrupt`, if any."""
+        if self._kept:
+            self._kept = False
+            raise KeyboardInterrupt
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def aside(method: _Method) -> _Method:
+    """Decorate a method to run outside of the user's modes (`Hooking.aside`).
+
+    The object of the method must have an attribute ``_framework``.
+    """
+
+    @wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._framework.hooks.aside():
+            return method(self, *args, **kwargs)
+
+    return cast(_Method, call)

@@ -1,21 +1,24 @@
-"""The layers of a model in training, and the selection of recorded layers; both may change between steps."""
+"""The layers of the models in training, and the selection of recorded layers; both may change between steps."""
 
 from __future__ import annotations
 
 import glob
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import importlib
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from padiff.errors import SelectionError
-from padiff.frameworks.base import Framework
-from padiff.frameworks.watching import Watch
+from padiff.errors import SelectionError, UsageError
+from padiff.frameworks import framework_of
+from padiff.frameworks.base import Framework, Watch
 from padiff.model.selection import Node, find_paths, select, with_mode
 from padiff.model.tree import describe, owning, walk
 from padiff.records import Layer
 from padiff.system.guard import reraise_from_signal_handler
-from padiff.system.naming import first_few
+from padiff.system.terminal import first_few
 
 # Number of paths that a message names.
 _NAMED = 4
@@ -214,3 +217,138 @@ def _changes(before: Sequence[Node], now: Sequence[Node]) -> str:
         "gone": [path for path in old if path not in new],
     }
     return "; ".join(f"{what}: {first_few(paths, _NAMED)}" for what, paths in changes.items() if paths)
+
+
+class TrackedLayers:
+    """Layers whose calls are observed, and the parts of the calls that are recorded.
+
+    Args:
+        layers: the model's layers.
+        functions: True if functions are traced, too.
+        skip_wrappers: True to not record layers that have no parameters and a single sublayer.
+
+    Attributes:
+        nodes: all layers, the model first.
+        known: layers by identity.
+        chosen: paths of the layers whose tensors are recorded.
+        traced: paths of the layers whose inputs are traced in every call.
+    """
+
+    def __init__(self, layers: Layers | FixedLayers, functions: bool, skip_wrappers: bool) -> None:
+        self._layers, self._functions, self._skip_wrappers = layers, functions, skip_wrappers
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the current layers of the model."""
+        layers = self._layers
+        self.nodes: Sequence[Node] = layers.nodes
+        self.known = {id(node.layer): node for node in layers.nodes}
+        self.chosen = frozenset(layers.chosen)
+        if self._skip_wrappers:
+            self.chosen -= _wrappers(layers.nodes, layers.framework)
+        self.traced = self.chosen if self._functions else self.chosen & layers.computing
+
+    def chose(self, node: Node) -> bool:
+        """Return True if a layer's tensors are recorded."""
+        return node.path in self.chosen
+
+    def note_modes(self, training: bool, settings: dict[str, Any]) -> None:
+        """Note the training modes of the layers at an outermost call.
+
+        The first call in training mode counts, or the first call if there is none in training mode.
+        """
+        if (not training and "training" in settings) or settings.get("training"):
+            return
+        others = [node.path for node in self.nodes if bool(node.layer.training) is not training]
+        settings["training"] = training
+        settings.pop("training.others", None)
+        if others:
+            settings["training.others"] = others
+
+
+def _wrappers(nodes: Sequence[Node], framework: Framework) -> frozenset[str]:
+    """Return the paths of the layers, except the model, that have no parameters and a single sublayer."""
+    return frozenset(
+        node.path
+        for node in nodes[1:]
+        if not any(framework.layers.parameters(node.layer)) and len(list(framework.layers.children(node.layer))) == 1
+    )
+
+
+def group(models: Mapping[str, Any]) -> Any:
+    """Return one layer that holds models by name; see `group_of`.
+
+    Raises:
+        UsageError: there is no model, a name is no text, or the models belong to several frameworks.
+    """
+    if not models or not all(isinstance(name, str) and name for name in models):
+        raise UsageError(f"several models are recorded by name: expected {{'g': g, 'd': d}}, got names {list(models)}")
+    names = sorted({framework_of(model).name for model in models.values()})
+    if len(names) > 1:
+        raise UsageError("a run holds models of one framework, got torch and paddle: record each with its own recorder")
+    return group_of(names[0], models, {})
+
+
+def group_of(framework: str, models: Mapping[str, Any], tensors: Mapping[str, Any]) -> Any:
+    """Return one layer that holds models and tensors by name; these stay as they are.
+
+    The group trains while one of its models does.
+
+    Args:
+        framework: name of the framework.
+        tensors: trained tensors that no layer owns. They become parameters of the group.
+    """
+    nn = importlib.import_module(f"{framework}.nn")
+    base = nn.ModuleDict if framework == "torch" else nn.LayerDict
+
+    def is_training(layers: Any) -> bool:
+        return not len(layers) or any(layer.training for layer in layers.values())
+
+    # Making a layer sets it to training; the group is what its models are.
+    training = property(is_training, lambda layers, value: None)
+    kind = type(base.__name__, (base,), {"training": training, "__module__": base.__module__})
+    layers = kind()
+    for label, model in models.items():
+        layers[_free(layers, label)] = model
+    for label, tensor in tensors.items():
+        layers._parameters[_free(layers, label)] = tensor  # a plain tensor is refused by the checks of `__setattr__`
+    return layers
+
+
+def _free(layers: Any, label: str) -> str:
+    """Return a name for a model or tensor that the group has no attribute of."""
+    name = label.replace(".", "_")
+    while hasattr(layers, name):
+        name += "_"
+    return name
+
+
+# The tuple is replaced, never modified. Claims hold weak references, so the registry keeps no model alive.
+_CLAIMS: ContextVar[tuple[ModelLease, ...]] = ContextVar("padiff_recorded", default=())
+
+
+class ModelLease:
+    """Registration of a recorder for a model; valid as long as both objects are alive."""
+
+    def __init__(self, model: Any, recorder: Any) -> None:
+        self.model = weakref.ref(model)
+        self.recorder = weakref.ref(recorder)
+
+    @classmethod
+    def set(cls, model: Any, recorder: Any) -> ModelLease:
+        living = tuple(claim for claim in _CLAIMS.get() if claim.valid)
+        claim = cls(model, recorder)
+        _CLAIMS.set((*living, claim))
+        return claim
+
+    @property
+    def valid(self) -> bool:
+        return self.model() is not None and self.recorder() is not None
+
+    def remove(self) -> None:
+        _CLAIMS.set(tuple(claim for claim in _CLAIMS.get() if claim is not self))
+
+
+def claimed(model: Any) -> bool:
+    """Return True if a living recorder is registered for the model."""
+    return any(claim.model() is model and claim.valid for claim in _CLAIMS.get())

@@ -25,11 +25,9 @@ from padiff.model.nested import flatten
 from padiff.model.selection import Node
 from padiff.recorder.calls import Call
 from padiff.recorder.copying import COPYING, LevelOf
-from padiff.recorder.detail import NOTHING
+from padiff.recorder.options import NOTHING
 from padiff.recorder.record_buffer import RecordBuffer
-from padiff.recorder.seen_tensors import SeenTensors
-from padiff.recorder.skip_log import SkippedTensor
-from padiff.recorder.tensor_copy import PendingCopy, TensorCopy
+from padiff.recorder.tensor_copy import PendingCopy, SeenTensors, SkippedTensor, TensorCopy
 from padiff.records import LOOP
 
 #: Prefixes of integer dtypes. Integers are recorded in full at every level of detail: labels are small, and a sketch

@@ -2,21 +2,53 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from padiff.frameworks.base import Framework
 from padiff.frameworks.hooking import Handle
 from padiff.frameworks.losses import ClipCall, LossCall, LossObserver
+from padiff.model.nested import flatten
 from padiff.model.selection import Node
+from padiff.recorder.calls import Calls
 from padiff.recorder.losses import Losses
-from padiff.recorder.planning import Planning
-from padiff.recorder.recursion_limit import within_reach
-from padiff.records import is_below
-from padiff.system.guard import Guard
-from padiff.system.switches import Switches
+from padiff.recorder.template_matcher import Planning
+from padiff.records import ROOT, is_below
+from padiff.system.guard import Guard, reraise_from_signal_handler
+from padiff.system.terminal import Switches, warn
+
+# Stack frames per nested layer (Python 3.11, torch 2.13; one less in paddle): the layer's `__call__`, two functions of
+# the framework, `forward`. A hook adds one frame.
+_FRAMES = 4
+# Stack frames reserved for recording a call and for the callers of the training loop; 40 were measured.
+_RESERVE = 120
+
+
+def within_reach(nodes: Sequence[Node]) -> Sequence[Node]:
+    """Return the layers that can have hooks without a RecursionError in the training.
+
+    All layers are returned, except in extremely nested models. A warning names the depth from which on layers are left
+    out.
+    """
+    deepest = max(map(_depth, nodes), default=0)
+    frames = sys.getrecursionlimit() - _RESERVE
+    if (_FRAMES + 1) * deepest <= frames:
+        return nodes
+    reach = max(frames - _FRAMES * deepest, 0)
+    warn(
+        f"the model's layers are nested {deepest} deep; calls of those deeper than {reach} are not recorded, "
+        f"for Python nests {sys.getrecursionlimit()} calls at most (sys.setrecursionlimit)"
+    )
+    return [node for node in nodes if _depth(node) <= reach]
+
+
+def _depth(node: Node) -> int:
+    return 0 if node.path == ROOT else node.path.count(".") + 1
 
 
 class Observer(Protocol):
@@ -258,3 +290,118 @@ def _take_off(handles: list[Handle]) -> None:
     while handles:
         handles[-1].remove()  # a handle that fails stays in the list, for another attempt
         handles.pop()
+
+
+class TrainingHistory:
+    """Evidence that a model is trained, collected over the steps of a recorder.
+
+    Attributes:
+        trains: True if the recorder has an optimizer, or a backward has followed a call in training mode.
+        parts: paths of layers that the loop has called directly in training mode with gradients enabled.
+    """
+
+    def __init__(self, trains: bool = False) -> None:
+        self.trains = trains
+        self.parts: set[str] = set()
+
+
+class EvaluationFilter:
+    """Filter that decides at the beginning of each call of the loop if the step only counts this call.
+
+    Args:
+        calls: counter of the step's calls.
+        history: evidence from earlier steps.
+    """
+
+    def __init__(self, framework: Framework, calls: Calls, history: TrainingHistory) -> None:
+        self._framework, self._calls, self._history = framework, calls, history
+        #: True if the loop's last call was only counted.
+        self.active = False
+
+    def check(self, node: Node, root: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return True if a call is evaluation, and count the call in this case.
+
+        Args:
+            node: the called layer.
+            root: the model; the mode of the call is the model's mode.
+        """
+        learning = self._framework.hooks.learning()
+        self.active = self._is_evaluation(node, root, learning)
+        if self.active:
+            self._calls.count_evaluation(node.path, self._shapes(args, kwargs), learning)
+        elif learning and node.layer.training:
+            self._history.parts.add(node.path)
+        return self.active
+
+    def _is_evaluation(self, node: Node, root: Node, learning: bool) -> bool:
+        if not root.layer.training:
+            # A step with training calls drops the records of evaluation calls in the end anyway.
+            return self._calls.has_trained or (not learning and self._history.trains)
+        return not learning and not node.layer.training and node.path in self._history.parts
+
+    def _shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
+        tensors = self._framework.tensors
+        try:
+            return tuple(tuple(tensors.shape(each)) for _, each in flatten((args, kwargs), "", tensors.is_tensor))
+        except Exception as error:  # a tensor without a shape
+            reraise_from_signal_handler(error)
+            return ()
+
+    def note_gradient(self) -> None:
+        """Note that a parameter has received a gradient."""
+        if not self._history.trains and self._calls.has_trained:
+            self._history.trains = True
+
+
+class EvaluationObserver:
+    """Observer that replaces a step's observer until an evaluation call ends, and records nothing.
+
+    Args:
+        key: identity of the called layer.
+        hooks: the hooks that call the step's observer.
+    """
+
+    autocast_open = False
+    losses = None
+    planning: Any = SimpleNamespace(following=None)
+
+    def __init__(self, key: int, hooks: Hooks) -> None:
+        self._key, self._hooks, self._depth = key, hooks, 1
+        self._observer, hooks.observer = hooks.observer, self
+
+    def before_call(self, key: int, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if key == self._key:
+            self._depth += 1
+
+    def after_call(self, key: int, output: Any, failed: bool) -> None:
+        if key == self._key:
+            self._depth -= 1
+            if not self._depth and self._hooks.observer is self:
+                self._hooks.observer = self._observer
+
+    def after_function(self, name: str, output: Any) -> None: ...
+
+    def backward_begins(self) -> None: ...
+
+    def backward_ended(self, tensor: Any) -> None: ...
+
+    def add_gradient(self, key: int, gradient: Any) -> None: ...
+
+    def consume(self, optimizer: Any, parameters: Sequence[Any], gradients: Sequence[Any]) -> None: ...
+
+    def optimizer_stepped(self, optimizer: Any) -> None: ...
+
+
+@dataclass(frozen=True)
+class CaptureOptions:
+    """Optional parts of a capture; the fields are arguments of `padiff.recorder.capture.Capture`."""
+
+    stepped: Callable[[int], None] | None = None
+    stacks: bool = False
+    consuming: Callable[[Any], None] | None = None
+    functions: bool = False
+    losses: bool = False
+    packing: bool = False
+    whole: bool = False
+    loss_logged: bool = False
+    history: TrainingHistory = field(default_factory=TrainingHistory)

@@ -1,38 +1,128 @@
-"""The output of a recorder: a run folder or a run in memory, and the handling of writing errors."""
+"""The output of a recorder: a run folder, a run in memory or a proxy's dumps, and the handling of writing errors."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
-from padiff.dump.format import STEPS
-from padiff.dump.local import absolute, run_folder, shown
+from padiff.dump.format import STEPS, PreallocatedFiles, SpoolOfStep
 from padiff.dump.medium import size_of
-from padiff.dump.remote_path import AnyPath, as_local, as_remote
 from padiff.dump.remote_write import StoreWriter
-from padiff.dump.spool import PreallocatedFiles, SpoolOfStep
 from padiff.dump.storage import Storage
-from padiff.dump.store import StoreError
+from padiff.dump.store import AnyPath, StoreError, absolute, as_local, as_remote, run_folder, shown
 from padiff.dump.write import RunWriter
-from padiff.errors import PadiffError, UnwritableFolderError, WriterError
+from padiff.errors import PadiffError, UnwritableFolderError, UsageError, WriterError
 from padiff.frameworks.base import Framework
-from padiff.recorder.array_pool import ArrayPool
 from padiff.recorder.copying import SMALL_BYTES, SMALL_SHARE, Copier
-from padiff.recorder.detail import Detail
-from padiff.recorder.memory import MemoryRun
-from padiff.recorder.options import Target
+from padiff.recorder.options import Detail, Schedule, Target
 from padiff.recorder.record_buffer import RecordBuffer
-from padiff.recorder.step_cache import StepCache
-from padiff.records import RunInfo, Step, Storable, bytes_text
-from padiff.records.pack import Pack
+from padiff.recorder.tensor_copy import ArrayPool, StepCache
+from padiff.records import (
+    RunInfo,
+    Sketched,
+    Step,
+    Storable,
+    bytes_text,
+    make_sketches,
+    run_card,
+    run_line,
+    run_text,
+    sources_of,
+)
+from padiff.records.traces import Pack
 from padiff.sketches.cuts import Kind
 from padiff.sketches.samples import Samples
-from padiff.system.switches import say
-from padiff.system.warn import warn
+from padiff.system.terminal import say, warn
+
+#: Default maximum size of a run in memory, in bytes.
+MAX_BYTES = 1_000_000_000
+
+
+class MemoryRun:
+    """A `Run` whose steps are in memory; ``record(model)`` without a folder makes one.
+
+    Args:
+        info: facts that hold for all steps.
+        max_bytes: maximum size in bytes. Above it the oldest steps are dropped, except the first step of the run and
+            the latest one. Default: `MAX_BYTES`.
+
+    Attributes:
+        max_bytes: maximum size in bytes.
+        dropped: numbers of the dropped steps.
+        packs: replay packs, by step number.
+    """
+
+    def __init__(self, info: RunInfo, max_bytes: float | None = None) -> None:
+        self._info = info
+        self.max_bytes = MAX_BYTES if max_bytes is None else max_bytes
+        self.dropped: list[int] = []
+        self._steps: dict[int, Step] = {}
+        self._sizes: dict[int, int] = {}
+        self.packs: dict[int, Pack] = {}
+        self._finished = False
+
+    @property
+    def name(self) -> str:
+        return self._info.name or self._info.framework
+
+    @property
+    def info(self) -> RunInfo:
+        return self._info
+
+    def numbers(self) -> list[int]:
+        return sorted(self._steps)
+
+    def steps(self, number: int) -> list[Step]:
+        return [self._steps[number]]
+
+    def finished(self) -> bool:
+        return self._finished
+
+    def __str__(self) -> str:
+        return run_text(self)
+
+    def _repr_html_(self) -> str:
+        """Return the HTML that a notebook shows for the run."""
+        return run_card(self)
+
+    def __repr__(self) -> str:
+        return f"<MemoryRun: {run_line(self)}>"
+
+    # The methods of `padiff.recorder.output.Sink`, as in the writer of a folder.
+
+    def add_step(self, step: Step, pack: Pack | None = None) -> None:
+        make_sketches(step)
+        self._steps[step.number] = step
+        self._sizes[step.number] = bytes_of(step)
+        if pack is not None:
+            self.packs[step.number] = pack
+            self._sizes[step.number] += pack.nbytes
+        for number in self.numbers()[1:-1]:
+            if sum(self._sizes.values()) <= self.max_bytes:
+                break
+            del self._steps[number], self._sizes[number]
+            self.packs.pop(number, None)
+            self.dropped.append(number)
+
+    def set_info(self, info: RunInfo) -> None:
+        self._info = info
+
+    def flush(self) -> None:
+        pass
+
+    def close(self, finished: bool = True) -> None:
+        self._finished = finished
+
+
+def bytes_of(step: Step) -> int:
+    """Return the size of a step's values in bytes; arrays that several records share count once."""
+    arrays = [a for s in sources_of(step) for a in ([s.row] if isinstance(s, Sketched) else s.arrays)]
+    return sum({id(array): array.nbytes for array in arrays}.values())
 
 
 class Sink(Protocol):
@@ -222,3 +312,52 @@ class Output:
     def __len__(self) -> int:
         """Return the number of recorded steps."""
         return len(self.run.numbers() if self.run is not None else self._sizes)
+
+
+def unwrapped(
+    model: Any, white_list: Iterable[Any] | None, black_list: Iterable[Any] | None, layer_map: Sequence[Any] | None
+) -> tuple[Any, Iterable[Any] | None, Iterable[Any] | None, Sequence[Any] | None]:
+    """Return the model inside of a proxy, with the proxy's lists and layer map as defaults.
+
+    A model that is no proxy is returned unchanged. The class is checked, as some models have every attribute. A white
+    list makes a black list void, so the proxy's two lists are used together, if both arguments are `None`.
+    """
+    if not hasattr(type(model), "padiff_model"):
+        return model, white_list, black_list, layer_map
+    if white_list is None and black_list is None:
+        white_list, black_list = model.padiff_lists
+    return model.padiff_model, white_list, black_list, model.padiff_layer_map if layer_map is None else layer_map
+
+
+def dump_arguments(per_step: Any, dir_path: Any) -> tuple[int | None, Any]:
+    """Return the step interval and the folder from the arguments of a proxy's ``try_dump``.
+
+    Raises:
+        UsageError: the step interval is not a whole number of at least 1.
+    """
+    if isinstance(per_step, (str, os.PathLike)):
+        return None, per_step
+    if per_step is not None and (isinstance(per_step, bool) or not isinstance(per_step, int) or per_step < 1):
+        raise UsageError(f"per_step has to be a whole number of at least 1, got {per_step!r}")
+    return per_step, dir_path
+
+
+def check_as_made(per_step: int | None, dir_path: Any, schedule: Schedule, output: Output) -> None:
+    """Check that the arguments of a proxy's ``try_dump`` agree with the options of the recorder.
+
+    Raises:
+        UsageError: the folder or the step interval differs.
+    """
+    if dir_path is not None and not output.is_named(dir_path):
+        folder = output.folder
+        raise UsageError(
+            f"try_dump: this recorder {f'writes to {shown(folder)}' if folder else 'keeps its steps in memory'}, not "
+            f"in {dir_path}: give the folder to padiff.record(model, dir_path), or to the first try_dump"
+        )
+    if per_step is not None and (schedule.steps is not None or schedule.every != per_step):
+        raise UsageError(
+            f"try_dump: this recorder was made with every_n_steps={schedule.described()!r}, not with "
+            f"per_step={per_step}. Give padiff.record every_n_steps={per_step} (steps 0, {per_step}, ...), or "
+            f"every_n_steps=padiff.Schedule(every={per_step}, first={per_step - 1}), which are the steps that a "
+            f"proxy's per_step={per_step} dumps"
+        )

@@ -9,11 +9,18 @@ import numpy as np
 
 from padiff.model.selection import Node
 from padiff.recorder.copying import Copier
-from padiff.recorder.skip_log import SkipLog, SkippedTensor
-from padiff.recorder.step_cache import OutputSite, StepCache
-from padiff.recorder.tensor_copy import PendingCopy, Sampled, TemplateSlot, TensorCopy
+from padiff.recorder.tensor_copy import (
+    OutputSite,
+    PendingCopy,
+    Sampled,
+    SkipLog,
+    SkippedTensor,
+    StepCache,
+    TemplateSlot,
+    TensorCopy,
+)
 from padiff.records import LOOP, InMemory, Record, Sketched, TensorSource, TracedCall, TracedTensor
-from padiff.records.parts import Part
+from padiff.records.recorded import Part
 from padiff.records.step_schema import NO_SAMPLE, LazyRecords, Site, StepSchema, TracedSite, lazy_records, sketched
 
 

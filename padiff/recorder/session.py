@@ -10,40 +10,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
-from padiff.dump.forks import register_fork_cleanup
-from padiff.dump.local import shown
+from padiff.dump.lock import register_fork_cleanup
+from padiff.dump.store import shown
 from padiff.errors import PadiffError, UsageError, WriterError
 from padiff.frameworks import framework_of
 from padiff.frameworks.hooking import Handle
-from padiff.recorder.aside import aside
-from padiff.recorder.capture import Capture
-from padiff.recorder.current_step import CurrentStep
-from padiff.recorder.description import Description
-from padiff.recorder.detail import Detail
-from padiff.recorder.evaluation import TrainingHistory
-from padiff.recorder.failures import Failures
-from padiff.recorder.layers import Layers
+from padiff.recorder.capture import Capture, CurrentStep, RecorderWarnings
+from padiff.recorder.description import DeclaredSettings, Description, OtherRanks, optimizers_of
+from padiff.recorder.failures import Failures, aside
+from padiff.recorder.layers import Layers, ModelLease, claimed, group
 from padiff.recorder.levels import FULL_BYTES, LevelsOfSteps
-from padiff.recorder.memory import MemoryRun
-from padiff.recorder.model_group import group
-from padiff.recorder.model_lease import ModelLease, claimed
-from padiff.recorder.optimizers import optimizers_of
-from padiff.recorder.options import Identity, Scope, Target
-from padiff.recorder.output import Output, Sink
+from padiff.recorder.model_hooks import TrainingHistory
+from padiff.recorder.options import Detail, Identity, Schedule, Scope, Target
+from padiff.recorder.output import MemoryRun, Output, Sink, check_as_made, dump_arguments, unwrapped
 from padiff.recorder.packing import bytes_owned, say_size
 from padiff.recorder.parameter_map import ParameterMapCache
-from padiff.recorder.processes import OtherRanks
-from padiff.recorder.proxies import check_as_made, dump_arguments, unwrapped
-from padiff.recorder.schedule import Schedule
-from padiff.recorder.settings import DeclaredSettings
-from padiff.recorder.warn import RecorderWarnings
 from padiff.records import RunInfo, Step
-from padiff.records.pack import Pack
-from padiff.records.traces import without_code
-from padiff.system.distribution import warn_of_older
+from padiff.records.traces import Pack, without_code
 from padiff.system.guard import Failure, Guard, guarded, weakly
-from padiff.system.memory import keep_freed
-from padiff.system.switches import say
+from padiff.system.process import keep_freed
+from padiff.system.terminal import say, warn_of_older
 
 # Objects of the parent's recorders in a forked process. Never freed: they may hold memory of a device that the fork
 # cannot access.
@@ -232,7 +218,7 @@ class Recorder(CurrentStep):
     def declare(self, settings: Mapping[str, Any]) -> None:
         """Declare settings of the training that a trainer knows.
 
-        Names and plain values are those of `padiff.records.settings`. Settings that the recorder reads itself take
+        Names and plain values are those of `padiff.records.declared`. Settings that the recorder reads itself take
         precedence.
         """
         self._settings.declare(settings)

@@ -3,33 +3,51 @@
 from __future__ import annotations
 
 import traceback
+import weakref
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from padiff.frameworks.hooking import TRANSFORMED, RegionRecorder
 from padiff.model.nested import flatten, flatten_inputs, numbers_of
 from padiff.model.selection import Node
-from padiff.recorder.activations import Activations
 from padiff.recorder.calls import Call, Calls
-from padiff.recorder.capture_options import CaptureOptions
-from padiff.recorder.computed_inputs import add_output, is_computed
 from padiff.recorder.copying import COPYING, LevelOf
-from padiff.recorder.evaluation import EvaluationFilter, EvaluationObserver
-from padiff.recorder.function_calls import Functions
-from padiff.recorder.interrupts import Interrupts
-from padiff.recorder.layers import FixedLayers, Layers
+from padiff.recorder.failures import Interrupts
+from padiff.recorder.layers import FixedLayers, Layers, TrackedLayers
 from padiff.recorder.losses import Losses
-from padiff.recorder.model_hooks import Hooks
+from padiff.recorder.model_hooks import CaptureOptions, EvaluationFilter, EvaluationObserver, Hooks
 from padiff.recorder.packing import Packing
 from padiff.recorder.parameter_map import ParameterMapCache
 from padiff.recorder.parameters import Parameters
-from padiff.recorder.planning import Planning
 from padiff.recorder.record_buffer import RecordBuffer
-from padiff.recorder.seen_tensors import SeenTensors
-from padiff.recorder.tracer import Tracer
-from padiff.recorder.tracked_layers import TrackedLayers
+from padiff.recorder.template_matcher import Activations, Planning
+from padiff.recorder.tensor_copy import SeenTensors
+from padiff.recorder.tracer import Functions, Tracer
 from padiff.system.guard import Guard, Tolerated
-from padiff.system.switches import Switches
+from padiff.system.terminal import Switches
+
+# Number of recent outputs of models that are checked for sharing their values with an input.
+_LAST = 32
+#: Recent outputs of the models of all recorders of this process.
+_OUTPUTS: deque[weakref.ref[Any]] = deque(maxlen=_LAST)
+
+
+def add_output(tensor: Any) -> None:
+    """Add an output of a model."""
+    _OUTPUTS.append(weakref.ref(tensor))
+
+
+def is_computed(tensor: Any, same_values: Any) -> bool:
+    """Return True if an input is a result that gradients flow through, or another view of an output of a model.
+
+    Args:
+        same_values: returns True if two tensors are views of the same values.
+    """
+    if not tensor.is_leaf:
+        return True
+    outputs = (output() for output in _OUTPUTS)
+    return any(output is not None and (output is tensor or same_values(tensor, output)) for output in outputs)
 
 
 class StepObserver:
@@ -58,7 +76,7 @@ class StepObserver:
         packing: collector of the replay pack; `None` if the step gets no pack.
         regions: recorder of compiled regions; `None` if these are not recorded.
         losses: observer of loss functions; `None` if these are not recorded.
-        settings: settings of the training that the step has shown (`padiff.records.settings`).
+        settings: settings of the training that the step has shown (`padiff.records.declared`).
         stacks: Python stack of each layer call, outermost frame first, by path and number of the call; the path of a
             functional call is ``path/name()``.
         autocast_open: True until the autocast of the model is known (`padiff.recorder.model_hooks.Observer`).

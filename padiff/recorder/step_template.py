@@ -9,10 +9,7 @@ from padiff.frameworks.base import Framework
 from padiff.frameworks.hooking import GradientHook
 from padiff.recorder.calls import Call
 from padiff.recorder.record_buffer import RecordBuffer
-from padiff.recorder.seen_tensors import SeenTensor
-from padiff.recorder.skip_log import SkippedTensor
-from padiff.recorder.step_cache import OutputSite
-from padiff.recorder.tensor_copy import Sampled, TemplateSlot, TensorCopy
+from padiff.recorder.tensor_copy import OutputSite, Sampled, SeenTensor, SkippedTensor, TemplateSlot, TensorCopy
 from padiff.recorder.tracer import Tracer
 from padiff.records.step_schema import Site
 from padiff.sketches.cuts import Form, Kind

@@ -1,28 +1,167 @@
-"""Fast recording of a step that repeats the planned events of an earlier step.
-
-The hooks of such a step only check that each event is the planned one, and copy the samples. The records are written in
-bulk, from the plan. At the first unexpected event the step's full state is restored, and recording goes on without a
-plan.
-"""
+"""Fast recording of a step that repeats an earlier one: outputs and gradients by plan, and without one."""
 
 from __future__ import annotations
 
 import sys
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from padiff.frameworks.base import Framework
+from padiff.frameworks.hooking import Handle, OnGradient
 from padiff.model.nested import flatten, flatten_inputs
-from padiff.recorder.activations import Activations
 from padiff.recorder.calls import Call, Calls
+from padiff.recorder.copying import LevelOf
+from padiff.recorder.failures import Interrupts
+from padiff.recorder.options import FULL, NOTHING
 from padiff.recorder.record_buffer import RecordBuffer
-from padiff.recorder.seen_tensors import SeenTensor
-from padiff.recorder.step_template import ActiveMatcher, Copy, Event, Operand, StepTemplate
-from padiff.recorder.tensor_copy import Sampled
+from padiff.recorder.step_template import ActiveMatcher, Copy, Event, Operand, StepTemplate, TemplateBuilder
+from padiff.recorder.tensor_copy import OutputSite, Sampled, SeenTensor, SeenTensors, SkippedTensor, TensorCopy
 from padiff.recorder.tracer import Tracer
 from padiff.sketches.cuts import move
-from padiff.system.guard import reraise_from_signal_handler
+from padiff.system.guard import Guard, Tolerated, reraise_from_signal_handler
+
+
+class Activations:
+    """Recorder of the outputs of calls, and of their gradients in backward.
+
+    Args:
+        records: buffer that receives the records.
+        levels: level of detail by layer path and stage.
+        interrupts: handler of Ctrl-C in backward.
+        tensors: index of the step's tensors so far.
+        guard: handler of errors in backward.
+
+    Attributes:
+        interrupts, tensors, guard: the arguments of the same names.
+        draft: builder of a plan from the step's events, or None if no plan is being built.
+    """
+
+    def __init__(
+        self,
+        records: RecordBuffer,
+        framework: Framework,
+        levels: LevelOf,
+        interrupts: Interrupts,
+        tensors: SeenTensors,
+        guard: Guard,
+    ) -> None:
+        self.guard = guard
+        self._records = records
+        self._on_gradient, self._aside = framework.hooks.on_gradient, framework.hooks.aside
+        self._levels, self.interrupts, self.tensors = levels, interrupts, tensors
+        self.draft: TemplateBuilder | None = None
+        self._times: dict[OutputSite, int] = {}
+        self._leaf_handles: list[Handle] = []
+        self._closed = False
+
+    def see_input(self, call: Call, slot: str, tensor: Any) -> None:
+        """Record an input tensor of the model."""
+        level = self._levels[call.node.path, "input"]
+        if level == NOTHING:
+            return
+        copy = self._records.copier.copy_at_level(tensor, level)
+        self._records.write(call.node, "input", slot, copy, call.number, call.training)
+        if not isinstance(copy, SkippedTensor):
+            with Tolerated():  # on an error the tensor is copied again when it is met next
+                self.tensors.lookup(tensor).traced = copy
+
+    def see(self, call: Call, slot: str, tensor: Any) -> SeenTensor | None:
+        """Record an output tensor of a call, and arrange that its gradient is recorded.
+
+        Returns:
+            The state of the tensor, or None if nothing of the tensor is recorded.
+        """
+        node, levels = call.node, self._levels
+        path = node.path
+        level = levels[path, "forward"]
+        backward = levels[path, "backward"] != NOTHING
+        if level == NOTHING and not backward:
+            return None
+        site = self._records.known.output(path, type(node.layer).__name__, slot, call.number, call.training)
+        try:
+            entry = self.tensors.lookup(tensor)
+            if not entry.followed:
+                # A tensor hook, not a module's backward hook: paddle has none, and torch's full backward hook breaks
+                # before in-place layers. The hook is freed with the graph, so it needs no handle, except on a leaf (a
+                # parameter, or an input that a layer returns), which lives on.
+                self.hook(tensor, partial(Activations._gradient, self, entry))
+                entry.followed = True
+        except Exception as error:
+            self._records.write(node, "forward", slot, SkippedTensor.because(error), call.number, call.training)
+            return None
+        if backward:
+            entry.sites = entry.sites + site.alone if entry.sites else site.alone
+        if level == NOTHING or call.recomputed:
+            return entry
+        copy = entry.full if level == FULL else entry.sketched
+        if copy is None:
+            copy = self._records.copier.copy_at_level(tensor, level)
+            if level == FULL:
+                entry.full = copy
+            else:
+                entry.sketched = copy
+        if isinstance(copy, Sampled):
+            site.forward = self._records.write_sample(site.forward, site, "forward", copy)
+        else:
+            self._records.write(node, "forward", slot, copy, call.number, call.training)
+        return entry
+
+    def hook(self, tensor: Any, gradient: OnGradient) -> None:
+        """Register a hook on the gradient of a tensor, if the tensor has one."""
+        handle = self._on_gradient(tensor, gradient)
+        if handle is not None and tensor.is_leaf:
+            self._leaf_handles.append(handle)
+
+    def again(self, site: OutputSite) -> None:
+        """Count a gradient at a site that was recorded without `see_gradient`."""
+        self._times[site] = self._times.get(site, 0) + 1
+
+    def _gradient(self, entry: SeenTensor, gradient: Any) -> None:
+        if self.guard.tripped:
+            return
+        try:
+            with self._aside():
+                self.see_gradient(entry, gradient)
+        except KeyboardInterrupt:
+            self.interrupts.keep()
+        except Exception as error:
+            self.guard.catch(error)
+
+    def see_gradient(self, seen: SeenTensor, gradient: Any) -> None:
+        """Record the gradient of a tensor."""
+        if self._closed or gradient is None:
+            return
+        first = len(self._records) if self.draft is not None else 0
+        copies: dict[str, TensorCopy | SkippedTensor] = {}
+        records, times = self._records, self._times
+        for site in seen.sites:
+            level = self._levels[site.path, "backward"]
+            copy = copies.get(level)
+            if copy is None:
+                copy = copies[level] = records.copier.copy_at_level(gradient, level)
+            repeats = times.get(site, 0)
+            times[site] = repeats + 1
+            if isinstance(copy, Sampled) and not repeats:
+                site.backward = records.write_sample(site.backward, site, "backward", copy)
+                continue
+            # A second backward through the same graph is a quantity of its own.
+            name = f"{site.slot}@{repeats}" if repeats else site.slot
+            records.write_at(site.path, site.kind, "backward", name, copy, site.call, site.training)
+        if self.draft is not None:
+            self.draft.gradient(seen, [*copies.values()], first)
+
+    def remove_leaf_hooks(self) -> None:
+        """Remove the hooks that would outlive the graph: those on leaf tensors."""
+        while self._leaf_handles:
+            self._leaf_handles[-1].remove()
+            self._leaf_handles.pop()
+
+    def close(self) -> None:
+        """End the step: gradients that come later are not recorded."""
+        self.remove_leaf_hooks()
+        self._closed = True
 
 
 def _references() -> int:
@@ -332,3 +471,75 @@ class TemplateMatcher:
             self._followed.add(operand.place)
         if operand.number >= 0:
             entry.number = operand.number
+
+
+class Planning:
+    """Follower or builder of the plan of one step; neither exists before `begin`.
+
+    Attributes:
+        following: follower of the plan of the previous step; `None` if the step follows no plan.
+        draft: builder of a plan for the next step; `None` if no plan is built.
+    """
+
+    def __init__(
+        self, framework: Framework, records: RecordBuffer, tracer: Tracer, calls: Calls, activations: Activations
+    ) -> None:
+        self._framework, self._records, self._tracer = framework, records, tracer
+        self._calls, self._activations = calls, activations
+        self.following: TemplateMatcher | None = None
+        self.draft: TemplateBuilder | None = None
+
+    def begin(self, about: tuple[Any, ...]) -> None:
+        """Follow the existing plan if it fits; else build a new one, if the last steps had the same schema.
+
+        Args:
+            about: objects that must be identical for a step to follow a plan.
+        """
+        records, cache = self._records, self._records.known
+        if cache.plan is not None and cache.plan.fits(about) and not len(records) and not len(records.copier.samples):
+            self.following = TemplateMatcher(
+                cache.plan, self._framework, records, self._tracer, self._calls, self._activations
+            )
+        elif cache.steady:
+            self.draft = self._activations.draft = TemplateBuilder(about, self._framework, records, self._tracer)
+
+    def model_begins(self, key: int, call: Call) -> None:
+        """Handle the beginning of an outermost call whose inputs are recorded."""
+        if self.following is not None and not self.following.model_begins(key, call):
+            self.following.abandon()
+        if self.draft is not None:
+            self.draft.begun(key, call, True)
+
+    def model_ends(self, key: int, output: Any) -> bool:
+        """Handle the end of a call; return True if the plan expected it, and so has its records."""
+        if self.following is None or self.following.ends(key, output):
+            return self.following is not None
+        self.following.abandon()
+        return False
+
+    def abandon(self) -> None:
+        """Stop following or building a plan for this step, after an event that plans do not support."""
+        self.draft = self._activations.draft = None
+        if self.following is not None:
+            self.following.abandon()
+
+    def write(self) -> None:
+        """Write the pending records of the followed plan."""
+        if self.following is not None:
+            self.following.write()
+
+    def settle(self) -> None:
+        """Write the pending records at the end of the step; leave the plan if the step is shorter than expected."""
+        if self.following is not None and not self.following.whole:
+            self.following.abandon()
+        self.write()
+
+    def end(self) -> None:
+        """Store the plan for the next step, and release the data of this one."""
+        cache = self._records.known
+        if self.following is not None:
+            cache.plan = cache.plan if self.following.whole else None
+            self.following.end()
+        elif self.draft is not None:
+            cache.plan = self.draft.plan()
+        self.following = self.draft = self._activations.draft = None

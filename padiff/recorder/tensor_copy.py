@@ -1,21 +1,27 @@
-"""Copies of tensors: in full or as a sample, complete or still in transfer from a device."""
+"""Copies of tensors, complete or still in transfer, their memory, and what earlier steps know of them."""
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from itertools import islice
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from padiff.frameworks.values import Tensors
-from padiff.recorder.detail import FULL, SKETCH
-from padiff.records import InMemory, Sketched, Storable, StreamedArray, TensorSource
-from padiff.records.parts import Part
-from padiff.records.step_schema import sketched
+from padiff.frameworks.base import Framework, Tensors, UncopiedError
+from padiff.model.nested import slots_of
+from padiff.recorder.options import FULL, SKETCH
+from padiff.records import InMemory, Sketched, Step, Storable, StreamedArray, TensorSource, arrays_of
+from padiff.records.recorded import Part
+from padiff.records.step_schema import Site, StepSchema, sketched
 from padiff.sketches.samples import Samples
+from padiff.system.guard import reraise_from_signal_handler
 
 # Bytes of a difference that are computed at a time: small enough to be in the CPU cache when they are written.
 _PIECE = 1 << 18
@@ -246,3 +252,365 @@ class TemplateSlot:
 
 #: A complete copy of a tensor.
 TensorCopy = Whole | Sampled
+
+
+# Smallest size in bytes of a pooled array: smaller ones come from the heap, which keeps its pages.
+_SMALLEST = 1 << 16
+# Bytes of a large piece from which buffers are cut, and the alignment of the buffers.
+_POOL_PIECE, _ALIGNED = 32 << 20, 64
+
+
+class _Buffer:
+    """A piece of the pool's memory.
+
+    A buffer is not an array: the ``base`` of a numpy view is the array at the bottom of all views, which would not lead
+    back to this buffer.
+    """
+
+    __slots__ = ("__array_interface__", "_memory", "size")
+
+    def __init__(self, memory: np.ndarray) -> None:
+        self._memory, self.size = memory, memory.nbytes
+        self.__array_interface__ = memory.__array_interface__
+
+
+class ArrayPool:
+    """A pool of arrays, which the loop's thread and the writer's thread may use at the same time.
+
+    Attributes:
+        keep: True to keep returned buffers. Set only while the next step is due soon, so that an idle recorder holds
+            no memory.
+    """
+
+    def __init__(self) -> None:
+        self.keep = False
+        self._free: dict[int, list[_Buffer]] = defaultdict(list)
+        self._piece: np.ndarray | None = None
+        self._used = 0
+        self._returned: list[_Buffer] = []
+        self._lock = threading.Lock()
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """Return an uninitialised C-contiguous array, like ``numpy.empty``."""
+        dtype = np.dtype(dtype)
+        size = math.prod(shape) * dtype.itemsize
+        if size < _SMALLEST:
+            return np.empty(shape, dtype)
+        with self._lock:
+            waiting = self._free.get(size)
+            buffer = waiting.pop() if waiting else None
+            if buffer is None:
+                buffer = self._carved(size)
+        array: np.ndarray = np.asarray(buffer).view(dtype).reshape(shape)
+        return array
+
+    def _carved(self, size: int) -> _Buffer:
+        """Return new memory, cut from a large piece: numpy requests huge pages there, which are allocated faster."""
+        if size > _POOL_PIECE // 4:
+            return _Buffer(np.empty(size, np.uint8))
+        if self._piece is None or self._used + size > _POOL_PIECE:
+            self._piece, self._used = np.empty(_POOL_PIECE, np.uint8), 0
+        start, self._used = self._used, self._used + -(-size // _ALIGNED) * _ALIGNED
+        return _Buffer(self._piece[start : start + size])
+
+    def take_back(self, arrays: Iterable[np.ndarray]) -> None:
+        """Return some of a step's arrays to the pool early; their memory is reused once the step is written."""
+        with self._lock:
+            self._returned += [buffer for array in arrays for buffer in _below(array)]
+
+    def recycle(self, step: Step) -> None:
+        """Return the buffers of a step to the pool, once the step is written and not used any more."""
+        buffers = {id(b): b for array in arrays_of(step) for b in _below(array)}
+        with self._lock:
+            returned = [*buffers.values(), *self._returned]
+            self._returned = []
+            # Sizes that this step did not use are dropped (sequences of another length), so that the pool never holds
+            # more memory than the current steps need.
+            used = {buffer.size for buffer in returned}
+            self._free = defaultdict(list, {size: free for size, free in self._free.items() if size in used})
+            if not self.keep:
+                self._free.clear()
+                self._piece = None
+                return
+            for buffer in returned:
+                self._free[buffer.size].append(buffer)
+
+    def clear(self) -> None:
+        """Free all memory of the pool."""
+        with self._lock:
+            self._free.clear()
+            self._returned.clear()
+            self._piece = None
+
+
+def _below(array: np.ndarray) -> Iterator[_Buffer]:
+    """Yield the buffer that an array is a view of, if any."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, _Buffer):
+        yield base
+
+
+# Key of an output site: path, class of the layer, slot, number of the call, True for training mode.
+_About = tuple[str, str, str, int, bool]
+
+# Largest number of sites that are remembered.
+_MOST_SITES = 200_000
+
+
+class OutputSite:
+    """The site at which one output of a layer and its gradient are recorded.
+
+    Attributes:
+        path, kind, slot, call, training: the attributes of `padiff.records.step_schema.Site`.
+        alone: a tuple that holds only this site.
+        forward, backward: the sites of the last recorded samples of the output and its gradient, which usually are
+            those of the next step, too.
+    """
+
+    __slots__ = ("alone", "backward", "call", "forward", "kind", "path", "slot", "training")
+
+    def __init__(self, path: str, kind: str, slot: str, call: int, training: bool) -> None:
+        self.path, self.kind, self.slot, self.call, self.training = path, kind, slot, call, training
+        self.alone: tuple[OutputSite, ...] = (self,)
+        self.forward: Site | None = None
+        self.backward: Site | None = None
+
+
+@dataclass(slots=True)
+class StepCache:
+    """Cache of facts from earlier steps of a recording.
+
+    Attributes:
+        pattern: pattern of the last step, with the parts of its trace.
+        steady: True if the last step had the same pattern as the step before, or was the first one.
+        plan: the expected events of the next step, or None if unknown.
+        sites: all recorded sites, so that equal sites are one object.
+    """
+
+    pattern: tuple[StepSchema, Sequence[object]] | None = None
+    steady: bool = True
+    plan: Any = None
+    sites: dict[Site, Site] = field(default_factory=dict)
+    #: Paths of the layers whose code chooses (`padiff.recorder.calls`), as traced steps showed.
+    choosing: set[str] = field(default_factory=set)
+    #: Function and number of the loop's calls that choose for the loss.
+    loop_choices: set[tuple[str, int]] = field(default_factory=set)
+    #: Sites of the inputs that the training computes (`padiff.recorder.step_observer`), as steps showed.
+    computed_inputs: set[str] = field(default_factory=set)
+    #: All output sites, so that equal ones are one object.
+    _outputs: dict[_About, OutputSite] = field(default_factory=dict)
+    #: Name of the first argument, by forward function.
+    _slots: dict[Any, str] = field(default_factory=dict)
+
+    def first_slot(self, forward: Any) -> str:
+        """Return the slot of the first positional argument of a layer's ``forward``."""
+        function = getattr(forward, "__func__", None)
+        slot = self._slots.get(function)
+        if slot is None:
+            slot = next(iter(slots_of(forward, 1)))
+            if function is not None:  # without ``__func__``, ``forward`` is set on the object itself
+                self._slots[function] = slot
+        return slot
+
+    def site(self, site: Site) -> Site:
+        """Return the cached object that equals a site; a new site is added."""
+        canonical = self.sites.get(site)
+        if canonical is None:
+            if len(self.sites) >= _MOST_SITES:  # sequences whose length changes in each step
+                self.sites.clear()
+            canonical = self.sites[site] = site
+        return canonical
+
+    def output(self, path: str, kind: str, slot: str, call: int, training: bool) -> OutputSite:
+        """Return the cached site of an output; a new site is added."""
+        about = path, kind, slot, call, training
+        output_site = self._outputs.get(about)
+        if output_site is None:
+            if len(self._outputs) >= _MOST_SITES:
+                self._outputs.clear()
+            output_site = self._outputs[about] = OutputSite(*about)
+        return output_site
+
+
+# Largest number of characters of an error's text, of named layers and of reasons: a step may skip thousands of tensors.
+_LETTERS, _NAMED, _REASONS = 120, 3, 5
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedTensor:
+    """Placeholder for a copy that could not be made.
+
+    Attributes:
+        reason: text of the reason.
+    """
+
+    reason: str
+
+    level: ClassVar[str] = ""
+    zero: ClassVar[bool] = False
+
+    @classmethod
+    def because(cls, error: Exception) -> SkippedTensor:
+        """Return the placeholder for a copy that failed with an error. Call this in the ``except`` block.
+
+        Raises:
+            MemoryError: the error is one; other errors are kept from the training.
+        """
+        reraise_from_signal_handler(error)
+        if isinstance(error, MemoryError):
+            raise error
+        if isinstance(error, UncopiedError):
+            return cls(str(error))
+        text = " ".join(str(error).split())
+        short = f"{text[:_LETTERS]} ..." if len(text) > _LETTERS else text.rstrip(".")
+        return cls(f"copying failed with {type(error).__name__}: {short}")
+
+
+class SkipLog:
+    """Counter of the skipped tensors and calls of a step, by reason."""
+
+    def __init__(self) -> None:
+        #: Number of skips per layer path, by (kind, reason, True for training mode).
+        self._counts: dict[tuple[str, str, bool], dict[str, int]] = defaultdict(lambda: defaultdict(int))
+
+    def __bool__(self) -> bool:
+        """Return True if anything was skipped."""
+        return bool(self._counts)
+
+    def add(self, path: str, reason: str, training: bool, what: str = "tensor") -> None:
+        """Count a skipped tensor, or call, of a layer."""
+        self._counts[what, reason, training][path] += 1
+
+    def notes(self, training_only: bool) -> tuple[str, ...]:
+        """Return a sentence for each reason.
+
+        Args:
+            training_only: True to ignore calls in evaluation mode.
+        """
+        merged: dict[tuple[str, str], dict[str, int]] = {}
+        for (what, reason, training), counts in self._counts.items():
+            if training or not training_only:
+                layer_counts = merged.setdefault((what, reason), {})
+                for path, count in counts.items():
+                    layer_counts[path] = layer_counts.get(path, 0) + count
+        sentences = []
+        for (what, reason), layer_counts in list(merged.items())[:_REASONS]:
+            named = ", ".join(list(layer_counts)[:_NAMED]) + (", ..." if len(layer_counts) > _NAMED else "")
+            count = sum(layer_counts.values())
+            sentences.append(f"{count} {what}(s) of {len(layer_counts)} layer(s) are not recorded ({named}): {reason}")
+        omitted = len(merged) - _REASONS
+        return (*sentences, f"more is not recorded, for {omitted} other reason(s)") if omitted > 0 else tuple(sentences)
+
+
+# Number of recent tensors that are checked for sharing their values with a new one (views).
+_LAST = 16
+
+
+class SeenTensor:
+    """Cache entry of a tensor seen in forward: its copies, and every output site at which it was seen unchanged.
+
+    Attributes:
+        alive: weak reference to the tensor.
+        version: number of in-place writes to the tensor when it was seen; negative if the framework does not count.
+        full, sketched: copies made for a record of an output, by level.
+        traced: copy made for the trace. It is not used for records of outputs, where in-place writes that torch and
+            paddle do not count (``x.data``) must not be missed.
+        sites: output sites at which its gradient is recorded.
+        followed: True if a hook on its gradient was requested.
+        number: number in the trace of the step; -1 if it is not in the trace.
+    """
+
+    # Class attributes as defaults: an entry is made for each tensor of each step, and most values stay at the default.
+    full: TensorCopy | SkippedTensor | None = None
+    sketched: TensorCopy | SkippedTensor | None = None
+    traced: TensorCopy | SkippedTensor | None = None
+    sites: tuple[OutputSite, ...] = ()
+    followed = False
+    number = -1
+
+    def __init__(self, alive: weakref.ref[Any], version: int) -> None:
+        self.alive, self.version = alive, version
+
+    @property
+    def best(self) -> TensorCopy | None:
+        """Return the best copy: one in full if there is one, else the first one; None without a copy."""
+        best: TensorCopy | None = None
+        for copy in (self.full, self.sketched, self.traced):
+            if copy is not None and not isinstance(copy, SkippedTensor):
+                if copy.level == FULL:
+                    return copy
+                best = best or copy
+        return best
+
+    def copied(self, level: str) -> TensorCopy | SkippedTensor | None:
+        """Return the copy made for a record of an output at a level."""
+        return self.full if level == FULL else self.sketched
+
+
+class Shows(Protocol):
+    """Source of cache entries that `SeenTensors` does not have yet."""
+
+    def show(self, tensor: Any, last: int = 0) -> None:
+        """Add the pending entries of a tensor and of the ``last`` most recent tensors to the cache."""
+
+
+class SeenTensors:
+    """Cache of the tensors of a step by identity, with weak references only.
+
+    Attributes:
+        following: follower of a plan, whose pending entries are added before each lookup; `None` if there is none.
+    """
+
+    def __init__(self, framework: Framework) -> None:
+        self._version_of, self._same_values = framework.tensors.version_of, framework.tensors.same_values
+        self._seen: dict[int, SeenTensor] = {}
+        self.following: Shows | None = None
+
+    def know(self, seen: SeenTensor) -> None:
+        """Add an entry that was made elsewhere, if its tensor is still alive."""
+        tensor = seen.alive()
+        if tensor is not None:
+            self._seen.pop(id(tensor), None)
+            self._seen[id(tensor)] = seen
+
+    def lookup(self, tensor: Any) -> SeenTensor:
+        """Return the entry of a tensor in its current version; a new one if the tensor is new or was written to."""
+        if self.following is not None:
+            self.following.show(tensor)
+        version = self._version_of(tensor)
+        entry = self._seen.get(id(tensor))
+        if entry is None or entry.alive() is not tensor or entry.version != version or version < 0:
+            # The identity may be that of a deleted tensor: remove its entry, so that the new one comes last.
+            self._seen.pop(id(tensor), None)
+            entry = self._seen[id(tensor)] = SeenTensor(weakref.ref(tensor), version)
+        return entry
+
+    def taken(self, tensor: Any, level: str) -> TensorCopy | None:
+        """Return an existing copy of the values of a tensor at a level, or None if there is none.
+
+        The copy may be that of a recent tensor that holds the same values, i.e. another view of all of them.
+        """
+        if self.following is not None:
+            self.following.show(tensor, _LAST)
+        version = self._version_of(tensor)
+        for entry in self._that_hold(tensor):
+            copy = entry.copied(level) if entry.version == version >= 0 else None
+            if copy is not None:
+                return None if isinstance(copy, SkippedTensor) else copy
+        return None
+
+    def _that_hold(self, tensor: Any) -> Iterator[SeenTensor]:
+        """Yield the entry of the tensor, then entries of recent tensors that are other views of the same values."""
+        exact = self._seen.get(id(tensor))
+        if exact is not None and exact.alive() is tensor:
+            yield exact
+        for entry in islice(reversed(self._seen.values()), _LAST):
+            candidate = entry.alive()
+            if candidate is not None and candidate is not tensor and self._same_values(tensor, candidate):
+                yield entry
+
+    def clear(self) -> None:
+        """Remove all entries."""
+        self._seen.clear()

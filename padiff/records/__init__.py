@@ -3,23 +3,35 @@
 This package needs numpy only. All values are frozen: code creates new values instead of editing those it receives.
 """
 
-from padiff.records.aftermath import Aftermath, Standing, mark_of
 from padiff.records.both import SIDES, Both, unzipped
-from padiff.records.cards import report_card, run_card
-from padiff.records.cause import Cause
 from padiff.records.compact_diffs import CompactDiffs
-from padiff.records.compared import UNSCALED, Diff, Figures, Float64Reference, Pair, figures_text
-from padiff.records.coverage import Coverage
-from padiff.records.coverage_text import coverage_lines, zeros_text
-from padiff.records.declared import Difference
-from padiff.records.extent import Extent, TensorExtent
-from padiff.records.first_diff import FirstDiff
-from padiff.records.judgement import Figure, Grade, Judgement, Kind, Problem, Rule
-from padiff.records.layout import BROADCAST, RESHAPED, SAME, TRANSPOSED, Layout
-from padiff.records.models import Models, Partners
-from padiff.records.parameter_states import OptimizerState, ParameterState, Rate
-from padiff.records.picture import Element, Picture
-from padiff.records.recomputed import Recomputed
+from padiff.records.compared import (
+    UNSCALED,
+    Cause,
+    Diff,
+    Figure,
+    Figures,
+    Float64Reference,
+    Grade,
+    Judgement,
+    Kind,
+    Pair,
+    Problem,
+    Rule,
+    figures_text,
+)
+from padiff.records.declared import Difference, setting_text, settings_at, settings_delta, settings_from_json
+from padiff.records.first_diff import (
+    Aftermath,
+    Element,
+    Extent,
+    FirstDiff,
+    Picture,
+    Recomputed,
+    Standing,
+    TensorExtent,
+    mark_of,
+)
 from padiff.records.recorded import (
     LOOP,
     PARAMETER_STAGES,
@@ -39,11 +51,25 @@ from padiff.records.recorded import (
     is_of_loss,
     loss_role,
 )
-from padiff.records.report import Report
-from padiff.records.report_data import CANNOT_TELL, DIFFER, MATCH
+from padiff.records.report import (
+    Report,
+    bytes_text,
+    declared_lines,
+    model_text,
+    owned_text,
+    report_card,
+    run_card,
+    run_line,
+    run_text,
+    settings_text,
+    step_text,
+    steps_text,
+)
+from padiff.records.report_data import CANNOT_TELL, DIFFER, MATCH, Coverage, Models, Partners
 from padiff.records.report_text import (
     AMPLIFIED,
     count_text,
+    coverage_lines,
     failed_lines,
     failed_rows,
     floor_lines,
@@ -52,23 +78,34 @@ from padiff.records.report_text import (
     third_lines,
     verdict,
     where_lines,
+    zeros_text,
 )
-from padiff.records.run_text import (
-    bytes_text,
-    declared_lines,
-    model_text,
-    owned_text,
-    run_line,
-    run_text,
-    settings_text,
-    step_text,
-    steps_text,
+from padiff.records.sources import (
+    BROADCAST,
+    RESHAPED,
+    SAME,
+    TRANSPOSED,
+    InMemory,
+    Layout,
+    OutputBuffer,
+    Sketched,
+    Storable,
+    StreamedArray,
+    TensorSource,
 )
-from padiff.records.settings import setting_text, settings_at, settings_delta, settings_from_json
-from padiff.records.sources import InMemory, OutputBuffer, Sketched, Storable, StreamedArray, TensorSource
 from padiff.records.step_schema import LazyRecords, arrays_of, make_sketches, sources_of
-from padiff.records.traces import NO_TRACE, Choice, Operand, Trace, TracedCall, TracedTensor
-from padiff.system.printable import printable
+from padiff.records.traces import (
+    NO_TRACE,
+    Choice,
+    Operand,
+    OptimizerState,
+    ParameterState,
+    Rate,
+    Trace,
+    TracedCall,
+    TracedTensor,
+)
+from padiff.system.terminal import printable
 
 __all__ = [
     "Choice",

@@ -1,12 +1,55 @@
-"""A pair of values: one for the reference, one for the candidate."""
+"""Values that everything stands on: pairs of values, frozen classes, sequences made on access."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from itertools import accumulate, chain
+from typing import Any, Generic, TypeVar, overload
 
-from padiff.records.frozen import fast_frozen_init
+_Class = TypeVar("_Class", bound=type)
+
+
+def fast_frozen_init(cls: _Class) -> _Class:
+    """Replace the ``__init__`` of a frozen dataclass with slots by one as fast as that of an unfrozen dataclass.
+
+    The ``__init__`` that `dataclasses` generates calls ``object.__setattr__`` for each field, which takes two thirds of
+    the time of creating a value. The replacement gives the object a mutable class with the same slots while it sets the
+    fields, and then the frozen class. The class is unchanged otherwise. Subclasses need an ``__init__`` of their own,
+    as dataclasses have.
+    """
+    initialized = [entry for entry in fields(cls) if entry.init]
+    layout = {name: vars(cls)[name] for name in ("__slots__", "__orig_bases__") if name in vars(cls)}
+    names = {"_open": type(f"_Open{cls.__name__}", cls.__bases__, layout), "_closed": cls}
+    names |= {"_set_class": object.__dict__["__class__"].__set__}
+    parameters = ", ".join(_parameter(entry, names) for entry in initialized)
+    lines = [
+        f"def __init__(self, {parameters}):",
+        "    _set_class(self, _open)",
+        *(f"    self.{entry.name} = {entry.name}" for entry in initialized),
+        "    self.__class__ = _closed",
+    ]
+    if hasattr(cls, "__post_init__"):
+        lines.append("    self.__post_init__()")
+    namespace: dict[str, Any] = {}
+    exec("\n".join(lines), names, namespace)  # as `dataclasses` does
+    init = namespace["__init__"]
+    init.__qualname__, init.__module__ = f"{cls.__qualname__}.__init__", cls.__module__
+    init.__annotations__ = {**{entry.name: entry.type for entry in initialized}, "return": None}
+    cls.__init__ = init  # type: ignore[misc]
+    return cls
+
+
+def _parameter(field: Field[Any], names: dict[str, Any]) -> str:
+    """Return the source text of one parameter of the generated ``__init__``, and add its default to `names`."""
+    assert field.default_factory is MISSING, f"{field.name} has a default that is made"
+    if field.default is MISSING:
+        return field.name
+    names[f"_default_{field.name}"] = field.default
+    return f"{field.name}=_default_{field.name}"
+
 
 T = TypeVar("T", covariant=True)
 S = TypeVar("S")
@@ -49,3 +92,61 @@ def unzipped(pairs: Iterable[Both[S]]) -> Both[list[S]]:
 
 #: Names of the two sides.
 SIDES = Both("reference", "candidate")
+
+
+_Thing = TypeVar("_Thing")
+
+
+class LazySequence(Sequence[_Thing], ABC):
+    """A sequence whose elements are created on access; equal to any other sequence with equal elements."""
+
+    @abstractmethod
+    def _at(self, place: int) -> _Thing:
+        """Return the element at a position, counted from 0."""
+
+    @overload
+    def __getitem__(self, key: int) -> _Thing: ...
+
+    @overload
+    def __getitem__(self, key: slice) -> Sequence[_Thing]: ...
+
+    def __getitem__(self, key: int | slice) -> _Thing | Sequence[_Thing]:
+        places = range(len(self))[key]  # raises IndexError, and resolves negative indexes
+        return self._at(places) if isinstance(places, int) else tuple(map(self._at, places))
+
+    def __iter__(self) -> Iterator[_Thing]:
+        return map(self._at, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class ChainedSequence(LazySequence[_Thing]):
+    """Several sequences chained into one; their elements are not accessed before this sequence's are."""
+
+    def __init__(self, parts: Iterable[Sequence[_Thing]]) -> None:
+        self._parts = [part for part in parts if len(part)]
+        self._ends = list(accumulate(map(len, self._parts)))
+
+    def _at(self, place: int) -> _Thing:
+        number = bisect_right(self._ends, place)
+        part = self._parts[number]
+        return part[place - self._ends[number] + len(part)]
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __iter__(self) -> Iterator[_Thing]:
+        return chain.from_iterable(self._parts)
+
+
+_Fact = TypeVar("_Fact")
+
+
+def memoize(facts: dict[Any, Any], find: Callable[[_Thing], _Fact], given: Callable[[], _Thing]) -> _Fact:
+    """Return `find(given())`, computed once and cached in `facts` under the function `find`."""
+    if find not in facts:
+        facts[find] = find(given())
+    return facts[find]  # type: ignore[no-any-return]

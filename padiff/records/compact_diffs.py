@@ -11,17 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from padiff.records.both import Both
-from padiff.records.compared import Diff, Pair
-from padiff.records.diff_rows import measured_and_judged
-from padiff.records.judgement import Problem
-from padiff.records.lazy_sequence import LazySequence
-from padiff.records.overview import Table
-from padiff.records.pair_schema import PairSchema, stage_numbers
-from padiff.records.pair_table import PairTable, of_called
+from padiff.records.both import Both, LazySequence
+from padiff.records.compared import Diff, Pair, Problem
+from padiff.records.pair_table import PairSchema, PairTable, of_called, stage_numbers
 from padiff.records.recorded import Record, Run, Step
+from padiff.records.report_data import Table
 from padiff.records.sources import TensorSource
-from padiff.records.step_diffs import StepDiffs
+from padiff.records.step_diffs import StepDiffs, measured_and_judged
 from padiff.sketches.sketch import Sketch
 
 # Index of the stage in the tuple that `_place` returns.
@@ -100,7 +96,7 @@ class _Block:
         rank: position of the rank among the step's ranks.
         step: the step's number in the pairs.
         places: number of each pair's step-independent description (`_about`).
-        rows: the row of each diff, of the dtype `padiff.records.diff_rows.ROW`.
+        rows: the row of each diff, of the dtype `padiff.records.step_diffs.ROW`.
         problems: problems by position in the block.
         whole: diffs that do not fit into a row, by position in the block.
     """
@@ -184,7 +180,7 @@ class CompactDiffs(LazySequence[Diff]):
         return _Chosen(self, places)
 
     def holds(self, column: str) -> bool:
-        """Return True if any diff has a number in a column of `padiff.records.diff_rows.FLOATS`."""
+        """Return True if any diff has a number in a column of `padiff.records.step_diffs.FLOATS`."""
         return any(not np.isnan(block.rows[column]).all() for block in self._blocks)
 
     @property

@@ -14,22 +14,17 @@ from itertools import chain
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from padiff.records.aftermath import Standing
 from padiff.records.both import SIDES, Both
-from padiff.records.cause import UNKNOWN_LINES, Cause
-from padiff.records.choice_counts import choices_text
-from padiff.records.compared import Diff, factor_text
-from padiff.records.first_diff import FirstDiff
-from padiff.records.models import NO_FILES, Models
+from padiff.records.compared import UNKNOWN_LINES, Cause, Diff, factor_text
+from padiff.records.first_diff import FirstDiff, Standing
 from padiff.records.recorded import LOOP, ROOT, STAGES, is_below
-from padiff.records.report_data import CANNOT_TELL, MATCH, ReportData
-from padiff.records.report_text import floor_lines, match_notes, third_lines, verdict
-from padiff.records.row_summary import NOUNS
-from padiff.system.command import command_text
+from padiff.records.report_data import CANNOT_TELL, MATCH, NO_FILES, Models, ReportData, choices_text
+from padiff.records.report_text import NOUNS, floor_lines, match_notes, third_lines, verdict
 from padiff.system.construction import has_changed, is_here, loss_key
 from padiff.system.frames import Frame
 from padiff.system.language import translated
-from padiff.system.printable import printable
+from padiff.system.process import command_text
+from padiff.system.terminal import printable
 
 #: Version of the schema of `Diagnostic`.
 DIAGNOSTIC_VERSION = 1

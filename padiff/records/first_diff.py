@@ -1,19 +1,239 @@
-"""The first diff of two runs."""
+"""The first diff of two runs: its extent, picture and recomputation, and what follows from it."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
 
-from padiff.records.aftermath import Standing
-from padiff.records.both import Both
-from padiff.records.cause import UNKNOWN_LINES, Cause
-from padiff.records.compared import Diff, Figures, Pair, figures_text
-from padiff.records.extent import Extent
-from padiff.records.picture import Picture
-from padiff.records.recomputed import Recomputed
+from padiff.records.both import SIDES, Both
+from padiff.records.compared import UNKNOWN_LINES, Cause, Diff, Figures, Pair, figures_text
 from padiff.records.recorded import is_below
 from padiff.system.frames import Frame
+
+
+class Standing(Enum):
+    """Relation of a failed diff to the first diff of its run; the value is the wording of reports."""
+
+    FIRST = "first difference"
+    #: May be a consequence of earlier diffs; the default wherever nothing shows otherwise.
+    FOLLOWS = "follows"
+    #: Does not follow, and may be the same fault at another place.
+    AGAIN = "again"
+    #: Does not follow, and is another fault.
+    NEW = "new difference"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+#: Step and site of a diff.
+Mark = tuple[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Aftermath:
+    """Relation of every failed diff of a run to the first one; `FOLLOWS` for every diff without an entry in `marks`.
+
+    Attributes:
+        marks: the exceptions to `FOLLOWS`, by step and site (for every rank that has such a site).
+    """
+
+    marks: Mapping[Mark, Standing] = field(default_factory=dict)
+
+    def standing_of(self, diff: Diff) -> Standing | None:
+        """Return the relation of a diff to the first one; `None` if the diff passed."""
+        return None if diff.passed else self.marks.get(mark_of(diff), Standing.FOLLOWS)
+
+
+def mark_of(diff: Diff) -> Mark:
+    """Return the key of a diff within its run: step and site."""
+    return diff.pair.step, diff.pair.anchor.site
+
+
+#: Plural nouns for the tensors of each stage.
+NOUNS = {
+    "input": "inputs",
+    "weight": "weights and buffers",
+    "forward": "outputs",
+    "loss": "losses",
+    "backward": "activation gradients",
+    "grad": "gradients",
+    "update": "updates",
+}
+#: Stages in which each tensor is computed from those before it in the order.
+CAUSAL = frozenset({"forward", "backward"})
+
+
+@dataclass(frozen=True, slots=True)
+class TensorExtent:
+    """The part of a tensor that holds all of its error beyond the limit.
+
+    Attributes:
+        what: noun of the part: ``sample``, ``row``, ``column``, ``channel``, ``element``, or ``index of axis 2``.
+        indices: the affected indices; empty for elements.
+        count: number of affected indices.
+        size: number of all indices.
+    """
+
+    what: str
+    indices: tuple[int, ...]
+    count: int
+    size: int
+
+    def __str__(self) -> str:
+        if not self.indices:
+            return f"only in {self.count:,} of its {self.size:,} {self.what}s"
+        named = ", ".join(map(str, self.indices))
+        noun, _, axis = self.what.partition(" ")
+        plural = {"index": "indices"}.get(noun, f"{noun}s") if self.count > 1 else noun
+        return f"only in {plural} {named}{f' {axis}' if axis else ''} of {self.size:,}"
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Extent of a first diff: within its tensor, over its step, and over earlier steps.
+
+    Attributes:
+        stage: the diff's stage.
+        within: the part of the tensor that differs; `None` if all of it differs, or if not known.
+        differing, others: number of other tensors of the same stage and step that differ, and number of all others. For
+            outputs and activation gradients only later ones count.
+        only: the kinds of parameters that differ (``norms``, ``biases``, ``matrices``), if all parameters of these
+            kinds differ and none of another kind.
+        agreed: largest relative L2 error of the same tensor in the steps compared before; `None` without such a step.
+        steps: number of the steps compared before.
+    """
+
+    stage: str
+    within: TensorExtent | None = None
+    differing: int = 0
+    others: int = 0
+    only: tuple[str, ...] = ()
+    agreed: float | None = None
+    steps: int = 0
+
+    @property
+    def text(self) -> str:
+        """Return the extent in sentences; empty if nothing is known."""
+        sentences = [f"It differs {self.within}."] if self.within is not None else []
+        if self.others:
+            sentences.append(f"{self._spread()}.")
+        if self.agreed is not None:
+            steps = "step" if self.steps == 1 else f"{self.steps:,} steps"
+            sentences.append(
+                f"In the {steps} compared before it agreed {f'to {self.agreed:.2g}' if self.agreed else 'exactly'}."
+            )
+        return " ".join(sentences)
+
+    def _spread(self) -> str:
+        """Return a clause that says which other tensors of the step differ."""
+        noun, every = NOUNS[self.stage], self.differing == self.others
+        if self.only:
+            return f"{self.differing + 1:,} of {self.others + 1:,} {noun} differ: {' and '.join(self.only)}"
+        if self.stage not in CAUSAL:
+            return (
+                f"{_all(self.others + 1) if every else f'{self.differing + 1:,} of {self.others + 1:,}'} {noun} differ"
+            )
+        if self.others == 1:
+            return f"The {noun[:-1]} after it {'differs too' if every else 'does not differ'}"
+        if not self.differing:
+            return f"None of the {self.others:,} {noun} after it differs"
+        return (
+            f"{_all(self.others) if every else f'{self.differing:,} of the {self.others:,}'} {noun} after it differ too"
+        )
+
+
+def _all(count: int) -> str:
+    return "Both" if count == 2 else f"All {count:,}"
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """One element of a pair: its index and both values."""
+
+    index: tuple[int, ...]
+    values: Both[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Histograms, worst elements, and a small grid of the error of two tensors.
+
+    Attributes:
+        shape: shape of the reference's tensor.
+        edges: edges of the bins of both histograms, one more than there are bins.
+        counts: number of finite values of each side in each bin.
+        worst: the elements with the largest differences, the worst first.
+        error: the largest ``|c - r|`` in each cell of a small grid; its rows are ranges of one axis of the tensor.
+        rows, columns: meaning of the grid's rows and columns, in words.
+    """
+
+    shape: tuple[int, ...]
+    edges: tuple[float, ...]
+    counts: Both[tuple[int, ...]]
+    worst: tuple[Element, ...]
+    error: tuple[tuple[float, ...], ...]
+    rows: str
+    columns: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """Agreement of both sides with float64, at a place that each side's own recorded values allow to recompute.
+
+    Attributes:
+        what: the recomputed object: ``layer``, ``loss``, ``update``, or ``weight`` (from the previous step and its
+            update).
+        rules: the formula of each side, from its own settings: ``LayerNorm``, ``cross_entropy``, ``AdamW``. Empty: the
+            side runs code without a known formula, and was compared with the other side's formula.
+        errors: relative L2 error of each side.
+        wrong: the side that does not agree: ``reference`` or ``candidate``; empty: both agree, and the runs' settings
+            differ.
+    """
+
+    what: str
+    rules: Both[str]
+    errors: Both[float]
+    wrong: str = ""
+
+    @property
+    def text(self) -> str:
+        """Return the result as a sentence."""
+        if not self.wrong:
+            return self._both()
+        right, wrong = SIDES if self.wrong == SIDES.candidate else SIDES.swapped()
+        near, far = _share(getattr(self.errors, right)), _share(getattr(self.errors, wrong))
+        if self.what == "weight":
+            return (
+                f"The {right}'s weight is that of the step before with its update added (to {near}), the {wrong}'s is "
+                f"off by {far}."
+            )
+        if self.what == "update":
+            rules = getattr(self.rules, right), getattr(self.rules, wrong)
+            return (
+                f"The {right}'s update agrees with its own declared {rules[0]} in float64 to {near}, the {wrong} "
+                f"departs from its own declared {rules[1]} by {far}."
+            )
+        if not all(self.rules):
+            rule = self.rules.reference or self.rules.candidate
+            return f"The {right} agrees with a {rule} in float64 to {near}, the {wrong} is off by {far}."
+        return f"The {right} agrees with float64 to {near}, the {wrong} is off by {far}."
+
+    def _both(self) -> str:
+        near = " and ".join(map(_share, self.errors))
+        if self.what == "update":
+            return (
+                f"Each side's update agrees with its own declared optimizer in float64 (to {near}): the runs are set "
+                "differently."
+            )
+        return f"Both sides agree with float64 by their own settings (to {near}): the runs are set differently."
+
+
+def _share(error: float) -> str:
+    return f"{error:.2g}"
+
 
 _NOTHING: Both[tuple[str, ...]] = Both((), ())
 

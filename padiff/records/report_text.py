@@ -1,23 +1,392 @@
-"""Report as text."""
+"""Report as text: similar diffs in one row, coverage in words, the layer tree."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from padiff.records.aftermath import Standing
 from padiff.records.both import Both
-from padiff.records.compared import Diff
-from padiff.records.coverage_text import coverage_lines, left_out_text, zeros_text
-from padiff.records.judgement import Figure, Grade, Rule
-from padiff.records.recorded import LOOP, STAGES
-from padiff.records.report_data import ReportData
-from padiff.records.row_summary import Marked, Row, ratio_of, summarize_rows
-from padiff.records.tree_text import place_lines
-from padiff.sketches.sketch import SPREAD
-from padiff.system.printable import printable, printable_lines
+from padiff.records.compared import Diff, Figure, Grade, Rule, factor_text, figures_text
+from padiff.records.first_diff import Standing
+from padiff.records.recorded import LOOP, ROOT, STAGES, Layer, is_below
+from padiff.records.report_data import Models, ReportData
+from padiff.sketches.sketch import ELEMENTS, SPREAD
+from padiff.system.terminal import printable, printable_lines
+
+#: Marker of a layer.
+HERE = "    <---  *** HERE ***"
+# Maximum number of lines; a longer tree is cut to the surroundings of the mark.
+_MOST_LINES = 120
+# Number of layers shown before and after a layer, in addition to the layers that contain it.
+_NEAR = 3
+_GAP = "    ..."
+_BETWEEN = 4
+
+
+def tree_text(layers: Sequence[Layer], marked: str | None = None) -> str:
+    """Return the tree as text, a line for each layer; `marked` is the path of the layer to mark."""
+    lines = [_line(layers, position, layer.path == marked) for position, layer in enumerate(layers)]
+    place = next((k for k, layer in enumerate(layers) if layer.path == marked), 0)
+    start = max(0, min(place - _MOST_LINES // 2, len(lines) - _MOST_LINES))
+    shown = lines[start : start + _MOST_LINES]
+    if start:
+        shown.insert(0, f"    ... {start} layers above")
+    if start + _MOST_LINES < len(lines):
+        shown.append(f"    ... {len(lines) - start - _MOST_LINES} layers below")
+    return "\n".join(shown)
+
+
+def around_lines(layers: Sequence[Layer], marked: str) -> list[str]:
+    """Return the lines of a tree near a layer: the layers that contain it, and a few before and after it."""
+    place = next((k for k, layer in enumerate(layers) if layer.path == marked), None)
+    if place is None:
+        return []
+    shown = [k for k, layer in enumerate(layers) if abs(k - place) <= _NEAR or is_below(marked, layer.path) or not k]
+    lines: list[str] = []
+    before = -1
+    for k in shown:
+        lines += [_GAP] if k > before + 1 else []
+        lines.append(_line(layers, k, k == place))
+        before = k
+    return lines + ([_GAP] if before + 1 < len(layers) else [])
+
+
+def place_lines(
+    models: Models, names: Both[str], paths: Both[str | None], stacks: Both[tuple[str, ...]], width: int
+) -> list[str]:
+    """Return both trees near two layers with the lines of code that call them; empty if neither layer exists.
+
+    The trees are side by side if they fit into `width` columns, else one below the other.
+    """
+    sides = models.layers.zip(paths).map(lambda side: around_lines(side[0], side[1]) if side[1] else [])
+    if not any(sides):
+        return []
+    heads = names.zip(models.frameworks).map(lambda side: f"    {printable(side[0])} ({printable(side[1])})")
+    left, right = heads.zip(sides).map(lambda side: [side[0], *(side[1] or ["    no such layer"])])
+    # Side by side, the stacks of both trees start in the same row.
+    height = max(len(left), len(right)) if any(stacks) else 0
+    for side, stack in zip((left, right), stacks):
+        side += [""] * (height - len(side)) + _stack_lines(stack)
+    column = max(map(len, left)) + _BETWEEN
+    if column + max(map(len, right)) > width:
+        return [*left, "", *right]
+    rows = max(len(left), len(right))
+    padded = [*left, *[""] * (rows - len(left))], [*right, *[""] * (rows - len(right))]
+    return [f"{reference.ljust(column)}{candidate}".rstrip() for reference, candidate in zip(*padded)]
+
+
+def _stack_lines(stack: Sequence[str]) -> list[str]:
+    heads = ["    called at ", *["         from "] * len(stack)]
+    return [f"{head}{printable(line.replace(' ', ' in ', 1))}" for head, line in zip(heads, stack)]
+
+
+def _line(layers: Sequence[Layer], position: int, here: bool) -> str:
+    layer = layers[position]
+    depth = 0 if layer.path == ROOT else layer.path.count(".") + 1
+    name = f"({layer.path.rsplit('.', 1)[-1]}) " if depth else ""
+    last = not any(_is_sibling(layer, later) for later in layers[position + 1 :])
+    branch = "" if not depth else "     " * (depth - 1) + (" +--- " if last else " |--- ")
+    return f"    {branch}{printable(name + layer.type)}{HERE if here else ''}"
+
+
+def _is_sibling(layer: Layer, later: Layer) -> bool:
+    above = layer.path.rpartition(".")[0]
+    return later.path.rpartition(".")[0] == above and later.path != ROOT
+
+
+_NUMBER = re.compile(r"\d+")
+# Nouns for the tensors of each stage, singular and plural.
+NOUNS = {
+    "input": ("input", "inputs"),
+    "weight": ("weight or buffer", "weights and buffers"),
+    "forward": ("output", "outputs"),
+    "loss": ("tensor of the loss", "tensors of the loss"),
+    "backward": ("gradient of an output", "gradients of outputs"),
+    "grad": ("gradient", "gradients"),
+    "update": ("update", "updates"),
+}
+# Relative tolerance within which two ratios to the reference count as equal.
+_SAME_RATIO = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """A diff and the words for its relation to the first diff.
+
+    Attributes:
+        number: position among the listed diffs.
+        diff: the diff.
+        mark: words for the relation; may be empty.
+    """
+
+    number: int
+    diff: Diff
+    mark: str
+
+    @property
+    def row(self) -> Row:
+        """Return a row for this diff alone."""
+        pair = self.diff.pair
+        return Row(f"step {pair.step}", pair.anchor.site, figures_text(self.diff), self.mark)
+
+
+class Row(NamedTuple):
+    """Text about one diff, or about several similar ones.
+
+    Attributes:
+        steps: the steps in words.
+        place: a site; for several diffs, the common pattern of their sites, or a stage.
+        what: the size of the differences, in words.
+        mark: relation to the first diff, in words; may be empty.
+    """
+
+    steps: str
+    place: str
+    what: str
+    mark: str = ""
+
+    @property
+    def line(self) -> str:
+        """Return the row as one line of text."""
+        return f"  {self.steps}  {self.place}: {self.what}{f'  ({self.mark})' if self.mark else ''}"
+
+
+def summarize_rows(listed: Sequence[Marked], at_most: int, known: Collection[str] = ()) -> tuple[list[Row], int]:
+    """Return at most `at_most` rows that describe all diffs, in causal order, and the number of diffs without a row.
+
+    Each stage gets one row. While rows remain, the first stages are split into more rows, one for each group of layers
+    whose paths are equal except for numbers.
+
+    Args:
+        known: stages that the caller's text mentions already.
+    """
+    groups = _grouped(listed, lambda one: (one.diff.pair.stage, one.mark))
+    left_out = 0
+    if len(groups) > at_most:
+        groups.sort(key=lambda group: not group[0].mark)  # diffs that do not follow from the first one come first
+        left_out = sum(map(len, groups[at_most - 1 :]))
+        groups = groups[: at_most - 1]
+        groups.sort(key=lambda group: group[0].number)
+    spare = at_most - len(groups) - bool(left_out)
+    rows: list[Row] = []
+    stages = set(known)
+    for group in groups:
+        alike = _grouped(group, lambda one: _masked(one.diff))
+        if len(group) - 1 <= spare:
+            alike = [[marked] for marked in group]
+        parts, remainder = alike, []
+        if len(alike) - 1 > spare:
+            parts, remainder = alike[:spare], [marked for part in alike[spare:] for marked in part]
+        spare -= len(parts) + bool(remainder) - 1
+        rows += [_of_one_kind(part) for part in parts]
+        stage = group[0].diff.pair.stage
+        if remainder:
+            rows.append(_of_one_stage(remainder, more=stage in stages or bool(parts)))
+        stages.add(stage)
+    return rows, left_out
+
+
+def _grouped(listed: Iterable[Marked], key: Callable[[Marked], Hashable]) -> list[list[Marked]]:
+    groups: dict[Hashable, list[Marked]] = {}
+    for marked in listed:
+        groups.setdefault(key(marked), []).append(marked)
+    return list(groups.values())
+
+
+def _masked(diff: Diff) -> tuple[str, str]:
+    """Return layer path and slot, with the numbers in the path masked."""
+    return _NUMBER.sub("#", diff.pair.anchor.layer), diff.pair.anchor.slot
+
+
+def _of_one_kind(group: Sequence[Marked]) -> Row:
+    """Return the row of diffs whose layer paths are equal except for numbers."""
+    if len(group) == 1:
+        return group[0].row
+    anchor = group[0].diff.pair.anchor
+    place = f"{_path([marked.diff.pair.anchor.layer for marked in group])}/{anchor.stage}/{anchor.slot}"
+    return Row(_steps(group), place, f"{_counted(group)}, {_figures(group)}", group[0].mark)
+
+
+def _of_one_stage(group: Sequence[Marked], more: bool) -> Row:
+    paths = list(dict.fromkeys(marked.diff.pair.anchor.layer for marked in group))
+    where = paths[0] if len(paths) == 1 else f"{len(paths)} layers, {paths[0]} to {paths[-1]}"
+    stage = group[0].diff.pair.stage
+    return Row(_steps(group), stage, f"{_counted(group, more)} ({where}), {_figures(group)}", group[0].mark)
+
+
+def _steps(group: Sequence[Marked]) -> str:
+    numbers = sorted({marked.diff.pair.step for marked in group})
+    return f"step {numbers[0]}" if len(numbers) == 1 else f"steps {numbers[0]} to {numbers[-1]}"
+
+
+def _counted(group: Sequence[Marked], more: bool = False) -> str:
+    singular, plural = NOUNS.get(group[0].diff.pair.stage, ("tensor", "tensors"))
+    return f"{len(group):,} {'more ' if more else ''}{plural if len(group) > 1 else singular}"
+
+
+def with_ranges(names: Iterable[str]) -> list[str]:
+    """Return names, with one for those that are equal except for numbers: ``layers.0-11.norm``."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(_NUMBER.sub("#", name), []).append(name)
+    return [_path(group) for group in groups.values()]
+
+
+def _path(paths: Iterable[str]) -> str:
+    """Return one path for paths that are equal except for numbers, with ranges of the numbers: ``layers.0-11.norm``."""
+    different = list(dict.fromkeys(paths))
+    columns = list(zip(*(map(int, _NUMBER.findall(path)) for path in different)))
+    numbers = iter(columns)
+
+    def of(found: re.Match[str]) -> str:
+        values = sorted(set(next(numbers)))
+        if len(values) == 1:
+            return found[0]
+        contiguous = values[-1] - values[0] == len(values) - 1
+        return f"{values[0]}-{values[-1]}" if contiguous or len(values) > 4 else ",".join(map(str, values))
+
+    return _NUMBER.sub(of, different[0])
+
+
+def _figures(group: Sequence[Marked]) -> str:
+    """Return the range of errors and the most common problem, in words."""
+    diffs = [marked.diff for marked in group]
+    problems = Counter(str(diff.problem) for diff in diffs if diff.problem)
+    measured = [
+        diff for diff in diffs if not diff.problem and diff.figures is not None and math.isfinite(diff.figures.rel_l2)
+    ]
+    parts = []
+    if measured:
+        errors = [diff.figures.rel_l2 for diff in measured if diff.figures is not None]
+        low, high = f"{min(errors):.2g}", f"{max(errors):.2g}"
+        parts.append(f"relative L2 {low if low == high else f'{low} to {high}'}")
+        ratio = _ratio(measured)
+        if ratio is not None:
+            parts.append(f"each {ratio:.3g} times the reference's")
+        beyond = [diff.excess for diff in measured if math.isfinite(diff.excess)]
+        if beyond:
+            parts.append(f"up to {factor_text(max(beyond))} times the limit")
+    if problems:
+        text, count = problems.most_common(1)[0]
+        parts.append(text if count == len(diffs) else f"of {count}: {text}")
+    return ", ".join(parts) or "not measured"
+
+
+def _ratio(diffs: Sequence[Diff]) -> float | None:
+    """Return the common ratio of all candidates to their references; `None` if there is no common ratio."""
+    ratios = [ratio_of(diff) for diff in diffs]
+    finite = [ratio for ratio in ratios if ratio is not None]
+    if len(finite) < len(ratios) or max(finite) - min(finite) > _SAME_RATIO * max(finite):
+        return None
+    return finite[0]
+
+
+def ratio_of(diff: Diff) -> float | None:
+    """Return the ratio of the candidate to the reference; `None` if the candidate is no multiple of the reference."""
+    figures = diff.figures
+    if figures is None or diff.problem or not figures.reference_l2 or not figures.candidate_l2:
+        return None
+    # The distance between a tensor and a multiple of it equals the difference of their norms.
+    if abs(figures.l2 - abs(figures.candidate_l2 - figures.reference_l2)) > _SAME_RATIO * figures.l2:
+        return None
+    return figures.candidate_l2 / figures.reference_l2
+
+
+# Maximum number of names that a line lists.
+_NAMED = 8
+
+
+def coverage_lines(report: ReportData, at_most: int = _NAMED) -> list[str]:
+    """Return lines that say how much was compared, what was not, and further remarks."""
+    coverage = report.coverage
+    lines = [f"{coverage.compared} pairs, {coverage.share:.1%} of what was recorded in the compared steps"]
+    if coverage.ranks:
+        lines.append(coverage.ranks)
+    if coverage.sketched:
+        sampled = f"of tensors above {ELEMENTS:,} elements a sample was looked at"
+        lines.append(f"{coverage.sketched} pairs judged from sketches: relative L2 to +- {SPREAD:.0%}, {sampled}")
+    if coverage.bounded:
+        lines.append(f"{coverage.bounded} of them from norms and means only: the layouts differ")
+    if coverage.amplified is not None:
+        lines.append(
+            f"from step {coverage.amplified} on the runs are apart by rounding that the training "
+            "amplified: ignore other differences from there on"
+        )
+    if coverage.zeros:
+        lines.append(f"{zeros_text(coverage.zeros)}: {_first(coverage.zeros, at_most)}")
+    named: list[tuple[str, Iterable[str]]] = [
+        (f"layers of the {report.reference} run without a partner", coverage.reference_layers),
+        (f"layers of the {report.candidate} run without a partner", coverage.candidate_layers),
+        (
+            f"containers of the {report.reference} run without a partner (another nesting)",
+            coverage.reference_containers,
+        ),
+        (
+            f"containers of the {report.candidate} run without a partner (another nesting)",
+            coverage.candidate_containers,
+        ),
+        (f"compared as parts of another layer, but for their outputs ({report.reference})", coverage.reference_parts),
+        (f"compared as parts of another layer, but for their outputs ({report.candidate})", coverage.candidate_parts),
+        (f"parameters of the {report.reference} run that train and have no record", coverage.reference_unrecorded),
+        (f"parameters of the {report.candidate} run that train and have no record", coverage.candidate_unrecorded),
+        ("not recorded", coverage.left_out),
+        (f"parameters of the {report.reference} run without a partner", coverage.reference_parameters),
+        (f"parameters of the {report.candidate} run without a partner", coverage.candidate_parameters),
+        (f"recorded on the {report.reference} run only", coverage.reference_sites),
+        (f"recorded on the {report.candidate} run only", coverage.candidate_sites),
+        ("steps that lack a rank", coverage.lost),
+        ("steps of the reference only", map(str, coverage.reference_steps)),
+        ("steps of the candidate only", map(str, coverage.candidate_steps)),
+        ("never called", coverage.uncalled),
+        ("layers that are set differently", coverage.notes),
+        ("close choices of a partner (`padiff map` shows them)", coverage.ambiguous),
+        ("assumed, since neither names nor shapes tell", coverage.assumed),
+        ("compared in the reference's layout", coverage.views),
+        ("layers that end at another place of the computation, compared inside only", coverage.cut_elsewhere),
+        ("kept as sketches, which do not show parts of a tensor: not compared", coverage.unmeasured),
+    ]
+    others = [difference.text for difference in report.settings_differ if difference.kind not in ("layer_setting",)]
+    named.append(("set differently", others))
+    named.append(("environments differ", report.environment))
+    for title, names in named:
+        listed = list(names)
+        if listed:
+            lines.append(f"{title}: {_first(listed, at_most)}")
+    return printable_lines(lines)
+
+
+def zeros_text(zeros: Collection[str]) -> str:
+    """Return a sentence that counts the gradients accepted as noise and the tensors that this noise moved."""
+    counts = [sum(f"/{stage}/" in site for site in zeros) for stage in ("grad", "weight")]
+    counts.append(len(zeros) - sum(counts))
+    text = f"{counts[0]} gradient{' is' if counts[0] == 1 else 's are'} rounding noise around zero"
+    moved = [f"{n} {what}{'s' if n > 1 else ''}" for n, what in zip(counts[1:], ("weight", "output")) if n]
+    return text + (f", and moved {' and '.join(moved)}" if moved else "")
+
+
+def _first(names: Sequence[str], at_most: int) -> str:
+    if len(names) > at_most:
+        names = with_ranges(names)
+    more = f", and {len(names) - at_most} more" if len(names) > at_most else ""
+    return f"{', '.join(names[:at_most])}{more}"
+
+
+def left_out_text(report: ReportData) -> str:
+    coverage = report.coverage
+    counts = [
+        (len(coverage.reference_layers), "layer", "reference"),
+        (len(coverage.candidate_layers), "layer", "candidate"),
+        (len(coverage.reference_parameters), "parameter", "reference"),
+        (len(coverage.candidate_parameters), "parameter", "candidate"),
+        (len(coverage.reference_steps), "step", "reference"),
+        (len(coverage.candidate_steps), "step", "candidate"),
+    ]
+    return ", ".join(f"{n} {what}{'s' if n > 1 else ''} of the {side}" for n, what, side in counts if n)
+
 
 #: Relative L2 error above which a diff that passed indicates amplified rounding.
 AMPLIFIED = 0.1

@@ -1,24 +1,269 @@
-"""Execution of one packed step: set the model to the recorded state, replay its dropout, and record it."""
+"""Execution of one packed step: set the model to the recorded state, replay or perturb it, and record it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from padiff.compare.judge.limits import MOST_UNITS, ROUNDING
 from padiff.errors import UsageError
 from padiff.frameworks.hooking import Handle
-from padiff.model.live_model import LiveModel
+from padiff.model.tree import LiveModel
 from padiff.recorder import Recorder
 from padiff.records import Step, TensorSource
-from padiff.records.pack import Pack
-from padiff.replaying.feeding import MaskFeeder
-from padiff.replaying.perturbation import AS_IT_IS, Perturbation, move_weights
-from padiff.replaying.pinning import ChoiceFeeder, RecordedChoice
-from padiff.replaying.restore_state import StateRestorer
-from padiff.replaying.state_snapshot import StateSnapshot, draw_again, draw_like, drawn_now
-from padiff.replaying.step import ReplayBatch, ReplayStep
+from padiff.records.traces import Batch, Pack, Unkept, with_leaves
+from padiff.replaying.checks import StateRestorer, StateSnapshot, draw_again, draw_like, drawn_now
+from padiff.replaying.feeding import ChoiceFeeder, MaskFeeder, RecordedChoice
+
+
+@dataclass(frozen=True)
+class ReplayBatch:
+    """A micro-batch of the reference. Each access creates new tensors.
+
+    Args:
+        batch: the recorded micro-batch.
+        make: creates a tensor of the candidate's framework on the model's device.
+        where: name of the micro-batch for messages.
+        asked: called on each access of tensors, because the loop then trains on this micro-batch.
+        make_label: creates tensors of labels; `None` to use `make`.
+    """
+
+    batch: Batch
+    make: Callable[[TensorSource], Any]
+    where: str
+    asked: Callable[[], None] = lambda: None
+    make_label: Callable[[TensorSource], Any] | None = None
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """Return the positional arguments of the model's call.
+
+        Raises:
+            UsageError: the arguments were not recorded, or contain an object that a pack can't store.
+        """
+        return tuple(self._made(self._known().args))
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]:
+        """Return the keyword arguments of the model's call.
+
+        Raises:
+            UsageError: the arguments were not recorded, or contain an object that a pack can't store.
+        """
+        arguments: dict[str, Any] = self._made(dict(self._known().kwargs))
+        return arguments
+
+    @property
+    def labels(self) -> tuple[Any, ...]:
+        """Return the arguments of the loss functions other than the model's outputs, in order.
+
+        Raises:
+            UsageError: no loss function was recorded, or the labels contain an object that a pack can't store.
+        """
+        if self.batch.labels is None:
+            raise UsageError(
+                f"{self.where}: no loss function of the framework was called there outside of the model, so the labels "
+                "are not known: record the reference with rec.log_batch(inputs, labels) in its loop"
+            )
+        return tuple(self._made(self.batch.labels, self.make_label))
+
+    @property
+    def whole(self) -> Any:
+        """Return the batch as the reference's host passed it to the loop; `None` if no host did."""
+        return self._made(self.batch.whole)
+
+    def _known(self) -> Batch:
+        if not self.batch.seen:
+            raise UsageError(
+                f"{self.where}: what the model was called with is not known: record the reference with "
+                "rec.log_batch(inputs, labels) in its loop"
+            )
+        return self.batch
+
+    def _made(self, value: Any, make: Callable[[TensorSource], Any] | None = None) -> Any:
+        self.asked()
+        unkept = next(_unkept(value), None)
+        if unkept is not None:
+            raise UsageError(
+                f"{self.where} holds a {unkept.kind}, which a pack can't hold (tensors, numbers, texts, tuples, lists "
+                "and dicts it can): say with rec.log_batch(inputs, labels) what the model is called with"
+            )
+        return with_leaves(value, make or self.make)
+
+
+def _unkept(value: Any) -> Any:
+    if isinstance(value, Unkept):
+        yield value
+    elif isinstance(value, (Mapping, tuple, list)):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _unkept(inner)
+
+
+@dataclass(frozen=True)
+class ReplayStep:
+    """A packed step to repeat.
+
+    Attributes:
+        pack: the recorded pack.
+        batches: the micro-batches, in order.
+        moved: True for a repetition that measures floors, with weights and inputs perturbed, or in float64.
+        exact: True if the step runs in float64.
+    """
+
+    pack: Pack
+    batches: tuple[ReplayBatch, ...]
+    moved: bool = False
+    exact: bool = False
+
+    @property
+    def number(self) -> int:
+        """Return the step's number in the reference."""
+        return self.pack.step
+
+    @property
+    def loss_scale(self) -> float:
+        """Return the factor that scaled the reference's loss."""
+        return self.pack.loss_scale
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """Return the positional arguments of the model's call, for a step with a single micro-batch."""
+        return self._only.inputs
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]:
+        """Return the keyword arguments of the model's call, for a step with a single micro-batch."""
+        return self._only.kwargs
+
+    @property
+    def labels(self) -> tuple[Any, ...]:
+        """Return the labels, for a step with a single micro-batch."""
+        return self._only.labels
+
+    @property
+    def _only(self) -> ReplayBatch:
+        if len(self.batches) != 1:
+            raise UsageError(
+                f"step {self.number} of the reference has {len(self.batches)} micro-batches: go through step.batches, "
+                "each with .inputs and .labels, and step the optimizer once afterwards"
+            )
+        return self.batches[0]
+
+
+#: Number of perturbed repetitions of a step: half of them change by one unit in the last place, half by `MOST_UNITS`,
+#: so that values cross a kink (ReLU, max pooling) as with larger noise. Chosen: the largest error of so many runs is
+#: seldom small by chance, even for a tensor of one element.
+RUNS = 8
+#: Seed of the random signs.
+SEED = 20240229
+
+# Integer type to read a floating-point number's bits as, by its size in bytes.
+_INTEGERS = {2: np.int16, 4: np.int32, 8: np.int64}
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """The perturbation of one repetition.
+
+    Attributes:
+        run: index of the repetition, from 0.
+        units: size of the change in units in the last place; 0 for no change.
+        dtype: dtype that defines the unit.
+        exact: True to run in float64 without a change.
+    """
+
+    run: int = 0
+    units: int = 0
+    dtype: str = "float32"
+    exact: bool = False
+
+    def moved(self, array: np.ndarray, *place: int) -> np.ndarray:
+        """Return the array with each number changed up or down by the units; zeros and non-finite numbers stay.
+
+        Args:
+            place: numbers that identify the array; the random signs derive from them.
+        """
+        if not is_floating(array):
+            return array
+        if self.exact:
+            return array.astype(np.float64)
+        return _moved(array, self.units, self.dtype, np.random.default_rng([SEED, self.run, *place]))
+
+
+#: No perturbation.
+AS_IT_IS = Perturbation()
+
+
+def moves(runs: int, dtype: str, exact: bool) -> list[Perturbation]:
+    """Return the perturbations that measure a step's floors."""
+    perturbed = [Perturbation(run, 1 if run % 2 == 0 else MOST_UNITS, dtype) for run in range(runs)]
+    return [*perturbed, Perturbation(runs, exact=True)] if exact else perturbed
+
+
+def is_floating(array: np.ndarray) -> bool:
+    """Return True if the array has a floating-point dtype with a known unit in the last place."""
+    return array.dtype.name in ROUNDING
+
+
+def move_weights(model: LiveModel, move: Perturbation) -> Callable[[], None]:
+    """Perturb all parameters and buffers of a model.
+
+    Returns:
+        A function that restores the buffers which the model computes itself. No transfer overwrites these buffers, so
+        that they would stay perturbed in the next step.
+    """
+    tensors, layers = model.framework.tensors, model.framework.layers
+    computed = {
+        id(tensor)
+        for node in model.nodes
+        for slot, tensor, _ in layers.parameters(node.layer)
+        if slot in layers.computed(node.layer)
+    }
+    before: list[tuple[Any, np.ndarray]] = []
+    for number, (_, tensor) in enumerate(model.tensors()):
+        if not move.exact and tensors.dtype(tensor) in ROUNDING:
+            array = tensors.copy(tensor)
+            if id(tensor) in computed:
+                before.append((tensor, array))
+            tensors.write(tensor, move.moved(array, 0, number))
+
+    def restore() -> None:
+        for tensor, array in before:
+            tensors.write(tensor, array)
+
+    return restore
+
+
+def _moved(array: np.ndarray, units: int, dtype: str, random: Any) -> np.ndarray:
+    # Units of the dtype of the computation: smaller changes would vanish when values are rounded to it.
+    dtype_name = array.dtype.name
+    bits = round(np.log2(max(ROUNDING[dtype] / ROUNDING[dtype_name], 1.0)))
+    kind: Any = _INTEGERS[array.dtype.itemsize]
+    flat = np.ascontiguousarray(array).reshape(-1)
+    integers = flat.view(kind)
+    by = kind(min(units << bits, np.iinfo(kind).max >> 2))
+    signs = random.integers(0, 2, flat.size, dtype=np.int8).astype(kind) * kind(2) - kind(1)
+    magnitude = integers & np.iinfo(kind).max
+    with np.errstate(over="ignore", invalid="ignore"):
+        moved = (integers + signs * by).view(array.dtype)
+        fits = np.isfinite(flat) & (magnitude > by) & np.isfinite(moved)
+    return np.where(fits, moved, flat).reshape(array.shape)
+
+
+#: Names a run's move of its weights: number, units and dtype. `padiff golden record` sets it.
+MOVE_VARIABLE = "PADIFF_GOLDEN_MOVE"
+
+
+def move_as_asked(model: Any) -> None:
+    """Move a model's weights as the environment variable asks; nothing without it."""
+    text = os.environ.get(MOVE_VARIABLE)
+    if text:
+        run, units, dtype = text.split()
+        move_weights(LiveModel.from_model(model), Perturbation(int(run), int(units), dtype))
 
 
 def _no_choices(_: int) -> Sequence[RecordedChoice]:

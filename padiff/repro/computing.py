@@ -1,20 +1,341 @@
-"""Scripts for outputs and gradients: the calls between tensors that agree and the tensor that differs."""
+"""Scripts for outputs, gradients and losses: the calls between tensors that agree and the tensor that differs."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import replace
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from padiff.compare.diagnose.place import Place, agreeing
+from padiff.compare.diagnose.recompute.of_layers import Recorded
 from padiff.compare.diagnose.traced import Graph, Relations
 from padiff.compare.judge.policy import Policy
-from padiff.records import Both, Diff, Record, TracedCall, is_functional
-from padiff.repro.case import RECORD_IN_FULL, CannotWriteError, Case, values_of
-from padiff.repro.expressions import is_writable
-from padiff.repro.losses import loss_lines
-from padiff.repro.side import Chain, Side, calls_in_order
+from padiff.compare.measure.losses import RecordedLoss, loss_settings, recorded_losses
+from padiff.frameworks.catalog import SPELLINGS, is_loss, number_text
+from padiff.frameworks.losses import ROLES
+from padiff.model import equivalents
+from padiff.records import Both, Diff, Layer, Record, TracedCall, is_functional
+from padiff.repro.expressions import (
+    function_text,
+    is_writable,
+    keyword_text,
+    language_of,
+    layer_text,
+    owned,
+    softmax_axis,
+)
+from padiff.repro.languages import RECORD_IN_FULL, CannotWriteError, Case, comment, values_of
+from padiff.system.code import refused
+
+# Number of lines after which a script no longer recomputes tensors that were not recorded.
+_MOST = 200
+
+
+@dataclass(frozen=True)
+class Side(Recorded):
+    """The records of one side in the step of the first diff.
+
+    Attributes:
+        name: ``reference`` or ``candidate``.
+    """
+
+    name: str
+
+    @cached_property
+    def gradients(self) -> Mapping[int, Record]:
+        """Return the recorded gradients of tensors, by their numbers in the trace."""
+        gradients: dict[int, Record] = {}
+        for record in self.step.records:
+            if record.stage == "backward" and not record.source.sketched:
+                tensor = self.graph.tensor_of(record)
+                if tensor is not None:
+                    gradients.setdefault(tensor, record)
+        return gradients
+
+    def case(self, what: str) -> Case:
+        """Return an empty case of this side.
+
+        Raises:
+            CannotWriteError: scripts of the framework are not supported.
+        """
+        language_of(self.info.framework)
+        return Case(self.info.framework, what)
+
+    def under_autocast(self, case: Case) -> Case:
+        """Set the autocast of a case to the one that the run recorded, and return the case."""
+        about = self.info.environment
+        dtype, level = about.get("autocast.dtype", "off"), about.get("autocast.level", "O1")
+        if dtype in ("float16", "bfloat16"):
+            device = "cpu" if about.get("device.kind") == "cpu" else "cuda"
+            case.autocast = str(dtype), "O2" if level == "O2" else "O1", device
+            case.remarks.append(
+                f"It is computed under autocast ({dtype}), as in the run; of its lists nothing is known."
+            )
+        return case
+
+    def weight(self, site: str) -> Record:
+        """Return the record of a parameter or buffer; a tied parameter may be recorded under its other name.
+
+        Raises:
+            CannotWriteError: the step has no record of it.
+        """
+        path, _, slot = site.rpartition("/")
+        record = self._weights.get((path, slot))
+        if record is None:
+            parameter = (
+                next((p for p in self.layers[path].parameters if p.slot == slot), None) if path in self.layers else None
+            )
+            tied = parameter.tied_to.rpartition("/") if parameter is not None and parameter.tied_to else None
+            record = self._weights.get((tied[0], tied[2])) if tied is not None else None
+        if record is None:
+            raise CannotWriteError(f"{site} of the {self.name} was not recorded in step {self.step.number}")
+        return record
+
+
+class Chain:
+    """Writer of a trace's calls into a case, one line each.
+
+    Args:
+        side: the side of the trace.
+        case: the case, which gets the lines and inputs.
+        learns: parameters require a gradient.
+        window: calls whose outputs are computed even if they were recorded.
+    """
+
+    def __init__(self, side: Side, case: Case, learns: bool = False, window: Sequence[TracedCall] = ()) -> None:
+        self._side, self._case, self._learns = side, case, learns
+        self._window = {id(call) for call in window}
+        #: Variables of computed tensors and of input tensors, by number; and of parameters, by site.
+        self.made: dict[int, str] = {}
+        self.given: dict[int, str] = {}
+        self.parameters: dict[str, str] = {}
+
+    def tensor(self, number: int, wish: str = "x") -> str:
+        """Return the variable of a tensor, which is an input, or is computed by earlier lines.
+
+        It is computed if its call is in the window, or its full values were not recorded.
+
+        Raises:
+            CannotWriteError: the tensor was not recorded and can't be computed.
+        """
+        if number in self.made:
+            return self.made[number]
+        if number not in self.given:
+            traced = self._side.graph.trace.tensors[number]
+            producer = self._side.graph.producers.get(number)
+            is_recorded = traced.source is not None and not traced.source.sketched
+            if (
+                producer is not None
+                and (id(producer) in self._window or not is_recorded)
+                and len(self._case.lines) < _MOST
+            ):
+                self.write(producer)
+                return self.made[number]
+            if producer is None:
+                what, wish = f"a tensor of the {self._side.name} that nothing recorded gave", wish
+            else:
+                what = f"what {_named(producer)} of the {self._side.name} gave"
+                wish = producer.function or producer.layer
+            self.given[number] = self._case.give(wish, traced.source, traced.dtype, what)
+        return self.given[number]
+
+    def parameter(self, site: str) -> str:
+        """Return the variable of a parameter or buffer."""
+        if site not in self.parameters:
+            record = self._side.weight(site)
+            name = self._case.give(site, record.source, record.dtype, f"{site} of the {self._side.name}")
+            self.parameters[site] = name
+            path, _, slot = site.rpartition("/")
+            layer = self._side.layers.get(path)
+            parameter = next((p for p in layer.parameters if p.slot == slot), None) if layer is not None else None
+            if self._learns and parameter is not None and parameter.role == "parameter" and parameter.trainable:
+                self._case.learns.append(name)
+        return self.parameters[site]
+
+    def write(self, call: TracedCall, keep: Collection[int] = ()) -> None:
+        """Add the line of a call.
+
+        Args:
+            call: the call.
+            keep: outputs for which later lines use the recorded values, not the computed ones.
+
+        Raises:
+            CannotWriteError: the call can't be written as a line.
+        """
+        inputs = {operand.tensor for operand in call.inputs}
+        outputs = [operand.tensor for operand in call.outputs]
+        if outputs and all(tensor in inputs for tensor in outputs):
+            return  # the call returns its inputs
+        text = self._function(call) if call.function else self._layer(call)
+        names = []
+        for number in outputs:
+            name = f"t{number}"
+            names.append(name)
+            if number not in keep:
+                self.made[number] = name
+        what = call.function if call.function else f"{call.layer} ({call.layer_type})"
+        self._case.lines.append(f"{', '.join(names)} = {text}  # {comment(what)}")
+
+    def _function(self, call: TracedCall) -> str:
+        operands = {operand.slot: self.tensor(operand.tensor) for operand in call.inputs}
+        parameters = [self.parameter(site) for site in call.parameters]
+        dtype = self._side.graph.trace.tensors[call.outputs[0].tensor].dtype
+        return function_text(self._side.info.framework, call, operands, parameters, dtype)
+
+    def _layer(self, call: TracedCall) -> str:
+        side = self._side
+        layer = side.layers.get(call.layer)
+        if layer is None or not is_writable(layer) or len(call.inputs) != 1 or len(call.outputs) != 1:
+            raise CannotWriteError(
+                f"`{call.layer}` ({call.layer_type}) of the {side.name} is not a known layer as a "
+                "function's call, and no functions that its code calls are in this step. Of code that is not the "
+                "framework's own they are heard in the first recorded step: record so that this step is that one "
+                f"(every_n_steps=padiff.Schedule(every=1, first={side.step.number}))"
+            )
+        slots = owned(layer)
+        tensors = {
+            equivalents.slot(p.slot): self.parameter(f"{layer.path}/{p.slot}")
+            for p in layer.parameters
+            if equivalents.slot(p.slot) in slots
+        }
+        output = side.graph.trace.tensors[call.outputs[0].tensor]
+        axis = None
+        if equivalents.kind(layer) in ("softmax", "logsoftmax"):
+            axis = self._axis(call, layer)
+        return layer_text(
+            side.info.framework,
+            layer,
+            self.tensor(call.inputs[0].tensor),
+            tensors,
+            side.training(layer),
+            output.shape,
+            axis,
+        )
+
+    def _axis(self, call: TracedCall, layer: Layer) -> int:
+        source = self._side.graph.trace.tensors[call.outputs[0].tensor].source
+        if source is not None and not source.sketched:
+            values = source.read()
+            axis = softmax_axis(np.exp(values) if equivalents.kind(layer) == "logsoftmax" else values)
+            if axis is not None:
+                return axis
+        raise CannotWriteError(
+            f"the axis of `{layer.path}` ({layer.type}) is not recorded, and its output does not tell it"
+        )
+
+
+def calls_in_order(graph: Graph, calls: Sequence[TracedCall]) -> list[TracedCall]:
+    """Return calls in the order of the trace, without duplicates."""
+    places = {id(call): graph.places[id(call)] for call in calls}
+    return [call for call in graph.trace.calls if id(call) in places]
+
+
+def _named(call: TracedCall) -> str:
+    return f"{call.function}() in `{call.layer}`" if call.function else f"`{call.layer}`"
+
+
+# Settings that a framework's function lacks -> values that equal its behaviour, so the setting can be left out.
+_ONLY = {"torch": {"soft_label": (False,), "use_softmax": (True,), "axis": (-1, 1)}, "paddle": {}}
+
+
+def loss_cases(diff: Diff, sides: Both[Side]) -> Both[Case | CannotWriteError]:
+    """Return the scripts' cases for a loss that differs."""
+    records = diff.pair.sides
+    cases: list[Case | CannotWriteError] = []
+    for side, record, counterpart in ((sides.reference, *records), (sides.candidate, *records.swapped())):
+        assert record is not None and counterpart is not None
+        try:
+            case = _case(side, record)
+            case.own, case.other = (values_of(loss.source, "the loss") for loss in (record, counterpart))
+            cases.append(case)
+        except CannotWriteError as error:
+            cases.append(error)
+    return Both(*cases)
+
+
+def _case(side: Side, record: Record) -> Case:
+    if not is_functional(record.slot) and not recorded_losses(side.step.records):
+        raise CannotWriteError(
+            f"the {side.name}'s loop computes its loss in code of its own, of which nothing is recorded: use one of "
+            "the framework's loss functions"
+        )
+    case = side.case("the loss")
+    text, _ = loss_lines(side, case, None, record)
+    case.what = f"the loss, {text.partition('(')[0]}"
+    case.lines += [f"made = {text}"]
+    return case
+
+
+def loss_lines(
+    side: Side, case: Case, shape: tuple[int, ...] | None = None, record: Record | None = None
+) -> tuple[str, str]:
+    """Return the call of the step's loss function as code, and the variable of its first input.
+
+    Args:
+        side: the side of the step.
+        case: the case, which gets the inputs.
+        shape: shape of the tensor that must be the first input, apart from a reshape. Default: not checked.
+        record: the record of the loss. Default: the step's only loss.
+
+    Raises:
+        CannotWriteError: the step has several losses, or the call can't be written.
+        ForeignCodeError: the loss function is not in the catalog.
+    """
+    losses = recorded_losses(side.step.records)
+    foreign = [loss.function for loss in losses if loss.function not in ROLES]
+    if foreign:
+        raise refused("the loss function", foreign[0])
+    if record is not None and is_functional(record.slot):
+        losses = [
+            entry for entry in losses if entry.function == record.slot.partition("()")[0] and entry.call == record.call
+        ]
+    if len(losses) != 1:
+        raise CannotWriteError(
+            f"the {side.name}'s step calls {len(losses)} loss functions that were recorded: one is what a script shows"
+        )
+    [loss] = losses
+    roles = ROLES.get(loss.function, ())
+    names = {}
+    for role in (*roles, *(entry for entry in ("weight", "pos_weight") if entry in loss.records)):
+        if role not in loss.records:
+            raise CannotWriteError(f"the {role} of {loss.function}() of the {side.name} were not recorded")
+        tensor = loss.records[role]
+        names[role] = case.give(
+            role, tensor.source, tensor.dtype, f"the {role} of {loss.function}() of the {side.name}"
+        )
+    first = next(iter(names.values()))
+    if shape is not None and math.prod(shape) != case.given[first].size:
+        raise CannotWriteError(
+            f"the loss of the {side.name} is not of this tensor alone: code of the loop lies between"
+        )
+    return _text(side, loss, names), first
+
+
+def _text(side: Side, loss: RecordedLoss, names: dict[str, str]) -> str:
+    framework = side.info.framework
+    language, spelling = language_of(framework), SPELLINGS[framework]
+    variants = loss_settings(side.settings, loss.function)
+    if not is_loss(loss.function, [name for settings in variants for name in settings]):
+        raise refused("the loss function, or a setting of it,", loss.function)
+    if len(variants) != 1:
+        raise CannotWriteError(f"{loss.function}() is set in {len(variants)} ways in this step of the {side.name}")
+    function, extra = spelling.losses.get(loss.function, (loss.function, ""))
+    arguments = [extra] if extra else []
+    for name, value in variants[0].items():
+        neutral = _ONLY[framework].get(name)
+        if name == "function" or neutral is not None:
+            if neutral is not None and value not in neutral:
+                raise CannotWriteError(
+                    f"{loss.function}() is set to {name}={value!r}, which {framework} has no word for"
+                )
+            continue
+        arguments.append(keyword_text(spelling.loss_arguments.get(name, name), number_text(value)))
+    tensors = [name if role not in ("weight", "pos_weight") else f"{role}={name}" for role, name in names.items()]
+    return f"{language.functional}.{function}({', '.join([*tensors, *arguments])})"
+
 
 _NO_TRACE = (
     "what goes into layers and comes out of them was not recorded in this step (it has no trace): record it with this "

@@ -9,15 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from padiff.frameworks.api_names import heard_name, parameters_of
-from padiff.frameworks.argument_names import SPELLINGS, number_text
-from padiff.frameworks.catalog import ARGUMENTS
+from padiff.frameworks.catalog import ARGUMENTS, SPELLINGS, heard_name, number_text, parameters_of
 from padiff.frameworks.losses import LOSS_SETTINGS
 from padiff.model import equivalents
 from padiff.records import Layer, TracedCall
-from padiff.records.dtypes import DTYPES
-from padiff.repro.case import CannotWriteError
-from padiff.repro.languages import LANGUAGES, OPERATORS, Language
+from padiff.records.sources import DTYPES
+from padiff.repro.languages import LANGUAGES, OPERATORS, CannotWriteError, Language
 from padiff.system.code import literal, refused
 
 _POOL = ("kernel_size", "stride", "padding", "ceil_mode")

@@ -12,22 +12,22 @@ both runs sample the same positions. A sketch of a sample holds:
   of 9 %.
 
 61 is a prime: neighbouring channels, rows and pixels fall into different buckets, also in shapes of powers of two.
-`padiff.sketches.places` computes the positions and signs.
+`padiff.sketches.cuts` computes the positions and signs.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from padiff.sketches.cuts import arithmetic, sample
-from padiff.sketches.places import BUCKETS as BUCKETS
-from padiff.sketches.places import ELEMENTS as ELEMENTS
-from padiff.sketches.places import signs
+from padiff.sketches.cuts import BUCKETS as BUCKETS
+from padiff.sketches.cuts import ELEMENTS as ELEMENTS
+from padiff.sketches.cuts import arithmetic, places, sample, signs
 
 #: Relative standard deviation of an L2 norm estimated from the projection.
 SPREAD = 1 / math.sqrt(2 * BUCKETS)
@@ -244,3 +244,75 @@ def _ones(count: int, dtype: np.dtype[Any]) -> np.ndarray:
 @lru_cache(maxsize=64)
 def _padded_signs(width: int) -> np.ndarray:
     return np.resize(signs(), width)  # the padding is zero, whatever its sign
+
+
+class Own(NamedTuple):
+    """Elements of a full tensor's sample that lie in one part.
+
+    Attributes:
+        places: positions of these elements in the sample.
+        elements: positions of these elements in the part, row by row.
+        length: length of the sample.
+    """
+
+    places: np.ndarray
+    elements: np.ndarray
+    length: int
+
+
+@lru_cache(maxsize=1024)
+def own_of(whole: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...], transposed: bool = False) -> Own:
+    """Return the elements of a full tensor's sample that lie in a part.
+
+    Args:
+        whole: shape of the full tensor.
+        offset, shape: start of the part along each axis, and shape of the part. If the part has one axis and the full
+            tensor has another number of axes, the part is a range of the full tensor's elements, row by row.
+        transposed: True if the transposed full tensor is sampled.
+    """
+    size = math.prod(whole)
+    looked_at = places(size)
+    order = whole[::-1] if transposed else whole
+    at = np.unravel_index(looked_at, order) if size else tuple(np.zeros((len(whole), 0), np.int64))
+    at = at[::-1] if transposed else at
+    if len(shape) == 1 and len(whole) != 1:
+        flat = np.ravel_multi_index(at, whole) if whole and size else looked_at
+        inside = (flat >= offset[0]) & (flat < offset[0] + shape[0])
+        return Own(np.flatnonzero(inside), flat[inside] - offset[0], min(size, ELEMENTS))
+    inside = np.ones(len(looked_at), bool)
+    for index, start, length in zip(at, offset, shape):
+        inside &= (index >= start) & (index < start + length)
+    local = [index[inside] - start for index, start in zip(at, offset)]
+    nonempty = bool(shape) and 0 not in shape
+    elements = np.ravel_multi_index(local, shape) if nonempty else np.zeros(int(inside.sum()), np.int64)
+    return Own(np.flatnonzero(inside), np.asarray(elements), min(size, ELEMENTS))
+
+
+def whole_sketch(sketches: Sequence[Sketch], owned: Sequence[int]) -> Sketch:
+    """Return the sketch of a full tensor from the sketches of its parts.
+
+    Args:
+        sketches: sketches of the parts.
+        owned: number of the sample's elements in each part.
+    """
+    first = sketches[0]
+    length = first.looked_at
+    filled = [sketch for sketch, count in zip(sketches, owned) if count]
+
+    def total(name: str) -> float:
+        return float(sum(getattr(sketch, name) for sketch in sketches))
+
+    # Each part counts the elements of the other parts as zeros.
+    foreign = sum(length - count for count in owned) / length if length else 0.0
+    return Sketch(
+        size=first.size,
+        minimum=min((sketch.minimum for sketch in filled), default=0.0),
+        maximum=max((sketch.maximum for sketch in filled), default=0.0),
+        mean=total("mean"),
+        mean_abs=total("mean_abs"),
+        mean_square=total("mean_square"),
+        zeros=max(0.0, total("zeros") - foreign),
+        nonfinite=total("nonfinite"),
+        projection=np.sum([sketch.projection for sketch in sketches], axis=0),
+        transposed=first.transposed,
+    )

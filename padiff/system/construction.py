@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from padiff.system.frames import Frame, is_users, short_path
-from padiff.system.start_folder import start_folder
+from padiff.system.lazily import start_folder
 
 # Limits of what is read: files, bytes of a file, characters of a line.
 _MOST_FILES, _LARGEST, _LONGEST = 60, 400_000, 200

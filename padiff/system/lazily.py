@@ -1,9 +1,11 @@
-"""Lazy import of a package's public names, so that importing the package is fast."""
+"""Import of public names on first access, and the working directory at the start: all that `import padiff` needs."""
 
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 
 
 def names_from(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
@@ -22,3 +24,25 @@ def names_from(package: str, modules: Mapping[str, str]) -> Callable[[str], obje
         return getattr(importlib.import_module(modules[name]), name)
 
     return asked_for
+
+
+def current_folder() -> str:
+    """Return the working directory; empty if the directory was removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+_AT_IMPORT = current_folder()
+_START: ContextVar[str] = ContextVar("padiff_start_folder", default=_AT_IMPORT)
+
+
+def start_folder() -> str:
+    """Return the working directory in which the script began."""
+    return _START.get()
+
+
+def begin_in(folder: str) -> None:
+    """Set the start folder of the script."""
+    _START.set(folder)

@@ -1,20 +1,128 @@
-"""Transfer of recorded optimizer state to the parameters of another model."""
+"""Transfer of recorded optimizer state to another model, and rules of the user for single layers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
-from padiff.align import Alignment, ParameterPair, Slice
+from padiff.align import Alignment, ParameterPair, Slice, align
 from padiff.align.matching.parameter_units import tie_targets
 from padiff.errors import UsageError
-from padiff.model.live_model import LiveModel
-from padiff.records import Both, InMemory, Layer, OptimizerState, ParameterState, RunInfo, TensorSource
-from padiff.records.parameter_states import MASTER_WEIGHT, rates_of
-from padiff.weights.special_init import special_init
-from padiff.weights.stored_model import StoredModel
+from padiff.frameworks.settings import FRAMEWORKS
+from padiff.model import equivalents
+from padiff.model.given_map import GivenMap
+from padiff.model.tree import LiveModel, layers_at
+from padiff.records import ROOT, Both, InMemory, Layer, OptimizerState, ParameterState, RunInfo, TensorSource
+from padiff.records.traces import MASTER_WEIGHT, rates_of
+from padiff.weights.stored import StoredModel
+
+#: ``init(base_layer, raw_layer)`` copies the base layer's weights into the raw layer.
+Init = Callable[[Any, Any], None]
+#: Framework and class name of the source layer and of the target layer.
+Key = Both[tuple[str, str]]
+
+# Replaced, never edited: readers see a consistent mapping, and each thread has its own registrations.
+_RULES: ContextVar[MappingProxyType[Key, Init]] = ContextVar("padiff_special_init", default=MappingProxyType({}))
+
+
+def add_special_init(*args: Any, **kwargs: Any) -> None:
+    """Register a function that copies the weights of one class of layers to another.
+
+    The form is ``add_special_init(base_framework, base_model_name, raw_framework, raw_model_name, func)`` with
+    ``func(base_layer, raw_layer)``. The first generation's form is ``add_special_init(paddle_name, torch_name, func)``
+    with ``func(paddle_layer, torch_module)``, which copies from torch to paddle. Frameworks are ``"torch"`` and
+    ``"paddle"``, names are class names. A rule applies to all pairs of layers of these two classes, and has priority
+    over the built-in rules.
+
+    Raises:
+        UsageError: a wrong number of arguments, an unknown framework, or ``func`` is not callable.
+    """
+    key, func = _key(args, kwargs)
+    if not callable(func):
+        raise UsageError(f"add_special_init: func has to be a function of two layers, got {func!r}")
+    _RULES.set(MappingProxyType({**_RULES.get(), key: func}))
+
+
+def special_init(frameworks: Both[str], layers: Both[Any]) -> Init | None:
+    """Return the user's rule for copying the reference layer into the candidate layer, or `None`."""
+    rules = _RULES.get()
+    for reference in type(layers.reference).__mro__:
+        for candidate in type(layers.candidate).__mro__:
+            rule = rules.get(frameworks.zip(Both(reference.__name__, candidate.__name__)))
+            if rule is not None:
+                return rule
+    return None
+
+
+def ruled(frameworks: Both[str]) -> frozenset[tuple[str, str]]:
+    """Return the class names (reference, candidate) of the user's rules between two frameworks."""
+    sides = ((key.reference, key.candidate) for key in _RULES.get())
+    return frozenset((a, b) for (source, a), (target, b) in sides if Both(source, target) == frameworks)
+
+
+def ruled_either_way(frameworks: Both[str]) -> frozenset[tuple[str, str]]:
+    """Return the class names of the user's rules between two frameworks, in this order, for both copy directions."""
+    return ruled(frameworks) | {names[::-1] for names in ruled(frameworks.swapped())}
+
+
+def wholes(layers: Iterable[Layer], ruled: Collection[str]) -> dict[str, str]:
+    """Return the path and kind of each layer to map: composite layers (attention, recurrent) and layers with a rule.
+
+    Layers inside such a layer are not listed.
+
+    Args:
+        ruled: paths of the layers with a rule of the user.
+    """
+    kinds: dict[str, str] = {}
+    for layer in layers:
+        if any(path == ROOT or layer.path.startswith(f"{path}.") for path in kinds):
+            continue
+        if layer.path in ruled:
+            kinds[layer.path] = layer.type
+        elif equivalents.is_composite(layer.kind):
+            kinds[layer.path] = equivalents.kind(layer)
+    return kinds
+
+
+def ruled_kinds(framework: str, place: str) -> frozenset[str]:
+    """Return the class names in the user's rules for one framework, for the base or the raw model."""
+    sides = (key.reference if place == "base" else key.candidate for key in _RULES.get())
+    return frozenset(name for of, name in sides if of == framework)
+
+
+def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, Init]:
+    first = ("paddle_name", "torch_name", "func")
+    second = ("base_framework", "base_model_name", "raw_framework", "raw_model_name", "func")
+    names = first if len(args) + len(kwargs) == len(first) else second
+    unknown = [name for name in kwargs if name not in names]
+    if unknown or len(args) + len(kwargs) != len(names):
+        raise UsageError(
+            f"add_special_init takes ({', '.join(second)}), or ({', '.join(first)}); "
+            f"got {len(args)} arguments" + (f" and {', '.join(kwargs)}" if kwargs else "")
+        )
+    # Positional arguments fill the names without a keyword, in order, as in add_special_init(paddle_name=..., func).
+    positional = iter(args)
+    values = {name: kwargs[name] if name in kwargs else next(positional) for name in names}
+    if names is first:
+        func = values["func"]
+
+        def torch_to_paddle(module: Any, layer: Any) -> None:
+            func(layer, module)
+
+        if not callable(func):
+            raise UsageError(f"add_special_init: func has to be a function of two layers, got {func!r}")
+        return Both(("torch", values["torch_name"]), ("paddle", values["paddle_name"])), torch_to_paddle
+    for name in ("base_framework", "raw_framework"):
+        if values[name] not in FRAMEWORKS:
+            raise UsageError(f"add_special_init: {name} is 'torch' or 'paddle', got {values[name]!r}")
+    base, raw = ((values[f"{model}_framework"], values[f"{model}_model_name"]) for model in ("base", "raw"))
+    return Both(base, raw), values["func"]
+
 
 # Two biases that are added have the same gradients, so their moments differ by rounding only.
 _SAME = 1e-4
@@ -262,3 +370,55 @@ def _split(site: str) -> _Site:
 
 def _names(sites: Sequence[_Site]) -> str:
     return " and ".join("/".join(site) for site in sites)
+
+
+class LayerMap(GivenMap):
+    __doc__ = GivenMap.__doc__
+
+    def auto(self, first: Any, second: Any) -> LayerMap:
+        """Find, pair and print the layers of two models that the frameworks build differently inside.
+
+        These are multi-head attentions and recurrent layers of either model, and layers that have a rule of the user
+        (`add_special_init`). The alignment of the two models pairs these layers; other layers need no map. Returns this
+        map.
+
+        Raises:
+            UsageError: such a layer has no partner.
+        """
+        models = Both(first, second).map(LiveModel.from_model)
+        frameworks = models.map(lambda model: model.framework.name)
+        rules = ruled_either_way(frameworks)
+        alignment = align(models.reference.info, models.candidate.info, whole=rules)
+        candidates = [Both(pair.reference.path, pair.candidate.path) for pair in alignment.pairs]
+        by_rule = [
+            paths for paths in candidates if ROOT not in paths and _is_ruled(frameworks, layers_at(models, paths))
+        ]
+        composites = Both(
+            wholes(models.reference.info.layers, {paths.reference for paths in by_rule}),
+            wholes(models.candidate.info.layers, {paths.candidate for paths in by_rule}),
+        )
+        pairs = [
+            paths
+            for paths in candidates
+            if paths.reference in composites.reference or paths.candidate in composites.candidate
+        ]
+        paired = Both({paths.reference for paths in pairs}, {paths.candidate for paths in pairs})
+        if any(side.keys() - partners for side, partners in composites.zip(paired)):
+            sides = (", ".join(f"{path} ({kind})" for path, kind in side.items()) or "none" for side in composites)
+            raise UsageError(
+                "LayerMap.auto: the models do not have the same layers to map: "
+                f"{' against '.join(sides)}; set the map by hand"
+            )
+        for paths in pairs:
+            kind = composites.reference.get(paths.reference) or composites.candidate[paths.candidate]
+            print(f"[AutoDiff] LayerMap.auto: `{paths.reference}` answers to `{paths.candidate}` ({kind})")
+            layers = layers_at(models, paths)
+            self.pairs += ((layers.reference, layers.candidate),)
+        if not pairs:
+            print("[AutoDiff] LayerMap.auto: no layer of these models needs a map")
+        return self
+
+
+def _is_ruled(frameworks: Both[str], layers: Both[Any]) -> bool:
+    """Return True if the user has a rule for these two layers, in either direction."""
+    return bool(special_init(frameworks, layers) or special_init(frameworks.swapped(), layers.swapped()))

@@ -9,17 +9,14 @@ from typing import Any
 
 from padiff.errors import UsageError
 from padiff.frameworks.base import Framework
-from padiff.model.live_model import LiveModel
-from padiff.recorder.model_lease import claimed
+from padiff.model.tree import LiveModel
+from padiff.recorder.layers import claimed
 from padiff.records import OptimizerState, ParameterState, Step
-from padiff.records.pack import Pack, unkept, with_leaves
-from padiff.records.parameter_states import MASTER_WEIGHT, STEPS
-from padiff.records.recorded_batches import recorded_batches
-from padiff.system.naming import first_few
-from padiff.system.switches import say
-from padiff.weights.assign import Carried, Recorded, carry_over, weak_pairs
+from padiff.records.recorded import recorded_batches
+from padiff.records.traces import MASTER_WEIGHT, STEPS, Pack, unkept, with_leaves
+from padiff.system.terminal import first_few, say
+from padiff.weights.assign import Carried, Inputs, Recorded, carry_over, run_once, weak_pairs
 from padiff.weights.carried_state import SHORT, StateCarrier
-from padiff.weights.output_proof import Inputs, run_once
 from padiff.weights.stored import Stored, open_stored
 
 # Number of learning rates, and of assumptions, that the line names.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from padiff.dump.files import aside
+from padiff.dump.format import aside
 from padiff.errors import UsageError
 from padiff_cli.bisect.search import TrialError
 from padiff_cli.run.launch import PADIFF_WITH_PARENT, delete_abandoned_claims

@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Console
 
 import padiff
-from padiff.compare.filters import Steps
+from padiff.compare.coverage import Steps
 from padiff.model.given_map import GivenMap
-from padiff.replaying.perturbation import RUNS
+from padiff.replaying.step_runner import RUNS
 from padiff_cli.arguments import add_layer_map
 from padiff_cli.commands.replay import RETURNS, made_by
 

@@ -12,8 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from padiff.dump import open_run
-from padiff.dump.local import is_remote, run_folder
-from padiff.dump.remote_path import as_local
+from padiff.dump.store import as_local, is_remote, run_folder
 from padiff.errors import UsageError
 from padiff_cli.doctor.run_check import Health, check_run
 from padiff_cli.doctor.script_check import COMPARED, Examination, examine

@@ -22,7 +22,7 @@ from padiff.model.given_map import GivenMap
 from padiff.records import Both
 from padiff.records.diagnostic import diagnostic_of
 from padiff.records.diagnostic_text import summary_line
-from padiff.system.printable import printable
+from padiff.system.terminal import printable
 from padiff_cli.arguments import add_layer_map, check_pair, policy_of
 from padiff_cli.collecting import few_collections
 from padiff_cli.fix.session import Outcome, Session

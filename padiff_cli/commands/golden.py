@@ -13,11 +13,24 @@ from typing import Any
 from rich.console import Console
 
 from padiff.errors import UsageError
-from padiff.golden.blessing import bless, recover
-from padiff.golden.commands import RUNS, STEPS, check_target, command_for, record_golden, record_run
 from padiff.golden.folder import goldens_in, read_golden, size_of_folder
-from padiff.golden.sorting import DRIFT, EQUAL, FAULT, UNKNOWN, Sorted, sort_run
-from padiff.golden.text import sorted_text
+from padiff.golden.sorting import (
+    DRIFT,
+    EQUAL,
+    FAULT,
+    RUNS,
+    STEPS,
+    UNKNOWN,
+    Sorted,
+    bless,
+    check_target,
+    command_for,
+    record_golden,
+    record_run,
+    recover,
+    sort_run,
+    sorted_text,
+)
 from padiff.records import Both
 from padiff_hooks.outputs import check_out, write_out
 from padiff_hooks.show import print_report

@@ -15,12 +15,12 @@ from typing import Any
 from rich.console import Console
 
 import padiff
-from padiff.compare.filters import Steps
+from padiff.compare.coverage import Steps
 from padiff.errors import PadiffError, UsageError
 from padiff.model.given_map import GivenMap
-from padiff.replaying.perturbation import RUNS
+from padiff.replaying.step_runner import RUNS
 from padiff.report_formats import json_parts, to_junit, to_markdown
-from padiff.system.spelling import nearest
+from padiff.system.terminal import nearest
 from padiff_cli.arguments import CODES, EXIT_CODES, add_layer_map, policy_of
 from padiff_hooks.outputs import check_out, write_out
 from padiff_hooks.show import print_report

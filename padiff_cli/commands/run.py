@@ -8,13 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from padiff.dump.local import absolute, run_folder
-from padiff.dump.remote_path import AnyPath
+from padiff.dump.store import AnyPath, absolute, run_folder
 from padiff.errors import PadiffError, UsageError
-from padiff.system.command import command_text
 from padiff.system.guard import Failure
-from padiff.system.printable import printable
-from padiff.system.switches import say
+from padiff.system.process import command_text
+from padiff.system.terminal import printable, say
 from padiff_cli.parser import Parser
 from padiff_cli.run.launch import (
     Launch,

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from padiff.dump import open_run
-from padiff.dump.local import run_folder
+from padiff.dump.store import run_folder
 from padiff_cli.collecting import few_collections
 from padiff_hooks.show import print_run
 

@@ -13,7 +13,7 @@ from padiff.errors import UsageError
 from padiff.port_check import changes, contradictions, port_check, read_receipt
 from padiff.records import SIDES
 from padiff.system.construction import has_changed
-from padiff.system.printable import printable
+from padiff.system.terminal import printable
 from padiff_cli.arguments import check_pair, paths_of
 from padiff_cli.collecting import few_collections
 from padiff_cli.commands.port_check import show

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from padiff.recorder import Recorder, record
-from padiff.recorder.doctor_recorder import Plan, StopScript
+from padiff.recorder.factory import Plan, StopScript
 from padiff_cli.finding import ModelFinder
 
 #: Name of the file into which the finder writes the reason when it gives up.

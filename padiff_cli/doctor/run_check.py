@@ -12,12 +12,12 @@ from padiff.compare.replicas import RankFinding, ReplicaCheck
 from padiff.dump import FolderRun
 from padiff.dump.format import PACKS, STEPS
 from padiff.dump.medium import incomplete_steps, names_in, size_of
-from padiff.dump.missing_steps import lost_steps
-from padiff.dump.remote_path import AnyPath, as_local
+from padiff.dump.prepare import lost_steps
+from padiff.dump.store import AnyPath, as_local
 from padiff.errors import PadiffError, RunFolderError
 from padiff.records import Record, Run, Step
-from padiff.records.environment_differences import cautions
-from padiff.records.pack import Pack
+from padiff.records.declared import cautions
+from padiff.records.traces import Pack
 
 # How many missing ranks, or steps without all their ranks, a message names.
 _NAMED = 8

@@ -14,7 +14,7 @@ def main() -> None:
     sys.path[0] = str(Path(script).resolve().parent)
     # At the end, so that a padiff that the script itself would import comes first.
     sys.path.append(str(Path(__file__).resolve().parent.parent))
-    from padiff.system.exit_with_parent import exit_with_parent
+    from padiff.system.process import exit_with_parent
     from padiff_cli.doctor.model_finder import DoctorFinder
 
     exit_with_parent(int(parent))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from padiff.errors import UsageError
-from padiff.recorder.doctor_recorder import Plan
+from padiff.recorder.factory import Plan
 from padiff_cli.doctor.model_finder import REFUSED
 
 CHILD = Path(__file__).with_name("script_child.py")

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
-from padiff.frameworks.argument_names import number_text
+from padiff.frameworks.catalog import number_text
 from padiff.records import Difference
 from padiff.system.code import literal
 from padiff_cli.fix.fault import Fault

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from padiff.compare.declared.fixes import layer_fix
-from padiff.frameworks.argument_names import number_text
+from padiff.compare.declared.layers import layer_fix
+from padiff.frameworks.catalog import number_text
 from padiff.model.equivalents import common_kind
 from padiff.records import Layer
 from padiff_cli.fix.fault import Fault

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations
 
-from padiff.frameworks.argument_names import number_text
-from padiff.frameworks.catalog import LAYERS
+from padiff.frameworks.catalog import LAYERS, number_text
 from padiff.model.equivalents import common_kind
 from padiff.records import Both
 from padiff.records.diagnostic import named_at

@@ -14,7 +14,7 @@ from padiff.model.given_map import GivenMap
 from padiff.records import STAGES, Both, FirstDiff, Report
 from padiff.records.compared import factor_text
 from padiff.records.diagnostic import position_text
-from padiff.system.printable import printable
+from padiff.system.terminal import printable
 from padiff_cli.fix.fault import Fault
 from padiff_cli.fix.rules import Rules
 from padiff_cli.fix.source import Edit, Project, Proposal

@@ -9,9 +9,7 @@ import ast
 import contextlib
 from collections.abc import Mapping
 
-from padiff.frameworks.api_names import heard_name
-from padiff.frameworks.argument_names import SPELLINGS
-from padiff.frameworks.catalog import ARGUMENTS, FIXES, LAYERS, OPTIMIZERS, is_loss
+from padiff.frameworks.catalog import ARGUMENTS, FIXES, LAYERS, OPTIMIZERS, SPELLINGS, heard_name, is_loss
 from padiff.frameworks.losses import ROLES
 from padiff.model.equivalents import common_kind
 from padiff.system.code import literal

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from padiff.errors import UsageError
-from padiff.system.printable import printable
+from padiff.system.terminal import printable
 from padiff_cli.fix.temporary import temporary_folder
 from padiff_cli.run.launch import PADIFF_WITH_PARENT, delete_abandoned_claims
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from padiff.system.printable import printable
+from padiff.system.terminal import printable
 
 #: Largest size of an answer, in bytes of JSON.
 LARGEST = 4096

@@ -14,7 +14,7 @@ from mcp.server.stdio import stdio_server
 
 from padiff import __version__
 from padiff.errors import PadiffError
-from padiff.system.printable import printable
+from padiff.system.terminal import printable
 from padiff_cli.mcp.answers import schema_of
 from padiff_cli.mcp.tools import TOOLS, Tools
 

@@ -17,15 +17,15 @@ import msgspec
 import numpy as np
 
 from padiff.compare import RunComparison, compare_runs
-from padiff.compare.diagnose.what_if import Explanation, explanations, matching
+from padiff.compare.diagnose.hypotheses.engine import Explanation, explanations, matching
 from padiff.dump import open_run
-from padiff.dump.local import is_remote
+from padiff.dump.store import is_remote
 from padiff.errors import UsageError
 from padiff.records import LOOP, Both, Diff, Record, Report, figures_text
 from padiff.records.diagnostic import Diagnostic, diagnostic_json, diagnostic_of, diagnostic_schema, position_text
 from padiff.records.report_data import CANNOT_TELL, MATCH
 from padiff.report_formats import json_parts
-from padiff.system.printable import printable
+from padiff.system.terminal import printable
 from padiff_cli.mcp import answers
 
 # Number of comparisons that are kept, of files with the rest, of values in an answer and in such a file.

@@ -15,8 +15,7 @@ from functools import lru_cache
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from padiff.system.frames import is_users
-from padiff.system.variables import locals_of, user_frames
+from padiff.system.frames import is_users, locals_of, user_frames
 
 _STEPS = ("step", "minimize")
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)

@@ -20,15 +20,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from padiff.dump.local import is_remote, shown
-from padiff.dump.remote_path import AnyPath, as_local
+from padiff.dump.store import AnyPath, as_local, is_remote, shown
 from padiff.errors import UsageError
-from padiff.system.printable import printable
+from padiff.system.terminal import printable
 from padiff_cli.run.startup import VARIABLE
 
 #: Program of ``python -c`` that calls padiff with its arguments behind the number of a process, with which it ends.
 PADIFF_WITH_PARENT = (
-    "import sys; sys.path[:1] = []; from padiff.system.exit_with_parent import end_with_parent; "
+    "import sys; sys.path[:1] = []; from padiff.system.process import end_with_parent; "
     "end_with_parent(int(sys.argv.pop(1))); from padiff_cli.main import main; sys.exit(main(sys.argv[1:]))"
 )
 # What launchers set: torchrun and accelerate, paddle.distributed.launch.

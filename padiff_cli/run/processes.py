@@ -10,9 +10,8 @@ import zlib
 from multiprocessing.process import parent_process
 from typing import Any
 
-from padiff.dump.local import run_folder
-from padiff.dump.remote_path import AnyPath
-from padiff.system.switches import say
+from padiff.dump.store import AnyPath, run_folder
+from padiff.system.terminal import say
 from padiff_cli.run.hosts import HostWatch
 from padiff_cli.run.launch import Launch, numbered, of_workers
 from padiff_cli.run.loop import LoopFinder

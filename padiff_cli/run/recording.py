@@ -6,9 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from padiff.dump.local import run_folder, shown
-from padiff.dump.remote_path import AnyPath
-from padiff.system.switches import say
+from padiff.dump.store import AnyPath, run_folder, shown
+from padiff.system.terminal import say
 from padiff_cli.run.launch import launched_rank
 from padiff_hooks.training import TrainingRecorder
 

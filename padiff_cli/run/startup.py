@@ -94,7 +94,7 @@ class StartUp:
 
             with warnings.catch_warnings():  # of imports, which the script may have turned into errors
                 warnings.simplefilter("ignore")
-                from padiff.system.start_folder import begin_in
+                from padiff.system.lazily import begin_in
                 from padiff_cli.run.processes import record_process
             begin_in(self._folder)
             record_process(self._is_main and not self.is_fork, self.is_fork)
@@ -158,7 +158,7 @@ def _end_launch(script: str, is_command: bool, number: int, claims: str, **_: An
         claimed = os.listdir(claims) if os.path.isdir(claims) else []
         # A failure is to be read, and nothing after it. To import then would lose the exit code of Ctrl-C.
         if not claimed and not hasattr(sys, "last_value") and (is_command or processes is None):
-            from padiff.system.switches import say
+            from padiff.system.terminal import say
 
             why = (
                 "no process made a step with an optimizer of torch or paddle"

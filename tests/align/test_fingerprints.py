@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from padiff.align.matching.fingerprints import _fingerprint
+from padiff.align.matching.parameterless import _fingerprint
 
 
 @pytest.mark.parametrize("size", [2, 1000, 70_001])

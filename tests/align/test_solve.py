@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
 
-from padiff.align.matching import assignment
-from padiff.align.matching.assignment import CLOSE, Choice, assign
+from padiff.align.matching import unit_pairing
 from padiff.align.matching.evidence import Item, Scores, scores
+from padiff.align.matching.unit_pairing import CLOSE, Choice, assign
 from padiff.records import Both
 
 
@@ -118,7 +118,7 @@ def test_large_groups_are_solved_in_pieces_that_give_the_same(sizes, monkeypatch
     """Where order decides, cutting along it loses nothing."""
     apart = np.abs(np.arange(sizes[0])[:, None] - np.arange(sizes[1])[None])
     matrix = -apart.astype(float)
-    monkeypatch.setattr(assignment, "_PIECE", 7)
+    monkeypatch.setattr(unit_pairing, "_PIECE", 7)
     found = {(c.reference, c.candidate) for c in assigned(matrix)}
     assert found == {(k, k) for k in range(min(sizes))}
 
@@ -131,7 +131,7 @@ def test_what_needs_no_solving_is_paired_as_by_all_permutations(shape, clear):
         matrix = rng.integers(0, 30, shape).astype(float)
         if clear:
             matrix[np.arange(min(shape)), rng.permutation(min(shape))] += 50.0
-        rows, columns = assignment._best(matrix)
+        rows, columns = unit_pairing._best(matrix)
         assert rows.tolist() == sorted(set(rows.tolist())) and len(set(columns.tolist())) == len(rows) == min(shape)
         assert matrix[rows, columns].sum() == max(total for _, total in ways(matrix))
 
@@ -140,7 +140,7 @@ def test_what_needs_no_solving_is_paired_as_by_all_permutations(shape, clear):
 def test_of_equally_good_partners_the_solver_chooses(matrix):
     matrix = np.asarray(matrix, float)
     expected = [part.tolist() for part in linear_sum_assignment(matrix, maximize=True)]
-    assert [part.tolist() for part in assignment._best(matrix)] == expected
+    assert [part.tolist() for part in unit_pairing._best(matrix)] == expected
 
 
 @pytest.mark.parametrize("moved", [0, 1], ids=["the same names", "names that differ"])
@@ -152,6 +152,6 @@ def test_layers_of_equal_values_stay_at_their_places_among_very_many(moved, monk
         [Item(path=f"l{k}", defined=k, ran=k, values=frozenset({values[k]})) for k in range(40)],
         [Item(path=f"l{k + moved}", defined=k, ran=k, values=frozenset({values[k]})) for k in range(40)],
     )
-    monkeypatch.setattr(assignment, "_PIECE", 7)
+    monkeypatch.setattr(unit_pairing, "_PIECE", 7)
     found = [(c.reference, c.candidate) for c in assign(sides, lambda some: scores(some, (), frozenset()))]
     assert found == [(k, k) for k in range(40)]

@@ -6,7 +6,7 @@ import pytest
 from kit.frameworks import PADDLE, TORCH
 
 from padiff.align import align
-from padiff.model.live_model import LiveModel
+from padiff.model.tree import LiveModel
 
 WIDTH = 8
 

@@ -12,7 +12,7 @@ import torch
 
 import padiff
 from padiff.errors import UsageError
-from padiff.system.switches import Switches
+from padiff.system.terminal import Switches
 
 X = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
 
@@ -130,7 +130,7 @@ def test_paddles_functions_and_methods_are_its_own_again_afterwards(switched_on)
 
 def test_importing_patches_nothing(monkeypatch):
     softmax, add = paddle.nn.functional.softmax, paddle.Tensor.__add__
-    import padiff.frameworks.paddle.functions  # noqa: F401
+    import padiff.frameworks.paddle.hooks  # noqa: F401
 
     assert paddle.nn.functional.softmax is softmax
     assert paddle.Tensor.__add__ is add

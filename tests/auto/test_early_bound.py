@@ -16,7 +16,7 @@ import torch
 
 import padiff
 from padiff.frameworks.interception import Interception
-from padiff.frameworks.paddle.functions import FunctionHooks, _framework_calls
+from padiff.frameworks.paddle.hooks import FunctionHooks, _framework_calls
 from padiff.frameworks.torch import FRAMEWORK as TORCH
 from padiff.system.guard import RAISING
 

@@ -18,7 +18,7 @@ from kit.records import info, memory_run, plain, planted, record, root, step, to
 from padiff import Report, compare_runs
 from padiff.records import printable, verdict
 from padiff.report_formats import to_junit, to_markdown
-from padiff.system.colours import coloured
+from padiff.system.terminal import coloured
 from padiff_cli.main import main
 from padiff_hooks.outputs import console_for
 from padiff_hooks.show import print_report

@@ -111,7 +111,7 @@ WATCHES = (
     "run/processes.py",
     "run/recording.py",
     "run/startup.py",
-    "padiff/system/variables.py",
+    "padiff/system/frames.py",
 )
 HOSTS = ("run/hosts.py",)
 SCRIPTS = {

@@ -7,11 +7,9 @@ import threading
 import numpy as np
 import pytest
 
-from padiff.compare.measure import buffer_pool as module
-from padiff.compare.measure.arrays import figures_of
-from padiff.compare.measure.buffer_pool import buffer_pool
-from padiff.compare.measure.operands import Arrays
-from padiff.compare.measure.pairs import measure_pair
+from padiff.compare.measure import operands as module
+from padiff.compare.measure.operands import Arrays, buffer_pool
+from padiff.compare.measure.pairs import figures_of, measure_pair
 from padiff.dump import RunWriter, open_run
 from padiff.dump.storage import Storage
 from padiff.records import ROOT, SAME, TRANSPOSED, UNSCALED, InMemory, Layer, Pair, Record, RunInfo, Step
@@ -45,7 +43,7 @@ def test_pairs_that_are_read_into_one_room_have_the_figures_of_their_own_arrays(
 
 
 def test_a_room_is_used_again_and_grows_and_has_an_end(monkeypatch):
-    monkeypatch.setattr(module, "_MOST", 1 << 21)
+    monkeypatch.setattr(module, "_MOST_BUFFERS", 1 << 21)
     room = module._Buffers()
     first = room(1000, 0)
     assert first.size == 1000

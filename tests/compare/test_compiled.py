@@ -8,13 +8,12 @@ import pytest
 from kit.records import info, memory_run, pair, plain, record, root, step
 
 import padiff
-from padiff.compare.measure import arrays, compiled
-from padiff.compare.measure.arrays import figures_of
+from padiff.compare.measure import pairs, sums
 from padiff.compare.measure.operands import Arrays
-from padiff.compare.measure.pairs import measure_pair
+from padiff.compare.measure.pairs import figures_of, measure_pair
 from padiff.records import UNSCALED, Both, Kind
 
-LARGE = compiled.LEAST + 1234
+LARGE = sums.LEAST + 1234
 SHAPE = (LARGE // 7, 7)
 
 
@@ -65,7 +64,7 @@ def expected(reference, candidate, scales=UNSCALED):
 @pytest.fixture(scope="module")
 def kernel():
     pytest.importorskip("numba")
-    found = compiled.load()
+    found = sums.load()
     assert found is not None
     return found
 
@@ -74,8 +73,8 @@ def kernel():
 def way(request, monkeypatch):
     """Measures as without the extra, or with it."""
     found = request.getfixturevalue("kernel") if request.param == "compiled" else None
-    monkeypatch.setattr(compiled._compiled, "kernel", found)
-    monkeypatch.setattr(compiled._compiled, "tried", True)
+    monkeypatch.setattr(sums._compiled, "kernel", found)
+    monkeypatch.setattr(sums._compiled, "tried", True)
     return request.param
 
 
@@ -88,8 +87,8 @@ def taken(monkeypatch, kernel):
         sizes.append(reference.size)
         return kernel(reference, candidate, *largest)
 
-    monkeypatch.setattr(compiled._compiled, "kernel", noted)
-    monkeypatch.setattr(compiled._compiled, "tried", True)
+    monkeypatch.setattr(sums._compiled, "kernel", noted)
+    monkeypatch.setattr(sums._compiled, "tried", True)
     return sizes
 
 
@@ -190,34 +189,34 @@ def test_the_kernel_takes_large_tensors_of_one_dtype(taken):
 
 
 def test_one_pass_looks_at_each_element_once(taken, monkeypatch):
-    monkeypatch.setattr(arrays.Sums, "add", None)  # numpy's way is not taken besides
+    monkeypatch.setattr(pairs.Sums, "add", None)  # numpy's way is not taken besides
     figures_of(Arrays(normal(shape=(1_000_000,)), near(normal(shape=(1_000_000,))), UNSCALED))
     assert taken == [1_000_000]
 
 
 def test_the_kernel_is_loaded_once_so_much_was_measured_that_it_pays(monkeypatch):
-    state = compiled._Compiled()
-    monkeypatch.setattr(compiled, "_compiled", state)
-    monkeypatch.setattr(compiled, "_loaded", lambda: "kernel")
-    monkeypatch.setattr(compiled, "_PAYS", 3 * LARGE)
+    state = sums._Compiled()
+    monkeypatch.setattr(sums, "_compiled", state)
+    monkeypatch.setattr(sums, "_loaded", lambda: "kernel")
+    monkeypatch.setattr(sums, "_PAYS", 3 * LARGE)
     one = np.zeros(LARGE, np.float32)
-    assert [compiled.kernel_for(one, one) for _ in range(4)] == [None, None, "kernel", "kernel"]
-    assert compiled.kernel_for(one[:10], one[:10]) is None
+    assert [sums.kernel_for(one, one) for _ in range(4)] == [None, None, "kernel", "kernel"]
+    assert sums.kernel_for(one[:10], one[:10]) is None
 
 
 def test_without_numba_it_is_not_tried_again(monkeypatch):
     calls = []
-    monkeypatch.setattr(compiled, "_compiled", compiled._Compiled())
-    monkeypatch.setattr(compiled, "_loaded", lambda: calls.append(1))
-    assert compiled.load() is None and compiled.load() is None and calls == [1]
+    monkeypatch.setattr(sums, "_compiled", sums._Compiled())
+    monkeypatch.setattr(sums, "_loaded", lambda: calls.append(1))
+    assert sums.load() is None and sums.load() is None and calls == [1]
     one = np.zeros(LARGE, np.float32)
-    assert compiled.kernel_for(one, one) is None
+    assert sums.kernel_for(one, one) is None
 
 
 def test_a_numba_that_does_not_work_is_gone_without(monkeypatch):
     # What Python sees of a package that is not installed, or that raises while it is imported.
     monkeypatch.setitem(__import__("sys").modules, "padiff.compare.measure.kernel", None)
-    assert compiled._loaded() is None
+    assert sums._loaded() is None
 
 
 def test_arrays_stay_writable(kernel):
@@ -241,8 +240,8 @@ def test_verdicts_are_the_same_with_and_without_it(monkeypatch, kernel):
 
     found = []
     for way in (None, kernel):
-        monkeypatch.setattr(compiled._compiled, "kernel", way)
-        monkeypatch.setattr(compiled._compiled, "tried", True)
+        monkeypatch.setattr(sums._compiled, "kernel", way)
+        monkeypatch.setattr(sums._compiled, "tried", True)
         report = padiff.compare_runs(run(0), run(1e-5))
         found.append([(d.pair.anchor.site, d.passed, d.figures.index, d.figures.l2 == 0) for d in report.diffs])
         assert str(report.first_diff.message).startswith("The runs differ first at step")

@@ -10,7 +10,7 @@ import pytest
 
 from padiff.compare.judge.block_facts import apart_at_start
 from padiff.compare.judge.drift import Drift, Update, drift, with_caveat
-from padiff.compare.judge.noise import NoisePolicy
+from padiff.compare.judge.policy import NoisePolicy
 from padiff.compare.measure.pairs import measure_pair
 from padiff.records import Coverage, Diff, Figure, Figures, FirstDiff, Judgement, Pair, Rule
 from padiff.records.step_diffs import StepDiffs

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from padiff.compare.diagnose.kernels import cells, windows
+from padiff.compare.diagnose import kernels
 
 F = torch.nn.functional
 
@@ -26,8 +26,8 @@ def test_convolution_of_all_channels_and_of_some(axes, groups, stride, pad, dila
     given = torch.tensor(x), torch.tensor(weight)
     expected = getattr(F, f"conv{axes}d")(*given, None, stride, pad, dilation, groups).numpy()
     set_to = [stride] * axes, [(pad, pad)] * axes, [dilation] * axes, groups
-    np.testing.assert_allclose(windows.conv(x, weight, *set_to), expected, rtol=1e-10, atol=1e-12)
-    some = windows.conv(x, weight, *set_to, channels=np.array([1, 5, 11]))
+    np.testing.assert_allclose(kernels.conv(x, weight, *set_to), expected, rtol=1e-10, atol=1e-12)
+    some = kernels.conv(x, weight, *set_to, channels=np.array([1, 5, 11]))
     np.testing.assert_allclose(some, expected[:, [1, 5, 11]], rtol=1e-10, atol=1e-12)
 
 
@@ -39,14 +39,14 @@ def test_pooling_where_windows_are_padded_or_cut_off(axes, stride, pad, ceil):
     x = values(2, 3, *[10] * axes)
     set_to = [3] * axes, [stride] * axes
     expected = getattr(F, f"max_pool{axes}d")(torch.tensor(x), 3, stride, pad, ceil_mode=ceil).numpy()
-    np.testing.assert_allclose(windows.pool(x, "max", *set_to, [pad] * axes, ceil=ceil), expected)
+    np.testing.assert_allclose(kernels.pool(x, "max", *set_to, [pad] * axes, ceil=ceil), expected)
     dilated = getattr(F, f"max_pool{axes}d")(torch.tensor(x), 3, stride, pad, 2, ceil_mode=ceil).numpy()
-    made = windows.pool(x, "max", *set_to, [(pad, pad)] * axes, ceil=ceil, dilation=[2] * axes)
+    made = kernels.pool(x, "max", *set_to, [(pad, pad)] * axes, ceil=ceil, dilation=[2] * axes)
     np.testing.assert_allclose(made, dilated)
     mean = getattr(F, f"avg_pool{axes}d")
     for counted in (True, False):
         expected = mean(torch.tensor(x), 3, stride, pad, ceil_mode=ceil, count_include_pad=counted).numpy()
-        made = windows.pool(x, "mean", *set_to, [pad] * axes, exclusive=not counted, ceil=ceil)
+        made = kernels.pool(x, "mean", *set_to, [pad] * axes, exclusive=not counted, ceil=ceil)
         np.testing.assert_allclose(made, expected, rtol=1e-10)
 
 
@@ -55,7 +55,7 @@ def test_pooling_to_a_size_that_does_not_divide(axes):
     x = values(2, 3, *[10] * axes)
     for by, name in (("mean", "avg"), ("max", "max")):
         expected = getattr(F, f"adaptive_{name}_pool{axes}d")(torch.tensor(x), 4).numpy()
-        np.testing.assert_allclose(windows.pool_to(x, by, [4] * axes), expected, rtol=1e-10)
+        np.testing.assert_allclose(kernels.pool_to(x, by, [4] * axes), expected, rtol=1e-10)
 
 
 def weights(gates):
@@ -64,7 +64,7 @@ def weights(gates):
     return values(2, 5, 3), [rng.normal(size=shape) for shape in shapes]
 
 
-@pytest.mark.parametrize(("kind", "cell", "gates"), [("LSTM", cells.lstm, 4), ("GRU", cells.gru, 3)])
+@pytest.mark.parametrize(("kind", "cell", "gates"), [("LSTM", kernels.lstm, 4), ("GRU", kernels.gru, 3)])
 @pytest.mark.parametrize("start", [0.0, 0.5])
 def test_recurrent_cells(kind, cell, gates, start):
     x, parts = weights(gates)
@@ -93,4 +93,4 @@ def test_a_gru_that_resets_elsewhere(reset):
         kept = (r * h if reset == "before" else h) @ u[8:].T + other[8:]
         h = (1 - z) * np.tanh(given[:, 8:] + kept) + z * h
         states.append(h)
-    np.testing.assert_allclose(cells.gru(x, w, u, one, other, reset=reset), np.stack(states, 1), rtol=1e-10)
+    np.testing.assert_allclose(kernels.gru(x, w, u, one, other, reset=reset), np.stack(states, 1), rtol=1e-10)

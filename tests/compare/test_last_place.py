@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from padiff.compare.judge.noise import NoisePolicy
+from padiff.compare.judge.policy import NoisePolicy
 from padiff.compare.measure.pairs import measure_pair
 from padiff.records import Figure, Rule
 

@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 from kit.records import pair
 
-from padiff.compare.measure.arrays import figures_of
 from padiff.compare.measure.operands import Arrays
-from padiff.compare.measure.pairs import measure_pair
+from padiff.compare.measure.pairs import figures_of, measure_pair
 from padiff.records import UNSCALED, Both, Kind, Layout
 
 

@@ -11,7 +11,7 @@ from kit.records import info, parameter, plain, record, root, sketched_run, toy_
 
 from padiff import Tolerance, compare_runs
 from padiff.compare.comparison import RunComparison
-from padiff.compare.judge.noise import NoisePolicy
+from padiff.compare.judge.policy import NoisePolicy
 from padiff.compare.measuring import STEPS_AT_A_TIME
 from padiff.dump import open_run
 from padiff.dump.storage import Storage

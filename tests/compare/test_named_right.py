@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import padiff
-from padiff.compare.declared.fixes import layer_fix
+from padiff.compare.declared.layers import layer_fix
 from padiff.records import Layer
 
 TOKENS, WIDTH, ROWS = 10, 8, 24

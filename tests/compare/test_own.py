@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from kit.records import as_sketch, info, record
 
-from padiff.compare.rank_dropout_masks import bits, certain
+from padiff.compare.rank_draws import bits, certain
 from padiff.compare.replicas import RankFault, check_replicas
 from padiff.records import LOOP, Layer, Parameter, Step
-from padiff.records.parts import Part
+from padiff.records.recorded import Part
 
 KINDS = ("full", "sketch")
 

@@ -10,7 +10,7 @@ import pytest
 from kit.records import as_sketch, pair, planted, record, toy_run
 
 from padiff.compare import compare_runs
-from padiff.compare.measure.picture import picture_of
+from padiff.compare.measure.operands import picture_of
 from padiff.records import BROADCAST, TRANSPOSED, Pair
 from padiff.report_formats import to_json
 
@@ -93,7 +93,7 @@ def test_there_is_none_where_the_tensors_are_not_there(monkeypatch):
     assert picture_of(pair(np.ones(2, np.complex64), np.ones(2, np.complex64))) is None
     assert picture_of(pair(np.ones((0, 3)), np.ones((0, 3)))) is None
     assert picture_of(pair(np.ones((4, 2)), np.ones(2), layout=BROADCAST)) is not None
-    monkeypatch.setattr("padiff.compare.measure.picture._MOST", 3)
+    monkeypatch.setattr("padiff.compare.measure.operands._MOST", 3)
     assert picture_of(pair(np.ones(4), np.zeros(4))) is None
 
 

@@ -11,7 +11,7 @@ import pytest
 import padiff
 from padiff.compare.replicas import RankFault, check_replicas
 from padiff.records import InMemory, Layer, Parameter, Record, RunInfo, Step
-from padiff.records.parts import Part
+from padiff.records.recorded import Part
 from padiff_cli.main import main
 from padiff_hooks.live import LiveComparison
 

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from kit.records import kept, pair
 
+from padiff.compare.measure.measure_step import measure_together
 from padiff.compare.measure.pairs import measure_pair
-from padiff.compare.measure.sketch_batch import measure_together
 from padiff.records import TRANSPOSED, Both
-from padiff.records.diff_rows import empty_rows
-from padiff.records.pair_schema import PairSchema
-from padiff.records.step_diffs import StepDiffs
+from padiff.records.pair_table import PairSchema
+from padiff.records.step_diffs import StepDiffs, empty_rows
 from padiff.sketches.sketch import BUCKETS, ELEMENTS
 
 SHAPES = [(1,), (2,), (7, 8), (BUCKETS,), (BUCKETS + 1,), (40, 70), (ELEMENTS,), (ELEMENTS + 1,), (150, 200)]

@@ -10,15 +10,14 @@ import pytest
 from kit.records import info, kept, linear, pair, record, root, step, write_run
 
 from padiff.align import align
-from padiff.compare.measure.measure_step import measured
+from padiff.compare.measure.measure_step import measure_in_rows, measured
 from padiff.compare.measure.pairs import measure_pair
-from padiff.compare.measure.small_tensor_batch import measure_in_rows
 from padiff.dump import open_run
 from padiff.dump.storage import Storage
 from padiff.errors import TensorFileError
 from padiff.pair.plans import PairPlans
 from padiff.records import SAME, TRANSPOSED, Both
-from padiff.records.diff_rows import empty_rows, measured_and_judged
+from padiff.records.step_diffs import empty_rows, measured_and_judged
 
 PACKED = Storage(pack=True)
 SIZES = [1, 2, 7, 16, 33, 64, 255, 256, 500, 999]

@@ -12,10 +12,9 @@ from kit.records import info, pair, plain, record, root, step, toy_folder, write
 
 from padiff import compare_runs
 from padiff.compare.measure.pairs import measure_pair
-from padiff.dump.npy import read_plain
-from padiff.dump.tensor_file import TensorFile
+from padiff.dump.tensor_file import TensorFile, read_plain
 from padiff.records import UNSCALED, Both
-from padiff.system.memory import new_memory
+from padiff.system.process import new_memory
 
 LARGE = 1 << 16
 RNG = np.random.default_rng(5)

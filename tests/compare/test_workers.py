@@ -23,9 +23,8 @@ import padiff.compare.workers
 from padiff import Tolerance, compare_runs
 from padiff.compare.workers import Workers
 from padiff.dump import RunWriter, open_run
-from padiff.dump.headers import Place
 from padiff.dump.pack import PackedTensor
-from padiff.dump.safetensors import ArrayFile
+from padiff.dump.safetensors import ArrayFile, Place
 from padiff.dump.storage import Storage
 from padiff.errors import TensorFileError, UsageError
 from padiff.records import Both, Record, Sketched

@@ -92,7 +92,7 @@ def test_a_fault_beside_a_direct_call_is_named_with_its_line():
 
 def test_a_model_that_is_called_directly_stays_as_it_is(monkeypatch):
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr("padiff.frameworks.direct_calls._is_called_directly", lambda _: True)
+    monkeypatch.setattr("padiff.frameworks.interception._is_called_directly", lambda _: True)
 
     class Net(torch.nn.Linear):
         def forward(self, x, fail=False):

@@ -12,9 +12,9 @@ from kit.forking import python_with_frameworks
 from kit.frameworks import PADDLE, TORCH
 
 import padiff
+from padiff.frameworks.base import UncopiedError
 from padiff.frameworks.torch import FRAMEWORK
-from padiff.frameworks.torch.tensor_memory import memory_of
-from padiff.frameworks.values import UncopiedError
+from padiff.frameworks.torch.tensors import memory_of
 from padiff.sketches.sketch import sketch_of
 
 from .freed import KINDS, MADE, Elsewhere, Flat, part, without_memory

@@ -12,7 +12,7 @@ from kit.frameworks import TORCH
 
 import padiff
 from padiff.frameworks.torch import FRAMEWORK
-from padiff.frameworks.torch.tensor_memory import memory_of
+from padiff.frameworks.torch.tensors import memory_of
 
 from .training import Training, assert_neutral, train
 

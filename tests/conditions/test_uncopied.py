@@ -11,7 +11,7 @@ from kit.frameworks import PADDLE, TORCH
 import padiff
 from padiff.frameworks.torch import FRAMEWORK
 from padiff.recorder.copying import Copier
-from padiff.recorder.skip_log import SkipLog, SkippedTensor
+from padiff.recorder.tensor_copy import SkipLog, SkippedTensor
 
 from .training import Training, assert_neutral, counts, train
 

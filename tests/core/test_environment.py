@@ -17,10 +17,10 @@ from padiff.dump import open_run
 from padiff.errors import RunFolderError
 from padiff.frameworks import framework_of
 from padiff.model.tree import walk
-from padiff.recorder import environment_fingerprint
-from padiff.recorder.environment_fingerprint import fingerprint
+from padiff.recorder import description
+from padiff.recorder.description import fingerprint
 from padiff.records import Layer, RunInfo
-from padiff.records.environment_differences import cautions, differences, environment_from_json
+from padiff.records.declared import cautions, differences, environment_from_json
 from padiff.report_formats import coverage_lines, to_json, to_markdown
 from padiff_cli.main import main
 
@@ -132,7 +132,7 @@ def test_reading_changes_nothing():
 import warnings
 warnings.simplefilter("error")
 import torch, padiff
-from padiff.recorder.environment_fingerprint import fingerprint
+from padiff.recorder.description import fingerprint
 from padiff.frameworks import framework_of
 from padiff.model.tree import walk
 model = torch.nn.Linear(2, 3)
@@ -150,10 +150,10 @@ assert torch.get_num_interop_threads() == 3
 def test_a_processor_is_reported_by_its_first_entry(tmp_path, monkeypatch):
     file = tmp_path / "cpuinfo"
     file.write_text("model name\t: A CPU\nflags\t: fpu avx512f avx2 vmx\n\nmodel name\t: Another\nflags\t: avx\n" * 999)
-    monkeypatch.setattr(environment_fingerprint, "CPU_FILE", str(file))
+    monkeypatch.setattr(description, "CPU_FILE", str(file))
     found = taken(torch.nn.Linear(2, 3))
     assert (found["cpu.model"], found["cpu.instructions"]) == ("A CPU", "avx2 avx512f")
-    monkeypatch.setattr(environment_fingerprint, "CPU_FILE", str(tmp_path / "none"))
+    monkeypatch.setattr(description, "CPU_FILE", str(tmp_path / "none"))
     assert taken(torch.nn.Linear(2, 3))["cpu.model"]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from padiff.system.naming import first_few
+from padiff.system.terminal import first_few
 
 
 @pytest.mark.parametrize(

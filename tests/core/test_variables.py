@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 
-from padiff.system.variables import names_of
+from padiff.system.frames import names_of
 
 DROPS = """
 def train():

@@ -9,10 +9,10 @@ import zlib
 import numpy as np
 import pytest
 
-from padiff.dump import codecs
+from padiff.dump import storage
 from padiff.dump.medium import read_text
 from padiff.dump.untrusted import open_plain
-from padiff.system import memory
+from padiff.system import process
 
 CODECS = ["zlib", pytest.param("zstd", marks=pytest.mark.skipif("not have_zstd()"))]
 
@@ -29,42 +29,42 @@ def have_zstd():
 @pytest.mark.parametrize("dtype", ["float32", "int64", "uint8", "float16"])
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 5), (4001, 3)])
 def test_what_was_compressed_comes_back(codec, dtype, shape, monkeypatch):
-    monkeypatch.setattr(codecs, "_BLOCK", 1000)
-    monkeypatch.setattr(codecs, "_PART", 700)
+    monkeypatch.setattr(storage, "_BLOCK", 1000)
+    monkeypatch.setattr(storage, "_PART", 700)
     array = (np.random.default_rng(0).normal(size=shape) * 50).astype(dtype)
-    packed = codecs.compressed(array, codec)
-    np.testing.assert_array_equal(codecs.restored(packed, codec, array.dtype, array.shape), array, strict=True)
+    packed = storage.compressed(array, codec)
+    np.testing.assert_array_equal(storage.restored(packed, codec, array.dtype, array.shape), array, strict=True)
 
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize(("claimed", "said"), [((99,), "more than 396 bytes, not 396"), ((101,), "to 400 bytes")])
 def test_another_size_than_was_compressed_is_refused(codec, claimed, said):
-    packed = codecs.compressed(np.arange(100, dtype=np.float32), codec)
+    packed = storage.compressed(np.arange(100, dtype=np.float32), codec)
     if claimed == (101,):  # planes are read one by one: 400 bytes are three planes of 101, and a part of the fourth
         said = "it unpacks to 400 bytes, not 404"
     with pytest.raises(ValueError, match=said):
-        codecs.restored(packed, codec, np.dtype(np.float32), claimed)
+        storage.restored(packed, codec, np.dtype(np.float32), claimed)
 
 
 def test_damaged_bytes_are_refused():
-    packed = codecs.compressed(np.arange(1000, dtype=np.float32), "zlib").copy()
+    packed = storage.compressed(np.arange(1000, dtype=np.float32), "zlib").copy()
     packed[20:40] = 7
     with pytest.raises(ValueError, match=r"it can't be unpacked|it unpacks to"):
-        codecs.restored(packed, "zlib", np.dtype(np.float32), (1000,))
+        storage.restored(packed, "zlib", np.dtype(np.float32), (1000,))
 
 
 def test_more_than_is_free_is_refused_before_it_is_taken(monkeypatch):
-    monkeypatch.setattr(memory, "available", lambda: 100_000_000)
+    monkeypatch.setattr(process, "available", lambda: 100_000_000)
     packed = np.frombuffer(zlib.compress(bytes(70_000_000)), np.uint8)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ValueError, match="has 70,000,000 bytes, with 100,000,000 of memory free"):
-        codecs.restored(packed, "zlib", np.dtype(np.uint8), (70_000_000,))
+        storage.restored(packed, "zlib", np.dtype(np.uint8), (70_000_000,))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 10_000  # kB
 
 
 UNPACKING = """
 import numpy as np, resource, zlib
-from padiff.dump import codecs
+from padiff.dump import storage as codecs
 packed = np.frombuffer(zlib.compress(bytes(1 << 26)), np.uint8)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 codecs.restored(packed, "zlib", np.dtype(np.float32), (1 << 24,))
@@ -81,13 +81,13 @@ def test_what_a_container_may_take_counts(tmp_path, monkeypatch):
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   4096 kB\n")
     (tmp_path / "max").write_text("3000000\n")
     (tmp_path / "current").write_text("1000000\n")
-    monkeypatch.setattr(memory, "_SYSTEM", tmp_path / "meminfo")
-    monkeypatch.setattr(memory, "_CONTAINER", (tmp_path / "max", tmp_path / "current"))
-    assert memory.available() == 2_000_000
+    monkeypatch.setattr(process, "_SYSTEM", tmp_path / "meminfo")
+    monkeypatch.setattr(process, "_CONTAINER", (tmp_path / "max", tmp_path / "current"))
+    assert process.available() == 2_000_000
     (tmp_path / "max").write_text("max\n")
-    assert memory.available() == 4096 * 1024
+    assert process.available() == 4096 * 1024
     (tmp_path / "meminfo").unlink()
-    assert memory.available() is None
+    assert process.available() is None
 
 
 @pytest.mark.timeout(20)

@@ -12,7 +12,7 @@ import pytest
 from kit.records import info, linear, norm, plain, record, root, step, toy_folder, toy_info, toy_steps, write_run
 
 from padiff.dump import FolderRun, RunWriter, open_run
-from padiff.dump.files import aside
+from padiff.dump.format import aside
 from padiff.dump.medium import write_json
 from padiff.errors import RunFolderError, UsageError, WriterError
 from padiff.records import LOOP, ROOT, Record, Step, TensorSource

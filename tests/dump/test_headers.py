@@ -9,8 +9,7 @@ from collections import deque
 
 import pytest
 
-from padiff.dump.headers import parse_header
-from padiff.dump.safetensors import ArrayFile
+from padiff.dump.safetensors import ArrayFile, parse_header
 from padiff.errors import RunFolderError
 
 TENSORS = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import padiff
-from padiff.dump.local import is_remote, local_folder
+from padiff.dump.store import is_remote, local_folder
 from padiff.errors import UsageError
 from padiff.records import Both
 from padiff_cli.main import main

@@ -9,13 +9,12 @@ import pytest
 from kit.records import as_sketch, toy_info
 
 from padiff.dump import RunWriter, open_run
-from padiff.dump.rank_dedup import SAME_FILE
+from padiff.dump.deduplication import SAME_FILE
 from padiff.dump.storage import Storage
 from padiff.errors import PadiffError, RunFolderError
 from padiff.records import InMemory, Operand, Record, Step, Trace, TracedCall, TracedTensor
-from padiff.records.pack import Batch, Pack
-from padiff.records.parameter_states import OptimizerState, ParameterState, Rate
-from padiff.records.parts import Part
+from padiff.records.recorded import Part
+from padiff.records.traces import Batch, OptimizerState, Pack, ParameterState, Rate
 
 STORAGES = {"plain": Storage(), "packed": Storage(pack=True), "zlib": Storage(pack=True, compression="zlib")}
 WORLD, ELEMENTS = 4, 5000

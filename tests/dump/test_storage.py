@@ -5,25 +5,25 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from padiff.dump import codecs
+from padiff.dump import storage
 from padiff.dump.storage import Storage
 from padiff.errors import UsageError
 
 
-@pytest.mark.parametrize("name", codecs.CODECS)
+@pytest.mark.parametrize("name", storage.CODECS)
 def test_never_more_is_unpacked_than_the_tensor_has(name):
     if name == "zstd":
         pytest.importorskip("zstandard")
-    packed = codecs.compressed(np.zeros(1 << 24, np.uint8), name)
+    packed = storage.compressed(np.zeros(1 << 24, np.uint8), name)
     assert packed.nbytes < 1 << 18
     with pytest.raises(ValueError, match="more than 100 bytes"):
-        codecs.restored(packed, name, np.dtype(np.uint8), (100,))
+        storage.restored(packed, name, np.dtype(np.uint8), (100,))
     with pytest.raises(ValueError, match="unpack"):
-        codecs.restored(packed, name, np.dtype(np.float64), (1 << 24,))
+        storage.restored(packed, name, np.dtype(np.float64), (1 << 24,))
     with pytest.raises(ValueError, match="unpack"):
-        codecs.restored(packed[: len(packed) // 2], name, np.dtype(np.uint8), (1 << 24,))
+        storage.restored(packed[: len(packed) // 2], name, np.dtype(np.uint8), (1 << 24,))
     with pytest.raises(ValueError, match="unpack"):
-        codecs.restored(np.frombuffer(b"nothing of this kind", np.uint8), name, np.dtype(np.uint8), (4,))
+        storage.restored(np.frombuffer(b"nothing of this kind", np.uint8), name, np.dtype(np.uint8), (4,))
 
 
 def test_unknown_and_missing_codecs(monkeypatch):

@@ -14,14 +14,11 @@ from hard.children import run_child
 
 import padiff
 from dump.stores import objects, s3_server
-from padiff.dump import fetching
-from padiff.dump.local import run_folder
-from padiff.dump.lock import DEAD
-from padiff.dump.remote_lock import StoreLock
-from padiff.dump.remote_path import RemotePath
+from padiff.dump import safetensors
+from padiff.dump.lock import DEAD, StoreLock
 from padiff.dump.remote_write import StoreWriter
 from padiff.dump.storage import Storage
-from padiff.dump.store import FsspecStore
+from padiff.dump.store import FsspecStore, RemotePath, run_folder
 from padiff.errors import RunFolderError, TensorFileError, UsageError
 from padiff.report_formats import to_json
 from padiff_cli.doctor.run_check import check_run
@@ -310,7 +307,7 @@ def test_the_lock_of_a_killed_process_is_taken_over(place, owner, refused):
 
 
 def test_a_sign_of_life_under_way_does_not_put_a_released_lock_back(monkeypatch):
-    monkeypatch.setattr("padiff.dump.remote_lock.BEAT", 0.01)
+    monkeypatch.setattr("padiff.dump.lock.BEAT", 0.01)
     under_way = threading.Event()
     write = RemotePath.write_bytes
 
@@ -362,7 +359,7 @@ def test_the_next_steps_are_fetched_ahead_and_bounded(place, monkeypatch):
         time.sleep(0.01)
     assert names_of_threads() == []  # though the run is still held
     fetched.clear()
-    monkeypatch.setattr(fetching, "_AHEAD", 1)
+    monkeypatch.setattr(safetensors, "_AHEAD", 1)
     run = padiff.open_run(place)
     run.steps(0)
     time.sleep(0.1)
@@ -439,8 +436,8 @@ def test_file_systems_are_written_aside_and_renamed(tmp_path):
 
 AT_EXIT = """
 import atexit
-from padiff.dump.fetching import Fetching
-from padiff.dump.local import run_folder
+from padiff.dump.safetensors import Fetching
+from padiff.dump.store import run_folder
 from concurrent.futures import ThreadPoolExecutor
 path = run_folder("memory://bucket/run", "dir_path") / "steps"
 path.write_bytes(b"values")

@@ -9,9 +9,8 @@ import pytest
 from kit.records import record
 
 from padiff.dump import pack as module
-from padiff.dump.codecs import compressed
 from padiff.dump.pack import table_of
-from padiff.dump.storage import Storage
+from padiff.dump.storage import Storage, compressed
 
 from .packs import PACKED, read_back, values_of, written
 

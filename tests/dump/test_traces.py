@@ -12,7 +12,7 @@ from kit.records import memory_run, root
 
 import padiff
 from padiff.dump.format import REPORT_FILE
-from padiff.dump.traces import without_trace
+from padiff.dump.stored_schema import without_trace
 from padiff.errors import PadiffError
 from padiff.records import LOOP, NO_TRACE, Step
 from padiff_cli.doctor.run_check import check_run

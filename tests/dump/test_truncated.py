@@ -15,7 +15,7 @@ from kit.records import info, plain, record, root, step, write_run
 from padiff.dump.storage import Storage
 from padiff.dump.tensor_file import TensorFile
 from padiff.errors import TensorFileError
-from padiff.system import memory
+from padiff.system import process
 
 # Larger than all that is read in another way for being small, and than the memory that measuring reads into.
 COUNT = 5_000_000
@@ -81,7 +81,7 @@ def test_a_file_larger_than_was_recorded_is_refused_before_memory_is_taken(claim
 
 
 def test_a_tensor_larger_than_the_memory_that_is_free_is_refused_before_it_is_taken(claimed, monkeypatch):
-    monkeypatch.setattr(memory, "available", lambda: 2 << 30)
+    monkeypatch.setattr(process, "available", lambda: 2 << 30)
     source = TensorFile(claimed.parent, "a.npy", "float32", (1 << 28,), "fc/forward/output.0")
     with pytest.raises(TensorFileError, match=r"1,073,741,824 bytes, with 2,147,483,648 of memory free"):
         source.read()

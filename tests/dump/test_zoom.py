@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import padiff
-from padiff.dump.zoom import ZOOM_FILE, Requests, Zoom, ask
+from padiff.dump.prepare import ZOOM_FILE, Requests, Zoom, ask
 from padiff_hooks.paired import PairedRuns
 from padiff_hooks.training import TrainingRecorder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from padiff.records import Both, Models
-from padiff.records.cause import Cause
+from padiff.records.compared import Cause
 from padiff.records.first_diff import FirstDiff
 from padiff.records.recorded import ROOT
 from padiff.system.frames import Frame

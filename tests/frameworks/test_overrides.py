@@ -7,7 +7,7 @@ import gc
 import pickle
 import weakref
 
-from padiff.frameworks.overrides import Override
+from padiff.frameworks.interception import Override
 
 
 class Base:

@@ -15,14 +15,7 @@ import torch
 from kit.frameworks import KITS
 
 from padiff.errors import UsageError
-from padiff.records.parameter_states import (
-    MASTER_WEIGHT,
-    MOMENTUM,
-    SECOND_MOMENT,
-    STEPS,
-    OptimizerState,
-    ParameterState,
-)
+from padiff.records.traces import MASTER_WEIGHT, MOMENTUM, SECOND_MOMENT, STEPS, OptimizerState, ParameterState
 
 P, T = paddle.optimizer, torch.optim
 SHAPES = ((3, 2), (4,))

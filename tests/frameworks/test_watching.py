@@ -10,7 +10,7 @@ import torch
 
 import padiff
 from padiff.frameworks import framework_of
-from padiff.frameworks.torch import watching
+from padiff.frameworks.torch import calls
 
 
 def watched(kit):
@@ -102,10 +102,10 @@ def refuses(*tensors, **options):
     raise TypeError("of a version that asks otherwise")
 
 
-@pytest.mark.parametrize("guards", [watching.TensorGuards, None, refuses], ids=["guards", "none", "others"])
+@pytest.mark.parametrize("guards", [calls.TensorGuards, None, refuses], ids=["guards", "none", "others"])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_parameters_that_are_frozen_in_turn_are_recorded_as_they_are(autocast, guards, monkeypatch):
-    monkeypatch.setattr(watching, "TensorGuards", guards)
+    monkeypatch.setattr(calls, "TensorGuards", guards)
     model = torch.nn.Sequential(*(torch.nn.Linear(5, 5) for _ in range(4)))
     parameters = dict(model.named_parameters())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

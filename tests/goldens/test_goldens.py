@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from kit.forking import interpreter
 
-import padiff.golden.blessing
+import padiff.golden.sorting
 from padiff.dump import open_run
 from padiff.errors import RunFolderError
 from padiff.golden.folder import MOST_BYTES, read_golden, size_of_folder
@@ -131,7 +131,7 @@ def test_the_old_golden_stays_if_blessing_fails_and_comes_back_if_it_was_cut_off
 
     for name in ("write_json", "swap"):
         with monkeypatch.context() as patch:
-            patch.setattr(padiff.golden.blessing, name, fail)
+            patch.setattr(padiff.golden.sorting, name, fail)
             assert golden("check", "goldens", "--bless") == 2
         assert "no space left" in capsys.readouterr().err
         assert content_of("goldens") == before

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from padiff.golden.noise import NOTHING, UNITS, Errors, errors_between, limits_of, measured, unit_of
+from padiff.golden.folder import NOTHING, UNITS, Errors, errors_between, limits_of, measured, unit_of
 from padiff.records import InMemory, Record, Step
 from padiff.sketches.sketch import sketch_of
 

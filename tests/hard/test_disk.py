@@ -16,7 +16,7 @@ from kit.frameworks import TORCH
 from kit.nets import mlp
 
 import padiff
-from padiff.dump.os_errors import explain_os_error
+from padiff.dump.write import explain_os_error
 from padiff.errors import UnwritableFolderError, WriterError
 
 from .children import run_child

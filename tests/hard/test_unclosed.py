@@ -21,8 +21,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 rec = padiff.record(model, sys.argv[1], optimizer=optimizer, pack=sys.argv[2] == "packed")
 rec.__enter__()
 if sys.argv[3] == "slow":
-    import padiff.dump.exit_flush
-    padiff.dump.exit_flush.AT_EXIT = 0.5
+    import padiff.dump.write
+    padiff.dump.write.AT_EXIT = 0.5
     whole = write.RunWriter._write
     write.RunWriter._write = lambda *args: (time.sleep(4 if args[1].number else 0), whole(*args))
 for _ in range(5 if sys.argv[3] != "slow" else 2):

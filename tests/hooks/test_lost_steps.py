@@ -10,10 +10,10 @@ from kit.records import info, linear, record, root, step
 
 import padiff
 from padiff.dump import RunWriter, open_run
-from padiff.dump.local import run_folder
-from padiff.dump.missing_steps import missing_steps
+from padiff.dump.prepare import missing_steps
 from padiff.dump.remote_write import StoreWriter
 from padiff.dump.storage import Storage
+from padiff.dump.store import run_folder
 from padiff_cli.main import main
 from padiff_hooks.live import LiveComparison
 

@@ -13,7 +13,7 @@ import torch
 from transformers import TrainerCallback
 
 import padiff
-from padiff.dump.floor_files import read_floors
+from padiff.dump.weight_files import read_floors
 from padiff.errors import RunsDifferError
 from padiff_hooks.own_curves import OwnCurves
 from padiff_transformers import PaDiffCallback

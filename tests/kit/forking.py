@@ -237,8 +237,8 @@ def _run_once(path: list[str], args: list[str], folder: str, environment: dict[s
     os.chdir(folder)
     if "multiprocessing.process" in sys.modules:  # which looks for a script below the folder that it began in
         sys.modules["multiprocessing.process"].ORIGINAL_DIR = folder
-    if "padiff.system.start_folder" in sys.modules:  # which is that of the import
-        importlib.reload(sys.modules["padiff.system.start_folder"])
+    if "padiff.system.lazily" in sys.modules:  # which is that of the import
+        importlib.reload(sys.modules["padiff.system.lazily"])
     os.environ.clear()
     os.environ.update(environment)
     if args[0] == "--without":

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from padiff.dump import RunWriter
-from padiff.recorder.memory import MemoryRun
+from padiff.recorder.output import MemoryRun
 from padiff.records import LOOP, ROOT, InMemory, Layer, Pair, Parameter, Record, Run, RunInfo, Sketched, Step
 from padiff.sketches.sketch import sketch_of
 

@@ -4,8 +4,7 @@ import pytest
 import yaml
 
 from padiff.errors import UsageError
-from padiff.model.given_map import GivenMap
-from padiff.model.map_file import DEEPEST, read_yaml
+from padiff.model.given_map import DEEPEST, GivenMap, read_yaml
 
 
 @pytest.mark.parametrize(
@@ -72,7 +71,7 @@ def test_the_deepest_that_is_read():
 
 
 def test_more_events_than_any_map_has_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("padiff.model.map_file.MOST_EVENTS", 100)
+    monkeypatch.setattr("padiff.model.given_map.MOST_EVENTS", 100)
     (tmp_path / "map.yaml").write_text("".join(f"a{i}: b{i}\n" for i in range(100)))
     with pytest.raises(UsageError, match="at most 100 names"):
         GivenMap.read(tmp_path / "map.yaml")

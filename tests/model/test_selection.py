@@ -5,7 +5,7 @@ import pytest
 from padiff.errors import SelectionError, UsageError
 from padiff.model.selection import Node, select
 from padiff.records import ROOT
-from padiff.system.spelling import nearest
+from padiff.system.terminal import nearest
 
 
 class Block: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from padiff.pair.layouts import layout_between, square_layout
+from padiff.pair.joined_calls import layout_between, square_layout
 from padiff.records import SAME, Layout
 
 N, C, H, W = 2, 3, 5, 7

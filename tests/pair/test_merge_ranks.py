@@ -11,10 +11,9 @@ from padiff.compare.measure.pairs import measure_pair
 from padiff.errors import SketchOnlyError
 from padiff.pair.merge_ranks import merge_ranks
 from padiff.records import InMemory, Pair, Record, Sketched, Step
-from padiff.records.parts import Part
-from padiff.sketches.part_sketches import own_of
+from padiff.records.recorded import Part
 from padiff.sketches.samples import Samples
-from padiff.sketches.sketch import sketch_of
+from padiff.sketches.sketch import own_of, sketch_of
 
 SHAPE = (90, 70)  # more elements than a sketch looks at
 WHOLE = (np.random.default_rng(3).normal(size=SHAPE) + 2).astype(np.float32)

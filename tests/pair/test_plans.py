@@ -18,7 +18,7 @@ from padiff.pair.merge_ranks import merge_ranks
 from padiff.pair.plans import PairPlans
 from padiff.pair.steps import pair_steps
 from padiff.records import LOOP, ROOT, Both, InMemory, Pair
-from padiff.records.parts import Part
+from padiff.records.recorded import Part
 
 PACKED, FILES = Storage(pack=True), Storage()
 TREE = info(root(2), linear("a", 4, 8), linear("b", 8, 2))

@@ -11,7 +11,7 @@ import yaml
 from padiff.align import align
 from padiff.errors import UsageError
 from padiff.model.given_map import GivenMap
-from padiff.model.live_model import LiveModel
+from padiff.model.tree import LiveModel
 from padiff.weights.assign import carry_over
 from padiff_cli.map_yaml import map_to_yaml
 

@@ -57,10 +57,10 @@ def test_a_port_that_matches(tmp_path, runs, capsys):
 
 def test_the_rows_of_a_long_comparison_are_the_same(tmp_path, runs, monkeypatch):
     """Diffs beyond some number are kept in compact form."""
-    import padiff.compare.findings
+    import padiff.compare.coverage
 
     receipt, _ = checked(tmp_path, *runs, code=0)
-    monkeypatch.setattr(padiff.compare.findings, "_UNFOLDED", 10)
+    monkeypatch.setattr(padiff.compare.coverage, "_UNFOLDED", 10)
     again, _ = checked(tmp_path, *runs, code=0)
     assert again["checks"] == receipt["checks"]
 

@@ -10,7 +10,7 @@ import pytest
 from kit.nets import batch, one_step
 
 import padiff
-from padiff.dump.opening import open_run
+from padiff.dump.read import open_run
 from padiff.frameworks import framework_of
 from padiff.records import LazyRecords
 from padiff.sketches.cuts import sample

@@ -8,8 +8,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from padiff.recorder.array_pool import ArrayPool
-from padiff.recorder.tensor_copy import Difference
+from padiff.recorder.tensor_copy import ArrayPool, Difference
 from padiff.records import InMemory, Record, Step
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import padiff
-from padiff.frameworks.torch import modes, tensors
+from padiff.frameworks.torch import calls, tensors
 
 
 class Graph:
@@ -62,7 +62,7 @@ def test_nothing_of_a_captured_step_is_recorded(monkeypatch):
         _stepped(rec, net, optimizer)
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-        assert modes.building()
+        assert calls.building()
         net(torch.ones(2, 3)).sum().backward()
         optimizer.step()
         with pytest.raises(tensors.UncopiedError, match="CUDA graph"):

@@ -11,7 +11,7 @@ import torch
 
 import padiff
 from padiff.errors import RunFolderError
-from padiff.recorder import choosing
+from padiff.recorder import calls
 
 SCORES = np.random.default_rng(3).normal(size=(5, 7, 9)).astype(np.float32)
 LIBRARY = {"torch": torch, "paddle": paddle}
@@ -68,14 +68,14 @@ def test_the_best_places_of_each_row_and_their_scores_are_kept(kit, name):
     kept, scores, places, picked = choice(recorded(kit, lambda x: call(LIBRARY[kit.name], x)))
     table = rows(SCORES, axis)
     order = np.argsort(-table if largest else table, axis=1)
-    count = min(chosen + choosing.BEYOND, table.shape[1])
+    count = min(chosen + calls.BEYOND, table.shape[1])
     assert (kept.chosen, kept.rows, kept.every) == (chosen, len(table), 1)
     assert (places == order[:, :count]).all() and (picked == order[:, :chosen]).all()
     assert (scores == np.take_along_axis(table, order[:, :count], 1)).all()
 
 
 def test_a_threshold_keeps_the_elements_nearest_to_it(kit, monkeypatch):
-    monkeypatch.setattr(choosing, "NEAREST", 20)
+    monkeypatch.setattr(calls, "NEAREST", 20)
     kept, scores, places, picked = choice(recorded(kit, lambda x: x > 0.25))
     above = SCORES.reshape(-1) - np.float32(0.25)
     nearest = np.argsort(np.abs(above))[:20]
@@ -99,7 +99,7 @@ def test_later_steps_keep_choices_and_no_other_functions(kit):
 
 
 def test_rows_of_sketched_layers_are_evenly_spaced(kit, monkeypatch):
-    monkeypatch.setattr(choosing, "SKETCHED_ROWS", 10)
+    monkeypatch.setattr(calls, "SKETCHED_ROWS", 10)
     kept, scores, *_ = choice(recorded(kit, lambda x: LIBRARY[kit.name].topk(x, 2), steps=2, detail="sketch"), 1)
     assert (kept.rows, kept.every, len(scores)) == (35, 4, 9)
     assert (scores[:, 0] == rows(SCORES, -1)[::4].max(axis=1)).all()

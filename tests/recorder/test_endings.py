@@ -13,7 +13,7 @@ from kit.frameworks import hook_count
 from kit.nets import batch, mlp, one_step, recorded
 
 import padiff
-from padiff.recorder.memory import MemoryRun
+from padiff.recorder.output import MemoryRun
 
 
 def train(kit, steps, folder=None, dump=True, **options):

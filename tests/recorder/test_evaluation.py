@@ -8,7 +8,7 @@ from kit.nets import batch, cnn, mlp, recorded
 
 import padiff
 from padiff.records import LOOP, Evaluation
-from padiff.records.run_text import step_text
+from padiff.records.report import step_text
 
 PLACES = ("before", "after the backward", "after the step", "after try_dump")
 

@@ -10,9 +10,8 @@ from kit.nets import batch, cnn, mlp, one_step
 import padiff
 from padiff.errors import SelectionError, UsageError
 from padiff.model.selection import Node
-from padiff.recorder.detail import Detail
 from padiff.recorder.levels import Levels
-from padiff.recorder.schedule import Schedule
+from padiff.recorder.options import Detail, Schedule
 from padiff.sketches.sketch import sketch_of
 
 NODES = [Node(path, None) for path in ("(root)", "encoder", "encoder.0", "encoder.1", "head")]

@@ -63,6 +63,6 @@ def test_freed_memory_is_kept_while_a_recorder_is_open(name, tmp_path):
 
 @pytest.mark.skipif(not GLIBC, reason="another C library")
 def test_what_the_user_sets_stands(tmp_path):
-    code = f"{FAULTS}\nfrom padiff.system.memory import keep_freed\nkeep_freed()\nprint(faults())"
+    code = f"{FAULTS}\nfrom padiff.system.process import keep_freed\nkeep_freed()\nprint(faults())"
     assert run(code, tmp_path)[0] < 100
     assert run(code, tmp_path, MALLOC_TRIM_THRESHOLD_="1000000")[0] > 100

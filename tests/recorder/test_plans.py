@@ -11,9 +11,8 @@ from kit.nets import batch, cnn, one_step
 from torch.utils.checkpoint import checkpoint
 
 import padiff
-from padiff.dump.pack_writer import PackWriter
-from padiff.recorder.planning import Planning
-from padiff.recorder.template_matcher import TemplateMatcher
+from padiff.dump.pack import PackWriter
+from padiff.recorder.template_matcher import Planning, TemplateMatcher
 from padiff.records.step_schema import StepSchema
 
 STEPS = 10

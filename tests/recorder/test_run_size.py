@@ -10,7 +10,7 @@ import pytest
 from kit.nets import mlp
 
 import padiff
-from padiff.recorder.schedule import Schedule
+from padiff.recorder.options import Schedule
 
 _UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 _LINE = re.compile(r"a step takes (\S+ \S+), expect (\S+ \S+) for (all )?([\d,]+) recorded step")

@@ -6,8 +6,8 @@ import numpy as np
 
 from padiff.frameworks import framework_called
 from padiff.recorder.copying import Copier
-from padiff.recorder.detail import FULL
-from padiff.recorder.seen_tensors import SeenTensors
+from padiff.recorder.options import FULL
+from padiff.recorder.tensor_copy import SeenTensors
 
 
 def test_a_view_is_known_though_an_object_of_long_ago_had_the_number_of_its_base(kit):

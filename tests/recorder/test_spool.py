@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 
 import padiff
 from padiff.dump import open_run
+from padiff.dump.format import LEAST, PreallocatedFiles
 from padiff.dump.safetensors import write_safetensors
-from padiff.dump.spool import LEAST, PreallocatedFiles
 from padiff.recorder.tensor_copy import Difference
 from padiff.records import RunInfo, StreamedArray
 

@@ -9,7 +9,7 @@ import pytest
 from kit.frameworks import TORCH
 
 import padiff
-from padiff.dump.zoom import Zoom, ask
+from padiff.dump.prepare import Zoom, ask
 from padiff.errors import UsageError
 from padiff.records import LOOP
 

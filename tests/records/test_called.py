@@ -16,10 +16,9 @@ from padiff.dump import open_run
 from padiff.dump.storage import Storage
 from padiff.pair.plans import PairPlans
 from padiff.records import Both, CompactDiffs
-from padiff.records.diff_rows import empty_rows
 from padiff.records.pair_table import PairTable
-from padiff.records.step_diffs import StepDiffs
-from padiff.records.stored_records import StoredRecords, ValuesNotLoadedError, fact_of, without_values
+from padiff.records.step_diffs import StepDiffs, empty_rows
+from padiff.records.step_schema import StoredRecords, ValuesNotLoadedError, fact_of, without_values
 
 TREE = info(root(1), linear("fc", 3, 2))
 PACKED, FILES = Storage(pack=True), Storage()
@@ -100,7 +99,7 @@ def test_records_of_which_that_is_not_known_are_themselves(tmp_path):
 
 
 def test_runs_that_match_are_compared_without_an_object_for_each_record(tmp_path, made, monkeypatch):
-    monkeypatch.setattr("padiff.compare.findings._UNFOLDED", 0)
+    monkeypatch.setattr("padiff.compare.coverage._UNFOLDED", 0)
     layers, values = 200, np.random.default_rng(0)
     tree = info(root(layers), *(linear(f"fc{k}", 3, 2) for k in range(layers)))
     tensors = {(k, stage): values.normal(size=(2, 3)).astype(np.float32) for k in range(layers) for stage, _ in STAGES}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from kit.records import info, plain, planted, record, root, step, toy_folder
 
-import padiff.compare.findings
+import padiff.compare.coverage
 from padiff import Tolerance, compare_runs
 from padiff.dump import RunWriter, open_run
 from padiff.dump.storage import Storage
@@ -48,7 +48,7 @@ def runs(tmp_path):
 
 @pytest.fixture
 def folding(monkeypatch):
-    monkeypatch.setattr(padiff.compare.findings, "_UNFOLDED", 0)
+    monkeypatch.setattr(padiff.compare.coverage, "_UNFOLDED", 0)
 
 
 def reported(diff: Diff):
@@ -62,7 +62,7 @@ def reported(diff: Diff):
 @pytest.mark.parametrize("policy", [None, Tolerance(1e-6, 1e-6, "strict")], ids=["noise", "fixed"])
 def test_a_folded_report_says_the_same(runs, policy, monkeypatch):
     plain_report = compare_runs(*runs, policy=policy)
-    monkeypatch.setattr(padiff.compare.findings, "_UNFOLDED", len(plain_report.diffs) // 2)
+    monkeypatch.setattr(padiff.compare.coverage, "_UNFOLDED", len(plain_report.diffs) // 2)
     folded = compare_runs(*runs, policy=policy)
     assert isinstance(folded.diffs, CompactDiffs) and not isinstance(plain_report.diffs, CompactDiffs)
     assert [reported(d) for d in folded.diffs] == [reported(d) for d in plain_report.diffs]

@@ -15,8 +15,8 @@ from kit.schema import violations
 
 import padiff
 from padiff.records.diagnostic import LARGEST, CodeLine, _like_reference, _span, _with_norm, diagnostic_schema
-from padiff.system.command import command_text
 from padiff.system.construction import has_changed
+from padiff.system.process import command_text
 
 SCRIPT = """
 import padiff, torch

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from padiff.records import Both, Diff, Figure, Figures, InMemory, Judgement, Pair, Record, Rule
-from padiff.records.frozen import fast_frozen_init
+from padiff.records.both import fast_frozen_init
 
 RECORD = Record("a", "weight", "w", InMemory(np.zeros(2)), "float32", (2,))
 PAIR = Pair(3, RECORD, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from padiff.records.lazy_sequence import ChainedSequence, LazySequence
+from padiff.records.both import ChainedSequence, LazySequence
 
 
 class Numbers(LazySequence[int]):

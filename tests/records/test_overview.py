@@ -9,7 +9,7 @@ import pytest
 from kit.records import pair, record
 
 from padiff.records import LOOP, STAGES, Both, Diff, Figure, Figures, Judgement, Pair, Rule
-from padiff.records.overview import Overview, StageCounts, table_of
+from padiff.records.report_data import Overview, StageCounts, table_of
 
 NUMBERS = [0.0, 1e-9, 0.25, 1.0, 3.0, math.inf, math.nan]
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from padiff.records.parts import Part
+from padiff.records.recorded import Part
 
 PARTS = [
     (Part((4, 6), (2, 0), "shard"), (2, 6)),

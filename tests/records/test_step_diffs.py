@@ -9,7 +9,7 @@ import pytest
 from kit.records import record
 
 from padiff.records import Both, Diff, Figure, Figures, Float64Reference, Judgement, Kind, Pair, Problem, Rule
-from padiff.records.pair_schema import PairSchema
+from padiff.records.pair_table import PairSchema
 from padiff.records.step_diffs import StepDiffs
 
 

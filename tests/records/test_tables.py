@@ -12,7 +12,7 @@ from kit.records import planted, sketched_run, toy_run
 
 from padiff import compare_runs
 from padiff.errors import UsageError
-from padiff.records.tables import COLUMNS
+from padiff.records.report import COLUMNS
 
 
 @pytest.fixture

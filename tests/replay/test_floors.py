@@ -15,7 +15,7 @@ import padiff
 from padiff.compare.judge.limits import FLOORS
 from padiff.errors import RunFolderError, UsageError
 from padiff.records import Grade, Rule
-from padiff.replaying.perturbation import RUNS, Perturbation
+from padiff.replaying.step_runner import RUNS, Perturbation
 from padiff.report_formats import to_json, to_markdown
 from replay.resnets import PaddleResNet, TorchResNet, batch
 from replay.trainings import SIDES, Paddle, Torch, replayed, train

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import padiff
-from padiff.dump.floor_files import read_floors
+from padiff.dump.weight_files import read_floors
 from padiff_hapi import PaDiffCallback as HapiCallback
 from padiff_lightning import PaDiffCallback as LightningCallback
 from replay.trainings import ACCUMULATED, CLIP, Paddle, Torch, images

@@ -11,7 +11,7 @@ import torch
 
 import padiff
 from padiff.frameworks import framework_of
-from padiff.recorder.schedule import Schedule
+from padiff.recorder.options import Schedule
 from padiff.system.guard import RAISING
 from replay.trainings import ACCUMULATED, SIDES, Paddle, Torch, images, train
 

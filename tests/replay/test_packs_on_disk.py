@@ -14,8 +14,7 @@ from padiff.dump.storage import Storage
 from padiff.dump.write import RunWriter
 from padiff.errors import PadiffError, RunFolderError, WriterError
 from padiff.records import InMemory, Layer, Record, RunInfo, Step
-from padiff.records.pack import Batch, Drawn, Mask, Pack, Unkept
-from padiff.records.parameter_states import OptimizerState, ParameterState, Rate
+from padiff.records.traces import Batch, Drawn, Mask, OptimizerState, Pack, ParameterState, Rate, Unkept
 from padiff_cli.main import main
 
 INFO = RunInfo("torch", "2", (Layer("(root)", "Net", "net"),))

@@ -90,7 +90,7 @@ def test_the_training_is_the_same_to_the_bit(side, tmp_path):
 def test_another_mask_goes_red(tmp_path, monkeypatch):
     """What is fed is what makes them agree."""
     recorded(Torch, "LSTM", tmp_path / "there", replay_every_n_steps=2)
-    from padiff.frameworks.dropout_masks import MasksFed
+    from padiff.frameworks.feeding import MasksFed
 
     monkeypatch.setattr(MasksFed, "_kept", lambda self, call: None)
     net = PaddleNet("LSTM")

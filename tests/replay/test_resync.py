@@ -10,7 +10,7 @@ import pytest
 
 import padiff
 from padiff.errors import UsageError
-from padiff.replaying.resync_report import Resync, Resynced
+from padiff.replaying.resync_experiments import Resync, Resynced
 from replay.trainings import ACCUMULATED, SIDES, Paddle, Torch, images, train
 
 PACKED = padiff.Schedule(steps=range(2, 5))

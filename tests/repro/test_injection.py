@@ -13,15 +13,13 @@ import pytest
 import torch
 
 import padiff
-from padiff.compare.declared.fixes import clip_fix, layer_fix, loss_fix, optimizer_fix
+from padiff.compare.declared.layers import clip_fix, layer_fix, loss_fix, optimizer_fix
 from padiff.errors import PadiffError
-from padiff.frameworks.argument_names import number_text
-from padiff.frameworks.catalog import ARGUMENTS, LAYERS, OPTIMIZERS, checked_fix
+from padiff.frameworks.catalog import ARGUMENTS, LAYERS, OPTIMIZERS, checked_fix, number_text
 from padiff.records import Layer
 from padiff.repro import write_repro
-from padiff.repro.case import Case, variable
-from padiff.repro.languages import LANGUAGES
-from padiff.repro.script import script_text
+from padiff.repro.languages import LANGUAGES, Case, variable
+from padiff.repro.writing import script_text
 from padiff.system.code import ForeignCodeError, literal
 from tests.kit.injecting import ESCAPES, EVIL, inject, strings_of
 
@@ -211,9 +209,9 @@ def test_no_text_around_the_lines_becomes_code(framework):
 
 def test_what_planted_code_writes_itself_is_refused_whole(runs, tmp_path, monkeypatch):
     """A writer that trusts the run: the finished script does not pass, and nothing is written or replaced."""
-    from padiff.repro import losses
+    from padiff.repro import computing
 
-    monkeypatch.setattr(losses, "_text", lambda *rest: f"{EVIL}\n")
+    monkeypatch.setattr(computing, "_text", lambda *rest: f"{EVIL}\n")
     for framework in FRAMEWORKS:
         with pytest.raises(ForeignCodeError):
             write_repro(*runs[framework, "loss"], tmp_path / "out")

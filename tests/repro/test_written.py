@@ -15,9 +15,9 @@ import padiff
 from padiff.compare.diagnose.traced import Graph
 from padiff.dump import open_run
 from padiff.records import LOOP, TracedCall
-from padiff.repro.case import CannotWriteError, Case
-from padiff.repro.script import script_text
-from padiff.repro.side import Chain, Side
+from padiff.repro.computing import Chain, Side
+from padiff.repro.languages import CannotWriteError, Case
+from padiff.repro.writing import script_text
 
 TN, PN = torch.nn, paddle.nn
 _RNG = np.random.default_rng(0)
@@ -63,7 +63,7 @@ LAYERS = {
 def agrees(case: Case, folder) -> None:
     """The script gives what was recorded, in the run's dtype and nearly so in float64."""
     from padiff.dump.safetensors import write_safetensors
-    from padiff.repro.case import tensors_of
+    from padiff.repro.languages import tensors_of
 
     case.other, case.limit = case.own, 1e-6
     write_safetensors(folder / "case.safetensors", tensors_of(case), {})

@@ -8,8 +8,7 @@ import torch
 
 import padiff
 from padiff.frameworks.torch import tensors
-from padiff.sketches.rows import Layout
-from padiff.sketches.samples import Samples
+from padiff.sketches.samples import Layout, Samples
 from padiff.sketches.sketch import ELEMENTS, sketch_of
 
 # More of one length than lie in one piece of memory, in turn with others; two longer than a sample.

@@ -6,8 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from padiff.sketches.cuts import cut_of, sample
-from padiff.sketches.places import BLOCK, block_rows, places, signs
+from padiff.sketches.cuts import BLOCK, block_rows, cut_of, places, sample, signs
 from padiff.sketches.samples import Samples
 from padiff.sketches.sketch import BUCKETS, ELEMENTS, FIGURES, SPREAD, Sketch, sketch_of
 

@@ -19,7 +19,7 @@ from pairs.test_runs import evaluated
 
 import padiff
 from padiff.errors import UsageError
-from padiff.records.parameter_states import MASTER_WEIGHT
+from padiff.records.traces import MASTER_WEIGHT
 from padiff.weights.start import start
 from padiff.weights.stored import open_stored
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from padiff.errors import PadiffError
 from padiff.frameworks import framework_of
-from padiff.frameworks.overrides import Override
+from padiff.frameworks.interception import Override
 from padiff.system.guard import guarded
 from padiff_hooks.options import TrainingOptions
 from padiff_hooks.replaying import exchanged

@@ -4,20 +4,240 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
+
+import numpy as np
 
 from padiff.align.matching import names
-from padiff.align.matching.biases import recurrent_cells, with_packed_biases, with_summed_biases
-from padiff.align.matching.matches import Match
-from padiff.align.matching.parameter_units import Unit, containers_of, contradict, whole_slice, without_ones
-from padiff.align.matching.unmatched import match_buffers, match_unmatched
-from padiff.align.runtime_evidence import NOTHING_SEEN, RuntimeEvidence
-from padiff.align.slices import Ambiguity, ParameterPair, Slice
-from padiff.align.stacked import StackedLayers, real_pairs
-from padiff.frameworks.conventions import usual_layout
-from padiff.records import ROOT, SIDES, Both, Layer, RunInfo
+from padiff.align.matching.parameter_units import (
+    Match,
+    Unit,
+    containers_of,
+    contradict,
+    grouped,
+    holds_several,
+    tie_targets,
+    whole_slice,
+    without_ones,
+)
+from padiff.align.slices import (
+    NOTHING_SEEN,
+    Ambiguity,
+    ParameterPair,
+    RuntimeEvidence,
+    Slice,
+    StackedLayers,
+    real_pairs,
+)
+from padiff.frameworks.settings import usual_layout
+from padiff.model.equivalents import ONE_SIDED, stands_for_none
+from padiff.records import ROOT, SIDES, Both, Layer, Parameter, RunInfo, unzipped
+from padiff.sketches.sketch import Sketch
+
+_SEPARATE = ("q_proj", "k_proj", "v_proj")
+
+
+def with_packed_biases(matches: Sequence[Match], pairs: list[ParameterPair]) -> list[ParameterPair]:
+    """Return the pairs, plus those of the packed biases of torch's attention with keys or values of another width.
+
+    This attention has three matrices, ``q_proj_weight`` and so on, and one ``in_proj_bias`` that holds all three
+    biases.
+    """
+    packed_pairs = []
+    for match in matches:
+        if len(match.reference) != 1 or len(match.candidate) != 1:
+            continue
+        units = match.map(lambda units: units[0])
+        for (attention, single), swapped in ((units, False), (units.swapped(), True)):
+            packed = next((p for p in attention.layer.parameters if p.slot == "in_proj_bias"), None)
+            bias = single.parameters.get("bias")
+            if attention.group in _SEPARATE and packed is not None and bias is not None:
+                rows = packed.shape[0] // 3
+                start = _SEPARATE.index(attention.group) * rows
+                piece = Slice(attention.path, packed.slot, packed.shape, "", 1, start, start + rows)
+                pair = Both((piece,), (whole_slice(single, bias, ""),)).swapped(swapped)
+                packed_pairs.append(ParameterPair(*pair))
+    return pairs + packed_pairs
+
+
+#: Bias rows of a recurrent cell, by matrix (``ih``, ``hh``), gate by gate.
+_Biases = dict[str, list[Slice]]
+
+
+def recurrent_cells(matches: Sequence[Match]) -> list[dict[str, Match]]:
+    """Return the matches of recurrent cells' two matrices, by matrix (``ih``, ``hh``)."""
+    cells: dict[tuple[str, ...], dict[str, Match]] = {}
+    for match in matches:
+        which = {names.role(unit.name, "recurrent part") for units in match for unit in units}
+        if len(which) == 1 and "" not in which and not match.unlike:
+            key = tuple(names.without_recurrent_part(units[0].name) for units in match)
+            cells.setdefault(key, {})[which.pop()] = match
+    return [cell for cell in cells.values() if cell.keys() == {"ih", "hh"}]
+
+
+def with_summed_biases(cells: Sequence[Mapping[str, Match]], pairs: list[ParameterPair]) -> list[ParameterPair]:
+    """Return the pairs with a recurrent cell's two biases paired with a single bias of the other side, which is their
+    sum.
+
+    A GRU's biases are not combined, as its reset gate acts between the two.
+    """
+    for cell in cells:
+        pairs = _summed(cell, pairs)
+    return pairs
+
+
+def _summed(cell: Mapping[str, Match], pairs: list[ParameterPair]) -> list[ParameterPair]:
+    gates = max(len(side) for match in cell.values() for side in match)
+    biases: Both[_Biases] = Both({}, {})
+    for which, match in cell.items():
+        for side, units in zip(biases, match):
+            if all("bias" in unit.parameters for unit in units):
+                side[which] = _by_gate(units, gates)
+    hidden = cell["hh"].reference[0].matrix[1]
+    three = sum(unit.matrix[0] for unit in cell["hh"].reference) == 3 * hidden
+    if sorted(map(len, biases)) != [1, 2] or three or any(len(b) != gates for s in biases for b in s.values()):
+        return pairs
+    slots = biases.map(lambda side: {(part.layer, part.slot) for part in chain(*side.values())})
+    unrelated = [p for p in pairs if not any((s.layer, s.slot) in sites for side, sites in zip(p, slots) for s in side)]
+    # For each side and gate, one or two biases.
+    sides = biases.map(lambda side: list(zip(*(side[which] for which in ("ih", "hh") if which in side))))
+    return unrelated + list(map(ParameterPair, *sides))
+
+
+def _by_gate(side: Sequence[Unit], gates: int) -> list[Slice]:
+    if len(side) > 1 or gates == 1:
+        return [whole_slice(unit, unit.parameters["bias"], "") for unit in side]
+    bias = side[0].parameters["bias"]
+    rows = bias.shape[0] // gates
+    return [Slice(side[0].path, bias.slot, bias.shape, "", 1, k * rows, (k + 1) * rows) for k in range(gates)]
+
+
+Owned = tuple[Layer, Parameter]
+
+
+def unmatched_parameters(info: RunInfo, parts: Iterable[Sequence[Slice]]) -> list[Owned]:
+    """Return the parameters without a partner, in order of definition."""
+    targets = tie_targets(info.layers)
+    covered = {
+        targets.get((part.layer, part.slot), (part.layer, part.slot))
+        for part in chain(*parts)
+        if part.result_shape[:1] != (0,)
+    }
+    return [
+        (layer, p)
+        for layer in info.layers
+        for p in layer.parameters
+        if p.role == "parameter" and not p.tied_to and p.slot not in ONE_SIDED
+        if not stands_for_none(layer, p)
+        if (layer.path, p.slot) not in covered
+    ]
+
+
+def match_unmatched(infos: Both[RunInfo], pairs: Sequence[ParameterPair]) -> list[ParameterPair]:
+    """Return the pairs, plus pairs of the parameters that have no partner yet.
+
+    Both sides must have the same number of such parameters of one shape; these are paired in order of definition.
+    Unpaired they would be reported as missing on both sides, so a wrong pair costs nothing: its first values differ
+    visibly.
+    """
+    unmatched = Both(*map(unmatched_parameters, infos, unzipped(pairs)))
+    paired = [*pairs, *_paired(unmatched)] if all(unmatched) else list(pairs)
+    if not any(unmatched):
+        return paired
+    if all(unmatched):
+        paired += _numbers_of_vectors(Both(*map(unmatched_parameters, infos, unzipped(paired))))
+    # A parameter that nothing trains is a buffer on the other side: a bias of a router's scores.
+    frozen = Both(*map(unmatched_parameters, infos, unzipped(paired))).map(
+        lambda side: [(layer, p) for layer, p in side if not p.trainable]
+    )
+    buffers = Both(*map(_unmatched_buffers, infos, unzipped(paired)))
+    return [
+        *paired,
+        *_paired(Both(frozen.reference, buffers.candidate)),
+        *_paired(Both(buffers.reference, frozen.candidate)),
+    ]
+
+
+def _numbers_of_vectors(unmatched: Both[list[Owned]]) -> Iterator[ParameterPair]:
+    """Yield pairs of the numbers of one side's only vector without a partner with as many single numbers of the other
+    side, in order of definition.
+    """
+    for swapped in (False, True):
+        ones, others = unmatched.swapped(swapped)
+        if len(ones) != 1 or len(ones[0][1].shape) != 1 or any(math.prod(p.shape) != 1 for _, p in others):
+            continue
+        (layer, vector), count = ones[0], ones[0][1].shape[0]
+        if count == len(others) > 1:
+            for k, (other, number) in enumerate(others):
+                part = Slice(layer.path, vector.slot, vector.shape, start=k, stop=k + 1, label=number.slot)
+                whole = Slice(other.path, number.slot, number.shape)
+                yield ParameterPair(*Both((part,), (whole,)).swapped(swapped))
+
+
+def match_buffers(
+    infos: Both[RunInfo], pairs: Sequence[ParameterPair], seen: Both[RuntimeEvidence]
+) -> list[ParameterPair]:
+    """Return the pairs, plus pairs of buffers of paired layers that have other names and start from equal values.
+
+    An unpaired buffer is no diff, so only equal values are evidence. One number alone, such as a count, is none.
+    """
+    homes = {(ROOT, ROOT)} | {(a.layer, b.layer) for pair in pairs for a, b in zip(*pair)}
+    buffers = Both(*map(_unmatched_buffers, infos, unzipped(pairs)))
+    by_layer = buffers.map(lambda side: grouped(side, lambda owned: owned[0].path))
+    paired = list(pairs)
+    for path, references in by_layer.reference.items():
+        partners = {b for a, b in homes if a == path}
+        others = [owned for b in sorted(partners) for owned in by_layer.candidate.get(b, [])]
+        for layer, parameter in references:
+            equal = [owned for owned in others if _starts_equal(Both((layer, parameter), owned), seen)]
+            if len(equal) == 1 and sum(_starts_equal(Both(own, equal[0]), seen) for own in references) == 1:
+                other, theirs = equal[0]
+                others.remove(equal[0])
+                both = Both(Slice(path, parameter.slot, parameter.shape), Slice(other.path, theirs.slot, theirs.shape))
+                paired.append(ParameterPair(*both.map(lambda part: (part,))))
+    return paired
+
+
+def _starts_equal(owned: Both[Owned], seen: Both[RuntimeEvidence]) -> bool:
+    """Return True if two buffers have one shape, of more than one number, and equal values at the start."""
+    shapes = owned.map(lambda side: side[1].shape)
+    if shapes.reference != shapes.candidate or math.prod(shapes.reference) < 2:
+        return False
+    values = owned.zip(seen).map(
+        lambda side: None if side[1].values is None else side[1].values(side[0][0].path, side[0][1].slot)
+    )
+    a, b = values
+    if isinstance(a, Sketch) and isinstance(b, Sketch):
+        return bool(not np.any(a.errors(b)) and a.l2 == b.l2)
+    return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.array_equal(a, b)
+
+
+def _unmatched_buffers(info: RunInfo, parts: Iterable[Sequence[Slice]]) -> list[Owned]:
+    covered = {(part.layer, part.slot) for part in chain(*parts)}
+    return [
+        (layer, p)
+        for layer in info.layers
+        for p in layer.parameters
+        if p.role == "buffer" and not p.tied_to and (layer.path, p.slot) not in covered
+    ]
+
+
+def _paired(unmatched: Both[list[Owned]]) -> Iterator[ParameterPair]:
+    shapes = unmatched.map(lambda side: grouped(side, lambda owned: owned[1].shape))
+    for shape, references in shapes.reference.items():
+        others = shapes.candidate.get(shape, [])
+        if len(references) == len(others) and 0 not in shape:
+            for pair in zip(references, others):
+                # A container's own parameter may belong to a layer on the other side, and so may one of a layer with
+                # several matrices. Between two plain layers,
+                # different parameters are a diff.
+                if not any(layer.children or layer.path == ROOT or holds_several(layer) for layer, _ in pair):
+                    continue
+                yield ParameterPair(*((Slice(layer.path, p.slot, p.shape),) for layer, p in pair))
+
 
 # Fused layers of these names alternate query, key and value head by head, as in Megatron; others stack the three
 # matrices.

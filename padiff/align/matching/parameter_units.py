@@ -1,18 +1,18 @@
-"""Units: parameters that are matched together, and their shapes independent of layout."""
+"""Units: parameters that are matched together, their matches, and the layers that hold them."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TypeVar
 
-from padiff.align.slices import Slice
+from padiff.align.slices import ParameterPair, Slice
 from padiff.model import equivalents
-from padiff.records import ROOT, Both, Layer, Parameter
+from padiff.records import ROOT, Both, Layer, Parameter, RunInfo
 
 _KIND_OF_SLOT = re.compile(r"(?:^|_)(?:(weight|kernel|gamma|gain|scale|w|g)|(?:bias|beta|shift|offset|b))(?=_|$)")
 
@@ -279,3 +279,208 @@ def whole_slice(unit: Unit, parameter: Parameter, layout: str) -> Slice:
     """Return the slice of a unit's full parameter, in its stored layout."""
     layout = layout if parameter is unit.parameters.get("weight") and len(parameter.shape) == 2 else ""
     return Slice(unit.path, parameter.slot, parameter.shape, layout)
+
+
+@dataclass(frozen=True)
+class Match(Both[tuple[Unit, ...]]):
+    """Units that correspond to each other: one on each side, or one and the several units that are its parts, in
+    order.
+    """
+
+    confidence: float
+    reason: str
+    evidence: tuple[str, ...] = ()
+    rivals: tuple[Unit, ...] = ()
+    #: True if the shapes differ; such units are paired by kind, so that the difference is shown at its place.
+    unlike: bool = False
+    #: True for a recurrent cell's input and state matrices matched with gates that hold both matrices side by side.
+    beside: bool = False
+
+
+class Matches:
+    """The matches so far; the last ones can be undone."""
+
+    def __init__(self) -> None:
+        self._found: list[Match] = []
+        self._done: Both[set[Unit]] = Both(set(), set())
+
+    def __iter__(self) -> Iterator[Match]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def add(self, match: Match) -> None:
+        self._found.append(match)
+        for done, units in zip(self._done, match):
+            done.update(units)
+
+    def since(self, length: int) -> Sequence[Match]:
+        return self._found[length:]
+
+    def cap(self, length: int, confidence: float) -> None:
+        """Limit the confidence of all matches after the first `length`."""
+        for k in range(length, len(self._found)):
+            match = self._found[k]
+            if match.confidence > confidence:
+                self._found[k] = replace(match, confidence=confidence)
+
+    def take_back(self, length: int) -> None:
+        """Undo all matches after the first `length`."""
+        for match in self._found[length:]:
+            for done, units in zip(self._done, match):
+                done.difference_update(units)
+        del self._found[length:]
+
+    def left_of(self, units: Both[list[Unit]]) -> Both[list[Unit]]:
+        """Return the units that have no partner yet."""
+        return Both(*([unit for unit in side if unit not in done] for side, done in zip(units, self._done)))
+
+
+@dataclass(eq=False)
+class LayerNode:
+    """A layer with the layers below it."""
+
+    layer: Layer
+    units: Sequence[Unit] = ()
+    children: Sequence[LayerNode] = ()
+    parent: LayerNode | None = None
+
+    @property
+    def path(self) -> str:
+        return self.layer.path
+
+    @cached_property
+    def size(self) -> int:
+        """Return the number of elements to match, of this layer and those below."""
+        return sum(unit.size for unit in self.units) + sum(child.size for child in self.children)
+
+    @cached_property
+    def bag(self) -> Counter[Signature]:
+        """Return the signatures of all units, of this layer and those below. Similar layers share it: do not modify
+        it.
+        """
+        direct = _counted(tuple(unit.signature for unit in self.units if not unit.optional))
+        if not self.children:
+            return direct
+        total = direct.copy()
+        for child in self.children:
+            for signature, count in child.bag.items():
+                total[signature] += count
+        return total
+
+    @cached_property
+    def frozen(self) -> tuple[frozenset[tuple[Signature, int]], int]:
+        """Return the bag and its total count, as a hashable value."""
+        if not self.children:
+            return _frozen(tuple(unit.signature for unit in self.units if not unit.optional))
+        return frozenset(self.bag.items()), self.bag.total()
+
+    @cached_property
+    def first(self) -> int:
+        """Return the position of the first unit in the order of definition."""
+        return min([unit.defined for unit in self.units] + [child.first for child in self.children], default=1 << 60)
+
+    def below(self) -> Iterable[Unit]:
+        yield from self.units
+        for child in self.children:
+            yield from child.below()
+
+
+@lru_cache(maxsize=1024)
+def _counted(signatures: tuple[Signature, ...]) -> Counter[Signature]:
+    return Counter(signatures)
+
+
+@lru_cache(maxsize=1024)
+def _frozen(signatures: tuple[Signature, ...]) -> tuple[frozenset[tuple[Signature, int]], int]:
+    return frozenset(_counted(signatures).items()), len(signatures)
+
+
+def layer_trees(layers: Sequence[Layer], units: Iterable[Unit]) -> list[LayerNode]:
+    """Return the trees of some of a model's layers, which have to come depth first, in order of definition."""
+    owned = grouped(units, lambda unit: unit.path)
+    roots: list[LayerNode] = []
+    above: list[tuple[LayerNode, list[LayerNode]]] = []
+    for layer in layers:
+        while above and not inside(layer.path, above[-1][0].path):
+            above.pop()
+        node = LayerNode(layer, owned.get(layer.path, ()), parent=above[-1][0] if above else None)
+        beside = above[-1][1] if above else roots
+        beside.append(node)
+        if above:
+            above[-1][0].children = beside
+        above.append((node, []))
+    return roots
+
+
+def opened(node: LayerNode) -> LayerNode:
+    """Return the outermost layer inside a chain of wrappers that has several children or owns units."""
+    while not node.units and len(node.children) == 1:
+        node = node.children[0]
+    return node
+
+
+def common_prefix(paths: Sequence[str]) -> str:
+    """Return the innermost path that contains all of these paths, with a trailing dot; empty if they share none."""
+    if not paths or ROOT in paths:
+        return ""
+    parts = [path.split(".")[:-1] for path in (min(paths), max(paths))]
+    common = []
+    for first, last in zip(*parts):
+        if first != last:
+            break
+        common.append(first)
+    return "".join(f"{part}." for part in common)
+
+
+#: Paths of the layers at and below a mapped layer: those whose parameters were recorded, and all others.
+_Held = tuple[frozenset[str], frozenset[str]]
+
+
+def differing_inside(
+    infos: Both[RunInfo],
+    paired: Collection[Both[str]],
+    parameters: Sequence[ParameterPair],
+    left: Both[tuple[str, ...]],
+) -> frozenset[tuple[str, str]]:
+    """Return pairs of mapped layers that have different parameters, or parameters that only one of the runs recorded.
+
+    A layer map excludes the layers below its own: a parameter that one side has in the layer itself, and the other side
+    in a layer below, is recorded on one side only.
+
+    Args:
+        paired: paths of the paired layers.
+        parameters: the paired parameters.
+        left: ``layer/slot`` of each side's parameters without a partner.
+    """
+    differing = []
+    alone = left.map(lambda sites: {site.rpartition("/")[0] for site in sites})
+    for pair in map(Both, *infos.map(lambda info: info.layer_map)):
+        # Two whole models correspond in any case, and are compared inside.
+        if pair not in paired or ROOT in pair:
+            continue
+        recorded = Both(*(_held(info, path) for info, path in zip(infos, pair)))
+        if any(side & paths for side, (paths, _) in zip(alone, recorded)) or any(
+            _unlike(p, recorded) for p in parameters
+        ):
+            differing.append((pair.reference, pair.candidate))
+    return frozenset(differing)
+
+
+def _held(info: RunInfo, path: str) -> _Held:
+    within = [layer for layer in info.layers if layer.path == path or inside(layer.path, path)]
+    # The projections below an attention are recorded too, as one framework packs them into the attention itself.
+    packed = equivalents.common_kind(within[0].kind) in equivalents.COMPOSITE and within[0].recorded
+    recorded = frozenset(layer.path for layer in within if layer.recorded or packed)
+    return recorded, frozenset(layer.path for layer in within) - recorded
+
+
+def _unlike(pair: ParameterPair, parameters: Both[_Held]) -> bool:
+    """Return True if parameters of the two layers have different shapes, or only one run recorded them."""
+    present = [any(part.layer in side for part in parts) for (side, _), parts in zip(parameters, pair)]
+    if not any(present):
+        return False
+    if not all(present):
+        return True
+    return not all(equivalents.same_rows(pair.reference[0].result_shape, part.result_shape) for part in pair.candidate)

@@ -1,22 +1,343 @@
-"""Pairing of units outside containers: by shape, fused units by their rows, and finally by kind alone."""
+"""Pairing of units, region by region: by shape, by the best assignment, fused units by their rows, last by kind."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, pairwise
 from typing import Any
 
+import numpy as np
+
 from padiff.align.matching import names
-from padiff.align.matching.assignment import CLOSE, TOO_CLOSE, Choice, assign
-from padiff.align.matching.evidence import Item, scores
-from padiff.align.matching.fused import Bundle, bundles, cells_beside
-from padiff.align.matching.layer_tree import common_prefix
-from padiff.align.matching.matches import Match, Matches
-from padiff.align.matching.model_evidence import ModelEvidence
-from padiff.align.matching.parameter_units import Signature, Unit, grouped, without_ones
+from padiff.align.matching.evidence import Item, ModelEvidence, Scores, line_up, scores
+from padiff.align.matching.names import Linked
+from padiff.align.matching.parameter_units import (
+    LayerNode,
+    Match,
+    Matches,
+    Signature,
+    Unit,
+    common_prefix,
+    grouped,
+    opened,
+    without_ones,
+)
 from padiff.model import equivalents
 from padiff.records import Both
+
+# Roles of the parts, in the order in which libraries stack their rows.
+_PATTERNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("attention part", ("q", "k", "v")),
+    ("attention part", ("q", "kv")),
+    ("attention part", ("k", "v")),
+    ("mlp part", ("gate", "up")),
+    ("gate", ("input gate", "forget gate", "cell gate", "output gate")),
+    ("gate", ("reset gate", "update gate", "new gate")),
+)
+_ROLES = {("q", "k", "v"): "qkv", ("q", "kv"): "qkv", ("k", "v"): "kv", ("gate", "up"): "gate_up"}
+# Roles of layers that are never part of a fused matrix.
+_LAST = frozenset({("attention part", "o"), ("mlp part", "out"), ("attention part", "qkv")})
+# Maximum number of parts that are tried if the names show no roles.
+_MOST_PARTS = 4
+_ALONE = frozenset({"embedding", "norm"})
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Units whose stacked rows may be those of one unit of the other side.
+
+    Attributes:
+        parts: the units, in the order of their rows.
+        named: True if the order follows from their names.
+        role: usual name of a layer that fuses these parts.
+    """
+
+    parts: tuple[Unit, ...]
+    named: bool
+    role: str = ""
+
+
+def bundles(whole: Unit, spare: Sequence[Unit], ran: Mapping[str, int]) -> list[Bundle]:
+    """Return the bundles of spare units that may make up `whole`, the most likely ones of each family of neighbours.
+
+    Args:
+        ran: position of layers in the order of execution, if known: parts come in this order rather than as defined.
+    """
+    if len(whole.matrix) < 1 or "weight" not in whole.parameters:
+        return []
+    rows, inputs = whole.matrix[0], whole.matrix[1:]
+    fitting = [
+        unit
+        for unit in spare
+        if unit.matrix[1:] == inputs
+        and unit.matrix
+        and unit.matrix[0] < rows
+        and (unit.parameters.keys() == whole.parameters.keys() or _one_bias_of_two(unit, whole))
+        and _same_group(unit.kind, whole.kind)
+    ]
+    bundled: list[Bundle] = []
+    used: set[Unit] = set()
+    # Parts with known roles come first, wherever they are; then neighbours in order, numbered neighbours first.
+    ways = ((True, _families_by_number), (True, _siblings), (True, _cousins), (False, _counted), (False, _siblings))
+    counted = False
+    for named, families in ways:
+        if counted:
+            break  # the units between numbered ones form no bundle
+        for family in families([unit for unit in fitting if unit not in used]):
+            ordered = _have_run(family, ran)
+            unused = sorted(family, key=lambda unit: (ran[unit.path], unit.defined)) if ordered else list(family)
+            while (bundle := _named(unused, rows) if named else _consecutive(unused, rows, ordered)) is not None:
+                bundled.append(bundle)
+                used.update(bundle.parts)
+                counted = families is _counted
+                unused = [unit for unit in unused if unit not in used]
+    return bundled
+
+
+def _have_run(family: Sequence[Unit], ran: Mapping[str, int]) -> bool:
+    return bool(ran) and all(unit.path in ran for unit in family)
+
+
+def cells_beside(units: Sequence[Unit], others: Sequence[Unit]) -> list[tuple[tuple[Unit, ...], tuple[Unit, ...]]]:
+    """Return recurrent cells, as (input's, state's) unit, with units of the other side that hold both matrices side by
+    side.
+
+    A cell of the kind ``gate(concat(x, h))`` has one such matrix, or one for each gate.
+    """
+    cells: dict[str, dict[str, Unit]] = {}
+    for unit in units:
+        which = names.role(unit.name, "recurrent part")
+        if which and len(unit.matrix) == 2:
+            cells.setdefault(names.without_recurrent_part(unit.name), {})[which] = unit
+    matched: list[tuple[tuple[Unit, ...], tuple[Unit, ...]]] = []
+    unused = [unit for unit in others if len(unit.matrix) == 2 and not unit.optional]
+    for cell in cells.values():
+        if cell.keys() != {"ih", "hh"}:
+            continue
+        (rows, inputs), (_, hidden) = cell["ih"].matrix, cell["hh"].matrix
+        wide = [unit for unit in unused if unit.matrix[1] == inputs + hidden]
+        gates = [unit for unit in wide if unit.matrix[0] == rows][:1] or _gates(wide, rows)
+        if gates:
+            unused = [unit for unit in unused if unit not in gates]
+            matched.append(((cell["ih"], cell["hh"]), tuple(gates)))
+    return matched
+
+
+def _gates(units: Sequence[Unit], rows: int) -> Sequence[Unit]:
+    """Return gates that together have `rows` rows, in the order in which the frameworks stack them; empty if there
+    are none.
+    """
+    for family in [*_siblings(units), *_cousins(units)]:
+        bundle = _named(family, rows)
+        if bundle is not None:
+            return bundle.parts
+        several = [unit for unit in family if unit.matrix[0] == family[0].matrix[0]]
+        count = rows // family[0].matrix[0]
+        if len(several) >= count > 1 and rows % family[0].matrix[0] == 0:
+            return several[:count]
+    return ()
+
+
+def _same_group(first: str, second: str) -> bool:
+    """Return False if an embedding or a normalisation is paired with another group of kinds: these fuse with nothing
+    else.
+    """
+    groups = equivalents.group_of_kinds(first), equivalents.group_of_kinds(second)
+    return groups[0] == groups[1] or not _ALONE & set(groups)
+
+
+def _siblings(units: Sequence[Unit]) -> list[list[Unit]]:
+    """Return families of units with the same layer directly above them."""
+    return _families(units, lambda unit: unit.name.rpartition(".")[0])
+
+
+def _counted(units: Sequence[Unit]) -> list[list[Unit]]:
+    """Return families of units with the same layer directly above, and names that differ by numbers only: ``s1``,
+    ``s2``.
+    """
+
+    def key(unit: Unit) -> tuple[str, str]:
+        above, _, name = unit.name.rpartition(".")
+        return above, re.sub(r"\d+", "#", name)
+
+    return _families(units, key)
+
+
+def _cousins(units: Sequence[Unit]) -> list[list[Unit]]:
+    """Return families of units with the same layer two levels above them."""
+    return _families(units, lambda unit: unit.name.rpartition(".")[0].rpartition(".")[0])
+
+
+def _families_by_number(units: Sequence[Unit]) -> list[list[Unit]]:
+    """Return families of units whose names have the same numbers: ``q.3``, ``k.3`` and ``v.3`` of lists by kind."""
+    return _families(units, lambda unit: tuple(re.findall(r"\d+", unit.name)))
+
+
+def _families(units: Sequence[Unit], key: Callable[[Unit], Hashable]) -> list[list[Unit]]:
+    return [family for family in grouped(units, key).values() if len(family) > 1]
+
+
+def _named(family: Sequence[Unit], rows: int) -> Bundle | None:
+    for kind, pattern in _PATTERNS:
+        by_role = grouped(family, partial(_role, kind))
+        if all(by_role.get(role) for role in pattern):
+            parts = tuple(by_role[role][0] for role in pattern)
+            if sum(unit.matrix[0] for unit in parts) == rows:
+                return Bundle(parts, True, _ROLES.get(pattern, ""))
+    return None
+
+
+def _role(kind: str, unit: Unit) -> str:
+    return names.role(unit.name, kind)
+
+
+def _consecutive(family: Sequence[Unit], rows: int, ordered: bool) -> Bundle | None:
+    if len({re.sub(r"\d+", "#", unit.name) for unit in family}) == 1 and len(family) > _MOST_PARTS:
+        return None  # a list whose elements belong to different blocks
+    # A name that suggests a last layer is misleading if other units ran after it.
+    before = family[:-1] if ordered else ()
+    for run in _runs([unit for unit in family if unit in before or not _comes_last(unit)]):
+        if sum(unit.matrix[0] for unit in run) == rows:
+            return Bundle(tuple(run), False)
+    return None
+
+
+def _runs(units: Sequence[Unit]) -> Iterator[Sequence[Unit]]:
+    for start in range(len(units)):
+        for stop in range(start + 2, min(start + _MOST_PARTS, len(units)) + 1):
+            yield units[start:stop]
+
+
+def _one_bias_of_two(unit: Unit, fused: Unit) -> bool:
+    """Return True if only one of the units has a bias because a recurrent cell has one bias, the other two."""
+    keys = unit.parameters.keys() | fused.parameters.keys()
+    return keys == {"weight", "bias"} and names.role(fused.name, "recurrent part") != ""
+
+
+def _comes_last(unit: Unit) -> bool:
+    return any(_role(kind, unit) == role for kind, role in _LAST)
+
+
+# Size of a piece. Groups of more than twice this size are split along their best common order, as the cost of an
+# assignment grows with the third power of its size.
+_PIECE = 512
+
+#: Margin below which a pair is called ambiguous.
+CLOSE = 1.0
+# Evidence that cannot give a high confidence alone, as people define layers in any order.
+_WEAK = frozenset({"order of definition", "numbers on one side", "output shape"})
+
+#: Margin below which a pair is rejected.
+TOO_CLOSE = 0.15
+
+
+@dataclass(frozen=True)
+class Choice(Both[int]):
+    """A pair of the best assignment.
+
+    Attributes:
+        reference, candidate: positions in the two groups.
+        margin: smallest loss of score if this pair swaps partners with another pair or takes a free partner; infinite
+            if neither is possible.
+        rivals: positions of the candidate's items that come closest.
+        score: score of the pair.
+        reasons: the evidence for and against the pair, in words.
+        decided: the strongest evidence for the pair against its closest rival; empty without a rival.
+    """
+
+    margin: float
+    rivals: tuple[int, ...]
+    score: float
+    reasons: tuple[str, ...]
+    decided: str = ""
+
+    @property
+    def confidence(self) -> float:
+        """Return the confidence, 0.5 (a toss-up) to 1; at most 0.75 if weak evidence such as the order of definition
+        decided.
+        """
+        confidence = 0.5 + 0.5 * (1 - math.exp(-min(self.margin, 20.0) / 2.0))
+        return min(confidence, 0.75) if self.decided in _WEAK else confidence
+
+
+def assign(items: Both[list[Item]], score: Callable[[Both[list[Item]]], Scores]) -> list[Choice]:
+    """Return the pairs of two groups of similar items with the largest sum of scores.
+
+    scipy's ``linear_sum_assignment`` (a shortest augmenting path algorithm, Crouse 2016) solves the assignment. Very
+    large groups are first ordered and split into pieces.
+    """
+    sizes = items.map(len)
+    if not all(sizes):
+        return []
+    largest = max(sizes)
+    if largest <= 2 * _PIECE:
+        return _assign(sizes.map(lambda size: list(range(size))), items, score)
+    pieces = math.ceil(largest / _PIECE)
+    last = largest if sizes.reference == sizes.candidate else math.ceil(largest / pieces) * pieces
+    cuts = [last * k // pieces for k in range(pieces + 1)]
+    choices: list[Choice] = []
+    orders = line_up(items)
+    for start, stop in pairwise(cuts):
+        chosen = Both(*(order[start:stop] for order in orders))
+        if all(chosen):
+            choices += _assign(chosen, items, score)
+    return choices
+
+
+def _best(total: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows and columns of the assignment with the largest sum: as many pairs as the shorter side has, by row."""
+    if total.shape[0] > total.shape[1]:
+        columns, rows = _best(total.T)
+        order = np.argsort(rows)
+        return rows[order], columns[order]
+    # If all rows have their largest score in different columns, these are the solution. With ties the solver takes the
+    # first column, too.
+    columns = total.argmax(axis=1)
+    if len(set(columns.tolist())) == len(columns):
+        return np.arange(len(columns)), columns
+    from scipy.optimize import linear_sum_assignment  # the import takes longer than many a comparison
+
+    solution: tuple[np.ndarray, np.ndarray] = linear_sum_assignment(total, maximize=True)
+    return solution
+
+
+def _assign(
+    chosen: Both[list[int]], items: Both[list[Item]], score: Callable[[Both[list[Item]]], Scores]
+) -> list[Choice]:
+    scores = score(Both(*([side[k] for k in places] for side, places in zip(items, chosen))))
+    total = scores.total
+    rows, columns = _best(total)
+    swapped = total[np.ix_(rows, columns)]
+    gains = np.diag(swapped)
+    loss = gains[:, None] + gains[None, :]
+    loss -= swapped
+    loss -= swapped.T
+    np.fill_diagonal(loss, np.inf)
+    closest, margins = loss.argmin(axis=1), loss.min(axis=1)
+    decided = scores.decided((rows, columns), (rows[closest], columns[closest]))
+    reasons = scores.reasons((rows, columns))
+    about = zip(rows.tolist(), columns.tolist(), margins.tolist(), gains.tolist(), reasons, decided)
+    choices = []
+    free = [sorted(set(range(n)) - set(used)) for n, used in zip(total.shape, (rows.tolist(), columns.tolist()))]
+    for k, (i, j, margin, value, words, what) in enumerate(about):
+        rivals: list[int] = []
+        if margin < CLOSE:
+            rivals = [int(columns[r]) for r in np.argsort(loss[k])[:3].tolist() if loss[k, r] < CLOSE]
+        if free[1]:
+            spare = value - total[i, free[1]]
+            margin = min(margin, float(spare.min()))
+            rivals += [free[1][r] for r in np.argsort(spare)[:2].tolist() if spare[r] < CLOSE]
+        if free[0]:
+            margin = min(margin, float((value - total[free[0], j]).min()))
+        others = tuple([chosen.candidate[r] for r in rivals])
+        choices.append(Choice(chosen.reference[i], chosen.candidate[j], margin, others, value, words, what))
+    return choices
+
 
 # One word for the evidence that decided.
 _REASONS = {
@@ -256,3 +577,83 @@ def _common_groups(units: Both[list[Unit]], key: Callable[[Unit], Any]) -> list[
     """Return the units of each key that both sides have."""
     groups = units.map(lambda side: grouped(side, key))
     return [Both(group, groups.candidate[k]) for k, group in groups.reference.items() if k in groups.candidate]
+
+
+# Share of its elements that must be matched for a pair of containers to stay.
+_ENOUGH = 0.5
+
+
+class RegionPairing:
+    """Matcher for the units of two models."""
+
+    def __init__(self, sides: Both[ModelEvidence], without: Collection[str] = (), linked: Linked = frozenset()) -> None:
+        self._sides = sides
+        self._without = without
+        self.matches = Matches()
+        self._units = UnitPairing(sides, without, linked, self.matches)
+
+    def pair(self, nodes: Both[list[LayerNode]], own: Both[list[Unit]]) -> Both[list[Unit]]:
+        """Pair all units in two forests and the units next to them; return the units without a partner."""
+        return self._units.pair_loosely(self._region(nodes, own))
+
+    def _region(self, nodes: Both[list[LayerNode]], units: Both[list[Unit]]) -> Both[list[Unit]]:
+        """Pair units in two forests and the units next to them; return the units without a partner."""
+        open_units: Both[list[Unit]] = units.map(list)
+        if "containers" in self._without:
+            for lying_open, side in zip(open_units, nodes):
+                lying_open.extend(unit for node in side for unit in node.below())
+            return self._units.pair(open_units)
+        waiting: Both[dict[int, list[LayerNode]]] = Both(defaultdict(list), defaultdict(list))
+        for side, heap, lying_open in zip(nodes, waiting, open_units):
+            for node in side:
+                _lay_open(node, heap, lying_open)
+        while any(waiting):
+            size = max(chain(*waiting))
+            here = Both(*(heap.pop(size, []) for heap in waiting))
+            for side, heap, lying_open in zip(self._containers(here, open_units), waiting, open_units):
+                for node in side:
+                    lying_open.extend(node.units)
+                    for child in node.children:
+                        _lay_open(child, heap, lying_open)
+        return self._units.pair(open_units)
+
+    def _containers(self, nodes: Both[list[LayerNode]], open_units: Both[list[Unit]]) -> Both[list[LayerNode]]:
+        """Pair containers of one size, and their contents; return the containers without a partner."""
+        if not all(nodes):
+            return nodes
+        items = Both(*([side.container(node) for node in group] for side, group in zip(self._sides, nodes)))
+        paired: Both[set[LayerNode]] = Both(set(), set())
+        for choice in self._units.assigned(items):
+            a, b = nodes.reference[choice.reference], nodes.candidate[choice.candidate]
+            if choice.margin < TOO_CLOSE or not _may_hold_the_same(a, b):
+                continue
+            before = len(self.matches)
+            unmatched = self._region(Both([*a.children], [*b.children]), Both([*a.units], [*b.units]))
+            covered = sum(unit.size for match in self.matches.since(before) for unit in match.reference)
+            if covered < _ENOUGH * a.size:
+                self.matches.take_back(before)
+                continue
+            # A layer's confidence is at most that of its container.
+            self.matches.cap(before, choice.confidence)
+            for lying_open, units in zip(open_units, unmatched):
+                lying_open.extend(units)
+            paired.reference.add(a)
+            paired.candidate.add(b)
+        return Both(*([node for node in side if node not in done] for side, done in zip(nodes, paired)))
+
+
+def _lay_open(node: LayerNode, waiting: dict[int, list[LayerNode]], lying_open: list[Unit]) -> None:
+    node = opened(node)
+    if node.children and node.size:
+        waiting[node.size].append(node)
+    else:
+        lying_open.extend(node.below())
+
+
+def _may_hold_the_same(reference: LayerNode, candidate: LayerNode) -> bool:
+    """Return True if two containers of one size may have the same contents, fused or not."""
+    if reference.bag == candidate.bag:
+        return True
+    shared = (reference.bag & candidate.bag).total()
+    # Fused units differ in number; the others have to be on both sides.
+    return shared > 0 or min(reference.bag.total(), candidate.bag.total()) <= 4

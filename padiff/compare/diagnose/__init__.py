@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 from padiff.system.lazily import names_from
 
 if TYPE_CHECKING:
-    from padiff.compare.diagnose.evidence import Evidence
     from padiff.compare.diagnose.explained_later import cause_found_later
     from padiff.compare.diagnose.first import described, scene_of, with_proof
     from padiff.compare.diagnose.followups.followup_context import FollowupContext
     from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
-    from padiff.compare.diagnose.place import Place
+    from padiff.compare.diagnose.place import Evidence, Place
     from padiff.compare.diagnose.settings import before_the_first, settings_first, shows
-    from padiff.compare.diagnose.skipped_calls import evaluated_calls
+    from padiff.compare.diagnose.shifted import evaluated_calls
 else:
     # Imported on first access: these modules are a third of a comparison's imports, and runs that match need none of
     # them.
@@ -23,11 +22,11 @@ else:
         {
             "DiffContext": "padiff.compare.diagnose.hypotheses.diff_context",
             "FollowupContext": "padiff.compare.diagnose.followups.followup_context",
-            "Evidence": "padiff.compare.diagnose.evidence",
+            "Evidence": "padiff.compare.diagnose.place",
             "Place": "padiff.compare.diagnose.place",
             "before_the_first": "padiff.compare.diagnose.settings",
             "cause_found_later": "padiff.compare.diagnose.explained_later",
-            "evaluated_calls": "padiff.compare.diagnose.skipped_calls",
+            "evaluated_calls": "padiff.compare.diagnose.shifted",
             "described": "padiff.compare.diagnose.first",
             "scene_of": "padiff.compare.diagnose.first",
             "settings_first": "padiff.compare.diagnose.settings",

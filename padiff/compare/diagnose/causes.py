@@ -1,19 +1,374 @@
-"""Causes of a diff that the records show, and causes that are guessed from the values."""
+"""The likely cause of a diff, guessed from its place, its stage and its values."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from padiff.align import Alignment, LayerPair
-from padiff.compare.diagnose.between import cause_in_place
-from padiff.compare.diagnose.place import Place
+from padiff.compare.diagnose.place import Calls, Place
 from padiff.compare.diagnose.settings import cause_around, cause_in_settings
-from padiff.compare.diagnose.stages import cause_by_stage
+from padiff.compare.diagnose.traced import called, calls_text
 from padiff.compare.judge.missing_records import whole_stage_missing
+from padiff.compare.judge.site_facts import key_of
+from padiff.compare.measure.operands import operands
 from padiff.errors import RunFolderError, SketchOnlyError
-from padiff.records import SIDES, Both, Cause, Diff, Difference, Kind, Pair
-from padiff.system.naming import first_few
+from padiff.model import equivalents
+from padiff.records import (
+    LOOP,
+    ROOT,
+    SIDES,
+    Both,
+    Cause,
+    Diff,
+    Difference,
+    Kind,
+    Layer,
+    Pair,
+    Problem,
+    TracedCall,
+    is_functional,
+)
+from padiff.system.terminal import first_few
+
+#: Relative spread below which a ratio of two tensors counts as one constant.
+CONSTANT = 1e-3
+
+
+def values_of(pair: Pair) -> Both[np.ndarray]:
+    """Return the values of both sides in one layout, or the projections of their sketches.
+
+    Projections keep the ratios of the tensors' values and the angle between the tensors.
+
+    Raises:
+        SketchOnlyError: neither values nor projections are available.
+    """
+    tensors = operands(pair)
+    values = None if isinstance(tensors, Problem) else tensors.values()
+    if values is None:
+        raise SketchOnlyError(pair.anchor.site)
+    return values
+
+
+def ratio_of(reference: np.ndarray, candidate: np.ndarray) -> float | None:
+    """Return the constant ratio of the candidate to the reference; `None` if not constant, or close to 1."""
+    r, c = reference.ravel(), candidate.ravel()
+    square = float(np.real(np.vdot(r, r)))
+    if r.size == 0 or square == 0 or not np.isfinite(c).all() or not np.isfinite(r).all():
+        return None
+    ratio = float(np.real(np.vdot(r, c))) / square
+    residual = float(np.linalg.norm(c - ratio * r))
+    if ratio == 0 or residual > CONSTANT * abs(ratio) * math.sqrt(square) or abs(ratio - 1) < 10 * CONSTANT:
+        return None
+    return ratio
+
+
+def round_ratio(ratio: float) -> bool:
+    """Return True if a ratio, or its inverse, is a whole number that could be a batch size or a number of classes."""
+    factor = max(abs(ratio), 1 / abs(ratio))
+    return factor < 1e5 and abs(factor - round(factor)) < 1e-4 * factor and round(factor) > 1
+
+
+def times(ratio: float) -> str:
+    return f"{ratio:.5g} times the reference's"
+
+
+def same_values(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.size > 1 and a.size == b.size and _agree(np.sort(a, axis=None), np.sort(b, axis=None))
+
+
+def _agree(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.size > 0 and bool(np.linalg.norm(a - b) <= 1e-5 * np.linalg.norm(a))
+
+
+def masked_apart(reference: np.ndarray, candidate: np.ndarray) -> bool:
+    """Return True if both tensors have many zeros, partly at different places, and agree where neither is zero."""
+    zeros, others = reference == 0, candidate == 0
+    few = 0.02 * reference.size
+    if reference.shape != candidate.shape or min(zeros.sum(), others.sum(), (zeros != others).sum()) <= few:
+        return False
+    return _agree(reference[~zeros & ~others], candidate[~zeros & ~others])
+
+
+def cause_by_stage(diff: Diff, step: Sequence[Diff], layers: LayerPair | None) -> Cause:
+    """Return the likely cause of a diff, from the values of its pair and of its step.
+
+    Args:
+        diff: the first diff that did not pass.
+        step: the diffs of its step.
+        layers: the pair of layers that the diff belongs to; `None` if there is none.
+
+    Raises:
+        SketchOnlyError, RunFolderError: the values can no longer be read.
+    """
+    reference, candidate = values_of(diff.pair)
+    stage = diff.pair.stage
+    if diff.pair.derived:
+        text = "the outputs that this input is computed from agree: the cause is the loop's code between the two models"
+        return _unknown(text)
+    if stage == "input":
+        return _input(reference, candidate)
+    if stage == "weight":
+        return _weight(diff, reference, candidate, layers)
+    if stage == "forward":
+        slot = diff.pair.anchor.slot
+        kind = slot.partition("()")[0] if is_functional(slot) else layers.reference.kind if layers else ""
+        return _forward(reference, candidate, kind, layers)
+    ratio = ratio_of(reference, candidate)
+    if stage == "loss":
+        return _loss(ratio)
+    if stage == "backward":
+        return _backward(diff, reference, candidate, ratio)
+    if stage == "grad":
+        return _grad(ratio, step)
+    return _update(diff, reference, candidate, ratio, step)
+
+
+def _input(reference: np.ndarray, candidate: np.ndarray) -> Cause:
+    if same_values(reference, candidate) and not np.array_equal(reference, candidate):
+        return Cause("input_order", "the same values in another order: shuffling, or another layout of the batch")
+    ratio = ratio_of(reference, candidate)
+    if ratio is not None:
+        return Cause("input_scale", f"the inputs are {times(ratio)}: another normalisation")
+    return Cause("other_batch", "other batches: other samples, or the same prepared otherwise")
+
+
+def _weight(diff: Diff, reference: np.ndarray, candidate: np.ndarray, layers: LayerPair | None) -> Cause:
+    slot = equivalents.slot(diff.pair.anchor.slot)
+    if diff.pair.step == 0:
+        if layers is not None and _is_table(layers.reference, diff.pair.anchor.slot):
+            text = "a table that the model makes itself, where a checkpoint does not hold it, is made otherwise"
+            return Cause("other_table", text)
+        if reference.ndim == 2 and reference.shape[0] == reference.shape[1] and np.allclose(reference, candidate.T):
+            text = "the matrix is transposed: carried over without regard to (in, out) against (out, in)"
+            return Cause("weight_transposed", text)
+        text = "the runs start from different weights: copy them over (or load one checkpoint) before training"
+        return Cause("start_weights", text)
+    if slot.startswith("running_"):
+        text = "the layers' running statistics are fed differently (momentum, other batches, train or eval mode)"
+        return Cause("running_statistics", text)
+    return _unknown("the weights differ by more than the updates of previous steps explain")
+
+
+def _is_table(layer: Layer, slot: str) -> bool:
+    """Return True if a slot is a buffer that training does not change, such as frequencies, positions or a mask."""
+    roles = {p.slot: p.role for p in layer.parameters}
+    return roles.get(slot) == "buffer" and not equivalents.slot(slot).startswith("running_")
+
+
+def _forward(reference: np.ndarray, candidate: np.ndarray, kind: str, layers: LayerPair | None) -> Cause:
+    drops = "dropout" in kind and not _drops_nothing(layers)
+    if drops or ("dropout" not in kind and "pool" not in kind and masked_apart(reference, candidate)):
+        text = "dropout: each run draws its own random mask; train with rate 0 (or record in eval mode) to compare"
+        return Cause("dropout", text)
+    ratio = ratio_of(reference, candidate)
+    if ratio is not None:
+        return Cause("output_scale", f"the output is {times(ratio)}")
+    if reference.ndim > 1 and same_values(reference, candidate):
+        text = "the same values in another order: another layout, axis or interpolation of indices"
+        return Cause("output_order", text)
+    return _unknown("all inputs agree: the cause is inside this layer")
+
+
+def _loss(ratio: float | None) -> Cause:
+    # Two numbers always have a ratio; only a round ratio points to another reduction.
+    if ratio is not None and round_ratio(ratio):
+        text = f"the loss is {times(ratio)}: another reduction (mean, sum), weighting or scaling"
+        return Cause("loss_scale", text)
+    return _unknown("the model's outputs agree: the cause is the loss function or the labels of this batch")
+
+
+def _backward(diff: Diff, reference: np.ndarray, candidate: np.ndarray, ratio: float | None) -> Cause:
+    anchor = diff.pair.anchor
+    if anchor.layer == ROOT and reference.size == candidate.size == 1 and ratio is not None:
+        return weight_in_loss(diff)
+    if ratio is not None:
+        return Cause("gradient_scale", f"the gradient is {times(ratio)}")
+    return _unknown("forward agrees here: the cause is in the backward of a later layer, or of the loss")
+
+
+def weight_in_loss(diff: Diff) -> Cause:
+    """Return the cause that a scalar output has another weight in the loss, given the diff of its gradient.
+
+    Raises:
+        SketchOnlyError, RunFolderError: the values can no longer be read.
+    """
+    weights = [float(side.reshape(-1)[0]) for side in values_of(diff.pair)]
+    text = (
+        f"the weight of `{diff.pair.anchor.slot}` in the loss is {weights[1]:.4g} for the reference's {weights[0]:.4g}"
+    )
+    return Cause("loss_term_weight", text)
+
+
+def _unknown(where: str) -> Cause:
+    """Return a cause of kind ``unknown`` that names the place to look at."""
+    return Cause("unknown", f"unknown; {where}")
+
+
+def _drops_nothing(layers: LayerPair | None) -> bool:
+    """Return True if both dropout layers have rate 0."""
+    return layers is not None and layers.reference.settings.get("p") == layers.candidate.settings.get("p") == 0
+
+
+def _grad(ratio: float | None, step: Sequence[Diff]) -> Cause:
+    grads = [d for d in step if d.pair.stage == "grad" and d.compared and d.figures and d.figures.reference_l2 > 0]
+    if ratio is not None and len(grads) > 1:
+        largest = max(d.figures.reference_l2 / d.figures.size**0.5 for d in grads if d.figures)
+        # Gradients of pure noise (a bias before a normalisation) follow no ratio.
+        sizes = [
+            d.figures.candidate_l2 / d.figures.reference_l2
+            for d in grads
+            if d.figures and d.figures.reference_l2 / d.figures.size**0.5 > 1e-4 * largest
+        ]
+        if np.ptp(sizes) <= CONSTANT * abs(np.mean(sizes)):
+            return Cause("gradient_scale", f"all gradients are {times(ratio)}")
+    if ratio is not None:
+        return Cause("gradient_scale", f"the gradient is {times(ratio)}")
+    return _unknown("gradients of outputs agree: the cause lies between the backward and the optimizer")
+
+
+def _update(
+    diff: Diff, reference: np.ndarray, candidate: np.ndarray, ratio: float | None, step: Sequence[Diff]
+) -> Cause:
+    rates = _rates(step)
+    if rates:
+        return Cause("learning_rate", rates)
+    if ratio is not None:
+        return Cause("update_scale", f"the update is {times(ratio)} at the same gradient and learning rate")
+    weight = next((d for d in step if d.pair.stage == "weight" and d.compared and key_of(d) == key_of(diff)), None)
+    if weight is not None:
+        values, _ = values_of(weight.pair)
+        difference = (candidate - reference).ravel()
+        norm = float(np.linalg.norm(values) * np.linalg.norm(difference))
+        if norm and abs(np.vdot(values.ravel(), difference)) > 0.99 * norm:
+            text = "the updates differ by a multiple of the weight: weight decay"
+            return Cause("weight_decay", text)
+    return _unknown("the gradients agree: the cause is in the optimizer's step")
+
+
+def _rates(step: Sequence[Diff]) -> str:
+    """Return the learning rates of a step by parameter group as text if they differ between the runs; else empty."""
+    rates: Both[list[float]] = Both([], [])
+    equal = True
+    for diff in step:
+        if diff.pair.anchor.layer == LOOP and diff.pair.stage == "update" and diff.figures is not None:
+            equal = equal and diff.compared and diff.passed
+            for side, record, value in zip(rates, diff.pair.sides, diff.figures.values):
+                if record is not None:
+                    side.append(value)
+    texts = rates.map(lambda side: [f"{rate:.6g}" for rate in side])
+    # A group of one run may be several groups with the same rate in the other.
+    if equal or not all(texts) or set(texts.reference) == set(texts.candidate):
+        return ""
+    by_group = " (by parameter group)" if max(map(len, texts)) > 1 else ""
+    return f"the learning rates differ: {' against '.join(map(', '.join, texts))}{by_group}"
+
+
+# Up to this many calls that only one side makes count as a missing or a surplus call. More calls mean that the code is
+# written in another way.
+_FEW = 3
+_CAST = "cast"
+
+
+def cause_in_place(place: Place) -> Cause | None:
+    """Return the likely cause of a diff that a call of the layer's code shows, or random dropping of values; else
+    `None`.
+
+    Args:
+        place: where in the code the diff comes from.
+    """
+    if place.between and place.diff.problem is None and _is_dropout(place):
+        text = "dropout: each run draws its own random mask; train with rate 0 (or record in eval mode) to compare"
+        return Cause("dropout", text)
+    return cause_of_calls(place.calls) if place.calls is not None else None
+
+
+def where_in_code(place: Place, excluded: tuple[str, ...] = ()) -> Cause | None:
+    """Return an unproven cause that names the code to read, for a diff that neither a call nor a hypothesis explains.
+
+    Args:
+        place: where in the code the diff comes from.
+        excluded: hypotheses that were tried and ruled out.
+
+    Returns:
+        The cause, of kind ``unknown``; `None` if the traces do not narrow down the code.
+    """
+    if place.calls is not None and max(map(len, place.calls.only)) <= 2 * _FEW:
+        texts = place.calls.only.map(lambda some: calls_text(some) if some else "nothing")
+        calls = f"the reference calls {texts.reference} there, the candidate {texts.candidate}"
+        return Cause("unknown", f"unknown; {calls}", excluded=excluded)
+    if not place.between:
+        return None
+    uncalled = _called_by_one(place)
+    if uncalled is not None:
+        return replace(uncalled, excluded=excluded)
+    where = "before this layer" if place.inside is False else "of this layer, after those inside of it"
+    text = f"unknown; the code {where}: what it adds, scales or masks, and which tensors it hands on"
+    return Cause("unknown", text, excluded=excluded)
+
+
+def _called_by_one(place: Place) -> Cause | None:
+    """Return the cause that one side never calls a layer that both models have; `None` unless these are few.
+
+    Layers of lists do not count: experts are called if a row chooses them.
+    """
+    if place.graphs is None or place.ends is None:
+        return None
+    common = place.graphs.reference.paths & place.graphs.candidate.paths
+    called = place.graphs.map(lambda graph: {path for path, _ in graph.layers if not path.split(".")[-1].isdigit()})
+    only = called.zip(called.swapped()).map(lambda side: sorted((side[0] - side[1]) & common))
+    if all(only) or not 0 < max(map(len, only)) <= _FEW:
+        return None
+    side, paths = ("reference", only.reference) if only.reference else ("candidate", only.candidate)
+    return Cause("uncalled_layer", f"only the {side} calls {', '.join(f'`{path}`' for path in paths)}")
+
+
+def _is_dropout(place: Place) -> bool:
+    if place.graphs is not None:
+        calls = [call for graph in place.graphs for call in graph.trace.calls]
+        draws = any("dropout" in (call.function or call.layer_type).lower() for call in calls)
+        if not draws and any(call.choice is not None for call in calls):
+            return False  # what the code chooses is zero elsewhere, too: a capacity, a hard mask
+    try:
+        return masked_apart(*values_of(place.diff.pair))
+    except (RunFolderError, SketchOnlyError):
+        return False
+
+
+def cause_of_calls(calls: Calls) -> Cause | None:
+    """Return the likely cause that calls of both sides' code show; `None` if they show none."""
+    both = calls.same
+    if both is None:
+        return _one_sided(calls.only)
+    if calls.slots is not None:
+        slots = calls.slots
+        names = f"`{slots.reference}`" + (f" (`{slots.candidate}`)" if slots.candidate != slots.reference else "")
+        text = f"what goes into {called(both.reference)} as {names} differs: a mask, a constant"
+        return Cause("call_input", text, lines=both.map(lambda call: call.line))
+    if calls.shapes is not None:
+        shapes = calls.shapes.map(lambda shape: f"({', '.join(map(str, shape))})")
+        text = f"{both.candidate.function}() gives a tensor of shape {shapes.candidate} for the reference's"
+        return Cause("call_shape", f"{text} {shapes.reference}", lines=both.map(lambda call: call.line))
+    texts, lines = both.map(called), both.map(lambda call: call.line)
+    if calls.given_otherwise:
+        text = f"{texts.reference} against {texts.candidate}, though the same goes in"
+        return Cause("call_arguments", text, lines=lines)
+    return Cause("call", f"{texts.reference} gives something else, though the same goes in", lines=lines)
+
+
+def _one_sided(only: Both[tuple[TracedCall, ...]]) -> Cause | None:
+    calls = only.reference or only.candidate
+    # Casts are left to the hypotheses, which compute the rounding to another dtype.
+    if all(only) or len(calls) > _FEW or all(call.function == _CAST for call in calls):
+        return None
+    texts = only.map(calls_text)
+    if not only.candidate:
+        return Cause("missing_call", f"only the reference calls {texts.reference} there")
+    text = f"only the candidate calls {texts.candidate} there"
+    return Cause("surplus_call", text, lines=Both(None, only.candidate[0].line))
 
 
 def recorded_cause(

@@ -12,28 +12,25 @@ from dataclasses import replace
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.dropped_terms import dropped_terms
-from padiff.compare.diagnose.computing.edit import FormulaView, Target
+from padiff.compare.diagnose.computing.edit import FormulaView, Target, dropped_terms
 from padiff.compare.diagnose.computing.formula import Formula, UnknownError, computed
 from padiff.compare.diagnose.computing.operation_edits import operation_edits
 from padiff.compare.diagnose.computing.writer import CONSTANT, Writer
-from padiff.compare.diagnose.evidence import Evidence
+from padiff.compare.diagnose.first import placed
 from padiff.compare.diagnose.hypotheses.code_edits import AGREES, Case, Found, case_of, reported, tried
 from padiff.compare.diagnose.hypotheses.code_edits import same as _same
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, rounding_of, whole_of
 from padiff.compare.diagnose.hypotheses.engine import explain, explained
-from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis
-from padiff.compare.diagnose.hypotheses.layer_output import root
-from padiff.compare.diagnose.hypotheses.proof import NEAR
-from padiff.compare.diagnose.place import Place, graphs_of
-from padiff.compare.diagnose.ranks import placed
+from padiff.compare.diagnose.hypotheses.hypothesis import NEAR, Hypothesis
+from padiff.compare.diagnose.hypotheses.outputs import root
+from padiff.compare.diagnose.place import Evidence, Place, graphs_of
 from padiff.compare.diagnose.traced import Graph
 from padiff.errors import PadiffError
-from padiff.pair.layouts import layout_between
+from padiff.pair.joined_calls import layout_between
 from padiff.records import Both, Cause, Diff, FirstDiff, Operand, Pair, Step
 
 # The rounding error of an output computed from the same inputs, as a multiple of its dtype's rounding: the same limit
-# as in `padiff.compare.diagnose.hypotheses.layer_output`.
+# as in `padiff.compare.diagnose.hypotheses.outputs`.
 _ROUNDINGS = 8.0
 #: The most elements that a formula may hold to be computed.
 _MOST = 8_000_000

@@ -1,40 +1,385 @@
-"""The first diff with its layers, extent and cause."""
+"""The first diff with its layers, extent and cause, also between the processes of a training."""
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from padiff.align import Alignment
-from padiff.compare.diagnose.between import where_in_code
-from padiff.compare.diagnose.call_words import place_of
-from padiff.compare.diagnose.causes import guess, recorded_cause
-from padiff.compare.diagnose.choices import CHOICE, OTHER_FUNCTION, choice_cause, chose_labels, scores_cause
-from padiff.compare.diagnose.differing_rank import put_together, rank_of
-from padiff.compare.diagnose.environments import autocast_cause, environment_cause
-from padiff.compare.diagnose.evidence import Evidence
-from padiff.compare.diagnose.extent import NEVER, extent_of, site_of
+from padiff.compare.coverage import first_failed, ranks_of
+from padiff.compare.diagnose.causes import guess, recorded_cause, where_in_code
 from padiff.compare.diagnose.hypotheses import missing_gradient
-from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, whole_of
 from padiff.compare.diagnose.hypotheses.engine import Finding, explain
-from padiff.compare.diagnose.known_causes import known_cause, says_where
+from padiff.compare.diagnose.known_differences import known_cause, says_where
 from padiff.compare.diagnose.losses import loss_cause
-from padiff.compare.diagnose.padding import padding_cause
-from padiff.compare.diagnose.place import Place, place_of_diff
-from padiff.compare.diagnose.ranks import placed, rank_cause
+from padiff.compare.diagnose.place import NEVER, Evidence, Place, extent_of, place_of_diff, site_of
 from padiff.compare.diagnose.recompute.which_side import which_side
-from padiff.compare.diagnose.routing import routing_cause
-from padiff.compare.diagnose.settings import as_computed, fixes_all
-from padiff.compare.diagnose.shifted import repeated_cause, shift_cause
-from padiff.compare.diagnose.skipped_calls import evaluation_cause
-from padiff.compare.diagnose.surplus_parameters import surplus_cause
-from padiff.compare.diagnose.trainers import trainer_cause
-from padiff.compare.first_failed import first_failed
-from padiff.errors import RunFolderError, SketchOnlyError
-from padiff.pair.processes import OWN_SAMPLES
-from padiff.records import LOOP, Both, Cause, Diff, FirstDiff, Pair, Record, Run, Step, TracedCall, is_functional
-from padiff.records.cause import UNKNOWN_LINES
+from padiff.compare.diagnose.routing import (
+    CHOICE,
+    OTHER_FUNCTION,
+    choice_cause,
+    chose_labels,
+    routing_cause,
+    scores_cause,
+)
+from padiff.compare.diagnose.settings import as_computed, fixes_all, trainer_cause
+from padiff.compare.diagnose.shifted import evaluation_cause, repeated_cause, shift_cause
+from padiff.compare.diagnose.traced import place_of
+from padiff.compare.judge.limits import ROUNDING, coarse
+from padiff.compare.replicas import RankFault, RankFinding, check_replicas
+from padiff.errors import PadiffError, RunFolderError, SketchOnlyError
+from padiff.frameworks.catalog import LAYERS, checked_fix
+from padiff.pair.merge_ranks import Piece, Pieces
+from padiff.pair.plans import OWN_SAMPLES
+from padiff.records import (
+    LOOP,
+    PARAMETER_STAGES,
+    SIDES,
+    Both,
+    Cause,
+    Diff,
+    FirstDiff,
+    Layer,
+    Pair,
+    Record,
+    Run,
+    RunInfo,
+    Step,
+    TensorSource,
+    TracedCall,
+    is_functional,
+)
+from padiff.records.compared import UNKNOWN_LINES
 from padiff.system.frames import Frame
+from padiff.system.terminal import first_few
+
+# The largest error of rows that count as equal, relative to the largest element.
+_NEAR = 1e-4
+
+
+def padding_cause(scene: DiffContext) -> Cause | None:
+    """Return a cause if an embedding's parameter differs only in the row that one run declares as padding; else `None`.
+
+    The padding row is zero at the start and gets no gradient.
+    """
+    pair = scene.diff.pair
+    declared = [
+        difference
+        for difference in scene.declared
+        if difference.kind == "layer_setting" and difference.name == "padding_idx"
+    ]
+    difference = next((difference for difference in declared if pair.anchor.layer in difference.layers.reference), None)
+    if difference is None or pair.stage not in PARAMETER_STAGES or not pair.complete:
+        return None
+    sides = whole_of(pair)
+    if sides is None or sides.reference.shape != sides.candidate.shape or sides.reference.ndim != 2:
+        return None
+    differs = np.abs(sides.reference - sides.candidate).max(axis=1) > _NEAR * np.abs(sides.reference).max()
+    rows = set(np.flatnonzero(differs).tolist())
+    if not rows or not rows <= {index for index in difference.values if isinstance(index, int)}:
+        return None
+    text = " and ".join(f"row {row}" for row in sorted(rows))
+    return replace(
+        difference.cause(), proven=True, evidence=f"only {text} of {len(differs)} differs, and that is the padding"
+    )
+
+
+_ELEMENTWISE = frozenset({"LayerNorm", "RMSNorm"})
+_STAGES = frozenset({"weight", "forward", "loss", "backward", "grad", "update"})
+
+
+def surplus_cause(scene: DiffContext) -> Cause | None:
+    """Return the cause if only one side has trained parameters in a layer that both have; else `None`."""
+    # In the first step, weights differ before anything is trained: its own updates show what is.
+    earlier = [number for number in scene.numbers if number < scene.number + (scene.stage == "weight")]
+    if not earlier or scene.stage not in _STAGES:
+        return None
+    alignment = scene.alignment
+    lone = {"reference": alignment.reference_parameters, "candidate": alignment.candidate_parameters}
+    for side, other in (SIDES.swapped(), SIDES):
+        steps = scene.sides(earlier[-1])
+        records = [] if steps is None else getattr(steps, side).records
+        updated = {f"{record.layer}/{record.slot}" for record in records if record.stage == "update"}
+        layers = {layer.path: layer for layer in getattr(scene.runs, side).info.layers}
+        sites = [site for site in lone[side] if site in updated]
+        owners = [layers[path] for path in dict.fromkeys(site.rpartition("/")[0] for site in sites) if path in layers]
+        if not owners or not all(_is_known(layer, scene, other) for layer in owners):
+            continue
+        shapes = {f"{layer.path}/{each.slot}": each.shape for layer in owners for each in layer.parameters}
+        count = sum(math.prod(shapes[site]) for site in sites if site in shapes)
+        kinds = first_few([*dict.fromkeys(layer.type for layer in owners)], 2)
+        text = f"the {side} trains {count:,} numbers that the {other} has not: {first_few(sites, 4)} ({kinds})"
+        fixes = (
+            {_fix(scene.frameworks.candidate, layer, sites) for layer in owners} if side == SIDES.candidate else set()
+        )
+        owner = owners[0].path
+        pairs = (Both(pair.reference.path, pair.candidate.path) for pair in alignment.pairs)
+        paths = next((both for both in pairs if getattr(both, side) == owner), Both(owner, owner))
+        lines = scene.runs.zip(paths).map(lambda sides: sides[0].info.lines.get(sides[1]))
+        return Cause("surplus_parameters", text, fix=fixes.pop() if len(fixes) == 1 else "", lines=lines)
+    return None
+
+
+def _is_known(layer: Layer, scene: DiffContext, other: str) -> bool:
+    """Return True if the other side has this layer too, or one of its kind without these parameters."""
+    alignment = scene.alignment
+    if any(layer.path in (pair.reference.path, pair.candidate.path) for pair in alignment.pairs):
+        return True
+    lone = alignment.reference_only if other == SIDES.reference else alignment.candidate_only
+    return any(each.kind == layer.kind and not each.parameters for each in lone)
+
+
+def _fix(framework: str, layer: Layer, sites: list[str]) -> str:
+    """Return the call that creates a layer of a framework without these of its parameters; empty if unknown."""
+    if layer.type not in LAYERS.get(framework, ()):
+        return ""
+    is_weight = any(f"{layer.path}/{slot}" in sites for slot in ("weight", "scale"))
+    is_bias = f"{layer.path}/bias" in sites
+    if framework == "paddle":
+        arguments = [*(["weight_attr=False"] if is_weight else []), *(["bias_attr=False"] if is_bias else [])]
+        return checked_fix(framework, f"paddle.nn.{layer.type}(..., {', '.join(arguments)})") if arguments else ""
+    if not is_weight:
+        return checked_fix(framework, f"torch.nn.{layer.type}(..., bias=False)") if is_bias else ""
+    argument = "elementwise_affine" if layer.type in _ELEMENTWISE else "affine"
+    return checked_fix(framework, f"torch.nn.{layer.type}(..., {argument}=False)") if "norm" in layer.kind else ""
+
+
+# TF32 keeps 10 bits of the mantissa: a matrix product or convolution is off by 2**-11 or so, a chain by little more.
+_TF32_AT_MOST = 2e-2
+# The largest relative error that autocast explains, as a multiple of the rounding of one number: a relative error of
+# 0.25 in bfloat16. Chosen: two and a half times the limit of the default policy for gradients in bfloat16.
+_AUTOCAST_AT_MOST = 64
+_PRODUCTS = frozenset({"linear", "conv1d", "conv2d", "conv3d", "multiheadattention", "bilinear"})
+
+
+def environment_cause(diff: Diff, infos: Both[RunInfo]) -> Cause | None:
+    """Return a cause if the environments differ and the diff is as large as that difference makes it; else `None`.
+
+    Args:
+        diff: the first diff that did not pass.
+        infos: the information on the reference and on the candidate run.
+    """
+    if not _computed(diff):
+        return None
+    assert diff.pair.reference is not None
+    path = diff.pair.reference.layer
+    kind = next((layer.kind for layer in infos.reference.layers if layer.path == path), "")
+    return _tf32(diff, kind, infos)
+
+
+def _computed(diff: Diff) -> bool:
+    return diff.figures is not None and diff.compared and diff.pair.stage in ("forward", "loss", "backward")
+
+
+def autocast_cause(diff: Diff, infos: Both[RunInfo]) -> Cause | None:
+    """Return a cause if autocast uses other dtypes in the two runs and the two tensors have these dtypes; else `None`.
+
+    The rounding of autocast is tolerated by the policy, so this cause is for diffs that nothing else explains.
+    """
+    if not _computed(diff):
+        return None
+    cast = infos.map(lambda info: str(info.environment.get("autocast.dtype", "")))
+    if not all(cast) or cast.reference == cast.candidate:
+        return None
+    assert diff.pair.reference is not None and diff.pair.candidate is not None
+    reference, candidate = diff.pair.reference.dtype, diff.pair.candidate.dtype
+    coarser = max(ROUNDING.get(coarse(dtype), 0.0) for dtype in (reference, candidate))
+    assert diff.figures is not None
+    if diff.figures.rel_l2 > _AUTOCAST_AT_MOST * coarser:
+        return None
+    if reference == candidate or {*cast}.isdisjoint((reference, candidate)):
+        return None
+    return Cause(
+        "autocast",
+        f"autocast: {cast.reference} in the reference run, {cast.candidate} in the candidate (this is {reference} "
+        f"against {candidate})",
+    )
+
+
+def _tf32(diff: Diff, kind: str, infos: Both[RunInfo]) -> Cause | None:
+    """Return a cause if TF32 is on in one run only and a matrix product on GPUs is off by its rounding; else `None`."""
+    name = "tf32.cudnn" if kind.startswith("conv") else "tf32.matmul"
+    environments = infos.map(lambda info: info.environment)
+    used = environments.map(lambda found: bool(found.get(name)) and "gpu" in str(found.get("device.kind")))
+    assert diff.figures is not None
+    if used.reference == used.candidate or kind not in _PRODUCTS or diff.pair.stage != "forward":
+        return None
+    if not 0 < diff.figures.rel_l2 <= _TF32_AT_MOST:
+        return None
+    side = "reference" if used.reference else "candidate"
+    text = f"TF32 is on in the {side} run only ({name}), and the products differ by as much as it leaves out"
+    return Cause("tf32", text)
+
+
+# The largest relative error of a mean over processes that counts as equal: only the order of the sum may differ.
+_IS_MEAN = 1e-5
+
+
+@dataclass(frozen=True)
+class RankDiff:
+    """A diff, with all diffs of its process.
+
+    Attributes:
+        diff: the diff.
+        own: the diffs of its step and process, in causal order.
+        rank: the number of the process; 0 if there is only one.
+    """
+
+    diff: Diff
+    own: Sequence[Diff]
+    rank: int
+
+
+def placed(diff: Diff, step: Sequence[Diff]) -> RankDiff:
+    """Return a diff with all diffs of its process."""
+    ranks = ranks_of(step)
+    number = next((k for k, rank_diffs in enumerate(ranks) if any(d is diff for d in rank_diffs)), 0)
+    return RankDiff(diff, ranks[number], number)
+
+
+def rank_cause(scene: DiffContext, step: Sequence[Diff]) -> Cause | None:
+    """Return a fault between the processes of one run that the other run does not have; else `None`.
+
+    Args:
+        scene: the diff and its step.
+        step: the diffs of the step, of all processes.
+    """
+    if all(run.info.world_size == 1 for run in scene.runs):
+        return None
+    findings = scene.runs.map(lambda run: _findings(run, scene))
+    kinds = findings.map(lambda side: {finding.kind for finding in side})
+    for side, side_findings, others in zip(SIDES, findings, kinds.swapped()):
+        for finding in side_findings:
+            if finding.kind not in others and _explains(finding, scene.stage):
+                proven = finding.kind is RankFault.NOT_REDUCED and _is_mean(side, step)
+                evidence = "their mean over the ranks is the other side's gradient" if proven else ""
+                clause = f"{finding.sentence[0].lower()}{finding.sentence[1:].rstrip('.')}"
+                sentence = f"the {side}'s ranks differ from each other: {clause}"
+                return Cause("ranks", sentence, proven=proven, evidence=evidence)
+    return None
+
+
+def _findings(run: Run, scene: DiffContext) -> list[RankFinding]:
+    """Return the findings on a run's processes in the scene's step and in the step compared before it."""
+    if run.info.world_size == 1:
+        return []
+    before = [number for number in scene.numbers if number < scene.number]
+    try:
+        return check_replicas(run.info, [run.steps(number) for number in (*before[-1:], scene.number)])
+    except PadiffError:
+        return []  # the values can no longer be read
+
+
+def _explains(finding: RankFinding, stage: str) -> bool:
+    """Return True if a finding can be the reason of a diff at a stage."""
+    if finding.kind is RankFault.SAME_BATCH:
+        return stage == "input"
+    return finding.kind.fault and stage in ("weight", "grad", "update")
+
+
+def _is_mean(side: str, step: Sequence[Diff]) -> bool:
+    """Return True if the mean of one side's gradients over the processes is the gradient of the other side."""
+    sites: dict[str, list[Both[np.ndarray]]] = {}
+    for diff in step:
+        if diff.pair.stage == "grad" and not diff.passed and diff.pair.complete:
+            tensors = whole_of(diff.pair)
+            if tensors is None:
+                return False
+            sites.setdefault(diff.pair.anchor.site, []).append(tensors)
+    ranks = max(map(len, sites.values()), default=0)
+    if ranks < 2:
+        return False
+    for arrays in sites.values():
+        # A process whose gradient passes is missing here, so that the mean can't be computed.
+        oriented = [both if side == SIDES.reference else both.swapped() for both in arrays]
+        mean, expected = np.mean([both.reference for both in oriented], axis=0), oriented[0].candidate
+        if len(arrays) == ranks and np.linalg.norm(mean - expected) > _IS_MEAN * np.linalg.norm(expected):
+            return False
+    return True
+
+
+# A process is named if its part has at least this share of the squared error. Chosen: if one part is wrong, the others
+# only have rounding errors; if all parts are wrong, the error is spread by their sizes.
+_SHARE = 0.99
+
+
+def put_together(pair: Pair) -> bool:
+    """Return True if a side of a pair was assembled from the parts of several processes."""
+    records = [record for record in pair.sides if record is not None]
+    return any(isinstance(record.source, Pieces) for record in records)
+
+
+def rank_of(pair: Pair) -> int | None:
+    """Return the process that holds the differing part of a tensor; `None` if no single process does, or it is unknown.
+
+    Args:
+        pair: the pair of the diff.
+    """
+    if pair.reference is None or pair.candidate is None or not put_together(pair):
+        return None
+    sources = pair.candidate.source, pair.reference.source
+    if any(source.sketched for source in sources):
+        return _sketched_apart(*sources)
+    try:
+        reference, candidate = (record.value.astype(np.float64) for record in (pair.reference, pair.candidate))
+        for source, counterpart in (
+            (sources[0], pair.layout.undo(reference, candidate.shape)),
+            (sources[1], pair.layout.apply(candidate, reference.shape)),
+        ):
+            # A tensor that one process of the reference holds as a whole says nothing: the candidate may be wrong.
+            if isinstance(source, Pieces) and (source is sources[0] or len({p.rank for p in source.pieces}) > 1):
+                rank = _apart(source, counterpart)
+                if rank is not None:
+                    return rank
+    except (PadiffError, ValueError, TypeError):
+        return None  # the memory order differs from the parameter's, or the values can't be read
+    return None
+
+
+def _apart(source: Pieces, partner: np.ndarray) -> int | None:
+    """Return the process whose part is the only one that differs from the other side's tensor; `None` if there is
+    none.
+    """
+    if any(piece.part.kind == "partial" for piece in source.pieces):
+        return None
+    errors: dict[int, float] = defaultdict(float)
+    for piece in source.pieces:
+        errors[piece.rank] += _error(piece, partner)
+    return _largest(errors)
+
+
+def _largest(errors: dict[int, float]) -> int | None:
+    """Return the process with nearly all of the squared error; `None` if there is none."""
+    rank, most = max(errors.items(), key=lambda one: one[1])
+    total = sum(errors.values())
+    return rank if total > 0 and (most >= _SHARE * total or most == np.inf) else None
+
+
+def _sketched_apart(source: TensorSource, other: TensorSource) -> int | None:
+    """Return the same as `_apart` for sketches, if both sides are split into the same parts; else `None`."""
+    if not isinstance(source, Pieces) or not isinstance(other, Pieces):
+        return None
+    partners = {piece.place: piece.record.source.sketch for piece in other.pieces}
+    errors: dict[int, float] = defaultdict(float)
+    for piece in source.pieces:
+        sketch, partner = piece.record.source.sketch, partners.get(piece.place)
+        if sketch is None or partner is None or sketch.transposed != partner.transposed:
+            return None
+        errors[piece.rank] += float(np.sum(np.square(sketch.projection - partner.projection)))
+    return _largest(errors)
+
+
+def _error(piece: Piece, partner: np.ndarray) -> float:
+    with np.errstate(all="ignore"):
+        difference = piece.record.value.astype(np.float64) - piece.within(partner)
+        square = float(np.sum(difference * difference))
+    return square if np.isfinite(square) else np.inf
+
 
 # The most lines of a stack in a report.
 _LINES = 4
@@ -131,7 +476,7 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
         or padding_cause(scene)
         or trainer_cause(scene)
         or loss_cause(scene)
-        or next(missing_gradient.causes(scene), None)
+        or next(missing_gradient.missing_causes(scene), None)
     )
     if cause is not None:
         computed_loss = explain(scene).cause if compute and diff.pair.stage == "loss" and not cause.proven else None

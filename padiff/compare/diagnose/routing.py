@@ -1,27 +1,356 @@
-"""Name what a router computes otherwise: its scores, what it selects by, the weights of the chosen, whom it leaves out.
-
-The values tell, not the code: each side's scores are looked for among few functions of the router's output (softmax,
-sigmoid), and the weights of the chosen places among few functions of the scores (as they are, divided by their sum).
-What both sides' functions differ in is the cause.
-"""
+"""Causes in calls that choose: a router, its scores, and the weights of what it chose."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
-from padiff.compare.choices import paired
-from padiff.compare.diagnose.evidence import Evidence
-from padiff.compare.diagnose.place import graphs_of
-from padiff.compare.diagnose.router import Found, Router, rounding
+from padiff.compare.choices import WHOLE, Flips, falls, flips_of, paired, taken
+from padiff.compare.diagnose.causes import cause_of_calls
+from padiff.compare.diagnose.place import Evidence, calls_before, graphs_of
 from padiff.compare.diagnose.traced import Graph
+from padiff.compare.judge.drift import RELATIVE
+from padiff.compare.judge.flipped_rows import SINGLE, within_rounding
 from padiff.compare.judge.limits import allowed
 from padiff.compare.measure.operands import Arrays, operands
 from padiff.errors import RunFolderError, SketchOnlyError
-from padiff.records import ROOT, Both, Cause, Diff
+from padiff.frameworks.catalog import row_axis
+from padiff.records import LOOP, ROOT, Both, Cause, Diff, Step, Trace, TracedCall
+from padiff.system.frames import Frame
+
+# Functions that a router applies to its scores one by one, or along a row.
+_ON_THE_WAY = frozenset(
+    [
+        "softmax",
+        "sigmoid",
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "true_divide",
+        "masked_fill",
+        "where",
+        "float",
+        "to",
+        "cast",
+        "view",
+        "reshape",
+        "clone",
+        "contiguous",
+        "flatten",
+        "astype",
+        "squeeze",
+        "unsqueeze",
+        "type",
+        "float32",
+        "bfloat16",
+        "half",
+        "tanh",
+        "softplus",
+        "sqrt",
+        "log_softmax",
+        "clip",
+        "clamp",
+    ]
+)
+# Number of calls after a choice among which the weights of the chosen places are looked for.
+_MOST_CALLS = 80
+# Number of masks of rows that are tried.
+_MOST_MASKS = 4
+# Limit of a sum of probabilities and of a fitted factor; largest correlation of noise with what it is added to.
+_COARSE, _UNLIKE = 1e-3, 0.2
+
+
+@dataclass(frozen=True)
+class Found:
+    """A tensor as a function of the router's output.
+
+    Attributes:
+        words: the function in words.
+        factor: factor by which it is multiplied.
+        line: the line of code that makes the tensor.
+    """
+
+    words: str
+    factor: float = 1.0
+    line: Frame | None = None
+
+    @property
+    def sentence(self) -> str:
+        return self.words if self.factor == 1.0 else f"{self.words}, times {self.factor:.3g}"
+
+    def same(self, other: Found) -> bool:
+        return self.words == other.words and math.isclose(self.factor, other.factor, rel_tol=1e-3)
+
+
+class Router:
+    """A call that chooses, with the tensors around it.
+
+    Args:
+        graph: the trace of its side.
+        call: the call.
+    """
+
+    def __init__(self, graph: Graph, call: TracedCall) -> None:
+        self._graph, self.call = graph, call
+        assert call.choice is not None
+        self._choice = call.choice
+        self._axis = row_axis(call.function, call.arguments)
+        shape = graph.trace.tensors[call.inputs[0].tensor].shape
+        if not isinstance(self._axis, int) or not shape:
+            raise ValueError("no rows")
+        self._width = shape[self._axis]
+        #: Number of rows of the scores.
+        self.rows = call.choice.rows
+
+    def _table(self, tensor: int) -> np.ndarray | None:
+        """Return a tensor with the shape of the scores as rows; `None` unless its values are recorded."""
+        traced = self._graph.trace.tensors[tensor]
+        if traced.source is None or traced.source.sketched or len(traced.shape) < 2:
+            return None
+        if traced.shape[self._axis] != self._width:
+            return None
+        values = np.moveaxis(traced.source.read(), self._axis, -1)
+        return np.asarray(values.reshape(-1, self._width), np.float64)
+
+    @cached_property
+    def picked(self) -> np.ndarray:
+        """The chosen places of each recorded row."""
+        source = self._graph.trace.tensors[self._choice.picked].source
+        if source is None:
+            raise ValueError("not recorded")
+        return np.atleast_2d(source.read()).astype(np.int64)
+
+    @cached_property
+    def numbers(self) -> np.ndarray:
+        """The numbers of the recorded rows."""
+        return np.arange(0, self.rows, self._choice.every)[: len(self.picked)]
+
+    @cached_property
+    def way(self) -> list[int]:
+        """The tensors from the router's output to the scores, in the order in which they were computed."""
+        tensors = [self.call.inputs[0].tensor]
+        count = self._graph.size(tensors[0])
+        while len(tensors) < _MOST_CALLS:
+            call = self._graph.producers.get(tensors[-1])
+            if call is None or call.function not in _ON_THE_WAY:
+                break
+            before = [operand.tensor for operand in call.inputs if self._graph.size(operand.tensor) == count]
+            before = [tensor for tensor in before if not self._graph.trace.tensors[tensor].dtype.startswith("bool")]
+            if len(before) > 1:  # noise, or a table, that is added to what layers made
+                before = [tensor for tensor in before if self._is_of_layers(tensor)]
+            if len(before) != 1 or before[0] in tensors:
+                break  # the router's output is put together here
+            tensors.append(before[0])
+        return tensors[::-1]
+
+    def _is_of_layers(self, tensor: int) -> bool:
+        """Return True if a tensor is computed from parameters."""
+        calls = self._graph.back(tensor, lambda _: False)
+        return any(not call.function or call.parameters for call in calls)
+
+    @cached_property
+    def output(self) -> np.ndarray | None:
+        """The router's output: the first tensor on the way whose values are recorded."""
+        return next((table for table in map(self._table, self.way) if table is not None), None)
+
+    @cached_property
+    def scores(self) -> np.ndarray | None:
+        """The scores by which the call chooses; NaN where they are not recorded."""
+        whole = self._table(self.way[-1])
+        if whole is not None:
+            return whole
+        sources = [self._graph.trace.tensors[k].source for k in (self._choice.scores, self._choice.places)]
+        if None in sources:
+            return None
+        best, places = (np.atleast_2d(source.read()) for source in sources if source is not None)
+        table = np.full((self.rows, self._width), np.nan)
+        rows = self.numbers[:, None]
+        table[rows, places.astype(np.int64)] = best
+        return table
+
+    @cached_property
+    def masks(self) -> dict[str, np.ndarray]:
+        """Masks of the rows that a mean may be taken over, in words: all of them, and those that the code masks."""
+        masks = {"": np.ones(self.rows, np.bool_)}
+        for tensor in self._graph.by_size.get(self.rows, ()):
+            source = self._graph.trace.tensors[tensor].source
+            if source is None or source.sketched or len(masks) > _MOST_MASKS:
+                continue
+            values = source.read().reshape(-1)
+            if ((values == 0) | (values == 1)).all() and 0 < (count := int((values != 0).sum())) < self.rows:
+                masks.setdefault(f" over {count} of {self.rows} rows", values != 0)
+        return masks
+
+    @property
+    def dtype(self) -> str:
+        return self._graph.trace.tensors[self.way[-1]].dtype
+
+    @cached_property
+    def narrow(self) -> str:
+        """The narrowest dtype on the way that holds the scores: a cast to a wider one restores nothing."""
+        dtypes = {self._graph.trace.tensors[tensor].dtype for tensor in self.way}
+        narrow = next((name for name in ("bfloat16", "float16") if name in dtypes), "")
+        if narrow or self.output is None:
+            return narrow
+        with np.errstate(over="ignore"):
+            output = self.output.astype(np.float32)
+            if output.any() and not (output.view(np.uint32) & 0xFFFF).any():
+                return "bfloat16"
+        return ""
+
+    @cached_property
+    def bases(self) -> dict[str, np.ndarray]:
+        """Functions of the router's output that may be its scores, in words."""
+        output = self.output
+        if output is None:
+            return {} if self.scores is None else {"the scores": self.scores}
+        return {
+            "softmax": softmax(output),
+            "sigmoid": 1 / (1 + np.exp(-output)),
+            "softmax over another axis": softmax(output.T).T,
+            "the router's output": output,
+        }
+
+    @cached_property
+    def score(self) -> tuple[Found, np.ndarray | None, np.ndarray] | None:
+        """The scores as a function of the router's output, what is added to each column (`None` for nothing), and a
+        mask of the places that are left out; `None` if no function gives them.
+        """
+        scores = self.scores
+        if scores is None or self.output is None:
+            return None
+        made = self._graph.producers.get(self.way[-1])
+        line = (made or self.call).line
+        known = np.isfinite(scores)
+        bases = dict(self.bases)
+        scale = self._temperature(scores)
+        if scale is not None:
+            bases[f"softmax of {scale:.3g} times the router's output"] = softmax(scale * self.output)
+        for words, base in bases.items():
+            best = None
+            for masked in (~known, ~known | (scores == 0.0)):
+                left = ~masked & known
+                added = np.where(left, scores - base, np.nan)
+                if not left.any():
+                    continue
+                error, size = np.nanmax(np.abs(added)), np.abs(base[left]).max()
+                if error <= rounding(self.dtype) * size:
+                    return Found(words, line=line), None, masked & (known | np.isinf(scores))
+                with np.errstate(all="ignore"):
+                    columns = np.array(
+                        [np.nanmedian(column) if np.isfinite(column).any() else 0.0 for column in added.T]
+                    )
+                    rest = np.nanmax(np.abs(added - columns))
+                if rest <= rounding(self.dtype) * max(size, np.abs(columns).max()) and best is None:
+                    best = Found(words, line=line), columns, masked & (known | np.isinf(scores))
+            if best is not None:
+                return best
+        return None
+
+    def _temperature(self, scores: np.ndarray) -> float | None:
+        """Return the factor of the router's output whose softmax the scores seem to be; `None` if they do not."""
+        assert self.output is not None
+        if not (np.isfinite(scores).all() and (scores > 0).all() and np.abs(scores.sum(1) - 1).max() < _COARSE):
+            return None
+        logs = np.log(scores)
+        logs, output = (table - table.mean(axis=1, keepdims=True) for table in (logs, self.output))
+        return factor_between(output, logs, _COARSE)
+
+    @property
+    def noise(self) -> float | None:
+        """The root mean square of what seems to be added to the router's output at random before a softmax; `None` if
+        nothing seems to be.
+        """
+        scores, output = self.scores, self.output
+        if scores is None or output is None or not (np.isfinite(scores).all() and (scores > 0).all()):
+            return None
+        rest = np.log(scores) - output
+        rest -= rest.mean(axis=1, keepdims=True)
+        spread, size = float(np.sqrt((rest**2).mean())), float(output.std())
+        unlike = abs(np.corrcoef(rest.ravel(), output.ravel())[0, 1]) < _UNLIKE
+        return spread if unlike and np.abs(rest.mean(axis=0)).max() < spread / 2 and spread < size else None
+
+    @cached_property
+    def weight(self) -> tuple[Found, np.ndarray] | None:
+        """The weights of the chosen places as a function of the router's output; `None` if no function gives them."""
+        found = None
+        chosen = self.picked.shape[1]
+        for tensor, call in self._after():
+            traced = self._graph.trace.tensors[tensor]
+            if traced.source is None or traced.source.sketched or math.prod(traced.shape) != self.rows * chosen:
+                continue
+            values = np.asarray(traced.source.read(), np.float64)
+            axis = self._axis if len(traced.shape) > 1 and traced.shape[self._axis] == chosen else -1
+            table = np.moveaxis(values, axis, -1).reshape(-1, chosen)[self.numbers]
+            match = self._function(table, traced.dtype)
+            if match is not None:
+                found = Found(*match, line=call.line), table
+        return found
+
+    def _after(self) -> Iterator[tuple[int, TracedCall]]:
+        """Yield the real tensors that the layers around the choice compute after it."""
+        start = self._graph.places[id(self.call)]
+        around = {self.call.layer, self.call.layer.rpartition(".")[0] or ROOT}
+        for call in self._graph.trace.calls[start : start + _MOST_CALLS]:
+            if call.function and call.layer in around:
+                for operand in call.outputs:
+                    if self._graph.trace.tensors[operand.tensor].dtype.startswith(("float", "bfloat")):
+                        yield operand.tensor, call
+
+    def _function(self, weights: np.ndarray, dtype: str) -> tuple[str, float] | None:
+        bases = dict(self.bases)
+        if self.score is not None and self.score[1] is not None:
+            bases[f"{self.score[0].words} with the bias"] = bases[self.score[0].words] + self.score[1]
+        for words, base in bases.items():
+            chosen = np.take_along_axis(base[self.numbers], self.picked, 1)
+            if not np.isfinite(chosen).all():
+                continue
+            with np.errstate(all="ignore"):
+                ways = {
+                    f"{words} of the chosen": chosen,
+                    f"{words} of the chosen, divided by their sum": chosen / chosen.sum(1, keepdims=True),
+                    f"softmax over the chosen of {words}": softmax(chosen),
+                    f"softmax over the chosen of {words}, divided by their sum": softmax(
+                        chosen / chosen.sum(1, keepdims=True)
+                    ),
+                    f"{words} of the chosen, divided by the sum of all": chosen
+                    / np.nansum(base[self.numbers], 1, keepdims=True),
+                    f"{words} of the chosen, divided by the root of their sum": chosen
+                    / np.sqrt(np.abs(chosen.sum(1, keepdims=True))),
+                }
+            for text, values in ways.items():
+                factor = factor_between(values, weights, 4 * rounding(dtype))
+                if factor is not None:
+                    return text, factor
+        return None
+
+
+def factor_between(values: np.ndarray, result: np.ndarray, limit: float) -> float | None:
+    """Return the factor between two tables; `None` if there is none."""
+    if not np.isfinite(values).all() or not values.any():
+        return None
+    factor = float((values * result).sum() / (values * values).sum())
+    if factor <= 0 or np.abs(factor * values - result).max() > limit * np.abs(result).max():
+        return None
+    return 1.0 if abs(factor - 1) < max(limit, 1e-5) else factor
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    """Return the softmax along the last axis."""
+    with np.errstate(all="ignore"):
+        exponential = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return np.asarray(exponential / exponential.sum(axis=-1, keepdims=True))
+
+
+def rounding(dtype: str) -> float:
+    """Return the relative error below which two tensors of a dtype count as the same function of a router's output."""
+    return {"bfloat16": 1e-2, "float16": 2e-3}.get(dtype, 2e-5)
+
 
 # Functions that rank the places of a row alike.
 _RANKS_ALIKE = frozenset({"softmax", "sigmoid", "the router's output"})
@@ -290,3 +619,220 @@ def _capacity(picked: np.ndarray, differs: np.ndarray, order: str) -> int | None
 def _where(router: Router) -> str:
     layer = router.call.layer
     return f"{router.call.function}() in {'the model' if layer == ROOT else f'`{layer}`'}"
+
+
+#: Kind of the cause that a call chose otherwise because its scores differ.
+CHOICE = "choice"
+#: Kind of the cause that another function chooses from the same values.
+OTHER_FUNCTION = "choice_function"
+# Functions that give the same in the other order of their arguments, or by another name.
+_MIRRORED = {"lt": "gt", "le": "ge", "argsort": "sort", "max": "argmax", "min": "argmin"}
+# Functions that compare with a number.
+_COMPARISONS = frozenset({"gt", "ge", "lt", "le"})
+# Largest relative distance of the same values.
+_SAME = 1e-3
+
+
+def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause | None:
+    """Return the cause that a call chose otherwise beyond rounding, before a diff; `None` if no call did.
+
+    Args:
+        diff: the first diff of the step, an output.
+        step: the judged diffs of the step.
+    """
+    steps, record = evidence.steps, diff.pair.reference
+    if steps is None or record is None or diff.pair.stage not in ("forward", "loss"):
+        return None
+    infos = evidence.runs.map(lambda run: run.info)
+    try:
+        calls = steps.reference.trace.calls
+        end = max(
+            (
+                k
+                for k, call in enumerate(calls)
+                if not call.function and (call.layer, call.call) == (record.layer, record.call)
+            ),
+            default=len(calls),
+        )
+        flips = [each for each in flips_of(steps, evidence.alignment, infos) if each.position < end]
+        traces = steps.map(lambda step: step.trace)
+        threshold_cause = _thresholds(traces, end)
+        if threshold_cause is not None:
+            return threshold_cause
+        for position, pair in paired(traces, evidence.alignment):
+            ranking = _ranking(traces, pair) if position < end else None
+            if ranking is not None:
+                return ranking
+            if all(call.choice is not None and call.choice.chosen for call in pair):
+                continue  # rankings by several names take the same places from the same end
+            names = pair.map(lambda call: _MIRRORED.get(call.function, call.function))
+            if position >= end or names.reference == names.candidate or not _same(steps, pair, "inputs"):
+                continue
+            threshold = pair.reference.choice is not None and not pair.reference.choice.chosen
+            if any(each.position == position for each in flips) or (threshold and not _same(steps, pair, "outputs")):
+                text = f"{_name(pair)}, of the same values"
+                return Cause(OTHER_FUNCTION, text, lines=pair.map(lambda call: call.line))
+    except (RunFolderError, SketchOnlyError):
+        return None
+    beyond = _beyond(flips, _limit(diff, step))
+    return None if beyond is None else _cause(beyond)
+
+
+def scores_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause | None:
+    """Return the cause that the code before a call which chose otherwise makes other scores; `None` if there is none.
+
+    Args:
+        diff, step: see `choice_cause`, which has returned a cause of kind `CHOICE`.
+    """
+    steps = evidence.steps
+    if steps is None:
+        return None
+    infos, limit = evidence.runs.map(lambda run: run.info), _limit(diff, step)
+    try:
+        flips = _beyond(flips_of(steps, evidence.alignment, infos), limit)
+        alike = flips.error[~flips.flipped] if flips is not None else np.zeros(0)
+        if flips is None or not alike.size or float(np.sqrt((alike**2).mean())) <= SINGLE * limit * flips.size:
+            return None
+        calls = calls_before(flips.calls, diff, step, graphs_of(steps, infos), evidence.policy)
+    except (RunFolderError, SketchOnlyError):
+        return None
+    return cause_of_calls(calls) if calls is not None else None
+
+
+def _beyond(flips: Sequence[Flips], limit: float) -> Flips | None:
+    """Return the first call that chose otherwise beyond rounding."""
+    for number, each in enumerate(flips):
+        if not within_rounding(each, limit, flips[:number]):
+            return each
+    return None
+
+
+def _thresholds(traces: Both[Trace], end: int) -> Cause | None:
+    """Return the cause that a layer's code compares with another number; `None` if it does not."""
+    sides = Both(traces.reference.calls[:end], traces.candidate.calls).map(_numbers)
+    for layer, numbers in sides.reference.items():
+        others = sides.candidate.get(layer, {})
+        only, instead = (
+            [each for each in one if each not in two] for one, two in ((numbers, others), (others, numbers))
+        )
+        if len(only) == len(instead) == 1:
+            calls = Both(numbers[only[0]], others[instead[0]])
+            text = (
+                f"{calls.candidate.function}() in `{_place(layer)}` compares with {instead[0]:.6g}, the reference's "
+                f"{calls.reference.function}() with {only[0]:.6g}"
+            )
+            lines = calls.map(lambda call: call.line)
+            kind = OTHER_FUNCTION if calls.reference.function != calls.candidate.function else "choice_threshold"
+            return Cause(kind, text, fix=f"compare with {only[0]:.6g}", lines=lines)
+    return None
+
+
+def _numbers(calls: Sequence[TracedCall]) -> dict[str, dict[float, TracedCall]]:
+    """Return the numbers that each layer's code compares tensors with, with a call for each."""
+    numbers: dict[str, dict[float, TracedCall]] = {}
+    for call in calls:
+        if call.function in _COMPARISONS:  # of scores, or of counts: a capacity
+            values = [value for value in call.arguments.values() if isinstance(value, (int, float))]
+            if len(values) == 1:
+                numbers.setdefault(call.layer, {}).setdefault(float(values[0]), call)
+    return numbers
+
+
+def _ranking(traces: Both[Trace], pair: Both[TracedCall]) -> Cause | None:
+    """Return the cause that one side takes another number of places, or the other end; `None` if it does not.
+
+    A call of one side may rank all places, and its code takes the first ones.
+    """
+    if pair.reference.function == pair.candidate.function and pair.reference.function not in WHOLE:
+        return None
+    sides = traces.zip(pair)
+    ends, counts = sides.map(lambda side: falls(*side)), sides.map(lambda side: taken(*side))
+    lines = pair.map(lambda call: call.line)
+    names = pair.map(lambda call: call.function)
+    where = _place(pair.reference.layer)
+    if None not in ends and ends.reference != ends.candidate:
+        words = ends.map(lambda first: "largest" if first else "least")
+        text = (
+            f"{names.candidate}() in `{where}` puts the {words.candidate} scores first, the reference's "
+            f"{names.reference}() the {words.reference}"
+        )
+        return Cause("choice_order", text, lines=lines)
+    if all(counts) and not counts.reference & counts.candidate:
+        numbers = counts.map(min)
+        text = (
+            f"the code takes {numbers.candidate} places of each row of {names.candidate}() in `{where}`, the "
+            f"reference's {numbers.reference} of {names.reference}()"
+        )
+        return Cause("choice_count", text, lines=lines)
+    return None
+
+
+def chose_labels(diff: Diff, cause: Cause) -> bool:
+    """Return True if a diff is of labels, and a cause says that a call of the loop chose otherwise."""
+    return diff.pair.stage == "loss" and "int" in diff.pair.anchor.dtype and cause.kind.startswith(CHOICE)
+
+
+def _same(steps: Both[Step], calls: Both[TracedCall], what: str) -> bool:
+    """Return True if two calls have the same first input or output.
+
+    Args:
+        what: ``inputs`` or ``outputs``.
+    """
+    tensors = steps.zip(calls).map(lambda side: side[0].trace.tensors[getattr(side[1], what)[0].tensor])
+    if any(tensor.source is None or tensor.source.sketched for tensor in tensors):
+        return what == "outputs"
+    reference, candidate = tensors.map(lambda tensor: tensor.source.read().astype(np.float64))  # type: ignore[union-attr]
+    return reference.shape == candidate.shape and bool(
+        np.linalg.norm(candidate - reference) <= _SAME * np.linalg.norm(reference)
+    )
+
+
+def _place(layer: str) -> str:
+    return {ROOT: "the model", LOOP: "the loop"}.get(layer, layer)
+
+
+def _name(calls: Both[TracedCall]) -> str:
+    where = _place(calls.reference.layer)
+    if calls.reference.function == calls.candidate.function:
+        return f"{calls.reference.function}() in `{where}`"
+    return f"{calls.candidate.function}() for the reference's {calls.reference.function}() in `{where}`"
+
+
+def _limit(diff: Diff, step: Sequence[Diff]) -> float:
+    """Return the limit of the last output that agrees before a diff."""
+    limit = allowed(diff.pair.anchor.dtype, "forward")
+    for each in step:
+        if each is diff:
+            break
+        if each.passed and each.pair.stage == "forward" and each.judgement and each.judgement.figure in RELATIVE:
+            limit = each.judgement.limit
+    return limit
+
+
+def _cause(flips: Flips) -> Cause:
+    calls, chosen = flips.calls, flips.chosen
+    name = _name(calls)
+    lines = calls.map(lambda call: call.line)
+    if chosen.reference != chosen.candidate:
+        text = f"{name} chooses {chosen.candidate} places of each row, the reference's {chosen.reference}"
+        fix = f"k={chosen.reference}" if calls.candidate.function == "topk" else ""
+        return Cause("choice_count", text, fix=fix, lines=lines)
+    if flips.ties.any():
+        tied = int(flips.ties.sum())
+        text = (
+            f"{name}: {tied:,} of {len(flips.recorded):,} rows choose otherwise between scores that are equal to the "
+            "bit: the two sides break ties by another rule"
+        )
+        return Cause("choice_ties", text, lines=lines)
+    alike = flips.error[~flips.flipped]
+    noise = float(np.sqrt((alike**2).mean())) if alike.size else 0.0
+    moved = float(flips.moved[flips.flipped].max())
+    if noise > 0 and np.isfinite(moved) and moved / noise > 10:
+        far = f"their scores differ up to {moved / noise:,.0f} times as far as those of the other rows"
+    else:
+        far = f"their scores differ by up to {moved:.2g}, where all scores are about {flips.size:.2g}"
+    return Cause(
+        CHOICE,
+        f"{name}: {flips.count:,} of {len(flips.recorded):,} rows choose otherwise, and not by rounding: {far}",
+        lines=lines,
+    )

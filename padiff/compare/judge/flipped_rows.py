@@ -17,13 +17,12 @@ from padiff.compare.choices import Flips, grid_of, reached
 from padiff.compare.judge import limits
 from padiff.compare.judge.drift import RELATIVE
 from padiff.compare.measure.operands import Arrays, operands
-from padiff.compare.row_orders import choosing_blocks
+from padiff.compare.rearranged import choosing_blocks
 from padiff.errors import SketchOnlyError
 from padiff.records import LOOP, Both, Diff, Figure, Rule, Step, Trace, TracedCall, is_below, loss_role
-from padiff.records.choice_counts import ChoiceCounts
-from padiff.records.diff_rows import FIGURE_NUMBERS, FIGURES, RULE_NUMBERS
-from padiff.records.pair_schema import Key
-from padiff.records.step_diffs import StepDiffs
+from padiff.records.pair_table import Key
+from padiff.records.report_data import ChoiceCounts
+from padiff.records.step_diffs import FIGURE_NUMBERS, FIGURES, RULE_NUMBERS, StepDiffs
 
 #: Limit of single scores, and of single rows, as a multiple of the limit of a whole tensor, and the same for the scores
 #: of all rows together, of which the largest in each row are looked at. Chosen.

@@ -1,15 +1,12 @@
-"""Numbers of the default policy, each with its reason and its source.
-
-``Measured`` names the measurement. ``Chosen`` numbers were set with a margin, and hold for the clean pairs that
-``benchmarks/noise.py`` trains; that program prints how near each stage comes to its limit.
-"""
+"""Numbers of the default policy, each with its reason and its source, and the limit that follows."""
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 from padiff.model import equivalents
-from padiff.records import STAGES
+from padiff.records import STAGES, Rule
 
 # -- rounding ------------------------------------------------------------------------------------------------------
 
@@ -170,7 +167,7 @@ TYPICALLY_OFF, TYPICAL_KINKS = 1e-3, 1.0
 # -- measured floors -----------------------------------------------------------------------------------------------
 
 #: Allowed multiple of a tensor's measured floor: the error that appears when the step is repeated with values moved
-#: by one unit in the last place (`padiff.records.floors`). Measured: benchmarks/floors.py; of 8,000 tensors in clean
+#: by one unit in the last place (`padiff.records.recorded`). Measured: benchmarks/floors.py; of 8,000 tensors in clean
 #: replays of 56 pairs of torch and paddle models the largest was 1.6 times its floor (outputs 1.2); in
 #: 37 clean replays of trainings 1.7; of 520 in larger models (4096 inputs, an LSTM of 256, a transformer) 3.3.
 FLOORS = 50.0
@@ -220,3 +217,19 @@ def coarse(dtype: str) -> str:
 def is_running(slot: str) -> bool:
     """Return True if a slot is a running statistic."""
     return equivalents.slot(slot) in RUNNING
+
+
+class Limit(NamedTuple):
+    """Largest allowed error, and the rule that allows it."""
+
+    value: float
+    rule: Rule
+
+    def times(self, scale: float) -> Limit:
+        """Return the limit multiplied by a scale."""
+        return Limit(self.value * scale, self.rule)
+
+
+def value_of(limit: Limit) -> float:
+    """Return the limit's value, as a sort key."""
+    return limit.value

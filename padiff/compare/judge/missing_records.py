@@ -1,17 +1,72 @@
-"""Detect a stage that one side lacks in a step but records in others, such as the updates of a skipped step."""
+"""Records that a run lacks: in a step, of a stage, or of a trained parameter."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from padiff.compare.judge.history import History
-from padiff.compare.judge.zero import is_nothing
-from padiff.records import LOOP, Both, Diff, Record, Run, Step
+from padiff.align import Alignment
+from padiff.compare.judge.site_facts import is_nothing
+from padiff.errors import UsageError
+from padiff.recorder.options import NOTHING, Detail
+from padiff.records import LOOP, PARAMETER_STAGES, SIDES, Both, Coverage, Diff, Record, Run, RunInfo, Step
+from padiff.records.pair_table import Key
 from padiff.records.step_diffs import StepDiffs
-from padiff.records.stored_records import fact_of
+from padiff.records.step_schema import StoredRecords, fact_of, without_values
+
+
+@dataclass(frozen=True)
+class History:
+    """Records seen in one run so far.
+
+    Attributes:
+        called: layers whose forward ran, by path.
+        stages: stages with records of layers.
+        never: stages that were searched for in other steps and not found.
+        parameters: parameters with a record.
+        notes: notes on unrecorded tensors, from the first step that has notes.
+        names: names of the latest step's records, of each rank; empty if unknown.
+    """
+
+    called: frozenset[str] = frozenset()
+    stages: frozenset[str] = frozenset()
+    never: frozenset[str] = frozenset()
+    parameters: frozenset[Key] = frozenset()
+    notes: tuple[str, ...] = ()
+    names: tuple[object, ...] = field(default=(), compare=False, repr=False)
+
+    def after(self, steps: Sequence[Step]) -> History:
+        """Return the history after one more step, given by all ranks."""
+        names = tuple(step.records.names for step in steps if isinstance(step.records, StoredRecords))
+        if names and names == self.names and len(names) == len(steps):
+            notes = self.notes or next((step.notes for step in steps if step.notes), ())
+            return self if notes == self.notes else replace(self, notes=notes)
+        called, stages, parameters, notes = set(self.called), set(self.stages), set(self.parameters), self.notes
+        for step in steps:
+            notes = notes or step.notes
+            summary = fact_of(step.records, _Seen)
+            stages |= summary.stages
+            called |= summary.called
+            parameters |= summary.parameters
+        step_names = names if len(names) == len(steps) else ()
+        return History(frozenset(called), frozenset(stages), self.never, frozenset(parameters), notes, step_names)
+
+
+class _Seen:
+    """Layers, stages and parameters in a step's records."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        sites = {(record.stage, record.layer, record.slot) for record in records if record.layer != LOOP}
+        self.stages = {stage for stage, _, _ in sites}
+        self.called = {layer for stage, layer, _ in sites if stage == "forward"}
+        self.parameters: set[Key] = {(layer, slot) for stage, layer, slot in sites if stage in PARAMETER_STAGES}
+
+
+NOTHING_YET = Both(History(), History())
+
 
 # Stages whose absence is a diff. A loss may be logged in some steps only; inputs and weights are recorded whenever the
 # model is called.
@@ -97,3 +152,90 @@ def _is_of(diff: Diff, absent: Both[frozenset[str]]) -> bool:
     if pair.complete or pair.optional or pair.anchor.layer == LOOP:
         return False
     return pair.stage in (absent.reference if pair.reference is None else absent.candidate)
+
+
+#: A run's description, and the history of its records.
+Side = tuple[RunInfo, History]
+
+
+def with_unrecorded(coverage: Coverage, sides: Both[Side], layers: Both[Collection[str]] | None) -> Coverage:
+    """Return the coverage, extended by the parameters without a record in one or both runs.
+
+    Parameters that lists or the level of detail exclude are not counted. A dump does not store these options: there,
+    parameters count if other weights are recorded and a step notes missing records.
+
+    Args:
+        layers: paths of each run's layers to report; `None` for all layers.
+    """
+    notes = [f"{name}: {note}" for name, (_, history) in zip(SIDES, sides) for note in history.notes]
+    reference, candidate = (
+        tuple(f"{layer}/{slot}" for layer, slot in _unrecorded(*side) if chosen is None or layer in chosen)
+        for side, chosen in zip(sides, layers or (None, None))
+    )
+    return replace(coverage, reference_unrecorded=reference, candidate_unrecorded=candidate, left_out=tuple(notes))
+
+
+def excused(diffs: StepDiffs, sides: Both[Side], steps: Both[Step], alignment: Alignment) -> StepDiffs:
+    """Return a step's judged diffs, with diffs passed whose missing side could not be recorded."""
+    failed = np.flatnonzero(~diffs.rows["passed"] & ~diffs.sites.complete).tolist()
+    if not failed:
+        return diffs
+    missing = Both(*(_missing(*side, step) for side, step in zip(sides, steps)))
+    if not any(missing):
+        return diffs
+    partners: Both[dict[Key, set[Key]]] = Both(defaultdict(set), defaultdict(set))
+    for pair in alignment.parameters:
+        for reference in pair.reference:
+            for candidate in pair.candidate:
+                partners.reference[reference.layer, reference.slot].add((candidate.layer, candidate.slot))
+                partners.candidate[candidate.layer, candidate.slot].add((reference.layer, reference.slot))
+
+    def is_gap(place: int) -> bool:
+        key = diffs.sites.keys[place]
+        if diffs.sites.stages[place] not in PARAMETER_STAGES:
+            return False
+        if diffs.pairs[place].candidate is None:
+            return bool(partners.reference[key] & missing.candidate)
+        return bool(partners.candidate[key] & missing.reference)
+
+    return diffs.passing([place for place in failed if is_gap(place)], True)
+
+
+def _knows(info: RunInfo, history: History) -> bool:
+    """Return True if the recording's options are known."""
+    return bool(info.recording) or ("weight" in history.stages and bool(history.notes))
+
+
+def _unrecorded(info: RunInfo, history: History) -> list[Key]:
+    """Return the trainable parameters without a record in any step."""
+    return [key for key in _expected(info) if key not in history.parameters] if _knows(info, history) else []
+
+
+def _missing(info: RunInfo, history: History, step: Step) -> frozenset[Key]:
+    """Return the parameters without a record in a step."""
+    if not _knows(info, history):
+        return frozenset()
+    recorded = {(r.layer, r.slot) for r in without_values(step.records) if r.stage in PARAMETER_STAGES}
+    return frozenset(_expected(info)) - recorded
+
+
+def _expected(info: RunInfo) -> Iterable[Key]:
+    level = _detail(info).level_of
+    return (
+        (layer.path, parameter.slot)
+        for layer in info.layers
+        if layer.recorded and level(layer.path, "weight") != NOTHING
+        for parameter in layer.parameters
+        if parameter.role == "parameter" and parameter.trainable and not parameter.tied_to
+    )
+
+
+def _detail(info: RunInfo) -> Detail:
+    """Return the level of detail of the run's tensors."""
+    detail = info.recording.get("detail", {})
+    try:
+        return Detail.from_arguments(
+            detail if isinstance(detail, dict) else {}
+        )  # missing in runs that record everything
+    except UsageError:  # an edited file, or another version: assume that everything was recorded
+        return Detail()

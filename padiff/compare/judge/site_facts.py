@@ -1,18 +1,21 @@
-"""Facts about a step's tensors that do not depend on their values: the same for all steps with the same records."""
+"""Facts about a step's tensors: their sites, gradients of value zero, errors of scale, kinks and rates."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from padiff.compare.judge import limits
+from padiff.compare.judge.limits import CLEARLY, DIFFERENT, FEW_LOOK, SPARSE
 from padiff.model import equivalents
 from padiff.pair.parameters import is_fused
-from padiff.records import LOOP, ROOT, STAGES, is_below, is_functional, loss_role
-from padiff.records.pair_schema import PairSchema
+from padiff.records import LOOP, ROOT, STAGES, Diff, Figure, Rule, is_below, is_functional, loss_role
+from padiff.records.pair_table import Key, PairSchema
+from padiff.records.step_diffs import MOMENTS, RULE_NUMBERS, RULES, TENSORS, StepBatch, StepDiffs
 
 _Fact = TypeVar("_Fact")
 _FLOATING = ("float", "bfloat", "complex")
@@ -149,3 +152,238 @@ def _is_bias(slot: str) -> bool:
 
 def _array(values: Iterable[bool]) -> np.ndarray:
     return np.fromiter(values, np.bool_)
+
+
+class Scales:
+    """Sizes of the gradients of steps' parameters, from their measured diffs.
+
+    Attributes:
+        layers: largest root mean square of the reference's gradients of each diff's layer.
+        outputs: norm of the recorded gradients of the layer's outputs, over all calls, or 0: a bias's gradient is their
+            sum.
+    """
+
+    def __init__(self, block: StepBatch) -> None:
+        self.layers = largest_rms(block, "grad")
+        squares = block.known_of_stage("backward", block.rows["reference_l2"] ** 2, 0.0)
+        self.outputs = np.sqrt(block.sites.sums_of_layers("backward", squares))
+
+
+@np.errstate(all="ignore")
+def rounding_gradients(block: StepBatch) -> np.ndarray:
+    """Return a mask of gradients that are only rounding noise: tiny beside their inputs, and different on either side.
+
+    A bias's gradient is a sum of gradients of its layer's outputs; rounding leaves `SiteFacts.level` of the root of the
+    sum of their squares. If these are unknown, or for another parameter, the layer's largest gradient estimates the
+    scale. Because that estimate depends on the layer's inputs, noise then has to differ clearly.
+    """
+    facts, scales, rows = block.sites.fact(SiteFacts), block.fact(Scales), block.rows
+
+    def of_grads(values: np.ndarray) -> np.ndarray:
+        return block.of_stage("grad", values)
+
+    result = np.zeros(rows.shape, np.bool_)
+    size, norms = of_grads(rows["size"]), of_grads(np.maximum(rows["reference_l2"], rows["candidate_l2"]))
+    outputs = of_grads(scales.outputs)
+    sums = (outputs != 0) & of_grads(facts.biases)
+    most = facts.level * np.where(sums, outputs, of_grads(scales.layers) * np.sqrt(size))
+    small = of_grads(block.known) & (norms <= most) & (size > 0) & (of_grads(rows["nonfinite"]) == 0)
+    if small.any():
+        differ = of_grads(rows["l2"]) > np.where(sums, DIFFERENT, CLEARLY) * norms
+        result[:, block.sites.places["grad"]] = small & differ
+    return result
+
+
+def is_nothing(diff: Diff) -> bool:
+    """Return True if a lone gradient or update is all zeros, which the other framework represents by no tensor."""
+    figures = diff.figures
+    zero = figures is not None and figures.reference_l2 == figures.candidate_l2 == 0 and figures.size > 0
+    return zero and diff.pair.stage in ("grad", "update")
+
+
+def noted(diff: Diff) -> Diff:
+    """Return the diff of a gradient, passed as rounding noise around zero."""
+    figures = diff.figures
+    assert figures is not None
+    # Two unrelated tensors differ by at most the sum of their norms.
+    most = (figures.reference_l2 + figures.candidate_l2) / (figures.reference_l2 or 1.0)
+    value = figures.l2 / (figures.reference_l2 or 1.0)
+    return diff.judged(True, Figure.AROUND_ZERO, value, max(most, value), Rule.AROUND_ZERO)
+
+
+def largest_rms(block: StepBatch, stage: str) -> np.ndarray:
+    """Return the largest root mean square of the reference's gradients or updates, of each diff's layer."""
+    sites, size = block.sites, block.of_stage(stage, block.rows["size"])
+    # Empty tensors have no root mean square; the loop's numbers are no gradients.
+    is_gradient = block.of_stage(stage, block.known & ~sites.fact(SiteFacts).of_loop) & (size > 0)
+    rms = np.where(is_gradient, block.of_stage(stage, block.rows["reference_l2"]) / np.sqrt(np.maximum(size, 1)), 0.0)
+    return np.asarray(np.fmax(sites.largest_of_layers(stage, rms), 0.0))
+
+
+# Rules of diffs whose size proves nothing, such as a gradient judged by its layer's largest, or an update from noise.
+_NO_WITNESS = frozenset({None, Rule.LAYER, Rule.NOISE_DRIVEN, Rule.AROUND_ZERO, Rule.STATISTICS, Rule.EQUAL})
+_IS_WITNESS = np.array([rule not in _NO_WITNESS for rule in RULES])
+
+
+class ScaleErrors(NamedTuple):
+    """Scale errors of tensors; one element for each tensor.
+
+    Attributes:
+        places: indices of their diffs among the step's diffs.
+        ratio: the candidate is ``1 + ratio`` times the reference, plus a remainder.
+        error: relative L2 error.
+        size: number of elements.
+        spread: relative standard deviation of `error`.
+    """
+
+    places: np.ndarray
+    ratio: np.ndarray
+    error: np.ndarray
+    size: np.ndarray
+    spread: np.ndarray
+
+    @property
+    def mostly_ratio(self) -> np.ndarray:
+        """Return a mask of the tensors whose error is almost entirely the ratio."""
+        return np.asarray(np.abs(self.ratio) >= (limits.MOSTLY - limits.SURE * self.spread) * self.error)
+
+    @property
+    def typical_ratio(self) -> float:
+        """Return the median of the ratios; 0 if there are none."""
+        return statistics.median(self.ratio.tolist()) if len(self.places) else 0.0
+
+    @property
+    def typical_error(self) -> float:
+        """Return the median of the relative errors; 0 if there are none."""
+        return statistics.median(self.error.tolist()) if len(self.places) else 0.0
+
+    def where(self, which: np.ndarray) -> ScaleErrors:
+        """Return the entries of the masked tensors."""
+        return ScaleErrors(*(column[which] for column in self))
+
+
+def ratios_of(rows: np.ndarray) -> np.ndarray:
+    """Return each candidate's ratio to its reference, less 1, along the direction of the reference."""
+    with np.errstate(all="ignore"):
+        square = rows["reference_l2"] ** 2
+        ratio = (rows["candidate_l2"] ** 2 - square - rows["l2"] ** 2) / (2 * square)
+    return np.where(square > 0, ratio, 0.0)
+
+
+def _ratios(block: StepBatch) -> np.ndarray:
+    return ratios_of(block.rows)
+
+
+def _may_witness(block: StepBatch) -> np.ndarray:
+    """Return a mask of the diffs of layers that may be witnesses of a common ratio.
+
+    A witness has at least `WITNESS` elements, a finite error, and a finite reference that is not zero.
+    """
+    rows, reference = block.rows, block.rows["reference_l2"]
+    is_known = block.known & (rows["basis"] != MOMENTS) & block.sites.fact(SiteFacts).own & ~block.troubled
+    return np.asarray(
+        is_known
+        & (rows["size"] >= limits.WITNESS)
+        & np.isfinite(block.relative)
+        & (reference > 0)
+        & (reference < np.inf)
+    )
+
+
+class StageScaleErrors:
+    """Scale errors of a step's tensors, as far as known.
+
+    Args:
+        diffs: judged diffs of the step.
+    """
+
+    def __init__(self, diffs: StepDiffs) -> None:
+        # No reference to the diffs, which cache this object.
+        self._places, self._rows, self._errors = diffs.sites.places, diffs.rows, diffs.relative
+        self._known = diffs.measured_fact(_may_witness) & _IS_WITNESS[diffs.rows["rule"]]
+        self._ratios = diffs.measured_fact(_ratios)
+        self._of_stage: dict[str, ScaleErrors] = {}
+
+    def errors_of(self, stage: str, noise: np.ndarray | None = None) -> ScaleErrors:
+        """Return the scale errors of a stage.
+
+        Args:
+            noise: mask of the diffs of parameters whose gradients are rounding noise; these are left out.
+        """
+        if noise is None or not noise.any():
+            if stage not in self._of_stage:
+                self._of_stage[stage] = self._of(stage, self._known)
+            return self._of_stage[stage]
+        return self._of(stage, self._known & ~noise)
+
+    def _of(self, stage: str, has_figures: np.ndarray) -> ScaleErrors:
+        places = self._places[stage]
+        places = places[has_figures[places]]
+        sizes, spreads = self._rows["size"][places], self._rows["spread"][places]
+        return ScaleErrors(places, self._ratios[places], self._errors[places], sizes, spreads)
+
+
+def scale_errors(diffs: StepDiffs, stage: str, noise: np.ndarray | None = None) -> ScaleErrors:
+    """Return the scale error of each tensor of a stage, as far as known.
+
+    Args:
+        noise: mask of the diffs of parameters whose gradients are rounding noise; these are left out.
+    """
+    return diffs.fact(StageScaleErrors).errors_of(stage, noise)
+
+
+def key_of(diff: Diff) -> Key:
+    """Return the key of a diff's parameter: layer and slot."""
+    return diff.pair.anchor.layer, diff.pair.anchor.slot
+
+
+def may_have_kinks(block: StepBatch) -> np.ndarray:
+    """Return a mask of the steps whose layers or functions have kinks, or whose activation gradients suggest kinks.
+
+    Functions that a model calls outside of layers may be unrecorded; therefore the errors are checked, too.
+    """
+    if block.sites.fact(SiteFacts).kinked:
+        return np.ones(len(block.rows), np.bool_)
+    few = look_like_few(block.rows) & block.known
+    return np.asarray(block.of_stage("backward", few).any(axis=-1))
+
+
+def look_like_few(rows: np.ndarray) -> np.ndarray:
+    """Return a mask of the errors that lie in few elements, judging by their norms."""
+    l2, size = rows["l2"], rows["size"]
+    is_known = (l2 != 0) & (size > 0) & np.isfinite(l2)
+    few = rows["bulk_l2"] <= FEW_LOOK * l2  # false for NaN
+    is_full = rows["basis"] == TENSORS
+    if not is_full.any():
+        return np.asarray(is_known & few)
+    # The mean of equally large values is nearly their root mean square; of a few values among zeros it is far less.
+    root, reference = np.sqrt(size), rows["reference_l2"]
+    with np.errstate(all="ignore"):
+        spread = rows["mean_abs"] * root / l2
+        own_spread = rows["mean_reference"] * root / np.where(reference != 0, reference, 1.0)
+    return np.asarray(is_known & (few | (is_full & (spread <= SPARSE * own_spread))))
+
+
+def with_rates(ranks: list[StepDiffs], agree: Callable[[], bool]) -> list[StepDiffs]:
+    """Return the diffs of each rank, with all learning rates of groups passed if each parameter's rates agree.
+
+    Args:
+        agree: function that returns True if each parameter's rates agree; called only if a learning rate did not pass.
+    """
+    rates = [_rates(diffs) for diffs in ranks]
+    failed = any((~diffs.rows["passed"][places]).any() for diffs, places in zip(ranks, rates))
+    if not failed or not agree():
+        return ranks
+    return [_of_groups(diffs, places) for diffs, places in zip(ranks, rates)]
+
+
+def _rates(diffs: StepDiffs) -> np.ndarray:
+    places = diffs.sites.places["update"]
+    return np.asarray(places[diffs.sites.fact(SiteFacts).of_loop[places]])
+
+
+def _of_groups(diffs: StepDiffs, places: np.ndarray) -> StepDiffs:
+    rows = diffs.rows.copy()
+    judged = places[rows["figure"][places] != 0]
+    rows["passed"][judged], rows["rule"][judged] = True, RULE_NUMBERS[Rule.GROUPS]
+    return diffs.judged(rows)

@@ -1,4 +1,4 @@
-"""One pass over two arrays, compiled by numba. Only `padiff.compare.measure.compiled` imports this module.
+"""One pass over two arrays, compiled by numba. Only `padiff.compare.measure.sums` imports this module.
 
 Numba caches the compiled code beside this file or, if that folder is not writable, in the user's cache folder.
 """

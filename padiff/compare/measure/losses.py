@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from padiff.frameworks.conventions import conventions_of
+from padiff.frameworks.settings import conventions_of
 from padiff.records import Record, is_of_loss, loss_role
 
 #: Tensors by their role in a loss function (`padiff.frameworks.losses.ROLES`, ``weight``, ``pos_weight``).
@@ -75,7 +75,7 @@ def loss_of(function: str, inputs: Inputs, settings: Settings, framework: str) -
         inputs: the function's inputs.
         settings: the function's settings; a missing setting has the default of both frameworks.
         framework: framework of the function: some frameworks reduce differently
-            (`padiff.frameworks.conventions.Conventions`).
+            (`padiff.frameworks.settings.Conventions`).
     """
     compute = _LOSSES.get(function)
     if compute is None:

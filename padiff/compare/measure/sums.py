@@ -1,17 +1,95 @@
 """Sums over the elements of two arrays, in one pass over pieces that stay in the cache.
 
-This module uses numpy; `padiff.compare.measure.compiled` computes the same sums in one loop, if that is available.
+This module uses numpy; `padiff.compare.measure.sums` computes the same sums in one loop, if that is available.
 """
 
 from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 
-from padiff.compare.measure import compiled
 from padiff.records import UNSCALED, Both
+
+Kernel: TypeAlias = Callable[
+    [np.ndarray, np.ndarray, float, float], tuple[float, float, float, float, float, float, int, float]
+]
+
+# Elements that numpy measures in a process before the kernel is loaded. Measured: importing numba and loading its
+# cached code takes 0.3 s of processor time, and numpy takes 1.3 ns longer for each element. So the whole measurement
+# never takes more than twice as long as the better choice, however much work follows.
+_PAYS = 250_000_000
+#: Smallest number of elements for the kernel. Smaller tensors take equally long either way; numpy always measures them,
+#: so that their figures do not depend on installed packages.
+LEAST = 1 << 15
+
+_TAKEN = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+class _Compiled:
+    """Kernel of this process, and the number of elements measured without it."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self.kernel: Kernel | None = None
+        self.tried = False
+        self._lock = threading.Lock()
+
+    def load(self) -> Kernel | None:
+        with self._lock:
+            if not self.tried:
+                self.kernel = _loaded()
+                self.tried = True
+        return self.kernel
+
+
+_compiled = _Compiled()
+
+
+def load() -> Kernel | None:
+    """Load the kernel now, regardless of the amount of work, and return it; `None` if numba is missing or fails."""
+    return _compiled.load()
+
+
+def kernel_for(reference: np.ndarray, candidate: np.ndarray) -> Kernel | None:
+    """Return the kernel for two arrays, or `None` if numpy must measure them: kernel unavailable, not worth loading, or
+    unsuited.
+    """
+    if reference.size < LEAST or reference.dtype != candidate.dtype or reference.dtype not in _TAKEN:
+        return None
+    if not (reference.flags.aligned and candidate.flags.aligned):
+        return None
+    if _compiled.kernel is None and not _compiled.tried:
+        _compiled.seen += reference.size
+        return None if _compiled.seen < _PAYS else _compiled.load()
+    return _compiled.kernel
+
+
+def _loaded() -> Kernel | None:
+    try:
+        from padiff.compare.measure.kernel import one_pass
+
+        # Compiled for read-only arrays, as those of files are: one version for each dtype.
+        def kernel(
+            reference: np.ndarray, candidate: np.ndarray, max_abs: float, max_rel: float
+        ) -> tuple[float, float, float, float, float, float, int, float]:
+            return one_pass(_read_only(reference), _read_only(candidate), max_abs, max_rel)  # type: ignore[no-any-return]
+
+        probe = np.ones(1, np.float32)
+        return kernel if kernel(probe, probe, 0.0, 0.0)[1] == 1.0 else None
+    except Exception:  # numba is missing, does not fit this numpy, or has no cache folder: numpy measures
+        return None
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    if array.flags.writeable:
+        array = array.view()
+        array.flags.writeable = False
+    return array
+
 
 #: Elements that are converted to float64 at a time: few enough to stay in a core's own cache.
 CHUNK = 1 << 15
@@ -20,7 +98,7 @@ _PIECE = 1 << 13
 # Elements that are squared and added up in float32 at a time.
 _PIECE32 = 2048
 _ONES = np.ones((_PIECE, 1))
-_ONES32 = np.ones(compiled.LEAST, np.float32)
+_ONES32 = np.ones(LEAST, np.float32)
 _ONES.setflags(write=False)
 _ONES32.setflags(write=False)
 #: Range in which sums of squares of float32 neither overflow nor lose their smallest terms.
@@ -35,14 +113,14 @@ class Sums:
     """
 
     def __init__(self, size: int) -> None:
-        self._small = size < compiled.LEAST
+        self._small = size < LEAST
         self.max_abs = self.max_rel = 0.0
         self.sum_abs = self.sum_reference = 0.0
         self.squares = self.reference_squares = self.candidate_squares = 0.0
         self.finite = self.mismatched = self.nonfinite = self.overflowed = self.worst = 0
         self._equal_so_far = True
 
-    def add_compiled(self, kernel: compiled.Kernel, reference: np.ndarray, candidate: np.ndarray, start: int) -> bool:
+    def add_compiled(self, kernel: Kernel, reference: np.ndarray, candidate: np.ndarray, start: int) -> bool:
         """Add flat arrays with the kernel; return False if some values are not finite."""
         kernel_sums = kernel(reference, candidate, self.max_abs, self.max_rel)
         squares, reference_squares, candidate_squares, sum_abs, sum_reference, max_abs, worst, max_rel = kernel_sums

@@ -1,26 +1,94 @@
-"""paddle's dropout; see `padiff.frameworks.dropout_masks`.
-
-The layers call these functions, and so does attention if it computes its weights, which it always does on the CPU.
-Masks that paddle draws inside C++ are not recorded: dropout inside of fused layers, and between the layers of a
-recurrent network on a GPU.
-"""
+"""paddle's dropout, and dropout between the layers of recurrent networks; see `padiff.frameworks.feeding`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import paddle
 from paddle.nn import functional
 
-from padiff.frameworks.dropout_masks import DropoutCall
+from padiff.frameworks.feeding import DropoutCall
 from padiff.frameworks.interception import InterceptedCall
-from padiff.frameworks.paddle import randomness, tensors
-from padiff.frameworks.paddle.recurrent import FUNCTION, Recurrent
+from padiff.frameworks.paddle import environment, tensors
 
-state, restore = randomness.state, randomness.restore
+#: The function that `paddle.nn.layer.rnn` calls.
+FUNCTION = "rnn"
+
+
+@dataclass(frozen=True)
+class Recurrent:
+    """A call of the kernel, with its arguments in its order."""
+
+    function: Any
+    data: Any
+    states: Sequence[Any]
+    weights: Sequence[Any]
+    lengths: Any
+    scratch: Any
+    rate: float
+    both_ways: bool
+    inputs: int
+    hidden: int
+    layers: int
+    mode: str
+    seed: int
+    testing: bool
+
+    @classmethod
+    def from_call(cls, heard: InterceptedCall) -> Recurrent:
+        data, states, *more = [*heard.args, *heard.kwargs.values()]
+        call = cls(heard.function, data, [states] if isinstance(states, paddle.Tensor) else list(states), *more)
+        # The network's own scratch tensor holds data for its backward.
+        return replace(call, scratch=paddle.empty([1], "uint8"))
+
+    @property
+    def between(self) -> int:
+        """The number of dropouts: one between every two layers in training, else 0."""
+        return 0 if self.testing else self.layers - 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a layer's output: time, batch, features."""
+        return (*self.data.shape[:2], self.hidden * (2 if self.both_ways else 1))
+
+    def drawn(self) -> np.ndarray:
+        """Draw and return the masks that the call would draw from the current state of the generator."""
+        # paddle draws once for all layers.
+        mask = paddle.rand(self.shape, "float32").numpy() >= np.float32(self.rate)
+        return np.stack([mask] * self.between)
+
+    def keeping(self, masks: np.ndarray) -> tuple[Any, ...]:
+        """Return the output of the call with these masks."""
+        ways = 2 if self.both_ways else 1
+        # Two matrices per layer and direction; after all matrices, as many biases.
+        half = 2 * ways
+        data, ended = self.data, []
+        for layer in range(self.layers):
+            start = layer * half
+            matrices = list(self.weights[start : start + half])
+            biases = list(self.weights[len(self.weights) // 2 + start :][:half])
+            states = [state[layer * ways : (layer + 1) * ways] for state in self.states]
+            layer_call = replace(self, data=data, states=states, weights=matrices + biases, inputs=data.shape[-1])
+            data, reserve, last = replace(layer_call, rate=0.0, layers=1)._call()
+            ended.append(last)
+            if layer < self.between:
+                mask = paddle.to_tensor(masks[layer]).astype(data.dtype)
+                data = data * (mask * (1 / (1 - self.rate)))
+        return data, reserve, [paddle.concat(parts) for parts in zip(*ended)]
+
+    def _call(self) -> tuple[Any, ...]:
+        outputs: tuple[Any, ...] = self.function(
+            self.data, self.states, self.weights, self.lengths, self.scratch, self.rate, self.both_ways, self.inputs,
+            self.hidden, self.layers, self.mode, self.seed, self.testing,
+        )  # fmt: skip
+        return outputs
+
+
+state, restore = environment.state, environment.restore
 
 _ALPHA = ("alpha_dropout", "feature_alpha_dropout")
 # The limit of SELU for large negative inputs.
@@ -52,13 +120,13 @@ def about(name: str, heard: InterceptedCall) -> DropoutCall | None:
 def kept(name: str, heard: InterceptedCall, output: Any, before: Any) -> np.ndarray | None:
     with paddle.no_grad():
         if name == FUNCTION:
-            randomness.restore(before)
+            environment.restore(before)
             masks = Recurrent.from_call(heard).drawn()
             expected = Recurrent.from_call(heard).keeping(masks)[0].astype("float32")
             apart = paddle.linalg.norm(expected - output[0].detach().astype("float32"))
             return masks if float(apart) <= _ALIKE * float(paddle.linalg.norm(expected)) else None
         ones = paddle.ones_like(heard.arguments()["x"].detach())
-        randomness.restore(before)
+        environment.restore(before)
         mask = _on_ones(heard, ones) > 0
     return tensors.copy(mask)
 

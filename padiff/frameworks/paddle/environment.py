@@ -1,17 +1,18 @@
-"""Versions, devices and switches of PaddlePaddle that can change numbers; see `padiff.frameworks.base.Environment`.
-
-Reading them sets no flag and initializes no device.
-"""
+"""PaddlePaddle's versions, devices and switches that can change numbers, its random numbers, and datasets."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import paddle
 
-from padiff.frameworks.launchers import launched
+from padiff.frameworks.base import Items
+from padiff.frameworks.paddle import tensors
+from padiff.frameworks.settings import launched
 
 # paddle's flag -> common name of the switch, shared with torch.
 _FLAGS = {
@@ -70,3 +71,59 @@ def distributed() -> tuple[int, int]:
 
 def _version(text: Any) -> str | None:
     return None if str(text) in ("False", "None") else str(text)
+
+
+# The index of the memory address among the words of a state's text.
+_ADDRESS = 3
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    state = paddle.get_rng_state()
+    try:
+        yield
+    finally:
+        paddle.set_rng_state(state)
+
+
+def _generators() -> dict[str, Any]:
+    core = paddle.framework.core
+    generators = {"paddle.cpu": core.default_cpu_generator()}
+    if paddle.is_compiled_with_cuda() and not paddle.framework._current_expected_place().is_cpu_place():
+        generators |= {f"paddle.gpu.{k}": core.default_cuda_generator(k) for k in range(core.get_cuda_device_count())}
+    return generators
+
+
+def state() -> dict[str, Any]:
+    return {name: generator.get_state() for name, generator in _generators().items()}
+
+
+def restore(state: Mapping[str, Any]) -> None:
+    for name, generator in _generators().items():
+        if name in state:
+            generator.set_state(state[name])
+
+
+def stamp() -> Hashable:
+    words = [str(generator_state).split(" ") for generator_state in state().values()]
+    return tuple((*parts[:_ADDRESS], *parts[_ADDRESS + 1 :]) for parts in words)
+
+
+def as_arrays(state: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return {}
+
+
+def of_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    return {}
+
+
+class _Dataset(Items, paddle.io.Dataset):
+    pass
+
+
+def dataset(items: Sequence[Any]) -> Any:
+    return _Dataset(items)
+
+
+def tensor(array: np.ndarray, near: Any = None) -> Any:
+    return tensors.make(array, paddle.empty([0]) if near is None else near)

@@ -10,10 +10,8 @@ from typing import Any
 import paddle
 from paddle.jit.dy2static.program_translator import ASTStaticFunction, StaticFunction
 
-from padiff.frameworks.base import evaluating_in
-from padiff.frameworks.compiled import warn_of_compiled
-from padiff.frameworks.settings import plain_settings
-from padiff.frameworks.watching import Each, compared
+from padiff.frameworks.base import Each, compared, evaluating_in
+from padiff.frameworks.settings import plain_settings, warn_of_compiled
 
 #: An attribute of parameters whose memory the third stage of group sharding releases between the layer's calls.
 _SLICED = "fw_storage"

@@ -1,4 +1,4 @@
-"""Optimizers of paddle, including those inside of wrappers; see `padiff.frameworks.optimizing.Optimizers`.
+"""Optimizers of paddle, including those inside of wrappers; see `padiff.frameworks.hooking.Optimizers`.
 
 paddle's optimizers have no hooks. But ``step()`` and ``minimize()`` both pass the gradients, after `grad_clip` and
 before weight decay, to ``append_regularization_ops``, so padiff overrides that method of the optimizer (`Override`).
@@ -17,11 +17,10 @@ from typing import Any
 
 import paddle
 
-from padiff.frameworks.hooking import Handle
-from padiff.frameworks.optimizing import OnConsumed, OptimizerSettings
-from padiff.frameworks.overrides import Override
-from padiff.frameworks.paddle import optimizer_settings, optimizer_state
-from padiff.records.parameter_states import OptimizerState
+from padiff.frameworks.hooking import Handle, OnConsumed, OptimizerSettings
+from padiff.frameworks.interception import Override
+from padiff.frameworks.paddle import optimizer_state
+from padiff.records.traces import OptimizerState
 from padiff.system.guard import RAISING, Guard, reraise_from_signal_handler
 
 # Attributes in which wrappers store the wrapped optimizer.
@@ -74,11 +73,11 @@ def learning_rates(optimizer: Any) -> list[float]:
 
 
 def settings(optimizer: Any) -> OptimizerSettings:
-    return optimizer_settings.settings(_innermost(optimizer))
+    return optimizer_state.settings(_innermost(optimizer))
 
 
 def settings_stamp(optimizer: Any) -> Any:
-    return optimizer_settings.settings_stamp(_innermost(optimizer))
+    return optimizer_state.settings_stamp(_innermost(optimizer))
 
 
 def state(optimizer: Any, names: Mapping[int, str]) -> OptimizerState:

@@ -1,4 +1,4 @@
-"""Sharded tensors of paddle; see `padiff.frameworks.spreading.Spreading`.
+"""Sharded tensors of paddle; see `padiff.frameworks.base.Spreading`.
 
 The placements of a distributed tensor tell which part this process holds. Layers of fleet's model parallelism have
 plain tensors, whose attributes tell that they are parts (``is_distributed``) and of which axis (``split_axis``); the
@@ -12,10 +12,9 @@ from typing import Any
 
 import paddle
 
+from padiff.frameworks.base import Held, UncopiedError
 from padiff.frameworks.paddle.tensors import dtype
-from padiff.frameworks.spreading import Held
-from padiff.frameworks.values import UncopiedError
-from padiff.records.parts import PARTIAL, REPLICA, SHARD, Part
+from padiff.records.recorded import PARTIAL, REPLICA, SHARD, Part
 
 
 def find_shards(model: Any) -> None:

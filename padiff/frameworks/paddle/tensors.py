@@ -1,4 +1,4 @@
-"""Tensors of paddle; see `padiff.frameworks.values.Tensors`."""
+"""Tensors of paddle; see `padiff.frameworks.base.Tensors`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ import ml_dtypes
 import numpy as np
 import paddle
 
-from padiff.frameworks.values import UncopiedError
-from padiff.frameworks.watching import Each, compared
+from padiff.frameworks.base import Each, UncopiedError, compared
 from padiff.sketches import cuts
-from padiff.sketches.cuts import Cut, Form, cut_of, form_of
-from padiff.sketches.places import BLOCK, ELEMENTS, block_rows
+from padiff.sketches.cuts import BLOCK, ELEMENTS, Cut, Form, block_rows, cut_of, form_of
 from padiff.sketches.samples import Empty
 
 # Dtypes that paddle's .numpy() silently returns as integers of the same width.

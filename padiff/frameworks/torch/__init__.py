@@ -3,18 +3,7 @@
 import torch
 
 from padiff.frameworks.base import Framework
-from padiff.frameworks.torch import (
-    choosing,
-    data,
-    environment,
-    hooks,
-    layers,
-    masks,
-    optimizers,
-    randomness,
-    spread,
-    tensors,
-)
+from padiff.frameworks.torch import choosing, environment, hooks, layers, masks, optimizers, spread, tensors
 
 FRAMEWORK = Framework(
     "torch",
@@ -23,10 +12,10 @@ FRAMEWORK = Framework(
     layers,
     hooks,
     optimizers,
-    randomness,
+    environment,
     masks,
     choosing,
     environment,
-    data,
+    environment,
     spread,
 )

@@ -1,21 +1,69 @@
-"""Hooks on the calls of torch modules, including modules under ``torch.compile``.
-
-A compiled module is recorded from outside, because its sublayers are not called in Python. Hooks on its sublayers do
-nothing while torch compiles: otherwise each hook would break the graph and so change the compiled code.
-"""
+"""Hooks on the calls of torch modules, compiled ones too, and checks that modules and modes have not changed."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
-from padiff.frameworks.direct_calls import DirectCalls
+import torch
+from torch.fx import _symbolic_trace
+from torch.utils import _python_dispatch
+
 from padiff.frameworks.hooking import AfterCall, BeforeCall, Handle, Hook, HookEntry
-from padiff.frameworks.overrides import Override
-from padiff.frameworks.torch.modes import aside, building, is_compiling
-from padiff.system.guard import RAISING, Guard
+from padiff.frameworks.interception import DirectCalls, Override
+from padiff.system.guard import RAISING, Guard, reraise_from_signal_handler
+
+# Looked up once, because each call of a layer calls these functions.
+_tracing = torch._C._get_tracing_state
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_dispatch_mode = torch._C._get_dispatch_mode
+_KEYS = torch._C._TorchDispatchModeKey
+#: ``torch.compiler.is_compiling``, which torch 2.2 has under another name.
+is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling
+# Since torch 2.14 the flag is one of each thread, and this private call reads it.
+_fx_tracing: Callable[[], bool] = getattr(_symbolic_trace, "_get_is_fx_tracing", None) or (
+    lambda: bool(_symbolic_trace._is_fx_tracing_flag)
+)
+_WithoutFunctions: Any = torch._C.DisableTorchFunction
+
+
+def building() -> bool:
+    """Return True while tensors are placeholders without values: in torch.jit.trace, torch.fx, export, under a fake
+    tensor mode and while a CUDA graph is captured. (For torch.compile, use `is_compiling`.)
+    """
+    if _tracing() is not None or _fx_tracing():
+        return True
+    if capturing():
+        return True
+    return _dispatch_modes() > 0 and any(_dispatch_mode(key) is not None for key in (_KEYS.FAKE, _KEYS.PROXY))
+
+
+def capturing() -> bool:
+    """Return True while a CUDA graph is captured, which some operations on a device would break."""
+    # Asking for the capture would initialize CUDA in a process that uses no device yet.
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def aside() -> AbstractContextManager[Any]:
+    """Return a context that hides calls from the user's modes and from tensor subclasses."""
+    if not _dispatch_modes():
+        without: AbstractContextManager[Any] = _WithoutFunctions()
+        return without
+    stack = ExitStack()
+    stack.enter_context(_WithoutFunctions())
+    stack.enter_context(_python_dispatch._disable_current_modes())
+    return stack
+
+
+def call_aside(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function in `aside`, and return what the function returns."""
+    with aside():
+        return function(*args)
 
 
 def original(module: Any) -> Any:
@@ -118,3 +166,117 @@ def compiled_paths(model: Any) -> Iterator[str]:
         compiled = original(module) is not module or compiled_in_place(module)
         if compiled and any(True for _ in original(module).children()):
             yield ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+# An undocumented name of torch, so it may be missing.
+TensorGuards: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
+
+# The smallest size of a tensor, in bytes, for which the size of its storage is checked. If a smaller tensor was freed
+# and a smaller block allocated at the same address, reading beyond the block still stays in the process's memory.
+_LARGE = 1 << 15
+# Number of guards to remember: the same tensors are checked inside and outside of autocast.
+_MOST = 4
+
+_Tensor = torch.Tensor
+_TRAINS = attrgetter("requires_grad")
+#: Classes of tensors whose memory is their own.
+OWN_CLASSES = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def _ordinary(tensor: Any) -> bool:
+    # torch's guards crash the process on a nested tensor.
+    return type(tensor) in OWN_CLASSES and tensor.layout is torch.strided and not tensor.is_nested
+
+
+class Kinds:
+    """Properties of a list of tensors, checked by the guards of `torch.compile`.
+
+    The properties are class, dtype, device, shape, strides, trainability, pending negation or conjugation, and
+    function transforms.
+    """
+
+    __slots__ = ("_guards",)
+
+    def __init__(self) -> None:
+        self._guards: list[Any] = []
+
+    def known(self, tensors: Sequence[Any]) -> bool:
+        """Return True if the tensors have the same properties as a list passed to `learn`; `False` if unknown."""
+        return any(guard.check(*tensors) for guard in self._guards)
+
+    def learn(self, tensors: Sequence[Any]) -> None:
+        """Remember the current properties of the tensors, if all of them are ordinary strided tensors."""
+        if TensorGuards is None or self.known(tensors) or not all(map(_ordinary, tensors)):
+            return
+        try:
+            guard = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+            if guard.check(*tensors):
+                self._guards = [guard, *self._guards[: _MOST - 1]]
+        except Exception as error:  # a torch version with other guards
+            reraise_from_signal_handler(error)
+            return
+
+
+class TensorsWatch:
+    """A watch of tensors; see `padiff.frameworks.base.Tensors.watch`."""
+
+    __slots__ = ("_kinds", "_large", "_memory", "_tensors", "_trains")
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        self._tensors, self._kinds = tensors, Kinds()
+        #: Tensors whose storage size is checked.
+        self._large: list[Any] = []
+        #: The recorded addresses and storage sizes; `None` if they are unknown.
+        self._memory: Any = None
+        self._trains: list[bool] = []
+
+    def note(self, unchanged: bool = False) -> bool:
+        self._memory = None
+        if not unchanged:
+            # The guards do not tell which of several remembered lists matched, so forget the others.
+            self._kinds = Kinds()
+        try:
+            self._large = [tensor for tensor in self._tensors if tensor.nbytes >= _LARGE]
+            self._kinds.learn(self._tensors)
+            self._trains = list(map(_TRAINS, self._tensors))
+            self._memory = self._now()
+        except Exception as error:  # lazy, or a kind without memory
+            reraise_from_signal_handler(error)
+            return False
+        return True
+
+    def same(self) -> bool:
+        try:
+            if self._memory is None or not self._kinds.known(self._tensors) or self._now() != self._memory:
+                return False
+            # Without grad mode, the guards may ignore which tensors are trainable.
+            return torch.is_grad_enabled() or list(map(_TRAINS, self._tensors)) == self._trains
+        except Exception as error:  # the memory does not exist any more
+            reraise_from_signal_handler(error)
+            return False
+
+    def _now(self) -> Any:
+        lengths = [tensor.untyped_storage().nbytes() for tensor in self._large]
+        return list(map(_Tensor.data_ptr, self._tensors)), lengths
+
+
+#: The dictionaries of a layer's sublayers and own tensors.
+_HELD = attrgetter("_modules", "_parameters", "_buffers")
+_SHAPE = attrgetter("shape")
+
+
+def held(layers: Sequence[Any]) -> list[Any]:
+    """Return the sublayers and own tensors of layers as comparable lists, without a Python loop step per layer.
+
+    Raises:
+        Exception: a lazy parameter has no shape.
+    """
+    classes = list(map(type, layers))
+    if any(each.__name__ == "OptimizedModule" for each in set(classes)):
+        layers = [original(layer) for layer in layers]
+    holders = list(chain.from_iterable(map(_HELD, layers)))
+    values = list(chain.from_iterable(map(dict.values, holders)))
+    parameters = [each for each in chain.from_iterable(map(dict.values, holders[1::3])) if each is not None]
+    names, counts = list(chain.from_iterable(holders)), list(map(len, holders))
+    # A lazy parameter that is initialized changes its class but stays the same object.
+    return [classes, names, counts, list(map(id, values)), list(map(type, values)), list(map(_SHAPE, parameters))]

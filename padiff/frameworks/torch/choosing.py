@@ -1,4 +1,4 @@
-"""PyTorch's functions that choose; see `padiff.frameworks.pinned_choices`."""
+"""PyTorch's functions that choose; see `padiff.frameworks.feeding`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from padiff.frameworks.feeding import ChoicesFed, ChoiceSource
 from padiff.frameworks.hooking import Handle
-from padiff.frameworks.pinned_choices import ChoicesFed, ChoiceSource
 
 _NAMES = ("topk", "argmax", "argmin", "sort", "argsort", "max", "min")
 

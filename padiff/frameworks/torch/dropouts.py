@@ -1,13 +1,10 @@
-"""PyTorch's dropout; see `padiff.frameworks.dropout_masks`.
-
-The layers, attention and recurrent networks call these functions. Masks that torch draws inside C++ are not recorded:
-direct calls of `torch.dropout`, compiled code, and dropout between the layers of a recurrent network on a GPU.
-"""
+"""PyTorch's dropout, and dropout between the layers of recurrent networks; see `padiff.frameworks.feeding`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,15 +13,95 @@ import torch
 from torch import overrides
 from torch.nn import functional
 
-from padiff.frameworks.api_names import parameters_of
-from padiff.frameworks.dropout_masks import DropoutCall
+from padiff.frameworks.catalog import parameters_of
+from padiff.frameworks.feeding import DropoutCall
 from padiff.frameworks.interception import InterceptedCall
-from padiff.frameworks.torch import randomness, tensors
-from padiff.frameworks.torch.modes import building, is_compiling
-from padiff.frameworks.torch.recurrent import FUNCTIONS, Recurrent
-from padiff.frameworks.torch.tensor_memory import transforming
+from padiff.frameworks.torch import environment, tensors
+from padiff.frameworks.torch.calls import building, is_compiling
+from padiff.frameworks.torch.tensors import transforming
 
-state, restore = randomness.state, randomness.restore
+#: The functions that `torch.nn.modules.rnn` calls.
+FUNCTIONS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+
+@dataclass(frozen=True)
+class Recurrent:
+    """A call of one of these functions.
+
+    Attributes:
+        sizes: the batch size at each time of packed sequences; else `None`.
+        states: the initial states of all layers: one tensor, or two for an LSTM.
+    """
+
+    function: Any
+    data: Any
+    sizes: Any
+    states: tuple[Any, ...]
+    weights: Sequence[Any]
+    biased: bool
+    layers: int
+    rate: float
+    training: bool
+    both_ways: bool
+    batch_first: bool = False
+
+    @classmethod
+    def from_call(cls, heard: InterceptedCall) -> Recurrent:
+        args = [*heard.args, *heard.kwargs.values()]
+        packed = isinstance(args[3], (list, tuple))
+        sizes = args.pop(1) if packed else None
+        data, states, weights, *more = args
+        states = (states,) if isinstance(states, torch.Tensor) else tuple(states)
+        return cls(heard.function, data, sizes, states, list(weights), *more)
+
+    @property
+    def between(self) -> int:
+        """The number of dropouts: one between every two layers in training, else 0."""
+        return self.layers - 1 if self.training else 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a layer's output, time first."""
+        width = self.states[0].shape[-1] * (2 if self.both_ways else 1)
+        if self.sizes is not None:
+            return (self.data.shape[0], width)
+        batch, time = self.data.shape[:2] if self.batch_first else self.data.shape[1::-1]
+        return (time, batch, width)
+
+    def drawn(self) -> np.ndarray:
+        """Draw and return the masks that the call would draw from the current state of the generator."""
+        ones = torch.ones(self.shape, dtype=self.data.dtype, device=self.data.device)
+        masks = [torch.dropout(ones, self.rate, True) > 0 for _ in range(self.between)]
+        array: np.ndarray = torch.stack(masks).cpu().numpy()
+        return array
+
+    def keeping(self, masks: np.ndarray) -> tuple[Any, ...]:
+        """Return the output of the call with these masks."""
+        ways = 2 if self.both_ways else 1
+        each = len(self.weights) // self.layers
+        data, ended = self.data, []
+        for layer in range(self.layers):
+            states = tuple(state[layer * ways : (layer + 1) * ways] for state in self.states)
+            weights = self.weights[layer * each : (layer + 1) * each]
+            data, *last = replace(self, data=data, states=states, weights=weights, layers=1, rate=0.0)._call()
+            ended.append(last)
+            if layer < self.between:
+                mask = torch.from_numpy(masks[layer]).to(data.device)
+                mask = mask.transpose(0, 1) if self.batch_first else mask
+                data = data * (mask.to(data.dtype) * (1 / (1 - self.rate)))
+        return (data, *(torch.cat(parts) for parts in zip(*ended)))
+
+    def _call(self) -> tuple[Any, ...]:
+        states = self.states if len(self.states) > 1 else self.states[0]
+        more = (self.biased, self.layers, self.rate, self.training, self.both_ways)
+        if self.sizes is not None:
+            outputs: tuple[Any, ...] = self.function(self.data, self.sizes, states, self.weights, *more)
+        else:
+            outputs = self.function(self.data, states, self.weights, *more, self.batch_first)
+        return outputs
+
+
+state, restore = environment.state, environment.restore
 
 _ATTENTION = "scaled_dot_product_attention"
 _ALPHA = ("alpha_dropout", "feature_alpha_dropout")
@@ -61,7 +138,7 @@ def about(name: str, heard: InterceptedCall) -> DropoutCall | None:
 def kept(name: str, heard: InterceptedCall, output: Any, before: Any) -> np.ndarray | None:
     if name in FUNCTIONS:
         with torch.no_grad():
-            randomness.restore(before)
+            environment.restore(before)
             masks = Recurrent.from_call(heard).drawn()
             return masks if _is_like(Recurrent.from_call(heard).keeping(masks)[0], output[0]) else None
     arguments = _arguments(name, heard)
@@ -69,7 +146,7 @@ def kept(name: str, heard: InterceptedCall, output: Any, before: Any) -> np.ndar
         return _kept_by_attention(heard, arguments, output, before)
     with torch.no_grad():
         ones = torch.ones_like(arguments["input"])
-        randomness.restore(before)
+        environment.restore(before)
         mask = heard.function(ones, float(arguments["p"]), True) > 0
     return tensors.copy(mask)
 
@@ -106,7 +183,7 @@ def _kept_by_attention(
         # torch selects the kernel by which inputs require a gradient.
         again = [t.detach().requires_grad_(t.requires_grad) for t in (query, key, identity)]
         again[2].requires_grad_(value.requires_grad)
-        randomness.restore(before)
+        environment.restore(before)
         # Hide the saved tensors of this call from activation checkpointing, which counts saved tensors.
         with torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):
             parts.append(heard.function(*again, **more).detach()[..., : min(width, length - start)] != 0)

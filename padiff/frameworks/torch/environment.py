@@ -1,17 +1,20 @@
-"""Versions, devices and switches of PyTorch that can change numbers; see `padiff.frameworks.base.Environment`.
-
-Reading them creates no CUDA context and emits no warning.
-"""
+"""PyTorch's versions, devices and switches that can change numbers, its random numbers, and datasets."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import torch
+from torch.utils.data import Dataset
 
-from padiff.frameworks.launchers import launched
+from padiff.frameworks.base import Items
+from padiff.frameworks.settings import launched
+from padiff.frameworks.torch import tensors
+from padiff.frameworks.torch.calls import aside
 
 
 def read(kinds: Collection[str]) -> dict[str, Any]:
@@ -82,3 +85,56 @@ def _tf32(newer: Any, older_name: str, older: Any = None) -> bool:
 def _switch(value: Any) -> bool:
     # Newer versions return a pair of switches.
     return bool(value[0] if isinstance(value, tuple) else value)
+
+
+def kept() -> AbstractContextManager[Any]:
+    return torch.random.fork_rng()
+
+
+def state() -> dict[str, Any]:
+    with aside():
+        states = {"torch.cpu": torch.get_rng_state()}
+        # Do not initialize a device.
+        if torch.cuda.is_initialized():
+            states |= {f"torch.cuda.{k}": torch.cuda.get_rng_state(k) for k in range(torch.cuda.device_count())}
+    return states
+
+
+def restore(state: Mapping[str, Any]) -> None:
+    with aside():
+        for name, tensor in state.items():
+            if name == "torch.cpu":
+                torch.set_rng_state(tensor)
+            elif torch.cuda.is_initialized() and int(name.rpartition(".")[2]) < torch.cuda.device_count():
+                torch.cuda.set_rng_state(tensor, int(name.rpartition(".")[2]))
+
+
+def stamp() -> Hashable:
+    states = state().values()
+    with aside():
+        return tuple(tensor.numpy().tobytes() for tensor in states)
+
+
+def as_arrays(state: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy().copy() for name, tensor in state.items()}
+
+
+def of_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    current = state()
+    return {
+        name: torch.from_numpy(np.array(array))
+        for name, array in arrays.items()
+        if name in current and array.dtype == np.uint8 and array.shape == tuple(current[name].shape)
+    }
+
+
+class _Dataset(Items, Dataset):
+    pass
+
+
+def dataset(items: Sequence[Any]) -> Any:
+    return _Dataset(items)
+
+
+def tensor(array: np.ndarray, near: Any = None) -> Any:
+    return tensors.make(array, torch.empty(0) if near is None else near)

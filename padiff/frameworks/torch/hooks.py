@@ -1,24 +1,330 @@
-"""Hooks on calls and gradients of PyTorch; see `padiff.frameworks.hooking.Hooking`."""
+"""Hooks on PyTorch's calls, gradients, functions and losses; see `padiff.frameworks.hooking.Hooking`."""
 
 from __future__ import annotations
 
+import inspect
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import overrides
+from torch.nn import functional, utils
+from torch.nn.modules import module as module_hooks
+from torch.overrides import TorchFunctionMode
 
+from padiff.frameworks.catalog import common_name, heard_name, parameters_of
 from padiff.frameworks.hooking import FunctionListener, Handle, HookEntry, OnCall, OnGradient, Replaced, breadth_first
 from padiff.frameworks.interception import InterceptedCall, Interception, Listener
+from padiff.frameworks.losses import ROLES, ClipCall, Function, LossCalls, LossObserver
+from padiff.frameworks.torch.calls import OWN_CLASSES, building, call_aside, is_compiling
+from padiff.frameworks.torch.calls import aside as aside
 from padiff.frameworks.torch.calls import on_calls as on_calls
-from padiff.frameworks.torch.function_tracing import FunctionTracing
-from padiff.frameworks.torch.functions import FunctionHooks
-from padiff.frameworks.torch.losses import on_losses as on_losses
-from padiff.frameworks.torch.modes import aside as aside
 from padiff.frameworks.torch.regions import on_compilations as on_compilations
 from padiff.frameworks.torch.regions import on_regions as on_regions
-from padiff.frameworks.torch.tensor_memory import transforming as transforming
-from padiff.frameworks.torch.watching import OWN_CLASSES
+from padiff.frameworks.torch.tensors import transforming as transforming
 from padiff.system.guard import RAISING, Guard
+
+
+class _Mode(TorchFunctionMode):
+    """A torch function mode that calls a callback after each call made from Python."""
+
+    def __init__(self, called: OnCall, guard: Guard) -> None:
+        super().__init__()
+        self._called, self._guard = called, guard
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        self._guard.run(self._ended, func, output)
+        return output
+
+    def _ended(self, func: Any, output: Any) -> None:
+        name = common_name(getattr(func, "__name__", ""))
+        if name is not None:
+            self._called(name, output)
+
+
+class FunctionHooks:
+    """A registration of the mode: switched on at creation, and off by `remove`."""
+
+    def __init__(self, called: OnCall, guard: Guard = RAISING) -> None:
+        self._mode: _Mode | None = _Mode(called, guard)
+        self._mode.__enter__()
+
+    def remove(self) -> None:
+        mode, self._mode = self._mode, None
+        if mode is None or all(active is not mode for active in overrides._get_current_function_mode_stack()):
+            return
+        # torch can only pop the innermost mode, so pop and push back the modes inside (``with torch.device(...)``).
+        above = []
+        while (last := overrides._pop_mode()) is not mode:
+            above.append(last)
+        while above:
+            overrides._push_mode(above.pop())
+
+
+# A key far below those of recorders' hooks on layers.
+_FIRST = -1_000_000
+# Tensor attributes that return another view of the tensor -> the common name of the operation.
+_ATTRIBUTES = {"T": "transpose", "mT": "transpose", "H": "transpose", "mH": "transpose", "data": "detach"}
+
+
+class _TracingMode(TorchFunctionMode):
+    def __init__(self, listener: FunctionListener) -> None:
+        super().__init__()
+        self._listener = listener
+        #: `muted`: pass no calls to the listener. `inside`: a function is running; torch has removed the mode from its
+        #: stack during the call and puts it back afterwards, so the mode can't be removed meanwhile.
+        self.muted = self.inside = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.muted or is_compiling():
+            return func(*args, **kwargs)
+        listener, self.inside = self._listener, True
+        try:
+            begun = listener.guard.run(self._begins, func, args, kwargs)
+            output = func(*args, **kwargs)
+            if begun is not None:
+                listener.guard.run(call_aside, listener.function_ended, begun, output)
+            return output
+        finally:
+            self.inside = False
+
+    def _begins(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name, parameters = _about(func)
+        if name is None or building():
+            return None
+        return call_aside(self._listener.function_begins, name, parameters, args, kwargs)
+
+
+class FunctionTracing:
+    """An interceptor of functions on the thread that creates it; see `padiff.frameworks.hooking.Hearing`."""
+
+    def __init__(self, listener: FunctionListener) -> None:
+        self._mode: _TracingMode | None = None if _has_compiled() else _TracingMode(listener)
+        self.guard = listener.guard
+        #: `_on`: calls go to the listener. `_over`: a compilation has ended the interception for good. `_left`: the
+        #: mode is still on the stack although `_on` is False.
+        self._on = self._over = self._left = False
+        self._foreign: _ForeignCalls | None = None
+        #: The number of modes on the stack below this one.
+        self._place: int | None = None
+        self._thread = threading.get_ident()
+        # Not imported here: every compilation imports this module.
+        self._compiling = sys.modules.get("torch._dynamo.callback")
+        if self._compiling is not None and self._mode is not None:
+            self._compiling.callback_handler.register_start_callback(self._stop)
+
+    def listen(self, on: bool) -> None:
+        if self._over or self._mode is None or threading.get_ident() != self._thread:
+            return
+        if on == self._on and not self._left:
+            return
+        self._on, self._mode.muted = on, not on
+        if self._mode.inside:
+            self._left = not on  # during a function call, such as a backward: `listen` removes it later
+            return
+        was_active, self._left = self._left, False
+        if not on or was_active:
+            self._take_out(self._mode)
+        if not on:
+            return
+        count = len(overrides._get_current_function_mode_stack())
+        # At its previous position, because modes entered since (``with torch.device(...)``) exit before this one.
+        place = count if self._place is None else min(self._place, count)
+        above = [overrides._pop_mode() for _ in range(count - place)]
+        overrides._push_mode(self._mode)
+        while above:
+            overrides._push_mode(above.pop())
+
+    def listen_outside(self, on: bool) -> None:
+        self.listen(on)
+        if on and self._on and self._foreign is None:
+            self._foreign = _ForeignCalls(self)
+        elif not on and self._foreign is not None:
+            self._foreign.remove()
+            self._foreign = None
+
+    def remove(self) -> None:
+        if self._foreign is not None:
+            self._foreign.remove()
+            self._foreign = None
+        mode = self._mode
+        if mode is not None and threading.get_ident() == self._thread:
+            mode.muted = True
+            self._take_out(mode)  # whatever `_on` says, as an error may have left it wrong
+        if mode is not None and self._compiling is not None:
+            with suppress(ValueError):  # torch._dynamo.reset() has removed all callbacks already
+                self._compiling.callback_handler.remove_start_callback(self._stop)
+        self._mode, self._on, self._left = None, False, False
+
+    def _stop(self, *_: Any) -> None:
+        """End the interception because a compilation begins: the mode would change the compiled code."""
+        self.guard.run(self._end)
+
+    def _end(self) -> None:
+        is_active = self._on or self._left
+        if is_active and self._mode is not None and threading.get_ident() == self._thread:
+            self._mode.muted = True
+            self._take_out(self._mode)
+            self._on, self._over = False, True
+
+    def _take_out(self, mode: _TracingMode) -> None:
+        stack = overrides._get_current_function_mode_stack()
+        if all(active is not mode for active in stack):
+            return
+        above = []
+        while (last := overrides._pop_mode()) is not mode:
+            above.append(last)
+        self._place = len(stack) - len(above) - 1
+        while above:
+            overrides._push_mode(above.pop())
+
+
+class _ForeignCalls:
+    """Global hooks that pause the interception while modules with parameters run outside of the model (a teacher).
+
+    Otherwise the mode would disable the fast path of torch's attention in such a module's eval mode. Modules without
+    parameters (losses) are intercepted.
+    """
+
+    def __init__(self, hearing: FunctionTracing) -> None:
+        self._hearing, self._inside, self._thread = hearing, 0, threading.get_ident()
+        run = hearing.guard.run
+        self._handles = (
+            HookEntry(
+                module_hooks._global_forward_pre_hooks, lambda module, _: run(self._begins, module), first=_FIRST
+            ),
+            HookEntry(
+                module_hooks._global_forward_hooks,
+                lambda module, *_: run(self._ended, module),
+                [module_hooks._global_forward_hooks_always_called],
+                first=_FIRST,
+            ),
+        )
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _counts(self, module: torch.nn.Module) -> bool:
+        applies = threading.get_ident() == self._thread and not is_compiling()
+        return applies and next(module.parameters(), None) is not None
+
+    def _begins(self, module: torch.nn.Module) -> None:
+        if self._counts(module):
+            self._inside += 1
+            self._hearing.listen(False)
+
+    def _ended(self, module: torch.nn.Module) -> None:
+        if self._inside and self._counts(module):
+            self._inside -= 1
+            if not self._inside:
+                self._hearing.listen(True)
+
+
+def _has_compiled() -> bool:
+    """Return True if torch.compile has compiled anything in this process."""
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    codes = getattr(frames, "output_codes", None)
+    return bool(getattr(codes, "seen", None))
+
+
+@lru_cache(maxsize=4096)
+def _about(func: Callable[..., Any]) -> tuple[str | None, tuple[str, ...]]:
+    """Return the common name of a function (`None` if traces leave it out), and the names of its parameters."""
+    name = str(getattr(func, "__name__", ""))
+    if name == "__get__":
+        return _ATTRIBUTES.get(str(getattr(getattr(func, "__self__", None), "__name__", ""))), ("self",)
+    common = heard_name(name)
+    if common is None:
+        return None, ()
+    try:
+        parameters = inspect.signature(func).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return common, parameters_of(common)
+    return common, tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+
+
+def on_losses(observer: LossObserver) -> LossCalls:
+    backwards = ((torch.Tensor, "backward"), (torch.autograd, "backward"))
+    return LossCalls(_functions(), _clips(), _scalers(), backwards, observer, _is_tensor, _learning, _silent, aside)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _learning(tensor: Any) -> bool:
+    return bool(tensor.requires_grad)
+
+
+def _silent() -> bool:
+    return is_compiling() or transforming() or building()
+
+
+def _functions() -> Iterator[Function]:
+    reads = {"cross_entropy": _cross_entropy, "linear_cross_entropy": _cross_entropy}
+    for name in ROLES:
+        if hasattr(functional, name):
+            yield Function(functional, name, name, read=reads.get(name, _reduction))
+
+
+def _reduction(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the reduction that the deprecated arguments ``size_average`` and ``reduce`` select; empty without them."""
+    average, reduce = arguments.get("size_average"), arguments.get("reduce")
+    if average is None and reduce is None:
+        return {}
+    if reduce is False:
+        return {"reduction": "none"}
+    return {"reduction": "sum" if average is False else "mean"}
+
+
+def _cross_entropy(arguments: dict[str, Any]) -> dict[str, Any]:
+    target, logits = arguments.get("target"), arguments.get("input")
+    soft = isinstance(target, torch.Tensor) and target.is_floating_point()
+    settings = {"soft_label": soft, "use_softmax": True, **_reduction(arguments)}
+    if isinstance(logits, torch.Tensor):
+        # Classes are the second axis, which is the last one of a matrix.
+        settings["axis"] = -1 if logits.dim() <= 2 else 1
+    return settings
+
+
+def _clips() -> Iterator[tuple[Any, str, Callable[[dict[str, Any], Any], ClipCall | None]]]:
+    reads = {"clip_grad_norm_": _by_norm, "clip_grads_with_norm_": _with_norm, "clip_grad_value_": _by_value}
+    for name, read in reads.items():
+        if hasattr(utils, name):
+            yield utils, name, read
+
+
+def _scalers() -> Iterator[tuple[Any, str, Callable[[Any], float]]]:
+    for module, name in (
+        ("torch.amp" if hasattr(torch.amp, "GradScaler") else "torch.cuda.amp", "GradScaler"),  # before torch 2.3
+        ("torch.distributed.fsdp.sharded_grad_scaler", "ShardedGradScaler"),
+    ):
+        scaler = getattr(sys.modules.get(module), name, None)
+        if scaler is not None and "scale" in vars(scaler):
+            yield scaler, "scale", lambda self: float(self.get_scale())
+
+
+def _by_norm(arguments: dict[str, Any], output: Any) -> ClipCall:
+    order = float(arguments["norm_type"])
+    kind = "global_norm" if order == 2 else "norm"
+    return ClipCall(kind, float(arguments["max_norm"]), order, output)
+
+
+def _with_norm(arguments: dict[str, Any], output: Any) -> ClipCall:
+    # The order of the norm is unknown here: only the caller knows it.
+    return ClipCall("global_norm", float(arguments["max_norm"]), None, arguments["total_norm"])
+
+
+def _by_value(arguments: dict[str, Any], output: Any) -> ClipCall:
+    return ClipCall("value", float(arguments["clip_value"]))
+
 
 RAISES_AS_IT_IS = True
 READ = False  # hooks do nothing while torch compiles

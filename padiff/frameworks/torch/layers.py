@@ -9,13 +9,10 @@ from typing import Any
 
 import torch
 
-from padiff.frameworks.base import evaluating_in
-from padiff.frameworks.compiled import warn_of_compiled
-from padiff.frameworks.settings import plain_settings
+from padiff.frameworks.base import Each, compared, evaluating_in
+from padiff.frameworks.settings import plain_settings, warn_of_compiled
 from padiff.frameworks.torch import spread
-from padiff.frameworks.torch.calls import compiled_in_place, compiled_paths, compiling_is_off, original
-from padiff.frameworks.torch.watching import held
-from padiff.frameworks.watching import Each, compared
+from padiff.frameworks.torch.calls import compiled_in_place, compiled_paths, compiling_is_off, held, original
 
 _LAZY = torch.nn.parameter.UninitializedTensorMixin
 

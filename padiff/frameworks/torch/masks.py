@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from padiff.frameworks.dropout_masks import MaskObserver, MasksFed, MaskSource, MasksSeen
+from padiff.frameworks.feeding import MaskObserver, MasksFed, MaskSource, MasksSeen
 from padiff.frameworks.hooking import Handle
 from padiff.frameworks.torch import dropouts
 

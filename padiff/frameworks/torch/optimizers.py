@@ -1,4 +1,4 @@
-"""Optimizers of PyTorch, including those inside of wrappers; see `padiff.frameworks.optimizing.Optimizers`.
+"""Optimizers of PyTorch, including those inside of wrappers; see `padiff.frameworks.hooking.Optimizers`.
 
 accelerate's ``AcceleratedOptimizer`` derives from torch's class without initializing it, Lightning's
 ``LightningOptimizer`` imitates the class of the wrapped optimizer, DeepSpeed's wrappers derive from no class of torch.
@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 
-from padiff.frameworks.hooking import Handle, HookEntry
-from padiff.frameworks.optimizing import OnConsumed
+from padiff.frameworks.hooking import Handle, HookEntry, OnConsumed
 from padiff.frameworks.torch import optimizer_state
-from padiff.frameworks.torch.modes import call_aside, capturing
-from padiff.frameworks.torch.optimizer_settings import settings as settings
-from padiff.frameworks.torch.optimizer_settings import settings_stamp as settings_stamp
-from padiff.records.parameter_states import OptimizerState
+from padiff.frameworks.torch.calls import call_aside, capturing
+from padiff.frameworks.torch.optimizer_state import settings as settings
+from padiff.frameworks.torch.optimizer_state import settings_stamp as settings_stamp
+from padiff.records.traces import OptimizerState
 from padiff.system.guard import RAISING, Guard
 
 

@@ -24,11 +24,10 @@ import numpy as np
 import torch
 
 from padiff.frameworks.hooking import Handle
-from padiff.frameworks.torch.calls import original
-from padiff.frameworks.torch.modes import aside, building
-from padiff.frameworks.torch.tensor_memory import transforming
+from padiff.frameworks.torch.calls import aside, building, original
+from padiff.frameworks.torch.tensors import transforming
 from padiff.records import ROOT
-from padiff.records.regions import MOST, Region, RegionOperation, RegionTensor
+from padiff.records.traces import MOST, Region, RegionOperation, RegionTensor
 from padiff.system.frames import Frame, is_users, short_path
 from padiff.system.guard import Guard
 

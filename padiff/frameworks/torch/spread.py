@@ -1,4 +1,4 @@
-"""Sharded tensors of PyTorch; see `padiff.frameworks.spreading.Spreading`.
+"""Sharded tensors of PyTorch; see `padiff.frameworks.base.Spreading`.
 
 The placements of a ``DTensor`` tell which part this process holds. FSDP replaces the parameters of a layer by whole
 ones during the layer's call. ``fully_shard`` has one ``DTensor`` per parameter. ``FullyShardedDataParallel`` has flat
@@ -17,10 +17,9 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 
-from padiff.frameworks.spreading import Held
+from padiff.frameworks.base import Held, UncopiedError
 from padiff.frameworks.torch.tensors import dtype
-from padiff.frameworks.values import UncopiedError
-from padiff.records.parts import PARTIAL, REPLICA, SHARD, Part
+from padiff.records.recorded import PARTIAL, REPLICA, SHARD, Part
 from padiff.system.guard import reraise_from_signal_handler
 
 #: By layer, functions that return its sharded parameters (`Held`). Weak, so that layers are not kept alive.

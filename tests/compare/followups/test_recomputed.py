@@ -11,7 +11,7 @@ import torch
 
 import padiff
 from compare.followups.programs import reference, trained
-from padiff.compare.diagnose.recompute.recorded import Recorded, recorded
+from padiff.compare.diagnose.recompute.of_layers import Recorded, recorded
 from padiff.records import Both
 from padiff.report_formats import to_json
 

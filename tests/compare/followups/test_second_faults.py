@@ -185,9 +185,9 @@ def test_second_faults_of_settings_are_in_every_report():
 
 
 def test_marks_hold_for_folded_diffs(tmp_path, monkeypatch):
-    from padiff.compare import findings
+    from padiff.compare import coverage
 
-    monkeypatch.setattr(findings, "_UNFOLDED", 10)
+    monkeypatch.setattr(coverage, "_UNFOLDED", 10)
     faults = frozenset(["conv:no_bias", "act:tanh_gelu"])
     for name, some in (("one", frozenset()), ("other", faults)):
         trained("torch", "towers", "sgd", some, dir_path=str(tmp_path / name))

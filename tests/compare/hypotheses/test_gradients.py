@@ -239,7 +239,7 @@ def test_a_step_that_is_taken_twice_is_reported():
 
 
 def test_a_ratio_is_a_fraction_of_what_the_run_counts():
-    from padiff.compare.diagnose.hypotheses.ratios import fraction
+    from padiff.compare.diagnose.hypotheses.transforms import fraction
 
     assert fraction(5 / 6, {5, 6, 16}) == "0.83333 = 5 / 6"
     assert fraction(5 / 6, {4, 8, 16}) == "0.83333"

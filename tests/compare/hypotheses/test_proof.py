@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
-from padiff.compare.diagnose.hypotheses.proof import evidence, explains, is_likely, weigh
+from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction, evidence, explains, is_likely, weigh
 
 NOISE = 1e-6
 

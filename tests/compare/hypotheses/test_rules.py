@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from padiff.compare.diagnose.hypotheses import rules
-from padiff.compare.diagnose.hypotheses.fitting import residual_of, residuals_of
-from padiff.compare.diagnose.hypotheses.rules import History, updates
+from padiff.compare.diagnose.hypotheses.rules import History, residual_of, residuals_of, updates
 
 STEPS, SIZE, RATE = 5, 40, 0.01
 OPTIM, PADDLE_OPTIM = torch.optim, paddle.optimizer

@@ -16,7 +16,7 @@ import numpy as np
 import paddle
 
 import padiff
-from padiff.dump.floor_files import read_floors
+from padiff.dump.weight_files import read_floors
 from padiff.errors import RunsDifferError
 from padiff_paddleformers import PaDiffCallback
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.dropped_terms import SIDES_OF_EDITS, dropped_terms
-from padiff.compare.diagnose.computing.edit import Edit, FormulaView, put
+from padiff.compare.diagnose.computing.divergence import Number
+from padiff.compare.diagnose.computing.edit import SIDES_OF_EDITS, Edit, FormulaView, dropped_terms, put
 from padiff.compare.diagnose.computing.formula import Change, Node
 from padiff.compare.diagnose.computing.operations import OPERATIONS, reduced
-from padiff.compare.diagnose.computing.solving import Number
 
 _SIDE, _OTHER = SIDES_OF_EDITS
 # Usual exponents of focal losses.

@@ -1,19 +1,299 @@
-"""Edits that change an operation: another function, axis, order, form, statistic or mask."""
+"""Edits that change an operation: another function, axis, order, form, statistic, mask or layer setting."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import permutations
+from itertools import combinations, permutations
 from typing import Any
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.arranged import as_a_whole, exchanged, rotary
 from padiff.compare.diagnose.computing.edit import Argument, Edit, FormulaView, given
 from padiff.compare.diagnose.computing.formula import Change
-from padiff.compare.diagnose.computing.in_layers import BY_OPERATION
-from padiff.compare.diagnose.computing.operations import OPERATIONS
-from padiff.compare.diagnose.kernels.activations import FUNCTIONS
+from padiff.compare.diagnose.computing.operations import OPERATIONS, cast
+from padiff.compare.diagnose.kernels import FUNCTIONS
+
+_FEW = 4
+
+
+def exchanged(sheet: FormulaView) -> Iterator[Edit]:
+    """Yield edits that swap two tensors of the same shape: two parts of one tensor, or two recorded tensors."""
+    parts: dict[object, list[int]] = {}
+    for k, node in enumerate(sheet.nodes):
+        if node.operation == "getitem" and sheet.is_float(k):
+            parts.setdefault((node.given, sheet.shape(k)), []).append(k)
+        elif not node.operation and sheet.is_float(k) and not node.name and sheet.users(k):
+            parts.setdefault(("given", sheet.shape(k)), []).append(k)
+    rows = [group for group in parts.values() if 2 <= len(group) <= _FEW + 2]
+    # Parts of one parameter, such as a matrix with query, key and value; the parts of its bias are swapped too.
+    both = [
+        group
+        for group in rows
+        if all(sheet.is_parameter(sheet.nodes[k].given[0]) for k in group if sheet.nodes[k].given)
+    ]
+    both = [group for group in both if sheet.nodes[group[0]].given]
+    for group in rows:
+        with_it = (
+            [partner for partner in both if partner is not group and len(partner) == len(group)]
+            if group in both
+            else []
+        )
+        for (n, first), (m, partner) in combinations(enumerate(group), 2):
+            changes = _swapped(first, partner)
+            for bias in with_it:
+                changes |= _swapped(bias[n], bias[m])
+            names = f"{sheet.named(first)} and {sheet.named(partner)}"
+            if sheet.nodes[first].operation:
+                source = sheet.named(sheet.nodes[first].given[0])
+                names = f"parts {n} and {m} of {source} (of {len(group)}: query, key and value, gates or halves)"
+            text = f"{names} are swapped: they are in another order"
+            yield Edit("parts_order", "parts in another order", text, changes, 2, at=first)
+
+
+def _swapped(first: int, second: int) -> dict[int, Change]:
+    return {first: lambda get, own: own(second), second: lambda get, own: own(first)}
+
+
+def rotary(sheet: FormulaView) -> Iterator[Edit]:
+    """Yield edits of rotary embeddings: rotated neighbours instead of halves, or the other direction.
+
+    The edits are of all rotary embeddings together, and of each alone.
+    """
+    halves = [(k, x) for k in range(len(sheet.nodes)) if (x := _half_rotated(sheet, k)) is not None]
+    if not halves:
+        return
+    for name, make in (("interleaved (each with its neighbour), for the reference's halves", _neighbours),
+                       ("turned the other way (the sign of the sine)", _other_way)):  # fmt: skip
+        for group in (halves, *[[half] for half in halves]):
+            changes: dict[int, Change] = {}
+            for k, x in group:
+                changes[k] = lambda get, own, k=k, x=x, make=make: make(get(x), own(k))  # type: ignore[misc]
+            which = "" if len(group) == len(halves) else f" of {sheet.named(group[0][1])} alone"
+            text = f"the rotary embeddings{which} are {name} ({sheet.where(group[0][0])})"
+            yield Edit("rotary_form", "another form of rotary embedding", text, changes, 1, at=group[0][0])
+    ends = [(x, end) for k, x in halves for end in _ends(sheet, k, x)]
+    changes = {}
+    for x, end in ends:
+        size = sheet.shape(x)[-1]
+        order = np.concatenate([np.arange(0, size, 2), np.arange(1, size, 2)])
+        back = np.argsort(order)
+        changes[x] = lambda get, own, x=x, order=order: own(x)[..., order]  # type: ignore[misc]
+        changes[end] = lambda get, own, end=end, back=back: own(end)[..., back]  # type: ignore[misc]
+    text = "the rotary embeddings are interleaved (each with its neighbour), for the reference's halves"
+    yield Edit("rotary_form", "another form of rotary embedding", f"{text} ({sheet.where(halves[0][0])})", changes, 1,
+               at=halves[0][0])  # fmt: skip
+
+
+def _half_rotated(sheet: FormulaView, k: int) -> int | None:
+    """Return the node whose halves a node swaps with the sign of the second half flipped; `None` for other nodes."""
+    node = sheet.nodes[k]
+    if node.operation != "cat" or len(node.given) != 2:
+        return None
+    negated, first_half = (sheet.nodes[g] for g in node.given)
+    if negated.operation != "neg" or first_half.operation != "getitem":
+        return None
+    second = sheet.nodes[negated.given[0]]
+    if second.operation != "getitem" or second.given != first_half.given:
+        return None
+    x = first_half.given[0]
+    return x if sheet.shape(x) == sheet.shape(k) else None
+
+
+def _neighbours(x: np.ndarray, own: np.ndarray) -> np.ndarray:
+    return np.stack([-x[..., 1::2], x[..., 0::2]], -1).reshape(x.shape)
+
+
+def _other_way(x: np.ndarray, own: np.ndarray) -> np.ndarray:
+    return -own
+
+
+def _ends(sheet: FormulaView, k: int, x: int) -> Iterator[int]:
+    """Yield the sums at the end of a rotary embedding.
+
+    Args:
+        k: the node with the rotated halves.
+        x: the node that is embedded.
+    """
+    for product in sheet.users(k):
+        for total in sheet.users(product):
+            if sheet.nodes[total].operation == "add" and sheet.shape(total) == sheet.shape(x):
+                yield total
+
+
+def as_a_whole(sheet: FormulaView, k: int) -> Iterator[Edit]:
+    """Yield edits of a whole tensor: a coarser precision, a shift, another order or direction of an axis."""
+    values = sheet.formula.values[k]
+    if not sheet.is_float(k) or values.ndim == 0 or sheet.is_number(k):
+        return
+    name = sheet.named(k)
+
+    def after(make: Callable[[np.ndarray], np.ndarray]) -> dict[int, Change]:
+        return {k: lambda get, own: make(own(k))}
+
+    if not sheet.is_parameter(k):
+        for dtype in ("bfloat16", "float16", "float8_e4m3fn"):
+            if np.ptp(cast(values, dtype)) == 0 < np.ptp(values):
+                continue  # noise about one number, which is left out
+            text = f"{name} is rounded to {dtype}'s precision there"
+            yield Edit("precision", "a coarser precision", text, after(lambda v, d=dtype: cast(v, d)), 2, at=k)  # type: ignore[misc]
+    for axis in range(1 if values.ndim > 1 and not sheet.is_parameter(k) else 0, values.ndim):
+        if values.shape[axis] < 2:
+            continue
+        for shift in (1, -1):
+            text = f"{name} is shifted by one along axis {axis} (rolled {'forward' if shift > 0 else 'back'})"
+            yield Edit("shifted", "a shift", text, after(lambda v, s=shift, a=axis: np.roll(v, s, a)), 3, at=k)  # type: ignore[misc]
+        if values.shape[axis] > 2:
+            text = f"{name} is flipped: in reverse order along axis {axis}"
+            yield Edit("flipped", "a flip", text, after(lambda v, a=axis: np.flip(v, a)), 3, at=k)  # type: ignore[misc]
+        if 2 < values.shape[axis] <= _FEW and values.ndim == 4:
+            for order in permutations(range(values.shape[axis])):
+                if list(order) not in (sorted(order), sorted(order)[::-1]):
+                    text = (
+                        f"{name} has axis {axis} in the order {', '.join(map(str, order))} (heads or channels permuted)"
+                    )
+                    yield Edit("permuted", "another order of heads", text,
+                               after(lambda v, o=order, a=axis: np.take(v, o, a)), 4, at=k)  # type: ignore[misc]  # fmt: skip
+    for axis_a, axis_b in combinations(range(values.ndim), 2):
+        if values.shape[axis_a] == values.shape[axis_b] > 1 and not sheet.is_parameter(k):
+            text = f"{name} has axes {axis_a} and {axis_b} transposed"
+            yield Edit("axes_order", "another order of axes", text,
+                       after(lambda v, a=axis_a, b=axis_b: np.swapaxes(v, a, b)), 3, at=k)  # type: ignore[misc]  # fmt: skip
+
+
+_GATES = {"lstm": "input, forget, cell, output", "gru": "reset, update, new"}
+
+
+def _conv(sheet: FormulaView, k: int) -> Iterator[Edit]:
+    node, where = sheet.nodes[k], sheet.where(k)
+    padded = any(n for axis_padding in node.how["padding"] for n in axis_padding)
+    for mode in ("zeros", "reflect", "replicate", "circular"):
+        if padded and mode != node.how.get("mode", "zeros"):
+            text = f"padding_mode {mode} for the reference's {node.how.get('mode', 'zeros')} ({where})"
+            yield Edit("padding_mode", "another padding mode", text, {k: given(sheet, k, mode=mode)}, 0, at=k)
+    for shift in (1, -1) if padded else ():
+        moved = [
+            (max(a - shift, 0), b + min(shift, a)) if shift > 0 else (a - shift, b + shift)
+            for a, b in node.how["padding"]
+        ]
+        text = f"the padding is shifted by one: {moved[0]} for {tuple(node.how['padding'][0])} ({where})"
+        yield Edit("padding_shifted", "shifted padding", text, {k: given(sheet, k, padding=moved)}, 1, at=k)
+    x, weight = node.given[:2]
+    axes = tuple(range(2, len(sheet.shape(weight))))
+    text = f"the kernel is flipped ({where}): a convolution for the frameworks' correlation"
+    how = node.how
+    change: Change = lambda get, own: np.asarray(OPERATIONS["conv"](get(x), np.flip(get(weight), axes), **how))  # noqa: E731
+    yield Edit("kernel_flipped", "a flipped kernel", text, {k: change}, 1, at=k)
+
+
+def _pad(sheet: FormulaView, k: int) -> Iterator[Edit]:
+    node, where = sheet.nodes[k], sheet.where(k)
+    for mode in ("constant", "reflect", "replicate", "circular"):
+        if mode != node.how["mode"]:
+            text = f"padding mode {mode} for the reference's {node.how['mode']} ({where})"
+            yield Edit("padding_mode", "another padding mode", text, {k: given(sheet, k, mode=mode)}, 0, at=k)
+    swapped = [(b, a) for a, b in node.how["pads"]]
+    if swapped != [tuple(pair) for pair in node.how["pads"]]:
+        text = f"the padding is on the other side ({where})"
+        yield Edit("padding_shifted", "shifted padding", text, {k: given(sheet, k, pads=swapped)}, 1, at=k)
+
+
+def _pool(sheet: FormulaView, k: int) -> Iterator[Edit]:
+    node, where = sheet.nodes[k], sheet.where(k)
+    by = "mean" if node.how["by"] == "max" else "max"
+    names = {"max": "maximum (max pooling)", "mean": "mean (average pooling)"}
+    text = f"the {names[by]} of each window for the reference's {names[node.how['by']]} ({where})"
+    for exclusive in (False, True) if by == "mean" else (False,):
+        yield Edit("pooling", "another pooling", text, {k: given(sheet, k, by=by, exclusive=exclusive)}, 0, at=k)
+    if node.how["by"] == "mean":
+        exclusive = not node.how["exclusive"]
+        counted = "not counted" if exclusive else "counted"
+        text = f"what is padded is {counted} in the mean ({where}): exclusive, count_include_pad"
+        yield Edit("pooling_exclusive", "padding in the mean", text, {k: given(sheet, k, exclusive=exclusive)}, 0, at=k)
+
+
+def _resized(sheet: FormulaView, k: int) -> Iterator[Edit]:
+    node, where = sheet.nodes[k], sheet.where(k)
+    if node.how["mode"] != "nearest":
+        corners = not node.how["corners"]
+        text = f"align_corners={corners} for the reference's {not corners} ({where})"
+        argument = Argument(dict.fromkeys(("torch", "paddle"), "align_corners"), not corners, corners, False)
+        change = {k: given(sheet, k, corners=corners)}
+        yield Edit("align_corners", "align_corners", text, change, 0, at=k, argument=argument)
+    mode = "linear" if node.how["mode"] == "nearest" else "nearest"
+    text = f"{mode} interpolation for the reference's {node.how['mode']} ({where})"
+    yield Edit("interpolation", "another interpolation", text, {k: given(sheet, k, mode=mode)}, 0, at=k)
+
+
+def _looked_up(sheet: FormulaView, k: int) -> Iterator[Edit]:
+    node = sheet.nodes[k]
+    if node.how.get("zero") is None:
+        rows = sheet.shape(node.given[1])[0]
+        for index in dict.fromkeys((0, 1, rows - 1)):
+            text = f"row {index} of {sheet.named(node.given[1])} gives zeros ({sheet.where(k)}): padding_idx={index}"
+            yield Edit("padding_idx", "padding_idx", text, {k: given(sheet, k, zero=index)}, 1, at=k)
+
+
+def _recurrent(sheet: FormulaView, k: int) -> Iterator[Edit]:
+    node, where = sheet.nodes[k], sheet.where(k)
+    text = f"the sequence is gone through in reverse, from its last step to its first ({where})"
+    yield Edit("direction", "another direction", text, {k: given(sheet, k, backward=True)}, 0, at=k)
+
+    def back(get: Any, own: Any) -> np.ndarray:
+        axis = 0 if node.how.get("time_first") else 1
+        output = OPERATIONS[node.operation](*(get(g) for g in node.given), **{**node.how, "backward": True})
+        return np.flip(output, axis)
+
+    text = f"the sequence is gone through in reverse ({where}), and the states are left in that order"
+    yield Edit("direction", "another direction", text, {k: back}, 0, at=k)
+    gates = _GATES.get(node.operation)
+    if gates:
+        count = 4 if node.operation == "lstm" else 3
+        names = gates.split(", ")
+        for order in permutations(range(count)):
+            if order != tuple(range(count)):
+                order_text = ", ".join(names[order.index(n)] for n in range(count))
+                text = f"the gates are in the order {order_text} for the reference's {gates} ({where})"
+                yield Edit("gate_order", "gates in another order", text, {k: given(sheet, k, order=order)}, 1, at=k)
+    for which in ("inner", "outer") if node.operation == "lstm" else ("inner",):
+        what = "the cell gate" if which == "inner" else "the state that comes out"
+        for function in (_NONE, *FUNCTIONS):
+            if function != "tanh":
+                text = f"{function} for the reference's tanh of {what} ({where})"
+                name = "another activation"
+                yield Edit("activation", name, text, {k: given(sheet, k, **{which: function})}, 1, at=k)
+    for bias in node.given[3:]:
+        text = f"bias {sheet.named(bias)} is not added ({where})"
+        zeros: Change = lambda get, own, bias=bias: np.zeros_like(own(bias))  # type: ignore[misc]  # noqa: E731
+        yield Edit("bias_missing", "a bias", text, {bias: zeros}, 1, at=k)
+    if node.operation in _GATES:
+        for function in ("Hardsigmoid", "tanh", _NONE):
+            text = f"{function} for the reference's sigmoid of the gates ({where})"
+            yield Edit("activation", "another activation", text, {k: given(sheet, k, gate=function)}, 1, at=k)
+    if node.operation == "gru":
+        for reset, what in (
+            ("before", "resets the state before its matrix product, the reference after it"),
+            ("never", "does not reset the state, the reference does (the reset gate is not used)"),
+        ):
+            text = f"the candidate {what}: {where}"
+            yield Edit("gate_reset", "another reset gate", text, {k: given(sheet, k, reset=reset)}, 1, at=k)
+        text = f"the share of the state before, which the update gate keeps, is left out ({where})"
+        yield Edit("state_missing", "no state before", text, {k: given(sheet, k, keeps=False)}, 1, at=k)
+        yield Edit("gate_order", "update gate turned", f"the update gate keeps what the reference's replaces ({where})",
+                   {k: given(sheet, k, swapped=True)}, 1, at=k)  # fmt: skip
+
+
+#: The edits of an operation, by its name.
+BY_OPERATION: dict[str, Callable[[FormulaView, int], Iterator[Edit]]] = {
+    "conv": _conv,
+    "pad": _pad,
+    "pool": _pool,
+    "resized": _resized,
+    "looked_up": _looked_up,
+    "lstm": _recurrent,
+    "gru": _recurrent,
+    "rnn": _recurrent,
+}
+
 
 _NONE = "no activation"
 

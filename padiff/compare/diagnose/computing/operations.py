@@ -9,13 +9,34 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from padiff.compare.diagnose.kernels.activations import act, erf, softmax
-from padiff.compare.diagnose.kernels.arrays import einsum, elements_added, indexed, rows, rows_added, rows_set
-from padiff.compare.diagnose.kernels.cells import gru, lstm, rnn
-from padiff.compare.diagnose.kernels.losses import huber, of_classes, picked, targets
-from padiff.compare.diagnose.kernels.norms import by_statistics, channelwise, grouped, normalised
-from padiff.compare.diagnose.kernels.tables import looked_up
-from padiff.compare.diagnose.kernels.windows import conv, conv_transpose, pad, pool, resized
+from padiff.compare.diagnose.kernels import (
+    act,
+    by_statistics,
+    channelwise,
+    conv,
+    conv_transpose,
+    einsum,
+    elements_added,
+    erf,
+    grouped,
+    gru,
+    huber,
+    indexed,
+    looked_up,
+    lstm,
+    normalised,
+    of_classes,
+    pad,
+    picked,
+    pool,
+    resized,
+    rnn,
+    rows,
+    rows_added,
+    rows_set,
+    softmax,
+    targets,
+)
 
 
 def getitem(x: np.ndarray, key: Any) -> np.ndarray:

@@ -8,11 +8,8 @@ from typing import Any
 import numpy as np
 
 from padiff.compare.diagnose.computing.call_formulas import written
-from padiff.compare.diagnose.computing.formula import Formula, UnknownError
-from padiff.compare.diagnose.computing.known_inputs import KnownInputs, placed
-from padiff.compare.diagnose.computing.layer_formulas import Called, writings
-from padiff.compare.diagnose.computing.of_blocks import formula_lies_out_first
-from padiff.compare.diagnose.computing.writing import CONSTANT, MADE
+from padiff.compare.diagnose.computing.formula import CONSTANT, MADE, Formula, KnownInputs, UnknownError, placed
+from padiff.compare.diagnose.computing.layer_formulas import Called, formula_lies_out_first, writings
 from padiff.compare.diagnose.traced import Graph
 from padiff.compare.judge.limits import ROUNDING, coarse
 from padiff.errors import PadiffError

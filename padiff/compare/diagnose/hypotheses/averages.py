@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, Place, alike, place_of, rounding_of
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, PairPlace, alike, place_of, rounding_of
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.compare.judge.limits import is_running
 from padiff.errors import PadiffError
@@ -58,7 +58,7 @@ class Averages:
         sides: how each side follows it.
     """
 
-    source: Place
+    source: PairPlace
     now: Both[np.ndarray]
     before: Both[np.ndarray]
     sources: Both[tuple[np.ndarray, np.ndarray]]
@@ -75,7 +75,7 @@ class Averages:
         return apart > _SAME * abs(reference.share) + _SURE * (reference.error + candidate.error)
 
 
-def source_of(place: Place, owned: Mapping[Place, Pair], pair: Pair) -> Place | None:
+def source_of(place: PairPlace, owned: Mapping[PairPlace, Pair], pair: Pair) -> PairPlace | None:
     """Return the trained weight that a weight may be an average of: of the same shape, slot and end of the path.
 
     Args:
@@ -96,7 +96,7 @@ def source_of(place: Place, owned: Mapping[Place, Pair], pair: Pair) -> Place | 
     return best
 
 
-def averages(scene: DiffContext, place: Place) -> Averages | None:
+def averages(scene: DiffContext, place: PairPlace) -> Averages | None:
     """Return how a weight without an optimizer follows its source on both sides; `None` if it is no average."""
     number = scene.number
     weights, before = scene.pairs(number, "weight"), scene.pairs(number - 1, "weight")

@@ -13,24 +13,21 @@ from functools import partial
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.divergence import divergences
-from padiff.compare.diagnose.computing.dropped_terms import CHOICE, SIDES_OF_EDITS, dropped_terms
-from padiff.compare.diagnose.computing.edit import Edit, FormulaView, Target
+from padiff.compare.diagnose.computing.divergence import Number, divergences, numbers, solved
+from padiff.compare.diagnose.computing.edit import CHOICE, SIDES_OF_EDITS, Edit, FormulaView, Target, dropped_terms
 from padiff.compare.diagnose.computing.formula import UnknownError
 from padiff.compare.diagnose.computing.operation_edits import operation_edits
-from padiff.compare.diagnose.computing.solving import Number, numbers, solved
 from padiff.compare.diagnose.computing.writer import Writer
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, whole_of
-from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
-from padiff.compare.diagnose.hypotheses.layer_output import noise_level, root
-from padiff.compare.diagnose.hypotheses.proof import CLOSE, NEAR, explains, weigh
+from padiff.compare.diagnose.hypotheses.hypothesis import CLOSE, NEAR, Hypothesis, Prediction, explains, weigh
+from padiff.compare.diagnose.hypotheses.outputs import noise_level, root
 from padiff.compare.diagnose.settings import cause_of
 from padiff.compare.diagnose.traced import Graph
 from padiff.compare.measure.operands import Sketches, operands
 from padiff.errors import PadiffError
-from padiff.frameworks.argument_names import SPELLINGS
+from padiff.frameworks.catalog import SPELLINGS
 from padiff.records import Both, Layout, Pair
-from padiff.records.cause import UNKNOWN_LINES
+from padiff.records.compared import UNKNOWN_LINES
 from padiff.records.traces import TracedCall
 from padiff.sketches.sketch import sketch_of
 from padiff.system.code import literal

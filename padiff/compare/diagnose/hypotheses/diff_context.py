@@ -14,14 +14,14 @@ from padiff.compare.judge.limits import ROUNDING, coarse
 from padiff.compare.measure.operands import Arrays, Sketches, operands
 from padiff.errors import PadiffError
 from padiff.pair.merge_ranks import merge_ranks
-from padiff.pair.ranks import rank_steps, step_pairs
+from padiff.pair.plans import rank_steps, step_pairs
 from padiff.records import LOOP, STAGES, Both, Diff, Difference, Pair, Run, Step
 from padiff.sketches.sketch import BUCKETS, sketch_of
 
 #: Largest count of elements of a tensor that hypotheses compute with: enough for any proof, whatever the tensor's size.
 ELEMENTS = 2048
 #: Layer, slot and call number of a record, by the reference's names.
-Place = tuple[str, str, int]
+PairPlace = tuple[str, str, int]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class DiffContext:
     rank: int = 0
     declared: Sequence[Difference] = ()
     place: Place_ | None = None
-    _pairs: dict[int, Mapping[str, Mapping[Place, Pair]]] = field(default_factory=dict, repr=False, compare=False)
+    _pairs: dict[int, Mapping[str, Mapping[PairPlace, Pair]]] = field(default_factory=dict, repr=False, compare=False)
     _sides: dict[int, Both[Step] | None] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -92,14 +92,14 @@ class DiffContext:
             return None  # deleted meanwhile, or damaged: a step that can't be read explains nothing
         return ranks[self.rank] if self.rank < len(ranks) else None
 
-    def pairs(self, number: int, stage: str) -> Mapping[Place, Pair]:
+    def pairs(self, number: int, stage: str) -> Mapping[PairPlace, Pair]:
         """Return the pairs of a step and stage that have both sides, by place."""
         if number not in self._pairs:
             self._pairs[number] = self._paired(number)
         return self._pairs[number].get(stage, {})
 
-    def _paired(self, number: int) -> Mapping[str, Mapping[Place, Pair]]:
-        by_stage: dict[str, dict[Place, Pair]] = {}
+    def _paired(self, number: int) -> Mapping[str, Mapping[PairPlace, Pair]]:
+        by_stage: dict[str, dict[PairPlace, Pair]] = {}
         if number == self.number:
             pairs: Sequence[Pair] = [diff.pair for diff in self.step]
         else:
@@ -132,7 +132,7 @@ class DiffContext:
         return self._limits.get((pair.stage, place_of(pair)), np.inf)
 
     @cached_property
-    def _limits(self) -> Mapping[tuple[str, Place], float]:
+    def _limits(self) -> Mapping[tuple[str, PairPlace], float]:
         return {
             (d.pair.stage, place_of(d.pair)): d.judgement.limit
             for d in self.step
@@ -140,7 +140,7 @@ class DiffContext:
         }
 
 
-def place_of(pair: Pair) -> Place:
+def place_of(pair: Pair) -> PairPlace:
     """Return the layer, slot and call number of a pair, by the reference's names."""
     anchor = pair.anchor
     return anchor.layer, anchor.slot, anchor.call

@@ -2,27 +2,183 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from padiff.align import LayerPair
-from padiff.compare.diagnose.hypotheses import fix_snippets, ratios
-from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, Place, like, rounding_of, whole_of
-from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
-from padiff.compare.diagnose.hypotheses.step_gradients import (
-    AT_MOST,
-    LOOKED_AT,
-    Gradients,
-    bias_sums,
-    gradients_of,
-    made_of,
-    noise_level,
+from padiff.compare.diagnose.hypotheses import parameter_history, transforms
+from padiff.compare.diagnose.hypotheses.diff_context import (
+    DiffContext,
+    PairPlace,
+    is_elements,
+    like,
+    place_of,
+    rounding_of,
+    values_of,
+    whole_of,
 )
-from padiff.records import LOOP, SIDES, Both, Cause, Step
+from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
+from padiff.model import equivalents
+from padiff.records import LOOP, SIDES, Both, Cause, Diff, Pair, Step
+from padiff.system.terminal import first_few
+
+#: Most elements of a gradient that are compared.
+LOOKED_AT = 2048
+#: Difference of the gradients of two correct implementations: a multiple of the difference of the outputs' gradients,
+#: at least a count of rounding units, and at most the share of the tensor above which a gradient shows nothing.
+_OF_OUTPUTS, _ROUNDINGS, AT_MOST = 4.0, 32.0, 1e-3
+#: Fewer rounding units for 16-bit numbers, as sums are computed in float32. Measured: gradients of a tiny LLaMA in
+#: bfloat16 are off by 0.012 at most, three rounding units.
+_SHORT, _OF_SHORT = 2.0**-12, 8.0
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The gradients of a step, as the optimizers received them.
+
+    Attributes:
+        stage: ``grad``, or ``backward`` for gradients of outputs.
+        tensors: gradients with values on both sides; `Prediction.without` holds the reference's.
+        places: place of the parameter or output of each gradient.
+        elements: True for each gradient with elements, False for one with projections.
+        failed: True for each gradient that did not pass.
+        norms: norms of each whole tensor on both sides, by place.
+    """
+
+    stage: str
+    tensors: tuple[Prediction, ...]
+    places: tuple[PairPlace, ...]
+    elements: tuple[bool, ...]
+    failed: tuple[bool, ...]
+    norms: Mapping[PairPlace, Both[float]]
+
+    @property
+    def wrong(self) -> list[Prediction]:
+        """Return the gradients that did not pass; an empty list if none passed."""
+        wrong = [tensor for tensor, failed in zip(self.tensors, self.failed) if failed]
+        return [] if len(wrong) == len(self.tensors) else wrong
+
+    def named(self, tensors: Sequence[Prediction]) -> str:
+        """Return the names of gradients as text that follows "the gradients"."""
+        names = list(dict.fromkeys(tensor.site.replace(f"/{self.stage}/", "/") for tensor in tensors))
+        return f" of {first_few(names, 3)}"
+
+    @property
+    def all_norms(self) -> Both[float]:
+        """Return the norm of all gradients together, on each side."""
+        sides = Both([n.reference for n in self.norms.values()], [n.candidate for n in self.norms.values()])
+        return sides.map(lambda norms: float(np.sqrt(np.sum(np.square(norms)))))
+
+
+def gradients_of(scene: DiffContext, stage: str = "grad") -> Gradients:
+    """Return the gradients of the first diff's step; for the stage ``backward`` the gradients of outputs."""
+    diffs = [d for d in scene.diffs(stage) if d.figures is not None and d.pair.complete]
+    level = noise_level(scene)
+    scales: dict[str, float] = {}
+    for diff in diffs:
+        scales[diff.pair.anchor.layer] = max(scales.get(diff.pair.anchor.layer, 0.0), _rms(diff))
+    tensors, places, elements, failed = [], [], [], []
+    for diff in sorted(diffs, key=lambda d: -(d.figures.size if d.figures else 0)):
+        values = values_of(diff.pair, LOOKED_AT)
+        if values is None or np.iscomplexobj(values.reference):
+            continue
+        sketched = diff.figures is not None and diff.figures.basis != "tensors"
+        size = float(np.sqrt(np.mean(np.square(values.reference)))) if values.reference.size else 0.0
+        # A gradient that is zero up to rounding has the rounding errors of the layer's other gradients.
+        noise = level * max(size, 0.0 if sketched else scales[diff.pair.anchor.layer])
+        if noise > 0:
+            limit = scene.limit(diff.pair)
+            site = f"{diff.pair.anchor.layer}/{stage}/{diff.pair.anchor.slot}"
+            tensors.append(Prediction(site, values.candidate, values.reference, values.reference, noise, limit))
+            places.append(place_of(diff.pair))
+            elements.append(is_elements(diff.pair))
+            failed.append(not diff.passed)
+    norms = {
+        place_of(d.pair): Both(d.figures.reference_l2, d.figures.candidate_l2)
+        for d in scene.step
+        if d.pair.stage == stage and d.figures is not None and d.pair.anchor.layer != "(loop)"
+    }
+    return Gradients(stage, tuple(tensors), tuple(places), tuple(elements), tuple(failed), norms)
+
+
+def noise_level(scene: DiffContext) -> float:
+    """Return the largest expected relative difference of the gradients of two correct implementations.
+
+    Estimated from the passed diffs of outputs and of their gradients.
+    """
+    errors = [d.figures.rel_l2 for d in scene.diffs("backward", "forward") if d.passed and d.figures is not None]
+    rounding = max((rounding_of(d.pair) for d in scene.diffs("forward", "grad")), default=2.0**-24)
+    outputs = float(np.percentile([e for e in errors if math.isfinite(e)] or [0.0], 90))
+    roundings = (_ROUNDINGS if rounding < _SHORT else _OF_SHORT) * rounding
+    return min(max(_OF_OUTPUTS * outputs, roundings), max(AT_MOST, roundings))
+
+
+def _rms(diff: Diff) -> float:
+    figures = diff.figures
+    return figures.reference_l2 / math.sqrt(figures.size) if figures is not None and figures.size else 0.0
+
+
+# -- the terms of a gradient ----------------------------------------------------------------------------------------
+
+
+def bias_sums(scene: DiffContext, number: int) -> list[tuple[Pair, Both[list[np.ndarray]]]]:
+    """Return gradients of biases, each with the sums of the output's gradient over each call of the layer.
+
+    The sums show the gradient as the backward computed it, before clipping or scaling changed it for the optimizer.
+    """
+    kinds = {p.reference.path: equivalents.group_of_kinds(equivalents.kind(p.reference)) for p in scene.alignment.pairs}
+    outputs: dict[str, list[Pair]] = {}
+    for pair in scene.pairs(number, "backward").values():
+        outputs.setdefault(pair.anchor.layer, []).append(pair)
+    rows = []
+    for (layer, slot, call), pair in scene.pairs(number, "grad").items():
+        if call or equivalents.slot(slot) != "bias" or kinds.get(layer) not in ("linear", "conv"):
+            continue
+        calls = sorted(outputs.get(layer, ()), key=lambda call: call.anchor.call)
+        sums = [_summed(output, kinds[layer], pair.anchor.shape) for output in calls]
+        if sums and all(total is not None for total in sums):
+            sides = [total for total in sums if total is not None]
+            rows.append((pair, Both([s.reference for s in sides], [s.candidate for s in sides])))
+    return rows
+
+
+def _summed(pair: Pair, kind: str, shape: tuple[int, ...]) -> Both[np.ndarray] | None:
+    values = whole_of(pair)
+    if values is None or len(shape) != 1 or values.reference.ndim < 2:
+        return None
+    axis = values.reference.ndim - 1 if kind == "linear" else 1
+    if values.reference.shape[axis] != shape[0]:
+        return None
+    axes = tuple(k for k in range(values.reference.ndim) if k != axis)
+    return values.map(lambda v: np.asarray(v.sum(axis=axes)))
+
+
+def made_of(scene: DiffContext, number: int) -> Both[float | None]:
+    """Return each side's ratio of the optimizer's gradients to the backward's; `None` if not constant or unknown."""
+    rows = bias_sums(scene, number)
+    ratios: list[float | None] = []
+    for side in SIDES:
+        above = below = error = 0.0
+        pairs = []
+        for pair, sums in rows:
+            gradients = whole_of(pair)
+            if gradients is not None:
+                pairs.append((getattr(gradients, side).ravel(), sum(getattr(sums, side))))
+        for got, gave in pairs:
+            above, below = above + float(got @ gave), below + float(gave @ gave)
+        ratio = above / below if below > 0 else None
+        if ratio is not None:
+            error = sum(float(np.sum(np.square(got - ratio * gave))) for got, gave in pairs)
+            total = sum(float(np.sum(np.square(got))) for got, _ in pairs)
+            ratio = ratio if error <= AT_MOST**2 * total else None
+        ratios.append(ratio)
+    return Both(*ratios)
+
 
 # Most steps before this one that a stale gradient may come from.
 _BEFORE = 4
@@ -123,26 +279,28 @@ def _missing_call(scene: DiffContext, step: Step, fewer: str, more: str) -> Caus
 
 def _ratios(scene: DiffContext, gradients: Gradients, what: str) -> Iterator[Hypothesis]:
     """Yield hypotheses on a single ratio of all gradients, or of the gradients that did not pass."""
-    facts, counts = ratios.facts(scene), ratios.counts(scene)
-    near = max(ratios.NEAR, rounding_of(scene.diff.pair))
-    yield from ratios.ratio_hypotheses(gradients.tensors, what, "gradient_scale", facts, counts, near)
+    facts, counts = transforms.facts(scene), transforms.counts(scene)
+    near = max(transforms.NEAR, rounding_of(scene.diff.pair))
+    yield from transforms.ratio_hypotheses(gradients.tensors, what, "gradient_scale", facts, counts, near)
     wrong = gradients.wrong
     # The first explains all diffs, the second only some.
     for tensors, changes in ((wrong, 2), (_with_one_ratio(wrong or gradients.tensors), 3)):
         # A ratio of only a few gradients is never a number of the run.
-        for hypothesis in ratios.ratio_hypotheses(tensors, f"{what}{gradients.named(tensors)}", "gradient_scale", ()):
+        for hypothesis in transforms.ratio_hypotheses(
+            tensors, f"{what}{gradients.named(tensors)}", "gradient_scale", ()
+        ):
             yield replace(hypothesis, kind="gradient_scale", changes=changes, telling=False)
 
 
 def _with_one_ratio(tensors: Sequence[Prediction]) -> list[Prediction]:
     """Return the gradients with the same ratio to the reference as the one with the largest error."""
-    measured = [tensor for tensor in tensors if ratios.ratio_of([tensor]) is not None]
+    measured = [tensor for tensor in tensors if transforms.ratio_of([tensor]) is not None]
     if not measured:
         return []
     last = max(measured, key=lambda tensor: float(np.mean(np.square((tensor.actual - tensor.without) / tensor.noise))))
-    ratio = ratios.ratio_of([last])
+    ratio = transforms.ratio_of([last])
     assert ratio is not None
-    same = [(tensor, ratios.ratio_of([tensor])) for tensor in measured]
+    same = [(tensor, transforms.ratio_of([tensor])) for tensor in measured]
     return [
         tensor
         for tensor, tensor_ratio in same
@@ -186,7 +344,7 @@ def _stale(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
             lambda with_old=with_old: with_old(1.0),  # type: ignore[misc]
             "gradients",
             tried=_BEFORE,
-            fix=fix_snippets.zeroing(scene.frameworks.candidate),
+            fix=parameter_history.zeroing(scene.frameworks.candidate),
         )
         yield Hypothesis(
             "gradient_of_another_step",
@@ -221,7 +379,7 @@ def _mixtures(
             free=free,
             tried=_BEFORE,
             changes=changes,
-            fix=fix_snippets.zeroing(scene.frameworks.candidate),
+            fix=parameter_history.zeroing(scene.frameworks.candidate),
         )
 
 
@@ -307,7 +465,7 @@ def _decayed(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
         side, other_side = SIDES if decay < 0 else SIDES.swapped()
 
         def predict(
-            chosen: Sequence[tuple[Place, Prediction, np.ndarray]] = chosen, decay: float = decay
+            chosen: Sequence[tuple[PairPlace, Prediction, np.ndarray]] = chosen, decay: float = decay
         ) -> Iterator[Prediction]:
             for _, tensor, weight in chosen:
                 yield replace(tensor, predicted=tensor.without + decay * weight)
@@ -325,5 +483,5 @@ def _decayed(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
         return
 
 
-def _shape(scene: DiffContext, place: Place) -> tuple[int, ...]:
+def _shape(scene: DiffContext, place: PairPlace) -> tuple[int, ...]:
     return scene.pairs(scene.number, "weight")[place].anchor.shape

@@ -14,11 +14,13 @@ from itertools import count
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.divergence import READ, divergences
+from padiff.compare.diagnose.computing.divergence import READ, divergences, numbers
 from padiff.compare.diagnose.computing.edit import UNNAMED, Edit, FormulaView, Target, put
-from padiff.compare.diagnose.computing.formula import UnknownError
+from padiff.compare.diagnose.computing.formula import MADE, UnknownError
 from padiff.compare.diagnose.computing.in_losses import loss_cut_off, loss_edits, loss_left_out, loss_numbers
 from padiff.compare.diagnose.computing.loss_terms import (
+    Leaf,
+    Sloped,
     Term,
     Terms,
     described,
@@ -28,15 +30,11 @@ from padiff.compare.diagnose.computing.loss_terms import (
     weighed,
 )
 from padiff.compare.diagnose.computing.operation_edits import other_operations
-from padiff.compare.diagnose.computing.slopes import Leaf, Sloped
-from padiff.compare.diagnose.computing.solving import numbers
 from padiff.compare.diagnose.computing.writer import Writer
-from padiff.compare.diagnose.computing.writing import MADE
 from padiff.compare.diagnose.hypotheses.code_edits import Case, Found, Maker, named, reported, tried
-from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, Place, place_of, whole_of
-from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
-from padiff.compare.diagnose.hypotheses.layer_output import noise_level, root
-from padiff.compare.diagnose.hypotheses.proof import CLOSE, explains, weigh
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, PairPlace, place_of, whole_of
+from padiff.compare.diagnose.hypotheses.hypothesis import CLOSE, Hypothesis, Prediction, explains, weigh
+from padiff.compare.diagnose.hypotheses.outputs import noise_level, root
 from padiff.compare.diagnose.place import graphs_of
 from padiff.compare.diagnose.traced import Graph
 from padiff.errors import PadiffError
@@ -414,7 +412,7 @@ def _outside(sheet: FormulaView | None, graph: Graph) -> dict[int, np.ndarray]:
     return {tensor: values for tensor, values in found.items() if values.size > 1}
 
 
-def _of_loss(place: Place, gradients: Mapping[Place, Pair], graphs: Both[Graph]) -> Place:
+def _of_loss(place: PairPlace, gradients: Mapping[PairPlace, Pair], graphs: Both[Graph]) -> PairPlace:
     """Return the place of the gradient that the loss's backward gave an output.
 
     Gradients that the loop asked for itself (`grad`, of a penalty or a differential equation) come before.

@@ -16,12 +16,20 @@ import numpy as np
 
 from padiff.compare.diagnose.computing.edit import FormulaView
 from padiff.compare.diagnose.computing.formula import Formula, UnknownError
-from padiff.compare.diagnose.computing.loss_terms import Terms, Weighing, merged, names_of, terms_of, weighed
-from padiff.compare.diagnose.computing.slopes import Leaf, Sloped
+from padiff.compare.diagnose.computing.loss_terms import (
+    Leaf,
+    Sloped,
+    Terms,
+    Weighing,
+    merged,
+    names_of,
+    terms_of,
+    weighed,
+)
 from padiff.compare.diagnose.hypotheses import loss_code
-from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, Place, whole_of
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, PairPlace, whole_of
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
-from padiff.compare.diagnose.hypotheses.layer_output import noise_level, root
+from padiff.compare.diagnose.hypotheses.outputs import noise_level, root
 from padiff.compare.diagnose.place import graphs_of
 from padiff.compare.diagnose.traced import Graph
 from padiff.errors import PadiffError
@@ -87,9 +95,9 @@ def _loss(scene: DiffContext) -> Both[float] | None:
     return None
 
 
-def _places(scene: DiffContext, number: int, graph: Graph) -> Mapping[int, Place]:
+def _places(scene: DiffContext, number: int, graph: Graph) -> Mapping[int, PairPlace]:
     """Return the output that each tensor of the reference's first step is, by its place."""
-    places: dict[int, Place] = {}
+    places: dict[int, PairPlace] = {}
     for place, pair in scene.pairs(number, "forward").items():
         tensor = None if pair.reference is None else graph.tensor_of(pair.reference)
         if tensor is not None:
@@ -114,7 +122,7 @@ def _given(value: np.ndarray, start: Step, now: Step) -> np.ndarray:
 
 
 def _again(
-    sheet: FormulaView, places: Mapping[int, Place], scene: DiffContext, start: Step, now: Step
+    sheet: FormulaView, places: Mapping[int, PairPlace], scene: DiffContext, start: Step, now: Step
 ) -> FormulaView | None:
     """Return the formula with the values of a later step; `None` if a tensor is not recorded there."""
     weights = {f"{record.layer}/{record.slot}": record for record in now.records if record.stage == "weight"}
@@ -141,7 +149,7 @@ def _again(
 
 
 def _rows(
-    scene: DiffContext, sheet: FormulaView, places: Mapping[int, Place], loss: Both[float]
+    scene: DiffContext, sheet: FormulaView, places: Mapping[int, PairPlace], loss: Both[float]
 ) -> tuple[list[Leaf], Both[np.ndarray], np.ndarray] | None:
     """Return the leaves of the formula that are outputs, and the recorded loss and slopes of both sides."""
     rng = np.random.default_rng(7)

@@ -1,21 +1,25 @@
-"""Causes of a missing gradient or update: frozen, not reached by the backward, not in the optimizer, not stepped."""
+"""Causes of a missing gradient or update: frozen, detached, not reached by the backward, not stepped."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
-from padiff.compare.diagnose.hypotheses import fix_snippets
-from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
+from padiff.compare.coverage import stacks_of
+from padiff.compare.diagnose.hypotheses import parameter_history
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, place_of
+from padiff.compare.diagnose.traced import Graph
 from padiff.compare.judge.missing_records import optimizer_steps, whole_stage_missing
+from padiff.compare.measure.pairs import measure_pair
 from padiff.model import equivalents
-from padiff.records import LOOP, SIDES, Cause, Pair, Parameter, Record, RunInfo, Step
+from padiff.records import LOOP, SIDES, Both, Cause, Diff, Pair, Parameter, Record, RunInfo, Step, TracedCall, is_below
 
 # Kinds of layers whose parameters have a gradient whenever the output has one.
 _SIMPLE = frozenset({"linear", "conv", "norm", "embedding"})
 
 
-def causes(scene: DiffContext) -> Iterator[Cause]:
+def missing_causes(scene: DiffContext) -> Iterator[Cause]:
     """Yield the cause of a first diff that is a missing gradient or update, as the records show it."""
     pair = scene.diff.pair
     if pair.complete or pair.stage not in ("grad", "update") or pair.anchor.layer == LOOP:
@@ -40,7 +44,7 @@ def causes(scene: DiffContext) -> Iterator[Cause]:
     name, key = f"{layer}/{parameter.slot}", (layer, parameter.slot)
     if not parameter.trainable:
         text = f"{name} is frozen on the {side} (it does not require a gradient), and trains on the {other_side}"
-        fix = fix_snippets.training(getattr(scene.frameworks, side)) if side == "candidate" else ""
+        fix = parameter_history.training(getattr(scene.frameworks, side)) if side == "candidate" else ""
         yield Cause("frozen", text, True, "the run says so of the parameter", fix)
         return
     if not sites:
@@ -65,7 +69,7 @@ def causes(scene: DiffContext) -> Iterator[Cause]:
         # For a weight of zeros, equal outputs do not show that the layer uses the weight.
         used = weight is not None and _is_there(weight)
         evidence = "gradients of the layer's output are recorded, the parameter requires one, and outputs agree with it"
-        fix = fix_snippets.holding(getattr(scene.frameworks, side))
+        fix = parameter_history.holding(getattr(scene.frameworks, side))
         if used:
             yield Cause("not_in_optimizer", text, True, evidence, fix)
         else:
@@ -136,3 +140,222 @@ def _is_there(record: Record) -> bool:
         return sketch.l2 > 0
     size = math.prod(record.shape)
     return bool(size) and bool(record.value.any())
+
+
+def detach_causes(scene: DiffContext) -> Iterator[Cause]:
+    """Yield causes of a first diff in gradients that only one side has, from records and traced calls."""
+    yield from _unreached(scene)
+    yield from _detached(scene)
+    yield from _second_order(scene)
+
+
+def not_detached(scene: DiffContext) -> Iterator[Cause]:
+    """Yield the cause that only one side cuts an output off from a backward, so that the other side's output gets a
+    further gradient.
+    """
+    pair, steps = scene.diff.pair, scene.sides(scene.number)
+    if steps is None or pair.stage != "backward" or pair.reference is None or pair.candidate is None:
+        return
+    fires = steps.zip(Both(pair.reference, pair.candidate)).map(lambda side: _fires(*side))
+    starts = steps.map(lambda step: sum((c.layer, c.function) == (LOOP, "backward") for c in step.trace.calls))
+    if starts.reference != starts.candidate or abs(len(fires.reference) - len(fires.candidate)) != 1:
+        return
+    fewer, more = SIDES if len(fires.reference) < len(fires.candidate) else SIDES.swapped()
+    rest, surplus = getattr(fires, fewer), getattr(fires, more)
+    limit = scene.diff.judgement.limit if scene.diff.judgement is not None else 0.0
+    agrees = all(_distance(one, other, scene.diff.pair) <= limit for one, other in zip(rest, surplus[1:]))
+    graphs = steps.zip(scene.runs).map(lambda side: Graph(side[0].trace, side[1].info.layers))
+    cut = _cut_outputs(getattr(graphs, fewer), getattr(pair, fewer))
+    other_cut = _cut_outputs(getattr(graphs, more), getattr(pair, more))
+    if not agrees or other_cut:
+        return
+    name, how = getattr(pair, more).layer, "detach() in the loop" if cut else "detach, no_grad"
+    text = (
+        f"the {more} does not detach what `{name}` gives before another model takes it, the {fewer} does ({how}): a "
+        "further gradient comes back to it, of another loss"
+    )
+    evidence = "without the further gradient, the gradients agree; both loops run as many backwards"
+    lines = Both(cut.line if cut else None, None)
+    yield Cause(
+        "not_detached",
+        text,
+        bool(cut) and bool(rest),
+        evidence if cut and rest else "",
+        lines=lines if fewer == "reference" else lines.swapped(),
+    )
+
+
+def _fires(step: Step, record: Record) -> list[Record]:
+    """Return the gradients of the output that a record is a gradient of, in order."""
+    slot = record.slot.partition("@")[0]
+    site = record.layer, record.call, slot
+    return [r for r in step.records if r.stage == "backward" and (r.layer, r.call, r.slot.partition("@")[0]) == site]
+
+
+def _distance(first: Record, second: Record, pair: Pair) -> float:
+    figures = measure_pair(replace(pair, reference=first, candidate=second)).figures
+    return math.inf if figures is None or figures.nonfinite else figures.rel_l2
+
+
+def _cut_outputs(graph: Graph, record: Record) -> TracedCall | None:
+    """Return the loop's call of detach on what the model of a record gives; `None` if there is none."""
+    top = record.layer.partition(".")[0]
+    outputs = {
+        operand.tensor
+        for call in graph.trace.calls
+        if not call.function and (call.layer == top or is_below(call.layer, top))
+        for operand in call.outputs
+    }
+    for call in graph.trace.calls:
+        if call.layer == LOOP and call.function == "detach" and any(o.tensor in outputs for o in call.inputs):
+            return call
+    return None
+
+
+def _second_order(scene: DiffContext) -> Iterator[Cause]:
+    """Yield the cause of a further gradient of an output whose first one agrees: gradients of gradients differ."""
+    anchor, pair = scene.diff.pair.anchor, scene.diff.pair
+    if pair.stage != "backward" or not pair.complete or "@" not in anchor.slot:
+        return
+    earlier = [
+        d
+        for d in scene.diffs("backward")
+        if (d.pair.anchor.layer, d.pair.anchor.call) == (anchor.layer, anchor.call) and d is not scene.diff
+    ]
+    if earlier and all(d.passed for d in earlier):
+        text = (
+            f"the gradients of `{anchor.layer}` that the loop asks for agree, and what the loss gives back through "
+            "them does not: a term of the loss that is made of gradients has another form or weight, or is a constant "
+            "on one side (create_graph=True is missing, or it is detached)"
+        )
+        yield Cause("second_order", text)
+
+
+def _unreached(scene: DiffContext) -> Iterator[Cause]:
+    """Yield the cause of the first layer whose outputs agree and that has gradients on one side only."""
+    by_stage: dict[str, list[Diff]] = {}
+    for diff in scene.step:
+        if diff.pair.anchor.layer != LOOP:
+            by_stage.setdefault(diff.pair.stage, []).append(diff)
+    for side, other_side in (SIDES.swapped(), SIDES):
+        lacking = [
+            {d.pair.anchor.layer for d in by_stage.get(stage, ()) if getattr(d.pair, side) is None}
+            for stage in ("backward", "grad")
+        ]
+        with_gradients = {d.pair.anchor.layer for d in by_stage.get("grad", ()) if d.pair.complete}
+        agreeing = _all_agree(by_stage.get("forward", ()))
+        names = {layers.reference.path: layers.candidate.path for layers in scene.alignment.pairs}
+        for layer in sorted((lacking[0] & lacking[1] & agreeing) - with_gradients):
+            name = layer if side == "reference" else names.get(layer, layer)
+            text = (
+                f"no gradient comes back to `{name}` on the {side}, and one does on the {other_side}, though it "
+                "gives the same: a term of the loss is missing that is of what it gives, or it is detached"
+            )
+            paths = Both(layer, names.get(layer, layer))
+            steps = scene.sides(scene.number)
+            stacks = (
+                Both((), ()) if steps is None else steps.zip(paths).map(lambda side: stacks_of(side[0]).get(side[1]))
+            )
+            lines = stacks.map(lambda stack: stack[-1] if stack else None)
+            yield Cause("loss_term_missing", text, lines=lines)
+            return
+
+
+def one_sided(scene: DiffContext) -> Iterator[Cause]:
+    """Yield the cause of gradients that come back to a call on one side only, though both sides made the call.
+
+    Only layers count in which other gradients come back on both sides, as frameworks record some gradients only.
+    """
+    path = scene.diff.pair.anchor.layer
+    backward = [d for d in scene.step if d.pair.stage == "backward" and d.pair.anchor.layer != LOOP]
+    answered = {(d.pair.anchor.layer, _output(d)) for d in backward if d.pair.complete}
+    forward = {place_of(d.pair): d for d in scene.step if d.pair.stage == "forward" and d.pair.complete}
+    for side, other_side in (SIDES.swapped(), SIDES):
+        for diff in backward:
+            anchor = diff.pair.anchor
+            call = forward.get((anchor.layer, _output(diff), anchor.call))
+            if getattr(diff.pair, side) is not None or (anchor.layer, _output(diff)) not in answered:
+                continue
+            if call is None or not call.passed or not (path == anchor.layer or is_below(path, anchor.layer)):
+                continue
+            again = "@" in anchor.slot
+            text = (
+                f"{'a further' if again else 'a'} gradient comes back to call {anchor.call + 1} of `{anchor.layer}` on "
+                f"the {other_side}, and none on the {side}, though both made the call: "
+            )
+            if again:
+                text += (
+                    f"the {side} has no gradient of a term of the loss that is made of gradients (a penalty without "
+                    "create_graph=True), or detaches what the call gives"
+                )
+            else:
+                text += f"the {side} detaches what the call gives (detach, no_grad), or runs no backward from it"
+            yield Cause("second_order" if again else "detached", text)
+            return
+
+
+def _output(diff: Diff) -> str:
+    """Return the slot of the output that a gradient is of, without the number of a further gradient."""
+    return diff.pair.anchor.slot.partition("@")[0]
+
+
+def _all_agree(diffs: Sequence[Diff]) -> set[str]:
+    """Return the layers whose outputs exist on both sides and all pass."""
+    layers = {diff.pair.anchor.layer for diff in diffs}
+    return layers - {diff.pair.anchor.layer for diff in diffs if not (diff.pair.complete and diff.passed)}
+
+
+def _detached(scene: DiffContext) -> Iterator[Cause]:
+    """Yield the cause that only one side's code detaches a tensor computed from the tensor of the first diff.
+
+    The detached tensor changes this gradient; other reasons for the diff are not excluded.
+    """
+    steps, records = scene.sides(scene.number), Both(scene.diff.pair.reference, scene.diff.pair.candidate)
+    if steps is None or scene.diff.pair.anchor.layer == LOOP or not all(step.trace.functions for step in steps):
+        return
+    infos = scene.runs.map(lambda run: run.info)
+    graphs = steps.zip(infos).map(lambda side: Graph(side[0].trace, side[1].layers))
+    cuts = graphs.map(_cuts)
+    if bool(cuts.reference) == bool(cuts.candidate):
+        return
+    side, other_side = SIDES if cuts.reference else SIDES.swapped()
+    graph, record = getattr(graphs, side), getattr(records, side)
+    # A tensor whose gradient agrees is not cut off.
+    agreeing = {graph.tensor_of(getattr(d.pair, side)) for d in scene.diffs("backward") if d.passed and d.pair.complete}
+    for call in getattr(cuts, side):
+        if record is not None and _comes_from(graph, call, record, agreeing):
+            text = (
+                f"detach() in `{call.layer}` of the {side} cuts gradients off that the {other_side}'s have: none goes "
+                f"back through it to `{record.layer}`"
+            )
+            fix = f"take detach() out of `{call.layer}`" if side == "candidate" else ""
+            yield Cause("detached", text, False, "", fix)
+            return
+
+
+def _cuts(graph: Graph) -> list[TracedCall]:
+    """Return the calls of detach whose result the model's output depends on; calls for logging alone are left out."""
+    detaches = [call for call in graph.trace.calls if call.function == "detach"]
+    outermost = next((call for call in reversed(graph.trace.calls) if not call.function), None)
+    if not detaches or outermost is None:
+        return []
+    used: set[int] = set()
+    for operand in outermost.outputs:
+        used |= {source.tensor for call in graph.back(operand.tensor, lambda _: False) for source in call.inputs}
+    return [call for call in detaches if any(operand.tensor in used for operand in call.outputs)]
+
+
+def _comes_from(graph: Graph, cut: TracedCall, record: Record, agreeing: Collection[int | None]) -> bool:
+    """Return True if a detached tensor depends on the output or parameter of a record.
+
+    Paths through the tensors in ``agreeing`` do not count.
+    """
+    starts = {operand.tensor for operand in cut.inputs}
+    before = [call for tensor in starts for call in graph.back(tensor, lambda at: at in agreeing)]
+    if record.stage == "backward":
+        tensors = starts | {operand.tensor for call in before for operand in call.inputs}
+        return graph.tensor_of(record) in tensors
+    # For a layer of the framework the output's gradient would differ earlier. A transposed parameter (`w.T`) is not
+    # always traced, so any parameter of the layer with the detach counts.
+    prefix = f"{record.layer}/" if cut.layer == record.layer else f"{record.layer}/{record.slot}"
+    return any(name.startswith(prefix) for call in (cut, *before) for name in call.parameters)

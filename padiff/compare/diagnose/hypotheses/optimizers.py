@@ -1,28 +1,114 @@
-"""Hypotheses on optimizers: the reference's rule and settings, and the change that gives the candidate's updates."""
+"""Hypotheses on optimizers: rule, settings, learning rates, and weights that are kept in 16 bits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
-from padiff.compare.diagnose.hypotheses import fix_snippets
-from padiff.compare.diagnose.hypotheses.changes import Change, Search, declared_change, kind_of, sentence_of
-from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
-from padiff.compare.diagnose.hypotheses.fitting import Fit, fit
-from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
-from padiff.compare.diagnose.hypotheses.parameter_history import ParameterHistories, ParameterHistory, joined, tracks_of
-from padiff.compare.diagnose.hypotheses.proof import NEAR
-from padiff.compare.diagnose.hypotheses.rates import rates_text
-from padiff.compare.diagnose.hypotheses.rules import History, updates
-from padiff.compare.diagnose.hypotheses.searching import Sample, explained, in_single, known_fits
-from padiff.compare.diagnose.hypotheses.wording import scope_text
-from padiff.compare.diagnose.recompute.declared_rules import DeclaredRule
-from padiff.compare.diagnose.recompute.which_side import declared_groups
-from padiff.records import Cause
+from padiff.compare.diagnose.hypotheses import parameter_history
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, place_of
+from padiff.compare.diagnose.hypotheses.hypothesis import NEAR, Hypothesis, Prediction
+from padiff.compare.diagnose.hypotheses.parameter_history import (
+    ParameterHistories,
+    ParameterHistory,
+    joined,
+    scope_text,
+    tracks_of,
+)
+from padiff.compare.diagnose.hypotheses.rules import Fit, History, fit, updates
+from padiff.compare.diagnose.hypotheses.searching import (
+    Change,
+    Sample,
+    Search,
+    declared_change,
+    explained,
+    in_single,
+    kind_of,
+    known_fits,
+    sentence_of,
+)
+from padiff.compare.diagnose.recompute.which_side import DeclaredRule, declared_groups
+from padiff.compare.judge.limits import is_half
+from padiff.frameworks.catalog import checked_fix
+from padiff.records import SIDES, Both, Cause
+
+# Count of steps before and after the first diff, and at the start, whose learning rates are compared.
+_AROUND = 12
+# Most steps that a schedule may be late or early.
+_LATE = 3
+
+
+def rates_text(scene: DiffContext, tracks: ParameterHistories) -> str:
+    """Return text on the first step whose learning rates differ, and on the difference of the schedules."""
+    at = tracks.at
+    sides = tracks.rates.map(lambda rates: list(rates[at]))
+    if _equal(sides):
+        rows = zip(*tracks.rates)
+        at = next((k for k, row in enumerate(rows) if not _equal(Both(*map(list, row)))), at)
+        sides = tracks.rates.map(lambda rates: list(rates[at]))
+    step = "" if at == tracks.at else f" in step {tracks.numbers[at]}"
+    return f"the learning rates differ{step}: {rates_list(sides)}{_schedule(scene)}"
+
+
+def rates_list(sides: Both[list[float]]) -> str:
+    """Return the learning rates of both runs by parameter group, as text."""
+    by_group = " (by parameter group)" if max(map(len, sides)) > 1 else ""
+    return " against ".join(", ".join(f"{rate:.6g}" for rate in side) for side in sides) + by_group
+
+
+def _equal(sides: Both[list[float]]) -> bool:
+    return len(sides.reference) == len(sides.candidate) and np.allclose(
+        sides.reference, sides.candidate, rtol=1e-6, atol=0
+    )
+
+
+def _schedule(scene: DiffContext) -> str:
+    """Return text on how the candidate's schedule follows from the reference's; empty if it does not."""
+    near = [n for n in scene.numbers if abs(n - scene.number) <= _AROUND or n <= _AROUND]
+    rates = {n: scene.rates(n) for n in near}
+    first = {n: r.map(lambda side: side[0]) for n, r in rates.items() if all(r)}
+    if len(first) < 2:
+        return ""
+    reference = {n: r.reference for n, r in first.items()}
+    candidate = {n: r.candidate for n, r in first.items()}
+    if np.ptp([*reference.values()]) <= 1e-9 * max(reference.values()):
+        return (
+            _ratio(candidate, reference)
+            if np.ptp([*candidate.values()]) <= 1e-9 * max(candidate.values())
+            else ", by a schedule"
+        )
+    if np.ptp([*candidate.values()]) <= 1e-9 * max(candidate.values()):
+        return "; the candidate's schedule never steps (or once an epoch)"
+    for late in (1, -1, *(sign * k for k in range(2, _LATE + 1) for sign in (1, -1))):
+        if _follows(candidate, reference, lambda n, late=late: n - late):
+            steps = "one step" if abs(late) == 1 else f"{abs(late)} steps"
+            return f"; the candidate's schedule is shifted: it is {steps} {'late' if late > 0 else 'early'}"
+    for pace in (2, 3, 4, 8):
+        if _follows(candidate, reference, lambda n, pace=pace: n // pace):
+            return f"; the candidate's schedule goes on every {pace} steps" + (": half as fast" if pace == 2 else "")
+        if _follows(candidate, reference, lambda n, pace=pace: n * pace):
+            return f"; the candidate's schedule goes {pace} times as fast: it steps {pace} times a step"
+    return _ratio(candidate, reference)
+
+
+def _follows(candidate: dict[int, float], reference: dict[int, float], of) -> bool:  # type: ignore[no-untyped-def]
+    """Return True if the candidate's rate of step ``n`` equals the reference's of step ``of(n)`` at least thrice."""
+    rates = [(candidate[n], reference[of(n)]) for n in candidate if of(n) in reference]
+    return len(rates) >= 3 and len({b for _, b in rates}) >= 2 and all(np.isclose(a, b, rtol=1e-6) for a, b in rates)
+
+
+def _ratio(candidate: dict[int, float], reference: dict[int, float]) -> str:
+    ratios = [candidate[n] / reference[n] for n in candidate if reference[n]]
+    if not ratios or np.ptp(ratios) > 1e-6 * max(map(abs, ratios)) or abs(ratios[0] - 1) < 1e-6:
+        return ""
+    return f"; the candidate's is {ratios[0]:.6g} times the reference's"
+
 
 # Least count of steps for proof: a single step is the same for many rules and settings.
 _TELLING = 2
@@ -224,7 +310,7 @@ def _hypothesis(
         free=change.free,
         tried=change.tried,
         changes=changes,
-        fix=fix_snippets.optimizer(
+        fix=parameter_history.optimizer(
             scene.frameworks.candidate,
             fitted,
             {**change.settings},
@@ -307,7 +393,7 @@ def _of_rates(scene: DiffContext, tracks: ParameterHistories, parameters: Sequen
         text,
         lambda: _predictions(scene, tracks, parameters, Change({})),
         what="parameters' updates",
-        fix=fix_snippets.rate(scene.frameworks.candidate),
+        fix=parameter_history.rate(scene.frameworks.candidate),
     )
 
 
@@ -389,3 +475,72 @@ def _rest(
         if not np.sqrt(np.mean(np.square(error))) <= 3 * NEAR:
             unaffected.append(parameter.track)
     return unaffected or None
+
+
+_DTYPES = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16)}
+# Width of the band around a tie of rounding in which either neighbour is right: shares of the update, whose moments
+# may have 16 bits too, and of the last place.
+_OF_UPDATE, _OF_PLACE = 0.02, 0.02
+
+
+def half_weight_hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
+    """Yield the hypothesis if one side's weights have 16 bits, and the other's more."""
+    place = place_of(scene.diff.pair)
+    pair = scene.pairs(scene.number, "weight").get(place)
+    if pair is None:
+        return
+    dtypes = Both(*(str(record.dtype) if record is not None else "" for record in pair.sides))
+    halves = [name for name, dtype in zip(SIDES, dtypes) if is_half(dtype)]
+    groups, tracks = declared_groups(scene, place), tracks_of(scene, later=0)
+    if len(halves) != 1 or groups is None or tracks is None:
+        return
+    side = halves[0]
+    full = SIDES.candidate if side == SIDES.reference else SIDES.reference
+    # The rule and the rates of the other side: settings that differ are a cause of their own.
+    rule = DeclaredRule.from_group(getattr(groups, full), getattr(scene.frameworks, full))
+    if rule is None:
+        return
+    half, other = getattr(dtypes, side), getattr(dtypes, full)
+    # Torch's optimizers have no copy of the weights in float32.
+    known = getattr(groups, side).rule in ("Adam", "AdamW")
+    copies = scene.frameworks.candidate == "paddle" and side == SIDES.candidate and known
+    yield Hypothesis(
+        "half_weights",
+        "weights of 16 bits",
+        f"the {side} keeps its weights in {half}, the other side in {other}: updates smaller than half of a weight's "
+        "last place are rounded away",
+        partial(_predicted, tracks, side, full, rule, _DTYPES[half]),
+        "updates",
+        fix=checked_fix("paddle", f"paddle.optimizer.{groups.candidate.rule}(..., multi_precision=True)")
+        if copies
+        else "",
+    )
+
+
+def _predicted(
+    tracks: ParameterHistories, side: str, full: str, rule: DeclaredRule, dtype: np.dtype[Any]
+) -> Iterator[Prediction]:
+    rates = getattr(tracks.rates, full)
+    if rule.group >= rates.shape[1]:
+        return
+    for track in tracks.parameters:
+        if not track.elements:
+            continue  # rounding shows in elements only
+        history, noise = joined([track], side)
+        history = replace(history, rates=rates[:, rule.group])
+        update, weight = rule.updates(history, noise)[tracks.at], history.weights[tracks.at]
+        rounded = (weight + update).astype(dtype)
+        upper, lower = (np.nextafter(rounded, dtype.type(sign * np.inf)).astype(np.float64) for sign in (1, -1))
+        sums, middle = weight + update, rounded.astype(np.float64)
+        room = np.minimum(np.abs(sums - (middle + upper) / 2), np.abs(sums - (middle + lower) / 2))
+        step = np.maximum(upper - middle, middle - lower)
+        # Near a tie either neighbour is right.
+        tied = room <= _OF_UPDATE * np.abs(update) + _OF_PLACE * step
+        other = getattr(track.histories, full).updates[tracks.at]
+        yield Prediction(
+            f"{track.place[0]}/update/{track.place[1]}",
+            history.updates[tracks.at],
+            middle - weight,
+            other,
+            np.maximum(np.where(tied, step, step / 64), _OF_UPDATE * np.abs(update)),
+        )

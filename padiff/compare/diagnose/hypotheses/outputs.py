@@ -3,27 +3,241 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
+from padiff.compare.diagnose import kernels
 from padiff.compare.diagnose.hypotheses import transforms
-from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, rounding_of, whole_of
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
-from padiff.compare.diagnose.hypotheses.layer_output import (
-    Output,
-    channel_axes,
-    named,
-    near,
-    output_hypothesis,
-    output_of,
-    root,
-)
-from padiff.compare.diagnose.hypotheses.norms import norm_hypotheses, softmax_hypotheses
-from padiff.compare.diagnose.kernels import activations
 from padiff.model import equivalents
-from padiff.records import Both, Cause
+from padiff.records import Both, Cause, Diff
+
+# Count of earlier outputs that may be the layer's input.
+_BEFORE = 4
+# Largest difference of two correct implementations of a layer: a count of rounding units, or a multiple of the
+# difference of earlier outputs.
+_ROUNDINGS, _TIMES = 16.0, 2.0
+# Most elements that are used: of larger tensors the first samples.
+_MOST = 400_000
+
+
+@dataclass(frozen=True)
+class Output:
+    """The output at which the runs differ first.
+
+    Attributes:
+        reference, candidate: the tensors, or the first samples of them.
+        noise: rounding error of an element, as a share of the tensor's root mean square.
+        inputs: possible inputs of the layer, by site: earlier outputs of the candidate, the nearest first, in float64.
+    """
+
+    reference: np.ndarray
+    candidate: np.ndarray
+    noise: float
+    inputs: tuple[tuple[str, np.ndarray], ...]
+
+    @property
+    def absolute(self) -> float:
+        size = max(root(self.reference), root(self.candidate))
+        return max(self.noise * size, 1e-300)
+
+
+def output_of(scene: DiffContext) -> Output | None:
+    """Return the output of a scene's first diff; `None` if sketched, complex, not finite or of two shapes."""
+    sides = whole_of(scene.diff.pair)
+    if sides is None or np.iscomplexobj(sides.reference) or sides.reference.shape != sides.candidate.shape:
+        return None
+    if sides.reference.size < 2 or not all(np.isfinite(side).all() for side in sides):
+        return None
+    rows = _rows(sides.reference.shape)
+    noise = noise_level(scene)
+    inputs: list[tuple[str, np.ndarray]] = []
+    for diff in _before(scene):
+        values = whole_of(diff.pair)
+        if values is not None and values.reference.shape == sides.reference.shape and len(inputs) < _BEFORE:
+            # The candidate's output was computed from the candidate's inputs.
+            inputs.append((diff.pair.anchor.site, values.candidate[:rows]))
+    return Output(sides.reference[:rows], sides.candidate[:rows], noise, tuple(inputs))
+
+
+def noise_level(scene: DiffContext) -> float:
+    """Return the largest expected difference of two correct implementations of the layer, as a share of the output."""
+    errors = [d.figures.rel_l2 for d in _before(scene) if d.figures is not None and math.isfinite(d.figures.rel_l2)]
+    return max(_ROUNDINGS * rounding_of(scene.diff.pair), _TIMES * max(errors, default=0.0))
+
+
+def _before(scene: DiffContext) -> list[Diff]:
+    """Return the passed diffs of outputs and inputs before the first diff, the latest first."""
+    order = scene.diff.pair.anchor.order
+    diffs = [d for d in scene.diffs("forward", "input") if d.passed and d.pair.complete and d.pair.anchor.order < order]
+    return sorted(diffs, key=lambda d: -d.pair.anchor.order)
+
+
+def _rows(shape: Sequence[int]) -> int:
+    size = math.prod(shape)
+    return shape[0] if size <= _MOST else max(1, _MOST * shape[0] // size)
+
+
+def output_hypothesis(
+    scene: DiffContext,
+    output: Output,
+    kind: str,
+    name: str,
+    text: str,
+    predicted: np.ndarray,
+    free: int = 0,
+    tried: int = 1,
+    telling: bool = True,
+    changes: int = 1,
+) -> Hypothesis:
+    """Return a hypothesis that predicts the values of the output itself."""
+    pair = scene.diff.pair
+
+    def predict() -> Iterator[Prediction]:
+        limit = scene.limit(pair)
+        yield Prediction(pair.anchor.site, output.candidate, predicted, output.reference, output.absolute, limit)
+
+    return Hypothesis(kind, name, text, predict, "outputs", free, tried, changes, telling=telling)
+
+
+def channel_axes(scene: DiffContext, output: Output) -> list[int]:
+    """Return the axes that may be channels: the last; for convolutions and similar layers first the second one."""
+    last = output.reference.ndim - 1
+    kind = equivalents.kind(scene.layers.reference) if scene.layers is not None else ""
+    second = output.reference.ndim > 2 and any(
+        name in kind for name in ("conv", "batchnorm", "instancenorm", "groupnorm")
+    )
+    return [1, last] if second and last != 1 else [last]
+
+
+def is_norm(scene: DiffContext) -> bool:
+    """Return True if the layer is a normalisation."""
+    return scene.layers is not None and "norm" in equivalents.kind(scene.layers.reference)
+
+
+def has_statistics(scene: DiffContext) -> bool:
+    """Return True if the layer has running statistics."""
+    layer = scene.layers.reference if scene.layers is not None else None
+    return layer is not None and any(equivalents.slot(p.slot) == "running_mean" for p in layer.parameters)
+
+
+def named(scene: DiffContext, slot: str) -> list[tuple[str, np.ndarray]]:
+    """Return the reference's parameters with this slot name, of the layer and of the layers inside, by path."""
+    layer = scene.diff.pair.anchor.layer
+    parameters = []
+    for pair in scene.pairs(scene.number, "weight").values():
+        path, name = pair.anchor.layer, equivalents.slot(pair.anchor.slot)
+        if (path == layer or path.startswith(f"{layer}.")) and name == slot:
+            values = whole_of(pair)
+            if values is not None:
+                parameters.append((f"{path}/{pair.anchor.slot}", values.reference))
+    return parameters
+
+
+def near(made: np.ndarray, values: np.ndarray, output: Output) -> bool:
+    """Return True if two tensors are equal up to rounding."""
+    with np.errstate(all="ignore"):
+        return bool(root(made - values) <= 3 * output.absolute)
+
+
+def root(values: np.ndarray) -> float:
+    """Return the root of the mean square; 0 for an empty array."""
+    return math.sqrt(float(np.mean(np.square(values)))) if values.size else 0.0
+
+
+_AXIS = "softmax over another axis"
+
+
+def norm_hypotheses(scene: DiffContext, output: Output) -> Iterator[Hypothesis]:
+    """Yield hypotheses on a normalisation's parameters, statistics and epsilon."""
+    if is_norm(scene):
+        yield from _channels(scene, output)
+        yield from _rowwise(scene, output)
+
+
+def softmax_hypotheses(scene: DiffContext, output: Output) -> Iterator[Hypothesis]:
+    """Yield hypotheses on a softmax over another axis, for outputs that add up to one along some axis."""
+    reference, candidate = output.reference, output.candidate
+    if reference.min() < 0 or candidate.min() < 0:
+        return
+    axes = Both(*([k for k in range(side.ndim) if _adds_up(side, k)] for side in (reference, candidate)))
+    for site, layer_input in output.inputs:
+        for axis in range(layer_input.ndim):
+            if near(kernels.softmax(layer_input, axis), reference, output):
+                for second in range(layer_input.ndim):
+                    if second != axis:
+                        text = (
+                            f"the candidate takes the softmax over axis {second} for the reference's {axis} (of {site})"
+                        )
+                        predicted = kernels.softmax(layer_input, second)
+                        yield output_hypothesis(
+                            scene, output, "softmax_axis", "softmax over another axis", text, predicted, 0, 4
+                        )
+                return
+    if len(axes.reference) == 1 and len(axes.candidate) == 1 and axes.reference != axes.candidate:
+        first, second = axes.reference[0], axes.candidate[0]
+        # Both sides are the same exponentials, divided by sums over different axes.
+        logs = np.log(np.maximum(candidate, 1e-300)) - np.log(np.maximum(reference, 1e-300))
+        parts = logs.mean(axis=second, keepdims=True) + logs.mean(axis=first, keepdims=True)
+        parts = parts - logs.mean(axis=(first, second), keepdims=True)
+        free = reference.size // reference.shape[first] + reference.size // reference.shape[second]
+        text = f"the candidate takes the softmax over axis {second} for the reference's {first}"
+        predicted = reference * np.exp(parts)
+        yield output_hypothesis(scene, output, "softmax_axis", _AXIS, text, predicted, free, 2)
+
+
+def _adds_up(values: np.ndarray, axis: int) -> bool:
+    return values.shape[axis] > 1 and bool(np.allclose(values.sum(axis=axis), 1, rtol=0, atol=1e-4))
+
+
+def _channels(scene: DiffContext, output: Output) -> Iterator[Hypothesis]:
+    """Yield hypotheses on a scale and offset by channel: a normalisation without parameters, or by other statistics."""
+    axis = channel_axes(scene, output)[0]
+    count = output.reference.shape[axis]
+    rows = [np.moveaxis(side, axis, 0).reshape(count, -1) for side in (output.reference, output.candidate)]
+    if rows[0].shape[1] < 4:
+        return
+    shape = [-1 if k == axis else 1 for k in range(output.reference.ndim)]
+    weights, biases = (dict(named(scene, slot)) for slot in ("weight", "bias"))
+    weight, bias = (next((v.ravel() for v in parameters.values()), None) for parameters in (weights, biases))
+    if weight is not None and weight.shape == (count,) and np.all(weight != 0):
+        shift = bias.reshape(shape) if bias is not None and bias.shape == (count,) else 0.0
+        predicted = (output.reference - shift) / weight.reshape(shape)
+        text = "the candidate's normalisation does not apply its weight and bias, the reference's does"
+        yield output_hypothesis(
+            scene, output, "norm_affine_missing", "weight and bias of the normalisation", text, predicted
+        )
+    r = rows[0] - rows[0].mean(axis=1, keepdims=True)
+    c = rows[1] - rows[1].mean(axis=1, keepdims=True)
+    square = np.sum(np.square(r), axis=1)
+    factor = np.divide(np.sum(r * c, axis=1), square, out=np.ones(count), where=square > 0)
+    offset = rows[1].mean(axis=1) - factor * rows[0].mean(axis=1)
+    predicted = output.reference * factor.reshape(shape) + offset.reshape(shape)
+    name = "other statistics"
+    text = (
+        "each channel is scaled and offset by itself, as by other statistics (train, eval) or another weight and bias"
+    )
+    yield output_hypothesis(scene, output, "norm_statistics", name, text, predicted, 2 * count, 1, False, 2)
+
+
+def _rowwise(scene: DiffContext, output: Output) -> Iterator[Hypothesis]:
+    """Yield the hypothesis of a scale for each normalised row: another epsilon."""
+    if output.reference.ndim < 2 or has_statistics(scene):
+        return
+    bias = next((v.ravel() for _, v in named(scene, "bias")), None)
+    shift = bias if bias is not None and bias.shape == output.reference.shape[-1:] else 0.0
+    r, c = output.reference - shift, output.candidate - shift
+    square = np.sum(np.square(r), axis=-1, keepdims=True)
+    factor = np.divide(np.sum(r * c, axis=-1, keepdims=True), square, out=np.ones_like(square), where=square > 0)
+    text = "each row is scaled by a number of its own: another epsilon of the normalisation, or another norm"
+    yield output_hypothesis(
+        scene, output, "norm_eps", "epsilon", text, r * factor + shift, factor.size, telling=False, changes=2
+    )
+
 
 # Largest relative error of bfloat16 and float16 if they replace float32 at one place.
 _COARSE = {"bfloat16": 2.0**-5, "float16": 2.0**-8}
@@ -51,7 +265,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
 
 def _activation(scene: DiffContext, output: Output) -> Iterator[Hypothesis]:
     """Yield hypotheses on another activation, applied to an input of the layer or to the reference's output."""
-    functions = activations.FUNCTIONS
+    functions = kernels.FUNCTIONS
     for site, layer_input in output.inputs:
         names = [name for name, f in functions.items() if near(f(layer_input), output.reference, output)]
         as_is = near(layer_input, output.reference, output)
@@ -71,7 +285,7 @@ def _activation(scene: DiffContext, output: Output) -> Iterator[Hypothesis]:
             if slope is not None:
                 text = f"the candidate uses leaky ReLU of slope {slope:.5g} for the reference's {expected} (of {site})"
                 yield output_hypothesis(
-                    scene, output, "activation", "slope", text, activations.leaky(slope)(layer_input), 1
+                    scene, output, "activation", "slope", text, kernels.leaky(slope)(layer_input), 1
                 )
         return
     for name, function in functions.items():

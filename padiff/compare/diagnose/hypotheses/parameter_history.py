@@ -1,24 +1,27 @@
-"""Weights, gradients and updates of both runs, by parameter and over steps."""
+"""Weights, gradients and updates of both runs over steps, and names and code lines of optimizer settings."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
+from padiff.compare.declared.layers import optimizer_fix
 from padiff.compare.diagnose.hypotheses.diff_context import (
     ELEMENTS,
     DiffContext,
-    Place,
+    PairPlace,
     alike,
     is_elements,
     place_of,
     rounding_of,
 )
-from padiff.compare.diagnose.hypotheses.rules import History
+from padiff.compare.diagnose.hypotheses.rules import Fit, History, Rule
 from padiff.records import Both
+from padiff.system.terminal import first_few
 
 #: Stages that are read of a parameter.
 STAGES = ("weight", "grad", "update")
@@ -48,7 +51,7 @@ class ParameterHistory:
         noise: rounding error of each element of an update, for each side.
     """
 
-    place: Place
+    place: PairPlace
     shape: tuple[int, ...]
     elements: bool
     whole: bool
@@ -108,7 +111,7 @@ def tracks_of(scene: DiffContext, first: int | None = None, later: int = LATER) 
     return ParameterHistories(tuple(numbers), numbers.index(last), tuple(tracks), rates)
 
 
-def _chosen(scene: DiffContext, number: int, most: int) -> list[Place]:
+def _chosen(scene: DiffContext, number: int, most: int) -> list[PairPlace]:
     """Return at most about ``most`` parameters to read: first diffs, then the others at regular distances."""
     places = list(scene.pairs(number, "update"))
     if len(places) <= most:
@@ -164,7 +167,7 @@ def _is_one_step(scene: DiffContext, number: int) -> bool:
     return calls.reference == calls.candidate == {0}
 
 
-def _track(scene: DiffContext, place: Place, numbers: Sequence[int], most: int) -> ParameterHistory | None:
+def _track(scene: DiffContext, place: PairPlace, numbers: Sequence[int], most: int) -> ParameterHistory | None:
     rows: Both[dict[str, list[np.ndarray]]] = Both({}, {})
     elements, rounding, size = True, 0.0, 0
     sites = [(stage, scene.pairs(number, stage).get(place)) for number in numbers for stage in STAGES]
@@ -215,3 +218,205 @@ def _rates(scene: DiffContext, numbers: Sequence[int]) -> Both[np.ndarray] | Non
             return None
         sides.append(np.array(rows) if rows[0] else np.ones((len(numbers), 1)))
     return Both(*sides)
+
+
+#: Machine-readable names of causes, by setting.
+KINDS = {
+    "rate": "update_scale",
+    "momentum": "momentum",
+    "dampening": "dampening",
+    "beta1": "{rule}_beta1",
+    "beta2": "{rule}_beta2",
+    "eps": "{rule}_eps",
+    "alpha": "{rule}_alpha",
+    "initial": "{rule}_initial",
+    "weight_decay": "weight_decay",
+    "momentum_decay": "momentum_decay",
+    "nesterov": "nesterov",
+    "decoupled": "weight_decay_form",
+    "corrected": "bias_correction",
+    "first_corrected": "bias_correction",
+    "second_corrected": "bias_correction",
+    "amsgrad": "amsgrad",
+    "inside": "{rule}_eps_inside",
+    "uncorrected_eps": "{rule}_eps_form",
+    "centered": "centered",
+    "rate_inside": "rate_in_momentum",
+    "lost": "optimizer_state_lost",
+}
+#: Names of settings for people.
+NAMES = {
+    "rate": "the size of updates",
+    "momentum": "momentum",
+    "dampening": "dampening",
+    "beta1": "beta1",
+    "beta2": "beta2",
+    "eps": "epsilon",
+    "alpha": "alpha (rho)",
+    "initial": "the initial accumulator",
+    "weight_decay": "weight decay",
+    "momentum_decay": "momentum decay",
+    "nesterov": "Nesterov",
+    "decoupled": "decoupled weight decay",
+    "corrected": "bias correction",
+    "first_corrected": "bias correction of the first moment",
+    "second_corrected": "bias correction of the second moment",
+    "amsgrad": "AMSGrad",
+    "inside": "epsilon inside the root",
+    "uncorrected_eps": "epsilon before bias correction",
+    "centered": "centered",
+    "rate_inside": "learning rate inside the momentum",
+    "lost": "lost state",
+}
+#: Sentences for a form that differs: switched off in the candidate, and switched on.
+WORDS = {
+    "nesterov": ("the candidate has no Nesterov momentum, the reference has", "the candidate has Nesterov momentum"),
+    "decoupled": (
+        "weight decay is part of the gradient in the candidate (coupled), apart from it in the reference (decoupled)",
+        "weight decay is apart from the gradient in the candidate (decoupled), part of it in the reference (coupled)",
+    ),
+    "corrected": (
+        "the candidate's moments are not bias-corrected, the reference's are",
+        "the candidate's moments are bias-corrected, the reference's are not",
+    ),
+    "first_corrected": (
+        "the candidate's first moment is not bias-corrected, the reference's is",
+        "the candidate's first moment is bias-corrected, the reference's is not",
+    ),
+    "second_corrected": (
+        "the candidate's second moment is not bias-corrected, the reference's is",
+        "the candidate's second moment is bias-corrected, the reference's is not",
+    ),
+    "amsgrad": ("the reference uses AMSGrad, the candidate does not", "the candidate uses AMSGrad"),
+    "inside": (
+        "epsilon is added outside of the square root in the candidate, inside of it in the reference",
+        "epsilon is added inside of the square root in the candidate, outside of it in the reference",
+    ),
+    "uncorrected_eps": (
+        "epsilon is added after bias correction in the candidate, before it in the reference",
+        "epsilon is added before bias correction in the candidate, after it in the reference",
+    ),
+    "centered": ("the reference's RMSProp is centered, the candidate's is not", "the candidate's RMSProp is centered"),
+    "rate_inside": (
+        "the learning rate is applied to the momentum in the candidate, and inside of it in the reference",
+        "the learning rate is applied inside of the momentum in the candidate, and to it in the reference",
+    ),
+    "lost": ("the candidate's optimizer lost its state before step {step}: it starts anew there",),
+}
+
+
+def number_text(value: float) -> str:
+    return f"{value:.6g}"
+
+
+def scope_text(wrong: Sequence[ParameterHistory], rest: Sequence[ParameterHistory] | None) -> str:
+    """Return text that limits a cause to the parameters in ``wrong``; empty if no other parameter is in ``rest``."""
+    if not rest:
+        return ""
+    if all(track.is_norm for track in wrong) and not any(track.is_norm for track in rest):
+        return ", of norms and biases only"
+    if not any(track.is_norm for track in wrong) and all(track.is_norm for track in rest):
+        return ", of all but norms and biases"
+    names = [f"{layer}/{slot}" for layer, slot, _ in (track.place for track in wrong)]
+    return f", of {first_few(names, 3)} only"
+
+
+# Settings of the rules, by the names that `optimizer_fix` has for them.
+_NAMES = {"initial": "initial_accumulator_value", "weight_decay": "decay.coupled"}
+_FORMS = frozenset({"nesterov", "amsgrad", "centered"})
+# Differences that no argument mends, and forms that belong to a framework's code and are no arguments.
+_UNKNOWN = frozenset({"lost", "rate", "corrected", "first_corrected", "second_corrected", "uncorrected_eps"})
+_OWN = _UNKNOWN - {"lost", "rate"} | {"single", "inside", "rate_inside"}
+
+
+def optimizer(
+    framework: str,
+    reference: Fit,
+    changed: Mapping[str, float],
+    another: bool,
+    declared: str = "",
+    parameters: Sequence[str] = (),
+    is_right: Callable[[str, Mapping[str, Any]], bool] = lambda rule, values: True,
+) -> str:
+    """Return the call that creates the candidate's optimizer with the reference's settings; empty if unknown.
+
+    Args:
+        reference: the fit of the reference's updates.
+        changed: the settings that differ in the candidate.
+        another: True if the candidate uses another rule.
+        declared: the rule that the candidate's optimizer declares; empty if unknown.
+        parameters: the candidate's names of the parameters to set the values for; empty for all parameters.
+        is_right: returns False if a rule with some settings does not compute the reference's updates.
+    """
+    settings = reference.settings
+    if _UNKNOWN & {*changed}:
+        return ""
+    rule = reference.rule.name
+    if rule in ("Adam", "AdamW"):
+        # The two apply a weight decay in different forms, and are the same without.
+        decides = another or declared not in ("Adam", "AdamW")
+        decides = decides or "decoupled" in changed or bool("weight_decay" in changed and settings["weight_decay"])
+        rule = ("AdamW" if settings["decoupled"] and settings["weight_decay"] else "Adam") if decides else declared
+    names = [name for name in (reference.rule.numbers if another else changed) if name not in _OWN]
+    # Epsilon means something else where the framework adds it elsewhere.
+    names = [name for name in names if name != "eps" or "inside" not in changed]
+    if another:
+        names = [name for name in names if settings[name]]
+    elif not names or names == ["decoupled"]:
+        names = []
+        if "decoupled" not in changed:
+            return ""
+    elif "decoupled" in changed and settings["weight_decay"] and "weight_decay" not in names:
+        names.append("weight_decay")
+    values = {
+        _name(name, reference.rule): bool(value) if name in _FORMS else float(number_text(value))
+        for name, value in settings.items()
+    }
+    listed = [_name(name, reference.rule) for name in names if name != "decoupled"]
+    # AdamW has a weight decay by default.
+    others = {"decay.decoupled": changed["weight_decay"]} if parameters and _is_new(rule, declared, changed) else {}
+    if not is_right(rule, {name: values[name] for name in listed}):
+        return ""
+    return optimizer_fix(framework, rule, listed, values, parameters, others=others)
+
+
+def _name(name: str, rule: Rule) -> str:
+    return "rho" if name == "alpha" and rule.name == "Adadelta" else _NAMES.get(name, name)
+
+
+def rate(framework: str) -> str:
+    """Return the line that sets a learning rate: empty, as none is known."""
+    return ""
+
+
+def clipping(framework: str, limit: float) -> str:
+    """Return the line that clips by the norm of all gradients."""
+    lines = {
+        "torch": f"torch.nn.utils.clip_grad_norm_(model.parameters(), {number_text(limit)})",
+        "paddle": f"grad_clip=paddle.nn.ClipGradByGlobalNorm({number_text(limit)})",
+    }
+    return lines.get(framework, "")
+
+
+def training(framework: str) -> str:
+    """Return the line that makes a parameter trainable."""
+    return {"torch": "parameter.requires_grad_(True)", "paddle": "parameter.stop_gradient = False"}.get(framework, "")
+
+
+def holding(framework: str) -> str:
+    """Return the call that creates an optimizer with all parameters."""
+    lines = {
+        "torch": "torch.optim.<Optimizer>(model.parameters(), ...)",
+        "paddle": "paddle.optimizer.<Optimizer>(..., parameters=model.parameters())",
+    }
+    return lines.get(framework, "")
+
+
+def zeroing(framework: str) -> str:
+    """Return the line that zeroes gradients after a step."""
+    return {"torch": "optimizer.zero_grad()", "paddle": "optimizer.clear_grad()"}.get(framework, "")
+
+
+def _is_new(rule: str, declared: str, changed: Mapping[str, float]) -> bool:
+    """Return True if a weight decay needs AdamW, which the candidate does not declare."""
+    return rule == "AdamW" and declared != "AdamW" and "weight_decay" in changed

@@ -1,0 +1,519 @@
+"""The same content at another place: rows in another order, layers that end elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from padiff.align import Alignment, LayerPair
+from padiff.align.matching.parameter_units import containers_of
+from padiff.compare.choices import reached
+from padiff.compare.judge.limits import COARSENESS, allowed, coarse
+from padiff.compare.measure.pairs import measure_pair
+from padiff.errors import RunFolderError
+from padiff.model import equivalents
+from padiff.records import (
+    LOOP,
+    RESHAPED,
+    ROOT,
+    SAME,
+    Both,
+    Diff,
+    Figure,
+    Kind,
+    Layer,
+    Layout,
+    Pair,
+    Record,
+    Step,
+    is_below,
+)
+from padiff.records.sources import TensorSource
+from padiff.records.step_diffs import StepDiffs
+
+# Share of the error in the given order to which the other order has to reduce it.
+_BETTER = 0.5
+# Relative error below which an order is the right one: equal rows of outputs have several, and gradients tell.
+_SURE = 1e-3
+# Number of neighbours of a row that are looked at, of random projections that stand for it, and the relative distance
+# below which neighbours count as equal.
+_NEIGHBOURS, _PROJECTIONS, _EQUAL = 16, 8, 1e-4
+# Largest number of distances that are computed at once.
+_AT_ONCE = 1 << 18
+# Largest number of rows that are looked up.
+_MOST = 1 << 17
+# Least number of rows that have an order.
+_LEAST = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(TensorSource):
+    """Chosen rows of another source.
+
+    Attributes:
+        source: the tensor.
+        numbers: numbers of the rows, in their order; rows run along the last axis, in three or more axes from the
+            second on.
+        shape: shape of the result.
+    """
+
+    source: TensorSource
+    numbers: np.ndarray
+    shape: tuple[int, ...]
+
+    def read(self) -> np.ndarray:
+        return np.asarray(_table(self.source.read())[self.numbers]).reshape(self.shape)
+
+    @property
+    def inside(self) -> Sequence[TensorSource]:
+        return (self.source,)
+
+    def made_of(self, inside: Sequence[TensorSource]) -> TensorSource:
+        return replace(self, source=inside[0])
+
+
+def choosing_blocks(step: Step) -> frozenset[str]:
+    """Return the paths of the layers among whose parts a call chooses places: the layer of the call, or its parent.
+
+    A router that hands the places on chooses among the parts of its parent, whatever layers it has itself.
+    """
+    called = {call.layer for call in step.trace.calls if not call.function}
+    choosing = {call.layer for call in step.trace.calls if call.choice is not None and call.choice.chosen} - {LOOP}
+    routers = {
+        record.layer
+        for record in step.records
+        if record.layer in choosing and record.stage == "forward" and record.dtype.startswith("int")
+    }
+    parents = {path: path.rpartition(".")[0] or (ROOT if path in routers else path) for path in choosing}
+    return frozenset(
+        path if path not in routers and any(is_below(each, path) for each in called) else parents[path]
+        for path in choosing
+    )
+
+
+def with_row_orders(diffs: StepDiffs, step: Step, measure: Callable[[Pair], Diff]) -> StepDiffs | None:
+    """Return the diffs, with pairs measured again whose rows are in another order; `None` if there are none.
+
+    Args:
+        diffs: the judged diffs of one rank of a step, in causal order.
+        step: the reference's step.
+        measure: function that measures a pair.
+    """
+    try:
+        return _Search(diffs, step, measure).search()
+    except RunFolderError:
+        return None  # the trace is damaged; the figures stay valid
+
+
+class _Search:
+    def __init__(self, diffs: StepDiffs, step: Step, measure: Callable[[Pair], Diff]) -> None:
+        self._diffs, self._measure = diffs, measure
+        self._blocks = choosing_blocks(step)
+        #: Numbers of rows among which calls choose: of a batch that is given whole.
+        choices = [call.choice for call in step.trace.calls if call.choice is not None]
+        self._batches = {choice.rows for choice in choices}
+        #: Those of which each row chooses several places.
+        self._several = {choice.rows for choice in choices if choice.chosen > 1 and choice.rows > 1}
+        sites = diffs.sites
+        passed = diffs.rows["passed"] & ~diffs.troubled & sites.complete
+        #: Layers all of whose outputs agree in order, and have an order.
+        self._agreeing: set[str] = set()
+        failing: set[str] = set()
+        for place in sites.places["forward"].tolist():
+            if len(sites.shapes[place]) > 1:
+                (self._agreeing if passed[place] else failing).add(sites.layers[place])
+        self._agreeing -= failing
+        #: Orders by layer, call and slot, newest last.
+        self._orders: dict[tuple[str, int, str], Both[np.ndarray]] = {}
+        #: The same of sketches whose rows are in another order.
+        self._sketched: set[tuple[str, int, str]] = set()
+
+    def search(self) -> StepDiffs | None:
+        sites, found = self._diffs.sites, {}
+        for stage in ("forward", "backward"):
+            for place in sites.places[stage].tolist():
+                layer = sites.layers[place]
+                site = layer, sites.calls[place], sites.slots[place]
+                # The limit of a gradient falls where the outputs agree in another order.
+                turned = stage == "backward" and (site in self._orders or site in self._sketched)
+                if (self._diffs.rows["passed"][place] and not turned) or not sites.complete[place]:
+                    continue
+                chosen = any(is_below(layer, block) for block in self._blocks)
+                if chosen or any(is_below(layer, path) for path in self._agreeing):
+                    diff = self._in_order(self._diffs[place], chosen, float(self._diffs.rows["limit"][place]))
+                    if diff is not None:
+                        found[place] = diff
+        if not found:
+            return None
+        return StepDiffs.from_diffs([found.get(place, diff) for place, diff in enumerate(self._diffs)])
+
+    def _in_order(self, diff: Diff, chosen: bool, limit: float) -> Diff | None:
+        """Return the diff of a pair with its rows in one order; `None` if they are not the same rows.
+
+        Args:
+            chosen: True inside of a layer that chooses.
+            limit: limit of the relative error in the given order.
+        """
+        pair = diff.pair
+        assert pair.reference is not None and pair.candidate is not None
+        if (diff.problem is not None and diff.problem.kind is not Kind.SHAPES) or len(pair.reference.shape) < _LEAST:
+            return None
+        if pair.reference.source.sketched or pair.candidate.source.sketched:
+            # Sketches are compared by what no order changes.
+            if pair.reference.shape != pair.candidate.shape and "reshape" not in pair.layout.steps:
+                return None
+            site = pair.anchor.layer, pair.anchor.call, pair.anchor.slot
+            if pair.stage == "backward" and not chosen and site not in self._sketched:
+                return None
+            if self._holds_batch(pair):
+                return None
+            sketched = self._measure(replace(pair, layout=_other_order(pair.layout)))
+            if not chosen and _error(sketched) > limit:
+                return None
+            self._sketched.add(site)
+            return sketched
+        if len(set(counts := [_count(record.shape) for record in (pair.reference, pair.candidate)])) > 1 and not (
+            chosen and max(counts) in self._batches
+        ):
+            return None
+        best, least = None, _BETTER * min(_error(diff), 1.0)
+        # Where samples chose otherwise, some rows are those of others.
+        for find in (self._known, partial(_order_of, others=chosen)):
+            order = find(pair) if least > _SURE else None
+            again = self._measured(pair, order) if order is not None else None
+            if order is None or again is None:
+                continue
+            mostly = chosen and best is None and not _is_mostly_equal(diff, limit)
+            if _error(again) < least or (mostly and _is_mostly_equal(again, limit)):
+                best, least = again, _error(again)
+                if pair.stage == "forward":
+                    self._orders[pair.anchor.layer, pair.anchor.call, pair.anchor.slot] = order
+        return best
+
+    def _holds_batch(self, pair: Pair) -> bool:
+        """Return True if a tensor has a row for each row of which calls choose several places: these are in order."""
+        assert pair.reference is not None and pair.candidate is not None
+        return any(_count(record.shape) in self._several for record in (pair.reference, pair.candidate))
+
+    def _known(self, pair: Pair) -> Both[np.ndarray] | None:
+        """Return the order that was found for the same call of the layer, of one beside it, or of one inside of it."""
+        layer, call = pair.anchor.layer, pair.anchor.call
+        if pair.stage == "backward":
+            return self._orders.get((layer, call, pair.anchor.slot))
+        parent = _parent(layer)
+        for (other, number, _), order in reversed(self._orders.items()):
+            if number == call and (is_below(other, layer) or _parent(other) == parent):
+                return order
+        return None
+
+    def _measured(self, pair: Pair, order: Both[np.ndarray]) -> Diff | None:
+        counts = [_count(record.shape) for record in pair.sides if record is not None]
+        if any(numbers.max(initial=-1) >= count for numbers, count in zip(order, counts)) or max(
+            map(len, order)
+        ) != min(counts):
+            return None
+        sides = [_chosen(record, numbers) for record, numbers in zip(pair.sides, order) if record is not None]
+        again = replace(pair, reference=sides[0], candidate=sides[1], layout=_other_order(pair.layout))
+        return self._measure(again)
+
+
+def _order_of(pair: Pair, others: bool) -> Both[np.ndarray] | None:
+    """Return the rows of each side that are the same rows; `None` unless one side holds all rows of the other."""
+    assert pair.reference is not None and pair.candidate is not None
+    tables = Both(pair.reference.value, pair.candidate.value).map(_table).zip(pair.scales)
+    reference, candidate = (table.reshape(len(table), -1).astype(np.float64) / scale for table, scale in tables)
+    if reference.shape[1] != candidate.shape[1] or not 0 < min(len(reference), len(candidate)) <= _MOST:
+        return None
+    if not (np.isfinite(reference).all() and np.isfinite(candidate).all()):
+        return None
+    few, many = (reference, candidate) if len(reference) <= len(candidate) else (candidate, reference)
+    numbers = _places(few, many, len(few) // 2 if others else 0)
+    if numbers is None:
+        return None
+    every = np.arange(len(few))
+    return Both(every, numbers) if few is reference else Both(numbers, every)
+
+
+def _places(few: np.ndarray, many: np.ndarray, most: int) -> np.ndarray | None:
+    """Return for each row of one table the place of its own row in another table; `None` if too many claim the same.
+
+    Args:
+        most: number of rows that may have no place of their own: their samples chose otherwise.
+    """
+    directions = np.random.default_rng(0).standard_normal((few.shape[1], min(_PROJECTIONS, few.shape[1])))
+    points = [table @ directions for table in (few, many)]
+    width = min(_NEIGHBOURS, len(many))
+    distances, neighbours = (table.reshape(len(few), width) for table in _nearest(points[0], points[1], width))
+    sizes = np.linalg.norm(points[0], axis=1)
+    numbers, taken = np.full(len(few), -1), np.zeros(len(many), np.bool_)
+    for row in np.argsort(distances[:, 0], kind="stable").tolist():
+        near = neighbours[row][distances[row] <= distances[row, 0] + _EQUAL * sizes[row]]
+        free = np.sort(near[~taken[near]])
+        if len(free):
+            numbers[row] = free[0]
+            taken[free[0]] = True
+    missing = numbers < 0
+    if missing.sum() > most:
+        return None
+    numbers[missing] = np.flatnonzero(~taken)[: int(missing.sum())]
+    return numbers
+
+
+def _nearest(points: np.ndarray, others: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distances and the numbers of the nearest other points of each point, nearest first."""
+    if len(points) * len(others) > _AT_ONCE:
+        from scipy.spatial import cKDTree  # takes a tenth of a second to import
+
+        distances, numbers = cKDTree(others).query(points, k=count)
+        return np.asarray(distances), np.asarray(numbers)
+    apart = np.linalg.norm(points[:, None] - others[None], axis=2)
+    numbers = np.argsort(apart, axis=1, kind="stable")[:, :count]
+    return np.take_along_axis(apart, numbers, 1), numbers
+
+
+def _is_mostly_equal(diff: Diff, limit: float) -> bool:
+    """Return True if most rows of two tensors agree: the others may be of samples that chose otherwise."""
+    assert diff.pair.reference is not None and diff.pair.candidate is not None
+    values = Both(diff.pair.reference.value, diff.pair.candidate.value).map(_table).zip(diff.pair.scales)
+    reference, candidate = (table.reshape(len(table), -1).astype(np.float64) / scale for table, scale in values)
+    if reference.shape != candidate.shape:
+        return False
+    errors, sizes = np.linalg.norm(candidate - reference, axis=1), np.linalg.norm(reference, axis=1)
+    return bool((errors <= limit * sizes).mean() > _BETTER)
+
+
+def _chosen(record: Record, numbers: np.ndarray) -> Record:
+    rest = _rest(record.shape)
+    shape = record.shape if _count(record.shape) == len(numbers) else (len(numbers), *rest)
+    return replace(record, source=Rows(record.source, numbers, shape), shape=shape)
+
+
+def _table(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1, *_rest(array.shape))
+
+
+def _rest(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape of a row: that of the last axis for features (rows, or batch and sequence, first), else of all
+    axes but the first.
+    """
+    return tuple(shape[-1:] if len(shape) <= 3 else shape[1:])
+
+
+def _count(shape: Sequence[int]) -> int:
+    return math.prod(shape[: len(shape) - len(_rest(shape))])
+
+
+def _other_order(layout: Layout) -> Layout:
+    return layout if "rows" in layout.steps else Layout((*layout.steps, "rows"))
+
+
+def _parent(layer: str) -> str:
+    return layer.rpartition(".")[0] or ROOT
+
+
+def _error(diff: Diff | None) -> float:
+    if diff is None or diff.problem is not None or diff.figures is None:
+        return math.inf
+    return diff.figures.rel_l2
+
+
+# Least relative error that a different boundary explains, of a container's outputs and of other outputs. A missing
+# activation changes a tensor by far more than the first share, unless a normalisation leaves few negative values.
+_GROSS, _VISIBLE = 0.05, 1e-3
+
+
+def other_boundaries(
+    diffs: StepDiffs, alignment: Alignment, values: bool = True, steps: Both[Step] | None = None
+) -> frozenset[tuple[str, str]]:
+    """Return pairs of layers, by path, whose outputs differ although later outputs agree.
+
+    Only layers that are built differently are candidates: their sublayers differ, or the models have different numbers
+    of their kind. The model itself and pairs from the user's layer map are never candidates. Outputs that differ by
+    little, or right before the first other diff, are not returned.
+
+    Args:
+        values: True to also consider outputs that have the same shape on both sides.
+        steps: the compared step; its traces show what is computed inside of a layer with several outputs.
+    """
+    places = diffs.sites.places["forward"]
+    if (diffs.rows["passed"] & ~diffs.troubled)[places].all():
+        return frozenset()
+    built = _Built(alignment)
+    forward = [d for d in (diffs[place] for place in places.tolist()) if d.compared]
+    doubtful = {_paths(d) for d in forward if _has_other_shape(d)}  # also if choices excuse the difference
+    if values:
+        doubtful |= {_pair_paths(p) for p in alignment.pairs if built.differently(p)}
+    doubtful -= {_pair_paths(p) for p in alignment.pairs if _is_fixed(p)}
+    sure = [d for d in forward if _paths(d) not in doubtful]
+    # A smaller error comes from a fault or from rounding, not from a different boundary.
+    containers = {_pair_paths(p) for p in alignment.pairs if p.reference.children}
+    wide = [
+        d
+        for d in forward
+        if (not d.passed or _has_other_shape(d)) and _paths(d) in doubtful
+        if _boundary_error(d) >= (_GROSS if _paths(d) in containers else _VISIBLE)
+    ]
+    first = min((_order(d) for d in sure if not d.passed and _boundary_error(d) >= _VISIBLE / 2), default=math.inf)
+    agreeing = [d for d in sure if _agrees(d) and _order(d) < first]
+    last = max(map(_order, agreeing), default=-1)
+    # Two kinds of layer that give other shapes compute other quantities: a bag of embeddings, and embeddings.
+    kinds = {_pair_paths(p) for p in alignment.pairs if len({*p.map(equivalents.kind)}) > 1}
+    other_kinds = [d for d in wide if _has_other_shape(d) and _paths(d) in kinds]
+    further = _ending_inside([d for d in wide if _order(d) >= last], steps) if steps is not None and values else []
+    earlier = [d for d in wide if _order(d) < last and _leads_to(d, agreeing, sure, steps)]
+    return frozenset(_paths(d) for d in [*earlier, *further, *other_kinds])
+
+
+def _leads_to(diff: Diff, agreeing: Sequence[Diff], later: Sequence[Diff], steps: Both[Step] | None) -> bool:
+    """Return False if the reference's trace shows that no agreeing output depends on this one.
+
+    Args:
+        diff: the diff of an output.
+        agreeing: the outputs that agree.
+        later: all outputs that show if layers after it agree.
+        steps: the step; `None` if there are no traces.
+    """
+    trace = steps.reference.trace if steps is not None else None
+    if trace is None or not trace.functions:
+        return True
+    positions = {(call.layer, call.call): k for k, call in enumerate(trace.calls) if not call.function}
+    if not all(_site(each) in positions for each in (diff, *later)):
+        return True
+    later = [each for each in later if _order(each) > _order(diff)]
+    for by_value in (True, False):
+        after = reached(trace, {positions[_site(diff)]}, by_value)
+        depending = [
+            each
+            for each in later
+            if any(operand.tensor in after for operand in trace.calls[positions[_site(each)]].outputs)
+        ]
+        if depending:
+            return any(each is other for each in depending for other in agreeing)
+    return False
+
+
+def _site(diff: Diff) -> tuple[str, int]:
+    return ("", 0) if diff.pair.reference is None else (diff.pair.reference.layer, diff.pair.reference.call)
+
+
+def _ending_inside(diffs: Sequence[Diff], steps: Both[Step]) -> list[Diff]:
+    """Return the diffs of outputs that the other side's layer computes on its way to outputs of its own.
+
+    One side's router returns scores, the other's the chosen places and their weights, too.
+    """
+    try:
+        calls = steps.map(lambda step: step.trace.calls)
+        outputs = calls.map(lambda side: {(c.layer, c.call): len(c.outputs) for c in side if not c.function})
+        return [diff for diff in diffs if _several(diff, outputs) and _is_computed_inside(diff, steps)]
+    except RunFolderError:
+        return []  # a trace is damaged; the figures stay valid
+
+
+def _several(diff: Diff, outputs: Both[dict[tuple[str, int], int]]) -> bool:
+    counts = [
+        side.get((record.layer, record.call), 1) for side, record in zip(outputs, diff.pair.sides) if record is not None
+    ]
+    return counts[0] != counts[-1]
+
+
+def _is_computed_inside(diff: Diff, steps: Both[Step]) -> bool:
+    reference, candidate = diff.pair.reference, diff.pair.candidate
+    assert reference is not None and candidate is not None
+    for record, other, step in ((reference, candidate, steps.candidate), (candidate, reference, steps.reference)):
+        for call in step.trace.calls:
+            if (call.layer, call.call) != (other.layer, other.call):
+                continue
+            for tensor in (step.trace.tensors[operand.tensor] for operand in call.outputs):
+                if tensor.source is None or math.prod(tensor.shape) != math.prod(record.shape):
+                    continue
+                inner = replace(other, source=tensor.source, shape=tensor.shape, dtype=tensor.dtype)
+                layout = SAME if tensor.shape == record.shape else RESHAPED
+                if _agrees(measure_pair(Pair(diff.pair.step, record, inner, layout)), tensor.dtype):
+                    return True
+    return False
+
+
+def _has_other_shape(diff: Diff) -> bool:
+    return diff.problem is not None and diff.problem.kind is Kind.SHAPES
+
+
+def _boundary_error(diff: Diff) -> float:
+    if diff.problem or diff.figures is None:
+        return math.inf
+    return diff.figures.rel_l2 if diff.figures.l2 else 0.0
+
+
+def _agrees(diff: Diff, dtype: str = "") -> bool:
+    """Return True if an output differs by no more than a dtype rounds. Default: its own.
+
+    Rows that chose otherwise do not count if the others agree to far better than the coarse dtypes round.
+    """
+    judged = diff.judgement
+    if judged is not None and diff.passed and judged.figure is Figure.OTHER_ROWS and judged.value < _VISIBLE / 2:
+        return True
+    dtype = coarse(dtype or diff.pair.anchor.dtype)
+    rounding = allowed(dtype, "forward") if dtype in COARSENESS else 0.0
+    return _boundary_error(diff) < max(_VISIBLE / 2, rounding)
+
+
+class _Built:
+    """Test for pairs of layers that are built differently although they hold the same parameters."""
+
+    def __init__(self, alignment: Alignment) -> None:
+        layers = alignment.layers.map(lambda side: sorted(side, key=lambda layer: layer.path))
+        self._kinds = layers.map(lambda side: Counter(equivalents.kind(x) for x in side if _is_plain(x)))
+        self._inside = layers.map(_leaves_inside)
+
+    def differently(self, pair: LayerPair) -> bool:
+        if any(layer.children for layer in pair):
+            inside = self._inside.zip(pair).map(lambda side: side[0].get(side[1].path))
+            built: Both[object] = inside.zip(pair).map(lambda side: (side[0], _is_own_class(side[1])))
+        elif _is_plain(pair.reference):
+            kinds = pair.map(equivalents.kind)
+            built = self._kinds.zip(kinds).map(lambda side: (side[1], side[0][side[1]]))
+        else:
+            # A layer of the user's own class may contain what the other side calls after it: a normalisation the
+            # activation, a router softmax and choice.
+            built = pair.map(lambda layer: (equivalents.kind(layer), _is_own_class(layer), layer.settings.get("act")))
+        return built.reference != built.candidate
+
+
+def _leaves_inside(layers: Sequence[Layer]) -> dict[str, Counter[str]]:
+    """Count the kinds of the leaf layers inside each container."""
+    inside: dict[str, Counter[str]] = {}
+    for layer in layers:
+        if layer.children:
+            continue
+        for above in containers_of(layer.path):
+            inside.setdefault(above, Counter())[equivalents.kind(layer)] += 1
+    return inside
+
+
+def _is_plain(layer: Layer) -> bool:
+    return not layer.parameters and not layer.children
+
+
+def _is_own_class(layer: Layer) -> bool:
+    return layer.type.lower() != layer.kind
+
+
+def _is_fixed(pair: LayerPair) -> bool:
+    return pair.reason == "given" or ROOT in _pair_paths(pair)
+
+
+def _pair_paths(pair: LayerPair) -> tuple[str, str]:
+    return pair.reference.path, pair.candidate.path
+
+
+def _paths(diff: Diff) -> tuple[str, str]:
+    reference, candidate = diff.pair.reference, diff.pair.candidate
+    return (reference.layer if reference else "", candidate.layer if candidate else "")
+
+
+def _order(diff: Diff) -> int:
+    return diff.pair.anchor.order
