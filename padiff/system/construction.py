@@ -102,7 +102,7 @@ class Source:
     #: By name in the file: the package that the name is imported from, and the whole name of its module or object.
     imports: dict[str, set[str]] = field(default_factory=dict)
     modules: dict[str, str] = field(default_factory=dict)
-    classes: set[str] = field(default_factory=set)
+    classes: dict[str, ast.ClassDef] = field(default_factory=dict)
     #: By name: expressions that define plain values of that name, with the kind of the definition, and
     #: for an argument the called name.
     defined: dict[str, list[tuple[str, str, ast.expr]]] = field(default_factory=dict)
@@ -849,7 +849,7 @@ def _parse(file: str, changed: int) -> Source:
         elif isinstance(node, ast.FunctionDef):
             source.functions[node.name] = node
         elif isinstance(node, ast.ClassDef):
-            source.classes.add(node.name)
+            source.classes[node.name] = node
         elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             source.variables.setdefault((scope, node.targets[0].id), []).append(node.value)
         if isinstance(node, ast.Assign) and len(node.targets) == 1:

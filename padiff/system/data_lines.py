@@ -101,12 +101,7 @@ class _Search:
     def __init__(self, sources: Collection[Source], models: Collection[str]) -> None:
         self._models, self._sources = models, sources
         self._functions = {name: (source, node) for source in sources for name, node in source.functions.items()}
-        self._classes = {
-            node.name: (source, node)
-            for source in sources
-            for node in ast.walk(source.tree)
-            if isinstance(node, ast.ClassDef)
-        }
+        self._classes = {name: (source, node) for source in sources for name, node in source.classes.items()}
         self._visited: set[ast.AST] = set()
         self.lines: dict[tuple[str, int], Source] = {}
 
