@@ -88,7 +88,7 @@ def _own_folder(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(autouse=True)
 def unexpected_warnings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Warnings of padiff's that no test expects. Tests expect them as those of `warnings`."""
-    from padiff.system import terminal
+    from padiff.system import warn
 
     texts: list[str] = []
 
@@ -98,7 +98,7 @@ def unexpected_warnings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         except RuntimeWarning:
             texts.append(text)
 
-    monkeypatch.setattr(terminal, "say", say)
+    monkeypatch.setattr(warn, "say", say)
     yield texts
     assert not texts, "padiff warned of what no test expects"
 

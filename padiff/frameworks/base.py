@@ -13,8 +13,8 @@ import numpy as np
 from padiff.frameworks.feeding import ChoiceSource, MaskObserver, MaskSource
 from padiff.frameworks.hooking import Handle, Hooking, Optimizers
 from padiff.records.recorded import Part
-from padiff.sketches.cuts import Cut, Form
 from padiff.sketches.samples import Empty
+from padiff.sketches.sketch import Cut, Form
 from padiff.system.guard import reraise_from_signal_handler
 
 
@@ -136,7 +136,7 @@ class Tensors(Protocol):
         """
 
     def sample(self, tensor: Any, transposed: bool = False) -> Any:
-        """Return a flat copy of the elements that a sketch uses (`padiff.sketches.cuts.sample`).
+        """Return a flat copy of the elements that a sketch uses (`padiff.sketches.sketch.sample`).
 
         The copy of a CPU tensor is an array. For another device it is a tensor on that device, to be moved by `fetch`.
         ``transposed`` samples the transpose of a matrix.

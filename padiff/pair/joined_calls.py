@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -151,23 +151,12 @@ def _join(step: Step, path: str, calls: dict[int, list[Record]]) -> tuple[list[R
     sizes = [call[0].shape[0] for call in calls.values()]
     kept: list[Record] = []
     rest: list[Record] = []
-    groups: dict[tuple[str, str, str, int], dict[int, Record]] = defaultdict(dict)
-    numbers: dict[tuple[str, int], tuple[int, int]] = {}
-    counts: dict[tuple[str, int], int] = defaultdict(int)
-    for record in sorted(step.records, key=lambda record: record.order):
-        if record.stage in PARAMETER_STAGES or record.layer == LOOP or not _is_inside(record.layer, path):
-            kept.append(record)
-            continue
-        site = record.layer, record.call
-        if site not in numbers and record.stage in ("input", "forward"):
-            call = int(np.searchsorted(begins, record.order, "right")) - 1
-            numbers[site] = call, counts[record.layer, call]
-            counts[record.layer, call] += 1
-        if site in numbers:
-            call, nth = numbers[site]
-            groups[record.layer, record.stage, record.slot, nth][call] = record
-        else:
-            kept.append(record)
+    inside: list[Record] = []
+    for record in step.records:
+        outside = record.stage in PARAMETER_STAGES or record.layer == LOOP or not _is_inside(record.layer, path)
+        (kept if outside else inside).append(record)
+    groups, others = records_by_call(inside, begins, ("input", "forward"))
+    kept += others
     for (*_, nth), records in groups.items():
         parts = [records[call] for call in sorted(records)]
         axis = _axis([part.shape for part in parts], sizes) if len(parts) == len(sizes) else None
@@ -181,6 +170,38 @@ def _join(step: Step, path: str, calls: dict[int, list[Record]]) -> tuple[list[R
         )
         kept.append(replace(parts[0], call=nth, shape=tuple(shape), source=source))
     return kept, rest
+
+
+def records_by_call(
+    records: Iterable[Record], begins: np.ndarray, stages: Collection[str]
+) -> tuple[dict[tuple[str, str, str, int], dict[int, Record]], list[Record]]:
+    """Group the records of layers by the calls of the model that contain them.
+
+    Args:
+        records: the records.
+        begins: place in the step's order at which each call of the model begins, ascending.
+        stages: stages whose first record begins a call of a layer.
+
+    Returns:
+        The records by number of the model's call, for each layer, stage, slot and number of the layer's call within
+        the model's; and records of calls that do not begin here.
+    """
+    groups: dict[tuple[str, str, str, int], dict[int, Record]] = defaultdict(dict)
+    others: list[Record] = []
+    numbers: dict[tuple[str, int], tuple[int, int]] = {}
+    counts: dict[tuple[str, int], int] = defaultdict(int)
+    for record in sorted(records, key=lambda record: record.order):
+        site = record.layer, record.call
+        if site not in numbers and record.stage in stages:
+            call = int(np.searchsorted(begins, record.order, "right")) - 1
+            numbers[site] = call, counts[record.layer, call]
+            counts[record.layer, call] += 1
+        if site in numbers:
+            call, nth = numbers[site]
+            groups[record.layer, record.stage, record.slot, nth][call] = record
+        else:
+            others.append(record)
+    return groups, others
 
 
 def _is_inside(layer: str, path: str) -> bool:

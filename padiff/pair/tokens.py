@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from padiff.errors import SketchOnlyError
-from padiff.pair.joined_calls import backwards_agree
+from padiff.pair.joined_calls import backwards_agree, records_by_call
 from padiff.records import LOOP, PARAMETER_STAGES, ROOT, SIDES, Both, Record, Step
 from padiff.records.sources import InMemory, TensorSource
 from padiff.records.step_schema import fact_of
@@ -534,13 +534,11 @@ class _Side:
         #: The tokens whose rows are there, by the width of tensors that have only some of them.
         self.known: dict[tuple[int, ...], np.ndarray] = {}
         self._kept: list[Callable[[Mapping[tuple[int, ...], np.ndarray]], Record]] = []
-        groups: dict[tuple[str, str, str, int], dict[int, Record]] = defaultdict(dict)
+        inside: list[Record] = []
         begins = np.array(
             sorted(min(r.order for r in step.records if r.stage == "input" and r.layer == ROOT and r.call == call)
                    for call in {r.call for r in step.records if r.stage == "input" and r.layer == ROOT})
         )  # fmt: skip
-        numbers: dict[tuple[str, int], tuple[int, int]] = {}
-        counts: Counter[tuple[str, int]] = Counter()
         slot = token_slot(r for r in step.records if r.stage == "input" and r.layer == ROOT)
         for record in sorted(step.records, key=lambda record: record.order):
             if record.stage in PARAMETER_STAGES or record.layer == LOOP:
@@ -549,14 +547,8 @@ class _Side:
                 if record.layer == ROOT and record.slot == slot and not record.call:
                     self._kept.append(partial(self._tokens, record))
             else:
-                site = record.layer, record.call
-                if site not in numbers and record.stage == "forward":
-                    call = int(np.searchsorted(begins, record.order, "right")) - 1
-                    numbers[site] = call, counts[record.layer, call]
-                    counts[record.layer, call] += 1
-                if site in numbers:
-                    call, nth = numbers[site]
-                    groups[record.layer, record.stage, record.slot, nth][call] = record
+                inside.append(record)
+        groups, _ = records_by_call(inside, begins, ("forward",))
         for (_, _, _, nth), records in groups.items():
             gathered = self._gathered(records)
             if isinstance(gathered, str):

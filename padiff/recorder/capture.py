@@ -24,7 +24,7 @@ from padiff.recorder.step_observer import StepObserver
 from padiff.recorder.tensor_copy import SkippedTensor
 from padiff.records import LOOP, Step, bytes_text
 from padiff.system.guard import RAISING, Guard, guarded
-from padiff.system.terminal import warn
+from padiff.system.warn import warn
 
 
 class Capture:

@@ -26,9 +26,8 @@ from padiff.recorder.tensor_copy import (
 )
 from padiff.records import Storable, TensorSource
 from padiff.records.recorded import PARTIAL, Part
-from padiff.sketches.cuts import Cut, cut_of
 from padiff.sketches.samples import Empty, Layout, Samples
-from padiff.sketches.sketch import ELEMENTS, own_of
+from padiff.sketches.sketch import ELEMENTS, Cut, cut_of, own_of
 from padiff.system.guard import reraise_from_signal_handler
 
 #: Largest number of elements of a small tensor. A sketch reads each of these, so a full copy costs no more. Measured on

@@ -35,9 +35,10 @@ from padiff.records import (
     sources_of,
 )
 from padiff.records.traces import Pack
-from padiff.sketches.cuts import Kind
 from padiff.sketches.samples import Samples
-from padiff.system.terminal import say, warn
+from padiff.sketches.sketch import Kind
+from padiff.system.terminal import say
+from padiff.system.warn import warn
 
 #: Default maximum size of a run in memory, in bytes.
 MAX_BYTES = 1_000_000_000

@@ -12,7 +12,7 @@ from padiff.recorder.record_buffer import RecordBuffer
 from padiff.recorder.tensor_copy import OutputSite, Sampled, SeenTensor, SkippedTensor, TemplateSlot, TensorCopy
 from padiff.recorder.tracer import Tracer
 from padiff.records.step_schema import Site
-from padiff.sketches.cuts import Form, Kind
+from padiff.sketches.sketch import Form, Kind
 
 
 class ActiveMatcher:

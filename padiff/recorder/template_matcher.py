@@ -19,7 +19,7 @@ from padiff.recorder.record_buffer import RecordBuffer
 from padiff.recorder.step_template import ActiveMatcher, Copy, Event, Operand, StepTemplate, TemplateBuilder
 from padiff.recorder.tensor_copy import OutputSite, Sampled, SeenTensor, SeenTensors, SkippedTensor, TensorCopy
 from padiff.recorder.tracer import Tracer
-from padiff.sketches.cuts import move
+from padiff.sketches.sketch import move
 from padiff.system.guard import Guard, Tolerated, reraise_from_signal_handler
 
 

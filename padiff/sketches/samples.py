@@ -8,8 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from padiff.sketches.cuts import BLOCK, ELEMENTS, Cut, Form, Kind, arithmetic, move, places_in_memory, read
-from padiff.sketches.sketch import ROW, Own, padded, rows_of
+from padiff.sketches.sketch import (
+    BLOCK,
+    ELEMENTS,
+    ROW,
+    Cut,
+    Form,
+    Kind,
+    Own,
+    arithmetic,
+    move,
+    padded,
+    places_in_memory,
+    read,
+    rows_of,
+)
 
 #: ``empty(shape, dtype)``: an uninitialised C-contiguous array.
 Empty = Callable[[tuple[int, ...], Any], np.ndarray]

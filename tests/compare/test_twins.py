@@ -10,8 +10,7 @@ from kit.records import sketched_run
 
 import padiff
 from padiff.frameworks import framework_of
-from padiff.sketches.cuts import sample
-from padiff.sketches.sketch import ELEMENTS, sketch_of, sketch_of_sample
+from padiff.sketches.sketch import ELEMENTS, sample, sketch_of, sketch_of_sample
 
 from .twins import FAULTS, paddle_run, torch_run
 

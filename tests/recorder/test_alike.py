@@ -13,8 +13,7 @@ import padiff
 from padiff.dump.read import open_run
 from padiff.frameworks import framework_of
 from padiff.records import LazyRecords
-from padiff.sketches.cuts import sample
-from padiff.sketches.sketch import sketch_of
+from padiff.sketches.sketch import sample, sketch_of
 
 # Steps of two structures, and back again; then the rate is another, and a layer is trained no more.
 SIZES = (6, 6, 6, 4, 6, 6, 6, 6)

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from padiff.frameworks.torch import tensors
-from padiff.sketches.cuts import cut_of
-from padiff.sketches.sketch import ELEMENTS
+from padiff.sketches.sketch import ELEMENTS, cut_of
 
 SIZES = (1, 2, 61, ELEMENTS - 1, ELEMENTS, ELEMENTS + 1, 5 * ELEMENTS + 7, 100_003)
 

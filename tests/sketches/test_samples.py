@@ -6,9 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from padiff.sketches.cuts import cut_of, sample
 from padiff.sketches.samples import Samples
-from padiff.sketches.sketch import ELEMENTS, Sketch, sketch_of
+from padiff.sketches.sketch import ELEMENTS, Sketch, cut_of, sample, sketch_of
 
 SIZES = (1, 60, 61, 700, ELEMENTS, 5000)
 

@@ -6,9 +6,21 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from padiff.sketches.cuts import BLOCK, block_rows, cut_of, places, sample, signs
 from padiff.sketches.samples import Samples
-from padiff.sketches.sketch import BUCKETS, ELEMENTS, FIGURES, SPREAD, Sketch, sketch_of
+from padiff.sketches.sketch import (
+    BLOCK,
+    BUCKETS,
+    ELEMENTS,
+    FIGURES,
+    SPREAD,
+    Sketch,
+    block_rows,
+    cut_of,
+    places,
+    sample,
+    signs,
+    sketch_of,
+)
 
 LARGE = (ELEMENTS + 1, ELEMENTS + 63, 3 * ELEMENTS + 17, 100_000, 1 << 20)
 

@@ -13,9 +13,9 @@ import numpy as np
 import paddle
 
 from padiff.frameworks.base import Each, UncopiedError, compared
-from padiff.sketches import cuts
-from padiff.sketches.cuts import BLOCK, ELEMENTS, Cut, Form, block_rows, cut_of, form_of
+from padiff.sketches import sketch
 from padiff.sketches.samples import Empty
+from padiff.sketches.sketch import BLOCK, ELEMENTS, Cut, Form, block_rows, cut_of, form_of
 
 # Dtypes that paddle's .numpy() silently returns as integers of the same width.
 _BITS = {
@@ -91,11 +91,11 @@ def copy(tensor: Any, empty: Empty = np.empty) -> np.ndarray:
 def sample(tensor: Any, transposed: bool = False) -> Any:
     array = live(tensor)
     if array is not None:
-        return cuts.sample(array, transposed)
+        return sketch.sample(array, transposed)
     tensor = _whole(tensor).detach()
     plain = not (tensor.is_selected_rows() or tensor.is_sparse())
     if tensor.place.is_cpu_place() or not plain:
-        return cuts.sample(copy(tensor), transposed)
+        return sketch.sample(copy(tensor), transposed)
     with paddle.no_grad():
         tensor = tensor.t() if transposed else tensor
         flat = (paddle.as_real(tensor) if tensor.is_complex() else tensor).reshape([-1])

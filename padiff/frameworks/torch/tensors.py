@@ -16,9 +16,9 @@ import torch
 from padiff.frameworks.base import Each, UncopiedError, in_turn
 from padiff.frameworks.hooking import TRANSFORMED
 from padiff.frameworks.torch.calls import OWN_CLASSES, Kinds, TensorsWatch, capturing
-from padiff.sketches import cuts
-from padiff.sketches.cuts import BLOCK, ELEMENTS, Cut, Form, block_rows, cut_of, form_of
+from padiff.sketches import sketch
 from padiff.sketches.samples import Empty
+from padiff.sketches.sketch import BLOCK, ELEMENTS, Cut, Form, block_rows, cut_of, form_of
 
 # Dtypes that numpy lacks, and for which torch's .numpy() raises: their memory is read as integers of the same width.
 _BITS = {
@@ -319,10 +319,10 @@ def copy(tensor: Any, empty: Empty = np.empty) -> np.ndarray:
 def sample(tensor: Any, transposed: bool = False) -> Any:
     array = live(tensor)
     if array is not None:
-        return cuts.sample(array, transposed)
+        return sketch.sample(array, transposed)
     tensor = readable(tensor)
     if tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_quantized:
-        return cuts.sample(array_of(tensor), transposed)
+        return sketch.sample(array_of(tensor), transposed)
     tensor = tensor.detach().t() if transposed else tensor.detach()
     flat = (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).reshape(-1)
     if flat.numel() <= ELEMENTS:
