@@ -12,6 +12,7 @@ import torch
 from kit.trainings import optimizer_of, paddle_net, trained
 
 import padiff
+from padiff.compare.declared.layers import optimizer_fix
 
 #: One rule in the words of both, set alike.
 RULES = {
@@ -335,3 +336,10 @@ def test_the_line_for_a_group_without_decay_says_so():
     report = padiff.compare_runs(reference, trained("torch", optimizer_of("torch", "AdamW", {"lr": 0.001})))
     (found,) = report.settings_differ
     assert found.fix == """torch.optim.AdamW([{"params": ['0.bias', '2.bias'], "weight_decay": 0.0}, ...])"""
+
+
+def test_the_line_names_parameters_of_the_model_itself_as_the_model_does():
+    line = optimizer_fix(
+        "torch", "AdamW", ["decay.decoupled"], {"decay.decoupled": 0.0}, ["(root)/scale", "inner/bias"]
+    )
+    assert line == """torch.optim.AdamW([{"params": ['scale', 'inner.bias'], "weight_decay": 0.0}, ...])"""

@@ -11,7 +11,7 @@ from padiff.align import Alignment, LayerPair
 from padiff.frameworks.catalog import LAYERS, OPTIMIZERS, SPELLINGS, ArgumentNames, checked_fix, is_loss, number_text
 from padiff.frameworks.settings import LAYER_SETTINGS
 from padiff.model import equivalents
-from padiff.records import Both, Difference, Layer
+from padiff.records import ROOT, Both, Difference, Layer
 from padiff.system.code import literal
 
 # How many parameters a line names.
@@ -51,7 +51,7 @@ def optimizer_fix(
     if not parameters:
         return checked_fix(framework, f"{kind}({', '.join(['...', *dict.fromkeys(arguments)])})")
     # Names of parameters come from a run, so these become string literals.
-    listed = ", ".join(literal(site.replace("/", ".")) for site in parameters[:_NAMED])
+    listed = ", ".join(literal(site.removeprefix(f"{ROOT}/").replace("/", ".")) for site in parameters[:_NAMED])
     listed += ", ..." if len(parameters) > _NAMED else ""
     if spelling.parameters:
         rate = values.get("lr")
