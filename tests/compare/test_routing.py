@@ -130,7 +130,7 @@ CAUSES = {
     "scaled": ("scale_added", "what div() in `(root)` gives is not scaled by 1.5"),
     "softmax of the chosen": ("softmax_added", "the second softmax() in `(root)` is left out"),
     "capacity": ("routing_capacity", "those beyond 14 rows for a place"),
-    "exchanged": ("parts_order", "`expert0` gives and what `expert1` gives are swapped"),
+    "exchanged": ("routing_places", "that choose places 0, 1 in topk() in the model: the two are exchanged"),
     "counts first": ("routing_auxiliary", "the shares of first choices"),
     "masked": ("routing_auxiliary", "the mean of softmax over 30 of 40 rows, times 6; the reference's is the shares"),
     "coefficient": ("loss_term_weight", "is 0.1 for the reference's 0.01"),

@@ -120,10 +120,10 @@ def test_the_tab_is_in_the_language_of_the_log_folder(tab, logs, address, monkey
     with contextlib.closing(DiffStream(logs / "chinese", NAMES)) as stream:
         for report in step_reports():
             stream.write(report)
-    assert asked(address, "words?pair=chinese")["words"]
     in_tab(tab, address)
     options = f"[...{FRAME}.document.querySelectorAll('.top select option')].map(one => one.value)"
     tab.wait(f"{options}.includes('chinese')")
+    assert asked(address, "words?pair=chinese")["words"]
     tab.run(
         f"(choice => {{ choice.value = 'chinese'; choice.dispatchEvent(new Event('change')); }})"
         f"({FRAME}.document.querySelector('.top select'))"

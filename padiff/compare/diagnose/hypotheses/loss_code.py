@@ -215,7 +215,8 @@ def _as_told(trial: Found, candidate: FormulaView | None, one: bool) -> Found:
     value = float(trial.sheet.formula.values[number])
     put = float(edit.changes[number](_no_value, _no_value))
     theirs = [float(candidate.formula.values[k]) for k in range(len(candidate.nodes)) if candidate.is_number(k)]
-    written = any(math.isclose(put, each, rel_tol=1e-4) for each in theirs)
+    # A factor of 1 is none: another edit leaves it out.
+    written = put != 1 and any(math.isclose(put, each, rel_tol=1e-4) for each in theirs)
     if written and not any(math.isclose(value, each, rel_tol=1e-4) for each in theirs):
         return replace(trial, edit=replace(edit, telling=True, free=0))
     return trial
