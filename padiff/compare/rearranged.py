@@ -16,6 +16,7 @@ from padiff.compare.choices import reached
 from padiff.compare.judge.limits import COARSENESS, allowed, coarse
 from padiff.compare.measure.pairs import measure_pair
 from padiff.errors import RunFolderError
+from padiff.frameworks.catalog import LAYERS
 from padiff.model import equivalents
 from padiff.records import (
     LOOP,
@@ -325,6 +326,8 @@ def _error(diff: Diff | None) -> float:
 # Least relative error that a different boundary explains, of a container's outputs and of other outputs. A missing
 # activation changes a tensor by far more than the first share, unless a normalisation leaves few negative values.
 _GROSS, _VISIBLE = 0.05, 1e-3
+# Classes of layers of both frameworks.
+_LIBRARY = frozenset().union(*LAYERS.values())
 
 
 def other_boundaries(
@@ -361,8 +364,13 @@ def other_boundaries(
     first = min((_order(d) for d in sure if not d.passed and _boundary_error(d) >= _VISIBLE / 2), default=math.inf)
     agreeing = [d for d in sure if _agrees(d) and _order(d) < first]
     last = max(map(_order, agreeing), default=-1)
-    # Two kinds of layer that give other shapes compute other quantities: a bag of embeddings, and embeddings.
-    kinds = {_pair_paths(p) for p in alignment.pairs if len({*p.map(equivalents.kind)}) > 1}
+    # Two kinds of the frameworks' layers that give other shapes compute other quantities: a bag of embeddings, and
+    # embeddings. A user's own class may compute what the other layer does.
+    kinds = {
+        _pair_paths(p)
+        for p in alignment.pairs
+        if len({*p.map(equivalents.kind)}) > 1 and all(p.map(lambda layer: layer.type in _LIBRARY))
+    }
     other_kinds = [d for d in wide if _has_other_shape(d) and _paths(d) in kinds]
     further = _ending_inside([d for d in wide if _order(d) >= last], steps) if steps is not None and values else []
     earlier = [d for d in wide if _order(d) < last and _leads_to(d, agreeing, sure, steps)]
