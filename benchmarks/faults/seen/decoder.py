@@ -229,7 +229,7 @@ PROGRAM = Program(
         Fault("rotary_sign", "forward", _ATTENTION, "rotary|sign", (r"rotary|rope", r"sign")),
         Fault("rotary_query_only", "forward", _ATTENTION, "rotary", (r"rotary|rope",)),
         Fault("rotary_base", "forward", r"h\.[01](\.o)?", "rotary|base", (r"rotary|rope", r"base|theta")),
-        Fault("positions_doubled", "forward", r"h\.[01](\.o)?", "rotary|position", (r"rotary|rope", r"position")),
+        Fault("positions_doubled", "forward", r"h\.[01](\.o)?", "rotary|position|sines and cosines are taken of", (r"rotary|rope|sine", r"position|multiplied")),
         Fault("causal_shifted", "forward", _ATTENTION, "mask|causal", (r"mask", r"causal")),
         Fault("causal_missing", "forward", _ATTENTION, "mask|causal", (r"mask", r"causal")),
         Fault("mlp_without_norm", "forward", r"h\.1(\.gate|\.up|\.n2)?", "norm|missing", (r"norm",)),
