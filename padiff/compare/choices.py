@@ -527,7 +527,7 @@ def _masked(scores: Both[np.ndarray]) -> Both[np.ndarray]:
 
 def _end(scores: np.ndarray, end: Callable[[np.ndarray], float]) -> float:
     """Return the least or the largest score if several rows hold it; else NaN."""
-    value = end(scores) if np.isfinite(scores).any() or np.isinf(scores).any() else math.nan
+    value = math.nan if np.isnan(scores).all() else end(scores)
     return value if (scores == value).any(axis=1).sum() > 1 else math.nan
 
 

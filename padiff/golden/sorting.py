@@ -41,13 +41,28 @@ from padiff.golden.folder import (
     unit_of,
     write_golden,
 )
-from padiff.records import NO_TRACE, Both, Diff, Figure, Judgement, Pair, Report, Rule, Run, Step, Trace, TracedCall
+from padiff.records import (
+    NO_TRACE,
+    PARAMETER_STAGES,
+    Both,
+    Diff,
+    Figure,
+    Judgement,
+    Pair,
+    Report,
+    Rule,
+    Run,
+    Step,
+    Trace,
+    TracedCall,
+)
 from padiff.records.declared import differences
 from padiff.records.diagnostic import Diagnostic, diagnostic_of
 from padiff.records.sources import SAME
 from padiff.records.step_diffs import StepDiffs
 from padiff.replaying.calibrating import computed_in
 from padiff.replaying.step_runner import MOVE_VARIABLE
+from padiff.system.terminal import first_few
 
 
 @dataclass(frozen=True)
@@ -148,7 +163,6 @@ def _judged(diff: Diff, movement: Movement | None) -> Diff:
 
 
 EQUAL, DRIFT, FAULT, UNKNOWN = "equal", "drift", "fault", "cannot tell"
-_OF_PARAMETERS = ("weight", "grad", "update")
 
 
 @dataclass(frozen=True)
@@ -309,7 +323,7 @@ def sort_run(golden: Golden, folder: Path) -> Sorted:
         sort = FAULT
     else:
         # What a thinned golden run has not recorded shows in the tensors that it has, if the new run has them, too.
-        has_parameters = not any(site.split("/")[-2] in _OF_PARAMETERS for site in report.coverage.reference_sites)
+        has_parameters = not any(site.split("/")[-2] in PARAMETER_STAGES for site in report.coverage.reference_sites)
         sort = DRIFT if report.passed or (golden.left_out and has_parameters) else UNKNOWN
     return Sorted(golden, folder, sort, mark, report, moved, environment, reason)
 
@@ -349,7 +363,7 @@ def sorted_text(result: Sorted) -> Iterator[str]:
     if not changed and result.sort != FAULT and first is not None:
         yield "changed        nothing that is known of the environment: the code computes in another order"
     if result.missing:
-        few = f"{result.missing[0]}{f' and {len(result.missing) - 1} more' if len(result.missing) > 1 else ''}"
+        few = first_few(result.missing, 1)
         yield f"not compared   the new run has not recorded {few}, which the golden run has (compiled code?)"
     if result.golden.left_out:
         yield f"not judged     left out of the golden run for its size: {result.golden.left_out}"

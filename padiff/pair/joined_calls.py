@@ -80,11 +80,13 @@ def joined_calls(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> JoinedC
         PadiffError: the values of inputs cannot be read.
     """
     rest: Both[list[Record]] = Both([], [])
+    if not backwards_agree(steps):
+        return JoinedCalls(steps, rest)
     inputs = steps.map(_inputs)
     joined: set[str] = set()
     for paths in pairs:
         calls = Both(*(side.get(path, {}) for side, path in zip(inputs, paths)))
-        if sorted(map(len, calls))[0] != 1 or max(map(len, calls)) < 2 or not backwards_agree(steps):
+        if sorted(map(len, calls))[0] != 1 or max(map(len, calls)) < 2:
             continue
         swapped = len(calls.reference) == 1
         many, few = calls.swapped(swapped)

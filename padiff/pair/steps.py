@@ -328,7 +328,7 @@ def _same_values(first: Record, second: Record) -> bool:
         return False
     a, b = first.source.sketch, second.source.sketch
     if a is not None and b is not None:
-        return bool(not np.any(a.errors(b)))
+        return a.is_equal(b)
     return np.array_equal(first.value, second.value, equal_nan=True)
 
 

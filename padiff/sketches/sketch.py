@@ -309,6 +309,10 @@ class Sketch:
         share = self.size / self.looked_at if self.size else 1.0
         return np.asarray(difference * math.sqrt(share))
 
+    def is_equal(self, other: Sketch) -> bool:
+        """Return True if two sketches are equal to the bit, as those of equal tensors are."""
+        return bool(not np.any(self.errors(other)) and self.l2 == other.l2)
+
     def row(self) -> np.ndarray:
         """Return the sketch in its stored form: `ROW` numbers in float64."""
         out = np.zeros(ROW)

@@ -211,7 +211,7 @@ def _starts_equal(owned: Both[Owned], seen: Both[RuntimeEvidence]) -> bool:
     )
     a, b = values
     if isinstance(a, Sketch) and isinstance(b, Sketch):
-        return bool(not np.any(a.errors(b)) and a.l2 == b.l2)
+        return a.is_equal(b)
     return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.array_equal(a, b)
 
 

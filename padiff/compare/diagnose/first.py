@@ -55,7 +55,6 @@ from padiff.records import (
     is_functional,
 )
 from padiff.records.compared import UNKNOWN_LINES
-from padiff.system.frames import Frame
 from padiff.system.terminal import first_few
 
 # The largest error of rows that count as equal, relative to the largest element.
@@ -433,7 +432,9 @@ def described(diff: Diff, step: Sequence[Diff], evidence: Evidence, compute: boo
         recomputed=which_side(scene, place, evidence) if compute else None,
         rank=_rank(place.diff.pair, scene, step),
         stacks=_stacks(place, evidence),
-        code=UNKNOWN_LINES if place.calls is None or place.calls.same is None else place.calls.same.map(_line),
+        code=UNKNOWN_LINES
+        if place.calls is None or place.calls.same is None
+        else place.calls.same.map(lambda call: call.line),
     )
     return first, place
 
@@ -600,10 +601,6 @@ def _stack(step: Step, record: Record | None) -> tuple[str, ...]:
     site = record.layer, record.call
     calls = (call for call in step.trace.calls if not call.function and (call.layer, call.call) == site)
     return next(map(_lines, calls), ())
-
-
-def _line(call: TracedCall) -> Frame | None:
-    return call.line
 
 
 def _lines(call: TracedCall) -> tuple[str, ...]:
