@@ -10,15 +10,17 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import Match, SequenceMatcher
+from types import MappingProxyType
 
 import numpy as np
 
 from padiff.align import Alignment
+from padiff.compare.judge.limits import allowed
 from padiff.errors import RunFolderError
-from padiff.frameworks.catalog import row_axis
+from padiff.frameworks.catalog import first_rank, pooled_axes, row_axis
 from padiff.records import LOOP, ROOT, Both, Choice, RunInfo, Step, Trace, TracedCall
 
 # Functions that leave the order of equal scores open, and those that rank all places.
@@ -27,8 +29,13 @@ _OPEN, WHOLE = frozenset({"topk", "sort", "argsort"}), frozenset({"sort", "argso
 _SLICES = frozenset({"getitem", "slice", "narrow"})
 # Least relative distance of scores that are not of one form; factor by which another form has to be nearer.
 _OTHER, _NEARER = 0.05, 4.0
+# Most rows that hold one extreme score by chance: a table of distances holds each twice.
+_TWICE = 2
 # Largest number of scores for which a table of all places is made.
 _MOST = 1 << 24
+
+
+_NO_PLACES: Mapping[int, np.ndarray] = MappingProxyType({})
 
 
 def _none() -> np.ndarray:
@@ -66,11 +73,15 @@ class Flips:
         gap: largest distance, in each recorded row, of the scores that the two sides chose, on one side.
         size: root mean square of the scores.
         chosen: number of places that each side chooses.
-        touched: numbers of rows that are the places that were chosen otherwise: of a table of distances between rows.
+        dtype: the narrower dtype of the scores.
+        touched: numbers of rows that are the places that were chosen otherwise, of a table of distances between rows;
+            and of rows that chose an entry which earlier steps have moved.
         chosen_places: mask of the places that each side chose, if there is one row.
         places: mask of the places that some row chose otherwise; `None` for a threshold.
         tokens: the places that were chosen otherwise, if the places are tokens or samples; else `None`.
         picks: the chosen places, in the order in which the call returns them; `None` for a threshold.
+        elements: the elements of the scores that only one side chose, if the call hands on their values and nothing
+            else: only gradients then go to other elements; else `None`.
     """
 
     calls: Both[TracedCall]
@@ -85,11 +96,13 @@ class Flips:
     gap: np.ndarray
     size: float
     chosen: Both[int]
+    dtype: str
     touched: np.ndarray = field(default_factory=_none)
     chosen_places: Both[np.ndarray] | None = None
     places: np.ndarray | None = None
     tokens: View | None = None
     picks: View | None = None
+    elements: View | None = None
 
     @property
     def count(self) -> int:
@@ -120,13 +133,20 @@ def chooses(steps: Both[Step]) -> bool:
         return False
 
 
-def flips_of(steps: Both[Step], alignment: Alignment, infos: Both[RunInfo]) -> list[Flips]:
-    """Return the calls of a step that chose otherwise in some rows, in the reference's order."""
+def flips_of(
+    steps: Both[Step], alignment: Alignment, infos: Both[RunInfo], earlier: Mapping[int, np.ndarray] = _NO_PLACES
+) -> list[Flips]:
+    """Return the calls of a step that chose otherwise in some rows, in the reference's order.
+
+    Args:
+        earlier: masks of the entries of codebooks that follow the rows which chose them, by the number of entries:
+            those that earlier steps chose otherwise. Their scores may differ in any way.
+    """
     one_framework = infos.reference.framework == infos.candidate.framework
     traces = steps.map(lambda step: step.trace)
     found: list[Flips] = []
     for position, calls in paired(traces, alignment):
-        flips = _flips(traces, position, calls, one_framework)
+        flips = _flips(traces, position, calls, one_framework, earlier)
         if flips is not None and (flips.count or flips.chosen.reference != flips.chosen.candidate):
             found.append(flips)
     return found
@@ -139,12 +159,19 @@ def _choosing(trace: Trace) -> list[tuple[int, TracedCall]]:
 def paired(traces: Both[Trace], alignment: Alignment) -> Iterator[tuple[int, Both[TracedCall]]]:
     """Yield pairs of choosing calls, with the position of the reference's call, in the reference's order.
 
-    Rankings are paired in order if both sides rank as often, among as many rows; else layer by layer. The same for
-    thresholds.
+    Rankings are paired in order if both sides rank as often, among as many rows; else layer by layer, and those that
+    return places apart from those that return values only. The same for thresholds.
     """
     calls = traces.map(_choosing)
     pairs: list[tuple[int, Both[TracedCall]]] = []
-    for some in (calls.map(_rankings), calls.map(_thresholds)):
+    groups = [calls.map(_rankings), calls.map(_thresholds)]
+    if not _alike(traces, *groups[0]):
+        rankings = groups.pop(0).zip(traces)
+        for hands_on in (True, False):
+            groups.append(
+                rankings.map(lambda side: [each for each in side[0] if returns_places(side[1], each[1]) is hands_on])
+            )
+    for some in groups:
         pairs += _paired(traces, some, alignment)
     return iter(sorted(pairs, key=lambda pair: pair[0]))
 
@@ -152,15 +179,14 @@ def paired(traces: Both[Trace], alignment: Alignment) -> Iterator[tuple[int, Bot
 def _paired(
     traces: Both[Trace], calls: Both[list[tuple[int, TracedCall]]], alignment: Alignment
 ) -> Iterator[tuple[int, Both[TracedCall]]]:
-    rows = calls.zip(traces).map(lambda side: [_rows(side[1], each) for each in side[0]])
-    if rows.reference == rows.candidate:
+    if _alike(traces, *calls):
         for (position, reference), (_, candidate) in zip(*calls):
             yield position, Both(reference, candidate)
         return
     partners = {pair.reference.path: pair.candidate.path for pair in alignment.pairs}
     for layer, some in _by_layer(calls.reference).items():
         others = _by_layer(calls.candidate).get((partners.get(layer[0], ""), layer[1]), [])
-        if [_rows(traces.reference, each) for each in some] == [_rows(traces.candidate, each) for each in others]:
+        if _alike(traces, some, others):
             blocks = [Match(0, 0, len(some))]
         else:  # one side may choose in several calls where the other makes one
             keys = Both(some, others).zip(traces).map(lambda side: [_key(side[1], each) for each in side[0]])
@@ -170,6 +196,33 @@ def _paired(
             for number in range(count):
                 position, call = some[first + number]
                 yield position, Both(call, others[second + number][1])
+
+
+def _alike(
+    traces: Both[Trace], calls: Sequence[tuple[int, TracedCall]], others: Sequence[tuple[int, TracedCall]]
+) -> bool:
+    """Return True if calls of the two sides choose as often, among as many rows, and none one rank for the first ones.
+
+    A call that ranks all places stands for any.
+    """
+    if len(calls) != len(others):
+        return False
+    for pair in zip(calls, others):
+        if _rows(traces.reference, pair[0]) != _rows(traces.candidate, pair[1]):
+            return False
+        single = [_first(trace, call) is not None for trace, (_, call) in zip(traces, pair)]
+        if single[0] != single[1] and not any(call.function in WHOLE for _, call in pair):
+            return False
+    return True
+
+
+def _first(trace: Trace, call: TracedCall) -> int | None:
+    return first_rank(call.function, call.arguments, _places_of(trace, call)) if call.inputs else None
+
+
+def returns_places(trace: Trace, call: TracedCall) -> bool:
+    """Return True if a call that ranks returns places, and not only values."""
+    return any(not _is_real(trace, operand.tensor) for operand in call.outputs)
 
 
 def _by_layer(calls: list[tuple[int, TracedCall]]) -> dict[tuple[str, int], list[tuple[int, TracedCall]]]:
@@ -185,10 +238,10 @@ def _rows(trace: Trace, call: tuple[int, TracedCall]) -> int:
     return choice.rows if choice.chosen or not call[1].inputs else _places_of(trace, call[1])
 
 
-def _key(trace: Trace, call: tuple[int, TracedCall]) -> tuple[int, int, int]:
-    """Return the number of rows of a call, of the places among which it chooses, and of the chosen ones."""
+def _key(trace: Trace, call: tuple[int, TracedCall]) -> tuple[int, int, int, int | None]:
+    """Return the number of rows of a call, of the places among which it chooses, of the chosen ones, and a rank."""
     choice = _choice(call)
-    return choice.rows, _places_of(trace, call[1]) if call[1].inputs else 0, choice.chosen
+    return choice.rows, _places_of(trace, call[1]) if call[1].inputs else 0, choice.chosen, _first(trace, call[1])
 
 
 def _rankings(calls: list[tuple[int, TracedCall]]) -> list[tuple[int, TracedCall]]:
@@ -216,7 +269,13 @@ class _Tables:
         return _Tables(self.scores[rows], self.places[rows], self.picked[rows])
 
 
-def _flips(traces: Both[Trace], position: int, calls: Both[TracedCall], one_framework: bool) -> Flips | None:
+def _flips(
+    traces: Both[Trace],
+    position: int,
+    calls: Both[TracedCall],
+    one_framework: bool,
+    earlier: Mapping[int, np.ndarray],
+) -> Flips | None:
     choices: Both[Choice] = calls.map(lambda call: call.choice)  # type: ignore[arg-type, return-value]
     tables = [_tables(*side) for side in traces.zip(choices)]
     grid = grid_of(traces.reference, calls.reference)
@@ -224,14 +283,18 @@ def _flips(traces: Both[Trace], position: int, calls: Both[TracedCall], one_fram
         return None
     rows, chosen = choices.reference.rows, choices.map(lambda choice: choice.chosen)
     if not all(chosen):
-        return _of_threshold(calls, position, grid, Both(tables[0], tables[1]))
+        return _of_threshold(calls, position, grid, Both(tables[0], tables[1]), _dtype(traces, choices))
     ids = choices.map(lambda choice: np.arange(0, rows, choice.every))
     common = np.intersect1d(*ids)
     sides = Both(*(table.at(np.isin(each, common)) for table, each in zip((tables[0], tables[1]), ids)))
     if {call.function in WHOLE for call in calls} == {True, False}:
         chosen = Both(min(chosen), min(chosen))  # one side ranks all places, and its code takes the first ones
     count = min(chosen)
-    best = sides.map(lambda side: side.picked[:, :count])
+    firsts = traces.zip(calls).map(lambda side: _first(*side))
+    first = next((each for each in firsts if each is not None), 0)
+    best = sides.zip(firsts).map(lambda side: _taken(side[0], first if side[1] is None else 0, count))
+    if any(side.shape[1] != count for side in best):
+        return None
     width = _places_of(traces.reference, calls.reference)
     largest = max(int(table.max(initial=0)) for side in sides for table in (side.places, side.picked))
     smallest = min(int(table.min(initial=0)) for side in sides for table in (side.places, side.picked))
@@ -244,21 +307,43 @@ def _flips(traces: Both[Trace], position: int, calls: Both[TracedCall], one_fram
     at = np.arange(len(common))[:, None]
     if any(call.arguments.get("sorted") is False for call in calls):
         best = best.zip(known).map(lambda side: _in_order(side[0], side[1][at, side[0]], sides.reference))
-    flipped = (best.reference != best.candidate).any(axis=1)
+    others = _otherwise(best, width)
+    hands_on = traces.zip(calls).map(lambda side: returns_places(*side))
+    for side, has_places in zip(sides, hands_on):
+        if not has_places and count == 1 and first == 0:  # its gradient may go to all places that share the best score
+            rows_at, ranks_at = np.nonzero(side.scores == side.scores[:, :1])
+            shared = (side.scores[:, 1:] == side.scores[:, :1]).any(axis=1)[rows_at]
+            others[rows_at[shared], side.places[rows_at, ranks_at][shared]] = True
+    flipped = others.any(axis=1)
+    moved = earlier.get(width)
+    if moved is not None:
+        for table in known:
+            table[:, moved] = np.nan
+    raw = known
     known = _in_one_form(_masked(known), flipped)
     with np.errstate(invalid="ignore"):  # scores of minus infinity on both sides
         distance = np.nan_to_num(np.abs(known.candidate - known.reference), nan=0.0, posinf=np.inf)
     tied = best.reference == best.candidate
-    is_open = one_framework and any(call.function in _OPEN for call in calls)
+    no_rule = any(call.function in _OPEN for call in calls)
     equal = np.logical_and(*(table[at, best.reference] == table[at, best.candidate] for table in known))
     involved = np.maximum(distance[at, best.reference], distance[at, best.candidate])
     with np.errstate(invalid="ignore"):
-        gaps = known.map(lambda table: np.abs(table[at, best.reference] - table[at, best.candidate]))
-        gap = np.nan_to_num(np.minimum(*gaps), nan=0.0, posinf=np.inf).max(axis=1)
-    others = _otherwise(best, width)
-    picks = View((*grid, count), _rows_at(common, rows, best.reference != best.candidate).reshape(-1))
+        gaps, raw_gaps = (
+            some.map(lambda table: np.abs(table[at, best.reference] - table[at, best.candidate])) for some in (known, raw)
+        )
+        apart = np.minimum(*gaps)
+        apart = np.where(np.isinf(apart), np.minimum(*raw_gaps), apart)  # one of the two is masked elsewhere
+        gap = np.nan_to_num(apart, nan=0.0, posinf=np.inf).max(axis=1)
+    ties = flipped & (tied | equal).all(axis=1)
+    if not all(hands_on) or (no_rule and (one_framework or 2 * ties.sum() <= flipped.sum())):
+        # Equal scores in no order; or few of them among scores that nearly tie, which no rule for ties explains.
+        ties = np.zeros_like(ties)
+    otherwise = best.reference != best.candidate
+    if moved is not None:
+        otherwise |= moved[best.reference] | moved[best.candidate]
+    picks = View((*grid, count), _rows_at(common, rows, otherwise).reshape(-1))
     if rows == 1 and len(common) == 1:
-        single = _of_places(calls, position, best, distance[0], involved[0], float(gap[0]), _rms(known.reference))
+        single = _of_places(calls, position, best, distance[0], involved[0], float(gap[0]), _rms(known.reference), _dtype(traces, choices))
         return replace(single, chosen=chosen, picks=picks)
     return Flips(
         calls=calls,
@@ -267,22 +352,68 @@ def _flips(traces: Both[Trace], position: int, calls: Both[TracedCall], one_fram
         rows=rows,
         recorded=common,
         flipped=flipped,
-        ties=flipped & (tied | equal).all(axis=1) & (not is_open),
+        ties=ties,
         error=distance.max(axis=1),
         moved=involved.max(axis=1),
         gap=gap,
         size=_rms(known.reference),
         chosen=chosen,
-        touched=_touched(best, rows) if width == rows else _none(),
+        dtype=_dtype(traces, choices),
+        touched=np.union1d(
+            _touched(others) if width == rows and not pooled(calls.reference) else _none(),
+            _none() if moved is None else common[(moved[best.reference] | moved[best.candidate]).any(axis=1)],
+        ),
         places=np.asarray(others.any(axis=0)),
         tokens=_tokens(traces.reference, position, calls.reference, _rows_at(common, rows, others)),
         picks=picks,
+        elements=None
+        if any(side and _uses_places(trace, call) for side, trace, call in zip(hands_on, traces, calls))
+        or all(hands_on)
+        else _elements(traces.reference, calls.reference, _rows_at(common, rows, others)),
     )
+
+
+def pooled(call: TracedCall) -> int:
+    """Return the number of axes over which a call pools, and returns from where its output comes; else 0."""
+    return pooled_axes(call.function, call.arguments)
+
+
+def _uses_places(trace: Trace, call: TracedCall) -> bool:
+    """Return True if a trace with calls of functions shows that the places are used which a call returned."""
+    places = {operand.tensor for operand in call.outputs if not _is_real(trace, operand.tensor)}
+    return trace.functions and any(operand.tensor in places for each in trace.calls for operand in each.inputs)
+
+
+def _elements(trace: Trace, call: TracedCall, mask: np.ndarray) -> View | None:
+    """Return a mask of the elements of the scores."""
+    shape, axis = trace.tensors[call.inputs[0].tensor].shape, row_axis(call.function, call.arguments)
+    if not isinstance(axis, int):
+        return View(shape, mask.reshape(-1)) if mask.size == math.prod(shape) else None
+    axis %= len(shape)
+    if mask.size != math.prod(shape):
+        return None
+    lead = [extent for number, extent in enumerate(shape) if number != axis]
+    return View(shape, np.moveaxis(mask.reshape(*lead, shape[axis]), -1, axis).reshape(-1))
+
+
+def _taken(side: _Tables, first: int, count: int) -> np.ndarray:
+    """Return what a side picked from a rank on, counted from the least score if it is not the first one."""
+    if first and side.scores[0, 0] > side.scores[0, -1]:
+        first = side.picked.shape[1] - 1 - first
+    return side.picked[:, first : first + count]
+
+
+def _dtype(traces: Both[Trace], choices: Both[Choice]) -> str:
+    dtypes = traces.zip(choices).map(lambda side: side[0].tensors[side[1].scores].dtype)
+    return max(dtypes, key=lambda dtype: allowed(dtype, "forward"))
 
 
 def _places_of(trace: Trace, call: TracedCall) -> int:
     """Return the number of places among which a call chooses."""
     shape, axis = trace.tensors[call.inputs[0].tensor].shape, row_axis(call.function, call.arguments)
+    axes = pooled(call)
+    if axes:
+        return math.prod(shape[-axes:])
     if isinstance(axis, int) and -len(shape) <= axis < len(shape):
         return shape[axis]
     return math.prod(shape)
@@ -318,6 +449,8 @@ def _tokens(trace: Trace, position: int, call: TracedCall, mask: np.ndarray) -> 
     among the same ones (experts that choose tokens).
     """
     shape, axis = trace.tensors[call.inputs[0].tensor].shape, row_axis(call.function, call.arguments)
+    if pooled(call):
+        return View(shape, mask.reshape(-1)) if mask.size == math.prod(shape) else None
     if not isinstance(axis, int):
         return None
     axis %= len(shape)
@@ -336,10 +469,8 @@ def _tokens(trace: Trace, position: int, call: TracedCall, mask: np.ndarray) -> 
     return None
 
 
-def _touched(best: Both[np.ndarray], rows: int) -> np.ndarray:
-    other = best.reference != best.candidate
-    places = np.unique(np.concatenate([best.reference[other], best.candidate[other]]))
-    return places[(places >= 0) & (places < rows)]
+def _touched(others: np.ndarray) -> np.ndarray:
+    return np.flatnonzero(others.any(axis=0))
 
 
 def _of_places(
@@ -350,6 +481,7 @@ def _of_places(
     involved: np.ndarray,
     gap: float,
     size: float,
+    dtype: str,
 ) -> Flips:
     """Return the flips of a call with one row: its places are what is chosen, of samples or tokens."""
     flipped = _otherwise(best, len(distance))[0]
@@ -366,11 +498,14 @@ def _of_places(
         gap=np.where(flipped, gap, 0.0),
         size=size,
         chosen=best.map(lambda places: places.shape[1]),
+        dtype=dtype,
         chosen_places=best.map(lambda places: np.isin(np.arange(len(distance)), places[0])),
     )
 
 
-def _of_threshold(calls: Both[TracedCall], position: int, grid: tuple[int, ...], tables: Both[_Tables]) -> Flips:
+def _of_threshold(
+    calls: Both[TracedCall], position: int, grid: tuple[int, ...], tables: Both[_Tables], dtype: str
+) -> Flips:
     """Return the flips of a call that compares with a threshold: each element is a row of its own."""
     places = tables.map(lambda side: side.places[0])
     both, *at = np.intersect1d(*places, return_indices=True)
@@ -394,6 +529,7 @@ def _of_threshold(calls: Both[TracedCall], position: int, grid: tuple[int, ...],
         gap=distance,
         size=_rms(known.reference),
         chosen=Both(0, 0),
+        dtype=dtype,
     )
 
 
@@ -490,6 +626,9 @@ def grid_of(trace: Trace, call: TracedCall) -> tuple[int, ...] | None:
     shape = trace.tensors[call.inputs[0].tensor].shape
     if not choice.chosen:
         return shape
+    axes = pooled(call)
+    if axes:
+        return shape[:-axes] if math.prod(shape[:-axes]) == choice.rows else None
     axis = row_axis(call.function, call.arguments)
     if not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
         return (1,)
@@ -528,7 +667,7 @@ def _masked(scores: Both[np.ndarray]) -> Both[np.ndarray]:
 def _end(scores: np.ndarray, end: Callable[[np.ndarray], float]) -> float:
     """Return the least or the largest score if several rows hold it; else NaN."""
     value = math.nan if np.isnan(scores).all() else end(scores)
-    return value if (scores == value).any(axis=1).sum() > 1 else math.nan
+    return value if (scores == value).any(axis=1).sum() > _TWICE else math.nan
 
 
 def _in_one_form(scores: Both[np.ndarray], flipped: np.ndarray) -> Both[np.ndarray]:

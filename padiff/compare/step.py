@@ -178,8 +178,8 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
             left = before.flips.get(number, EarlierFlips()).with_trace(rank.reference.trace)
             if not judged.passed:
                 # A step that passes may leave flips, too: they are looked up when a later step does not pass.
-                left = left.with_places([each for some in before.last.get(number, ()) for each in _flips(some, plan)])
-                flips = _flips(rank, plan)
+                left = left.with_places([each for some in before.last.get(number, ()) for each in _flips(some, plan, {})])
+                flips = _flips(rank, plan, left.moved(judged))
                 judged, counts = judged_by_rows(
                     judged,
                     flips,
@@ -209,5 +209,5 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
     return diffs_by_rank, after
 
 
-def _flips(steps: Both[Step], plan: ComparisonPlan) -> list[Flips]:
-    return flips_of(steps, plan.alignment, plan.runs.map(lambda run: run.info))
+def _flips(steps: Both[Step], plan: ComparisonPlan, moved: Mapping[int, np.ndarray]) -> list[Flips]:
+    return flips_of(steps, plan.alignment, plan.runs.map(lambda run: run.info), moved)

@@ -466,7 +466,8 @@ _MAKING = (
 )  # fmt: skip
 _DECIDING = (
     "eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "bitwise_not", "bitwise_and",
-    "bitwise_or", "isnan", "isinf", "sign", "topk", "sort", "argmax", "argmin", "argsort",
+    "bitwise_or", "isnan", "isinf", "sign", "topk", "sort", "argmax", "argmin", "argsort", "kthvalue", "quantile",
+    "searchsorted", "trunc", "floor_divide", "heaviside", "nonzero", "multinomial", "isin",
 )  # fmt: skip
 _FURTHER = (
     "addmm", "baddbmm", "square", "pow", "erf", "stack", "roll", "flip", "tan", "atan", "sinh", "cosh", "expm1",
@@ -477,7 +478,8 @@ _FURTHER = (
     "index_add", "scatter_add", "put_along_axis", "log10", "log2", "acos", "asin", "acosh", "asinh", "atanh", "atan2",
     "diff", "diagonal", "logaddexp", "hypot", "nan_to_num", "var_mean", "std_mean", "clamp_min", "clamp_max", "logit",
     "erfc", "index_put", "pairwise_distance", "margin_ranking_loss", "triplet_margin_loss",
-    "cosine_embedding_loss", "soft_margin_loss", "isfinite",
+    "cosine_embedding_loss", "soft_margin_loss", "isfinite", "max_unpool1d", "max_unpool2d", "max_unpool3d",
+    "fractional_max_pool2d", "fractional_max_pool3d", "gumbel_softmax", "scatter_reduce", "bincount",
 )  # fmt: skip
 _HEARD = COMPUTING.union(LOOKING, _MAKING, _DECIDING, _FURTHER)
 
@@ -546,6 +548,11 @@ _ALSO = {
     "take_along_dim": "take_along_axis",
     "amax": "max",
     "amin": "min",
+    "msort": "sort",
+    "nanmedian": "median",
+    "nanquantile": "quantile",
+    "fix": "trunc",
+    "__floordiv__": "floor_divide",
     "arccos": "acos",
     "arcsin": "asin",
     "arctan": "atan",
@@ -559,11 +566,15 @@ _ALSO = {
 # Parameter names of the functions of torch that are written in C, by common name of the function.
 _PARAMETERS = {
     **dict.fromkeys(("softmax", "log_softmax", "cumsum", "cumprod", "glu"), ("input", "dim")),
-    **dict.fromkeys(("mean", "sum", "prod", "var", "std", "logsumexp", "max", "min", "argmax", "argmin", "squeeze",
+    **dict.fromkeys(("mean", "sum", "prod", "var", "std", "logsumexp", "max", "min", "argmax", "argmin", "median", "squeeze",
                      "unsqueeze", "unbind", "norm"), ("input", "dim", "keepdim")),
     **dict.fromkeys(("add", "sub", "mul", "div", "matmul", "pow", "eq", "ne", "lt", "le", "gt", "ge", "maximum",
                      "minimum", "rsub", "rdiv", "rmatmul", "rpow", "remainder"), ("input", "other")),
     **dict.fromkeys(("sort", "argsort"), ("input", "dim", "descending")),
+    "bucketize": ("input", "boundaries"),
+    "kthvalue": ("input", "k", "dim", "keepdim"),
+    "quantile": ("input", "q", "dim", "keepdim"),
+    "searchsorted": ("sorted_sequence", "input"),
     "topk": ("input", "k", "dim", "largest", "sorted"),
     "transpose": ("input", "dim0", "dim1"),
     "cat": ("tensors", "dim"),
@@ -593,13 +604,41 @@ def row_axis(name: str, arguments: Mapping[str, Any]) -> Any:
         arguments: its plain arguments by parameter name, as a trace has them: of any type.
     """
     axis = arguments.get("dim", arguments.get("axis"))
-    return -1 if axis is None and name in ("topk", "sort", "argsort") else axis
+    return -1 if axis is None and name in ("topk", "sort", "argsort", "kthvalue") else axis
+
+
+def first_rank(name: str, arguments: Mapping[str, Any], size: int) -> int | None:
+    """Return the rank, from the least score, of the place that a function takes from the middle of a row.
+
+    `None` for functions that take the first places.
+
+    Args:
+        name, arguments: see `row_axis`.
+        size: number of places.
+    """
+    rank: Any = None
+    if name == "kthvalue":
+        rank = arguments.get("k")
+        rank = rank - 1 if isinstance(rank, int) else None
+    elif name == "median":
+        rank = (size - 1) // 2
+    elif name == "quantile":
+        q = arguments.get("q")
+        rank = math.floor(q * (size - 1)) if isinstance(q, (int, float)) and 0 <= q <= 1 else None
+    return rank if rank is not None and 0 <= rank < size else None
+
+
+def pooled_axes(name: str, arguments: Mapping[str, Any]) -> int:
+    """Return the number of axes, the last ones, over which a function pools, if it returns the places; else 0."""
+    if not name.endswith("d") or "max_pool" not in name:
+        return 0
+    return int(name[-2]) if arguments.get("return_indices") or arguments.get("return_mask") else 0
 
 
 def heard_name(name: str) -> str | None:
     """Return the common name of a function or operator; `None` if traces leave the function out."""
     bare = name if name.startswith("__") else name.rstrip("_")
-    bare = bare.removeprefix("linalg_").removeprefix("special_")
+    bare = bare.removeprefix("linalg_").removeprefix("special_").removesuffix("_with_indices")
     bare = _COMMON.get(bare) or _ALSO.get(bare) or _TRANSPOSED.get(bare, bare)
     return bare if bare in _HEARD or bare in ("rmatmul", "rpow") else None
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from padiff.frameworks.base import Tensors
-from padiff.frameworks.catalog import row_axis
+from padiff.frameworks.catalog import first_rank, pooled_axes, row_axis
 from padiff.model.selection import Node
 from padiff.records import Evaluation
 from padiff.system.frames import Frame
@@ -236,12 +236,21 @@ def _number(value: Any) -> Any:
     return int(value) if abs(int(value)) < 2**63 else str(int(value))
 
 
-#: Functions that choose the best places of each row of scores.
-RANKING = frozenset({"topk", "argmax", "argmin", "sort", "argsort", "max", "min"})
-#: Functions that compare each element with a threshold.
-THRESHOLDS = frozenset({"gt", "ge", "lt", "le", "round", "floor", "ceil", "sign"})
+#: Functions that choose the best places of each row of scores, or the place at one rank.
+RANKING = frozenset(
+    ["topk", "argmax", "argmin", "sort", "argsort", "max", "min", "kthvalue", "median", "quantile"]
+)
+#: Functions that choose a place of each window.
+POOLING = frozenset(
+    f"{kind}max_pool{n}d" for kind in ("", "adaptive_", "fractional_") for n in (1, 2, 3)
+)
+#: Functions that compare each element with a threshold, or with several.
+THRESHOLDS = frozenset(
+    ["gt", "ge", "lt", "le", "eq", "ne", "round", "floor", "ceil", "trunc", "sign", "heaviside", "floor_divide"]
+    + ["bucketize", "searchsorted"]
+)
 #: Functions that choose, by their common names.
-CHOOSING = RANKING | THRESHOLDS
+CHOOSING = RANKING | THRESHOLDS | POOLING
 
 #: Ranks that are kept beyond the chosen ones: where several scores nearly tie, the other side may choose any of them.
 BEYOND = 4
@@ -259,11 +268,13 @@ class Ranks(NamedTuple):
         axis: axis of the scores; `None` for all elements.
         chosen: number of places.
         largest: True if the largest scores are chosen.
+        first: rank of the first chosen place.
     """
 
     axis: int | None
     chosen: int
     largest: bool
+    first: int = 0
 
 
 def ranks_of(name: str, arguments: Mapping[str, Any], shape: Sequence[int]) -> Ranks | None:
@@ -275,13 +286,16 @@ def ranks_of(name: str, arguments: Mapping[str, Any], shape: Sequence[int]) -> R
         shape: shape of the scores.
     """
     axis = row_axis(name, arguments)
-    if name in ("max", "min") and "dim" not in arguments:
-        return None  # returns the maximum without its place
+    if name in ("max", "min") and axis is None:
+        return None  # one place of all
     if not (axis is None or isinstance(axis, int)) or not shape or math.prod(shape) == 0:
         return None
     if axis is not None and not -len(shape) <= axis < len(shape):
         return None
     size = math.prod(shape) if axis is None else shape[axis]
+    if name in ("kthvalue", "median", "quantile"):
+        first = first_rank(name, arguments, size)
+        return None if first is None else Ranks(axis, 1, False, first)
     chosen = arguments.get("k", 1) if name == "topk" else size if name in ("sort", "argsort") else 1
     if not isinstance(chosen, int) or not 0 < chosen <= size:
         return None
@@ -300,7 +314,9 @@ def above(name: str, value: Any, other: Any) -> Any:
     """
     if name == "round":
         return value - value.floor() - 0.5
-    if name in ("floor", "ceil"):
+    if name == "floor_divide":
+        value = value / other
+    if name in ("floor", "ceil", "trunc", "floor_divide"):
         return value - value.round()
     if other is None:
         return value
@@ -335,31 +351,73 @@ def seen(
         sketched: True to keep `SKETCHED_ROWS` evenly spaced rows only.
     """
     scores, other, *_ = (*given.values(), None, None)
+    if name == "searchsorted":
+        scores, other = other, scores
     if not tensors.is_tensor(scores) or not tensors.dtype(scores).startswith(("float", "bfloat")):
         return None
     if name in THRESHOLDS:
-        row = tensors.rows(above(name, scores.detach(), other), None)
+        if name in ("eq", "ne") and not tensors.is_tensor(other):
+            return None  # a mask, not a choice by scores
+        if name in ("bucketize", "searchsorted"):
+            row = _from_boundaries(tensors, scores, other)
+        else:
+            row = tensors.rows(above(name, scores.detach(), other), None)
+        if row is None:
+            return None
         size = tensors.shape(row)[1]
         if not size:
             return None
         _, places = tensors.ranked(row.abs(), min(NEAREST, size), False)
         return Seen(None, 1, 1, tensors.along(row, places), places)
+    axes = pooled_axes(name, arguments)
+    if axes:
+        return _pooled(tensors, scores, axes, sketched)
     ranks = ranks_of(name, arguments, tensors.shape(scores))
-    if ranks is None:
+    if name not in RANKING or ranks is None:
         return None
     table = tensors.rows(scores, ranks.axis)
     rows, size = tensors.shape(table)
-    count = min(ranks.chosen + BEYOND, size)
+    count = min(ranks.first + ranks.chosen + BEYOND, size)
     every = -(-rows // SKETCHED_ROWS) if sketched else 1
     if -(-rows // every) * count > MOST:
         return None
-    return Seen(ranks, rows, every, *tensors.ranked(table[::every], count, ranks.largest))
+    best, places = tensors.ranked(table[::every], count, ranks.largest)
+    start = before_first(ranks.first)
+    return Seen(ranks, rows, every, best[:, start:], places[:, start:])
+
+
+def before_first(first: int) -> int:
+    """Return the rank of the first kept score: some before the chosen one are kept, too."""
+    return max(0, first - BEYOND)
+
+
+def _pooled(tensors: Tensors, scores: Any, axes: int, sketched: bool) -> Seen | None:
+    """Return the planes from which a pooling function takes a place of each window."""
+    shape = tensors.shape(scores)
+    rows, size = math.prod(shape[:-axes]), math.prod(shape[-axes:])
+    if not rows * size or size > MOST:
+        return None
+    every = max(-(-rows // SKETCHED_ROWS) if sketched else 1, -(-rows * size // MOST))
+    table = scores.detach().reshape([rows, size])[::every]
+    return Seen(Ranks(-1, 0, True), rows, every, *tensors.ranked(table, size, True))
+
+
+def _from_boundaries(tensors: Tensors, values: Any, boundaries: Any) -> Any:
+    """Return how far each value lies above the nearest of the boundaries, as one row; `None` if there are too many."""
+    if not tensors.is_tensor(boundaries) or len(tensors.shape(boundaries)) != 1:
+        return None
+    count, size = math.prod(tensors.shape(values)), math.prod(tensors.shape(boundaries))
+    if not 0 < count * size <= MOST:
+        return None
+    apart = values.detach().reshape([-1, 1]) - boundaries.detach().reshape([1, -1])
+    _, nearest = tensors.ranked(apart.abs(), 1, False)
+    return tensors.along(apart, nearest).reshape([1, -1])
 
 
 def picked(tensors: Tensors, before: Seen, outputs: Sequence[Any]) -> Any:
     """Return what the call chose: the places of each kept row, best first; for a threshold, its output at the places.
 
-    `None` if the call returned no places.
+    A call that returns values only has chosen the best places. `None` if the call returned no places that are known.
 
     Args:
         outputs: tensors that the call returned.
@@ -367,9 +425,14 @@ def picked(tensors: Tensors, before: Seen, outputs: Sequence[Any]) -> Any:
     if before.ranks is None:
         return tensors.along(tensors.rows(outputs[0], None), before.places)
     places = [output for output in outputs if tensors.dtype(output).startswith("int")]
+    axis, chosen, first = before.ranks.axis, before.ranks.chosen, before.ranks.first
+    if not chosen:  # windows
+        return places[-1].detach().reshape([before.rows, -1])[:: before.every] if places else None
     if not places:
-        return None
-    axis, chosen = before.ranks.axis, before.ranks.chosen
+        if before.places is None:
+            return None
+        start = first - before_first(first)
+        return before.places[:, start : start + chosen]
     if axis is None or math.prod(tensors.shape(places[-1])) != before.rows * chosen:
         return None if axis is not None else places[-1].detach().reshape([1, 1])
     shape = tensors.shape(places[-1])

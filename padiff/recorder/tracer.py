@@ -238,7 +238,10 @@ class Tracer:
             entry = SeenTensor(weakref.ref(tensor), -1)
             self._enter(entry, tensor, FULL, whole=True)
             numbers.append(entry.number)
-        return Choice(0 if before.ranks is None else before.ranks.chosen, before.rows, before.every, *numbers)
+        count = 0
+        if before.ranks is not None:  # of windows, as many as the call returns
+            count = before.ranks.chosen or self._framework.tensors.shape(chosen)[1]
+        return Choice(count, before.rows, before.every, *numbers)
 
     def function_ended(self, begun: Begun, output: Any) -> None:
         """Add a function call that has returned ``output``."""
@@ -254,9 +257,10 @@ class Tracer:
                 ]
             )
             choice = None
-            if begun.seen is not None:
+            before = begun.seen or self._truncated(begun, result, level)
+            if before is not None:
                 with suppress(TypeError, ValueError, IndexError, RuntimeError):  # an unknown form of the function
-                    choice = self._choice(begun.seen, result, path)
+                    choice = self._choice(before, result, path)
         except Exception as error:
             _let_go(error)
             return
@@ -278,6 +282,14 @@ class Tracer:
             choice,
         )
         self._calls.append((inside.training, traced))
+
+    def _truncated(self, begun: Begun, output: Any, level: int) -> Seen | None:
+        """Return what a cast of real numbers to integers is about to choose from: it cuts off decimals."""
+        tensors = self._framework.tensors
+        if begun.name != "cast" or not self._is_tensor(output) or not tensors.dtype(output).startswith("int"):
+            return None
+        with own_calls(), tensors.without_grad():
+            return seen(tensors, "trunc", {"input": begun.given}, {}, level not in (FULL, WITHIN))
 
     def noted(self, name: str, tensor: Any) -> None:
         """Add a pseudo-call on a traced tensor: a backward began at the tensor, or it was logged as the loss."""
@@ -396,6 +408,11 @@ def _let_go(error: Exception) -> None:
         raise error
 
 
+def _returns_places(layer: Any) -> bool:
+    """Return True for a pooling layer that returns from where each maximum comes."""
+    return bool(getattr(layer, "return_indices", False) or getattr(layer, "return_mask", False))
+
+
 class Functions:
     """Listener that passes function calls to the tracer, but only those made by the user's code.
 
@@ -442,7 +459,9 @@ class Functions:
             path = inside.node.path
             heard = path in self._watched.chosen and not inside.recomputed and not inside.transformed
             heard = heard and (self._tracer.functions or path in self._tracer.choosing)
-            if heard and not self._tracer.full and not self._layers.is_builtin(inside.node.layer):
+            if heard and not self._tracer.full and (
+                not self._layers.is_builtin(inside.node.layer) or _returns_places(inside.node.layer)
+            ):
                 self._hearing.listen(True)
 
     def enter_loop(self) -> None:

@@ -74,6 +74,11 @@ class EarlierFlips:
                 grads[key] = max(grads.get(key, 0.0), error)
         return replace(self, grads=grads)
 
+    def moved(self, diffs: StepDiffs) -> dict[int, np.ndarray]:
+        """Return the masks of entries that weights of a step hold which differ."""
+        counts = {diffs.sites.shapes[k][:1] for k in diffs.known_places("weight").tolist() if not diffs.rows["passed"][k]}
+        return {number: mask for number, mask in self.places.items() if (number,) in counts}
+
     def with_places(self, flips: Sequence[Flips]) -> EarlierFlips:
         """Return these with the places that calls chose otherwise."""
         places = dict(self.places)
@@ -282,7 +287,8 @@ class _Judge:
         return FIGURES[self._rows["figure"][place]] in RELATIVE
 
     def _explain(self, flips: Flips) -> None:
-        if not within_rounding(flips, max(self._limit, self._mixed), self._explained):
+        limit = self._limit or limits.allowed(flips.dtype, "forward")
+        if not within_rounding(flips, max(limit, self._mixed), self._explained):
             self._faulty = True
             return
         self._explained.append(flips)
@@ -571,6 +577,9 @@ def _starts(diffs: StepDiffs, flips: Sequence[Flips], step: Step) -> list[int]:
     sites, starts = diffs.sites, []
     forward = [place for place in sites.places["forward"].tolist() if sites.complete[place]]
     for each in flips:
+        if each.elements is not None:
+            starts.append(int(sites.places["backward"].min(initial=len(sites.layers))))
+            continue
         if each.calls.reference.layer == LOOP:
             starts.append(
                 min(int(sites.places[stage].min(initial=len(sites.layers))) for stage in ("loss", "backward"))
@@ -586,7 +595,7 @@ def _split(shape: Sequence[int], flips: Sequence[Flips]) -> tuple[int, np.ndarra
 
     `None` if no call has rows like those of the tensor.
     """
-    views = [view for each in flips for view in (each.tokens, each.picks) if view is not None]
+    views = [view for each in flips for view in (each.tokens, each.picks, each.elements) if view is not None]
     exact = [view.grid for view in views if len(view.mask) > 1 and _counts(shape, view.grid)]
     grids = {math.prod(grid): grid for grid in [*(each.grid for each in flips if each.rows > 1), *exact]}
     for number, grid in sorted(grids.items(), reverse=True):
@@ -616,9 +625,12 @@ def _mask(flips: Flips, number: int, grid: Sequence[int]) -> np.ndarray:
     Args:
         number, grid: number and shape of the tensor's rows.
     """
-    for view in (flips.tokens, flips.picks):
+    for view in (flips.tokens, flips.picks, flips.elements):
         if view is not None and len(view.mask) == number and (view.grid == tuple(grid) or flips.rows != number):
-            return view.mask
+            return view.mask | flips.mask if view is flips.picks and flips.rows == number else view.mask
+    elements = flips.elements
+    if elements is not None and len(elements.mask) % number == 0 and math.prod(elements.grid[: len(grid)]) == number:
+        return np.asarray(elements.mask.reshape(number, -1).any(axis=1))
     if flips.rows == number:
         return flips.mask
     if flips.tokens is not None and len(flips.tokens.mask) % number == 0:
