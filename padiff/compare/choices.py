@@ -22,9 +22,12 @@ from padiff.compare.judge.limits import allowed
 from padiff.errors import RunFolderError
 from padiff.frameworks.catalog import first_rank, pooled_axes, row_axis
 from padiff.records import LOOP, ROOT, Both, Choice, RunInfo, Step, Trace, TracedCall
+from padiff.records.sources import TensorSource
 
 # Functions that leave the order of equal scores open, and those that rank all places.
 _OPEN, WHOLE = frozenset({"topk", "sort", "argsort"}), frozenset({"sort", "argsort"})
+#: Functions that compare with a number.
+COMPARISONS = frozenset({"gt", "ge", "lt", "le"})
 # Functions that take a part of a tensor.
 _SLICES = frozenset({"getitem", "slice", "narrow"})
 # Least relative distance of scores that are not of one form; factor by which another form has to be nearer.
@@ -82,6 +85,7 @@ class Flips:
         picks: the chosen places, in the order in which the call returns them; `None` for a threshold.
         elements: the elements of the scores that only one side chose, if the call hands on their values and nothing
             else: only gradients then go to other elements; else `None`.
+        shift: distance of two thresholds that are numbers, for the same values.
     """
 
     calls: Both[TracedCall]
@@ -103,6 +107,7 @@ class Flips:
     tokens: View | None = None
     picks: View | None = None
     elements: View | None = None
+    shift: float = 0.0
 
     @property
     def count(self) -> int:
@@ -111,7 +116,9 @@ class Flips:
 
     @property
     def share(self) -> float:
-        """Return the share of rows that chose otherwise; of the tokens, where these are chosen."""
+        """Return the share of rows that chose otherwise; of the tokens, where these are chosen; of windows."""
+        if self.picks is not None and pooled(self.calls.reference):
+            return float(self.picks.mask.mean())
         if self.tokens is not None:
             return float(self.tokens.mask.mean())
         return self.count / max(len(self.recorded), 1)
@@ -147,7 +154,7 @@ def flips_of(
     found: list[Flips] = []
     for position, calls in paired(traces, alignment):
         flips = _flips(traces, position, calls, one_framework, earlier)
-        if flips is not None and (flips.count or flips.chosen.reference != flips.chosen.candidate):
+        if flips is not None and (flips.count or flips.shift or flips.chosen.reference != flips.chosen.candidate):
             found.append(flips)
     return found
 
@@ -225,6 +232,13 @@ def returns_places(trace: Trace, call: TracedCall) -> bool:
     return any(not _is_real(trace, operand.tensor) for operand in call.outputs)
 
 
+def chooses_experts(trace: Trace, call: TracedCall) -> bool:
+    """Return True if a call hands on which places rank first: not a rank in the middle, a place in a window, values."""
+    if call.choice is None or not call.choice.chosen or pooled(call):
+        return False
+    return _first(trace, call) is None and returns_places(trace, call)
+
+
 def _by_layer(calls: list[tuple[int, TracedCall]]) -> dict[tuple[str, int], list[tuple[int, TracedCall]]]:
     layers: dict[tuple[str, int], list[tuple[int, TracedCall]]] = defaultdict(list)
     for each in calls:
@@ -283,16 +297,22 @@ def _flips(
         return None
     rows, chosen = choices.reference.rows, choices.map(lambda choice: choice.chosen)
     if not all(chosen):
-        return _of_threshold(calls, position, grid, Both(tables[0], tables[1]), _dtype(traces, choices))
+        return _of_threshold(traces, calls, position, grid, Both(tables[0], tables[1]), _dtype(traces, choices))
     ids = choices.map(lambda choice: np.arange(0, rows, choice.every))
     common = np.intersect1d(*ids)
     sides = Both(*(table.at(np.isin(each, common)) for table, each in zip((tables[0], tables[1]), ids)))
-    if {call.function in WHOLE for call in calls} == {True, False}:
-        chosen = Both(min(chosen), min(chosen))  # one side ranks all places, and its code takes the first ones
-    count = min(chosen)
     firsts = traces.zip(calls).map(lambda side: _first(*side))
     first = next((each for each in firsts if each is not None), 0)
-    best = sides.zip(firsts).map(lambda side: _taken(side[0], first if side[1] is None else 0, count))
+    parts = traces.zip(calls).map(lambda side: _part(*side))
+    if any(call.function in WHOLE for call in calls) and None not in parts and parts.reference[1] == parts.candidate[1]:
+        count = parts.reference[1]
+        chosen = Both(count, count)
+        best = sides.zip(parts).map(lambda side: side[0].picked[:, side[1][0] : side[1][0] + count])
+    else:
+        if {call.function in WHOLE for call in calls} == {True, False}:
+            chosen = Both(min(chosen), min(chosen))  # one side ranks all places, and its code takes the first ones
+        count = min(chosen)
+        best = sides.zip(firsts).map(lambda side: _taken(side[0], first if side[1] is None else 0, count))
     if any(side.shape[1] != count for side in best):
         return None
     width = _places_of(traces.reference, calls.reference)
@@ -504,7 +524,12 @@ def _of_places(
 
 
 def _of_threshold(
-    calls: Both[TracedCall], position: int, grid: tuple[int, ...], tables: Both[_Tables], dtype: str
+    traces: Both[Trace],
+    calls: Both[TracedCall],
+    position: int,
+    grid: tuple[int, ...],
+    tables: Both[_Tables],
+    dtype: str,
 ) -> Flips:
     """Return the flips of a call that compares with a threshold: each element is a row of its own."""
     places = tables.map(lambda side: side.places[0])
@@ -516,6 +541,12 @@ def _of_threshold(
         known, picked = Both(known.reference, -known.candidate), [picked[0], 1 - picked[1]]
     flipped = picked[0] != picked[1]
     distance = np.abs(known.candidate - known.reference)
+    shift, size = _shift(traces, calls, allowed(dtype, "forward"))
+    if shift:
+        # The elements nearest to one threshold are others than those nearest to the other one.
+        both = both if both.size else places.reference[:1]
+        flipped = flipped if flipped.size else np.zeros(1, np.bool_)
+        distance = np.maximum(distance if distance.size else np.zeros(1), shift)
     return Flips(
         calls=calls,
         position=position,
@@ -523,14 +554,49 @@ def _of_threshold(
         rows=math.prod(grid),
         recorded=both,
         flipped=flipped,
-        ties=flipped & (known.reference == known.candidate),
+        ties=flipped & (distance == 0),
         error=distance,
         moved=distance,
         gap=distance,
-        size=_rms(known.reference),
+        size=max(size, _rms(known.reference)),
+        shift=shift,
         chosen=Both(0, 0),
         dtype=dtype,
     )
+
+
+def _shift(traces: Both[Trace], calls: Both[TracedCall], limit: float) -> tuple[float, float]:
+    """Return by how much two sides' thresholds differ if they are numbers, for equal values; and the values' size."""
+    sources = traces.zip(calls).map(lambda side: side[0].tensors[side[1].inputs[0].tensor].source)
+    if None in sources:
+        return 0.0, 0.0
+    try:
+        sides = sources.map(_picture)
+    except RunFolderError:
+        return 0.0, 0.0
+    size = _rms(sides.reference)
+    numbers = calls.map(number)
+    if None in numbers or numbers.reference == numbers.candidate or sides.reference.shape != sides.candidate.shape:
+        return 0.0, size
+    error = float(np.linalg.norm(sides.candidate - sides.reference))
+    same = error <= limit * float(np.linalg.norm(sides.reference))
+    return (abs(numbers.candidate - numbers.reference) if same else 0.0), size
+
+
+def _picture(source: TensorSource) -> np.ndarray:
+    """Return all values, or a projection that keeps their root mean square, as one row."""
+    if not source.sketched:
+        return np.asarray(source.read(), np.float64).reshape(-1)
+    sketch = source.sketch
+    if sketch is None:
+        return np.zeros(0)
+    return np.asarray(sketch.projection, np.float64) / math.sqrt(sketch.looked_at / len(sketch.projection))
+
+
+def number(call: TracedCall) -> float | None:
+    """Return the number with which a call compares a tensor; `None` if it is no comparison with one number."""
+    values = [value for value in call.arguments.values() if isinstance(value, (int, float))]
+    return float(values[0]) if call.function in COMPARISONS and len(values) == 1 else None
 
 
 def falls(trace: Trace, call: TracedCall) -> bool | None:
@@ -545,15 +611,49 @@ def taken(trace: Trace, call: TracedCall) -> frozenset[int]:
     """Return how many of the places that a call ranks the code takes: its `k`, or the lengths of slices of them."""
     if call.function not in WHOLE:
         return frozenset({call.choice.chosen}) if call.choice is not None else frozenset()
+    return frozenset(count for _, count in _parts(trace, call))
+
+
+def _part(trace: Trace, call: TracedCall) -> tuple[int, int] | None:
+    """Return the start and the length of the part of its places that the code takes; `None` if it is not known."""
+    parts = _parts(trace, call)
+    if not parts and call.function == "topk" and call.choice is not None:
+        return 0, call.choice.chosen
+    (start, count), *others = parts or [(None, 0)]
+    return None if others or start is None else (start, count)
+
+
+def _parts(trace: Trace, call: TracedCall) -> set[tuple[int | None, int]]:
+    """Return the starts and lengths of the slices that the code takes of what a call ranks; `None`: unknown start."""
     outputs = {operand.tensor for operand in call.outputs}
-    shape, axis = trace.tensors[call.inputs[0].tensor].shape, row_axis(call.function, call.arguments)
-    counts: set[int] = set()
+    shape, axis = trace.tensors[call.outputs[0].tensor].shape, row_axis(call.function, call.arguments)
+    parts: set[tuple[int | None, int]] = set()
+    if not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
+        return parts
     for other in trace.calls:
         if other.function in _SLICES and other.inputs and other.inputs[0].tensor in outputs and len(other.inputs) == 1:
             part = trace.tensors[other.outputs[0].tensor].shape
-            if len(part) == len(shape) and isinstance(axis, int) and part[axis] < shape[axis]:
-                counts.add(part[axis])
-    return frozenset(counts)
+            if len(part) == len(shape) and part[axis] < shape[axis]:
+                parts.add((_start(other, len(shape), axis), part[axis]))
+    return parts
+
+
+def _start(call: TracedCall, axes: int, axis: int) -> int | None:
+    """Return where a slice begins along an axis; `None` if it is not known."""
+    key = call.arguments.get("key", call.arguments.get("item"))
+    key = [key] if isinstance(key, str) else key
+    if call.function != "getitem" or not isinstance(key, (list, tuple)):
+        return None
+    if "..." in key:
+        at = key.index("...")
+        key = [*key[:at], *[":"] * (axes - len(key) + 1), *key[at + 1 :]]
+    axis %= axes
+    if len(key) > axes or not all(isinstance(each, str) for each in key):
+        return None
+    start, _, rest = (key[axis] if axis < len(key) else ":").partition(":")
+    if ":" in rest:
+        return None
+    return 0 if not start else int(start) if start.isdigit() else None
 
 
 def reached(trace: Trace, positions: Collection[int], by_value: bool = False) -> set[int]:

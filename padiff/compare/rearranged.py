@@ -12,7 +12,7 @@ import numpy as np
 
 from padiff.align import Alignment, LayerPair
 from padiff.align.matching.parameter_units import containers_of
-from padiff.compare.choices import reached
+from padiff.compare.choices import chooses_experts, reached
 from padiff.compare.judge.limits import COARSENESS, allowed, coarse
 from padiff.compare.measure.pairs import measure_pair
 from padiff.errors import RunFolderError
@@ -84,7 +84,7 @@ def choosing_blocks(step: Step) -> frozenset[str]:
     A router that hands the places on chooses among the parts of its parent, whatever layers it has itself.
     """
     called = {call.layer for call in step.trace.calls if not call.function}
-    choosing = {call.layer for call in step.trace.calls if call.choice is not None and call.choice.chosen} - {LOOP}
+    choosing = {call.layer for call in step.trace.calls if chooses_experts(step.trace, call)} - {LOOP}
     routers = {
         record.layer
         for record in step.records

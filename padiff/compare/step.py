@@ -190,7 +190,7 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
                 if counts is not None:
                     chosen.append(counts)
                     left = left.with_grads(judged)
-            flips_left[number], last[number] = left, (rank,)
+            flips_left[number], last[number] = left.with_diffs(judged), (rank,)
         diffs_by_rank.append(judged)
     alone = left_out(steps, infos, ranks, plan.stages)
     diffs_by_rank = [StepDiffs.from_diffs(alone), *diffs_by_rank] if alone else diffs_by_rank

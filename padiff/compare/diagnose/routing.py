@@ -9,12 +9,12 @@ from functools import cached_property
 
 import numpy as np
 
-from padiff.compare.choices import WHOLE, Flips, falls, flips_of, paired, taken
+from padiff.compare.choices import WHOLE, Flips, falls, flips_of, number, paired, taken
 from padiff.compare.diagnose.causes import cause_of_calls
 from padiff.compare.diagnose.place import Evidence, calls_before, graphs_of
 from padiff.compare.diagnose.traced import Graph
 from padiff.compare.judge.drift import RELATIVE
-from padiff.compare.judge.flipped_rows import SINGLE, within_rounding
+from padiff.compare.judge.flipped_rows import SINGLE, split_rows, within_rounding
 from padiff.compare.judge.limits import allowed
 from padiff.compare.measure.operands import Arrays, operands
 from padiff.errors import RunFolderError, SketchOnlyError
@@ -627,8 +627,6 @@ CHOICE = "choice"
 OTHER_FUNCTION = "choice_function"
 # Functions that give the same in the other order of their arguments, or by another name.
 _MIRRORED = {"lt": "gt", "le": "ge", "argsort": "sort", "max": "argmax", "min": "argmin"}
-# Functions that compare with a number.
-_COMPARISONS = frozenset({"gt", "ge", "lt", "le"})
 # Largest relative distance of the same values.
 _SAME = 1e-3
 
@@ -641,10 +639,12 @@ def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
         step: the judged diffs of the step.
     """
     steps, record = evidence.steps, diff.pair.reference
-    if steps is None or record is None or diff.pair.stage not in ("forward", "loss"):
+    if steps is None or record is None or diff.pair.stage not in ("forward", "loss", "backward", "grad"):
         return None
     infos = evidence.runs.map(lambda run: run.info)
     try:
+        if diff.pair.stage in ("backward", "grad"):
+            return _hidden(steps, evidence, allowed(record.dtype, "forward"))
         calls = steps.reference.trace.calls
         end = max(
             (
@@ -674,8 +674,11 @@ def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
                 return Cause(OTHER_FUNCTION, text, lines=pair.map(lambda call: call.line))
     except (RunFolderError, SketchOnlyError):
         return None
-    beyond = _beyond(flips, _limit(diff, step))
-    return None if beyond is None else _cause(beyond)
+    limit = _limit(diff, step)
+    beyond = _beyond(flips, limit)
+    if beyond is None or (beyond.ties.any() and _differs_elsewhere(diff, beyond, limit)):
+        return None
+    return _cause(beyond)
 
 
 def scores_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause | None:
@@ -699,6 +702,29 @@ def scores_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
     return cause_of_calls(calls) if calls is not None else None
 
 
+def _hidden(steps: Both[Step], evidence: Evidence, limit: float) -> Cause | None:
+    """Return the cause that a call chose otherwise beyond rounding, where outputs agree and gradients do not."""
+    beyond = _beyond(flips_of(steps, evidence.alignment, evidence.runs.map(lambda run: run.info)), limit)
+    if beyond is None:
+        return None
+    traces = steps.map(lambda step: step.trace)
+    if not all(beyond.chosen):
+        return _thresholds(traces, len(traces.reference.calls))
+    return _ranking(traces, beyond.calls) or (None if beyond.ties.any() else _cause(beyond))
+
+
+def _differs_elsewhere(diff: Diff, flips: Flips, limit: float) -> bool:
+    """Return True if a tensor also differs in rows that chose alike."""
+    sides = operands(diff.pair) if diff.pair.complete and diff.problem is None else None
+    if not isinstance(sides, Arrays) or not sides.reference.size:
+        return False
+    rows = split_rows(sides.values(), [flips])
+    if rows is None or rows[1].all():
+        return False
+    reference, candidate = rows[0].map(lambda side: side[~rows[1]])
+    return bool(np.linalg.norm(candidate - reference) > SINGLE * limit * np.linalg.norm(reference))
+
+
 def _beyond(flips: Sequence[Flips], limit: float) -> Flips | None:
     """Return the first call that chose otherwise beyond rounding."""
     for number, each in enumerate(flips):
@@ -717,6 +743,8 @@ def _thresholds(traces: Both[Trace], end: int) -> Cause | None:
         )
         if len(only) == len(instead) == 1:
             calls = Both(numbers[only[0]], others[instead[0]])
+            if len({math.prod(side[0].tensors[side[1].inputs[0].tensor].shape) for side in traces.zip(calls)}) > 1:
+                continue  # other tensors
             text = (
                 f"{calls.candidate.function}() in `{_place(layer)}` compares with {instead[0]:.6g}, the reference's "
                 f"{calls.reference.function}() with {only[0]:.6g}"
@@ -731,10 +759,9 @@ def _numbers(calls: Sequence[TracedCall]) -> dict[str, dict[float, TracedCall]]:
     """Return the numbers that each layer's code compares tensors with, with a call for each."""
     numbers: dict[str, dict[float, TracedCall]] = {}
     for call in calls:
-        if call.function in _COMPARISONS:  # of scores, or of counts: a capacity
-            values = [value for value in call.arguments.values() if isinstance(value, (int, float))]
-            if len(values) == 1:
-                numbers.setdefault(call.layer, {}).setdefault(float(values[0]), call)
+        value = number(call)  # of scores, or of counts: a capacity
+        if value is not None:
+            numbers.setdefault(call.layer, {}).setdefault(value, call)
     return numbers
 
 
@@ -745,6 +772,8 @@ def _ranking(traces: Both[Trace], pair: Both[TracedCall]) -> Cause | None:
     """
     if pair.reference.function == pair.candidate.function and pair.reference.function not in WHOLE:
         return None
+    if any(call.function in ("kthvalue", "median", "quantile") for call in pair):
+        return None  # one rank, from either end
     sides = traces.zip(pair)
     ends, counts = sides.map(lambda side: falls(*side)), sides.map(lambda side: taken(*side))
     lines = pair.map(lambda call: call.line)

@@ -16,13 +16,14 @@ import numpy as np
 from padiff.compare.choices import Flips, grid_of, reached
 from padiff.compare.judge import limits
 from padiff.compare.judge.drift import RELATIVE
-from padiff.compare.measure.operands import Arrays, operands
+from padiff.compare.measure.operands import Arrays, Sketches, operands
 from padiff.compare.rearranged import choosing_blocks
 from padiff.errors import SketchOnlyError
-from padiff.records import LOOP, Both, Diff, Figure, Rule, Step, Trace, TracedCall, is_below, loss_role
+from padiff.records import LOOP, Both, Diff, Figure, Problem, Rule, Step, Trace, TracedCall, is_below, loss_role
 from padiff.records.pair_table import Key
 from padiff.records.report_data import ChoiceCounts
 from padiff.records.step_diffs import FIGURE_NUMBERS, FIGURES, RULE_NUMBERS, StepDiffs
+from padiff.sketches.sketch import sketch_of
 
 #: Limit of single scores, and of single rows, as a multiple of the limit of a whole tensor, and the same for the scores
 #: of all rows together, of which the largest in each row are looked at. Chosen.
@@ -55,11 +56,13 @@ class EarlierFlips:
         places: masks of the places that were chosen otherwise, by their number: a codebook that no optimizer updates
             follows the rows that chose its entries.
         traced: trace of the last step of the reference with calls of functions: it shows what depends on a choice.
+        last: the judged diffs of the step before, and the share of its rows that chose otherwise.
     """
 
     grads: Mapping[Key, float] = field(default_factory=dict)
     places: Mapping[int, np.ndarray] = field(default_factory=dict)
     traced: Trace | None = None
+    last: tuple[StepDiffs, float] | None = None
 
     def with_trace(self, trace: Trace) -> EarlierFlips:
         """Return these with the trace of a step, if it has calls of functions."""
@@ -84,7 +87,12 @@ class EarlierFlips:
         places = dict(self.places)
         for mask in (each.places for each in flips if each.places is not None):
             places[len(mask)] = places.get(len(mask), False) | mask
-        return replace(self, places=places)
+        last = self.last if self.last is None else (self.last[0], min(1.0, sum(each.share for each in flips)))
+        return replace(self, places=places, last=last)
+
+    def with_diffs(self, diffs: StepDiffs) -> EarlierFlips:
+        """Return these with the judged diffs of a step."""
+        return replace(self, last=(diffs, 0.0))
 
 
 def judged_by_rows(
@@ -212,14 +220,42 @@ class _Judge:
             return
         shape = self._diffs.sites.shapes[place]
         mask = self._earlier.places.get(shape[0] if shape else 0)
-        values = _values(diff) if mask is not None and diff.pair.complete and diff.problem is None else None
-        if mask is None or values is None or mask.all():
+        if mask is None or not diff.pair.complete or diff.problem is not None:
+            return
+        values = _values(diff)
+        if values is None or mask.all():
+            most = self._follows(place, diff)
+            if self._is_relative(place) and self._relative[place] <= most:
+                self._pass(place, (Figure.REL_L2, self._relative[place], most))
             return
         rows = values.map(lambda array: _rows_of(array, -1, len(mask)))
         errors, sizes = np.linalg.norm(rows.candidate - rows.reference, axis=1), np.linalg.norm(rows.reference, axis=1)
         error = _relative(errors, sizes, ~mask)
         if error <= limit:
             self._pass(place, (Figure.OTHER_ROWS, error, limit))
+
+    def _follows(self, place: int, diff: Diff) -> float:
+        """Return the largest relative error of a buffer that followed rows which chose otherwise in the step before.
+
+        They are a share of the rows which moved it, and moved the other side's buffer elsewhere.
+        """
+        if self._earlier.last is None:
+            return 0.0
+        before, share = self._earlier.last
+        key = self._diffs.sites.keys[place]
+        stages = {before.sites.stages[k]: k for k in range(len(before.sites.keys)) if before.sites.keys[k] == key}
+        number = stages.get("weight")
+        if number is None or "grad" in stages:
+            return 0.0
+        now, then = (operands(each.pair) for each in (diff, before[number]))
+        if isinstance(now, Problem) or isinstance(then, Problem):
+            return 0.0
+        now, then = _comparable(now, then)
+        if now is None or then is None or now.reference.shape != then.reference.shape:
+            return 0.0
+        error = np.linalg.norm(then.candidate - then.reference)
+        moved = np.linalg.norm(now.reference - then.reference)
+        return float((error + WHOLLY * math.sqrt(share) * moved) / (np.linalg.norm(now.reference) or math.inf))
 
     def without_rows(self) -> StepDiffs | None:
         """Return the diffs with the error of the rows that chose otherwise left out; `None` if no rows are known."""
@@ -271,12 +307,8 @@ class _Judge:
         if not diff.pair.complete or diff.problem is not None:
             return None
         values = _values(diff)
-        split = _split(values.reference.shape, self._explained) if values is not None else None
-        if values is None or split is None:
-            return None
-        axis, mask = split
-        reference, candidate = values.map(lambda array: _rows_of(array, axis, len(mask)))
-        return reference, candidate, mask
+        rows = split_rows(values, self._explained) if values is not None else None
+        return None if rows is None else (*rows[0], rows[1])
 
     @property
     def _mixed(self) -> float:
@@ -290,6 +322,8 @@ class _Judge:
         limit = self._limit or limits.allowed(flips.dtype, "forward")
         if not within_rounding(flips, max(limit, self._mixed), self._explained):
             self._faulty = True
+            return
+        if not flips.count:
             return
         self._explained.append(flips)
         self._share = min(1.0, self._share + flips.share)
@@ -348,7 +382,7 @@ class _Judge:
         if stage == "forward" and not self._diffs.sites.shapes[place]:  # a mean, or a count, of all rows
             return max(limit, min(MIXED * self._share, WHOLLY))
         if stage in ("forward", "backward", "loss"):
-            return max(limit, min(WHOLLY * math.sqrt(self._share) + MIXED * self._share, WHOLLY))
+            return math.hypot(limit, min(WHOLLY * math.sqrt(self._share) + MIXED * self._share, WHOLLY))
         further = limits.OF_GRADIENT if stage == "update" else 1.0
         return max(limit, min(further * MIXED * max(self._whole, self._of_loss), _OF_PARAMETERS))
 
@@ -529,6 +563,8 @@ def within_rounding(flips: Flips, limit: float, before: Sequence[Flips]) -> bool
     moved = float(flips.moved[flipped].max(initial=0.0))
     # Two sides that choose by one rule choose scores no farther apart than the sides' scores are, whatever the dtype.
     exact = SINGLE * limits.allowed("float32", "forward") * flips.size
+    if flips.shift > exact:
+        return False
     apart = (flips.gap > 2 * np.maximum(flips.moved, flips.error) + exact) & flipped
     return noise <= LARGEST * most and moved <= SINGLE * most and not apart.any()
 
@@ -588,6 +624,15 @@ def _starts(diffs: StepDiffs, flips: Sequence[Flips], step: Step) -> list[int]:
         earlier = {(call.layer, call.call) for call in step.trace.calls[: each.position] if not call.function}
         starts.append(1 + max((k for k in forward if (sites.layers[k], sites.calls[k]) in earlier), default=-1))
     return starts
+
+
+def split_rows(values: Both[np.ndarray], flips: Sequence[Flips]) -> tuple[Both[np.ndarray], np.ndarray] | None:
+    """Return the rows of both sides, and the mask of those that chose otherwise; `None` if they are not known."""
+    split = _split(values.reference.shape, flips)
+    if split is None:
+        return None
+    axis, mask = split
+    return values.map(lambda array: _rows_of(array, axis, len(mask))), mask
 
 
 def _split(shape: Sequence[int], flips: Sequence[Flips]) -> tuple[int, np.ndarray] | None:
@@ -682,6 +727,15 @@ def _values(diff: Diff) -> Both[np.ndarray] | None:
     """Return the values of both sides in the reference's layout, in float64; `None` for sketches and empty tensors."""
     sides = operands(diff.pair)
     return sides.values() if isinstance(sides, Arrays) and sides.reference.size else None
+
+
+def _comparable(
+    now: Arrays | Sketches, then: Arrays | Sketches
+) -> tuple[Both[np.ndarray] | None, Both[np.ndarray] | None]:
+    """Return the values of both, or projections that keep ratios of norms; `None` if they can't be compared."""
+    if isinstance(now, Sketches) and isinstance(then, Arrays):
+        return now.values(), then.values().map(lambda values: sketch_of(values).projection)
+    return now.values(), None if isinstance(now, Arrays) and isinstance(then, Sketches) else then.values()
 
 
 def _relative(errors: np.ndarray, sizes: np.ndarray, rows: np.ndarray) -> float:
