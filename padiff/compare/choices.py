@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import Match, SequenceMatcher
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -175,12 +176,16 @@ def paired(traces: Both[Trace], alignment: Alignment) -> Iterator[tuple[int, Bot
     if not _alike(traces, *groups[0]):
         rankings = groups.pop(0).zip(traces)
         for hands_on in (True, False):
-            groups.append(
-                rankings.map(lambda side: [each for each in side[0] if returns_places(side[1], each[1]) is hands_on])
-            )
+            groups.append(rankings.map(partial(_that_return, places=hands_on)))
     for some in groups:
         pairs += _paired(traces, some, alignment)
     return iter(sorted(pairs, key=lambda pair: pair[0]))
+
+
+def _that_return(side: tuple[list[tuple[int, TracedCall]], Trace], places: bool) -> list[tuple[int, TracedCall]]:
+    """Return the calls of a side that return places, or those that do not."""
+    calls, trace = side
+    return [each for each in calls if returns_places(trace, each[1]) is places]
 
 
 def _paired(
@@ -303,13 +308,15 @@ def _flips(
     sides = Both(*(table.at(np.isin(each, common)) for table, each in zip((tables[0], tables[1]), ids)))
     firsts = traces.zip(calls).map(lambda side: _first(*side))
     first = next((each for each in firsts if each is not None), 0)
-    parts = traces.zip(calls).map(lambda side: _part(*side))
-    if any(call.function in WHOLE for call in calls) and None not in parts and parts.reference[1] == parts.candidate[1]:
-        count = parts.reference[1]
+    part, other = traces.zip(calls).map(lambda side: _part(*side))
+    if any(call.function in WHOLE for call in calls) and part and other and part[1] == other[1]:
+        count = part[1]
         chosen = Both(count, count)
-        best = sides.zip(parts).map(lambda side: side[0].picked[:, side[1][0] : side[1][0] + count])
+        best = sides.zip(Both(part[0], other[0])).map(lambda side: side[0].picked[:, side[1] : side[1] + count])
     else:
-        if {call.function in WHOLE for call in calls} == {True, False}:
+        if part and other and any(call.function in WHOLE for call in calls):
+            chosen = Both(part[1], other[1])
+        elif {call.function in WHOLE for call in calls} == {True, False}:
             chosen = Both(min(chosen), min(chosen))  # one side ranks all places, and its code takes the first ones
         count = min(chosen)
         best = sides.zip(firsts).map(lambda side: _taken(side[0], first if side[1] is None else 0, count))
@@ -334,7 +341,7 @@ def _flips(
             rows_at, ranks_at = np.nonzero(side.scores == side.scores[:, :1])
             shared = (side.scores[:, 1:] == side.scores[:, :1]).any(axis=1)[rows_at]
             others[rows_at[shared], side.places[rows_at, ranks_at][shared]] = True
-    flipped = others.any(axis=1)
+    flipped = np.asarray(others.any(axis=1))
     moved = earlier.get(width)
     if moved is not None:
         for table in known:
@@ -349,7 +356,8 @@ def _flips(
     involved = np.maximum(distance[at, best.reference], distance[at, best.candidate])
     with np.errstate(invalid="ignore"):
         gaps, raw_gaps = (
-            some.map(lambda table: np.abs(table[at, best.reference] - table[at, best.candidate])) for some in (known, raw)
+            some.map(lambda table: np.abs(table[at, best.reference] - table[at, best.candidate]))
+            for some in (known, raw)
         )
         apart = np.minimum(*gaps)
         apart = np.where(np.isinf(apart), np.minimum(*raw_gaps), apart)  # one of the two is masked elsewhere
@@ -363,7 +371,16 @@ def _flips(
         otherwise |= moved[best.reference] | moved[best.candidate]
     picks = View((*grid, count), _rows_at(common, rows, otherwise).reshape(-1))
     if rows == 1 and len(common) == 1:
-        single = _of_places(calls, position, best, distance[0], involved[0], float(gap[0]), _rms(known.reference), _dtype(traces, choices))
+        single = _of_places(
+            calls,
+            position,
+            best,
+            distance[0],
+            involved[0],
+            float(gap[0]),
+            _rms(known.reference),
+            _dtype(traces, choices),
+        )
         return replace(single, chosen=chosen, picks=picks)
     return Flips(
         calls=calls,
@@ -568,23 +585,23 @@ def _of_threshold(
 def _shift(traces: Both[Trace], calls: Both[TracedCall], limit: float) -> tuple[float, float]:
     """Return by how much two sides' thresholds differ if they are numbers, for equal values; and the values' size."""
     sources = traces.zip(calls).map(lambda side: side[0].tensors[side[1].inputs[0].tensor].source)
-    if None in sources:
-        return 0.0, 0.0
     try:
         sides = sources.map(_picture)
     except RunFolderError:
         return 0.0, 0.0
     size = _rms(sides.reference)
-    numbers = calls.map(number)
-    if None in numbers or numbers.reference == numbers.candidate or sides.reference.shape != sides.candidate.shape:
+    reference, candidate = calls.map(number)
+    if reference is None or candidate is None or sides.reference.shape != sides.candidate.shape:
         return 0.0, size
     error = float(np.linalg.norm(sides.candidate - sides.reference))
     same = error <= limit * float(np.linalg.norm(sides.reference))
-    return (abs(numbers.candidate - numbers.reference) if same else 0.0), size
+    return (abs(candidate - reference) if same else 0.0), size
 
 
-def _picture(source: TensorSource) -> np.ndarray:
-    """Return all values, or a projection that keeps their root mean square, as one row."""
+def _picture(source: TensorSource | None) -> np.ndarray:
+    """Return all values, or a projection that keeps their root mean square, as one row; no values if unknown."""
+    if source is None:
+        return np.zeros(0)
     if not source.sketched:
         return np.asarray(source.read(), np.float64).reshape(-1)
     sketch = source.sketch
@@ -619,8 +636,10 @@ def _part(trace: Trace, call: TracedCall) -> tuple[int, int] | None:
     parts = _parts(trace, call)
     if not parts and call.function == "topk" and call.choice is not None:
         return 0, call.choice.chosen
+    outputs = {operand.tensor for operand in call.outputs}
+    whole = any(each.function not in _SLICES and outputs & {k.tensor for k in each.inputs} for each in trace.calls)
     (start, count), *others = parts or [(None, 0)]
-    return None if others or start is None else (start, count)
+    return None if others or start is None or whole else (start, count)
 
 
 def _parts(trace: Trace, call: TracedCall) -> set[tuple[int | None, int]]:

@@ -178,7 +178,9 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
             left = before.flips.get(number, EarlierFlips()).with_trace(rank.reference.trace)
             if not judged.passed:
                 # A step that passes may leave flips, too: they are looked up when a later step does not pass.
-                left = left.with_places([each for some in before.last.get(number, ()) for each in _flips(some, plan, {})])
+                left = left.with_places(
+                    [each for some in before.last.get(number, ()) for each in _flips(some, plan, {})]
+                )
                 flips = _flips(rank, plan, left.moved(judged))
                 judged, counts = judged_by_rows(
                     judged,

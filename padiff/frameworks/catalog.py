@@ -566,8 +566,8 @@ _ALSO = {
 # Parameter names of the functions of torch that are written in C, by common name of the function.
 _PARAMETERS = {
     **dict.fromkeys(("softmax", "log_softmax", "cumsum", "cumprod", "glu"), ("input", "dim")),
-    **dict.fromkeys(("mean", "sum", "prod", "var", "std", "logsumexp", "max", "min", "argmax", "argmin", "median", "squeeze",
-                     "unsqueeze", "unbind", "norm"), ("input", "dim", "keepdim")),
+    **dict.fromkeys(("mean", "sum", "prod", "var", "std", "logsumexp", "max", "min", "argmax", "argmin", "median",
+                     "squeeze", "unsqueeze", "unbind", "norm"), ("input", "dim", "keepdim")),
     **dict.fromkeys(("add", "sub", "mul", "div", "matmul", "pow", "eq", "ne", "lt", "le", "gt", "ge", "maximum",
                      "minimum", "rsub", "rdiv", "rmatmul", "rpow", "remainder"), ("input", "other")),
     **dict.fromkeys(("sort", "argsort"), ("input", "dim", "descending")),

@@ -237,18 +237,16 @@ def _number(value: Any) -> Any:
 
 
 #: Functions that choose the best places of each row of scores, or the place at one rank.
-RANKING = frozenset(
-    ["topk", "argmax", "argmin", "sort", "argsort", "max", "min", "kthvalue", "median", "quantile"]
-)
+RANKING = frozenset(["topk", "argmax", "argmin", "sort", "argsort", "max", "min", "kthvalue", "median", "quantile"])
 #: Functions that choose a place of each window.
-POOLING = frozenset(
-    f"{kind}max_pool{n}d" for kind in ("", "adaptive_", "fractional_") for n in (1, 2, 3)
-)
+POOLING = frozenset(f"{kind}max_pool{n}d" for kind in ("", "adaptive_", "fractional_") for n in (1, 2, 3))
 #: Functions that compare each element with a threshold, or with several.
 THRESHOLDS = frozenset(
-    ["gt", "ge", "lt", "le", "eq", "ne", "round", "floor", "ceil", "trunc", "sign", "heaviside", "floor_divide"]
-    + ["bucketize", "searchsorted"]
-)
+    (
+        "gt", "ge", "lt", "le", "eq", "ne", "round", "floor", "ceil", "trunc", "sign", "heaviside", "floor_divide",
+        "bucketize", "searchsorted",
+    )
+)  # fmt: skip
 #: Functions that choose, by their common names.
 CHOOSING = RANKING | THRESHOLDS | POOLING
 

@@ -283,7 +283,7 @@ class Tracer:
         )
         self._calls.append((inside.training, traced))
 
-    def _truncated(self, begun: Begun, output: Any, level: int) -> Seen | None:
+    def _truncated(self, begun: Begun, output: Any, level: str) -> Seen | None:
         """Return what a cast of real numbers to integers is about to choose from: it cuts off decimals."""
         tensors = self._framework.tensors
         if begun.name != "cast" or not self._is_tensor(output) or not tensors.dtype(output).startswith("int"):
@@ -459,8 +459,10 @@ class Functions:
             path = inside.node.path
             heard = path in self._watched.chosen and not inside.recomputed and not inside.transformed
             heard = heard and (self._tracer.functions or path in self._tracer.choosing)
-            if heard and not self._tracer.full and (
-                not self._layers.is_builtin(inside.node.layer) or _returns_places(inside.node.layer)
+            if (
+                heard
+                and not self._tracer.full
+                and (not self._layers.is_builtin(inside.node.layer) or _returns_places(inside.node.layer))
             ):
                 self._hearing.listen(True)
 

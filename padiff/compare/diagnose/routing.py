@@ -661,6 +661,12 @@ def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
             return threshold_cause
         for position, pair in paired(traces, evidence.alignment):
             ranking = _ranking(traces, pair) if position < end else None
+            if (
+                ranking is not None
+                and ranking.kind == "choice_order"
+                and not any(_most_flip(each, pair) for each in flips)
+            ):
+                ranking = None  # of a similarity, and of a distance
             if ranking is not None:
                 return ranking
             if all(call.choice is not None and call.choice.chosen for call in pair):
@@ -702,6 +708,11 @@ def scores_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
     return cause_of_calls(calls) if calls is not None else None
 
 
+def _most_flip(flips: Flips, calls: Both[TracedCall]) -> bool:
+    """Return True if most rows of two calls choose otherwise."""
+    return flips.calls.reference is calls.reference and 2 * flips.count > len(flips.recorded)
+
+
 def _hidden(steps: Both[Step], evidence: Evidence, limit: float) -> Cause | None:
     """Return the cause that a call chose otherwise beyond rounding, where outputs agree and gradients do not."""
     beyond = _beyond(flips_of(steps, evidence.alignment, evidence.runs.map(lambda run: run.info)), limit)
@@ -710,7 +721,10 @@ def _hidden(steps: Both[Step], evidence: Evidence, limit: float) -> Cause | None
     traces = steps.map(lambda step: step.trace)
     if not all(beyond.chosen):
         return _thresholds(traces, len(traces.reference.calls))
-    return _ranking(traces, beyond.calls) or (None if beyond.ties.any() else _cause(beyond))
+    ranking = _ranking(traces, beyond.calls)
+    if ranking is not None and (ranking.kind != "choice_order" or _most_flip(beyond, beyond.calls)):
+        return ranking
+    return None if beyond.ties.any() else _cause(beyond)
 
 
 def _differs_elsewhere(diff: Diff, flips: Flips, limit: float) -> bool:
@@ -727,8 +741,8 @@ def _differs_elsewhere(diff: Diff, flips: Flips, limit: float) -> bool:
 
 def _beyond(flips: Sequence[Flips], limit: float) -> Flips | None:
     """Return the first call that chose otherwise beyond rounding."""
-    for number, each in enumerate(flips):
-        if not within_rounding(each, limit, flips[:number]):
+    for place, each in enumerate(flips):
+        if not within_rounding(each, limit, flips[:place]):
             return each
     return None
 

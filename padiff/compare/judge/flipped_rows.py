@@ -23,7 +23,7 @@ from padiff.records import LOOP, Both, Diff, Figure, Problem, Rule, Step, Trace,
 from padiff.records.pair_table import Key
 from padiff.records.report_data import ChoiceCounts
 from padiff.records.step_diffs import FIGURE_NUMBERS, FIGURES, RULE_NUMBERS, StepDiffs
-from padiff.sketches.sketch import sketch_of
+from padiff.sketches.sketch import BUCKETS, sketch_of
 
 #: Limit of single scores, and of single rows, as a multiple of the limit of a whole tensor, and the same for the scores
 #: of all rows together, of which the largest in each row are looked at. Chosen.
@@ -79,7 +79,9 @@ class EarlierFlips:
 
     def moved(self, diffs: StepDiffs) -> dict[int, np.ndarray]:
         """Return the masks of entries that weights of a step hold which differ."""
-        counts = {diffs.sites.shapes[k][:1] for k in diffs.known_places("weight").tolist() if not diffs.rows["passed"][k]}
+        counts = {
+            diffs.sites.shapes[k][:1] for k in diffs.known_places("weight").tolist() if not diffs.rows["passed"][k]
+        }
         return {number: mask for number, mask in self.places.items() if (number,) in counts}
 
     def with_places(self, flips: Sequence[Flips]) -> EarlierFlips:
@@ -247,10 +249,10 @@ class _Judge:
         number = stages.get("weight")
         if number is None or "grad" in stages:
             return 0.0
-        now, then = (operands(each.pair) for each in (diff, before[number]))
-        if isinstance(now, Problem) or isinstance(then, Problem):
+        sides = [operands(each.pair) for each in (diff, before[number])]
+        if isinstance(sides[0], Problem) or isinstance(sides[1], Problem):
             return 0.0
-        now, then = _comparable(now, then)
+        now, then = _comparable(sides[0], sides[1])
         if now is None or then is None or now.reference.shape != then.reference.shape:
             return 0.0
         error = np.linalg.norm(then.candidate - then.reference)
@@ -549,7 +551,8 @@ def within_rounding(flips: Flips, limit: float, before: Sequence[Flips]) -> bool
 
     Args:
         limit: largest relative error of outputs at this place.
-        before: earlier calls that chose otherwise: the scores of their rows may differ in any way.
+        before: earlier calls that chose otherwise: the scores of their rows, and what counts the rows that chose a
+            place, may differ in any way.
     """
     if flips.chosen.reference != flips.chosen.candidate or flips.ties.any():
         return False
@@ -557,6 +560,8 @@ def within_rounding(flips: Flips, limit: float, before: Sequence[Flips]) -> bool
     for other in before:
         if other.rows == flips.rows:
             fresh &= ~other.mask[flips.recorded]
+        if other.places is not None and len(other.places) == flips.rows:  # counts of the rows that chose a place
+            fresh &= ~other.places[flips.recorded]
     alike, flipped = fresh & ~flips.flipped, fresh & flips.flipped
     noise = float(np.linalg.norm(flips.error[alike])) / math.sqrt(max(alike.sum(), 1))
     most = limit * flips.size
@@ -724,8 +729,15 @@ def _arrays(diff: Diff) -> Both[np.ndarray] | None:
 
 
 def _values(diff: Diff) -> Both[np.ndarray] | None:
-    """Return the values of both sides in the reference's layout, in float64; `None` for sketches and empty tensors."""
+    """Return the values of both sides in the reference's layout, in float64; `None` for sketches and empty tensors.
+
+    The sketch of a small tensor holds its elements, up to signs that are those of the other side.
+    """
     sides = operands(diff.pair)
+    shape = diff.pair.anchor.shape
+    if isinstance(sides, Sketches) and 0 < math.prod(shape) <= BUCKETS:
+        values = sides.values()
+        return None if values is None else values.map(lambda side: side.reshape(shape))
     return sides.values() if isinstance(sides, Arrays) and sides.reference.size else None
 
 
@@ -734,8 +746,12 @@ def _comparable(
 ) -> tuple[Both[np.ndarray] | None, Both[np.ndarray] | None]:
     """Return the values of both, or projections that keep ratios of norms; `None` if they can't be compared."""
     if isinstance(now, Sketches) and isinstance(then, Arrays):
-        return now.values(), then.values().map(lambda values: sketch_of(values).projection)
+        return now.values(), then.values().map(_projection)
     return now.values(), None if isinstance(now, Arrays) and isinstance(then, Sketches) else then.values()
+
+
+def _projection(values: np.ndarray) -> np.ndarray:
+    return sketch_of(values).projection
 
 
 def _relative(errors: np.ndarray, sizes: np.ndarray, rows: np.ndarray) -> float:
