@@ -308,7 +308,7 @@ def _flips(
     sides = Both(*(table.at(np.isin(each, common)) for table, each in zip((tables[0], tables[1]), ids)))
     firsts = traces.zip(calls).map(lambda side: _first(*side))
     first = next((each for each in firsts if each is not None), 0)
-    part, other = traces.zip(calls).map(lambda side: _part(*side))
+    part, other = traces.zip(calls).map(lambda side: part_taken(*side))
     if any(call.function in WHOLE for call in calls) and part and other and part[1] == other[1]:
         count = part[1]
         chosen = Both(count, count)
@@ -631,7 +631,7 @@ def taken(trace: Trace, call: TracedCall) -> frozenset[int]:
     return frozenset(count for _, count in _parts(trace, call))
 
 
-def _part(trace: Trace, call: TracedCall) -> tuple[int, int] | None:
+def part_taken(trace: Trace, call: TracedCall) -> tuple[int, int] | None:
     """Return the start and the length of the part of its places that the code takes; `None` if it is not known."""
     parts = _parts(trace, call)
     if not parts and call.function == "topk" and call.choice is not None:

@@ -228,10 +228,13 @@ class Tracer:
         """Return what a call chose, with copies of the scores; `None` if it returned no places."""
         tensors = self._framework.tensors
         with own_calls(), tensors.without_grad():
-            chosen = picked(tensors, before, [tensor for _, tensor in flatten(output, "", self._is_tensor)])
+            outputs = [tensor for _, tensor in flatten(output, "", self._is_tensor)]
+            chosen = picked(tensors, before, outputs)
         if chosen is None:
             return None
-        if path != LOOP:  # the loop also chooses for metrics: see `noted`
+        # Values alone lead to no other rows: no reason to listen in sketched steps.
+        hands_on = before.ranks is None or any(tensors.dtype(each).startswith("int") for each in outputs)
+        if path != LOOP and hands_on:  # the loop also chooses for metrics: see `noted`
             self._records.known.choosing.add(path)
         numbers = []
         for tensor in (before.scores, before.places, chosen):

@@ -21,7 +21,7 @@ from padiff.frameworks import framework_called, framework_like
 from padiff.frameworks.base import Framework, Tensors
 from padiff.frameworks.feeding import DropoutCall
 from padiff.recorder.calls import Ranks, Seen, picked, plain_arguments, ranks_of
-from padiff.records import LOOP, Step, TensorSource, is_below
+from padiff.records import LOOP, Step, TensorSource, TracedCall, is_below
 from padiff.records.recorded import recorded_batches
 from padiff.records.traces import Mask, Pack, unkept, with_leaves
 from padiff.system.terminal import first_few, say
@@ -225,7 +225,7 @@ def choices_of(step: Step) -> list[RecordedChoice]:
         choice = call.choice
         assert choice is not None
         source = step.trace.tensors[choice.picked].source
-        if not choice.chosen or choice.every != 1 or source is None or source.sketched:
+        if not _can_be_given(step, call) or source is None or source.sketched:
             continue
         try:
             places = np.atleast_2d(source.read())
@@ -236,13 +236,29 @@ def choices_of(step: Step) -> list[RecordedChoice]:
     return choices
 
 
+# Functions whose places another call can take.
+_GIVEN = frozenset({"topk", "argmax", "argmin", "sort", "argsort", "max", "min"})
+
+
+def _can_be_given(step: Step, call: TracedCall) -> bool:
+    choice = call.choice
+    known = choice is not None and choice.chosen > 0 and choice.every == 1
+    return known and call.function in _GIVEN and not _gives_values(step, call)
+
+
+def _gives_values(step: Step, call: TracedCall) -> bool:
+    """Return True if a call that ranks returns values only: it chooses where gradients go."""
+    dtypes = [step.trace.tensors[operand.tensor].dtype for operand in call.outputs]
+    return bool(call.choice and call.choice.chosen) and not any(dtype.startswith("int") for dtype in dtypes)
+
+
 def unpinned(step: Step) -> list[str]:
     """Return the calls that choose, and whose choice can't be given to another model, as ``layer (function)``."""
     try:
         calls = [call for call in step.trace.calls if call.choice is not None]
     except RunFolderError:
         return []
-    left = [call for call in calls if call.choice is not None and (not call.choice.chosen or call.choice.every != 1)]
+    left = [call for call in calls if not _can_be_given(step, call) and not _gives_values(step, call)]
     return list(dict.fromkeys(f"{call.layer} ({call.function})" for call in left))
 
 

@@ -8,7 +8,11 @@ import pytest
 import torch
 
 import padiff
+from padiff.align import align
 from padiff.compare import compare_runs
+from padiff.compare.choices import flips_of
+from padiff.compare.judge.flipped_rows import within_rounding
+from padiff.records import Both
 
 TOKENS, WIDTH, EXPERTS, CHOSEN = 64, 12, 6, 2
 RNG = np.random.default_rng(11)
@@ -328,7 +332,7 @@ def test_thresholds_are_named_by_their_numbers(kit):
         assert "le() in `the model` compares with 0.4, the reference's gt() with 0.1" in str(cause), str(cause)
 
 
-def ranked(kit, by, k=2, largest=True):
+def ranked(kit, by, k=2, largest=True, start=0):
     """Record a model that hands on the scores of its first places, found by topk or by sort."""
     kit.seed(0)
     f = LIBRARY[kit.name]
@@ -337,8 +341,8 @@ def ranked(kit, by, k=2, largest=True):
         h = net.first(x).reshape([-1, WIDTH])[:, :6]
         if by == "topk":
             return net.last(f.topk(h, k, -1, largest)[0].sum(-1).unsqueeze(-1))
-        order = f.argsort(h, -1, descending=largest)
-        best = h.gather(1, order[:, :k]) if kit.name == "torch" else f.take_along_axis(h, order[:, :k], 1)
+        order = f.argsort(h, -1, descending=largest)[:, start : start + k]
+        best = h.gather(1, order) if kit.name == "torch" else f.take_along_axis(h, order, 1)
         return net.last(best.sum(-1).unsqueeze(-1))
 
     model = kit.net(forward, first=kit.Linear(WIDTH, WIDTH), last=kit.Linear(1, 2))
@@ -423,3 +427,177 @@ def test_scores_farther_apart_than_the_sides_are_do_not_flip_by_rounding(largest
     reference = run(lambda scores: scores.topk(16, -1)[1])
     candidate = run(lambda scores: scores.argsort(-1, descending=largest)[:, :16])
     assert compare_runs(reference, candidate).passed == largest
+
+
+def trained(kit, model, loss, steps=2, **options):
+    """Record a training with plain gradient descent."""
+    optimizer = kit.sgd(model.parameters(), 0.01)
+    with padiff.record(model, optimizer=optimizer, **options) as rec:
+        for _ in range(steps):
+            loss(model).backward()
+            optimizer.step()
+            kit.zero(optimizer)
+            rec.try_dump()
+    return rec.run
+
+
+def filled(kit, model, *layers):
+    """Give layers the same weights in each framework and each run."""
+    random = np.random.default_rng(5)
+    for layer in layers:
+        kit.set_weight(layer, random.normal(size=kit.weight(layer).shape).astype(np.float32) * 0.5)
+        kit.set(layer.bias, np.zeros(kit.numpy(layer.bias).shape, np.float32))
+    return model
+
+
+def leads(first, shape, at, size=0.0):
+    """What is added so that the first of two places leads, or the second, by less than rounding of their scores."""
+    moved = np.zeros(shape, np.float32)
+    moved[at[0]], moved[at[1]] = (size + 4e-6, size) if first else (size, size + 4e-6)
+    return moved
+
+
+def unpooled(kit, first=True, times=1.0, average=False):
+    """Record a pooling with places, whose outputs an unpooling puts back; two elements of a window nearly tie."""
+    f = LIBRARY[kit.name].nn.functional
+    places = {"return_mask" if kit.name == "paddle" else "return_indices": True}
+    moved = leads(first, (4, 1, 8, 8), ((0, 0, 2, 2), (0, 0, 3, 3)), 8.0)
+    others, moved = kit.tensor((moved == 0).astype(np.float32)), kit.tensor(moved)
+
+    def forward(net, x):
+        h = net.first(x).reshape([4, 1, 8, 8])
+        # The two elements hold one value each, whatever the weights are.
+        values, at = f.max_pool2d(h * others + moved, 2, **places)
+        if average:
+            values = f.avg_pool2d(h, 2)
+        spread = f.max_unpool2d(values * 1.0, at, 2)
+        return net.last(spread.reshape([4, 8, 8]) * times)
+
+    kit.seed(0)
+    model = kit.net(forward, first=kit.Linear(8, 8), last=kit.Linear(8, 3))
+    filled(kit, model, model.first, model.last)
+    x = kit.tensor(np.random.default_rng(6).normal(size=(4, 8, 8)).astype(np.float32))
+    return trained(kit, model, lambda net: (net(x) ** 2).mean(), steps=1)
+
+
+def test_elements_of_a_window_that_nearly_tie_are_no_difference(kit):
+    report = compare_runs(unpooled(kit), unpooled(kit, False))
+    assert report.passed and report.choices[0].calls[0][0] == "max_pool2d", str(report)
+
+
+@pytest.mark.parametrize("fault", [{"times": 1.01}, {"average": True}], ids=str)
+def test_a_fault_behind_a_pooling_shows_beside_them(kit, fault):
+    first = compare_runs(unpooled(kit), unpooled(kit, False, **fault)).first_diff
+    assert first is not None and (first.step, first.stage) == (0, "forward"), str(first)
+
+
+def largest_of_some(kit, first=True, times=1.0):
+    """Record a model that takes the largest of four values, and not where it was."""
+    f = LIBRARY[kit.name]
+    moved = kit.tensor(leads(first, (16, 4, 6), ((3, 1, 2), (3, 2, 2)), 8.0))
+    still = np.ones((16, 4, 6), np.float32)
+    still[3, 1:3, 2] = 0
+    still = kit.tensor(still)
+
+    def forward(net, x):
+        h = net.first(x).reshape([16, 4, 6])
+        near = h - h.detach()  # zero, with the gradient of h
+        return net.last(scaled(f.amax(h * still + near * (1 - still) + moved, 1)))
+
+    def scaled(best):
+        # A factor that has another gradient than value: outputs agree.
+        return best * times + (best * (1 - times)).detach()
+
+    kit.seed(0)
+    model = kit.net(forward, first=kit.Linear(8, 24), last=kit.Linear(6, 3))
+    filled(kit, model, model.first, model.last)
+    x = kit.tensor(np.random.default_rng(6).normal(size=(16, 8)).astype(np.float32))
+    return trained(kit, model, lambda net: (net(x) ** 2).mean(), steps=1)
+
+
+def test_values_that_nearly_tie_send_their_gradient_elsewhere(kit):
+    report = compare_runs(largest_of_some(kit), largest_of_some(kit, False))
+    assert report.passed, str(report)
+    first = compare_runs(largest_of_some(kit), largest_of_some(kit, False, times=1.2)).first_diff
+    assert first is not None and first.stage == "backward", str(first)
+
+
+def codebook(kit, first=True, decay=0.9, count=True, detail="full"):
+    """Record a codebook that no optimizer updates: it follows the rows that choose its entries."""
+    f = LIBRARY[kit.name]
+    book = np.random.default_rng(7).normal(size=(8, 6)).astype(np.float32)
+    book[1] = book[0]
+    moved = kit.tensor(leads(first, (32, 8), ((slice(0, 3), 0), (slice(0, 3), 1)), 8.0))
+
+    def forward(net, x):
+        z, book = net.first(x), net.book
+        scores = z @ (book.t() if kit.name == "torch" else book.transpose([1, 0])) * 0.1 + moved
+        places = f.argmax(scores, 1)
+        one = f.nn.functional.one_hot(places, 8)
+        one = one.astype("float32") if kit.name == "paddle" else one.float()
+        chosen = one @ book
+        with f.no_grad():
+            number = one.sum(0).unsqueeze(-1)
+            total = (one.transpose([1, 0]) if kit.name == "paddle" else one.t()) @ z
+            means = f.where(number > 0, total / number.clip(1.0 if count else 4.0), book)
+            kit.set(net.book, kit.numpy(book * decay + means * (1 - decay)))
+        return net.last(z + (chosen - z).detach())
+
+    kit.seed(0)
+    model = kit.net(forward, first=kit.Linear(6, 6), last=kit.Linear(6, 3))
+    filled(kit, model, model.first, model.last)
+    model.register_buffer("book", kit.tensor(book))
+    x = kit.tensor(np.random.default_rng(6).normal(size=(32, 6)).astype(np.float32))
+    return trained(kit, model, lambda net: (net(x) ** 2).mean(), steps=3, detail=detail)
+
+
+@pytest.mark.parametrize("detail", ["full", "sketch"])
+def test_a_codebook_follows_the_rows_that_chose_otherwise(kit, detail):
+    reference = codebook(kit, detail=detail)
+    report = compare_runs(reference, codebook(kit, False, detail=detail))
+    assert report.passed and report.choices, str(report)
+    for fault in ({"decay": 0.8}, {"count": False}):
+        first = compare_runs(reference, codebook(kit, False, detail=detail, **fault)).first_diff
+        assert first is not None and (first.step, first.stage, first.slot) == (1, "weight", "book"), str(first)
+
+
+def test_the_part_of_a_ranking_that_the_code_takes_begins_where_the_other_sides_does(kit):
+    reference = ranked(kit, "topk")
+    cause = compare_runs(reference, ranked(kit, "sort", start=1)).first_diff.cause
+    assert cause.kind == "choice_part" and "argsort() in `the model` from number 1 on" in str(cause), str(cause)
+
+
+def test_one_rank_and_the_first_ones_are_not_one_choice(kit):
+    """The least of the taken scores is a threshold for one side; the other side ranks."""
+
+    def by_rank(f, h):
+        kept = h >= f.kthvalue(h, 5, -1, True)[0]
+        return h * (kept.astype("float32") if kit.name == "paddle" else kept.float())
+
+    def by_topk(f, h):
+        values, places = f.topk(h, 2, -1)
+        zeros = h * 0
+        return zeros.scatter(2, places, values) if kit.name == "torch" else f.put_along_axis(zeros, places, values, 2)
+
+    report = compare_runs(by_function(kit, by_topk), by_function(kit, by_rank))
+    assert report.passed, str(report)
+    cause = compare_runs(by_function(kit, by_topk), by_function(kit, by_rank, times=1.01)).first_diff.cause
+    assert cause is None or not cause.kind.startswith("choice"), str(cause)
+
+
+def test_another_number_to_compare_with_is_no_rounding(kit):
+    def above(number):
+        return by_function(
+            kit, lambda f, h: (h > number).astype("float32") if kit.name == "paddle" else (h > number).float()
+        )
+
+    def flips(number):
+        runs = Both(above(0.1), above(number))
+        steps = runs.map(lambda run: run.steps(0)[0])
+        infos = runs.map(lambda run: run.info)
+        return flips_of(steps, align(*infos), infos)
+
+    assert flips(0.1) == []
+    (found,) = flips(0.102)
+    assert found.shift == pytest.approx(0.002) and not within_rounding(found, 0.1, [])
+    assert all(within_rounding(each, 2e-5, []) for each in flips(0.1 + 1e-8))

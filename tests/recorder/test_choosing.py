@@ -59,6 +59,8 @@ RANKINGS = {
     "argmax": (lambda f, x: f.argmax(x, 1), 1, 1, True),
     "argmin": (lambda f, x: x.argmin(-1), -1, 1, False),
     "argsort": (lambda f, x: f.argsort(x, -1), -1, 9, False),
+    "values only": (lambda f, x: f.amax(x, 1), 1, 1, True),
+    "the least value": (lambda f, x: f.amin(x, -1), -1, 1, False),
 }
 
 
@@ -72,6 +74,85 @@ def test_the_best_places_of_each_row_and_their_scores_are_kept(kit, name):
     assert (kept.chosen, kept.rows, kept.every) == (chosen, len(table), 1)
     assert (places == order[:, :count]).all() and (picked == order[:, :chosen]).all()
     assert (scores == np.take_along_axis(table, order[:, :count], 1)).all()
+
+
+@pytest.mark.parametrize(
+    ("rank", "call"),
+    [(6, lambda f, x: f.kthvalue(x, 7)), (4, lambda f, x: x.median(-1)), (2, lambda f, x: f.quantile(x, 0.25, -1))],
+    ids=["kthvalue", "median", "quantile"],
+)
+def test_one_rank_is_kept_with_the_scores_around_it(kit, rank, call):
+    kept, scores, places, picked = choice(recorded(kit, lambda x: call(LIBRARY[kit.name], x)))
+    order = np.argsort(rows(SCORES, -1), axis=1)
+    start = max(0, rank - calls.BEYOND)
+    assert (kept.chosen, kept.rows) == (1, 35) and (picked[:, 0] == order[:, rank]).all()
+    assert (places == order[:, start : rank + 1 + calls.BEYOND]).all()
+    assert (scores == np.take_along_axis(rows(SCORES, -1), places.astype(int), 1)).all()
+
+
+def pool(kit, x, name="max_pool2d", size=2):
+    f = LIBRARY[kit.name].nn.functional
+    return getattr(f, name)(x, size, **{"return_mask" if kit.name == "paddle" else "return_indices": True})
+
+
+@pytest.mark.parametrize(("name", "size"), [("max_pool2d", 2), ("adaptive_max_pool2d", 3)])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_pooling_that_returns_places_keeps_its_planes(kit, name, size, steps):
+    images = np.random.default_rng(4).normal(size=(3, 2, 6, 6)).astype(np.float32)
+
+    def pooled(x):
+        return pool(kit, x.reshape([3, 2, 6, 6]), name, size)[1]
+
+    run = recorded(kit, pooled, images.reshape(-1, 9), steps, detail="sketch")
+    kept, scores, places, picked = choice(run, steps - 1)
+    best = images.reshape(6, 3, 2, 3, 2).transpose(0, 1, 3, 2, 4).reshape(6, 9, 4).argmax(-1)
+    window = np.arange(9)
+    assert (kept.chosen, kept.rows) == (9, 6)
+    assert (picked == (window // 3 * 2 + best // 2) * 6 + window % 3 * 2 + best % 2).all()
+    assert (scores == np.take_along_axis(images.reshape(6, 36), places.astype(int), 1)).all()
+
+
+def test_a_pooling_layer_that_returns_places_is_heard(kit):
+    layers = LIBRARY[kit.name].nn
+    pooling = (
+        layers.MaxPool2D(2, return_mask=True) if kit.name == "paddle" else layers.MaxPool2d(2, return_indices=True)
+    )
+    model = kit.net(lambda net, x: net.last(net.pool(x)[0].reshape([5, -1])), pool=pooling, last=kit.Linear(6, 2))
+    with padiff.record(model) as rec:
+        model(kit.tensor(SCORES[:, :4, :6].reshape(5, 1, 4, 6))).sum().backward()
+        rec.try_dump()
+    assert choice(rec.run)[0].chosen == 6
+
+
+@pytest.mark.parametrize("name", ["bucketize", "searchsorted"])
+def test_bins_are_thresholds_at_the_nearest_boundary(kit, name):
+    bounds = np.array([-1.0, 0.0, 0.5], np.float32)
+    f = LIBRARY[kit.name]
+
+    def bins(x):
+        edges = kit.tensor(bounds)
+        return f.bucketize(x, edges) if name == "bucketize" else f.searchsorted(edges, x)
+
+    _, scores, places, picked = choice(recorded(kit, bins))
+    values = SCORES.reshape(-1)[places[0]]
+    apart = values[:, None] - bounds
+    assert np.allclose(scores[0], apart[np.arange(len(values)), np.abs(apart).argmin(1)], atol=1e-6)
+    assert (picked[0] == np.searchsorted(bounds, values)).all()
+
+
+def test_equal_tensors_are_a_choice_and_a_mask_is_none(kit):
+    f = LIBRARY[kit.name]
+    run = recorded(kit, lambda x: x == x.roll(1, 1) if kit.name == "torch" else x == f.roll(x, 1, 1), SCORES.round(1))
+    found = choice(run)
+    assert found[0].chosen == 0 and (found[3][0].astype(bool) == (found[1][0] == 0)).all() and found[3][0].any()
+    run = recorded(kit, lambda x: x == 0.0)
+    assert not [call for call in run.steps(0)[0].trace.calls if call.choice is not None]
+
+
+def test_sketched_steps_do_not_listen_for_values_alone(kit):
+    run = recorded(kit, lambda x: LIBRARY[kit.name].amax(x, -1), steps=2, detail="sketch")
+    assert choice(run)[0].chosen == 1
+    assert not [call for call in run.steps(1)[0].trace.calls if call.function]
 
 
 def test_a_threshold_keeps_the_elements_nearest_to_it(kit, monkeypatch):

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from padiff.compare.choices import WHOLE, Flips, falls, flips_of, number, paired, taken
+from padiff.compare.choices import WHOLE, Flips, falls, flips_of, number, paired, part_taken, taken
 from padiff.compare.diagnose.causes import cause_of_calls
 from padiff.compare.diagnose.place import Evidence, calls_before, graphs_of
 from padiff.compare.diagnose.traced import Graph
@@ -807,6 +807,13 @@ def _ranking(traces: Both[Trace], pair: Both[TracedCall]) -> Cause | None:
             f"reference's {numbers.reference} of {names.reference}()"
         )
         return Cause("choice_count", text, lines=lines)
+    starts = sides.map(lambda side: part_taken(*side))
+    if starts.reference and starts.candidate and starts.reference[0] != starts.candidate[0]:
+        text = (
+            f"the code takes the places of each row of {names.candidate}() in `{where}` from number "
+            f"{starts.candidate[0]} on, the reference's of {names.reference}() from number {starts.reference[0]} on"
+        )
+        return Cause("choice_part", text, lines=lines)
     return None
 
 
