@@ -561,6 +561,35 @@ def test_a_codebook_follows_the_rows_that_chose_otherwise(kit, detail):
         assert first is not None and (first.step, first.stage, first.slot) == (1, "weight", "book"), str(first)
 
 
+def queue(first=True, scale=1.0):
+    """Record a queue whose nearest row is looked up, and which the outputs of a layer enter."""
+    from kit.frameworks import KITS
+
+    kit = KITS["torch"]
+    moved = torch.tensor(leads(first, (8, 16), ((slice(0, 3), 0), (slice(0, 3), 1)), 8.0))
+
+    def forward(net, x):
+        z = net.first(x)
+        nearest = net.queue[(z.detach() @ net.queue.t() * 0.1 + moved).argmax(1)].clone()
+        with torch.no_grad():
+            net.queue.copy_(torch.cat([z.detach() * scale, net.queue[:-8]]))
+        return net.last(z) * nearest.sum(1, keepdim=True)
+
+    kit.seed(0)
+    model = kit.net(forward, first=kit.Linear(6, 6), last=kit.Linear(6, 3))
+    filled(kit, model, model.first, model.last)
+    model.register_buffer("queue", torch.tensor(np.random.default_rng(7).normal(size=(16, 6)).astype(np.float32)))
+    x = torch.tensor(np.random.default_rng(6).normal(size=(8, 6)).astype(np.float32))
+    return trained(kit, model, lambda net: (net(x) ** 2).mean(), steps=2, detail="sketch")
+
+
+def test_a_buffer_whose_writes_no_choice_reaches_is_judged_as_always():
+    reference = queue()
+    assert compare_runs(reference, queue(False)).passed
+    first = compare_runs(reference, queue(False, scale=1.2)).first_diff
+    assert first is not None and (first.step, first.stage, first.slot) == (1, "weight", "queue"), str(first)
+
+
 def test_the_part_of_a_ranking_that_the_code_takes_begins_where_the_other_sides_does(kit):
     reference = ranked(kit, "topk")
     cause = compare_runs(reference, ranked(kit, "sort", start=1)).first_diff.cause

@@ -57,12 +57,14 @@ class EarlierFlips:
             follows the rows that chose its entries.
         traced: trace of the last step of the reference with calls of functions: it shows what depends on a choice.
         last: the judged diffs of the step before, and the share of its rows that chose otherwise.
+        calls: names of the calls that chose otherwise.
     """
 
     grads: Mapping[Key, float] = field(default_factory=dict)
     places: Mapping[int, np.ndarray] = field(default_factory=dict)
     traced: Trace | None = None
     last: tuple[StepDiffs, float] | None = None
+    calls: frozenset[tuple[str, int, str, int]] = frozenset()
 
     def with_trace(self, trace: Trace) -> EarlierFlips:
         """Return these with the trace of a step, if it has calls of functions."""
@@ -90,7 +92,26 @@ class EarlierFlips:
         for mask in (each.places for each in flips if each.places is not None):
             places[len(mask)] = places.get(len(mask), False) | mask
         last = self.last if self.last is None else (self.last[0], min(1.0, sum(each.share for each in flips)))
-        return replace(self, places=places, last=last)
+        calls = self.calls | {_name(each.calls.reference) for each in flips}
+        return replace(self, places=places, last=last, calls=calls)
+
+    def is_independent(self, shape: Sequence[int]) -> bool:
+        """Return True if a trace shows that what is written into a buffer does not depend on what was chosen."""
+        if self.traced is None:
+            return False
+        tensors = self.traced.tensors
+        positions = [
+            k for k, call in enumerate(self.traced.calls) if call.choice is not None and _name(call) in self.calls
+        ]
+        writes = [
+            {operand.tensor for operand in call.inputs[1:]}
+            for call in self.traced.calls
+            if call.function == "copy" and call.inputs and tensors[call.inputs[0].tensor].shape == tuple(shape)
+        ]
+        if not positions or not writes:
+            return False
+        after = reached(self.traced, positions)
+        return not any(written & after for written in writes)
 
     def with_diffs(self, diffs: StepDiffs) -> EarlierFlips:
         """Return these with the judged diffs of a step."""
@@ -247,7 +268,7 @@ class _Judge:
         key = self._diffs.sites.keys[place]
         stages = {before.sites.stages[k]: k for k in range(len(before.sites.keys)) if before.sites.keys[k] == key}
         number = stages.get("weight")
-        if number is None or "grad" in stages:
+        if number is None or "grad" in stages or self._earlier.is_independent(self._diffs.sites.shapes[place]):
             return 0.0
         sides = [operands(each.pair) for each in (diff, before[number])]
         if isinstance(sides[0], Problem) or isinstance(sides[1], Problem):
