@@ -578,7 +578,9 @@ def queue(first=True, scale=1.0):
     kit.seed(0)
     model = kit.net(forward, first=kit.Linear(6, 6), last=kit.Linear(6, 3))
     filled(kit, model, model.first, model.last)
-    model.register_buffer("queue", torch.tensor(np.random.default_rng(7).normal(size=(16, 6)).astype(np.float32)))
+    rows = np.random.default_rng(7).normal(size=(16, 6)).astype(np.float32)
+    rows[1] = rows[0]
+    model.register_buffer("queue", torch.tensor(rows))
     x = torch.tensor(np.random.default_rng(6).normal(size=(8, 6)).astype(np.float32))
     return trained(kit, model, lambda net: (net(x) ** 2).mean(), steps=2, detail="sketch")
 
