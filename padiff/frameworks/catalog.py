@@ -477,7 +477,8 @@ _FURTHER = (
     "index_add", "scatter_add", "put_along_axis", "log10", "log2", "acos", "asin", "acosh", "asinh", "atanh", "atan2",
     "diff", "diagonal", "logaddexp", "hypot", "nan_to_num", "var_mean", "std_mean", "clamp_min", "clamp_max", "logit",
     "erfc", "index_put", "pairwise_distance", "margin_ranking_loss", "triplet_margin_loss",
-    "cosine_embedding_loss", "soft_margin_loss", "isfinite",
+    "cosine_embedding_loss", "soft_margin_loss", "isfinite", "logcumsumexp", "trace", "kron", "scatter_reduce",
+    "index_sample", "gather_nd", "scatter_nd_add", "trunc", "fmod", "xlogy", "cross", "quantile", "tensordot", "lgamma",
 )  # fmt: skip
 _HEARD = COMPUTING.union(LOOKING, _MAKING, _DECIDING, _FURTHER)
 
