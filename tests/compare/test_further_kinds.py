@@ -374,3 +374,51 @@ def test_a_loss_scale_in_some_gradients_is_clipping_before_unscaling(tmp_path):
     assert clean.passed, clean.first_diff.message
     assert "a loss scale, in gradients that the candidate clips before it undoes the scale" in cause_of(fault).sentence
     assert not cause_of(fault).proven
+
+
+def weighted(way):
+    """Positive targets weigh 3 times: by an argument, or by hand."""
+    model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 1))
+
+    def loss(rng):
+        z, y = model(tensor(rng, 16, 6))[:, 0], (torch.rand(16, generator=rng) < 0.4).float()
+        if way == "reference":
+            return f.binary_cross_entropy_with_logits(z, y, pos_weight=torch.tensor(3.0))
+        weight = 2.0 if way == "fault" else 3.0
+        return (weight * y * f.softplus(-z) + (1 - y) * f.softplus(z)).mean()
+
+    return descent(model, loss)
+
+
+@BOTH
+def test_the_arithmetic_of_a_function_is_no_code_of_the_loop(options, tmp_path):
+    clean, fault = compared(tmp_path, weighted, "reference", "clean", "fault", **options)
+    assert clean.passed, clean.first_diff.message
+    assert fault.first_diff.stage == "loss"
+    assert not cause_of(fault).proven or "weigh" in cause_of(fault).sentence, cause_of(fault).text
+
+
+def thawing(way):
+    """A layer is trained from the third step on, or from the fourth on; gradients are put into place by hand."""
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    rng, step = (yield model, optimizer), 0
+    while True:
+        step += 1
+        model[0].requires_grad_(step > (3 if way == "late" else 2))
+        trained = [p for p in model.parameters() if p.requires_grad]
+        first, second = model(tensor(rng, 8, 5)).square().mean(), model(tensor(rng, 8, 5)).mean()
+        u, v = (torch.autograd.grad(loss, trained, retain_graph=True) for loss in (first, second))
+        share = 0.9 if way == "share" and step > 2 else 1.0
+        for p, a, b in zip(trained, u, v):
+            p.grad = share * (a + b)
+        optimizer.step()
+        optimizer.zero_grad()
+        rng = yield first
+
+
+@BOTH
+def test_a_gradient_that_the_step_before_lacks_is_not_left_over_from_it(options, tmp_path):
+    late, share = compared(tmp_path, thawing, "reference", "late", "share", steps=5, **options)
+    assert late.first_diff.step == 2 and "frozen" in cause_of(late).sentence
+    assert share.first_diff.step == 2 and cause_of(share).kind != "stale_gradient"

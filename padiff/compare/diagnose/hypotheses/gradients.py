@@ -337,7 +337,9 @@ def _stale(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
             values = like(before[place], now[place], LOOKED_AT) if place in before and place in now else None
             fits = values is not None and values.candidate.shape == tensor.actual.shape
             old.append(values.candidate if values is not None and fits else None)
-        if all(values is None for values in old):
+        # A gradient that the earlier step lacks comes from elsewhere.
+        own = [values for place, values in zip(gradients.places, old) if place == place_of(scene.diff.pair)]
+        if all(values is None for values in own or old):
             continue
 
         def with_old(factor: float, old: Sequence[np.ndarray | None] = old) -> Iterator[Prediction]:
