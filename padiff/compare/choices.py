@@ -302,6 +302,9 @@ def _flips(
         return None
     rows, chosen = choices.reference.rows, choices.map(lambda choice: choice.chosen)
     if not all(chosen):
+        masks = traces.zip(calls).map(lambda side: [side[0].tensors[o.tensor].shape for o in side[1].outputs])
+        if [math.prod(shape) for shape in masks.reference] != [math.prod(shape) for shape in masks.candidate]:
+            return None
         return _of_threshold(traces, calls, position, grid, Both(tables[0], tables[1]), _dtype(traces, choices))
     ids = choices.map(lambda choice: np.arange(0, rows, choice.every))
     common = np.intersect1d(*ids)
@@ -547,8 +550,11 @@ def _of_threshold(
     grid: tuple[int, ...],
     tables: Both[_Tables],
     dtype: str,
-) -> Flips:
-    """Return the flips of a call that compares with a threshold: each element is a row of its own."""
+) -> Flips | None:
+    """Return the flips of a call that compares with a threshold: each element is a row of its own.
+
+    Returns `None` if most scores differ by more than their size: the calls compare other things.
+    """
     places = tables.map(lambda side: side.places[0])
     both, *at = np.intersect1d(*places, return_indices=True)
     known = Both(*(side.scores[0, each].astype(np.float64) for side, each in zip(tables, at)))
@@ -558,6 +564,8 @@ def _of_threshold(
         known, picked = Both(known.reference, -known.candidate), [picked[0], 1 - picked[1]]
     flipped = picked[0] != picked[1]
     distance = np.abs(known.candidate - known.reference)
+    if distance.size and np.median(distance) > max(map(_rms, known)):
+        return None
     shift, size = _shift(traces, calls, allowed(dtype, "forward"))
     if shift:
         # The elements nearest to one threshold are others than those nearest to the other one.

@@ -479,7 +479,9 @@ _FURTHER = (
     "diff", "diagonal", "logaddexp", "hypot", "nan_to_num", "var_mean", "std_mean", "clamp_min", "clamp_max", "logit",
     "erfc", "index_put", "pairwise_distance", "margin_ranking_loss", "triplet_margin_loss",
     "cosine_embedding_loss", "soft_margin_loss", "isfinite", "max_unpool1d", "max_unpool2d", "max_unpool3d",
-    "fractional_max_pool2d", "fractional_max_pool3d", "gumbel_softmax", "scatter_reduce", "bincount",
+    "fractional_max_pool2d", "fractional_max_pool3d", "gumbel_softmax", "scatter_reduce", "bincount", "logcumsumexp",
+    "trace", "kron", "index_sample", "gather_nd", "scatter_nd_add", "trunc", "fmod", "xlogy", "cross", "quantile",
+    "tensordot", "lgamma",
 )  # fmt: skip
 _HEARD = COMPUTING.union(LOOKING, _MAKING, _DECIDING, _FURTHER)
 

@@ -86,20 +86,42 @@ def joined_calls(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> JoinedC
     joined: set[str] = set()
     for paths in pairs:
         calls = Both(*(side.get(path, {}) for side, path in zip(inputs, paths)))
-        if sorted(map(len, calls))[0] != 1 or max(map(len, calls)) < 2:
-            continue
-        swapped = len(calls.reference) == 1
+        swapped = len(calls.reference) < len(calls.candidate)
         many, few = calls.swapped(swapped)
-        (single,) = few.values()
-        if not _is_one_batch(list(many.values()), single):
+        parts = _parts(list(many.values()), list(few.values()))
+        if not parts:
             continue
         path = paths[swapped]
-        records, rest_of_side = _join(steps.swapped(swapped).reference, path, many)
+        records, rest_of_side = _join(steps.swapped(swapped).reference, path, list(many.values()), parts)
         own, other = steps.swapped(swapped)
         steps = Both(replace(own, records=records), other).swapped(swapped)
         rest.swapped(swapped).reference.extend(rest_of_side)
         joined |= {*paths}
     return JoinedCalls(steps, rest, frozenset(joined))
+
+
+def _parts(many: list[list[Record]], few: list[list[Record]]) -> list[range]:
+    """Return, for each of a few calls, the calls that take the parts of its batch; empty if the calls take none.
+
+    The calls follow each other in both loops, and their samples add up. Of a batch in parts, one part has to agree.
+    """
+    parts: list[range] = []
+    for whole in few:
+        start = end = parts[-1].stop if parts else 0
+        missing = _rows_of(whole)
+        while end < len(many) and 0 < _rows_of(many[end]) <= missing:
+            missing -= _rows_of(many[end])
+            end += 1
+        if missing or start == end:
+            return []
+        if end > start + 1 and not _is_one_batch(many[start:end], whole):
+            return []
+        parts.append(range(start, end))
+    return parts if parts and parts[-1].stop == len(many) > len(few) else []
+
+
+def _rows_of(call: list[Record]) -> int:
+    return call[0].shape[0] if call[0].shape else 0
 
 
 def _inputs(step: Step) -> _Inputs:
@@ -130,6 +152,7 @@ def _is_one_batch(many: list[list[Record]], single: list[Record]) -> bool:
 
 
 def _are_rows(parts: list[Record], whole: Record) -> bool:
+    """Return True if tensors have the shapes of the parts of another one, and the values of one part agree."""
     if not whole.shape or any(part.shape[1:] != whole.shape[1:] for part in parts):
         return False
     if sum(part.shape[0] for part in parts) != whole.shape[0]:
@@ -142,15 +165,24 @@ def _are_rows(parts: list[Record], whole: Record) -> bool:
         size = whole.source.sketch.l2
         total = math.sqrt(sum(sketch.l2**2 for sketch in sketches if sketch is not None))
         return abs(total - size) <= _SKETCHED * size
-    rows = np.concatenate([np.asarray(part.value, np.float64) for part in parts])
     expected = np.asarray(whole.value, np.float64)
-    return float(np.linalg.norm(rows - expected)) <= _AGREES * float(np.linalg.norm(expected))
+    ends = np.cumsum([part.shape[0] for part in parts])
+    for part, rows in zip(parts, np.split(expected, ends[:-1])):
+        distance = float(np.linalg.norm(np.asarray(part.value, np.float64) - rows))
+        if distance <= _AGREES * float(np.linalg.norm(rows)):
+            return True
+    return False
 
 
-def _join(step: Step, path: str, calls: dict[int, list[Record]]) -> tuple[list[Record], list[Record]]:
-    """Return the records of a step with the calls of a layer in one, and those that cannot be joined."""
-    begins = np.array([min(record.order for record in call) for call in calls.values()])
-    sizes = [call[0].shape[0] for call in calls.values()]
+def _join(step: Step, path: str, calls: list[list[Record]], parts_of: list[range]) -> tuple[list[Record], list[Record]]:
+    """Return the records of a step with calls of a layer joined, and those that cannot be joined.
+
+    Args:
+        calls: the inputs of each call.
+        parts_of: for each call of the other side, the calls that take its parts.
+    """
+    begins = np.array([min(record.order for record in call) for call in calls])
+    sizes = [call[0].shape[0] for call in calls]
     kept: list[Record] = []
     rest: list[Record] = []
     inside: list[Record] = []
@@ -159,19 +191,33 @@ def _join(step: Step, path: str, calls: dict[int, list[Record]]) -> tuple[list[R
         (kept if outside else inside).append(record)
     groups, others = records_by_call(inside, begins, ("input", "forward"))
     kept += others
-    for (*_, nth), records in groups.items():
-        parts = [records[call] for call in sorted(records)]
-        axis = _axis([part.shape for part in parts], sizes) if len(parts) == len(sizes) else None
-        if axis is None or any(part.source.sketched or part.part is not None for part in parts):
-            rest += parts
-            continue
-        shape = list(parts[0].shape)
-        shape[axis] = sum(part.shape[axis] for part in parts)
-        source = _Rows(
-            tuple(part.source for part in parts), axis, tuple((part.call, part.shape[axis]) for part in parts)
-        )
-        kept.append(replace(parts[0], call=nth, shape=tuple(shape), source=source))
+    #: Calls of each layer, inside of the calls before.
+    before: dict[str, int] = defaultdict(int)
+    for numbers in parts_of:
+        counts: dict[str, int] = defaultdict(int)
+        for (layer, *_, nth), records in groups.items():
+            parts = [records[number] for number in numbers if number in records]
+            if not parts:
+                continue
+            counts[layer] = max(counts[layer], nth + 1)
+            extents = [sizes[number] for number in numbers]
+            axis = _axis([part.shape for part in parts], extents) if len(parts) == len(extents) else None
+            if len(parts) == len(numbers) == 1 and parts[0].call == before[layer] + nth:
+                kept += parts
+            elif axis is None or any(part.source.sketched or part.part is not None for part in parts):
+                rest += parts
+            else:
+                kept.append(_joined(parts, axis, before[layer] + nth))
+        for layer, count in counts.items():
+            before[layer] += count
     return kept, rest
+
+
+def _joined(parts: list[Record], axis: int, call: int) -> Record:
+    shape = list(parts[0].shape)
+    shape[axis] = sum(part.shape[axis] for part in parts)
+    calls = tuple((part.call, part.shape[axis]) for part in parts)
+    return replace(parts[0], call=call, shape=tuple(shape), source=_Rows(tuple(p.source for p in parts), axis, calls))
 
 
 def records_by_call(

@@ -73,6 +73,21 @@ def pair_losses(records: Both[Sequence[Record]]) -> list[RecordPair]:
     return pairs + alone(waiting.map(lambda side: [record for call in side for record in call.roles.values()]))
 
 
+def _numbered_by_functions(of_loop: Both[list[Record]], totals: Both[list[Record]]) -> Both[list[Record]]:
+    """Return a step's losses, numbered by the loss functions that computed them if the sides log different numbers.
+
+    One loop may run backward from the first of two calls and the other ask for gradients of its loss, without backward.
+    """
+    functions = of_loop.map(lambda side: [r.order for r in side if is_of_loss(r) and loss_role(r.slot) == "0"])
+    counts = functions.map(len)
+    if len(totals.reference) == len(totals.candidate) or counts.reference != counts.candidate:
+        return totals
+    ranks = functions.zip(totals).map(lambda side: [sum(k < r.order for k in side[0]) - 1 for r in side[1]])
+    if any(len({*side}) < len(side) or -1 in side for side in ranks):
+        return totals
+    return totals.zip(ranks).map(lambda side: [replace(r, call=k) for r, k in zip(*side)])
+
+
 def identified_by_values(records: Iterable[Record]) -> bool:
     """Return True if values are needed to pair a step's loss calls: one function is called several times."""
     functions = [call.function for call in _calls([record for record in records if is_of_loss(record)])]
@@ -200,7 +215,10 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
         of_loop = _taken_out(indexes, Both(LOOP, LOOP), stage)
         if stage == "loss":
             pairs += pair_losses(of_loop.map(lambda side: [record for record in side if is_of_loss(record)]))
-            of_loop = of_loop.map(lambda side: [record for record in side if not is_of_loss(record)])
+            totals = of_loop.map(lambda side: [record for record in side if not is_of_loss(record)])
+            of_loop = _numbered_by_functions(of_loop, totals)
+            for side in of_loop.zip(totals):
+                originals.update((id(numbered), record) for numbered, record in zip(*side))
         pairs += _match(of_loop)
     pairs += _pair_inputs(indexes)
     pairs += alone(repeated) + alone(calls.rest)
@@ -230,7 +248,7 @@ def _with_joined_calls(steps: Both[Step], alignment: Alignment) -> JoinedCalls:
     uneven = [
         (a, b)
         for a, b in paths
-        if {1} < {counts.reference[a], counts.candidate[b]} and 0 not in (counts.reference[a], counts.candidate[b])
+        if counts.reference[a] != counts.candidate[b] and 0 not in (counts.reference[a], counts.candidate[b])
     ]
     return joined_calls(steps, uneven) if uneven else JoinedCalls(steps, Both([], []))
 

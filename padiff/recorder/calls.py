@@ -197,6 +197,18 @@ def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
         try:
             plain[name] = _plain(value, 0)
         except _OmittedError:
+            if isinstance(value, (list, tuple)) and len(value) <= _ITEMS:
+                plain.update(_plain_items(name, value))
+    return plain
+
+
+def _plain_items(name: str, items: Sequence[Any]) -> dict[str, Any]:
+    """Return the plain items of a list that holds other values, too, as those of an index of tensors and numbers."""
+    plain = {}
+    for k, item in enumerate(items):
+        try:
+            plain[f"{name}.{k}"] = _plain(item, 1)
+        except _OmittedError:
             continue
     return plain
 

@@ -262,6 +262,8 @@ class Parameters:
             return False
         owners_before = self._owners
         slots = {(owner.node.path, owner.slot) for owner in owners_before.values() if owner.role != "parameter"}
+        if any(map(self._is_substituted, owners_before.values())):
+            return False
         self._leave_batch()
         self._last.clear()
         self.stamp = None
@@ -276,6 +278,14 @@ class Parameters:
         for key in new:
             self._snapshot_of(key)
         return bool(new)
+
+    def _is_substituted(self, owner: Owner) -> bool:
+        """Return True if a tensor that the loop computed stands in a parameter's place, as in a functional call."""
+        if owner.role != "parameter":
+            return False
+        slots = {slot: tensor for slot, tensor, _ in self._framework.layers.parameters(owner.node.layer)}
+        tensor = slots.get(owner.slot)
+        return tensor is not None and tensor is not owner.tensor and not tensor.is_leaf
 
     def follow(self, layers: Layers | FixedLayers) -> None:
         """Switch to other layers, before anything of the step is recorded."""

@@ -116,7 +116,8 @@ def cause_by_stage(diff: Diff, step: Sequence[Diff], layers: LayerPair | None) -
     if stage == "forward":
         slot = diff.pair.anchor.slot
         kind = slot.partition("()")[0] if is_functional(slot) else layers.reference.kind if layers else ""
-        return _forward(reference, candidate, kind, layers)
+        cause = _forward(reference, candidate, kind, layers)
+        return _written_between(diff, step, layers) or cause if cause.kind == "unknown" else cause
     ratio = ratio_of(reference, candidate)
     if stage == "loss":
         return _loss(ratio)
@@ -125,6 +126,27 @@ def cause_by_stage(diff: Diff, step: Sequence[Diff], layers: LayerPair | None) -
     if stage == "grad":
         return _grad(ratio, step)
     return _update(diff, reference, candidate, ratio, step)
+
+
+def _written_between(diff: Diff, step: Sequence[Diff], layers: LayerPair | None) -> Cause | None:
+    """Return the cause that weights changed between two calls of a step; `None` unless the layer's first call agrees.
+
+    Weights are recorded once in a step: those that the loop writes between two calls show in outputs only.
+    """
+    first = diff.pair.anchor
+    if layers is None or not layers.reference.parameters or not first.call:
+        return None
+    before = [
+        other
+        for other in step
+        if other.pair.stage == "forward"
+        and (other.pair.anchor.layer, other.pair.anchor.slot) == (first.layer, first.slot)
+        and other.pair.anchor.call < first.call
+    ]
+    if not before or not all(other.compared and other.passed for other in before):
+        return None
+    text = "the step's calls before agree, and all inputs of this one: the loop writes other weights between the calls"
+    return Cause("weights_between_calls", text)
 
 
 def _input(reference: np.ndarray, candidate: np.ndarray) -> Cause:

@@ -102,11 +102,21 @@ def einsum(*operands: np.ndarray, equation: str) -> np.ndarray:
     return np.asarray(np.einsum(equation.replace(" ", ""), *operands))
 
 
-def indexed(x: np.ndarray, *indices: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    """Return the elements at indices of some axes; the axes in between are whole."""
-    key: list[Any] = [slice(None)] * (max(axes) + 1)
+def indexed(
+    x: np.ndarray, *indices: np.ndarray, axes: tuple[int, ...], parts: Sequence[tuple[int, Any]] = ()
+) -> np.ndarray:
+    """Return the elements at indices of some axes.
+
+    Args:
+        parts: numbers and slices of other axes, as a trace stores them; all other axes are whole.
+    """
+    key: list[Any] = [slice(None)] * (1 + max(*axes, *(axis for axis, _ in parts), 0))
+    for axis, part in parts:
+        if part in (None, "..."):
+            raise ValueError("an index that shifts axes")
+        key[axis] = slice(*(int(n) if n else None for n in part.split(":"))) if isinstance(part, str) else part
     for axis, index in zip(axes, indices):
-        key[axis] = index
+        key[axis] = index.astype(np.int64) if index.dtype.kind == "f" else index  # sums with numbers of the code
     return np.asarray(x[tuple(key)])
 
 
@@ -134,6 +144,16 @@ def elements_added(x: np.ndarray, index: np.ndarray, source: np.ndarray, axis: i
     places: list[Any] = list(np.indices(index.shape))
     places[axis] = index.astype(np.int64)
     np.add.at(total, tuple(places), source[tuple(map(slice, index.shape))])
+    return total
+
+
+def elements_reduced(x: np.ndarray, index: np.ndarray, source: np.ndarray, axis: int, how: str) -> np.ndarray:
+    """Return a tensor with sums, products, maxima or minima of its elements and of another one's, by an index."""
+    reductions = {"sum": np.add, "prod": np.multiply, "amax": np.maximum, "amin": np.minimum}
+    at: list[Any] = list(np.indices(index.shape))
+    at[axis] = index.astype(np.int64)
+    total = np.array(x)
+    reductions[how].at(total, tuple(at), source[tuple(slice(n) for n in index.shape)])
     return total
 
 

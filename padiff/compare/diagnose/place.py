@@ -130,9 +130,10 @@ def place_of_diff(
     relations = Relations(diff, graphs, policy)
     last = _last_agreeing(diff, step)
     calls = graphs.zip(pair.sides).map(lambda side: side[0].of_record(side[1]) if side[1] is not None else None)
-    inside, differing = (False, _fed(calls, pair)) if pair.derived else _inputs(calls, relations)
-    lone = _lone(calls) if differing is None else NO_SLOTS
+    inside, differing = (False, _fed(calls, pair)) if pair.derived else _inputs(calls, relations, graphs)
+    lone = _lone(calls, graphs) if differing is None else NO_SLOTS
     inside = None if any(lone) else inside
+    lone = NO_SLOTS if all(lone) else lone  # each side takes in parts, or in another form, what the other takes
     starts = graphs.zip(pair.sides).map(lambda side: None if side[1] is None else side[0].tensor_of(side[1]))
     if differing is not None:
         starts = differing.map(lambda operand: operand.tensor)
@@ -199,7 +200,9 @@ def _last_agreeing(diff: Diff, step: Sequence[Diff]) -> str:
     return "" if last == LOOP else last
 
 
-def _inputs(calls: Both[TracedCall | None], relations: Relations) -> tuple[bool | None, Both[Operand] | None]:
+def _inputs(
+    calls: Both[TracedCall | None], relations: Relations, graphs: Both[Graph]
+) -> tuple[bool | None, Both[Operand] | None]:
     """Return whether the inputs of two calls agree, and the first two inputs that differ.
 
     Returns:
@@ -209,7 +212,7 @@ def _inputs(calls: Both[TracedCall | None], relations: Relations) -> tuple[bool 
     if reference is None or candidate is None:
         return None, None
     related: list[Relation] = []
-    for reference_input, candidate_input in _answering(reference.inputs, candidate.inputs):
+    for reference_input, candidate_input in _answering(reference.inputs, candidate.inputs, graphs):
         relation = relations.between(reference_input.tensor, candidate_input.tensor, exact=True)
         if relation is Relation.DIFFER:
             return False, Both(reference_input, candidate_input)
@@ -217,7 +220,7 @@ def _inputs(calls: Both[TracedCall | None], relations: Relations) -> tuple[bool 
     return (True if related and related[0] is Relation.AGREE else None), None
 
 
-def _lone(calls: Both[TracedCall | None]) -> Both[tuple[str, ...]]:
+def _lone(calls: Both[TracedCall | None], graphs: Both[Graph]) -> Both[tuple[str, ...]]:
     """Return the input slots of two calls of a layer that only one of them fills.
 
     A slot that is filled with a tensor of a paired slot is none: an attention over itself gets its query three times.
@@ -225,7 +228,7 @@ def _lone(calls: Both[TracedCall | None]) -> Both[tuple[str, ...]]:
     reference, candidate = calls
     if reference is None or candidate is None or reference.function or candidate.function:
         return NO_SLOTS
-    paired = _answering(reference.inputs, candidate.inputs)
+    paired = _answering(reference.inputs, candidate.inputs, graphs)
     met = Both(*({operand.tensor for operand in side} for side in (zip(*paired) if paired else ((), ()))))
     return (
         Both(reference.inputs, candidate.inputs)
@@ -234,8 +237,11 @@ def _lone(calls: Both[TracedCall | None]) -> Both[tuple[str, ...]]:
     )
 
 
-def _answering(reference: Sequence[Operand], candidate: Sequence[Operand]) -> list[Both[Operand]]:
-    """Pair the inputs of two calls, by slot name, else by position; inputs without a partner are left out."""
+def _answering(reference: Sequence[Operand], candidate: Sequence[Operand], graphs: Both[Graph]) -> list[Both[Operand]]:
+    """Pair the inputs of two calls, by slot name, else by position; inputs without a partner are left out.
+
+    Of several inputs with other names, those of one position are paired if they have the same size.
+    """
     waiting = {operand.slot: operand for operand in candidate}
     named = {
         reference_input.slot: waiting.pop(reference_input.slot)
@@ -243,10 +249,14 @@ def _answering(reference: Sequence[Operand], candidate: Sequence[Operand]) -> li
         if reference_input.slot in waiting
     }
     unnamed = list(waiting.values())
+    single = len(reference) - len(named) == len(unnamed) == 1
     pairs = []
     for reference_input in reference:
         partner = named.get(reference_input.slot) or (unnamed.pop(0) if unnamed else None)
-        if partner is not None:
+        if partner is None:
+            continue
+        sizes = graphs.reference.size(reference_input.tensor), graphs.candidate.size(partner.tensor)
+        if single or reference_input.slot in named or sizes[0] == sizes[1]:
             pairs.append(Both(reference_input, partner))
     return pairs
 

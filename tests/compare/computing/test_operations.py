@@ -18,6 +18,7 @@ IMAGE = RNG.normal(size=(2, 4, 7, 9)).astype("float32")
 Q = RNG.normal(size=(2, 3, 5, 4)).astype("float32")
 
 ROWS = torch.tensor([1, 0, 2])
+PLACES = paddle.to_tensor([[0, 2], [1, 0]])
 
 
 def written(x, y):
@@ -68,6 +69,12 @@ TORCH = {
     "ranked": (X[0], lambda m, x: F.margin_ranking_loss(x[0], x[1], x[2].sign(), 0.3) + x),
     "soft margin": (X[0], lambda m, x: F.soft_margin_loss(x, x.flip(0).sign()) + x.sigmoid().logit()),
     "angular": (X[0], lambda m, x: F.cosine_embedding_loss(x, x + 1, x[:, 0].sign(), 0.2, reduction="none") + x[:, 1]),
+    "filled": (X, lambda m, x: x + torch.full_like(x, 0.25) * torch.ones_like(x) + torch.full((3, 6, 8), 2.0)),
+    "as another": (X, lambda m, x: x[:, :1].expand_as(x) * torch.add(x, x, alpha=-0.3)),
+    "numbers in an index": (X, lambda m, x: x[ROWS, 2, 1:4] + x[:, ROWS][:, :1, 0] + x[ROWS, :, 3][:, :3]),
+    "running sums of exponentials": (X, lambda m, x: torch.logcumsumexp(x, 1) + x.floor() + x.trunc() + x.fmod(0.7)),
+    "reduced at places": (X, lambda m, x: torch.zeros(3, 2, 8).scatter_reduce(1, (x > 0).long(), x, "amax") * 2),
+    "matrices": (X[0], lambda m, x: torch.kron(x, x[:2]) * x[:, :6].trace()),
     "elementwise": (X, lambda m, x: x.expm1() + x.abs().log1p() + x.erf() + x.sign() + x.abs().log10() + x.atan()),
 }  # fmt: skip
 PADDLE = {
@@ -75,6 +82,9 @@ PADDLE = {
     "layer_norm": (X, lambda m, x: P.layer_norm(x, 8)),
     "gelu": (X, lambda m, x: P.gelu(x, approximate=True)),
     "softmax": (X, lambda m, x: P.softmax(x, axis=1)),
+    "at places": (X, lambda m, x: paddle.gather_nd(x, PLACES) + x[2, 3]),
+    "added at places": (X, lambda m, x: paddle.scatter_nd_add(paddle.zeros([3, 6, 8]), PLACES[:, :1], x[:2]) * 1),
+    "einsum with a parameter": (X, lambda m, x: paddle.einsum("bti,ij,btj->bt", x, m.w, x)),
     "matmul": (X, lambda m, x: paddle.matmul(x, x, transpose_y=True) / 3.0),
     "parts": (X, lambda m, x: paddle.concat(paddle.split(x, [2, 6], axis=-1)[::-1], axis=-1)),
     "axes": (X, lambda m, x: x.transpose([2, 0, 1]).reshape([8, -1]).unsqueeze(1).squeeze(1)),

@@ -11,6 +11,7 @@ import numpy as np
 from padiff.compare.diagnose.computing.formula import (
     AXIS,
     CONSTANT,
+    MADE,
     Add,
     Formula,
     KnownInputs,
@@ -58,11 +59,12 @@ def _getitem(add: Add, formula: Formula, inputs: KnownInputs, framework: str) ->
     key = inputs.argument(("key", "item", "indices"), 1, None)
     if len(inputs.nodes) == 1:
         return add("getitem", inputs.first, key=key)
-    # A trace has the tensors of such an index; the writer checks the shape that whole axes in between give.
     axes = [place - 1 for place in sorted(inputs.nodes) if place]
     if key is not None or len(axes) == 0:
         raise UnknownError("getitem")
-    return add("indexed", *inputs.all, axes=tuple(axes))
+    parts = [(int(name[4:]), part) for name, part in inputs.arguments.items() if name.startswith("key.")]
+    # The traces of older runs lack the numbers of such an index: the writer checks the shape that whole axes give.
+    return add("indexed", *inputs.all, axes=tuple(axes), parts=parts)
 
 
 def _split(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> list[int]:
@@ -457,8 +459,67 @@ def _logit(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> i
     return add("log", add("div", inputs.first, add("sub", one, inputs.first)))
 
 
+def _filled(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
+    """Write a tensor of one number: `full` or `full_like`."""
+    if inputs.function == "full_like":
+        shape: Sequence[int] = formula.values[inputs.first].shape
+    else:
+        shape = inputs.numbers(("shape", "size"), 0)
+    number = inputs.argument(("fill_value",), 1)
+    if not isinstance(number, (int, float)) or isinstance(number, bool):
+        raise UnknownError(inputs.function)
+    return add("expand", formula.leaf(constant(float(number)), CONSTANT), shape=list(shape))
+
+
+def _like(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
+    make = np.zeros if inputs.function == "zeros_like" else np.ones
+    return formula.leaf(make(formula.values[inputs.first].shape), MADE)
+
+
+def _expanded(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
+    return add("expand", inputs.first, shape=list(formula.values[inputs.node(1)].shape))
+
+
+def _trace(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
+    return add("reduced", _diagonal(add, formula, inputs, framework), by="sum", axis=-1)
+
+
+def _at_places(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
+    """Write paddle's `gather_nd`: the last axis of the index has a place on each of the first axes."""
+    index = inputs.node(1)
+    count = formula.values[index].shape[-1]
+    places = [add("getitem", index, key=["...", k]) for k in range(count)]
+    return add("indexed", inputs.first, *places, axes=tuple(range(count)))
+
+
+def _added_at_places(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
+    """Write paddle's `scatter_nd_add`, for an index of rows."""
+    x, index, source = inputs.all
+    if formula.values[index].ndim != 2 or formula.values[index].shape[-1] != 1:
+        raise UnknownError(inputs.function)
+    return add("rows_added", x, add("getitem", index, key=[":", 0]), source, axis=0)
+
+
+def _scatter_reduced(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
+    x, index, source = inputs.all
+    how = str(inputs.argument(("reduce",), 4))
+    if not inputs.argument(("include_self",), -1, True):
+        raise UnknownError(inputs.function)
+    return add("elements_reduced", x, index, source, axis=int(inputs.argument(AXIS, 1)), how=how)
+
+
 #: Writers of formulas, by the function's common name.
 OF_ARRAYS: Mapping[str, Writing] = {
+    "trace": _trace,
+    "gather_nd": _at_places,
+    "scatter_nd_add": _added_at_places,
+    "scatter_reduce": _scatter_reduced,
+    "logcumsumexp": _running,
+    "full": _filled,
+    "full_like": _filled,
+    "zeros_like": _like,
+    "ones_like": _like,
+    "expand_as": _expanded,
     "setitem": _setitem,
     "cdist": _cdist,
     "cosine_similarity": _cosine,
@@ -654,11 +715,12 @@ OF_LOSSES: Mapping[str, Writing] = {
 _KEEP = ("keepdim", "keepdims")
 _BINARY = frozenset({"add", "sub", "mul", "div", "pow", "matmul", "maximum", "minimum", "remainder", "eq", "ne", "lt",
                      "le", "gt", "ge", "logical_and", "logical_or", "outer", "dot", "atan2", "hypot",
-                     "logaddexp"})  # fmt: skip
+                     "logaddexp", "fmod", "kron"})  # fmt: skip
 _REVERSED = {"rsub": "sub", "rdiv": "div", "rpow": "pow", "rmatmul": "matmul"}
 _UNARY = frozenset({"neg", "sqrt", "rsqrt", "exp", "log", "sin", "cos", "abs", "square", "reciprocal", "logical_not",
                     "expm1", "log1p", "tan", "atan", "sinh", "cosh", "sign", "log10", "log2", "erf",
-                    "erfc", "acos", "asin", "acosh", "asinh", "atanh", "isnan", "isinf", "isfinite"})  # fmt: skip
+                    "erfc", "acos", "asin", "acosh", "asinh", "atanh", "isnan", "isinf", "isfinite",
+                    "floor", "ceil", "trunc"})  # fmt: skip
 _SAME = frozenset({"contiguous", "clone", "assign", "dropout", "dropout2d", "dropout3d", "alpha_dropout", "identity"})
 #: Elementwise functions, by their common names.
 ACTIVATIONS = {
@@ -740,8 +802,9 @@ def _binary(add: Add, formula: Formula, inputs: KnownInputs) -> int:
             second = add("transpose", second, order=swapped(formula, second))
     if name == "dot":
         name = "matmul"
-    if name in ("add", "sub") and "alpha" in inputs.arguments and inputs.arguments["alpha"] != 1:
-        raise UnknownError("alpha")
+    factor = inputs.argument(("alpha",), -1, 1) if name in ("add", "sub") else 1
+    if factor != 1:
+        second = add("mul", second, formula.leaf(constant(float(factor)), CONSTANT))
     if name == "div" and inputs.argument(("rounding_mode",), 2, None):
         raise UnknownError("rounding_mode")
     return add(name, first, second)

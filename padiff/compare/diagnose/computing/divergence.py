@@ -81,7 +81,8 @@ def numbers(sheet: FormulaView) -> Iterator[Number]:
             yield Number("initial_state", "another initial state", what, 0.0, _given(sheet, k, "start"), k, (1.0,))
         elif node.operation in ("add", "sub"):
             for operand in node.given:
-                if not sheet.is_number(operand) and sheet.is_float(operand):
+                inside = 0 <= node.about == sheet.nodes[operand].about  # the arithmetic of one function
+                if not sheet.is_number(operand) and sheet.is_float(operand) and not inside:
                     what = f"{sheet.named(operand)} is multiplied, before {sheet.where(k)} adds it, by a number, which"
                     name = "a scale"
                     yield Number("scale", name, what, 1.0, _operand(sheet, k, operand), k, rank=2)

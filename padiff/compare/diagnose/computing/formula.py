@@ -294,9 +294,9 @@ def placed(function: str, slots: Sequence[tuple[str, int]], parameters: Sequence
         else:
             place = positions.get(head, len(operands))
         operands[place if place not in operands else max(operands) + 1] = node
-    remaining = iter(parameters)
-    place = 0
-    for node in remaining:
+    # The equation of an einsum stands in front of positional operands.
+    place = int(function == "einsum" and all(slot.isdecimal() for slot, _ in slots))
+    for node in parameters:
         while place in operands:
             place += 1
         operands[place] = node

@@ -40,6 +40,7 @@ def loss_left_out(sheet: FormulaView) -> Iterator[Edit]:
     An operand that is left out of a scalar sum is called a term of the loss here, not a branch.
     """
     yield from _detached(sheet)
+    yield from _all_rows(sheet)
     for k, node in enumerate(sheet.nodes[:-1]):
         if node.operation == "mul":
             yield from _class_weights(sheet, k)
@@ -52,6 +53,8 @@ def loss_left_out(sheet: FormulaView) -> Iterator[Edit]:
             yield Edit("activation_missing", "an activation", text, {k: _instead(operand)}, 1, at=k)
     for edit in dropped_terms(sheet):
         node = sheet.nodes[edit.at] if edit.at >= 0 else Node("")
+        if node.operation == "sub" and sheet.function(edit.at) in _WEIGHING:
+            continue  # the function's own arithmetic: no code that somebody leaves out
         if node.operation == "add" and sheet.function(edit.at) in _WEIGHING:
             text = f"{_SIDE} does not weigh positive targets (pos_weight), {_OTHER} does ({sheet.where(edit.at)})"
             yield replace(edit, kind="loss_weight", name="weights", text=text, rank=1, telling=True)
@@ -76,6 +79,19 @@ def loss_left_out(sheet: FormulaView) -> Iterator[Edit]:
             # A scale of the whole loss is an effect, not a reason.
             scaled = edit.kind == "scale_missing" and sheet.shape(edit.at) == ()
             yield replace(edit, telling=edit.telling and not scaled)
+
+
+def _all_rows(sheet: FormulaView) -> Iterator[Edit]:
+    """Yield edits that take all rows of predictions and labels, for those that one index picks of both."""
+    picks: dict[int, list[int]] = {}
+    for k, node in enumerate(sheet.nodes):
+        if node.operation in ("indexed", "rows") and len(node.given) == 2 and node.how.get("axes", (0,)) == (0,):
+            picks.setdefault(node.given[1], []).append(k)
+    for nodes in picks.values():
+        changes = {k: _instead(sheet.nodes[k].given[0]) for k in nodes}
+        kept, rows = sheet.shape(nodes[0])[0], sheet.shape(sheet.nodes[nodes[0]].given[0])[0]
+        text = f"{_SIDE} takes all {rows} rows for its loss, {_OTHER} the {kept} that {sheet.where(nodes[0])} picks"
+        yield Edit("rows_missing", "rows", text, changes, 1, at=nodes[0])
 
 
 def _detached(sheet: FormulaView) -> Iterator[Edit]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import combinations, permutations
 from typing import Any
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.edit import Argument, Edit, FormulaView, given
+from padiff.compare.diagnose.computing.edit import Argument, Edit, FormulaView, given, put
 from padiff.compare.diagnose.computing.formula import Change
 from padiff.compare.diagnose.computing.operations import OPERATIONS, cast
 from padiff.compare.diagnose.kernels import FUNCTIONS
@@ -316,6 +317,115 @@ def other_operations(sheet: FormulaView) -> Iterator[Edit]:
             yield from edits(sheet, k)
 
 
+def of_all_turns(sheet: FormulaView) -> Iterator[Edit]:
+    """Yield edits that change several operations at once: one line's in all turns of a loop, or all reads of a tensor.
+
+    There are few of them, so that they come first.
+    """
+    lines: dict[object, list[int]] = {}
+    for k, node in enumerate(sheet.nodes):
+        if node.operation in _BY_OPERATION and sheet.line(k) is not None:
+            lines.setdefault((node.operation, sheet.function(k), sheet.line(k)), []).append(k)
+    for turns in lines.values():
+        if 1 < len(turns) <= _TURNS:
+            yield from _in_all_turns(sheet, turns)
+    yield from _exchanged_indices(sheet)
+    yield from _repeats(sheet)
+
+
+_HUGE = 1e6
+# The most turns of a loop whose operations are changed together.
+_TURNS = 64
+
+
+def _in_all_turns(sheet: FormulaView, turns: list[int]) -> Iterator[Edit]:
+    edits = [list(_BY_OPERATION[sheet.nodes[k].operation](sheet, k)) for k in turns]
+    if len({tuple((edit.kind, edit.name) for edit in some) for some in edits}) > 1:
+        return
+    for together in zip(*edits):
+        changes = {k: change for edit in together for k, change in edit.changes.items()}
+        text = f"{together[0].text}, in all {len(turns)} turns of the loop"
+        yield replace(together[0], text=text, changes=changes)
+
+
+def _exchanged_indices(sheet: FormulaView) -> Iterator[Edit]:
+    """Yield edits that exchange the two indices of a matrix: row and column, in all calls that read the matrix."""
+    matrices: dict[int, list[int]] = {}
+    for k, node in enumerate(sheet.nodes):
+        if node.operation == "indexed" and len(node.given) == 3 and not node.how.get("parts"):
+            matrices.setdefault(node.given[0], []).append(k)
+    for matrix, reads in matrices.items():
+        if len({*sheet.shape(matrix)[:2]}) > 1:
+            continue
+        changes = {k: _of_indices(matrix, sheet.nodes[k].given[:0:-1], sheet.nodes[k].how) for k in reads}
+        text = f"the two indices of {sheet.named(matrix)} are exchanged, rows for columns ({sheet.where(reads[0])})"
+        yield Edit("indices_exchanged", "exchanged indices", text, changes, 0, at=reads[0])
+
+
+def _of_indices(matrix: int, indices: tuple[int, ...], how: Mapping[str, Any]) -> Change:
+    return lambda get, own: np.asarray(OPERATIONS["indexed"](get(matrix), *map(get, indices), **how))
+
+
+def _repeats(sheet: FormulaView) -> Iterator[Edit]:
+    """Yield edits of the order in which parts are repeated: all parts again and again, for each part several times."""
+    groups: dict[object, list[int]] = {}
+    for k, node in enumerate(sheet.nodes):
+        if node.operation == "repeat" and node.how["axis"] is not None and node.how["count"] > 1:
+            groups.setdefault((node.how["count"], node.how["axis"], sheet.shape(k)), []).append(k)
+    for reads in groups.values():
+        changes: dict[int, Change] = {}
+        for k in reads:
+            count, axis = sheet.nodes[k].how["count"], sheet.nodes[k].how["axis"]
+            changes[k] = lambda get, own, x=sheet.nodes[k].given[0], n=count, axis=axis: np.concatenate(  # type: ignore[misc]
+                [get(x)] * n, axis
+            )
+        text = (
+            f"{sheet.where(reads[0])} repeats all parts as a whole (0, 1, 0, 1), for the reference's each (0, 0, 1, 1)"
+        )
+        yield Edit("repeat_order", "another order of repeats", text, changes, 0, at=reads[0])
+
+
+def other_numbers(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
+    """Yield edits that put a tensor of numbers that the candidate's code makes in the place of the reference's."""
+    others = [candidate.formula.values[k] for k in _made_of_numbers(candidate)]
+    others = [values for values in others if sheet.equal(values) is None]
+    for k in _made_of_numbers(sheet):
+        values = sheet.formula.values[k]
+        for other in others:
+            if other.shape == values.shape and candidate.equal(values) is None:
+                # Numbers that stand for infinity hide what is added to them, whatever their size.
+                differ = ~np.isclose(np.clip(other, -_HUGE, _HUGE), np.clip(values, -_HUGE, _HUGE), rtol=1e-6)
+                if not differ.any():
+                    continue
+                place = np.flatnonzero(differ)[0]
+                text = (
+                    f"{sheet.named(k)} has other numbers: {int(differ.sum())} of {values.size} differ, the first is "
+                    f"{other.flat[place]:.6g} for the reference's {values.flat[place]:.6g}"
+                )
+                yield Edit("other_numbers", "other numbers", text, {k: put(other)}, 1, at=k)
+
+
+def _made_of_numbers(sheet: FormulaView) -> list[int]:
+    """Return the nodes with tensors that depend on numbers of the code alone, and go into what depends on others."""
+    made: set[int] = set()
+    for k, node in enumerate(sheet.nodes):
+        tensor = sheet.tensor(k)
+        call = None if tensor is None else sheet.graph.producers.get(tensor)
+        if node.operation:
+            is_made = made.issuperset(node.given)
+        else:
+            # Zeros and one other number are a mask, which may be drawn.
+            is_written = call is not None and not call.inputs and not call.parameters and bool(call.function)
+            is_made = sheet.is_number(k) or (is_written and len(np.unique(sheet.formula.values[k])) > 2)
+        if is_made:
+            made.add(k)
+    return [
+        k
+        for k in sorted(made)
+        if sheet.formula.values[k].size > 1 and sheet.is_float(k) and not made.issuperset(sheet.users(k))
+    ]
+
+
 def _of(sheet: FormulaView, k: int, operation: str, place: int = 0, **how: Any) -> Change:
     """Return a change that computes another operation on one of a node's operands."""
     operand = sheet.nodes[k].given[place]
@@ -359,7 +469,7 @@ def _reduced(sheet: FormulaView, k: int) -> Iterator[Edit]:
     node, where = sheet.nodes[k], sheet.where(k)
     by, axis = node.how["by"], node.how.get("axis")
     for reduction in ("mean", "sum", "max"):
-        if reduction != by and by in ("mean", "sum", "max", "min"):
+        if reduction != by and (by in ("mean", "sum", "max", "min") or (by, reduction) == ("logsumexp", "max")):
             text = f"the {reduction} for the reference's {by} ({where})"
             yield Edit("reduction_form", "another reduction", text, {k: given(sheet, k, by=reduction)}, 0, at=k)
     if by in ("var", "std"):

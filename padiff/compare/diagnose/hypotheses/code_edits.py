@@ -16,7 +16,7 @@ import numpy as np
 from padiff.compare.diagnose.computing.divergence import Number, divergences, numbers, solved
 from padiff.compare.diagnose.computing.edit import CHOICE, SIDES_OF_EDITS, Edit, FormulaView, Target, dropped_terms
 from padiff.compare.diagnose.computing.formula import UnknownError
-from padiff.compare.diagnose.computing.operation_edits import operation_edits
+from padiff.compare.diagnose.computing.operation_edits import of_all_turns, operation_edits, other_numbers
 from padiff.compare.diagnose.computing.writer import Writer
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, whole_of
 from padiff.compare.diagnose.hypotheses.hypothesis import CLOSE, NEAR, Hypothesis, Prediction, explains, weigh
@@ -242,9 +242,9 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
             if explains(weigh(declared.predict()), declared):
                 return
         target = Target(case.sides.candidate, reference.shape(reference.formula.end), case.looks.reference)
-        makers: list[Maker] = [dropped_terms, operation_edits]
+        makers: list[Maker] = [of_all_turns, dropped_terms, operation_edits]
         if candidate is not None:
-            makers.append(partial(divergences, candidate=candidate))
+            makers += [partial(other_numbers, candidate=candidate), partial(divergences, candidate=candidate)]
         trials += tried(case, reference, makers, target, False)
     if candidate is not None:
         target = Target(case.sides.reference, candidate.shape(candidate.formula.end), case.looks.candidate)

@@ -224,6 +224,8 @@ def _calls(scene: DiffContext) -> Iterator[Cause]:
     counts = sides.map(lambda step: step.micro_batches)
     if counts.reference == counts.candidate or not all(counts):
         return
+    if not all(any(record.stage == "forward" for record in step.records) for step in sides):
+        return  # one loop computes with the parameters, and calls no layer
     backwards = sides.map(lambda step: sum(r.stage == "backward" for r in step.records))
     fewer, more = SIDES if counts.reference < counts.candidate else SIDES.swapped()
     starts = sides.map(lambda step: sum((c.layer, c.function) == (LOOP, "backward") for c in step.trace.calls))
@@ -289,6 +291,12 @@ def _ratios(scene: DiffContext, gradients: Gradients, what: str) -> Iterator[Hyp
         for hypothesis in transforms.ratio_hypotheses(
             tensors, f"{what}{gradients.named(tensors)}", "gradient_scale", ()
         ):
+            if hypothesis.kind == "loss_scale" and len(tensors) < len(gradients.tensors):
+                # A loss scale that is not undone scales all gradients: some have it where they are clipped before.
+                text = hypothesis.sentence.rpartition(": ")[0]
+                side = "candidate" if hypothesis.sentence.endswith("reference") else "reference"
+                text = f"{text}: a loss scale, in gradients that the {side} clips before it undoes the scale"
+                hypothesis = replace(hypothesis, sentence=text)
             yield replace(hypothesis, kind="gradient_scale", changes=changes, telling=False)
 
 
@@ -329,7 +337,9 @@ def _stale(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
             values = like(before[place], now[place], LOOKED_AT) if place in before and place in now else None
             fits = values is not None and values.candidate.shape == tensor.actual.shape
             old.append(values.candidate if values is not None and fits else None)
-        if all(values is None for values in old):
+        # A gradient that the earlier step lacks comes from elsewhere.
+        own = [values for place, values in zip(gradients.places, old) if place == place_of(scene.diff.pair)]
+        if all(values is None for values in own or old):
             continue
 
         def with_old(factor: float, old: Sequence[np.ndarray | None] = old) -> Iterator[Prediction]:

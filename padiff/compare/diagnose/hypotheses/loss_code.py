@@ -29,7 +29,7 @@ from padiff.compare.diagnose.computing.loss_terms import (
     terms_of,
     weighed,
 )
-from padiff.compare.diagnose.computing.operation_edits import other_operations
+from padiff.compare.diagnose.computing.operation_edits import of_all_turns, other_operations
 from padiff.compare.diagnose.computing.writer import Writer
 from padiff.compare.diagnose.hypotheses.code_edits import Case, Found, Maker, named, reported, tried
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, PairPlace, place_of, whole_of
@@ -167,6 +167,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         makers: list[Maker] = [
             *cut,
             partial(_other_inputs, candidate=sheets[1]),
+            of_all_turns,
             loss_edits,
             loss_left_out,
             other_operations,
@@ -248,7 +249,7 @@ def _other_inputs(sheet: FormulaView, candidate: FormulaView | None) -> Iterator
                 differ = int((replacement.reshape(values.shape) != values).sum())
                 what = "labels" if labels else f"numbers of the loop, {_operand(sheet, k)}"
                 text = f"the loss is of other {what}: {differ} of {values.size} differ from the reference's"
-                if not np.ptp(values) and not np.ptp(replacement):
+                if values.min() == values.max() and replacement.min() == replacement.max():
                     text += f", {replacement.flat[0]:.6g} for {values.flat[0]:.6g}"
                 if np.array_equal(np.sort(values, axis=None), np.sort(replacement, axis=None)):
                     text += ", which are in another order"

@@ -58,7 +58,7 @@ def missing_causes(scene: DiffContext) -> Iterator[Cause]:
     back_there = [r for r in other_step.records if r.stage == "backward" and r.layer == pair.anchor.layer]
     kind = _kind(getattr(scene.runs, side).info, layer)
     if ran and not back and back_there and any(r.stage == "backward" for r in step.records):
-        text = f"no gradient comes back to layer {layer} on the {side}: detached, or what it gives is not used"
+        text = f"no gradient comes back to layer {layer} on the {side}: frozen, detached, or not used"
         yield Cause("detached", text, True, "the other side's layer gets one in this step, and both ran")
     elif back and kind in _SIMPLE and any(_is_there(record) for record in back):
         text = (
