@@ -456,6 +456,19 @@ def _changed_argument(models: Models, calls: Both[Frame | None]) -> tuple[str, B
     return next(iter(changed.items())) if len(changed) == 1 else None  # type: ignore[return-value]
 
 
+def _changed_keyword(frames: Both[Frame | None]) -> str:
+    """Return the name of the only keyword argument of a schedule that has another value in the candidate's line."""
+    values = frames.map(
+        lambda frame: {} if frame is None else {name: frame.code[slice(*at)] for name, at in _arguments(frame.code)}
+    )
+    names = [
+        name
+        for name, text in values.candidate.items()
+        if text != values.reference.get(name, text) and _OF_SCHEDULE.search(name)
+    ]
+    return names[0] if len(names) == 1 else ""
+
+
 def _is_ported(models: Models) -> bool:
     """Return True if the runs are of two frameworks."""
     return len({name.partition(" ")[0] for name in models.frameworks}) > 1
@@ -582,7 +595,7 @@ def _fault(first: FirstDiff, models: Models | None, runs: Both[str] | None) -> B
     frames = code_lines(first, models)
     if cause is not None and cause.kind == "learning_rate" and models is not None:
         argument = _changed_argument(models, models.lines.map(lambda lines: lines.get("@scheduler")))
-        words = words if argument is None else argument[0]
+        words = (argument[0] if argument is not None else _changed_keyword(frames)) or words
     called = _CALLED.search("" if cause is None else cause.fix)
     call = first.call if called is None else f"{first.call} {called[0]}"
     lines = frames.zip(Both(frames.candidate, frames.reference)).map(lambda side: _code_line(*side, words, call))

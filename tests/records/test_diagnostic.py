@@ -14,9 +14,11 @@ from hard.children import run_padiff, run_script
 from kit.schema import violations
 
 import padiff
+from padiff.records.both import Both
 from padiff.records.diagnostic import (
     LARGEST,
     CodeLine,
+    _changed_keyword,
     _is_without,
     _like_reference,
     _span,
@@ -25,6 +27,7 @@ from padiff.records.diagnostic import (
     diagnostic_schema,
 )
 from padiff.system.construction import has_changed
+from padiff.system.frames import Frame
 from padiff.system.process import command_text
 
 SCRIPT = """
@@ -475,6 +478,19 @@ def test_the_reference_s_argument_of_a_schedule_is_a_fix(candidate, reference, f
         )
     ]
     assert _with_reference_argument(*lines) == fix
+
+
+@pytest.mark.parametrize(
+    ("candidate", "name"),
+    [
+        ("s = StepDecay(lr, step_size=3, gamma=0.5)", "step_size"),
+        ("s = StepDecay(lr, step_size=3, gamma=0.1)", ""),
+        ("s = StepDecay(lr, step_size=2, verbose=1)", ""),
+    ],
+)
+def test_the_argument_of_a_schedule_that_differs_is_known(candidate, name):
+    reference = Frame("a.py", 1, "", "s = StepLR(opt, step_size=2, gamma=0.5)")
+    assert _changed_keyword(Both(reference, Frame("b.py", 1, "", candidate))) == name
 
 
 @pytest.mark.parametrize(
