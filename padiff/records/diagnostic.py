@@ -459,7 +459,12 @@ def _changed_argument(models: Models, calls: Both[Frame | None]) -> tuple[str, B
 def _changed_keyword(frames: Both[Frame | None]) -> str:
     """Return the name of the only keyword argument of a schedule that has another value in the candidate's line."""
     values = frames.map(
-        lambda frame: {} if frame is None else {name: frame.code[slice(*at)] for name, at in _arguments(frame.code)}
+        lambda frame: (
+            {}
+            if frame is None
+            # At the start of the line stands the variable that has the schedule.
+            else {name: frame.code[slice(*at)] for name, at in _arguments(frame.code) if at[0]}
+        )
     )
     names = [
         name

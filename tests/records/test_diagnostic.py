@@ -483,13 +483,13 @@ def test_the_reference_s_argument_of_a_schedule_is_a_fix(candidate, reference, f
 @pytest.mark.parametrize(
     ("candidate", "name"),
     [
-        ("s = StepDecay(lr, step_size=3, gamma=0.5)", "step_size"),
-        ("s = StepDecay(lr, step_size=3, gamma=0.1)", ""),
-        ("s = StepDecay(lr, step_size=2, verbose=1)", ""),
+        ("scheduler = StepDecay(lr, step_size=3, gamma=0.5)", "step_size"),
+        ("scheduler = StepDecay(lr, step_size=3, gamma=0.1)", ""),
+        ("scheduler = StepDecay(lr, step_size=2, verbose=1)", ""),
     ],
 )
 def test_the_argument_of_a_schedule_that_differs_is_known(candidate, name):
-    reference = Frame("a.py", 1, "", "s = StepLR(opt, step_size=2, gamma=0.5)")
+    reference = Frame("a.py", 1, "", "scheduler = StepLR(opt, step_size=2, gamma=0.5)")
     assert _changed_keyword(Both(reference, Frame("b.py", 1, "", candidate))) == name
 
 
