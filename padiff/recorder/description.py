@@ -24,7 +24,7 @@ from padiff.recorder.layers import Layers
 from padiff.recorder.options import Detail, Identity, Schedule
 from padiff.records import ROOT, RunInfo
 from padiff.records.declared import plain_setting, settings_delta
-from padiff.system.construction import Built, construction_lines, package_of, source_digests, users_sources
+from padiff.system.construction import Built, buffer_key, construction_lines, package_of, source_digests, users_sources
 from padiff.system.data_lines import data_lines, used_lines
 from padiff.system.frames import Frame, names_of
 from padiff.system.guard import Tolerated
@@ -300,6 +300,8 @@ class Description:
             if "@scheduler" in lines:
                 lines = used_lines(sources, lines["@scheduler"], "@schedule") | lines
             lines = data_lines(sources, names.get(ROOT, set()) | children) | lines
+            for key in [each for each in lines if each.startswith(buffer_key(""))]:
+                lines |= used_lines(sources, lines[key], key)
             files = source_digests(lines)
         if not lines:
             return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +30,28 @@ _COUNTED = ("int", "uint", "bool")
 def bytes_in_full(step: Step, values: int) -> int:
     """Return the size of a step on disk in bytes. ``values`` is the size of its tensors."""
     return values + RECORD_BYTES * len(step.records)
+
+
+def bytes_of_full_step(step: Step, values: int, levels: Mapping[tuple[str, str], str]) -> int:
+    """Return the size in bytes of the tensors of a later step with the same records.
+
+    Args:
+        step: a step that may hold sketches.
+        values: the size of its tensors.
+        levels: recording levels of the later step, by layer and stage.
+    """
+    sketched = {
+        record.source.identity: math.prod(record.shape) * _itemsize(record.dtype)
+        for record in step.records
+        if record.source.sketched and levels[record.layer, record.stage] == FULL
+    }
+    return values + sum(sketched.values())
+
+
+def _itemsize(dtype: str) -> int:
+    """Return the bytes of an element, from the name of its dtype."""
+    bits = re.search(r"\d+", dtype)
+    return 1 if bits is None else max(int(bits[0]) // 8, 1)
 
 
 def bytes_sketched(step: Step, levels: Mapping[tuple[str, str], str]) -> int:
@@ -245,9 +269,10 @@ class LevelsOfSteps:
             of_all = "" if steps is None else f", expect {bytes_text(steps * full_bytes)} for all {steps:,}"
             return "" if self._detail.sketches else f"each recorded step takes {bytes_text(full_bytes)}{of_all}"
         self.spent += values
-        self._largest = max(self._largest, values)
+        # The first step holds sketches if it would not have room otherwise.
+        self._largest = max(self._largest, bytes_of_full_step(step, values, self._kept))
         if has_begun:
             return ""
         later_bytes = int(full_bytes * self._full_share + bytes_sketched(step, self._usual) * (1 - self._full_share))
-        full_steps = int(max(self.budget - self.spent, 0) // max(values, 1))
+        full_steps = int(max(self.budget - self.spent, 0) // max(self._largest, 1))
         return RunSize(full_bytes, later_bytes, 1 + full_steps, steps).message(self.budget)

@@ -20,7 +20,7 @@ from padiff.records.first_diff import FirstDiff, Standing
 from padiff.records.recorded import LOOP, ROOT, STAGES, is_below
 from padiff.records.report_data import CANNOT_TELL, MATCH, NO_FILES, Models, ReportData, choices_text
 from padiff.records.report_text import NOUNS, floor_lines, match_notes, third_lines, verdict
-from padiff.system.construction import has_changed, is_here, loss_key
+from padiff.system.construction import buffer_key, has_changed, is_here, loss_key
 from padiff.system.frames import Frame
 from padiff.system.language import translated
 from padiff.system.process import command_text
@@ -38,7 +38,8 @@ _OF_OPTIMIZER = ("optimizer", "learning_rate", "weight_decay", "momentum", "beta
 _OF_LAYER = ("layer_setting", "dropout", "batch_norm")
 # Lines of the training's own calls, by the kind of the cause.
 _OF_STEP = {
-    "stale_gradient": ("@zero_grad",),
+    "stale_gradient": ("@zero_grad", "@step"),
+    "accumulation": ("@total", "@backward"),
     "step_skipped": ("@step",),
     "step_repeated": ("@step",),
     "no_gradient": ("@backward",),
@@ -51,6 +52,8 @@ _WHOLE = ("rule", "weight_decay_form", "optimizer_rule")
 _KEYWORD, _CALLED = re.compile(r"""(?:\b(\w+)\s*=(?!=)|["'](\w+)["']\s*:)\s*"""), re.compile(r"\b(\w+)\(")
 _READ = re.compile(r"[A-Za-z_]\w*\b(?!\s*\()")
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d*)?(?:e[-+]?\d+)?(?!\w)")
+# A keyword argument that is a number, or a list of numbers.
+_PLAIN = re.compile(r"\w+\s*=\s*[-+\d.e\[\], ]+")
 # Words of causes by a schedule that goes on at other steps.
 _PACE = "schedule goes on every"
 # Arguments of a schedule, among others of a trainer.
@@ -333,7 +336,8 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
     in_role = models.lines.map(lambda lines: next((lines[each] for each in role if each in lines), None))
     frames = models.stacks.zip(models.lines).map(lambda side: [*chain(*side[0].values()), *side[1].values()])
     called = first.code.zip(first.stacks.zip(frames)).map(lambda side: side[0] or _innermost(side[1]))
-    if first.stage == "input" or kind == "labels":
+    # A call between two models is shown where it is made, not where the batch comes from.
+    if (first.stage == "input" and not any(about)) or kind == "labels":
         given = _changed_line(models, "@data:")
         if given is not None:
             return given
@@ -348,10 +352,14 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
         return written(in_role) if role[:1] != ("@scheduler",) else _schedule(models, in_role)
     made = Both(first.reference, first.candidate).zip(models.lines).map(lambda side: side[1].get(side[0] or LOOP))
     start = first.stage == "weight" and not first.step and not kind.startswith(_OF_LAYER)
+    if kind == "other_table":
+        key = buffer_key(first.slot)
+        computed = _changed_line(models, f"{key}:")
+        return computed or written(made.zip(models.lines).map(lambda side: side[1].get(key, side[0])))
     if kind == "start_weights" or (start and not any(about) and first.diff is not None and first.diff.pair.complete):
         return models.lines.map(lambda lines: lines.get(ROOT))
-    if first.inside and _is_leaf(first.reference, models):
-        # Inside of a layer, the call says nothing that the construction does not.
+    if first.inside and _is_leaf(first.reference, models) and (about.candidate or called.candidate) == called.candidate:
+        # Of a layer of the framework's, the call says nothing that the construction does not.
         about = written(made).zip(about).map(lambda side: side[0] or side[1])
     if any(about):
         read = _attributes(models.lines, called, first)
@@ -373,7 +381,8 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
 
 def _schedule(models: Models, calls: Both[Frame | None]) -> Both[Frame | None]:
     """Return the lines of the argument, or in the functions, of a schedule that differ; else the lines of its calls."""
-    return _changed_argument(models, calls) or _changed_line(models, "@schedule:") or calls
+    argument = _changed_argument(models, calls)
+    return argument[1] if argument is not None else _changed_line(models, "@schedule:") or calls
 
 
 def _attributes(lines: Both[Mapping[str, Frame]], called: Both[Frame | None], first: FirstDiff) -> Both[Frame | None]:
@@ -426,8 +435,10 @@ def _changed_line(models: Models, role: str) -> Both[Frame | None] | None:
     return changed[0] if len(changed) == 1 else None
 
 
-def _changed_argument(models: Models, calls: Both[Frame | None]) -> Both[Frame | None] | None:
-    """Return the lines of the argument of a schedule that differs between two calls; `None` unless there is one."""
+def _changed_argument(models: Models, calls: Both[Frame | None]) -> tuple[str, Both[Frame | None]] | None:
+    """Return the name and the lines of the argument of a schedule that differs between two calls; `None` unless there
+    is one.
+    """
     heads = calls.map(lambda call: "" if call is None else f"{call.file}:{call.line}#")
     values = models.lines.zip(heads).map(
         lambda side: {
@@ -442,7 +453,25 @@ def _changed_argument(models: Models, calls: Both[Frame | None]) -> Both[Frame |
         if (len({*pair.map(_numbers)}) > 1 if _is_ported(models) else not is_same(*pair))
     }
     changed = {name: pair for name, pair in changed.items() if _OF_SCHEDULE.search(name)} or changed
-    return next(iter(changed.values())) if len(changed) == 1 else None  # type: ignore[return-value]
+    return next(iter(changed.items())) if len(changed) == 1 else None  # type: ignore[return-value]
+
+
+def _changed_keyword(frames: Both[Frame | None]) -> str:
+    """Return the name of the only keyword argument of a schedule that has another value in the candidate's line."""
+    values = frames.map(
+        lambda frame: (
+            {}
+            if frame is None
+            # At the start of the line stands the variable that has the schedule.
+            else {name: frame.code[slice(*at)] for name, at in _arguments(frame.code) if at[0]}
+        )
+    )
+    names = [
+        name
+        for name, text in values.candidate.items()
+        if text != values.reference.get(name, text) and _OF_SCHEDULE.search(name)
+    ]
+    return names[0] if len(names) == 1 else ""
 
 
 def _is_ported(models: Models) -> bool:
@@ -569,6 +598,9 @@ def _fault(first: FirstDiff, models: Models | None, runs: Both[str] | None) -> B
         size += f"; with the fix {left}"
     words = "" if cause is None else f"{cause.kind} {cause.sentence}"
     frames = code_lines(first, models)
+    if cause is not None and cause.kind == "learning_rate" and models is not None:
+        argument = _changed_argument(models, models.lines.map(lambda lines: lines.get("@scheduler")))
+        words = (argument[0] if argument is not None else _changed_keyword(frames)) or words
     called = _CALLED.search("" if cause is None else cause.fix)
     call = first.call if called is None else f"{first.call} {called[0]}"
     lines = frames.zip(Both(frames.candidate, frames.reference)).map(lambda side: _code_line(*side, words, call))
@@ -618,18 +650,41 @@ def _fix(
         given = None if old is None else _with_norm(old, cause.fix)
         fix = BriefFix(_filled(cause.fix, models, runs) if given is None else given)
         new = "" if old is None else _with_argument(old, cause.fix)
+        if old is not None and not new and given is None and "  # line" not in cause.fix:
+            new = _reference_line(cause, lines, models)
+            fix = BriefFix(new) if new else fix
     else:
-        frameworks = [] if models is None else [name.partition(" ")[0] for name in models.frameworks]
-        new = ""
+        new = _reference_line(cause, lines, models)
         if cause.proven and lines.reference is not None and old is not None:
-            codes = lines.reference.code, old.code
-            is_same_but_numbers = len({_NUMBER.sub("0", code) for code in codes}) == 1
-            if len({*frameworks}) == 1 or is_same_but_numbers:
-                new = _like_reference(old.code, lines.reference.code)
+            new = new or _with_reference_argument(old, lines.reference)
         if not new:
             return None
         fix = BriefFix(new)
     return fix if old is None or not new else replace(fix, file=old.file, line=old.line, old=old.code, new=new)
+
+
+def _reference_line(cause: Cause, lines: Both[CodeLine | None], models: Models | None) -> str:
+    """Return the reference's line if it fixes a known cause in the place of the candidate's; else an empty text.
+
+    Of two frameworks, lines that differ by more than their numbers may call other functions by one name.
+    """
+    old, reference = lines.candidate, lines.reference
+    # That one call is given other arguments is read off both calls.
+    is_known = cause.proven or cause.kind == "call_arguments"
+    if not is_known or old is None or reference is None or models is None:
+        return ""
+    is_same_but_numbers = len({_NUMBER.sub("0", line.code) for line in (old, reference)}) == 1
+    if _is_ported(models) and not is_same_but_numbers and not _is_without(old.code, reference.code):
+        return ""
+    return _like_reference(old.code, reference.code)
+
+
+def _is_without(candidate: str, reference: str) -> bool:
+    """Return True if the reference's line is the candidate's without an operand or an argument."""
+    texts = [_WORD.findall(code) for code in (candidate, reference)]
+    matcher = difflib.SequenceMatcher(a=texts[0], b=texts[1], autojunk=False)
+    changed = [each for each in matcher.get_opcodes() if each[0] != "equal"]
+    return len(changed) == 1 and changed[0][0] == "delete"
 
 
 def _is_scheduled(cause: Cause, lines: Both[CodeLine | None], models: Models | None) -> bool:
@@ -649,6 +704,20 @@ def _with_argument(line: CodeLine, fix: str) -> str:
     start, end = line.span
     given = re.fullmatch(rf"({call[2]}\s*=\s*).*", line.code[start:end])
     return f"{line.code[:start]}{given[1]}{call[3]}{line.code[end:]}" if given is not None else ""
+
+
+def _with_reference_argument(candidate: CodeLine, reference: CodeLine) -> str:
+    """Return the candidate's line with the reference's value of the marked argument of a schedule, whose name is the
+    same in both; empty if another part is marked.
+    """
+    parts = [line.code[slice(*line.span)] if line.span is not None else "" for line in (candidate, reference)]
+    names = [_KEYWORD.match(part) for part in parts]
+    if None in names or names[0][1] != names[1][1] or not names[0][1]:  # type: ignore[index]
+        return ""
+    if not _OF_SCHEDULE.search(names[0][1]) or not _PLAIN.fullmatch(parts[1]):  # type: ignore[index]
+        return ""
+    start, end = candidate.span or (0, 0)
+    return f"{candidate.code[:start]}{parts[1]}{candidate.code[end:]}"
 
 
 def _with_norm(line: CodeLine, fix: str) -> str | None:
@@ -724,7 +793,8 @@ def _tensor_text(first: FirstDiff, names: list[str]) -> str:
     if first.stage == "loss" and slot == "loss":
         return "the loss"
     if first.stage == "input" and not names:
-        return f"the input {slot.removeprefix('input.')}"
+        name = slot.removeprefix("input.")
+        return "the input" if name == "input" else f"the input {name}"
     slot = "" if slot == "output.0" and names else slot.replace("input.", "input ").replace("output.", "output ")
     return " ".join(filter(None, (" against ".join(dict.fromkeys(names)), slot))) or "the model"
 
@@ -822,17 +892,15 @@ def _contains(line: str, code: str, span: list[int]) -> bool:
 
 
 def _changed_part(code: str, other: str) -> list[int] | None:
-    """Return the only part of a line that differs from another line, in whole words; `None` if more differs."""
+    """Return the part of a line that differs from another line, in whole words; `None` if most of the line does."""
     own, others = ([*_WORD.finditer(line)] for line in (code, other))
     texts = [[each[0] for each in found] for found in (others, own)]
-    changed = [
-        each
-        for each in difflib.SequenceMatcher(a=texts[0], b=texts[1], autojunk=False).get_opcodes()
-        if each[0] != "equal"
-    ]
-    if not other or len(changed) != 1 or changed[0][3] == changed[0][4]:
+    matcher = difflib.SequenceMatcher(a=texts[0], b=texts[1], autojunk=False)
+    changed = [each for each in matcher.get_opcodes() if each[0] != "equal"]
+    if not other or not changed or (len(changed) > 1 and matcher.ratio() < _LIKE):
         return None
-    return [own[changed[0][3]].start(), own[changed[0][4] - 1].end()]
+    start, end = changed[0][3], changed[-1][4]
+    return [own[start].start(), own[end - 1].end()] if end > start else None
 
 
 def named_at(words: str, name: str) -> int | None:

@@ -118,6 +118,8 @@ class Source:
     named: dict[str, list[ast.expr]] = field(default_factory=dict)
     #: The name or the key that a dict has.
     owners: dict[ast.expr, str] = field(default_factory=dict)
+    #: Learning rates that code sets itself, in a group of parameters.
+    rates: list[ast.expr] = field(default_factory=list)
 
     def may_call(self, call: ast.Call, package: str) -> bool:
         """Return False if a call is known to be of another package."""
@@ -159,12 +161,12 @@ def construction_lines(
     or a `Sequential`, the `return` of a helper function, or the only call of the class.
 
     Besides, the lines of the only call of a role: ``@clip``, ``@zero_grad``, ``@backward``, ``@step``, ``@scheduler``,
-    ``@loader``, ``@eval``; ``@zeroed`` is a ``@zero_grad`` between ``@backward`` and ``@step``, ``@total`` is where the
-    loss that is differentiated is assigned, and ``@loss:name`` where a loss is made or computed. For arguments of these
-    calls, ``file:line#argument#0`` is the line that holds the plain value: in the call itself, if it has several lines,
-    or where the value is defined, e.g. in a config or as a parameter's default. ``self.name`` is the line of the plain
-    value of an attribute that one class sets, or that one config has; ``optimizer.0.group.1.name`` is the line of an
-    entry of a parameter group.
+    ``@loader``, ``@eval``, and ``@buffer:name`` where a buffer is registered; ``@zeroed`` is a ``@zero_grad`` between
+    ``@backward`` and ``@step``, ``@total`` is where the loss that is differentiated is assigned, and ``@loss:name``
+    where a loss is made or computed. For arguments of these calls, ``file:line#argument#0`` is the line that holds the
+    plain value: in the call itself, if it has several lines, or where the value is defined, e.g. in a config or as a
+    parameter's default. ``self.name`` is the line of the plain value of an attribute that one class sets, or that one
+    config has; ``optimizer.0.group.1.name`` is the line of an entry of a parameter group.
 
     Args:
         layers: the layers, the model itself first.
@@ -271,6 +273,11 @@ def loss_key(name: str) -> str:
     return f"@loss:{'bce' if plain == 'binarycrossentropy' else plain}"
 
 
+def buffer_key(name: str) -> str:
+    """Return the key of the line that registers a buffer; the lines that compute the buffer have keys below it."""
+    return f"@buffer:{name}"
+
+
 def package_of(kind: type) -> str:
     """Return the name of the package that defines a class."""
     return kind.__module__.partition(".")[0]
@@ -325,11 +332,17 @@ class _Search:
                         role or by_argument or ("@scheduler" if source.full_name(call).startswith(_SCHEDULERS) else "")
                     )
                     owner = call.func.value if isinstance(call.func, ast.Attribute) else call
-                    if name == "step" and ("optim" in ast.unparse(call) or key_of(owner) in optimizers):
+                    named = {key_of(part) for part in (owner, *call.args)}
+                    if name == "step" and ("optim" in ast.unparse(call) or not named.isdisjoint(optimizers)):
                         each = "@step"  # of the optimizer, or of a scaler with the optimizer
+                    if name == "register_buffer" and call.args and isinstance(call.args[0], ast.Constant):
+                        each = buffer_key(str(call.args[0].value))
                     if each:
                         found.setdefault(each, []).append(_Found(source, call))
         roles = {role: calls[0] for role, calls in found.items() if len(calls) == 1}
+        rates = [_Found(source, rate) for source in self._sources for rate in source.rates]
+        if "@scheduler" not in found and len(rates) == 1:
+            roles["@scheduler"] = rates[0]
         schedule = roles.get("@scheduler")
         name = "" if schedule is None else schedule.source.targets.get(schedule.node, "")
         if schedule is not None and name:
@@ -348,11 +361,11 @@ class _Search:
             roles |= {role: trainers[0] for role in _TRAINERS_ROLES if role not in found}
         total = roles.get("@backward")
         if total is not None and isinstance(total.node.func, ast.Attribute):
-            loss, scope = total.node.func.value, total.source.scopes.get(total.node)
-            values = total.source.variables.get((scope, loss.id), []) if isinstance(loss, ast.Name) else []
-            before = [value for value in values if value.lineno < total.node.lineno]
-            if before:
-                roles["@total"] = _Found(total.source, before[-1])
+            # `loss.backward()`, `scaler.scale(loss).backward()` or `accelerator.backward(loss)`.
+            loss = total.node.args[0] if total.node.args else total.node.func.value
+            value = _last_value(total.source, loss, total.node)
+            if value is not None:
+                roles["@total"] = _Found(total.source, value)
         order = [roles[role] for role in ("@backward", "@zero_grad", "@step") if role in roles]
         scopes = {(each.source.file, each.source.scopes.get(each.node)) for each in order}
         places = [each.node.lineno for each in order]
@@ -452,6 +465,11 @@ class _Search:
             definition = self._definition(value, found, parts)
             if definition is not None:
                 yield argument or key_of(value), definition
+                continue
+            for element, owner in self._elements(value, found):
+                definition = self._definition(element, owner, {*ast.walk(owner.node)})
+                if definition is not None:
+                    yield key_of(element), definition
 
     def read_values(self, found: _Found) -> list[_Found]:
         """Return the plain value that an expression reads, if there is one definition of its name."""
@@ -501,6 +519,21 @@ class _Search:
             if argument(call, name, place) is not None
         ]
 
+    def _elements(self, value: ast.expr, found: _Found, depth: int = 0) -> list[tuple[ast.expr, _Found]]:
+        """Return the elements of a tuple or list that an expression is: written in a call, or given by the only call of
+        the function around; each with the call in which the element is written.
+        """
+        if isinstance(value, (ast.Tuple, ast.List)):
+            return [(each, found) for each in value.elts]
+        scope = found.source.scopes.get(found.node)
+        names = [] if scope is None else [each.arg for each in (*scope.args.args, *scope.args.kwonlyargs)]
+        if scope is None or not isinstance(value, ast.Name) or value.id not in names or depth > _DEEPEST:
+            return []
+        place = names.index(value.id) - (names[0] in ("self", "cls"))
+        calls = self._given(found.source.names[scope], value.id, place)
+        passed = argument(calls[0].node, value.id, place) if len(calls) == 1 else None
+        return [] if passed is None else self._elements(passed, calls[0], depth + 1)
+
     def _definition(self, value: ast.expr, found: _Found, parts: set[ast.AST], depth: int = 0) -> _Found | None:
         """Return the plain value that an expression in a call reads, if there is one definition of its name.
 
@@ -520,12 +553,16 @@ class _Search:
             place = parameters.index(name) - (parameters[0] in ("self", "cls"))
             given = [each for each in self._given(function, name, place) if each.node is not found.node]
             if given:
-                only = given[0]
-                passed = argument(only.node, name, place)
-                if len(given) > 1 or passed is None or depth > _DEEPEST:
+                if depth > _DEEPEST:
                     return None
-                is_value = is_plain(passed)
-                return _Found(only.source, passed) if is_value else self._definition(passed, only, parts, depth + 1)
+                passed = [(each, argument(each.node, name, place)) for each in given]
+                read = [
+                    _Found(each.source, value) if is_plain(value) else self._definition(value, each, parts, depth + 1)
+                    for each, value in passed
+                    if value is not None
+                ]
+                # Several calls that hand on one value have it.
+                return read[0] if len({None if each is None else each.node for each in read}) == 1 else None
             calls = [_Found(source, call) for source in self._sources for call in source.calls.get(function, ())]
             if len(calls) == 1 and calls[0].node is not found.node and depth <= _DEEPEST:
                 spread = [keyword.value for keyword in calls[0].node.keywords if keyword.arg is None]
@@ -696,6 +733,18 @@ def argument(call: ast.Call, name: str, place: int) -> ast.expr | None:
     return named or (None if isinstance(positional, ast.Starred) else positional)
 
 
+def _last_value(source: Source, loss: ast.expr, call: ast.Call) -> ast.expr | None:
+    """Return what a loss was last assigned before a call, without the scaling of a `GradScaler`; `None` if unknown."""
+    if called_name(loss) == "scale" and isinstance(loss, ast.Call) and len(loss.args) == 1:
+        loss = loss.args[0]
+    values = source.variables.get((source.scopes.get(call), loss.id), []) if isinstance(loss, ast.Name) else []
+    before = [value for value in values if value.lineno < call.lineno]
+    if not before:
+        return None
+    scaled = _last_value(source, before[-1], call) if called_name(before[-1]) == "scale" else None
+    return scaled or before[-1]
+
+
 def _names(call: ast.Call, name: str) -> bool:
     """Return True if the first argument of a call is a class of this name."""
     return bool(call.args) and key_of(call.args[0]) == name
@@ -852,6 +901,16 @@ def _parse(file: str, changed: int) -> Source:
             source.classes[node.name] = node
         elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             source.variables.setdefault((scope, node.targets[0].id), []).append(node.value)
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
+            for target in node.targets[0].elts:
+                if isinstance(target, ast.Name):
+                    source.variables.setdefault((scope, target.id), []).append(node.value)
+        if isinstance(node, ast.Assign):
+            of_groups = (each for each in node.targets if isinstance(each, ast.Subscript) and key_of(each) == "lr")
+            for _ in of_groups:
+                source.rates.append(node.value)
+                if scope is not None:
+                    source.scopes[node.value] = scope
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             source.targets[node.value] = source.owners[node.value] = key_of(node.targets[0])
         if classes:

@@ -46,12 +46,17 @@ def data_lines(sources: Collection[Source], models: Collection[str]) -> dict[str
 
 
 def used_lines(sources: Collection[Source], call: Frame, key: str) -> dict[str, Frame]:
-    """Return the lines of the user's functions that a call is made of, e.g. a schedule, as ``key:0`` and on."""
+    """Return the lines of the user's functions that a call is made of, e.g. a schedule, as ``key:0`` and on.
+
+    Of a learning rate that code sets itself, the lines that compute the rate.
+    """
     search = _Search(sources, ())
     for source in sources:
         if short_path(source.file) == call.file:
             for node in (each for calls in source.calls.values() for each in calls if each.lineno == call.line):
                 search.follow_functions(source, source.scopes.get(node), node)
+            for rate in (each for each in source.rates if each.lineno == call.line):
+                search.follow(source, source.scopes.get(rate) or source.tree, rate, 0)
     return {f"{key}:{k}": frame for k, frame in enumerate(search.frames())}
 
 
@@ -135,7 +140,9 @@ class _Search:
             if name in self._functions:
                 self._function(*self._functions[name], 0)
             for value in source.variables.get((scope, name)) or source.variables.get((None, name), []):
-                if isinstance(value, ast.Lambda) or called_name(value) in self._functions:
+                if isinstance(value, ast.Lambda) or any(
+                    called_name(part) in self._functions for part in ast.walk(value)
+                ):
                     self.follow(source, scope or source.tree, value, 0)
 
     def trains(self, node: ast.AST, depth: int = 0) -> bool:

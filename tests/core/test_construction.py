@@ -299,6 +299,93 @@ def test_a_partial_constructs_a_class_that_is_not_called(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("call", "betas"),
+    [
+        ("make(net, (beta1, beta2))", "betas"),
+        ("make(net, betas=[beta1, beta2])", "betas"),
+        ("AdamW(net, betas=(beta1, beta2))", ""),
+    ],
+)
+def test_the_elements_of_a_tuple_are_found_where_they_are_defined(call, betas, tmp_path):
+    source = f"""
+        from torch.optim import AdamW
+        class Net: pass
+        {"def make(net, betas): return AdamW(net, betas=betas)" if betas else ""}
+        beta1 = 0.9
+        beta2 = 0.95
+        opt = {call}
+    """
+    found = lines_of(tmp_path, source, {"(root)": "Net"}, {"optimizer.0": AdamW})
+    assert values_of(found, "beta2") == ["beta2 = 0.95"]
+    assert values_of(found, "beta1") == ["beta1 = 0.9"]
+
+
+@pytest.mark.parametrize(
+    ("backward", "total"),
+    [
+        ("loss.backward()", "loss = loss / 4"),
+        ("scaler.scale(loss).backward()", "loss = loss / 4"),
+        ("scaled = scaler.scale(loss)\n            scaled.backward()", "loss = loss / 4"),
+        ("accelerator.backward(loss)", "loss = loss / 4"),
+        ("(loss + other).backward()", None),
+    ],
+)
+def test_the_line_of_the_total_is_found_through_scaling(backward, total, tmp_path):
+    source = f"""
+        class Net: pass
+        for x in data:
+            out, loss = net(x)
+            loss = loss / 4
+            {backward}
+    """
+    assert lines_of(tmp_path, source, {"(root)": "Net"}).get("@total") == total
+
+
+def test_a_loss_among_several_outputs_is_the_total(tmp_path):
+    source = "class Net: pass\nout, loss = net(x)\nloss.backward()\n"
+    assert lines_of(tmp_path, source, {"(root)": "Net"})["@total"] == "out, loss = net(x)"
+
+
+def test_a_rate_that_code_sets_itself_is_the_schedule(tmp_path):
+    source = """
+        class Net: pass
+        for group in opt.param_groups:
+            group["lr"] = rate * warm
+        lr = 3
+    """
+    assert lines_of(tmp_path, source, {"(root)": "Net"})["@scheduler"] == 'group["lr"] = rate * warm'
+    source += "        other['lr'] = 2\n"
+    assert "@scheduler" not in lines_of(tmp_path, source, {"(root)": "Net"})
+
+
+def test_the_line_that_registers_a_buffer_is_found(tmp_path):
+    source = """
+        class Net:
+            def __init__(self):
+                self.register_buffer("table", make(4), persistent=False)
+    """
+    found = lines_of(tmp_path, source, {"(root)": "Net"})
+    assert found["@buffer:table"] == 'self.register_buffer("table", make(4), persistent=False)'
+
+
+def test_several_calls_that_hand_on_one_value_have_it(tmp_path):
+    source = """
+        from torch import nn
+        class Part(nn.Module):
+            def __init__(self, drop):
+                self.drop = nn.Dropout(p=drop)
+        class Net(nn.Module):
+            def __init__(self, drop=0.1):
+                self.first = Part(drop)
+                self.second = Part(drop=drop)
+    """
+    layers = {"(root)": "Net", "first": "Part", "first.drop": "Dropout", "second": "Part"}
+    assert values_of(lines_of(tmp_path, source, layers), "p") == ["def __init__(self, drop=0.1):"]
+    other = source.replace("Part(drop=drop)", "Part(drop=0.2)")
+    assert values_of(lines_of(tmp_path, other, layers), "p") == []
+
+
+@pytest.mark.parametrize(
     ("call", "value"),
     [
         ("Loss(1.5)", "loss = Loss(1.5)"),

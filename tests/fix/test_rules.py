@@ -94,7 +94,7 @@ CASES = {
         ["-    out = net(x) / 0.9", "+    out = net(x) / 1.0"],
     ),
     "a surplus operator": (
-        {"cause": Cause("scale_added", "the reference's comes out where div() in `(root)` is left out"), "at": "/ 0.9"},
+        {"cause": Cause("scale_added", "the values agree if div() in `(root)` is left out"), "at": "/ 0.9"},
         ["-    out = net(x) / 0.9", "+    out = net(x)"],
     ),
     "a fix, where its value is defined": (

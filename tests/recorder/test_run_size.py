@@ -25,8 +25,12 @@ def folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in (folder / "steps").rglob("*") if path.is_file())
 
 
-def train(kit, folder, steps, end=None, **options):
-    model = mlp(kit, (64, 128, 10))
+def folder_bytes_of(folder: Path, step: int) -> int:
+    return sum(path.stat().st_size for path in (folder / "steps" / f"{step:08d}").rglob("*") if path.is_file())
+
+
+def train(kit, folder, steps, end=None, width=128, **options):
+    model = mlp(kit, (64, width, 10))
     optimizer = kit.sgd(model.parameters())
     data = np.random.default_rng(0)
     recorder = padiff.record(model, folder, optimizer=optimizer, **options)
@@ -67,6 +71,15 @@ def test_it_is_said_for_a_thousand_steps_where_their_number_is_not_known(kit, tm
     folders = sorted((tmp_path / "run" / "steps").iterdir())
     last = sum(path.stat().st_size for path in folders[-1].rglob("*") if path.is_file())
     assert said_bytes(size) == pytest.approx(folder_bytes(tmp_path / "run") + 940 * last, rel=0.15)
+
+
+def test_full_tensors_stay_within_the_budget_if_the_first_step_holds_sketches(kit, tmp_path, monkeypatch):
+    # A step in full has the weights, 0.61 MB, three times: the first step has room for the weights alone.
+    monkeypatch.setattr("padiff.recorder.session.FULL_BYTES", 1.5e6)
+    train(kit, tmp_path / "run", 4, width=2048)
+    sizes = [folder_bytes_of(tmp_path / "run", step) for step in range(4)]
+    assert 0.61e6 < sizes[0] < 1.5e6
+    assert max(sizes[1:]) < 30e3
 
 
 def test_no_number_of_steps_is_said_that_nobody_trains(kit, tmp_path, capsys):

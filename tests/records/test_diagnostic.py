@@ -14,8 +14,20 @@ from hard.children import run_padiff, run_script
 from kit.schema import violations
 
 import padiff
-from padiff.records.diagnostic import LARGEST, CodeLine, _like_reference, _span, _with_norm, diagnostic_schema
+from padiff.records.both import Both
+from padiff.records.diagnostic import (
+    LARGEST,
+    CodeLine,
+    _changed_keyword,
+    _is_without,
+    _like_reference,
+    _span,
+    _with_norm,
+    _with_reference_argument,
+    diagnostic_schema,
+)
 from padiff.system.construction import has_changed
+from padiff.system.frames import Frame
 from padiff.system.process import command_text
 
 SCRIPT = """
@@ -430,6 +442,58 @@ def test_the_reference_s_line_is_a_fix_if_it_can_stand_there(candidate, referenc
 
 
 @pytest.mark.parametrize(
+    ("candidate", "reference", "is_without"),
+    [
+        ("h = F.gelu(self.up(h), approximate=True)", "h = F.gelu(self.up(h))", True),
+        ("return self.head(x) / 0.9", "return self.head(x)", True),
+        ("return self.head(x)", "return self.head(x) / 0.9", False),
+        ("h = F.relu(x)", "h = F.gelu(x)", False),
+        ("F.normalize(x, p=1, axis=-1)", "F.normalize(x, dim=-1)", False),
+    ],
+)
+def test_a_line_without_an_operand_or_argument_is_known(candidate, reference, is_without):
+    assert _is_without(candidate, reference) == is_without
+
+
+@pytest.mark.parametrize(
+    ("candidate", "reference", "fix"),
+    [
+        ("StepDecay(lr, step_size=3, gamma=0.5)", "StepLR(opt, step_size=2, gamma=0.5)",
+         "StepDecay(lr, step_size=2, gamma=0.5)"),
+        ("MultiStepDecay(lr, milestones=[2, 3])", "MultiStepLR(opt, milestones=[2, 4])",
+         "MultiStepDecay(lr, milestones=[2, 4])"),
+        # Another argument, one that is no number, and one that is not of a schedule.
+        ("StepDecay(lr, step_size=3)", "StepLR(opt, gamma=2)", ""),
+        ("StepDecay(lr, step_size=3)", "StepLR(opt, step_size=config.size)", ""),
+        ("BatchNorm2D(4, momentum=0.1)", "BatchNorm2d(4, momentum=0.2)", ""),
+    ],
+)  # fmt: skip
+def test_the_reference_s_argument_of_a_schedule_is_a_fix(candidate, reference, fix):
+    code = {"file": "a.py", "line": 1}
+    lines = [
+        CodeLine(**code, code=line, span=_span(line, other, words, ""))
+        for line, other, words in (
+            (candidate, reference, candidate.partition("=")[0].split()[-1]),
+            (reference, candidate, reference.partition("=")[0].split()[-1]),
+        )
+    ]
+    assert _with_reference_argument(*lines) == fix
+
+
+@pytest.mark.parametrize(
+    ("candidate", "name"),
+    [
+        ("scheduler = StepDecay(lr, step_size=3, gamma=0.5)", "step_size"),
+        ("scheduler = StepDecay(lr, step_size=3, gamma=0.1)", ""),
+        ("scheduler = StepDecay(lr, step_size=2, verbose=1)", ""),
+    ],
+)
+def test_the_argument_of_a_schedule_that_differs_is_known(candidate, name):
+    reference = Frame("a.py", 1, "", "scheduler = StepLR(opt, step_size=2, gamma=0.5)")
+    assert _changed_keyword(Both(reference, Frame("b.py", 1, "", candidate))) == name
+
+
+@pytest.mark.parametrize(
     ("candidate", "reference", "words", "call", "marked"),
     [
         # The argument that differs, of several that the cause may mean.
@@ -448,6 +512,9 @@ def test_the_reference_s_line_is_a_fix_if_it_can_stand_there(candidate, referenc
         ("Compose([A(), Normalize(0.5, 0.225)])", "Compose([A(), Normalize(0.5, 0.25)])", "input", "", "0.225"),
         ('"norm_eps": 1e-3,', '"norm_eps": 1e-5,', "", "", "1e-3"),
         ("a = b + c", "c = b - a", "", "", None),
+        # Both ends of the part that differs, if most of the line is the same.
+        ("return lr * (it + 1) / warm", "return lr * it / warm", "", "", "(it + 1)"),
+        ("return self.norm(x) + self.down(h)", "return x + self.down(h)", "", "", "self.norm(x)"),
         ("a = b", "a = b", "", "", None),
     ],
 )  # fmt: skip

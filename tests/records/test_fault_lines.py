@@ -124,7 +124,7 @@ def found(tmp_path_factory):
 
     def fault(program, before, after):
         assert before in program
-        number = "program" if program is PROGRAM else "two"
+        number = {PROGRAM: "program", TWO: "two"}.get(program, "hand")
         runs = (
             recorded(number, program),
             recorded(f"{number}_{abs(hash((before, after)))}", program.replace(before, after)),
@@ -161,3 +161,85 @@ def test_the_optimizer_of_the_parameters_is_shown(found):
     fault = found(TWO, line, line.replace("0.5", "0.9"))
     assert fault.places.candidate.code == line.replace("0.5", "0.9")
     assert fault.places.reference.code == line
+
+
+HAND = """
+import padiff, torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim import AdamW
+
+warmup, accumulate, beta2 = 4, 2, None
+beta2 = 0.95
+
+
+class LayerNorm(nn.Module):
+    def __init__(self, width, eps=1e-5):
+        super().__init__()
+        self.gain, self.eps = nn.Parameter(torch.ones(width)), eps
+
+    def forward(self, x):
+        x = x - x.mean(-1, keepdim=True)
+        return self.gain * x / torch.sqrt(x.square().mean(-1, keepdim=True) + self.eps)
+
+
+def table(width, theta=100.0):
+    rates = theta ** (torch.arange(width) / width)
+    return torch.cos(1 / rates), torch.sin(1 / rates)
+
+
+class Net(nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(6, width), LayerNorm(width), nn.Linear(width, 3)
+        cos, sin = table(width)
+        self.register_buffer("cos", cos, persistent=False)
+
+    def forward(self, x):
+        return self.down(self.norm(self.up(x) * self.cos))
+
+    def optimizer(self, rate, betas):
+        return AdamW(self.parameters(), lr=rate, betas=betas)
+
+
+def rate_at(step):
+    if step < warmup:
+        return 0.01 * step / warmup
+    return 0.01
+
+
+torch.manual_seed(0)
+net = Net()
+opt = net.optimizer(0.01, (0.9, beta2))
+scaler = torch.amp.GradScaler("cpu", enabled=False)
+with padiff.record(net, "RUN", optimizer=opt) as rec:
+    for step in range(5):
+        rate = rate_at(step) if warmup else 0.01
+        for group in opt.param_groups:
+            group["lr"] = rate
+        for _ in range(accumulate):
+            x, y = torch.randn(8, 6), torch.randint(0, 3, (8,))
+            loss = F.cross_entropy(net(x), y)
+            loss = loss / accumulate
+            scaler.scale(loss).backward()
+        scaler.step(opt)
+        opt.zero_grad()
+        rec.try_dump()
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code", "fix"),
+    [
+        ("beta2 = 0.95", "beta2 = 0.99", "beta2 = 0.99", "beta2 = 0.95"),
+        ("0.01 * step / warmup", "0.01 * (step + 1) / warmup", "(step + 1) / warmup", "return 0.01 * step / warmup"),
+        ("loss = loss / accumulate", "loss = loss", "loss = loss", ""),
+        ("        opt.zero_grad()\n", "", "scaler.step(opt)", "opt"),
+        ("theta=100.0", "theta=50.0", "def table(width, theta=50.0):", ""),
+        ("eps=1e-5", "eps=1e-2", "def __init__(self, width, eps=1e-2):", "def __init__(self, width, eps=1e-5):"),
+    ],
+)
+def test_the_line_of_code_that_a_framework_does_not_call_is_shown(found, before, after, code, fix):
+    fault = found(HAND, before, after)
+    assert code in fault.places.candidate.code
+    assert fix in ("" if fault.fix is None else fault.fix.text)

@@ -368,7 +368,7 @@ def cause_of_calls(calls: Calls) -> Cause | None:
     if calls.slots is not None:
         slots = calls.slots
         names = f"`{slots.reference}`" + (f" (`{slots.candidate}`)" if slots.candidate != slots.reference else "")
-        text = f"what goes into {called(both.reference)} as {names} differs: a mask, a constant"
+        text = f"{called(both.reference)} takes another {names}: another layer's output, a mask or a constant"
         return Cause("call_input", text, lines=both.map(lambda call: call.line))
     if calls.shapes is not None:
         shapes = calls.shapes.map(lambda shape: f"({', '.join(map(str, shape))})")

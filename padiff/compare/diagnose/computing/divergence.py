@@ -614,8 +614,18 @@ def _text(sheet: FormulaView, candidate: FormulaView, own: Sequence[int], others
         short = _shared_text(sheet, candidate, own, others)
         if short:
             return short
-    texts = [", then ".join(side) for side in calls]
+    texts = [_calls_text(list(side)) for side in calls]
     return f"the candidate calls {texts[1]}, where the reference calls {texts[0]}"
+
+
+def _calls_text(calls: list[str]) -> str:
+    """Return calls as text; the place that all of them are in is named once, and of many calls their number."""
+    places = {place for _, _, place in (call.rpartition(" in ") for call in calls)}
+    if len(calls) > 1 and len(places) == 1 and all(" in " in call for call in calls):
+        heads, more = [call.rpartition(" in ")[0] for call in calls], len(calls) - _FEW
+        few = [*heads[:_FEW], f"{more} more"] if more > 1 else heads
+        return f"{', then '.join(few)} in {places.pop()}"
+    return ", then ".join(calls)
 
 
 def _shared_text(sheet: FormulaView, candidate: FormulaView, own: Sequence[int], others: Sequence[int]) -> str:

@@ -44,7 +44,7 @@ _MOST = 8_000_000
 # An edit at the level of rounding still explains less than the nearest one if its error is so many times larger, and
 # larger than this share of the noise.
 _NEARER, _ROUNDED = 3.0, 0.5
-_OF_REFERENCE, _OF_CANDIDATE = "in the candidate, ", "the reference's comes out where, of the candidate's calls, "
+_OF_REFERENCE, _OF_CANDIDATE = "in the candidate, ", "the values agree if, in the candidate, "
 
 # Kinds of edits of a call's operands: the other side has to compute what the edited call gives.
 _OF_OPERANDS = frozenset({"parts_order", "axes_order"})
