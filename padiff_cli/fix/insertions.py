@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from padiff.compare.declared.layers import layer_fix
 from padiff.frameworks.catalog import number_text
@@ -29,6 +30,7 @@ _SIGNED = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 _SCALES = re.compile(rf"(?:1 / sqrt\((\d+)\))?, is ({_SIGNED})(?: \(.*?\))? for the reference's ({_SIGNED})")
 _NOT_SCALED = re.compile(rf"mul\(\) in [^:]* is left out: what [^:]* is not scaled by ({_SIGNED})")
 _TIMES = re.compile(rf"are ({_SIGNED}) times the reference's")
+_SURPLUS_ACTIVATION = re.compile(r"for the reference's no activation")
 _PRODUCTS = frozenset(("matmul", "bmm", "einsum", "baddbmm", "mm"))
 # Functions that compare a prediction with a target, beside the losses of the catalog.
 _COMPARING = frozenset(("cosine_similarity", "pairwise_distance", "kl_div"))
@@ -50,10 +52,12 @@ def insertions(fault: Fault, project: Project) -> Iterator[Proposal]:
     yield from _attention_scale(fault, project)
     yield from _divisor(fault, project)
     yield from _scaled_terms(fault, project)
+    yield from _masked_mean(fault, project)
     yield from _unscaled(fault, project)
     yield from _missing_norm(fault, project)
     yield from _uncalled_layers(fault, project)
     yield from _detached_targets(fault, project)
+    yield from _reordered(fault, project)
 
 
 def _residual(fault: Fault, project: Project) -> Iterator[Proposal]:
@@ -216,6 +220,72 @@ def _name_of(project: Project, source: Source, place: ast.AST, number: float) ->
             if values and all(number_of(value) == number for _, value in values):
                 found.append(dotted(node))
     return min(found, key=lambda name: ("accum" not in name.lower(), len(name)), default="")
+
+
+def _masked_mean(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield the mean over the places that a mask of the candidate's function keeps, for a mean over all places."""
+    frame = fault.lines.candidate
+    source = None if frame is None or fault.kind != "mean_over_pads" else project.get(frame.file)
+    statement = None if source is None or frame is None else source.statement(frame.line)
+    if source is None or statement is None:
+        return
+    masks = _masks(source, statement)
+    axis_name = "axis" if fault.frameworks[1] == "paddle" else "dim"
+    found: list[tuple[ast.Call, str]] = []
+    for node in ast.walk(statement):
+        if not isinstance(node, ast.Call) or last_name(node.func) not in ("mean", "max", "amax"):
+            continue
+        owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+        is_method = owner is not None and dotted(owner) not in source.modules
+        given = [*([owner] if is_method and owner is not None else []), *node.args]
+        axes = [*given[1:2], *(each.value for each in node.keywords if each.arg in ("axis", "dim"))]
+        if not given or (axes and number_of(axes[0]) is None):
+            continue
+        x = source.code(given[0])
+        x = x if isinstance(given[0], (ast.Name, ast.Attribute, ast.Call, ast.Subscript)) else f"({x})"
+        over = f"{axis_name}={source.code(axes[0])}" if axes else ""
+        for mask in masks:
+            # A mask has a place for each step of a sequence, or for each number.
+            shapes = [f"{mask}.unsqueeze(-1)", mask] if axes else [mask, f"{mask}.unsqueeze(-1)"]
+            for shaped in shapes:
+                count = f"{mask}.sum({over}, keepdim=True)" if shaped != mask and over else f"{shaped}.sum({over})"
+                found.append((node, f"({x} * {shaped}).sum({over}) / {count}"))
+    for k, (node, text) in enumerate(found[:_MOST]):
+        start, end = source.span(node)
+        is_inner = isinstance(source.parents.get(node), (ast.BinOp, ast.UnaryOp, ast.Attribute))
+        edit = Edit(source.file, start, end, f"({text})" if is_inner else text)
+        yield Proposal((edit,), "the mean is over the places that the mask keeps", _NAMED + 0.01 * k)
+
+
+def _masks(source: Source, statement: ast.stmt) -> list[str]:
+    """Return expressions of the function around a statement that are 1 where a place counts, and 0 at padding."""
+    function = source.function(statement)
+    if function is None:
+        return []
+    values = {
+        target.id: node.value
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign) and node.lineno < statement.lineno
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    names = [name for name, value in values.items() if any(isinstance(each, ast.Compare) for each in ast.walk(value))]
+    names += [name for name in _variables(function, statement) if re.search("mask|valid", name) and name not in names]
+    found = []
+    for name in names:
+        value = values.get(name)
+        signs = [op for each in ast.walk(value) if isinstance(each, ast.Compare) for op in each.ops] if value else []
+        is_number = value is not None and any(
+            isinstance(each, ast.Call) and last_name(each.func) in ("astype", "float", "to", "type", "cast")
+            for each in ast.walk(value)
+        )
+        text = name if is_number else f"{name}.astype('float32')" if _is_paddle(source) else f"{name}.float()"
+        found.append(f"(1 - {text})" if any(isinstance(sign, ast.Eq) for sign in signs) else text)
+    return found
+
+
+def _is_paddle(source: Source) -> bool:
+    return any(module.partition(".")[0] == "paddle" for module in source.modules.values())
 
 
 def _unscaled(fault: Fault, project: Project) -> Iterator[Proposal]:
@@ -406,6 +476,61 @@ def _detached_targets(fault: Fault, project: Project) -> Iterator[Proposal]:
     for group in [*groups, *([each] for each in targets)][:_MOST]:
         edits = tuple(_around(source, node, "", ".detach()") for source, node in group)
         yield Proposal(edits, "the target of the loss is detached", _GUESSED)
+
+
+def _reordered(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield two layers in the other order, where the candidate's activation stands in the place of no activation."""
+    if fault.kind != "activation" or not _SURPLUS_ACTIVATION.search(fault.words):
+        return
+    frames = [fault.models.lines.candidate.get(fault.first.candidate or ""), fault.lines.candidate]
+    texts: list[tuple[Edit, ...]] = []
+    for frame in dict.fromkeys(filter(None, frames)):
+        source = project.get(frame.file)
+        statement = None if source is None else source.statement(frame.line)
+        if source is None or statement is None:
+            continue
+        for first, second in pairwise(_block(source, statement)):
+            if statement in (first, second) and _does_alike(first, second):
+                texts.append(_exchanged(source, first, second))
+        for node in ast.walk(statement):
+            items = node.elts if isinstance(node, ast.List) else []
+            if isinstance(node, ast.Call) and last_name(node.func) == "Sequential":
+                items = node.args
+            for one, other in pairwise(items):
+                if isinstance(one, ast.Call) and isinstance(other, ast.Call):
+                    texts.append(_exchanged(source, one, other))
+            inner = node.args[0] if isinstance(node, ast.Call) and len(node.args) == 1 else None
+            is_value = not isinstance(source.parents.get(node), ast.Expr)
+            if is_value and isinstance(node, ast.Call) and isinstance(inner, ast.Call) and len(inner.args) == 1:
+                texts.append(_exchanged(source, node.func, inner.func))
+    for k, edits in enumerate(texts[:_MOST]):
+        yield Proposal(edits, "two layers come in the other order", _NAMED + 0.01 * k)
+
+
+def _exchanged(source: Source, one: ast.AST, other: ast.AST) -> tuple[Edit, ...]:
+    pairs = ((one, source.code(other)), (other, source.code(one)))
+    return tuple(Edit(source.file, *source.span(node), text) for node, text in pairs)
+
+
+def _block(source: Source, statement: ast.stmt) -> list[ast.stmt]:
+    """Return the statements of the block that a statement is in."""
+    blocks = (getattr(source.parents.get(statement), name, None) for name in ("body", "orelse", "finalbody"))
+    return next((each for each in blocks if isinstance(each, list) and statement in each), [statement])
+
+
+def _does_alike(one: ast.stmt, other: ast.stmt) -> bool:
+    """Return True if two statements hand one variable on, or add to one list."""
+    if isinstance(one, ast.Expr) and isinstance(other, ast.Expr):
+        calls = [each.value for each in (one, other)]
+        names = [dotted(each.func) if isinstance(each, ast.Call) else "" for each in calls]
+        return bool(names[0]) and names[0] == names[1]
+    if not isinstance(one, ast.Assign) or not isinstance(other, ast.Assign):
+        return False
+    target = dotted(one.targets[0])
+    return bool(target) and dotted(other.targets[0]) == target and all(
+        isinstance(each.value, ast.Call) and any(dotted(value) == target for value in each.value.args)
+        for each in (one, other)
+    )  # fmt: skip
 
 
 def _calls_of(node: ast.AST, layer: str) -> list[ast.Call]:

@@ -126,8 +126,10 @@ class Matcher:
             if any(isinstance(each, ast.Call) for each in c.elts):
                 return self._sequence(r.elts, c.elts, depth)
             return Match(_ONE, (Change("value", c, "", r),)) if plain else Match(FOREIGN)
-        if plain and (isinstance(c, (ast.Name, ast.Attribute)) or _is_entry(c)):
+        if plain and isinstance(c, (ast.Name, ast.Attribute, ast.Subscript)):
             return Match(0.6, (Change("value", c, "", r),))
+        if numbers[0] is not None and isinstance(c, ast.BinOp):
+            return Match(_ONE, (Change("value", c, "", r),))
         if isinstance(c, ast.expr) and value_text(c) and (isinstance(r, (ast.Name, ast.Attribute)) or _is_entry(r)):
             return Match(0.6)
         if isinstance(r, (ast.Name, ast.Attribute)) and isinstance(c, (ast.Name, ast.Attribute)):

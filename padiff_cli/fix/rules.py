@@ -22,7 +22,15 @@ from padiff_cli.fix.lines import nodes_at, parsed_line
 from padiff_cli.fix.matching import Change, Match, Matcher, UnwritableError, Writer, inner_expressions
 from padiff_cli.fix.source import Edit, Project, Proposal, Source, dotted, last_name
 from padiff_cli.fix.trainers import trainer_arguments
-from padiff_cli.fix.vocabulary import KEYWORDS, common_argument, common_call, kind_of, number_of, value_text
+from padiff_cli.fix.vocabulary import (
+    KEYWORDS,
+    argument_name,
+    common_argument,
+    common_call,
+    kind_of,
+    number_of,
+    value_text,
+)
 
 # Largest cost of two lines that are compared, and of lines that are searched for: others are other lines. Chosen.
 _ALIKE, _NEAR = 6.0, 3.0
@@ -136,7 +144,8 @@ class Rules:
             for source, node in self._targets(call):
                 matcher = Matcher((self._framework, self._framework))
                 match = matcher.match(call, node)
-                changes = [each for each in match.changes if each.kind in ("value", "add", "rename")]
+                kinds = ("value", "add", "rename")
+                changes = [each for each in match.changes if each.kind in kinds or (each.kind == "whole" and each.name)]
                 names = (last_name(call.func), last_name(node.func))
                 if kind_of(names[0]) == "optimizer" and {*names} == {"SGD", "Momentum"}:
                     # One rule has two classes in paddle.
@@ -350,7 +359,7 @@ class Rules:
                     words = f"{change.name or 'the value'} is {text} where it is defined"
                     yield Proposal((Edit(place.file, start, end, text),), words, weight + more)
             try:
-                edits = Writer(source, self._framework, names).edits(change)
+                edits = self._entry(change) or Writer(source, self._framework, names).edits(change)
             except UnwritableError:
                 continue
             whole += edits
@@ -359,6 +368,21 @@ class Rules:
             # Another function has other arguments.
             early = any(change.kind in ("rename", "wrap", "unwrap") for change in changes)
             yield Proposal(tuple(whole), "the line as the reference has it", weight + (0.15 if early else 0.9))
+
+    def _entry(self, change: Change) -> tuple[Edit, ...]:
+        """Return the edit of the entry that gives a call an argument by ``**``; empty if there is none."""
+        node = change.node
+        if change.kind != "add" or not isinstance(node, ast.Call) or not isinstance(change.reference, ast.expr):
+            return ()
+        text = value_text(change.reference)
+        if not change.name or not text or all(keyword.arg for keyword in node.keywords):
+            return ()
+        name = argument_name(self._framework, common_argument(change.name), change.name)
+        found = self._project.entries(name)
+        if len(found) != 1:
+            return ()
+        start, end = found[0][0].span(found[0][1])
+        return (Edit(found[0][0].file, start, end, text),)
 
     def _definitions(self, source: Source, change: Change) -> list[tuple[Source, ast.expr]]:
         node = change.node
@@ -454,6 +478,15 @@ class Rules:
                         if source.parents.get(statement) is loop and len(loop.body) > 1:
                             text = source.code(statement)
                             edits = (_line_removed(source, statement), _line_after(source, loop, text))
+                            yield Proposal(edits, "the schedule steps after each epoch", _CALLS + 0.5)
+                own = source.function(step)
+                for epoch in _called_in_loops(source, own) if own is not None and name.startswith("self.") else ():
+                    for statement in calls:
+                        if source.parents.get(statement) is loop and len(loop.body) > 1:  # type: ignore[union-attr]
+                            edits = (
+                                _line_removed(source, statement),
+                                _line_after(source, epoch, source.code(statement)),
+                            )
                             yield Proposal(edits, "the schedule steps after each epoch", _CALLS + 0.5)
                 if not calls:
                     edit = _line_after(source, last, f"{name}.step()")
@@ -981,14 +1014,25 @@ def _words(change: Change, source: Source) -> str:
 
 
 def _schedules(source: Source) -> list[str]:
-    """Return the variables that hold schedules of learning rates."""
+    """Return the variables and attributes that hold schedules of learning rates."""
     return [
-        target.id
+        dotted(target)
         for node in source.nodes
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
         for target in node.targets
-        if isinstance(target, ast.Name) and kind_of(last_name(node.value.func)) == "schedule"
+        if dotted(target) and kind_of(last_name(node.value.func)) == "schedule"
     ]
+
+
+def _called_in_loops(source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt]:
+    """Return the statements of loops that call a method of their own object."""
+    statements = [
+        statement
+        for call in source.calls(function.name)
+        if isinstance(call.func, ast.Attribute) and dotted(call.func.value) == "self"
+        and (statement := source.statement_around(call)) is not None
+    ]  # fmt: skip
+    return [each for each in statements if isinstance(source.parents.get(each), (ast.For, ast.While))]
 
 
 def _near(source: Source, node: ast.AST, step: ast.stmt) -> bool:

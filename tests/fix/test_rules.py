@@ -175,6 +175,52 @@ CASES = {
          "reference_lines": {"@total": "l = l + 0.01 * sum(w.square().sum() for w in model.parameters())"}},
         ["+    loss = loss + 0.01 * sum(each.square().sum() for each in net.parameters())"],
     ),
+    "a mean over what a mask keeps": (
+        {"text": "def pool(h, ids):\n    valid = (ids != 0).astype('float32')\n    return h.mean(axis=1)\n",
+         "framework": "paddle", "at": "mean", "cause": Cause("mean_over_pads", "the mean is over all places")},
+        ["-    return h.mean(axis=1)",
+         "+    return (h * valid.unsqueeze(-1)).sum(axis=1) / valid.sum(axis=1, keepdim=True)"],
+    ),
+    "a mean over what a mask of pads leaves": (
+        {"text": "import torch\ndef loss(each, ids):\n    pad_mask = ids == 0\n    return torch.mean(each)\n",
+         "at": "mean", "cause": Cause("mean_over_pads", "the mean is over all 40 places")},
+        ["-    return torch.mean(each)",
+         "+    return (each * (1 - pad_mask.float())).sum() / (1 - pad_mask.float()).sum()"],
+    ),
+    "layers of a list in the other order": (
+        {"text": "parts = []\nparts.append(Act())\nparts.append(nn.LayerNorm(4))\n", "at": "LayerNorm",
+         "cause": Cause("activation", "the candidate uses SiLU for the reference's no activation")},
+        ["+parts.append(nn.LayerNorm(4))", "-parts.append(nn.LayerNorm(4))"],
+    ),
+    "layers of a line in the other order": (
+        {"text": "y = self.norm(self.act(x))\n", "at": "norm",
+         "cause": Cause("activation", "the candidate uses SiLU for the reference's no activation")},
+        ["-y = self.norm(self.act(x))", "+y = self.act(self.norm(x))"],
+    ),
+    "layers of lines in the other order": (
+        {"text": "y = act(y)\ny = norm(y)\n", "at": "norm",
+         "cause": Cause("activation", "the candidate uses SiLU for the reference's no activation")},
+        ["+y = norm(y)", "-y = norm(y)"],
+    ),
+    "an argument that a dictionary gives": (
+        {"text": "from torch import nn\nCFG = {'eps': 1e-3}\nnorm = nn.BatchNorm2d(4, **CFG)\n", "at": "norm =",
+         "cause": Cause("settings", "set differently", fix="torch.nn.BatchNorm2d(..., eps=1e-05)")},
+        ["-CFG = {'eps': 1e-3}", "+CFG = {'eps': 1e-05}"],
+    ),
+    "an argument that is computed": (
+        {"text": "from torch import nn\nact = nn.LeakyReLU(0.5 * slope)\nact = nn.ELU(alpha=0.5 * slope)\n",
+         "at": "ELU", "cause": Cause("settings", "set differently", fix="torch.nn.ELU(..., alpha=0.3)")},
+        ["-act = nn.ELU(alpha=0.5 * slope)", "+act = nn.ELU(alpha=0.3)"],
+    ),
+    "a schedule of a trainer that steps after each epoch": (
+        {"text": "import torch\nclass T:\n    def __init__(self, o):\n        self.opt = o\n"
+             "        self.sched = torch.optim.lr_scheduler.StepLR(o, 2)\n"
+             "    def epoch(self, data):\n        for x in data:\n            self.opt.step()\n"
+             "            self.sched.step()\n"
+             "    def fit(self, data):\n        for _ in range(3):\n            self.epoch(data)\n",
+         "cause": Cause("learning_rate", "the learning rates differ"), "stage": "update"},
+        ["-            self.sched.step()", "+            self.sched.step()"],
+    ),
     "the reference's file": (
         {"text": "import numpy as np\nrng = np.random.default_rng(1)\n", "stage": "input",
          "code": "import numpy as np\ngen = np.random.default_rng(0)\n",
