@@ -14,6 +14,7 @@ from padiff.model.equivalents import common_kind
 from padiff.records import Both
 from padiff.records.diagnostic import named_at
 from padiff.records.recorded import ROOT
+from padiff.system.construction import definitions_in
 from padiff.system.frames import Frame
 from padiff_cli.fix.fault import Fault
 from padiff_cli.fix.groups import parameter_groups
@@ -51,6 +52,7 @@ _SURPLUS = re.compile(r"(\w+)\(\) in `[^`]*` is left out")
 _ARGUMENT = re.compile(r"(\w+)=[\w.+-]+ for the reference's ([\w.+-]*\w)")
 _ONLY_REFERENCE = re.compile(r"only the reference calls (.*?)(?: there|$)")
 _CALLED = re.compile(r"(\w+)\((\w+)=([-+.\w]+)\)")
+_RATES = re.compile(rf"learning rates differ: ({_SIGNED}) against ({_SIGNED})")
 _NAMED_CALL = re.compile(r"(\w+)\(\) in `")
 _LAYER_OF = {"interpolate": "Upsample"}
 _FLIPPED = re.compile(r"the candidate's input is flipped along axis (\d+)")
@@ -358,8 +360,13 @@ class Rules:
                     start, end = place.span(node)
                     words = f"{change.name or 'the value'} is {text} where it is defined"
                     yield Proposal((Edit(place.file, start, end, text),), words, weight + more)
+            call = self._made(source, change)
+            if call is not None:
+                # The object stands in a variable: the call that makes the object changes.
+                inner = Matcher((self._framework, self._framework)).match(change.reference, call)  # type: ignore[arg-type]
+                yield from self._written(source, inner, list(inner.changes), weight - 0.1)
             try:
-                edits = self._entry(change) or Writer(source, self._framework, names).edits(change)
+                edits = self._entry(source, change) or Writer(source, self._framework, names).edits(change)
             except UnwritableError:
                 continue
             whole += edits
@@ -369,7 +376,20 @@ class Rules:
             early = any(change.kind in ("rename", "wrap", "unwrap") for change in changes)
             yield Proposal(tuple(whole), "the line as the reference has it", weight + (0.15 if early else 0.9))
 
-    def _entry(self, change: Change) -> tuple[Edit, ...]:
+    def _made(self, source: Source, change: Change) -> ast.Call | None:
+        """Return the call that makes the object of a variable, in the place of which the same call is to stand."""
+        node, reference = change.node, change.reference
+        if change.kind not in ("value", "whole") or not isinstance(reference, ast.Call) or not dotted(node):
+            return None
+        calls = [
+            each.value
+            for each in source.nodes
+            if isinstance(each, ast.Assign) and isinstance(each.value, ast.Call)
+            if dotted(node) in map(dotted, each.targets) and _called(each.value) == _called(reference)
+        ]
+        return calls[0] if len(calls) == 1 and kind_of(last_name(reference.func)) else None
+
+    def _entry(self, source: Source, change: Change) -> tuple[Edit, ...]:
         """Return the edit of the entry that gives a call an argument by ``**``; empty if there is none."""
         node = change.node
         if change.kind != "add" or not isinstance(node, ast.Call) or not isinstance(change.reference, ast.expr):
@@ -378,11 +398,18 @@ class Rules:
         if not change.name or not text or all(keyword.arg for keyword in node.keywords):
             return ()
         name = argument_name(self._framework, common_argument(change.name), change.name)
-        found = self._project.entries(name)
-        if len(found) != 1:
+        mappings = [keyword.value for keyword in node.keywords if keyword.arg is None]
+        tables = [table for each in mappings for table in self._project.tables(source, each)]
+        entries = self._project.entries(name) if not tables else [
+            (place, value)
+            for place, table in tables
+            for _, key, value in definitions_in(table)
+            if key == name
+        ]  # fmt: skip
+        if len(entries) != 1:
             return ()
-        start, end = found[0][0].span(found[0][1])
-        return (Edit(found[0][0].file, start, end, text),)
+        start, end = entries[0][0].span(entries[0][1])
+        return (Edit(entries[0][0].file, start, end, text),)
 
     def _definitions(self, source: Source, change: Change) -> list[tuple[Source, ast.expr]]:
         node = change.node
@@ -461,6 +488,7 @@ class Rules:
         """Yield additions, moves and removals of the schedule's step."""
         if self._fault.kind != "learning_rate":
             return
+        yield from self._first_rate()
         for source, step, _ in self._optimizer_steps():
             for name in _schedules(source):
                 calls = [
@@ -499,6 +527,22 @@ class Rules:
                         yield Proposal(edits, "the schedule steps after each step of the optimizer", _CALLS)
                     if len(calls) > 1:
                         yield Proposal((_line_removed(source, statement),), "the schedule steps once", _CALLS)
+
+    def _first_rate(self) -> Iterator[Proposal]:
+        """Yield the reference's first learning rate for the number in the schedule that is the candidate's."""
+        rates = _RATES.search(self._fault.words)
+        if rates is None or rates[1] == rates[2]:
+            return
+        for source, call in self._calls_in_project():
+            if kind_of(last_name(call.func)) != "schedule":
+                continue
+            for value in [*call.args, *(keyword.value for keyword in call.keywords)]:
+                places = [(source, value)] if number_of(value) is not None else self._project.definitions(source, value)
+                for place, node in places:
+                    if number_of(node) == float(rates[2]):
+                        edit = Edit(place.file, *place.span(node), number_text(float(rates[1])))
+                        words = f"the schedule begins with {number_text(float(rates[1]))}"
+                        yield Proposal((edit,), words, _CALLS + 0.6)
 
     def _clipping(self) -> Iterator[Proposal]:
         kind = self._fault.kind

@@ -356,6 +356,41 @@ class Project:
             if kind == "entry" and key == name
         ]
 
+    def tables(self, source: Source, value: ast.expr, depth: int = _DEPTH) -> list[tuple[Source, ast.AST]]:
+        """Return the dictionaries that an expression after ``**`` may be, also entries of others.
+
+        Args:
+            source: the file of the expression.
+            value: the expression.
+            depth: number of names to follow.
+        """
+        inner: list[ast.expr] | None = None
+        if isinstance(value, ast.Dict):
+            inner = [each for key, each in zip(value.keys, value.values) if key is None]
+        elif isinstance(value, ast.Call) and last_name(value.func) == "dict":
+            inner = [each.value for each in value.keywords if each.arg is None]
+        if inner is not None:
+            return [(source, value), *(table for each in inner for table in self.tables(source, each, depth - 1))]
+        name = key_of(value)
+        if not name or not depth:
+            return []
+        is_entry = isinstance(value, (ast.Subscript, ast.Call))
+        tables: list[tuple[Source, ast.AST]] = []
+        for each in self:
+            for node in each.nodes:
+                values: list[ast.expr] = []
+                if is_entry and isinstance(node, ast.Dict):
+                    values = [
+                        v for k, v in zip(node.keys, node.values) if isinstance(k, ast.Constant) and k.value == name
+                    ]
+                elif isinstance(node, ast.Call) and is_entry:
+                    values = [keyword.value for keyword in node.keywords if keyword.arg == name]
+                elif isinstance(node, ast.Assign) and name in map(last_name, node.targets):
+                    values = [node.value]
+                for inner_value in values:
+                    tables += self.tables(each, inner_value, depth - 1)
+        return tables
+
     def _attributes(self, name: str) -> Iterator[tuple[Source, ast.expr]]:
         for each in self:
             for node in each.nodes:
@@ -422,27 +457,27 @@ def _config_tree(file: str, text: str) -> ast.Module:
     seen: set[int] = set()
 
     def placed(node: yaml.Node) -> Any:
-        found: ast.expr = ast.Constant(None)
+        expression: ast.expr = ast.Constant(None)
         if id(node) in seen:  # an alias: the value stands elsewhere
-            found = ast.Name("alias")
+            expression = ast.Name("alias")
         elif isinstance(node, yaml.MappingNode):
             seen.add(id(node))
             pairs = [(placed(key), placed(value)) for key, value in node.value]
-            found = ast.Dict([key for key, _ in pairs], [value for _, value in pairs])
+            expression = ast.Dict([key for key, _ in pairs], [value for _, value in pairs])
         elif isinstance(node, yaml.SequenceNode):
             seen.add(id(node))
-            found = ast.List([placed(each) for each in node.value], ast.Load())
+            expression = ast.List([placed(each) for each in node.value], ast.Load())
         elif isinstance(node, yaml.ScalarNode):
-            found = ast.Constant(_scalar(node))
+            expression = ast.Constant(_scalar(node))
         for mark, line, column in (
             (node.start_mark, "lineno", "col_offset"),
             (node.end_mark, "end_lineno", "end_col_offset"),
         ):
             before = lines[mark.line][: mark.column] if mark.line < len(lines) else ""
             number = mark.line if mark.line < len(lines) else len(lines) - 1
-            setattr(found, line, number + 1)
-            setattr(found, column, len((before if mark.line < len(lines) else lines[-1]).encode()))
-        return found
+            setattr(expression, line, number + 1)
+            setattr(expression, column, len((before if mark.line < len(lines) else lines[-1]).encode()))
+        return expression
 
     if root is None:
         return ast.Module([], [])

@@ -85,8 +85,14 @@ _FUNCTIONAL = _words(
     "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d "
     "grid_sample pixel_shuffle unfold fold scaled_dot_product_attention"
 )
-_RENAMED = {"paddle": {"cat": "concat", "clamp": "clip", "swish": "silu", "amax": "max", "amin": "min"},
-            "torch": {"concat": "cat", "clip": "clamp", "swish": "silu"}}  # fmt: skip
+_RENAMED = {"paddle": {"cat": "concat", "clamp": "clip", "swish": "silu", "amax": "max", "amin": "min",
+                       **dict.fromkeys(CONVERTING, "to_tensor")},
+            "torch": {"concat": "cat", "clip": "clamp", "swish": "silu", "to_tensor": "as_tensor"}}  # fmt: skip
+# Functions of one tensor whose other arguments have defaults.
+UNARY = _words(
+    "normalize relu relu6 leaky_relu elu selu celu gelu silu mish hardswish hardsigmoid hardtanh softplus sigmoid tanh "
+    "exp log log1p sqrt rsqrt abs square sin cos sign log_sigmoid softsign"
+)
 
 
 def common_argument(name: str) -> str:
