@@ -11,6 +11,7 @@ from padiff_cli.fix.source import Edit, Source, dotted, last_name
 from padiff_cli.fix.vocabulary import (
     KEYWORDS,
     argument_name,
+    argument_place,
     common_argument,
     common_call,
     converted,
@@ -274,6 +275,14 @@ class Matcher:
         for one, other in zip(r_args, c_args):
             result = result.plus(self.match(one, other, depth + 1))
         left_r, left_c = r_args[len(c_args) :], [] if is_partial else c_args[len(r_args) :]
+        for name in [each for each in theirs if each not in mine]:
+            place = argument_place(names[1], name)
+            if place is not None and len(r_args) <= place < len(c_args):
+                value = converted(self.frameworks, names[1], name, theirs.pop(name).value)
+                part = self.match(value, c_args[place], depth + 1)
+                changes = tuple(each._replace(name=each.name or name) for each in part.changes)
+                result = result.plus(part._replace(changes=changes))
+                left_c = [each for each in left_c if each is not c_args[place]]
         for name in list(theirs):
             if name in mine:
                 theirs_value = converted(self.frameworks, names[1], name, theirs.pop(name).value)

@@ -316,6 +316,8 @@ class Project:
             value: the expression: a name, an attribute, or an entry.
             depth: number of names to follow.
         """
+        if isinstance(value, ast.Call) and dotted(value.func) in ("float", "int") and len(value.args) == 1:
+            return self._plain(source, value.args[0], depth)
         if isinstance(value, ast.Subscript) and depth:
             # An item of a tuple or list.
             place = value.slice.value if isinstance(value.slice, ast.Constant) else None

@@ -206,6 +206,12 @@ CASES = {
          "cause": Cause("activation", "the candidate uses SiLU for the reference's no activation")},
         ["+y = norm(y)", "-y = norm(y)"],
     ),
+    "an argument by place, where its value is defined": (
+        {"text": "from torch import nn\nclass N:\n    def __init__(self, a):\n        self.act = nn.LeakyReLU(a)\n"
+             "net = N(0.01)\n", "at": "LeakyReLU",
+         "cause": Cause("settings", "set differently", fix="torch.nn.LeakyReLU(..., negative_slope=0.1)")},
+        ["-net = N(0.01)", "+net = N(0.1)"],
+    ),
     "an argument that a dictionary gives": (
         {"text": "from torch import nn\nCFG = {'eps': 1e-3}\nnorm = nn.BatchNorm2d(4, **CFG)\n", "at": "norm =",
          "cause": Cause("settings", "set differently", fix="torch.nn.BatchNorm2d(..., eps=1e-05)")},

@@ -72,6 +72,7 @@ DEFINED = {
         ["1e-6"],
     ),
     "an item of a tuple": ("BETAS = (0.9, 0.95)\nadam(b2=BETAS[1])\n", "BETAS[1]", ["0.95"]),
+    "what is converted": ("CFG = {'lr': '1e-3'}\nLR = float(CFG['lr'])\nsgd(lr=LR)\n", "LR", ["'1e-3'"]),
     "a dataclass's field": ("class C:\n    eps: float = field(default=1e-5)\nnorm(eps=c.eps)\n", "c.eps", ["1e-5"]),
     "an item of a field that a function makes": (
         "class C:\n    betas: list = field(default_factory=lambda: [0.9, 0.95])\nadam(b2=c.betas[1])\n",
