@@ -20,7 +20,7 @@ from padiff.recorder import Recorder, record
 from padiff.records import FirstDiff, Report, Step
 from padiff.replaying import ReplayBatch
 from padiff.replaying.session import runs_of
-from padiff.replaying.step_runner import move_as_asked
+from padiff.replaying.step_runner import change_as_asked
 from padiff.system.guard import Failure, Guard, guarded
 from padiff.system.terminal import say
 from padiff.system.warn import warn
@@ -140,7 +140,7 @@ class TrainingRecorder:
         if self._start_from is not None and not resumed:
             self._start_equal(self._start_from, model, optimizers, quiet=bool(rank))
         if not resumed:
-            move_as_asked(model)
+            change_as_asked(model)
         options = self._options.copy()
         options["start_step"] = self.step
         if resumed and options.get("existing", "error") == "error":

@@ -9,7 +9,7 @@ import pytest
 
 from padiff.errors import UsageError
 from padiff.golden.folder import read_golden
-from padiff.golden.sorting import DRIFT, EQUAL, bless, record_golden, record_run, recover, sort_run, sorted_text
+from padiff.golden.sorting import DRIFT, EQUAL, bless, check_run, record_golden, record_run, recover, sorted_text
 from padiff_pytest.golden import Kept
 from padiff_pytest.verdict import failure_text
 
@@ -40,7 +40,7 @@ def sorted_command(kept: Kept, command: Sequence[str], folders: pytest.TempPathF
     if missing := kept.missing():
         return missing
     golden = read_golden(kept.folder)
-    result = sort_run(golden, record_run(command, scratch / "now", len(golden.steps)))
+    result = check_run(golden, record_run(command, scratch / "now", len(golden.steps)), command, scratch)
     if result.sort == EQUAL:
         return ""
     lines = list(sorted_text(result))

@@ -387,6 +387,9 @@ class Randomness(Protocol):
     def stamp(self) -> Hashable:
         """Return a value that changes when a random number is drawn."""
 
+    def draw_as_eager(self) -> None:
+        """Make code that is compiled from now on draw the random numbers of eager code, where the framework can."""
+
     def as_arrays(self, state: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Return the states as arrays, for a file; empty if the framework does not reveal the states."""
 

@@ -60,8 +60,9 @@ from padiff.records.declared import differences
 from padiff.records.diagnostic import Diagnostic, diagnostic_of
 from padiff.records.sources import SAME
 from padiff.records.step_diffs import StepDiffs
+from padiff.records.traces import DRAWS
 from padiff.replaying.calibrating import computed_in
-from padiff.replaying.step_runner import MOVE_VARIABLE
+from padiff.replaying.step_runner import MOVE_VARIABLE, RANDOM_VARIABLE
 from padiff.system.terminal import first_few
 
 
@@ -178,6 +179,7 @@ class Sorted:
         moved: the tensors that are not equal to the bit, in causal order.
         environment: what differs around the training, that which can change numbers first.
         reason: what is wrong beside the report: other steps, another argument of a function; empty if nothing is.
+        draws_as_eager: True if compiled code was made to draw the random numbers of eager code.
     """
 
     golden: Golden
@@ -188,6 +190,7 @@ class Sorted:
     moved: tuple[Movement, ...]
     environment: tuple[str, ...]
     reason: str = ""
+    draws_as_eager: bool = False
 
     @property
     def first(self) -> Movement | None:
@@ -235,6 +238,7 @@ class Sorted:
             "largest": None if self.largest is None else self.layers()[self.moved.index(self.largest)],
             "environment": list(self.environment),
             "not_compared": list(self.missing),
+            "draws_as_eager": self.draws_as_eager,
             "diagnostic": None if diagnostic is None else asdict(diagnostic),
             "mark": {"golden": self.golden.mark, "now": self.mark},
             "left_out": self.golden.left_out,
@@ -328,6 +332,29 @@ def sort_run(golden: Golden, folder: Path) -> Sorted:
     return Sorted(golden, folder, sort, mark, report, moved, environment, reason)
 
 
+def check_run(golden: Golden, folder: Path, command: Sequence[str], scratch: Path) -> Sorted:
+    """Sort a run against a golden run. Where only the run's compiled code draws random numbers, which are others than
+    those of eager code, a fault is sorted again, in a run that draws as eager code does.
+
+    Args:
+        folder: the run.
+        command: the command that recorded the run.
+        scratch: a folder for another run.
+    """
+    result = sort_run(golden, folder)
+    draws = [
+        any(region.note == DRAWS for number in run.numbers() for step in run.steps(number) for region in step.regions)
+        for run in (golden.run, open_run(folder))
+    ]
+    if result.sort != FAULT or draws[0] == draws[1]:
+        return result
+    if draws[0]:
+        reason = "the golden run is of compiled code, which draws other random numbers: record it anew with eager code"
+        return replace(result, sort=UNKNOWN, reason=reason)
+    again = record_run(command, scratch / f"{golden.name}-eager-numbers", len(golden.steps), {RANDOM_VARIABLE: "eager"})
+    return replace(sort_run(golden, again), draws_as_eager=True)
+
+
 # Differences of the environment that are named.
 _MOST = 6
 
@@ -336,6 +363,8 @@ def sorted_text(result: Sorted) -> Iterator[str]:
     """Yield the lines that say why a run is sorted as it is."""
     if result.reason:
         yield result.reason
+    if result.draws_as_eager:
+        yield "again          compiled code draws other random numbers: this run drew those of eager code"
     first, largest = result.first, result.largest
     if first is not None and largest is not None and result.sort != EQUAL:
         where = f"{first.site}, step {first.step}"
@@ -521,6 +550,11 @@ def bless(result: Sorted, command: Sequence[str], scratch: Path) -> Path:
     """
     if result.sort != DRIFT:
         raise UsageError(f"golden: {result.golden.name} is no drift, but {result.sort}: only a drift is blessed")
+    if result.draws_as_eager:
+        raise UsageError(
+            f"golden: {result.golden.name} is a drift only if compiled code draws the random numbers of eager code, "
+            "which it does not by itself. Bless with eager code, or remove the folder and record it anew"
+        )
     folder = result.golden.folder
     # Beside the old one, so that a rename suffices.
     fresh = folder.with_name(f".{folder.name}.{os.getpid()}.blessed")

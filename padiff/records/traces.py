@@ -132,6 +132,8 @@ NO_TRACE = Trace()
 
 
 # Most entries of each list of a region.
+#: Note of a compiled region whose random numbers are others than those of eager code.
+DRAWS = "it draws random numbers"
 MOST = 40
 
 

@@ -258,8 +258,14 @@ def _moved(array: np.ndarray, units: int, dtype: str, random: Any) -> np.ndarray
 MOVE_VARIABLE = "PADIFF_GOLDEN_MOVE"
 
 
-def move_as_asked(model: Any) -> None:
-    """Move a model's weights as the environment variable asks; nothing without it."""
+#: Makes compiled code draw the random numbers of eager code, if it is set. `padiff golden check` sets it.
+RANDOM_VARIABLE = "PADIFF_GOLDEN_RANDOM"
+
+
+def change_as_asked(model: Any) -> None:
+    """Move a model's weights, and let compiled code draw as eager code does, as environment variables ask."""
+    if os.environ.get(RANDOM_VARIABLE):
+        LiveModel.from_model(model).framework.randomness.draw_as_eager()
     text = os.environ.get(MOVE_VARIABLE)
     if text:
         run, units, dtype = text.split()

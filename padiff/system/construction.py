@@ -57,6 +57,8 @@ _MOST_VALUES, _ARGS = 200, ast.Name("args")
 _NO_NAMES: Mapping[str, Collection[str]] = {}
 # Functions that make a dict or a config of their keyword arguments.
 _DICTS = ("dict", "OrderedDict", "Namespace", "SimpleNamespace", "EasyDict", "AttrDict", "DictConfig")
+# Functions that give a field of a dataclass its default.
+_FIELDS = ("field", "Field")
 # Files of configs that the source or the command line names, and a line of one that defines a plain value or begins a
 # section: in YAML, TOML or JSON, one value a line.
 _CONFIG, _NAMED = re.compile(r"[^\n]+\.(?:ya?ml|json|toml)"), re.compile(r"""["']([^"']+\.(?:ya?ml|json|toml))["']""")
@@ -694,8 +696,13 @@ def definitions_in(node: ast.AST) -> Iterator[tuple[str, str, ast.expr]]:
             if isinstance(target, (ast.Name, ast.Attribute)) and is_plain(node.value):
                 yield "assignment", target.id if isinstance(target, ast.Name) else target.attr, node.value
     elif isinstance(node, ast.AnnAssign):
-        if isinstance(node.target, ast.Name) and node.value is not None and is_plain(node.value):
-            yield "assignment", node.target.id, node.value
+        given: ast.expr | None = node.value
+        if isinstance(given, ast.Call) and called_name(given) in _FIELDS:  # of a dataclass
+            fields = {keyword.arg: keyword.value for keyword in given.keywords}
+            factory = fields.get("default_factory")
+            given = fields.get("default", factory.body if isinstance(factory, ast.Lambda) else None)
+        if isinstance(node.target, ast.Name) and given is not None and is_plain(given):
+            yield "assignment", node.target.id, given
     elif isinstance(node, ast.FunctionDef):
         names = [*node.args.posonlyargs, *node.args.args]
         defaults = [
@@ -718,7 +725,7 @@ def definitions_in(node: ast.AST) -> Iterator[tuple[str, str, ast.expr]]:
                     yield kind, keyword.arg, keyword.value
 
 
-def called_name(node: ast.AST) -> str:
+def called_name(node: ast.AST | None) -> str:
     """Return the last part of the name that an expression calls; empty if it is no call of a name."""
     function = node.func if isinstance(node, ast.Call) else None
     if isinstance(function, ast.Attribute):

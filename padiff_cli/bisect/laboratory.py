@@ -110,7 +110,9 @@ class Laboratory:
         try:
             good, bad = (self._record(each, 1)[0] for each in (reference, end))
             # More steps than show the fault are worth it only if they cost nothing: they show other causes.
-            trial, attempt = self._record(state, self._steps if good.is_mostly_start else place.step + 1)
+            steps = self._steps if good.is_mostly_start else place.step + 1
+            # A command that fails behind the place is judged all the same.
+            trial, attempt = self._record(state, steps, place.step + 1)
             verdict, reason = judge(place, compare(good.run, trial.run, place.step + 1), bad.run, trial.run)
         except PadiffError as error:
             verdict, reason, attempt = SKIP, str(error), None
@@ -163,13 +165,13 @@ class Laboratory:
         """Return the number of runs that the search needed, those of an earlier bisection included."""
         return len(self._ran)
 
-    def _record(self, state: Any, steps: int) -> tuple[Any, Attempt | None]:
+    def _record(self, state: Any, steps: int, enough: int | None = None) -> tuple[Any, Attempt | None]:
         name = self._subject.folder_name(state)
         is_new = not self._trials.has(name, steps)
         if is_new:
             self._say(f"running {self._subject.label(state)}, {steps} step{'s' * (steps > 1)} ...")
         try:
-            trial = self._trials.record(name, state, steps)
+            trial = self._trials.record(name, state, steps, enough)
         except TrialError:
             self._ran.add((name, steps))
             raise

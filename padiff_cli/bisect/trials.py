@@ -100,8 +100,14 @@ class Trials:
         self._failures: dict[str, str] = {}
         self._known: dict[str, Trial] = {}
 
-    def record(self, name: str, state: Any, steps: int) -> Trial:
+    def record(self, name: str, state: Any, steps: int, enough: int | None = None) -> Trial:
         """Return the trial of a state with at least so many steps; run it if there is none.
+
+        Args:
+            name: the name of the trial's folder.
+            state: the state.
+            steps: number of steps to record.
+            enough: number of steps with which a command that fails afterwards counts; `None`: all.
 
         Raises:
             TrialError: the command failed, hung or recorded nothing.
@@ -111,7 +117,7 @@ class Trials:
         trial = self._known.get(name) or self._read(name)
         if trial is None or (trial.asked < steps and not trial.ended):
             try:
-                trial = self._run(name, state, steps)
+                trial = self._run(name, state, steps, steps if enough is None else enough)
             except TrialError as error:
                 self._failures[name] = str(error)
                 raise
@@ -137,7 +143,7 @@ class Trials:
             return None
         return Trial(folder / "run", asked, ended, float(seconds))
 
-    def _run(self, name: str, state: Any, steps: int) -> Trial:
+    def _run(self, name: str, state: Any, steps: int, enough: int) -> Trial:
         folder = self._folder / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -145,7 +151,7 @@ class Trials:
         began = time.monotonic()
         setup = self._prepare(state)
         run, output = folder / "run", folder / "output.txt"
-        ended = self._execute(setup, name, run, output, steps)
+        ended = self._execute(setup, name, run, output, steps, enough)
         seconds = time.monotonic() - began
         self.seconds.append(seconds)
         trial = Trial(run, steps, ended, seconds)
@@ -154,7 +160,7 @@ class Trials:
             partial.write_text(json.dumps(values), encoding="utf-8")
         return trial
 
-    def _execute(self, setup: Setup, name: str, run: Path, output: Path, steps: int) -> bool:
+    def _execute(self, setup: Setup, name: str, run: Path, output: Path, steps: int, enough: int) -> bool:
         """Run the command until it has recorded so many steps. Return True if it ended by itself.
 
         Raises:
@@ -198,7 +204,7 @@ class Trials:
                 _end(process)
                 delete_abandoned_claims()
         last = recorded(run)
-        if code is not None and code != 0 and last < steps - 1:
+        if code is not None and code != 0 and last < enough - 1:
             raise TrialError(f"the command failed with exit code {code}{_last_lines(output)}")
         if last < 0:
             raise TrialError(f"the command recorded no step{_last_lines(output)}")

@@ -23,12 +23,12 @@ from padiff.golden.sorting import (
     UNKNOWN,
     Sorted,
     bless,
+    check_run,
     check_target,
     command_for,
     record_golden,
     record_run,
     recover,
-    sort_run,
     sorted_text,
 )
 from padiff.records import Both
@@ -131,7 +131,7 @@ def _check(args: argparse.Namespace, folder: Path, scratch: Path, console: Conso
         key = (*command, str(len(golden.steps)))
         if key not in runs:
             runs[key] = record_run(command, scratch / golden.name, len(golden.steps))
-        result = sort_run(golden, runs[key])
+        result = check_run(golden, runs[key], command, scratch)
         results.append(result)
         console.print(f"{result.sort.upper()}  {golden.name}", style=_STYLES[result.sort])
         for line in sorted_text(result):

@@ -8,8 +8,10 @@ from __future__ import annotations
 import ast
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise, permutations
 
 from padiff.compare.declared.layers import layer_fix
 from padiff.frameworks.catalog import number_text
@@ -18,7 +20,7 @@ from padiff.records import Layer
 from padiff_cli.fix.fault import Fault
 from padiff_cli.fix.matching import unread_variables
 from padiff_cli.fix.source import Edit, Project, Proposal, Source, dotted, last_name
-from padiff_cli.fix.vocabulary import is_layer, kind_of, number_of, whole_name
+from padiff_cli.fix.vocabulary import UNARY, is_layer, kind_of, number_of, whole_name
 
 # Weights: what a cause names, and what remains where all that is computed forward agrees, come before the two lines
 # that are compared.
@@ -29,6 +31,11 @@ _SIGNED = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 _SCALES = re.compile(rf"(?:1 / sqrt\((\d+)\))?, is ({_SIGNED})(?: \(.*?\))? for the reference's ({_SIGNED})")
 _NOT_SCALED = re.compile(rf"mul\(\) in [^:]* is left out: what [^:]* is not scaled by ({_SIGNED})")
 _TIMES = re.compile(rf"are ({_SIGNED}) times the reference's")
+_SURPLUS_ACTIVATION = re.compile(r"for the reference's no activation")
+# Calls of both sides, and a layer's output that only the reference adds.
+_OTHER_CALLS = re.compile(r"the candidate calls (.*?), where the reference calls (.*)")
+_CALLED = re.compile(r"(\w+)\(\)")
+_NOT_ADDED = re.compile(r"what `([^`]+)` gives is not added")
 _PRODUCTS = frozenset(("matmul", "bmm", "einsum", "baddbmm", "mm"))
 # Functions that compare a prediction with a target, beside the losses of the catalog.
 _COMPARING = frozenset(("cosine_similarity", "pairwise_distance", "kl_div"))
@@ -50,10 +57,16 @@ def insertions(fault: Fault, project: Project) -> Iterator[Proposal]:
     yield from _attention_scale(fault, project)
     yield from _divisor(fault, project)
     yield from _scaled_terms(fault, project)
+    yield from _masked_mean(fault, project)
     yield from _unscaled(fault, project)
     yield from _missing_norm(fault, project)
     yield from _uncalled_layers(fault, project)
     yield from _detached_targets(fault, project)
+    yield from _reordered(fault, project)
+    yield from _missing_functions(fault, project)
+    yield from _missing_terms(fault, project)
+    yield from _exchanged_parts(fault, project)
+    yield from _branches(fault, project)
 
 
 def _residual(fault: Fault, project: Project) -> Iterator[Proposal]:
@@ -216,6 +229,72 @@ def _name_of(project: Project, source: Source, place: ast.AST, number: float) ->
             if values and all(number_of(value) == number for _, value in values):
                 found.append(dotted(node))
     return min(found, key=lambda name: ("accum" not in name.lower(), len(name)), default="")
+
+
+def _masked_mean(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield the mean over the places that a mask of the candidate's function keeps, for a mean over all places."""
+    frame = fault.lines.candidate
+    source = None if frame is None or fault.kind != "mean_over_pads" else project.get(frame.file)
+    statement = None if source is None or frame is None else source.statement(frame.line)
+    if source is None or statement is None:
+        return
+    masks = _masks(source, statement)
+    axis_name = "axis" if fault.frameworks[1] == "paddle" else "dim"
+    means: list[tuple[ast.Call, str]] = []
+    for node in ast.walk(statement):
+        if not isinstance(node, ast.Call) or last_name(node.func) not in ("mean", "max", "amax"):
+            continue
+        owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+        is_method = owner is not None and dotted(owner) not in source.modules
+        arguments = [*([owner] if is_method and owner is not None else []), *node.args]
+        axes = [*arguments[1:2], *(each.value for each in node.keywords if each.arg in ("axis", "dim"))]
+        if not arguments or (axes and number_of(axes[0]) is None):
+            continue
+        x = source.code(arguments[0])
+        x = x if isinstance(arguments[0], (ast.Name, ast.Attribute, ast.Call, ast.Subscript)) else f"({x})"
+        over = f"{axis_name}={source.code(axes[0])}" if axes else ""
+        for mask in masks:
+            # A mask has a place for each step of a sequence, or for each number.
+            shapes = [f"{mask}.unsqueeze(-1)", mask] if axes else [mask, f"{mask}.unsqueeze(-1)"]
+            for shaped in shapes:
+                count = f"{mask}.sum({over}, keepdim=True)" if shaped != mask and over else f"{shaped}.sum({over})"
+                means.append((node, f"({x} * {shaped}).sum({over}) / {count}"))
+    for k, (node, text) in enumerate(means[:_MOST]):
+        start, end = source.span(node)
+        is_inner = isinstance(source.parents.get(node), (ast.BinOp, ast.UnaryOp, ast.Attribute))
+        edit = Edit(source.file, start, end, f"({text})" if is_inner else text)
+        yield Proposal((edit,), "the mean is over the places that the mask keeps", _NAMED + 0.01 * k)
+
+
+def _masks(source: Source, statement: ast.stmt) -> list[str]:
+    """Return expressions of the function around a statement that are 1 where a place counts, and 0 at padding."""
+    function = source.function(statement)
+    if function is None:
+        return []
+    values = {
+        target.id: node.value
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign) and node.lineno < statement.lineno
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    names = [name for name, value in values.items() if any(isinstance(each, ast.Compare) for each in ast.walk(value))]
+    names += [name for name in _variables(function, statement) if re.search("mask|valid", name) and name not in names]
+    expressions = []
+    for name in names:
+        value = values.get(name)
+        signs = [op for each in ast.walk(value) if isinstance(each, ast.Compare) for op in each.ops] if value else []
+        is_number = value is not None and any(
+            isinstance(each, ast.Call) and last_name(each.func) in ("astype", "float", "to", "type", "cast")
+            for each in ast.walk(value)
+        )
+        text = name if is_number else f"{name}.astype('float32')" if _is_paddle(source) else f"{name}.float()"
+        expressions.append(f"(1 - {text})" if any(isinstance(sign, ast.Eq) for sign in signs) else text)
+    return expressions
+
+
+def _is_paddle(source: Source) -> bool:
+    return any(module.partition(".")[0] == "paddle" for module in source.modules.values())
 
 
 def _unscaled(fault: Fault, project: Project) -> Iterator[Proposal]:
@@ -406,6 +485,157 @@ def _detached_targets(fault: Fault, project: Project) -> Iterator[Proposal]:
     for group in [*groups, *([each] for each in targets)][:_MOST]:
         edits = tuple(_around(source, node, "", ".detach()") for source, node in group)
         yield Proposal(edits, "the target of the loss is detached", _GUESSED)
+
+
+def _reordered(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield two layers in the latter order, where the candidate's activation stands in the place of no activation."""
+    if fault.kind != "activation" or not _SURPLUS_ACTIVATION.search(fault.words):
+        return
+    frames = [fault.models.lines.candidate.get(fault.first.candidate or ""), fault.lines.candidate]
+    texts: list[tuple[Edit, ...]] = []
+    for frame in dict.fromkeys(filter(None, frames)):
+        source = project.get(frame.file)
+        statement = None if source is None else source.statement(frame.line)
+        if source is None or statement is None:
+            continue
+        for first, second in pairwise(_block(source, statement)):
+            if statement in (first, second) and _does_alike(first, second):
+                texts.append(_exchanged(source, first, second))
+        for node in ast.walk(statement):
+            items = node.elts if isinstance(node, ast.List) else []
+            if isinstance(node, ast.Call) and last_name(node.func) == "Sequential":
+                items = node.args
+            for former, latter in pairwise(items):
+                if isinstance(former, ast.Call) and isinstance(latter, ast.Call):
+                    texts.append(_exchanged(source, former, latter))
+            inner = node.args[0] if isinstance(node, ast.Call) and len(node.args) == 1 else None
+            is_value = not isinstance(source.parents.get(node), ast.Expr)
+            if is_value and isinstance(node, ast.Call) and isinstance(inner, ast.Call) and len(inner.args) == 1:
+                texts.append(_exchanged(source, node.func, inner.func))
+    for k, edits in enumerate(texts[:_MOST]):
+        yield Proposal(edits, "two layers come in the latter order", _NAMED + 0.01 * k)
+
+
+def _exchanged(source: Source, former: ast.AST, latter: ast.AST) -> tuple[Edit, ...]:
+    pairs = ((former, source.code(latter)), (latter, source.code(former)))
+    return tuple(Edit(source.file, *source.span(node), text) for node, text in pairs)
+
+
+def _missing_functions(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield functions around the layers that still agree, which only the reference calls, as the cause says."""
+    calls = _OTHER_CALLS.search(fault.words)
+    if calls is None:
+        return
+    candidate, reference = (Counter(_CALLED.findall(text)) for text in calls.groups())
+    agreeing = fault.partner_of(fault.first.last_agreeing)
+    k = 0
+    for name in [each for each in reference - candidate if each in UNARY]:
+        # The outermost layer first: all its calls in a function change together.
+        for layer in [each for each in agreeing.split(".") if each and not each.isdecimal()]:
+            by_function: dict[ast.AST, list[Edit]] = {}
+            for source in project:
+                whole = whole_name(fault.frameworks[1], name)
+                head = source.spelled(whole) or whole
+                for call in _calls_of(source.tree, layer):
+                    scope = source.function(call)
+                    if scope is not None and k < _MOST:
+                        by_function.setdefault(scope, []).append(_around(source, call, f"{head}(", ")"))
+            for edits in by_function.values():
+                yield Proposal(tuple(edits), f"`{name}` is around `self.{layer}`", _NAMED + 0.01 * k)
+                k += 1
+
+
+def _missing_terms(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield sums with a layer that the reference adds at the place of the fault, and that the candidate never calls."""
+    match = _NOT_ADDED.search(fault.words)
+    layer = "" if match is None else _tail(fault.partner_of(match[1]))
+    if not layer:
+        return
+    k = 0
+    for source, statement, node in places(fault, project):
+        for name in _variables_at(source, statement)[:3] if k < _MOST else ():
+            edit = _around(source, node, "", f" + self.{layer}({name})")
+            yield Proposal((edit,), f"`self.{layer}({name})` is added", _NAMED + 0.01 * k)
+            k += 1
+
+
+def _exchanged_parts(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield the parts of a concatenation in other orders."""
+    if fault.kind != "parts_order":
+        return
+    frame = fault.lines.candidate
+    k = 0
+    for source, call in sorted(
+        project.calls("concat", "cat", "concatenate", "stack", "hstack"),
+        key=lambda row: frame is None or (row[0].file, row[1].lineno) != (frame.file, frame.line),
+    ):
+        parts = call.args[0].elts if call.args and isinstance(call.args[0], (ast.List, ast.Tuple)) else []
+        texts = [source.code(part) for part in parts]
+        for order in list(permutations(texts))[1:] if 1 < len(texts) < 4 else ():
+            edits = tuple(
+                Edit(source.file, *source.span(part), text)
+                for part, text in zip(parts, order)
+                if source.code(part) != text
+            )
+            if k < _MOST:
+                yield Proposal(edits, f"the parts come in the order {', '.join(order)}", _NAMED + 0.01 * k)
+            k += 1
+
+
+def _branches(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield ``x = x + f(g(x))`` for ``x = g(x)`` and ``x = x + f(x)``: the sum takes what comes before the layer."""
+    if fault.first.stage != "forward":
+        return
+    frame = fault.lines.candidate
+    source = None if frame is None else project.get(frame.file)
+    if source is None:
+        return
+    for second in source.nodes:
+        if not isinstance(second, (ast.Assign, ast.Return)) or not isinstance(second.value, ast.BinOp):
+            continue
+        block = _block(source, second)
+        first = block[block.index(second) - 1] if second in block[1:] else None
+        if not isinstance(first, ast.Assign) or not isinstance(first.value, ast.Call):
+            continue
+        name, arguments = dotted(first.targets[0]), first.value.args
+        sides = (second.value.left, second.value.right)
+        branch = next((each for each in sides if isinstance(each, ast.Call) and name in map(dotted, each.args)), None)
+        if (
+            len(arguments) != 1
+            or not name
+            or dotted(arguments[0]) != name
+            or branch is None
+            or name not in map(dotted, sides)
+        ):
+            continue
+        argument = next(each for each in branch.args if dotted(each) == name)
+        start, end = source.span(argument)
+        edits = (
+            Edit(source.file, source.line_start(first.lineno), source.line_start((first.end_lineno or 0) + 1), ""),
+            Edit(source.file, start, end, source.code(first.value)),
+        )
+        yield Proposal(edits, f"the sum takes `{name}` as it is before `{source.code(first.value.func)}`", _GUESSED)
+
+
+def _block(source: Source, statement: ast.stmt) -> list[ast.stmt]:
+    """Return the statements of the block that a statement is in."""
+    blocks = (getattr(source.parents.get(statement), name, None) for name in ("body", "orelse", "finalbody"))
+    return next((each for each in blocks if isinstance(each, list) and statement in each), [statement])
+
+
+def _does_alike(former: ast.stmt, latter: ast.stmt) -> bool:
+    """Return True if two statements hand former variable on, or add to former list."""
+    if isinstance(former, ast.Expr) and isinstance(latter, ast.Expr):
+        calls = [each.value for each in (former, latter)]
+        names = [dotted(each.func) if isinstance(each, ast.Call) else "" for each in calls]
+        return bool(names[0]) and names[0] == names[1]
+    if not isinstance(former, ast.Assign) or not isinstance(latter, ast.Assign):
+        return False
+    target = dotted(former.targets[0])
+    return bool(target) and dotted(latter.targets[0]) == target and all(
+        isinstance(each.value, ast.Call) and any(dotted(value) == target for value in each.value.args)
+        for each in (former, latter)
+    )  # fmt: skip
 
 
 def _calls_of(node: ast.AST, layer: str) -> list[ast.Call]:

@@ -11,6 +11,7 @@ from padiff_cli.fix.source import Edit, Source, dotted, last_name
 from padiff_cli.fix.vocabulary import (
     KEYWORDS,
     argument_name,
+    argument_place,
     common_argument,
     common_call,
     converted,
@@ -126,8 +127,10 @@ class Matcher:
             if any(isinstance(each, ast.Call) for each in c.elts):
                 return self._sequence(r.elts, c.elts, depth)
             return Match(_ONE, (Change("value", c, "", r),)) if plain else Match(FOREIGN)
-        if plain and (isinstance(c, (ast.Name, ast.Attribute)) or _is_entry(c)):
+        if plain and isinstance(c, (ast.Name, ast.Attribute, ast.Subscript)):
             return Match(0.6, (Change("value", c, "", r),))
+        if numbers[0] is not None and isinstance(c, ast.BinOp):
+            return Match(_ONE, (Change("value", c, "", r),))
         if isinstance(c, ast.expr) and value_text(c) and (isinstance(r, (ast.Name, ast.Attribute)) or _is_entry(r)):
             return Match(0.6)
         if isinstance(r, (ast.Name, ast.Attribute)) and isinstance(c, (ast.Name, ast.Attribute)):
@@ -272,6 +275,14 @@ class Matcher:
         for one, other in zip(r_args, c_args):
             result = result.plus(self.match(one, other, depth + 1))
         left_r, left_c = r_args[len(c_args) :], [] if is_partial else c_args[len(r_args) :]
+        for name in [each for each in theirs if each not in mine]:
+            place = argument_place(names[1], name)
+            if place is not None and len(r_args) <= place < len(c_args):
+                value = converted(self.frameworks, names[1], name, theirs.pop(name).value)
+                part = self.match(value, c_args[place], depth + 1)
+                changes = tuple(each._replace(name=each.name or name) for each in part.changes)
+                result = result.plus(part._replace(changes=changes))
+                left_c = [each for each in left_c if each is not c_args[place]]
         for name in list(theirs):
             if name in mine:
                 theirs_value = converted(self.frameworks, names[1], name, theirs.pop(name).value)

@@ -14,6 +14,7 @@ from padiff.model.equivalents import common_kind
 from padiff.records import Both
 from padiff.records.diagnostic import named_at
 from padiff.records.recorded import ROOT
+from padiff.system.construction import definitions_in
 from padiff.system.frames import Frame
 from padiff_cli.fix.fault import Fault
 from padiff_cli.fix.groups import parameter_groups
@@ -22,7 +23,15 @@ from padiff_cli.fix.lines import nodes_at, parsed_line
 from padiff_cli.fix.matching import Change, Match, Matcher, UnwritableError, Writer, inner_expressions
 from padiff_cli.fix.source import Edit, Project, Proposal, Source, dotted, last_name
 from padiff_cli.fix.trainers import trainer_arguments
-from padiff_cli.fix.vocabulary import KEYWORDS, common_argument, common_call, kind_of, number_of, value_text
+from padiff_cli.fix.vocabulary import (
+    KEYWORDS,
+    argument_name,
+    common_argument,
+    common_call,
+    kind_of,
+    number_of,
+    value_text,
+)
 
 # Largest cost of two lines that are compared, and of lines that are searched for: others are other lines. Chosen.
 _ALIKE, _NEAR = 6.0, 3.0
@@ -43,6 +52,7 @@ _SURPLUS = re.compile(r"(\w+)\(\) in `[^`]*` is left out")
 _ARGUMENT = re.compile(r"(\w+)=[\w.+-]+ for the reference's ([\w.+-]*\w)")
 _ONLY_REFERENCE = re.compile(r"only the reference calls (.*?)(?: there|$)")
 _CALLED = re.compile(r"(\w+)\((\w+)=([-+.\w]+)\)")
+_RATES = re.compile(rf"learning rates differ: ({_SIGNED}) against ({_SIGNED})")
 _NAMED_CALL = re.compile(r"(\w+)\(\) in `")
 _LAYER_OF = {"interpolate": "Upsample"}
 _FLIPPED = re.compile(r"the candidate's input is flipped along axis (\d+)")
@@ -136,7 +146,8 @@ class Rules:
             for source, node in self._targets(call):
                 matcher = Matcher((self._framework, self._framework))
                 match = matcher.match(call, node)
-                changes = [each for each in match.changes if each.kind in ("value", "add", "rename")]
+                kinds = ("value", "add", "rename")
+                changes = [each for each in match.changes if each.kind in kinds or (each.kind == "whole" and each.name)]
                 names = (last_name(call.func), last_name(node.func))
                 if kind_of(names[0]) == "optimizer" and {*names} == {"SGD", "Momentum"}:
                     # One rule has two classes in paddle.
@@ -349,8 +360,13 @@ class Rules:
                     start, end = place.span(node)
                     words = f"{change.name or 'the value'} is {text} where it is defined"
                     yield Proposal((Edit(place.file, start, end, text),), words, weight + more)
+            call = self._made(source, change)
+            if call is not None:
+                # The object stands in a variable: the call that makes the object changes.
+                inner = Matcher((self._framework, self._framework)).match(change.reference, call)  # type: ignore[arg-type]
+                yield from self._written(source, inner, list(inner.changes), weight - 0.1)
             try:
-                edits = Writer(source, self._framework, names).edits(change)
+                edits = self._entry(source, change) or Writer(source, self._framework, names).edits(change)
             except UnwritableError:
                 continue
             whole += edits
@@ -359,6 +375,41 @@ class Rules:
             # Another function has other arguments.
             early = any(change.kind in ("rename", "wrap", "unwrap") for change in changes)
             yield Proposal(tuple(whole), "the line as the reference has it", weight + (0.15 if early else 0.9))
+
+    def _made(self, source: Source, change: Change) -> ast.Call | None:
+        """Return the call that makes the object of a variable, in the place of which the same call is to stand."""
+        node, reference = change.node, change.reference
+        if change.kind not in ("value", "whole") or not isinstance(reference, ast.Call) or not dotted(node):
+            return None
+        calls = [
+            each.value
+            for each in source.nodes
+            if isinstance(each, ast.Assign) and isinstance(each.value, ast.Call)
+            if dotted(node) in map(dotted, each.targets) and _called(each.value) == _called(reference)
+        ]
+        return calls[0] if len(calls) == 1 and kind_of(last_name(reference.func)) else None
+
+    def _entry(self, source: Source, change: Change) -> tuple[Edit, ...]:
+        """Return the edit of the entry that gives a call an argument by ``**``; empty if there is none."""
+        node = change.node
+        if change.kind != "add" or not isinstance(node, ast.Call) or not isinstance(change.reference, ast.expr):
+            return ()
+        text = value_text(change.reference)
+        if not change.name or not text or all(keyword.arg for keyword in node.keywords):
+            return ()
+        name = argument_name(self._framework, common_argument(change.name), change.name)
+        mappings = [keyword.value for keyword in node.keywords if keyword.arg is None]
+        tables = [table for each in mappings for table in self._project.tables(source, each)]
+        entries = self._project.entries(name) if not tables else [
+            (place, value)
+            for place, table in tables
+            for _, key, value in definitions_in(table)
+            if key == name
+        ]  # fmt: skip
+        if len(entries) != 1:
+            return ()
+        start, end = entries[0][0].span(entries[0][1])
+        return (Edit(entries[0][0].file, start, end, text),)
 
     def _definitions(self, source: Source, change: Change) -> list[tuple[Source, ast.expr]]:
         node = change.node
@@ -437,6 +488,7 @@ class Rules:
         """Yield additions, moves and removals of the schedule's step."""
         if self._fault.kind != "learning_rate":
             return
+        yield from self._first_rate()
         for source, step, _ in self._optimizer_steps():
             for name in _schedules(source):
                 calls = [
@@ -455,6 +507,15 @@ class Rules:
                             text = source.code(statement)
                             edits = (_line_removed(source, statement), _line_after(source, loop, text))
                             yield Proposal(edits, "the schedule steps after each epoch", _CALLS + 0.5)
+                own = source.function(step)
+                for epoch in _called_in_loops(source, own) if own is not None and name.startswith("self.") else ():
+                    for statement in calls:
+                        if source.parents.get(statement) is loop and len(loop.body) > 1:  # type: ignore[union-attr]
+                            edits = (
+                                _line_removed(source, statement),
+                                _line_after(source, epoch, source.code(statement)),
+                            )
+                            yield Proposal(edits, "the schedule steps after each epoch", _CALLS + 0.5)
                 if not calls:
                     edit = _line_after(source, last, f"{name}.step()")
                     yield Proposal((edit,), "the schedule steps with each step of the optimizer", _CALLS)
@@ -466,6 +527,22 @@ class Rules:
                         yield Proposal(edits, "the schedule steps after each step of the optimizer", _CALLS)
                     if len(calls) > 1:
                         yield Proposal((_line_removed(source, statement),), "the schedule steps once", _CALLS)
+
+    def _first_rate(self) -> Iterator[Proposal]:
+        """Yield the reference's first learning rate for the number in the schedule that is the candidate's."""
+        rates = _RATES.search(self._fault.words)
+        if rates is None or rates[1] == rates[2]:
+            return
+        for source, call in self._calls_in_project():
+            if kind_of(last_name(call.func)) != "schedule":
+                continue
+            for value in [*call.args, *(keyword.value for keyword in call.keywords)]:
+                places = [(source, value)] if number_of(value) is not None else self._project.definitions(source, value)
+                for place, node in places:
+                    if number_of(node) == float(rates[2]):
+                        edit = Edit(place.file, *place.span(node), number_text(float(rates[1])))
+                        words = f"the schedule begins with {number_text(float(rates[1]))}"
+                        yield Proposal((edit,), words, _CALLS + 0.6)
 
     def _clipping(self) -> Iterator[Proposal]:
         kind = self._fault.kind
@@ -981,14 +1058,25 @@ def _words(change: Change, source: Source) -> str:
 
 
 def _schedules(source: Source) -> list[str]:
-    """Return the variables that hold schedules of learning rates."""
+    """Return the variables and attributes that hold schedules of learning rates."""
     return [
-        target.id
+        dotted(target)
         for node in source.nodes
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
         for target in node.targets
-        if isinstance(target, ast.Name) and kind_of(last_name(node.value.func)) == "schedule"
+        if dotted(target) and kind_of(last_name(node.value.func)) == "schedule"
     ]
+
+
+def _called_in_loops(source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt]:
+    """Return the statements of loops that call a method of their own object."""
+    statements = [
+        statement
+        for call in source.calls(function.name)
+        if isinstance(call.func, ast.Attribute) and dotted(call.func.value) == "self"
+        and (statement := source.statement_around(call)) is not None
+    ]  # fmt: skip
+    return [each for each in statements if isinstance(source.parents.get(each), (ast.For, ast.While))]
 
 
 def _near(source: Source, node: ast.AST, step: ast.stmt) -> bool:

@@ -122,7 +122,8 @@ class Session:
         self._all = Project.from_folder(workspace.folder, workspace.files)
         # The reference's script may lie beside the candidate's.
         scripts = workspace.scripts()
-        project = self._all.reached_from(scripts) if scripts else self._all
+        has_code = any(name.endswith(".py") for name in scripts)
+        project = self._all.reached_from(scripts) if has_code else self._all
         self._outcome = Outcome(project, project)
 
     @property

@@ -5,19 +5,25 @@ from __future__ import annotations
 import ast
 import difflib
 import io
+import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from padiff.system.construction import definitions_in, is_plain, key_of
 
-# Limits of what is read: files, bytes of a file.
-_MOST_FILES, _LARGEST = 200, 400_000
+# Limits of what is read: files, bytes of a file of code, and of a config: larger ones are data.
+_MOST_FILES, _LARGEST, _LARGEST_CONFIG = 200, 400_000, 40_000
 # Depth to which the name of a value is followed to its definition.
 _DEPTH = 4
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef)
+# Ends of configs whose values are changed where they stand: JSON is read as YAML.
+_CONFIGS = (".yaml", ".yml", ".json")
 
 
 @dataclass(frozen=True, order=True)
@@ -47,7 +53,7 @@ class Proposal:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A parsed file.
+    """A parsed file: Python, or a config in YAML or JSON, which is one expression of dictionaries, lists and values.
 
     Attributes:
         file: path relative to the working folder.
@@ -62,16 +68,21 @@ class Source:
 
     @classmethod
     def from_bytes(cls, file: str, content: bytes) -> Source | None:
-        """Parse a file; `None` if it is not Python in UTF-8."""
+        """Parse a file; `None` if it is no Python, or no config, in UTF-8."""
         try:
             text = content.decode("utf-8")
-            tree = ast.parse(content)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            tree = _config_tree(file, text) if file.endswith(_CONFIGS) else ast.parse(content)
+        except (SyntaxError, ValueError, RecursionError, MemoryError, yaml.YAMLError):
             return None
         starts = [0]
         for line in io.StringIO(text, newline=""):
             starts.append(starts[-1] + len(line))
         return cls(file, text, tree, starts)
+
+    @property
+    def is_config(self) -> bool:
+        """Return True if the file is no Python: only its values can change."""
+        return self.file.endswith(_CONFIGS)
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
@@ -121,6 +132,12 @@ class Source:
                 head = f"{node.module}." if node.module else ""
                 found += [*([node.module] if node.module else []), *(f"{head}{alias.name}" for alias in node.names)]
         return found
+
+    def mentions(self, path: str) -> bool:
+        """Return True if a text of the file is the name of another file, or a path that ends with the name."""
+        name = f"/{path}".rpartition("/")[2]
+        texts = (node.value for node in self.nodes if isinstance(node, ast.Constant) and not self.is_config)
+        return any(isinstance(text, str) and f"/{text}".endswith(f"/{name}") for text in texts)
 
     def span(self, node: ast.AST) -> tuple[int, int]:
         """Return the offsets of a node."""
@@ -219,14 +236,18 @@ class Project:
 
     @classmethod
     def from_folder(cls, folder: Path, files: Iterable[str]) -> Project:
-        """Read the Python files of a folder that have a limited size.
+        """Read the Python files and the configs of a folder that have a limited size.
 
         Args:
             folder: the folder.
             files: paths relative to it.
         """
-        names = [name for name in files if name.endswith(".py")][:_MOST_FILES]
-        small = (name for name in names if (folder / name).stat().st_size <= _LARGEST)
+        names = [name for name in files if name.endswith((".py", *_CONFIGS))][:_MOST_FILES]
+        small = (
+            name
+            for name in names
+            if (folder / name).stat().st_size <= (_LARGEST_CONFIG if name.endswith(_CONFIGS) else _LARGEST)
+        )
         found = (Source.from_bytes(name, (folder / name).read_bytes()) for name in small)
         return cls(source for source in found if source is not None)
 
@@ -234,7 +255,7 @@ class Project:
         return iter(self._sources.values())
 
     def reached_from(self, files: Iterable[str]) -> Project:
-        """Return the files that some files import, and those files.
+        """Return the files that some files import, the configs that they name, and those files.
 
         Args:
             files: paths of the files.
@@ -248,6 +269,7 @@ class Project:
                     path = module.replace(".", "/")
                     ends = (f"{path}.py", f"{path}/__init__.py")
                     waiting += [each for each in self._sources if f"/{each}".endswith(tuple(f"/{end}" for end in ends))]
+                waiting += [each.file for each in self if each.is_config and found[file].mentions(each.file)]
         return Project(source for name, source in self._sources.items() if name in found)
 
     def without(self, other: Project) -> Project:
@@ -265,6 +287,8 @@ class Project:
         for edit in dict.fromkeys(edits):
             by_file.setdefault(edit.file, []).append(edit)
         for file, group in by_file.items():
+            if self._sources[file].is_config:
+                group = [replace(edit, text=_config_value(edit.text)) for edit in group]
             text = edited(self._sources[file].text, group)
             source = None if text is None else Source.from_bytes(file, text.encode())
             if source is None:
@@ -292,6 +316,19 @@ class Project:
             value: the expression: a name, an attribute, or an entry.
             depth: number of names to follow.
         """
+        if isinstance(value, ast.Call) and dotted(value.func) in ("float", "int") and len(value.args) == 1:
+            return self._plain(source, value.args[0], depth)
+        if isinstance(value, ast.Subscript) and depth:
+            # An item of a tuple or list.
+            place = value.slice.value if isinstance(value.slice, ast.Constant) else None
+            rows = self.definitions(source, value.value, depth - 1) if isinstance(place, int) else []
+            found = [
+                (each, row.elts[place])
+                for each, row in rows
+                if isinstance(row, (ast.Tuple, ast.List)) and isinstance(place, int) and place < len(row.elts)
+            ]
+            if found:
+                return found
         name = key_of(value)
         if not name or depth == 0:
             return []
@@ -303,13 +340,58 @@ class Project:
                     return self._passed(source, scope, name, depth)
                 scope = source.function(scope)
             return self._assigned(source, value, name, depth)
-        found: list[tuple[Source, ast.expr]] = []
+        found = []
         for each in self:
             for node in ast.walk(each.tree):
                 found += [(each, plain) for _, key, plain in definitions_in(node) if key == name]
         for each, node in self._attributes(name):
             found += self.definitions(each, node, depth - 1)
         return list(dict.fromkeys(found))
+
+    def entries(self, name: str) -> list[tuple[Source, ast.expr]]:
+        """Return the plain values of dictionaries and configs under a key."""
+        return [
+            (each, value)
+            for each in self
+            for node in ast.walk(each.tree)
+            for kind, key, value in definitions_in(node)
+            if kind == "entry" and key == name
+        ]
+
+    def tables(self, source: Source, value: ast.expr, depth: int = _DEPTH) -> list[tuple[Source, ast.AST]]:
+        """Return the dictionaries that an expression after ``**`` may be, also entries of others.
+
+        Args:
+            source: the file of the expression.
+            value: the expression.
+            depth: number of names to follow.
+        """
+        inner: list[ast.expr] | None = None
+        if isinstance(value, ast.Dict):
+            inner = [each for key, each in zip(value.keys, value.values) if key is None]
+        elif isinstance(value, ast.Call) and last_name(value.func) == "dict":
+            inner = [each.value for each in value.keywords if each.arg is None]
+        if inner is not None:
+            return [(source, value), *(table for each in inner for table in self.tables(source, each, depth - 1))]
+        name = key_of(value)
+        if not name or not depth:
+            return []
+        is_entry = isinstance(value, (ast.Subscript, ast.Call))
+        tables: list[tuple[Source, ast.AST]] = []
+        for each in self:
+            for node in each.nodes:
+                values: list[ast.expr] = []
+                if is_entry and isinstance(node, ast.Dict):
+                    values = [
+                        v for k, v in zip(node.keys, node.values) if isinstance(k, ast.Constant) and k.value == name
+                    ]
+                elif isinstance(node, ast.Call) and is_entry:
+                    values = [keyword.value for keyword in node.keywords if keyword.arg == name]
+                elif isinstance(node, ast.Assign) and name in map(last_name, node.targets):
+                    values = [node.value]
+                for inner_value in values:
+                    tables += self.tables(each, inner_value, depth - 1)
+        return tables
 
     def _attributes(self, name: str) -> Iterator[tuple[Source, ast.expr]]:
         for each in self:
@@ -356,11 +438,77 @@ class Project:
                 given = call.args[parameters.index(name)]
             if given is not None and not isinstance(given, ast.Starred):
                 found += self._plain(each, given, depth)
+            elif given is None and any(keyword.arg is None for keyword in call.keywords):
+                found += self.entries(name)
         defaults = [plain for kind, key, plain in definitions_in(scope) if kind == "default" and key == name]
         return list(dict.fromkeys([*found, *((source, plain) for plain in defaults)]))
 
     def _plain(self, source: Source, value: ast.expr, depth: int) -> list[tuple[Source, ast.expr]]:
         return [(source, value)] if is_plain(value) else self.definitions(source, value, depth - 1)
+
+
+def _config_tree(file: str, text: str) -> ast.Module:
+    """Return a config in YAML or JSON as one expression, with the places of its values.
+
+    Raises:
+        yaml.YAMLError: it is none.
+    """
+    lines = [*io.StringIO(text, newline="")] or [""]
+    # JSON is YAML but for tabs between its words.
+    root = yaml.compose(text.replace("\t", " ") if file.endswith(".json") else text, Loader=yaml.SafeLoader)
+    seen: set[int] = set()
+
+    def placed(node: yaml.Node) -> Any:
+        expression: ast.expr = ast.Constant(None)
+        if id(node) in seen:  # an alias: the value stands elsewhere
+            expression = ast.Name("alias")
+        elif isinstance(node, yaml.MappingNode):
+            seen.add(id(node))
+            pairs = [(placed(key), placed(value)) for key, value in node.value]
+            expression = ast.Dict([key for key, _ in pairs], [value for _, value in pairs])
+        elif isinstance(node, yaml.SequenceNode):
+            seen.add(id(node))
+            expression = ast.List([placed(each) for each in node.value], ast.Load())
+        elif isinstance(node, yaml.ScalarNode):
+            expression = ast.Constant(_scalar(node))
+        for mark, line, column in (
+            (node.start_mark, "lineno", "col_offset"),
+            (node.end_mark, "end_lineno", "end_col_offset"),
+        ):
+            before = lines[mark.line][: mark.column] if mark.line < len(lines) else ""
+            number = mark.line if mark.line < len(lines) else len(lines) - 1
+            setattr(expression, line, number + 1)
+            setattr(expression, column, len((before if mark.line < len(lines) else lines[-1]).encode()))
+        return expression
+
+    if root is None:
+        return ast.Module([], [])
+    value = placed(root)
+    return ast.Module([ast.copy_location(ast.Expr(value), value)], [])
+
+
+def _scalar(node: yaml.ScalarNode) -> Any:
+    """Return the value of a scalar; a text such as ``1e-3``, which YAML 1.1 does not read as a number, is one."""
+    if node.tag.rpartition(":")[2] not in ("int", "float", "bool", "null", "str"):
+        return node.value
+    value = yaml.SafeLoader("").construct_object(node)
+    if isinstance(value, str) and node.style is None:
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _config_value(text: str) -> str:
+    """Return a value that is written as Python as a value of YAML and of JSON."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    # YAML 1.1 reads a number with an exponent as a text if it has no point.
+    shown = json.dumps(value)
+    return shown.replace("e", ".0e", 1) if isinstance(value, float) and "e" in shown and "." not in shown else shown
 
 
 def edited(text: str, edits: Sequence[Edit]) -> str | None:

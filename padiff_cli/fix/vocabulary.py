@@ -9,7 +9,16 @@ import ast
 import contextlib
 from collections.abc import Mapping
 
-from padiff.frameworks.catalog import ARGUMENTS, FIXES, LAYERS, OPTIMIZERS, SPELLINGS, heard_name, is_loss
+from padiff.frameworks.catalog import (
+    ARGUMENTS,
+    FIXES,
+    LAYERS,
+    OPTIMIZERS,
+    SPELLINGS,
+    heard_name,
+    is_loss,
+    parameters_of,
+)
 from padiff.frameworks.losses import ROLES
 from padiff.model.equivalents import common_kind
 from padiff.system.code import literal
@@ -85,8 +94,14 @@ _FUNCTIONAL = _words(
     "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d "
     "grid_sample pixel_shuffle unfold fold scaled_dot_product_attention"
 )
-_RENAMED = {"paddle": {"cat": "concat", "clamp": "clip", "swish": "silu", "amax": "max", "amin": "min"},
-            "torch": {"concat": "cat", "clip": "clamp", "swish": "silu"}}  # fmt: skip
+_RENAMED = {"paddle": {"cat": "concat", "clamp": "clip", "swish": "silu", "amax": "max", "amin": "min",
+                       **dict.fromkeys(CONVERTING, "to_tensor")},
+            "torch": {"concat": "cat", "clip": "clamp", "swish": "silu", "to_tensor": "as_tensor"}}  # fmt: skip
+# Functions of one tensor whose other arguments have defaults.
+UNARY = _words(
+    "normalize relu relu6 leaky_relu elu selu celu gelu silu mish hardswish hardsigmoid hardtanh softplus sigmoid tanh "
+    "exp log log1p sqrt rsqrt abs square sin cos sign log_sigmoid softsign"
+)
 
 
 def common_argument(name: str) -> str:
@@ -104,7 +119,31 @@ def argument_name(framework: str, common: str, name: str) -> str:
     """
     if framework == "paddle":
         return _PADDLE.get(common, name)
-    return common if common in KEYWORDS else name
+    return SPELLINGS["torch"].arguments.get(common, common if common in KEYWORDS else name)
+
+
+# The argument that layers without sizes take first, by place.
+_FIRST = {
+    "leakyrelu": "negative_slope",
+    "elu": "alpha",
+    "celu": "alpha",
+    "softplus": "beta",
+    **dict.fromkeys(_words("softmax logsoftmax glu"), "dim"),
+    **dict.fromkeys(_words("dropout dropout1d dropout2d dropout3d alphadropout"), "p"),
+}
+
+
+def argument_place(call: str, argument: str) -> int | None:
+    """Return the place at which a layer or function takes an argument; `None` if it is not known.
+
+    Args:
+        call: the name of the layer or function.
+        argument: the argument's common name.
+    """
+    if kind_of(call) == "layer":
+        return 0 if common_argument(_FIRST.get(call.lower(), "")) == argument else None
+    names = [common_argument(each) for each in parameters_of(common_call(call))] if kind_of(call) == "function" else []
+    return names.index(argument) if argument in names else None
 
 
 def _plain_loss(name: str) -> str:

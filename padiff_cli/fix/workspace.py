@@ -74,14 +74,14 @@ class Workspace:
         self._exit.close()
 
     def scripts(self) -> list[str]:
-        """Return the scripts and modules of the working folder that the command names."""
+        """Return the scripts, modules and configs of the working folder that the command names."""
         found = []
         for k, word in enumerate(self._command):
             if self._command[k - 1 : k] == ["-m"]:
                 path = word.replace(".", os.sep)
                 names = [f"{path}.py", os.path.join(path, "__main__.py")]
             else:
-                names = [os.path.relpath(os.path.join(self.folder, word), self.folder)] if word.endswith(".py") else []
+                names = [os.path.relpath(os.path.join(self.folder, word.rpartition("=")[2]), self.folder)]
             found += [name for name in names if name in self.files]
         return found
 

@@ -107,6 +107,10 @@ class _Compared:
             first = self.report.first_diff
             cause = None if first is None else first.cause
             self._explanations = [] if comparison.scene is None else explanations(comparison.scene, cause)
+            if first is not None and first.diff is None and cause is not None and cause.fix:
+                # A setting: set alike, this difference is gone.
+                setting = Explanation(cause.kind, cause.sentence, cause.fix, 1.0, None, cause.proven)
+                self._explanations.insert(0, setting)
         return self._explanations
 
 

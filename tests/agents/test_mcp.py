@@ -22,6 +22,7 @@ from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
 import padiff
+from padiff.compare.diagnose.hypotheses.engine import Explanation, matching
 from padiff.errors import UsageError
 from padiff.records.diagnostic import diagnostic_schema
 from padiff_cli.main import main
@@ -47,6 +48,18 @@ def tanh_missing():
     return net
 
 
+class Called(torch.nn.Module):
+    """Two layers with a function between."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.first, _, self.second = torch_net()
+        self.function = function
+
+    def forward(self, x):
+        return self.second(self.function(self.first(x)))
+
+
 def off_by_a_bias():
     net = paddle_net()
     net[0].bias.set_value(net[0].bias + 0.01)
@@ -63,6 +76,12 @@ def runs(tmp_path_factory):
         "momentum": recorded(folder / "momentum", "paddle", _momentum()),
         "identity": recorded(folder / "identity", "paddle", tanh_missing()),
         "start": recorded(folder / "start", "paddle", off_by_a_bias()),
+        "gelu": recorded(
+            folder / "gelu", "torch", torch.nn.Sequential(*torch_net()[:1], torch.nn.GELU(), torch_net()[2])
+        ),
+        "silu": recorded(folder / "silu", "torch", Called(torch.nn.functional.silu)),
+        "adam": recorded(folder / "adam", "torch", make=optimizer_of("torch", "Adam", {"betas": (0.9, 0.98)})),
+        "beta": recorded(folder / "beta", "torch", make=optimizer_of("torch", "Adam", {"betas": (0.9, 0.999)})),
     }
     return folder, made
 
@@ -203,6 +222,27 @@ def test_a_wrong_edit_does_not(tools, runs):
     assert value["computed"] == [] and value["others"][0]["share"] > 0.999
     for each in answer(tools, "what_if", **pair(runs, candidate="identity"), edit="relu")["computed"]:
         assert each["share"] < 0.9 and not each["proven"]
+
+
+def test_a_cause_that_another_computation_has_proven_is_an_answer(tools, runs):
+    # Of a function between two layers, the reference's formula is computed anew.
+    arguments = pair(runs, "gelu", "silu")
+    value = answer(tools, "what_if", **arguments, edit="gelu")
+    assert value["computed"][0]["proven"] and value["computed"][0]["share"] > 0.999
+    assert not any(each["proven"] for each in answer(tools, "what_if", **arguments, edit="relu")["computed"])
+
+
+@pytest.mark.parametrize(("edit", "is_named"), [("smooth_l1 instead of mse", True), ("l1_loss instead of mse", False)])
+def test_the_name_of_a_function_is_no_part_of_another_name(edit, is_named):
+    known = Explanation("loss", "the loss is of the squared error (MSE), not smooth_l1_loss()", "", 1.0, 0.1, True)
+    assert (matching(edit, [known]) == [known]) == is_named
+
+
+def test_a_setting_of_the_optimizer_is_an_answer(tools, runs):
+    arguments = pair(runs, "adam", "beta")
+    assert answer(tools, "what_if", **arguments, edit="beta2=0.98")["computed"][0]["share"] == 1.0
+    for edit in ("beta2=0.999", "beta2=0.99"):
+        assert answer(tools, "what_if", **arguments, edit=edit)["computed"] == []
 
 
 def test_a_match_has_nothing_to_explain(tools, runs):

@@ -32,6 +32,8 @@ def train(c):
     for step in range(c["steps"]):
         x = torch.randn(16, 8, generator=data) * c["scale"]
         y = torch.randint(0, 4, (16,), generator=data)
+        if step == c.get("fails_at"):
+            raise ValueError(f"step {step}")
         if step >= c["late"]:
             optimizer.param_groups[0]["lr"] = c["lr"] * c["late_factor"]
         loss = nn.functional.cross_entropy(net(x), y, label_smoothing=c["smoothing"])

@@ -107,6 +107,14 @@ def test_a_commit_that_does_not_run_is_skipped(tmp_path, monkeypatch, capsys):
     assert any(trial["verdict"] == "skip" for trial in content["trials"])
 
 
+def test_a_commit_that_fails_behind_the_fault_is_judged(tmp_path, monkeypatch, capsys):
+    changes = [{} for _ in range(6)]
+    changes[1], changes[2], changes[4] = {"fails_at": 3}, {"smoothing": 0.2}, {"fails_at": None}
+    hashes, code, content, text = commits(tmp_path, monkeypatch, capsys, changes)
+    assert (code, content["culprits"]) == (0, [hashes[3]]), text
+    assert not any(trial["verdict"] == "skip" for trial in content["trials"])
+
+
 @LONG
 def test_a_culprit_hidden_by_broken_commits_is_one_of_several_suspects(tmp_path, monkeypatch, capsys):
     changes = [{} for _ in range(6)]

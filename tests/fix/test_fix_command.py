@@ -143,6 +143,21 @@ def test_a_signal_leaves_nothing(faulty, number, code):
     assert not any(name in listed for name in own)
 
 
+def test_a_value_of_a_yaml_file_is_changed_where_it_stands(tmp_path, reference):
+    head = "import yaml\nLR = float(yaml.safe_load(open('conf/a.yaml'))['optim']['lr'])\n"
+    folder = written(tmp_path / "work", head + TRAIN.replace("from settings import LR\n", ""))
+    (folder / "conf").mkdir()
+    config = folder / "conf" / "a.yaml"
+    config.write_text("optim: # as in the paper\n  lr: 2e-1  # base\n")
+    shutil.copytree(reference, folder / "runs" / "reference")
+    assert padiff(folder, "run", "--dir", "runs/candidate", "train.py").returncode == 0
+    before = state(folder)
+    done = fix(folder, "--apply")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert config.read_text() == "optim: # as in the paper\n  lr: 0.1  # base\n"
+    assert {name for name, digest in state(folder).items() if before[name] != digest} == {"conf/a.yaml"}
+
+
 def test_a_script_that_fails_is_an_error_that_says_why(faulty):
     (faulty / "train.py").write_text("raise ValueError('no data here')\n")
     before = state(faulty)

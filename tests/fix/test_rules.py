@@ -8,6 +8,7 @@ from padiff.records import Both, Models
 from padiff.records.compared import Cause
 from padiff.records.first_diff import FirstDiff
 from padiff.records.recorded import ROOT
+from padiff.records.report_data import Partners
 from padiff.system.frames import Frame
 from padiff_cli.fix.rules import Fault, Rules
 from padiff_cli.fix.source import Project, Source
@@ -57,6 +58,7 @@ def changed_lines(
     lines: dict[str, str] | None = None,
     reference_lines: dict[str, str] | None = None,
     code: str = "",
+    last: tuple[str, str] = ("", ""),
 ) -> list[list[str]]:
     """Return the lines that each proposal adds and removes.
 
@@ -69,13 +71,15 @@ def changed_lines(
         lines: parts of lines of the candidate by role.
         reference_lines: lines of the reference by role.
         code: the reference's file, where it is at hand.
+        last: the last layers that agree, of the reference and the candidate.
     """  # fmt: skip
     own = {role: frame(text, part) for role, part in (lines or {}).items()}
     other = {role: Frame("ref.py", 1, "", line) for role, line in (reference_lines or {}).items()}
     about = Both(Frame("ref.py", 1, "", reference) if reference else None, frame(text, at) if at else None)
     cause = Cause(cause.kind, cause.sentence, cause.proven, fix=cause.fix, lines=about)
-    models = Models(Both((), ()), Both("torch 2", f"{framework} 3"), lines=Both(other, own))
-    first = FirstDiff(0, stage, None, None, cause=cause)
+    partners = (Partners(*last, "names", 1.0),) if last[0] else ()
+    models = Models(Both((), ()), Both("torch 2", f"{framework} 3"), partners=partners, lines=Both(other, own))
+    first = FirstDiff(0, stage, None, None, cause=cause, last_agreeing=last[0])
     project = Project([Source.from_bytes("train.py", text.encode())])
     files = [Source.from_bytes("ref.py", code.encode())] if code else []
     proposals = Rules(Fault(first, models, "runs/torch", Project(files)), project).proposals()
@@ -174,6 +178,103 @@ CASES = {
         {"cause": Cause("loss_scale", "another loss"), "stage": "loss", "lines": {"@total": "loss = F"},
          "reference_lines": {"@total": "l = l + 0.01 * sum(w.square().sum() for w in model.parameters())"}},
         ["+    loss = loss + 0.01 * sum(each.square().sum() for each in net.parameters())"],
+    ),
+    "a mean over what a mask keeps": (
+        {"text": "def pool(h, ids):\n    valid = (ids != 0).astype('float32')\n    return h.mean(axis=1)\n",
+         "framework": "paddle", "at": "mean", "cause": Cause("mean_over_pads", "the mean is over all places")},
+        ["-    return h.mean(axis=1)",
+         "+    return (h * valid.unsqueeze(-1)).sum(axis=1) / valid.sum(axis=1, keepdim=True)"],
+    ),
+    "a mean over what a mask of pads leaves": (
+        {"text": "import torch\ndef loss(each, ids):\n    pad_mask = ids == 0\n    return torch.mean(each)\n",
+         "at": "mean", "cause": Cause("mean_over_pads", "the mean is over all 40 places")},
+        ["-    return torch.mean(each)",
+         "+    return (each * (1 - pad_mask.float())).sum() / (1 - pad_mask.float()).sum()"],
+    ),
+    "layers of a list in the other order": (
+        {"text": "parts = []\nparts.append(Act())\nparts.append(nn.LayerNorm(4))\n", "at": "LayerNorm",
+         "cause": Cause("activation", "the candidate uses SiLU for the reference's no activation")},
+        ["+parts.append(nn.LayerNorm(4))", "-parts.append(nn.LayerNorm(4))"],
+    ),
+    "layers of a line in the other order": (
+        {"text": "y = self.norm(self.act(x))\n", "at": "norm",
+         "cause": Cause("activation", "the candidate uses SiLU for the reference's no activation")},
+        ["-y = self.norm(self.act(x))", "+y = self.act(self.norm(x))"],
+    ),
+    "layers of lines in the other order": (
+        {"text": "y = act(y)\ny = norm(y)\n", "at": "norm",
+         "cause": Cause("activation", "the candidate uses SiLU for the reference's no activation")},
+        ["+y = norm(y)", "-y = norm(y)"],
+    ),
+    "an argument by place, where its value is defined": (
+        {"text": "from torch import nn\nclass N:\n    def __init__(self, a):\n        self.act = nn.LeakyReLU(a)\n"
+             "net = N(0.01)\n", "at": "LeakyReLU",
+         "cause": Cause("settings", "set differently", fix="torch.nn.LeakyReLU(..., negative_slope=0.1)")},
+        ["-net = N(0.01)", "+net = N(0.1)"],
+    ),
+    "an argument that a dictionary gives": (
+        {"text": "from torch import nn\nCFG = {'eps': 1e-3}\nnorm = nn.BatchNorm2d(4, **CFG)\n", "at": "norm =",
+         "cause": Cause("settings", "set differently", fix="torch.nn.BatchNorm2d(..., eps=1e-05)")},
+        ["-CFG = {'eps': 1e-3}", "+CFG = {'eps': 1e-05}"],
+    ),
+    "an argument that is computed": (
+        {"text": "from torch import nn\nact = nn.LeakyReLU(0.5 * slope)\nact = nn.ELU(alpha=0.5 * slope)\n",
+         "at": "ELU", "cause": Cause("settings", "set differently", fix="torch.nn.ELU(..., alpha=0.3)")},
+        ["-act = nn.ELU(alpha=0.5 * slope)", "+act = nn.ELU(alpha=0.3)"],
+    ),
+    "a schedule of a trainer that steps after each epoch": (
+        {"text": "import torch\nclass T:\n    def __init__(self, o):\n        self.opt = o\n"
+             "        self.sched = torch.optim.lr_scheduler.StepLR(o, 2)\n"
+             "    def epoch(self, data):\n        for x in data:\n            self.opt.step()\n"
+             "            self.sched.step()\n"
+             "    def fit(self, data):\n        for _ in range(3):\n            self.epoch(data)\n",
+         "cause": Cause("learning_rate", "the learning rates differ"), "stage": "update"},
+        ["-            self.sched.step()", "+            self.sched.step()"],
+    ),
+    "a function that only the reference calls": (
+        {"text": "import torch.nn.functional as F\nclass N:\n    def forward(self, x, y):\n"
+             "        return self.net(x) @ self.net(y).t()\n",
+         "last": ("enc.out", "net.out"),
+         "cause": Cause("code", "the candidate calls matmul() in `(root)`, where the reference calls the first "
+                        "normalize() in `(root)`, then the second normalize() in `(root)`, then matmul() in `(root)`")},
+        ["-        return self.net(x) @ self.net(y).t()",
+         "+        return F.normalize(self.net(x)) @ F.normalize(self.net(y)).t()"],
+    ),
+    "a layer that is not added": (
+        {"text": "class N:\n    def forward(self, ids):\n        pos = arange(ids)\n        x = self.word(ids)\n"
+             "        return x\n", "at": "x = self", "last": ("wpe", "place"),
+         "cause": Cause("term_missing", "in the candidate, what `wpe` gives is not added (add() in `(root)`)")},
+        ["-        x = self.word(ids)", "+        x = self.word(ids) + self.place(pos)"],
+    ),
+    "parts in the other order": (
+        {"text": "y = torch.cat([up, skip], dim=1)\n",
+         "cause": Cause("parts_order", "in the candidate, the parts of cat() in `(root)` are in the other order")},
+        ["-y = torch.cat([up, skip], dim=1)", "+y = torch.cat([skip, up], dim=1)"],
+    ),
+    "a sum of what comes before a norm": (
+        {"text": "x = self.norm(x)\nx = x + self.mlp(x)\n", "at": "mlp", "cause": Cause("call_input", "differs")},
+        ["-x = self.norm(x)", "-x = x + self.mlp(x)", "+x = x + self.mlp(self.norm(x))"],
+    ),
+    "the first rate of a schedule": (
+        {"text": "import paddle\nlr = paddle.optimizer.lr.LinearWarmup(0.1, 5, start_lr=0.0, end_lr=0.1)\n",
+         "framework": "paddle", "stage": "update",
+         "cause": Cause("learning_rate", "the learning rates differ: 0.025 against 0.0, 0.05 against 0.02")},
+        ["-lr = paddle.optimizer.lr.LinearWarmup(0.1, 5, start_lr=0.0, end_lr=0.1)",
+         "+lr = paddle.optimizer.lr.LinearWarmup(0.1, 5, start_lr=0.025, end_lr=0.1)"],
+    ),
+    "an argument of two dictionaries": (
+        {"text": "from torch import nn\nA = {'eps': 1e-3}\nB = dict(momentum=0.2)\nC = {'norm': {**B, 'eps': 0.1}}\n"
+             "norm = nn.BatchNorm2d(4, **C['norm'])\n", "at": "norm = nn",
+         "cause": Cause("settings", "set differently", fix="torch.nn.BatchNorm2d(..., eps=1e-05)")},
+        ["-C = {'norm': {**B, 'eps': 0.1}}", "+C = {'norm': {**B, 'eps': 1e-05}}"],
+    ),
+    "an object in a variable": (
+        {"text": "import paddle\nclip = paddle.nn.ClipGradByGlobalNorm(5.0)\n"
+             "opt = paddle.optimizer.Adam(0.1, parameters=ps, grad_clip=clip)\n",
+         "framework": "paddle", "stage": "grad", "lines": {"optimizer.0": "Adam("},
+         "cause": Cause("clipping", "clipped differently",
+                        fix="paddle.optimizer.Adam(..., grad_clip=paddle.nn.ClipGradByGlobalNorm(0.5))")},
+        ["-clip = paddle.nn.ClipGradByGlobalNorm(5.0)", "+clip = paddle.nn.ClipGradByGlobalNorm(0.5)"],
     ),
     "the reference's file": (
         {"text": "import numpy as np\nrng = np.random.default_rng(1)\n", "stage": "input",

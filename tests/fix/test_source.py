@@ -6,6 +6,7 @@ import ast
 import subprocess
 
 import pytest
+import yaml
 
 from padiff_cli.fix.source import Edit, Project, Source, edited
 
@@ -70,6 +71,17 @@ DEFINED = {
         "self.e",
         ["1e-6"],
     ),
+    "an item of a tuple": ("BETAS = (0.9, 0.95)\nadam(b2=BETAS[1])\n", "BETAS[1]", ["0.95"]),
+    "what is converted": ("CFG = {'lr': '1e-3'}\nLR = float(CFG['lr'])\nsgd(lr=LR)\n", "LR", ["'1e-3'"]),
+    "a dataclass's field": ("class C:\n    eps: float = field(default=1e-5)\nnorm(eps=c.eps)\n", "c.eps", ["1e-5"]),
+    "an item of a field that a function makes": (
+        "class C:\n    betas: list = field(default_factory=lambda: [0.9, 0.95])\nadam(b2=c.betas[1])\n",
+        "c.betas[1]",
+        ["0.95"],
+    ),
+    "an entry that is passed on": (
+        "CFG = {'eps': 1e-6}\ndef f(eps=1e-5):\n    norm(eps=eps)\nf(**CFG)\n", "eps", ["1e-6", "1e-5"]
+    ),
     "what is computed": ("EPS = compute()\nnorm(eps=EPS)\n", "EPS", []),
 }  # fmt: skip
 
@@ -92,3 +104,56 @@ def test_values_are_followed_through_an_import():
 def test_a_value_that_reads_itself_ends():
     own = source("def f(x):\n    return f(x=x)\n")
     assert Project([own]).definitions(own, own.calls("f")[0].keywords[0].value) == []
+
+
+YAML = """# of the paper
+model: &m
+  eps: 1e-6  # é: written without a point
+  sizes: [16, 2.5, true]
+other: *m
+"""
+CONFIGS = {
+    "a number": ("c.yaml", YAML, "eps", "1e-05", "eps: 1.0e-05  # é"),
+    "an item": ("c.yaml", YAML, "sizes", "(8, 2.5, True)", "sizes: [8, 2.5, true]"),
+    "a text": ("c.yml", "mode: 'sum'\n", "mode", '"mean"', 'mode: "mean"'),
+    "JSON": ("c.json", '{\n\t"a": {"lr": 0.005,\t"on": true}}\n', "lr", "1e-3", '"lr": 0.001,'),
+    "nothing": ("c.json", '{"clip": 1.0}\n', "clip", "None", '"clip": null'),
+}
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_a_value_of_a_config_is_changed_where_it_stands(case):
+    file, text, key, value, expected = CONFIGS[case]
+    project = Project([source(text, file)])
+    (place, node), = project.entries(key)  # fmt: skip
+    start, end = place.span(node)
+    changed = project.with_edits([Edit(file, start, end, value)]).get(file).text
+    assert expected in changed
+    # Nothing else changed, and other readers of YAML read a number.
+    assert (
+        changed.replace(expected, "")
+        == text[: start - len(key)].rpartition("\n")[0]
+        + changed.replace(expected, "")[len(text[: start - len(key)].rpartition("\n")[0]) :]
+    )
+    assert yaml.safe_load(changed.replace("\t", " ")) != yaml.safe_load(text.replace("\t", " "))
+
+
+def test_a_config_belongs_to_the_script_that_names_it():
+    files = {
+        "train.py": "import yaml\ncfg = yaml.safe_load(open('conf/a.yaml'))\n",
+        "conf/a.yaml": "lr: 1\n",
+        "conf/b.yaml": "lr: 2\n",
+    }
+    project = Project(source(text, file) for file, text in files.items())
+    assert [each.file for each in project.reached_from(["train.py"])] == ["train.py", "conf/a.yaml"]
+    assert [each.file for each in project.reached_from(["train.py", "conf/b.yaml"])] == [*files]
+
+
+@pytest.mark.parametrize("text", ["a: [1\n", "!!python/object/apply:os.system ['id']\n: x: y", "\t- a", "&a [*b]"])
+def test_what_is_no_config_is_none(text):
+    assert Source.from_bytes("c.yaml", text.encode()) is None
+
+
+def test_an_object_of_a_config_is_not_made():
+    own = source("a: !!python/object/apply:os.system ['exit 3']\n", "c.yaml")
+    assert Project([own]).entries("a")[0][1].elts[0].value == "exit 3"

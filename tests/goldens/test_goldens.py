@@ -35,7 +35,9 @@ scale, halves = float(os.environ.get("SCALE", "1")), "HALVES" in os.environ
 if halves:  # as another version may add
     plain = nn.functional.linear
     nn.functional.linear = lambda x, w, b=None: plain(x[..., ::2], w[:, ::2]) + plain(x[..., 1::2], w[:, 1::2]) + b
-model = torch.compile(net, backend="eager") if "COMPILED" in os.environ else net
+if "DROPOUT" in os.environ:
+    net.append(nn.Dropout(0.2))
+model = torch.compile(net, backend=os.environ["COMPILED"]) if os.environ.get("COMPILED") else net
 for _ in range(4):
     x, y = torch.randn(8, 16), torch.randint(0, 4, (8,))
     loss = nn.functional.cross_entropy(model(x) * scale, y)
@@ -49,7 +51,7 @@ for _ in range(4):
 def _folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-    for name in ("SCALE", "HALVES", "WIDTH", "DEPTH", "COMPILED"):
+    for name in ("SCALE", "HALVES", "WIDTH", "DEPTH", "COMPILED", "DROPOUT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "executable", str(interpreter()))
     Path("train.py").write_text(TRAINING)
@@ -111,7 +113,7 @@ def test_equal_drift_and_fault_are_told_apart_and_only_a_drift_is_blessed(monkey
 
 def test_tensors_that_the_new_run_has_not_recorded_are_said(monkeypatch, capsys):
     assert golden("record", "goldens/net", "--runs", 1) == 0
-    monkeypatch.setenv("COMPILED", "1")
+    monkeypatch.setenv("COMPILED", "eager")
     capsys.readouterr()
     code, (result,) = checked("--bless")
     text = capsys.readouterr().out
@@ -119,6 +121,22 @@ def test_tensors_that_the_new_run_has_not_recorded_are_said(monkeypatch, capsys)
     assert "first to move  nothing" in text and "in another order" not in text
     assert result["not_compared"] and f"has not recorded {result['not_compared'][0]}" in text
     assert json.loads(Path(result["proof"]).read_text())["not_compared"] == result["not_compared"]
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
+def test_dropout_of_compiled_code_is_no_fault_and_hides_none(monkeypatch, capsys):
+    monkeypatch.setenv("DROPOUT", "1")
+    assert golden("record", "goldens/net", "--runs", 2) == 0
+    monkeypatch.setenv("COMPILED", "inductor")
+    code, (result,) = checked()
+    assert (code, result["sort"], result["draws_as_eager"]) == (4, "drift", True)
+    assert "this run drew those of eager code" in capsys.readouterr().out
+    assert main(["golden", "check", "goldens", "--bless", "--", sys.executable, "train.py"]) == 2
+    assert "draws the random numbers of eager code" in capsys.readouterr().err
+    monkeypatch.setenv("SCALE", "1.0001")
+    code, (result,) = checked()
+    assert (code, result["sort"], result["draws_as_eager"]) == (1, "fault", True)
+    assert result["largest"]["share_of_limit"] < 1e4
 
 
 def test_the_old_golden_stays_if_blessing_fails_and_comes_back_if_it_was_cut_off(monkeypatch, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -113,6 +114,13 @@ def stamp() -> Hashable:
     states = state().values()
     with aside():
         return tuple(tensor.numpy().tobytes() for tensor in states)
+
+
+def draw_as_eager() -> None:
+    """Make code that is compiled from now on draw the random numbers of eager code."""
+    with contextlib.suppress(ImportError, AttributeError):
+        config: Any = importlib.import_module("torch._inductor.config")
+        config.fallback_random = True
 
 
 def as_arrays(state: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -27,7 +27,7 @@ from padiff.frameworks.hooking import Handle
 from padiff.frameworks.torch.calls import aside, building, original
 from padiff.frameworks.torch.tensors import transforming
 from padiff.records import ROOT
-from padiff.records.traces import MOST, Region, RegionOperation, RegionTensor
+from padiff.records.traces import DRAWS, MOST, Region, RegionOperation, RegionTensor
 from padiff.system.frames import Frame, is_users, short_path
 from padiff.system.guard import Guard
 
@@ -328,7 +328,7 @@ class Regions:
             with _unchanged_random_numbers(), aside(), _in_autocast(entry.autocast):
                 trial = _Trial(entry)
                 if trial.draws:
-                    return replace(region, note="it draws random numbers")
+                    return replace(region, note=DRAWS)
                 outputs = trial.outputs()
                 gradients: tuple[RegionTensor, ...] = ()
                 note = ""

@@ -234,7 +234,7 @@ def _says_as_much(first: Trial, second: Trial) -> bool:
 
 _KEYWORD = re.compile(r"\b([A-Za-z_]\w*)\s*(?:=|:)\s*([^\s,()]+)")
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?(?!\w)")
-_WORD = re.compile(r"[A-Za-z_]{3,}")
+_WORD = re.compile(r"[A-Za-z_]\w{2,}")
 # Words of an edit that say nothing about a cause.
 _FILLERS = frozenset({
     "the", "and", "with", "for", "from", "instead", "use", "set", "add", "remove", "change", "make", "not", "its",
@@ -268,9 +268,14 @@ def explanations(scene: DiffContext, cause: Cause | None = None) -> list[Explana
     Args:
         scene: the first diff, and the records around it.
         cause: the cause that the report names; its fix is that of an explanation without one, of the same kind or
-            about the same argument.
+            about the same argument. If a computation of its own has proven it, it is an explanation itself.
     """
     found = [_explanation(trial) for trial in trials(scene)]
+    is_new = cause is not None and not any(each.proven and each.text == cause.sentence for each in found)
+    if is_new and cause is not None and cause.proven and cause.remaining is not None:
+        # The limit is at least the rounding noise, so this is the smallest share.
+        share = max(0.0, 1.0 - cause.remaining / max(scene.diff.excess, 1.0))
+        found.append(Explanation(cause.kind, cause.sentence, cause.fix, share, cause.remaining, True))
     if cause is not None and cause.fix:
         fix = cause.fix
         names = [name for name, _ in _KEYWORD.findall(fix)]
@@ -296,7 +301,7 @@ def matching(edit: str, known: Sequence[Explanation]) -> list[Explanation]:
         each
         for each in known
         if words
-        and 2 * sum(named_at(_words(each), word) is not None for word in words) > len(words)
+        and 2 * sum(_names(_words(each), word) for word in words) > len(words)
         and numbers <= _numbers(_words(each))
     ]
 
@@ -321,6 +326,8 @@ def _sets(each: Explanation, name: str, value: str) -> bool:
             return _is_same(given, value)
     numbers = _numbers(value)
     is_named = named_at(_words(each), name) is not None
+    if numbers and each.fix and not numbers <= _numbers(each.fix):
+        return False  # as beta2 of `betas=(0.9, 0.98)`
     return is_named and (numbers <= _numbers(_words(each)) if numbers else value.lower() in _words(each).lower())
 
 
@@ -331,6 +338,12 @@ def _is_same(value: str, other: str) -> bool:
 
 def _numbers(text: str) -> set[float]:
     return {float(each) for each in _NUMBER.findall(text)}
+
+
+def _names(text: str, word: str) -> bool:
+    """Return True if a text has a word; the name of a function, such as ``l1_loss``, is not a part of another name."""
+    is_whole = word.isalpha() or re.search(rf"(?<!\w){re.escape(word)}", text, re.IGNORECASE) is not None
+    return is_whole and named_at(text, word) is not None
 
 
 def _words(each: Explanation) -> str:
