@@ -283,7 +283,23 @@ def cause_in_place(place: Place) -> Cause | None:
     if place.between and place.diff.problem is None and _is_dropout(place):
         text = "dropout: each run draws its own random mask; train with rate 0 (or record in eval mode) to compare"
         return Cause("dropout", text)
-    return cause_of_calls(place.calls) if place.calls is not None else None
+    if place.calls is None:
+        return None
+    if place.diff.pair.stage == "input" and place.calls.slots is not None and place.calls.same is not None:
+        return _other_operand(place, place.calls.same)
+    return cause_of_calls(place.calls)
+
+
+def _other_operand(place: Place, calls: Both[TracedCall]) -> Cause:
+    """Return the likely cause of an input of the model that the loop computes from other numbers."""
+    goes_in = f"what goes into {called(calls.reference)} in the loop differs"
+    assert place.graphs is not None and place.ends is not None
+    graph, size = place.graphs.reference, place.graphs.reference.size(place.ends.reference)
+    made = [call for call in graph.trace.calls if {o.tensor for o in call.outputs} & place.computed.reference]
+    leaves = {o.tensor for call in made for o in call.inputs if o.tensor not in graph.producers}
+    if sum(graph.size(leaf) >= size for leaf in leaves) > 1:
+        return Cause("random_numbers", f"other random numbers: {goes_in}", lines=calls.map(lambda call: call.line))
+    return Cause("other_batch", f"other batches: other samples, as {goes_in}")
 
 
 def where_in_code(place: Place, excluded: tuple[str, ...] = ()) -> Cause | None:

@@ -347,7 +347,8 @@ def divergences(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
             text = "; ".join(dict.fromkeys(texts))
             activation = len(texts) == 1 and sheet.nodes[cuts[0][0]].operation == "act" and not sum(steps)
             kind = "activation" if activation else "code"
-            yield Edit(kind, "other code", text, changes, 4 + sum(steps), at=cuts[0][0], other=cuts[0][1])
+            at = min(groups[0][0])
+            yield Edit(kind, "other code", text, changes, 4 + sum(steps), at=at, other=cuts[0][1])
 
 
 def _by_calls(sheet: FormulaView, candidate: FormulaView) -> Edit | None:
@@ -613,6 +614,15 @@ def _text(sheet: FormulaView, candidate: FormulaView, own: Sequence[int], others
         short = _shared_text(sheet, candidate, own, others)
         if short:
             return short
+    names = [
+        [view.nodes[k] for k in nodes if view.nodes[k].operation] for view, nodes in ((sheet, own), (candidate, others))
+    ]
+    if (
+        len(calls[0]) > len(calls[1]) == 1
+        and names[0][-1].operation == names[1][0].operation
+        and names[0][-1].how == names[1][0].how
+    ):
+        return f"the candidate leaves out {', then '.join([*calls[0]][:-1])}, before {[*calls[0]][-1]}"
     texts = [", then ".join(side) for side in calls]
     return f"the candidate calls {texts[1]}, where the reference calls {texts[0]}"
 
