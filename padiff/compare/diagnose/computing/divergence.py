@@ -225,6 +225,14 @@ def solved(sheet: FormulaView, number: Number, target: Target, noise: float) -> 
     if adds and value == 0.0:
         text = f"{term} is not added ({sheet.where(number.at)})"
         return Edit("term_missing", "a term", text, number.make(value), number.rank, 1, number.at)
+    if (
+        value == 1.0
+        and number.kind == "scale"
+        and number.at >= 0
+        and sheet.nodes[number.at].operation in ("mul", "div")
+    ):
+        text = f"{sheet.where(number.at)} is left out: nothing is scaled by {written} there"
+        return Edit("scale_missing", "a scale", text, number.make(value), number.rank, 1, number.at)
     more = {0.0: " (it is left out)", 2.0: " (it counts twice)", -1.0: " (its sign is flipped)"}
     effect = more.get(value, "") if number.value == 1.0 and number.kind == "scale" else ""
     text = f"{number.text} is {value:.6g} for the reference's {written}{effect}"
