@@ -36,7 +36,7 @@ _Operands = tuple[Any, ...]
 MOST = 5000
 # Maximum number of calls that wait before the model's first call, and number of elements of the tensors that they copy.
 _MOST_WAITING, _MOST_ELEMENTS = 1000, 1 << 24
-# Maximum number of calls of which anything is copied before the model is known: about a second.
+# Maximum number of calls before the model's first call of which anything is copied: less than two seconds.
 _MOST_HEARD = 20_000
 # Number of the loop's pseudo-call in the trace: before the model's first call of a step, and after that.
 _BEFORE, _AFTER = 1, 0
@@ -104,7 +104,7 @@ class Tracer:
         self._nth: Counter[tuple[str, int, str, bool]] = Counter()
         #: Calls of the loop before the model's first call: those that a later call needs are added to the trace.
         self.waiting: list[Ended] = []
-        self._waiting_elements = 0
+        self._waiting_elements = self._heard = 0
         self._parameters: dict[int, str] = {}
 
     @property
@@ -247,6 +247,10 @@ class Tracer:
         level = self._levels[inside.node.path, "forward"]
         if level == NOTHING or self.full or not (self.functions or name in CHOOSING):
             return None
+        if _before(inside):
+            self._heard += 1
+            if self._heard > _MOST_HEARD:
+                return None
         try:
             inputs = {parameters[k] if k < len(parameters) else str(k): value for k, value in enumerate(args)} | {
                 **kwargs
@@ -579,7 +583,6 @@ class Prelude:
 
     def __init__(self, framework: Framework, guard: Guard) -> None:
         self.guard, self._transforming = guard, framework.hooks.transforming
-        self._heard = 0
         self._tensors = SeenTensors(framework)
         records = RecordBuffer(Copier(framework))
         self._tracer = Tracer(records, framework, EVERYTHING, self._tensors, functions=True)
@@ -592,8 +595,7 @@ class Prelude:
         self, name: str, parameters: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Begun | None:
         """Handle the beginning of a function call; return the call, or None if it is not traced."""
-        self._heard += 1
-        if COPYING.now or self._heard > _MOST_HEARD or self._transforming():
+        if COPYING.now or self._transforming():
             return None
         return self._tracer.function_begins(name, parameters, self._loop, args, kwargs)
 

@@ -306,7 +306,7 @@ def _with_numbers(cause: Cause, place: Place) -> Cause:
             return cause
         sides.append(source.read())
     text = _numbers_text(*sides)
-    return replace(cause, sentence=cause.sentence.replace("a mask, a constant", text)) if text else cause
+    return replace(cause, sentence=f"{cause.sentence.rpartition(': ')[0]}: {text}") if text else cause
 
 
 def _numbers_text(reference: np.ndarray, candidate: np.ndarray) -> str:
