@@ -552,6 +552,8 @@ class Functions:
         """
         if self._hearing is None or not (self._tracer.functions or (LOOP in self._tracer.choosing and not before)):
             return
+        if before and not self._hearing.ends_for_compilers:
+            return
         self._in_loop = Call(Node(LOOP, None), _BEFORE if before else _AFTER, True, False)
         if not self._tracer.full:
             self._hearing.listen_outside(True)
@@ -588,7 +590,8 @@ class Prelude:
         self._tracer = Tracer(records, framework, EVERYTHING, self._tensors, functions=True)
         self._loop = Call(Node(LOOP, None), _BEFORE, True, False)
         self._hearing: Hearing | None = framework.hooks.hear_functions(self)
-        self._hearing.listen_outside(True)
+        if self._hearing.ends_for_compilers:
+            self._hearing.listen_outside(True)
         register_fork_cleanup(self)
 
     def function_begins(
