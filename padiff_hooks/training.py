@@ -36,6 +36,8 @@ from padiff_hooks.tags import LAYERS
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from padiff.recorder.tracer import Prelude
+
 
 class TrainingRecorder:
     """A recorder of the steps that a host's loop trains, which also compares them with a reference run.
@@ -113,6 +115,7 @@ class TrainingRecorder:
         settings: Mapping[str, Any] | None = None,
         logs_loss: bool = False,
         end: int | None = None,
+        prelude: Prelude | None = None,
     ) -> None:
         """Start recording when the training begins; a recording that was not ended before is aborted.
 
@@ -125,6 +128,7 @@ class TrainingRecorder:
             settings: settings of the training that the host knows (`padiff.records.declared`).
             logs_loss: True if the host logs the loss of each micro-batch; models may also return their loss.
             end: the step that the training ends before, if the host knows it.
+            prelude: listener to what the loop has computed so far.
 
         Raises:
             RunsDifferError: the reference is set differently, and ``on_diff="raise"``.
@@ -172,6 +176,7 @@ class TrainingRecorder:
         if logs_loss:
             recorder.loss_is_logged()
         recorder.open()
+        recorder.prelude = prelude
         self._recorder = recorder
         if self._live is not None:
             try:

@@ -460,6 +460,8 @@ LOOKING = frozenset((
     "split", "chunk", "unbind", "narrow", "select", "tile", "repeat", "repeat_interleave", "slice", "index_select",
     "gather", "take_along_axis", "view_as_real", "view_as_complex", "assign",
 ))  # fmt: skip
+#: Functions that keep the values of their input.
+KEEPING = frozenset({"cast", "to", "contiguous", "clone", "detach"})
 _MAKING = (
     "zeros", "ones", "full", "arange", "linspace", "eye", "zeros_like", "ones_like", "full_like", "tensor", "triu",
     "tril", "outer", "one_hot",

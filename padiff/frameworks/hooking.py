@@ -103,6 +103,10 @@ class FunctionListener(Protocol):
 class Hearing(Handle, Protocol):
     """An interceptor of function calls for a listener, until it is removed. It is off at first."""
 
+    @property
+    def ends_for_compilers(self) -> bool:
+        """Return True if the interception ends before anything is compiled, or changes no compiled code."""
+
     def listen(self, on: bool) -> None:
         """Start or stop passing function calls to the listener."""
 

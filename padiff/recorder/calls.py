@@ -179,6 +179,8 @@ class Calls:
 
 # Limits of plain values: items of a list, letters of a text, levels of nesting. Larger values are no settings.
 _ITEMS, _LETTERS, _DEEPEST = 16, 60, 4
+# Names of the parameters that are an index, and most numbers of an array of indices that are kept.
+_KEYS, _INDICES = frozenset({"key", "item"}), 512
 
 
 class _OmittedError(Exception):
@@ -194,6 +196,8 @@ def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in arguments.items():
         if value is None or name == "name" or name.startswith("_"):
             continue
+        if name in _KEYS and not isinstance(value, tuple):
+            value = (value,) if hasattr(value, "__len__") and not isinstance(value, str) else value
         try:
             plain[name] = _plain(value, 0)
         except _OmittedError:
@@ -235,8 +239,11 @@ def _plain(value: Any, depth: int) -> Any:
     text = str(value) if kind.__name__ in ("dtype", "DataType", "VarType") else ""
     if text:
         return text.rpartition(".")[2]
-    if hasattr(value, "item") and getattr(value, "shape", None) == () and kind.__module__ == "numpy":
-        return _number(value.item())
+    if kind.__module__ == "numpy" and hasattr(value, "item"):
+        if value.shape == ():
+            return _number(value.item())
+        if depth and value.ndim == 1 and value.dtype.kind in "iub" and value.size <= _INDICES:
+            return value.tolist()
     raise _OmittedError
 
 

@@ -22,6 +22,7 @@ from padiff.recorder.parameters import Parameters
 from padiff.recorder.record_buffer import RecordBuffer
 from padiff.recorder.step_observer import StepObserver
 from padiff.recorder.tensor_copy import SkippedTensor
+from padiff.recorder.tracer import Prelude
 from padiff.records import LOOP, Step, bytes_text
 from padiff.system.guard import RAISING, Guard, guarded
 from padiff.system.warn import warn
@@ -72,10 +73,13 @@ class Capture:
         loss_logged: bool = False,
         guard: Guard = RAISING,
         history: TrainingHistory | None = None,
+        prelude: Prelude | None = None,
     ) -> None:
         self.number = number
         history = TrainingHistory() if history is None else history
-        options = CaptureOptions(stepped, stacks, consuming, functions, losses, packing, whole, loss_logged, history)
+        options = CaptureOptions(
+            stepped, stacks, consuming, functions, losses, packing, whole, loss_logged, history, prelude
+        )
         records = RecordBuffer(Copier(layers.framework)) if records is None else records
         self._framework, self._records = layers.framework, records
         self._observer = StepObserver(number, layers, optimizers, records, levels, owned, options, guard)

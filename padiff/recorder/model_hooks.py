@@ -18,6 +18,7 @@ from padiff.model.selection import Node
 from padiff.recorder.calls import Calls
 from padiff.recorder.losses import Losses
 from padiff.recorder.template_matcher import Planning
+from padiff.recorder.tracer import Prelude
 from padiff.records import ROOT, is_below
 from padiff.system.guard import Guard, reraise_from_signal_handler
 from padiff.system.terminal import Switches
@@ -406,3 +407,4 @@ class CaptureOptions:
     whole: bool = False
     loss_logged: bool = False
     history: TrainingHistory = field(default_factory=TrainingHistory)
+    prelude: Prelude | None = None

@@ -25,6 +25,7 @@ from padiff.recorder.options import Detail, Identity, Schedule, Scope, Target
 from padiff.recorder.output import MemoryRun, Output, Sink, check_as_made, dump_arguments, unwrapped
 from padiff.recorder.packing import bytes_owned, say_size
 from padiff.recorder.parameter_map import ParameterMapCache
+from padiff.recorder.tracer import Prelude
 from padiff.records import RunInfo, Step
 from padiff.records.traces import Pack, without_code
 from padiff.system.guard import Failure, Guard, guarded, weakly
@@ -108,6 +109,8 @@ class Recorder(CurrentStep):
         self.step = self._begin = scope.start_step
         self._end: int | None = None
         self.forked = False
+        #: Listener to what the loop computed before this recorder was made.
+        self.prelude: Prelude | None = None
 
     # -- the with ------------------------------------------------------------------------------------------
 
@@ -297,7 +300,9 @@ class Recorder(CurrentStep):
                 loss_logged=self._loss_logged,
                 guard=self.guard,
                 history=self._history,
+                prelude=self.prelude,
             )
+            self.prelude = None
         if self._hooked is not None:
             self._capture.take_over(self._hooked)
             self._hooked = None

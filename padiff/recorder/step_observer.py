@@ -107,9 +107,12 @@ class StepObserver:
         self.hooks, self.records = Hooks(framework, guard), records
         self.parameters = Parameters(records, layers, optimizers, levels, owned)
         self.interrupts = Interrupts(framework.hooks.RAISES_AS_IT_IS)
-        self.tensors = SeenTensors(framework)
+        before = None if wanted.prelude is None or not wanted.functions else wanted.prelude.hand_over()
+        self.tensors = SeenTensors(framework) if before is None else before[0]
         self.activations = Activations(records, framework, levels, self.interrupts, self.tensors, guard)
         self.tracer = Tracer(records, framework, levels, self.tensors, wanted.functions, wanted.whole)
+        if before is not None:
+            self.tracer.waiting = before[1]
         self.calls = Calls()
         self._evaluation = EvaluationFilter(framework, self.calls, wanted.history)
         self._running = self.calls.running
@@ -152,6 +155,8 @@ class StepObserver:
             )
         if self._begun:
             self._hook_parameters()
+        elif self.losses is not None and self.watched.chose(self.watched.nodes[0]):
+            self.functions.enter_loop(before=True)
 
     def take_over(self, before: StepObserver) -> None:
         """Reuse the attached hooks of the previous step's observer."""

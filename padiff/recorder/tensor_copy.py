@@ -19,7 +19,7 @@ from padiff.model.nested import slots_of
 from padiff.recorder.options import FULL, SKETCH
 from padiff.records import InMemory, Sketched, Step, Storable, StreamedArray, TensorSource, arrays_of
 from padiff.records.recorded import Part
-from padiff.records.step_schema import Site, StepSchema, sketched
+from padiff.records.step_schema import Site, StepSchema, TracedSite, sketched
 from padiff.sketches.samples import Samples
 from padiff.system.guard import reraise_from_signal_handler
 
@@ -520,6 +520,8 @@ class SeenTensor:
         sites: output sites at which its gradient is recorded.
         followed: True if a hook on its gradient was requested.
         number: number in the trace of the step; -1 if it is not in the trace.
+        skipped: dtype and shape in the trace, of a tensor that was not copied.
+        maker: function call of the loop that gave it, if that call is not in the trace yet.
     """
 
     # Class attributes as defaults: an entry is made for each tensor of each step, and most values stay at the default.
@@ -529,6 +531,8 @@ class SeenTensor:
     sites: tuple[OutputSite, ...] = ()
     followed = False
     number = -1
+    skipped: TracedSite | None = None
+    maker: Any = None
 
     def __init__(self, alive: weakref.ref[Any], version: int) -> None:
         self.alive, self.version = alive, version

@@ -11,16 +11,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from padiff.dump.lock import register_fork_cleanup
 from padiff.frameworks.base import Framework
+from padiff.frameworks.catalog import KEEPING
 from padiff.frameworks.hooking import Hearing
 from padiff.model.nested import flatten, flatten_inputs, flatten_named
 from padiff.model.selection import Node
 from padiff.recorder.calls import CHOOSING, Call, Seen, picked, plain_arguments, seen
-from padiff.recorder.copying import COPYING, LevelOf, own_calls
+from padiff.recorder.copying import COPYING, EVERYTHING, Copier, LevelOf, own_calls
 from padiff.recorder.layers import TrackedLayers
 from padiff.recorder.options import FULL, NOTHING, SKETCH, WITHIN
 from padiff.recorder.record_buffer import RecordBuffer
-from padiff.recorder.tensor_copy import SeenTensor, SeenTensors, SkippedTensor, TemplateSlot, TensorCopy
+from padiff.recorder.tensor_copy import SeenTensor, SeenTensors, TemplateSlot, TensorCopy
 from padiff.records import LOOP, Choice, LazyRecords, Operand, Record, Trace, TracedCall, TracedTensor
 from padiff.records.step_schema import TracedSite
 from padiff.sketches.sketch import ELEMENTS
@@ -32,6 +34,12 @@ _Operands = tuple[Any, ...]
 
 #: Maximum number of calls in the trace of one step: a loop over a long sequence may call any number of functions.
 MOST = 5000
+# Maximum number of calls that wait before the model's first call, and number of elements of the tensors that they copy.
+_MOST_WAITING, _MOST_ELEMENTS = 1000, 1 << 24
+# Maximum number of calls before the model's first call of which anything is copied: less than two seconds.
+_MOST_HEARD = 20_000
+# Number of the loop's pseudo-call in the trace: before the model's first call of a step, and after that.
+_BEFORE, _AFTER = 1, 0
 # Largest number of elements of weights of what a layer chose that are copied in full.
 _MOST_WEIGHTS = 1 << 15
 
@@ -44,12 +52,20 @@ class Begun(NamedTuple):
 
     name: str
     inside: Call
-    inputs: tuple[Operand, ...]
+    inputs: tuple[tuple[str, SeenTensor], ...]
     arguments: Mapping[str, Any]
     parameters: tuple[str, ...]
     given: Any
     stack: tuple[Frame, ...]
     seen: Seen | None
+
+
+class Ended(NamedTuple):
+    """A function call that has returned, with its place among the calls that the loop made before the model's."""
+
+    place: int
+    begun: Begun
+    outputs: tuple[tuple[str, SeenTensor], ...]
 
 
 class Tracer:
@@ -86,6 +102,9 @@ class Tracer:
         #: Descriptions of the tensors that were not copied, by number.
         self._unknown: dict[int, TracedSite] = {}
         self._nth: Counter[tuple[str, int, str, bool]] = Counter()
+        #: Calls of the loop before the model's first call: those that a later call needs are added to the trace.
+        self.waiting: list[Ended] = []
+        self._waiting_elements = self._heard = 0
         self._parameters: dict[int, str] = {}
 
     @property
@@ -189,6 +208,35 @@ class Tracer:
         """Return True if the trace takes no further function calls."""
         return len(self._calls) >= MOST
 
+    def _wait(self, begun: Begun, outputs: Sequence[tuple[str, SeenTensor]]) -> None:
+        """Keep a call of the loop until a call that is traced needs it; calls that waited too long are forgotten."""
+        made = Ended(len(self.waiting), begun, tuple(outputs))
+        for _, entry in outputs:
+            if entry.number < 0 and all(entry is not given for _, given in begun.inputs):
+                entry.maker = made
+        self.waiting.append(made)
+        self._waiting_elements += sum(
+            math.prod(entry.best.shape) for _, entry in (*begun.inputs, *outputs) if entry.best is not None
+        )
+        if len(self.waiting) >= _MOST_WAITING or self._waiting_elements > _MOST_ELEMENTS:
+            for each in self.waiting:
+                for _, entry in each.outputs:
+                    entry.maker = None
+            self.waiting, self._waiting_elements = [], 0
+
+    def _add_makers(self, entry: SeenTensor) -> None:
+        """Add the calls that have made a tensor before the model's first call, in the order in which they ran."""
+        needed, left = {}, [entry]
+        while left:
+            made = left.pop().maker
+            if made is not None:
+                needed[made.place] = made
+                for _, output in made.outputs:
+                    output.maker = None
+                left += [given for _, given in made.begun.inputs if given.number < 0]
+        for _, made in sorted(needed.items()):
+            self._add_function(made.begun, made.outputs)
+
     def function_begins(
         self, name: str, parameters: Sequence[str], inside: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Begun | None:
@@ -199,6 +247,10 @@ class Tracer:
         level = self._levels[inside.node.path, "forward"]
         if level == NOTHING or self.full or not (self.functions or name in CHOOSING):
             return None
+        if _before(inside):
+            self._heard += 1
+            if self._heard > _MOST_HEARD:
+                return None
         try:
             inputs = {parameters[k] if k < len(parameters) else str(k): value for k, value in enumerate(args)} | {
                 **kwargs
@@ -207,11 +259,13 @@ class Tracer:
             for slot, tensor in flatten_named(inputs, self._is_tensor):
                 parameter = self._parameters.get(id(tensor))
                 if parameter is None:
-                    operands.append(Operand(slot, self._number(tensor, level)))
+                    operands.append((slot, self._taken(tensor, level, inside)))
                 else:
                     owned.append(parameter)
             arguments = plain_arguments(inputs)
-            before, chooses = None, name in CHOOSING
+            if _before(inside) and _brings_data(name, operands, arguments):
+                return None
+            before, chooses = None, name in CHOOSING and not _before(inside)
             if inside.node.path == LOOP and not self.functions:  # of the loop, only what the loss is made of
                 nth = self._nth[LOOP, inside.number, name, inside.training]
                 chooses = chooses and (name, nth) in self._records.known.loop_choices
@@ -255,10 +309,13 @@ class Tracer:
             chosen = path in self._records.known.choosing
             outputs = tuple(
                 [
-                    Operand(slot, self._number(tensor, level, chosen))
+                    (slot, self._taken(tensor, level, inside, False, chosen))
                     for slot, tensor in flatten(result, "output", self._is_tensor)
                 ]
             )
+            if _before(inside):
+                self._wait(begun, outputs)
+                return
             choice = None
             before = begun.seen or self._truncated(begun, result, level)
             if before is not None:
@@ -267,17 +324,25 @@ class Tracer:
         except Exception as error:
             _let_go(error)
             return
-        if not outputs:
-            return
-        key = path, inside.number, name, inside.training
+        if outputs:
+            self._add_function(begun, outputs, choice)
+
+    def _add_function(
+        self, begun: Begun, outputs: Sequence[tuple[str, SeenTensor]], choice: Choice | None = None
+    ) -> None:
+        inside, path = begun.inside, begun.inside.node.path
+        key = path, inside.number, begun.name, inside.training
         nth, self._nth[key] = self._nth[key], self._nth[key] + 1
+        for _, entry in (*begun.inputs, *outputs):
+            if entry.number < 0:
+                self._give_number(entry)
         traced = TracedCall(
             path,
             inside.number,
-            name,
+            begun.name,
             nth,
-            begun.inputs,
-            outputs,
+            tuple([Operand(slot, entry.number) for slot, entry in begun.inputs]),
+            tuple([Operand(slot, entry.number) for slot, entry in outputs]),
             begun.arguments,
             begun.parameters,
             "" if path == LOOP else type(inside.node.layer).__name__,
@@ -347,20 +412,33 @@ class Tracer:
 
     def clear(self) -> None:
         """Remove all entries."""
-        self._calls, self._numbered, self._unknown = [], [], {}
+        self._calls, self._numbered, self._unknown, self.waiting = [], [], {}, []
 
-    def _number(self, tensor: Any, level: str, chosen: bool = False) -> int:
-        """Return the number of a tensor, which is copied and numbered if it is new.
+    def _number(self, tensor: Any, level: str) -> int:
+        """Return the number of a tensor, which is copied and numbered if it is new."""
+        entry = self._tensors.lookup(tensor)
+        if entry.number < 0:
+            self._enter(entry, tensor, level)
+        return entry.number
+
+    def _taken(self, tensor: Any, level: str, inside: Call, given: bool = True, chosen: bool = False) -> SeenTensor:
+        """Return the entry of an operand of a function, copied, and numbered unless the call only waits.
 
         Args:
+            given: True for an input, which is copied even if the call only waits.
             chosen: True for what a function computes in a layer that has chosen: the weights of what it chose are
                 copied in full, if they are not large.
         """
         entry = self._tensors.lookup(tensor)
         if entry.number < 0:
-            whole = chosen and math.prod(self._framework.tensors.shape(tensor)) <= _MOST_WEIGHTS
-            self._enter(entry, tensor, level, whole)
-        return entry.number
+            size = math.prod(self._framework.tensors.shape(tensor))
+            if not _before(inside):
+                self._enter(entry, tensor, level, chosen and size <= _MOST_WEIGHTS)
+            elif given and size <= _MOST_ELEMENTS:
+                self._copy(entry, tensor, level)
+            else:
+                entry.skipped = TracedSite(self._framework.tensors.dtype(tensor), (), False)
+        return entry
 
     def _enter(self, entry: SeenTensor, tensor: Any, level: str, whole: bool = False) -> None:
         """Assign the next number to a tensor, and copy the tensor if it has no copy yet.
@@ -368,8 +446,11 @@ class Tracer:
         Args:
             whole: True to copy an input of any size in full at level full.
         """
-        copy = entry.sketched or entry.full or entry.traced
-        if copy is None:
+        self._copy(entry, tensor, level, whole)
+        self._give_number(entry)
+
+    def _copy(self, entry: SeenTensor, tensor: Any, level: str, whole: bool = False) -> None:
+        if entry.sketched is None and entry.full is None and entry.traced is None:
             if (
                 level in (FULL, WITHIN)
                 and not (whole or self._whole)
@@ -377,12 +458,30 @@ class Tracer:
             ):
                 level = SKETCH
             entry.traced = self._records.copier.copy_at_level(tensor, level)
-            if isinstance(entry.traced, SkippedTensor):  # not copied, but the trace shows where it went
-                self._unknown[len(self._numbered)] = TracedSite(self._framework.tensors.dtype(tensor), (), False)
-        elif isinstance(copy, SkippedTensor) and entry.best is None:
-            self._unknown[len(self._numbered)] = TracedSite(self._framework.tensors.dtype(tensor), (), False)
+        if entry.best is None:  # not copied, but the trace shows where it went
+            entry.skipped = TracedSite(self._framework.tensors.dtype(tensor), (), False)
+
+    def _give_number(self, entry: SeenTensor) -> None:
+        if entry.maker is not None:
+            self._add_makers(entry)
+            if entry.number >= 0:
+                return
         entry.number = len(self._numbered)
+        if entry.best is None and entry.skipped is not None:
+            self._unknown[entry.number] = entry.skipped
         self._numbered.append(entry)
+
+
+def _brings_data(name: str, operands: Sequence[tuple[str, SeenTensor]], arguments: Mapping[str, Any]) -> bool:
+    """Return True for a call of the loop that computes nothing: it makes a tensor, or keeps the values of one."""
+    if operands:
+        return name in KEEPING and all(entry.maker is None and entry.number < 0 for _, entry in operands)
+    return not any(type(each) in (int, float) for each in arguments.values())
+
+
+def _before(inside: Call) -> bool:
+    """Return True for calls of the loop before the model's first call of the step."""
+    return inside.number == _BEFORE and inside.node.path == LOOP
 
 
 def _calls_of(entries: Sequence[Any]) -> tuple[TracedCall, ...]:
@@ -469,11 +568,17 @@ class Functions:
             ):
                 self._hearing.listen(True)
 
-    def enter_loop(self) -> None:
-        """Listen to the loop after the outermost call: functions before backward may compute the loss."""
-        if self._hearing is None or not (self._tracer.functions or LOOP in self._tracer.choosing):
+    def enter_loop(self, before: bool = False) -> None:
+        """Listen to the loop after the outermost call: functions before backward may compute the loss.
+
+        Args:
+            before: True before the model's first call of the step: functions there may compute its inputs.
+        """
+        if self._hearing is None or not (self._tracer.functions or (LOOP in self._tracer.choosing and not before)):
             return
-        self._in_loop = Call(Node(LOOP, None), 0, True, False)
+        if before and not self._hearing.ends_for_compilers:
+            return
+        self._in_loop = Call(Node(LOOP, None), _BEFORE if before else _AFTER, True, False)
         if not self._tracer.full:
             self._hearing.listen_outside(True)
 
@@ -497,3 +602,46 @@ class Functions:
     def function_ended(self, begun: Begun, output: Any) -> None:
         """Handle the output of a traced function call."""
         self._tracer.function_ended(begun, output)
+
+
+class Prelude:
+    """Listener to the functions of a loop whose model is not known yet; the first step's trace takes what it needs."""
+
+    def __init__(self, framework: Framework, guard: Guard) -> None:
+        self.guard, self._transforming = guard, framework.hooks.transforming
+        self._tensors = SeenTensors(framework)
+        records = RecordBuffer(Copier(framework))
+        self._tracer = Tracer(records, framework, EVERYTHING, self._tensors, functions=True)
+        self._loop = Call(Node(LOOP, None), _BEFORE, True, False)
+        self._hearing: Hearing | None = framework.hooks.hear_functions(self)
+        if self._hearing.ends_for_compilers:
+            self._hearing.listen_outside(True)
+        register_fork_cleanup(self)
+
+    def function_begins(
+        self, name: str, parameters: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Begun | None:
+        """Handle the beginning of a function call; return the call, or None if it is not traced."""
+        if COPYING.now or self._transforming():
+            return None
+        return self._tracer.function_begins(name, parameters, self._loop, args, kwargs)
+
+    def function_ended(self, begun: Begun, output: Any) -> None:
+        """Handle the output of a function call."""
+        self._tracer.function_ended(begun, output)
+
+    def hand_over(self) -> tuple[SeenTensors, list[Ended]]:
+        """Stop listening, and return the tensors and the calls so far."""
+        self.remove()
+        return self._tensors, self._tracer.waiting
+
+    def remove(self) -> None:
+        """Stop listening."""
+        if self._hearing is not None:
+            self._hearing.listen_outside(False)
+            self._hearing.remove()
+            self._hearing = None
+
+    def leave_in_fork(self) -> None:
+        """Stop listening in a forked process."""
+        self.remove()

@@ -166,7 +166,7 @@ class Difference:
 #: Kinds of differences that belong to a layer.
 OF_LAYERS = ("layer_setting", "mode")
 #: Names that are printed as words.
-_WORDS = {"weight_decay": "weight decay"}
+_WORDS = {"weight_decay": "weight decay", "kept": "kept as"}
 _SAID = {
     "optimizer_setting": "the optimizers are set differently",
     "learning_rate": "the learning rates differ",

@@ -341,6 +341,8 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
         given = _changed_line(models, "@data:")
         if given is not None:
             return given
+        if first.stage == "input" and kind != "other_batch" and (any(about) or any(first.code)):
+            return _attributes(models.lines, about.zip(called).map(lambda side: side[0] or side[1]), first)
         if first.stage == "input":
             in_role = in_role.zip(models.lines).map(lambda side: side[0] or side[1].get("@batch"))
     if first.stage == "loss" and (about.candidate is not None or ".input." in first.slot):
@@ -773,7 +775,8 @@ def _where(first: FirstDiff) -> str:
     if last and first.reference is not None and is_below(last, first.reference):
         return f"{rank}{f'{call}, ' if call else ''}in {layer or 'the model'} after {last}"
     if first.inside is False and (last or call):
-        between = f"between {last} and {layer or 'the output'}" if last else f"before {layer or 'the output'}"
+        end = layer or ("the model" if first.stage == "input" else "the output")
+        between = f"between {last} and {end}" if last else f"before {end}"
         return f"{rank}{call.partition(' in `')[0]} {between}".replace("  ", " ") if call else f"{rank}{between}"
     place = _tensor_text(first, names)
     return f"{rank}{call}, {place}" if call and layer not in call else f"{rank}{place}"

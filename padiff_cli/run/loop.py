@@ -10,7 +10,9 @@ from typing import Any
 from padiff.errors import PadiffError, RunsDifferError
 from padiff.frameworks import framework_of
 from padiff.recorder import Recorder
-from padiff_cli.finding import SEVERAL, ModelFinder, _owned
+from padiff.recorder.tracer import Prelude
+from padiff.system.guard import Guard
+from padiff_cli.finding import SEVERAL, ModelFinder, _framework, _owned
 from padiff_cli.guard import guarded
 from padiff_cli.run.iterations import stepping_around
 from padiff_cli.run.recording import Recording
@@ -50,6 +52,8 @@ class LoopFinder(ModelFinder):
         #: The step at which a run goes on that was ended to have other optimizers.
         self._resumes: int | None = None
         self.learned = self.stepped = False
+        #: Listener to what the loop computes before the training is found.
+        self._prelude: Prelude | None = None
         #: Optimizers of trainings that are over.
         self._past: list[weakref.ref[Any]] = []
         #: Layers that own nothing of what the optimizers that are not recorded hold.
@@ -76,6 +80,7 @@ class LoopFinder(ModelFinder):
         """A host trains: see nothing until it has ended. A loop before it was a training of its own."""
         self._finish()
         self._paused = True
+        self._end_prelude()
         if self._records_itself in Recorder.leaving:
             Recorder.leaving.remove(self._records_itself)
 
@@ -96,6 +101,7 @@ class LoopFinder(ModelFinder):
         super()._add(optimizer, framework)
         self._strangers.clear()
         self._watch(True)
+        self._begin_prelude(framework)
 
     def _others_alive(self) -> list[Any]:
         """Return the optimizers that are not recorded."""
@@ -191,7 +197,9 @@ class LoopFinder(ModelFinder):
         training.step = (training.step if self._resumes is None else self._resumes) + self._missed
         framework = framework_of(self.model)
         try:
-            training.start(self.model, self.optimizers, resumed=options.get("existing") == "resume")
+            training.start(
+                self.model, self.optimizers, resumed=options.get("existing") == "resume", prelude=self._prelude
+            )
         except RunsDifferError:
             raise
         except PadiffError as error:
@@ -203,6 +211,17 @@ class LoopFinder(ModelFinder):
             self._say_of(framework)
         self._watch_if_needed()
         training.begin_batch()
+        self._end_prelude()
+
+    def _begin_prelude(self, framework: str) -> None:
+        idle = self._prelude is None and self._training is None and not self._paused
+        if idle and self._recording.options.get("functions", True):
+            self._prelude = Prelude(_framework(framework), Guard())
+
+    def _end_prelude(self) -> None:
+        if self._prelude is not None:
+            self._prelude.remove()
+            self._prelude = None
 
     def _say_of(self, framework: Any) -> None:
         rules = [*dict.fromkeys(type(each).__name__ for each in self.optimizers)]
@@ -252,6 +271,7 @@ class LoopFinder(ModelFinder):
                 training.abort()
 
     def _end(self) -> None:
+        self._end_prelude()
         if not self.recorded:
             self._recording.overwrite()
         self._close(finished=not self._failed)

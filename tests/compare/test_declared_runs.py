@@ -132,7 +132,7 @@ def test_shared_parameters_are_reported_from_those_that_are_twice():
 
     make = optimizer_of("torch", "SGD", {"lr": 0.01})
     runs = [trained("torch", make, net=Tied(tied)) for tied in (True, False)]
-    for some, said in ((runs, ("shared", "apart")), (runs[::-1], ("apart", "shared"))):
+    for some, said in ((runs, ("one tensor", "two tensors")), (runs[::-1], ("two tensors", "one tensor"))):
         report = padiff.compare_runs(*some)
         (found,) = report.settings_differ
         assert (found.kind, tuple(found.values)) == ("tied", said)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 
 import numpy as np
 import paddle
@@ -140,3 +142,26 @@ def test_paddle(what, full):
         np.testing.assert_array_equal(one, other)
     # Without a full graph paddle calls what is inside with values, where it is no layer's.
     assert len(slots) == (3 if what == "outside" or (what == "loss" and not full) else 0)
+
+
+def test_a_loss_that_is_a_compiled_module_compiles_as_without_padiff(tmp_path):
+    """A compiler sees global hooks on modules, and with ``fullgraph=True`` it refuses them."""
+    script = tmp_path / "train.py"
+    script.write_text("""
+import sys, torch, padiff
+class Loss(torch.nn.Module):
+    def forward(self, a, b):
+        return ((a - b) ** 2).mean()
+model = torch.nn.Linear(4, 3)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+loss = torch.compile(Loss(), backend="eager", fullgraph=True)
+with padiff.record(model, optimizer=optimizer) as rec:
+    for _ in range(2):
+        loss(model(torch.ones(2, 4)), torch.zeros(2, 3)).backward()
+        optimizer.step()
+        rec.try_dump()
+print(rec.run.numbers())
+""")
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout.strip()) == (0, "[0, 1]"), ran.stderr
+    assert "global hooks" not in ran.stderr

@@ -409,6 +409,69 @@ def test_what_the_loop_computes_its_loss_by_is_traced_and_what_optimizers_do_is_
     np.testing.assert_allclose(mean, logged, rtol=1e-6)
 
 
+def test_what_the_loop_computes_before_its_call_is_traced_if_a_call_needs_it(kit):
+    model = net_of(kit)
+    optimizer = kit.sgd(model.parameters(), 0.1)
+    before = heard(kit)
+    with padiff.record(model, optimizer=optimizer) as rec:
+        for _ in range(2):
+            x = (kit.tensor(X) - 0.5) / 0.25
+            wanted = kit.tensor(X[:, :3]) * 3
+            (kit.tensor(X) + 1).sum()  # nothing comes of it
+            ((model(x) - wanted) ** 2).mean().backward()
+            optimizer.step()
+            kit.zero(optimizer)
+            rec.try_dump()
+    assert in_loop(rec.run) == ["sub", "div", "mul", "sub", "pow", "mean", "backward"]
+    assert in_loop(rec.run, 1) == []
+    found = trace(rec.run)
+    ended = {call.function: call for call in found.calls if call.layer == LOOP and call.call}
+    assert value(rec.run, 0, "first", "input.input") == pytest.approx((X - 0.5) / 0.25, rel=1e-6)
+    multiplied = found.tensors[ended["mul"].outputs[0].tensor].source.read()
+    assert multiplied == pytest.approx(X[:, :3] * 3, rel=1e-6) and ended["mul"].arguments["other"] == 3
+    assert heard(kit) == before
+
+
+def test_calls_that_wait_for_the_model_are_bounded(kit, monkeypatch):
+    monkeypatch.setattr("padiff.recorder.tracer._MOST_WAITING", 10)
+    model = net_of(kit)
+    optimizer = kit.sgd(model.parameters(), 0.1)
+    with padiff.record(model, optimizer=optimizer) as rec:
+        x = kit.tensor(X)
+        for _ in range(25):
+            x = x + 1
+        model(x).sum().backward()
+        optimizer.step()
+        rec.try_dump()
+    added = [call for call in trace(rec.run).calls if call.layer == LOOP and call.function == "add"]
+    assert 0 < len(added) <= 10 and [call.nth for call in added] == [*range(len(added))]
+    start = trace(rec.run).tensors[added[0].inputs[0].tensor].source.read()
+    assert start == pytest.approx(X + 25 - len(added), rel=1e-5)
+
+
+def test_workers_that_load_the_data_hear_nothing():
+    import torch
+
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, k):
+            listening = len(torch.overrides._get_current_function_mode_stack())
+            return torch.full((4,), float(k)) + 1, listening
+
+    model = net_of(TORCH)
+    optimizer = TORCH.sgd(model.parameters(), 0.1)
+    loaded = []
+    with padiff.record(model, optimizer=optimizer) as rec:
+        for x, listening in torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=1):
+            loaded.append((x[:, 0].tolist(), listening.tolist()))
+            model(x).sum().backward()
+            optimizer.step()
+            rec.try_dump()
+    assert loaded == [([1, 2, 3, 4], [0] * 4), ([5, 6, 7, 8], [0] * 4)]
+
+
 def test_each_micro_batch_has_its_loss(kit):
     model = net_of(kit)
     optimizer = kit.sgd(model.parameters(), 0.1)

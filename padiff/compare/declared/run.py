@@ -419,7 +419,7 @@ def tied_differences(alignment: Alignment, infos: Both[RunInfo]) -> Iterator[Dif
             if frozenset(sites.reference) in reported:
                 continue
             reported.add(frozenset(sites.reference))
-            yield Difference("shared", Both("shared", "apart").swapped(swap), "grad", "tied", parameters=sites)
+            yield Difference("kept", Both("one tensor", "two tensors").swapped(swap), "grad", "tied", parameters=sites)
 
 
 def _answer(site: str, partners: Mapping[str, Any]) -> str | None:

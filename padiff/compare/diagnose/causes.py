@@ -36,6 +36,8 @@ from padiff.system.terminal import first_few
 
 #: Relative spread below which a ratio of two tensors counts as one constant.
 CONSTANT = 1e-3
+# Fewest numbers of a constant whose differences follow a rule not by chance.
+_FEWEST = 4
 
 
 def values_of(pair: Pair) -> Both[np.ndarray]:
@@ -305,7 +307,69 @@ def cause_in_place(place: Place) -> Cause | None:
     if place.between and place.diff.problem is None and _is_dropout(place):
         text = "dropout: each run draws its own random mask; train with rate 0 (or record in eval mode) to compare"
         return Cause("dropout", text)
-    return cause_of_calls(place.calls) if place.calls is not None else None
+    if place.calls is None:
+        return None
+    if place.diff.pair.stage == "input" and place.calls.slots is not None and place.calls.same is not None:
+        return _other_operand(place, place.calls.same)
+    cause = cause_of_calls(place.calls)
+    return _with_numbers(cause, place) if cause is not None and cause.kind == "call_input" else cause
+
+
+def _with_numbers(cause: Cause, place: Place) -> Cause:
+    """Return the cause that an input of a call differs, with how its numbers differ if that is simple."""
+    calls = place.calls
+    if calls is None or calls.same is None or calls.slots is None or place.graphs is None:
+        return cause
+    sides = []
+    for call, slot, graph in zip(calls.same, calls.slots, place.graphs):
+        tensor = next((operand.tensor for operand in call.inputs if operand.slot == slot), None)
+        source = None if tensor is None else graph.trace.tensors[tensor].source
+        if source is None or source.sketched:
+            return cause
+        sides.append(source.read())
+    text = _numbers_text(*sides)
+    return replace(cause, sentence=f"{cause.sentence.rpartition(': ')[0]}: {text}") if text else cause
+
+
+def _numbers_text(reference: np.ndarray, candidate: np.ndarray) -> str:
+    """Return how the numbers of a constant differ, in words; empty if that is not simple."""
+    if reference.shape != candidate.shape or reference.size < _FEWEST or reference.dtype.kind not in "fiu":
+        return ""
+    first, second = reference.astype(np.float64).ravel(), candidate.astype(np.float64).ravel()
+    with np.errstate(all="ignore"):
+        bases = [_base(side) for side in (first, second)]
+        if None not in bases:
+            return f"powers of {bases[1]:.6g} for powers of the reference's {bases[0]:.6g} (frequencies by their base)"
+        ratio, offset = second / first, second - first
+    if np.allclose(ratio, ratio[0], 1e-5):
+        return f"numbers that are {ratio[0]:.6g} times the reference's"
+    if np.allclose(offset, offset[0], 1e-5, 1e-6 * float(np.abs(first).max())):
+        return f"numbers that are larger by {offset[0]:.6g}"
+    if np.array_equal(np.sort(first), np.sort(second)):
+        return "the same numbers in another order"
+    return ""
+
+
+def _base(values: np.ndarray) -> float | None:
+    """Return the base of ``n`` numbers ``base ** (-k / n)``, as of rotary or sinusoidal positions; else `None`."""
+    if values[0] != 1 or not (values > 0).all():
+        return None
+    slopes = -np.log(values)[1:] / np.arange(1, len(values))
+    return float(np.exp(slopes[-1] * len(values))) if np.allclose(slopes, slopes[-1], 1e-4) and slopes[-1] else None
+
+
+def _other_operand(place: Place, calls: Both[TracedCall]) -> Cause:
+    """Return the likely cause of an input of the model that the loop computes from other numbers."""
+    goes_in = f"what goes into {called(calls.reference)} in the loop differs"
+    assert place.graphs is not None and place.ends is not None
+    graph, size = place.graphs.reference, place.graphs.reference.size(place.ends.reference)
+    computed = place.computed.reference
+    made = [call for call in graph.trace.calls if {operand.tensor for operand in call.outputs} & computed]
+    leaves = {operand.tensor for call in made for operand in call.inputs} - computed
+    if sum(graph.size(leaf) >= size for leaf in leaves) > 1:
+        text = f"other samples, or other random numbers: {goes_in}"
+        return Cause("other_numbers", text, lines=calls.map(lambda call: call.line))
+    return Cause("other_batch", f"other batches: other samples, as {goes_in}")
 
 
 def where_in_code(place: Place, excluded: tuple[str, ...] = ()) -> Cause | None:

@@ -462,6 +462,8 @@ def with_proof(first: FirstDiff, step: Sequence[Diff], evidence: Evidence) -> Fi
 
 # Kinds of causes that say how a loss differs, and not why.
 _OF_LOSS = frozenset({"labels", "loss_scale"})
+# Kinds of computed causes that say no more than that an input of the loss differs.
+_OF_LOSS_INPUT = frozenset({"labels", "loss_input"})
 
 
 def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evidence, compute: bool) -> Cause | None:
@@ -480,9 +482,15 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
         or next(missing_gradient.missing_causes(scene), None)
     )
     if cause is not None:
-        computed_loss = explain(scene).cause if compute and diff.pair.stage == "loss" and not cause.proven else None
-        if computed_loss is not None and computed_loss.proven:
-            return computed_loss
+        # A call by which the loop computes its labels says more than that they differ.
+        if compute and diff.pair.stage == "loss" and (not cause.proven or cause.kind == "labels"):
+            computed_loss = explain(scene).cause
+            if computed_loss is not None and computed_loss.kind not in _OF_LOSS_INPUT:
+                if computed_loss.proven:
+                    return computed_loss
+                if cause.kind == "labels" and computed_loss.remaining is not None:
+                    text = f"{cause.sentence}: {computed_loss.sentence}"
+                    return replace(computed_loss, sentence=text, kind=cause.kind)
         if diff.pair.stage == "loss" and cause.kind in _OF_LOSS:
             chosen = choice_cause(diff, step, evidence)
             if chosen is not None:  # the loop takes other samples, or other labels
@@ -543,8 +551,7 @@ def _other_model(place: Place) -> Cause | None:
     """Return the cause of an input that a model computes which the runs do not hold; `None` for other diffs."""
     if not place.diff.pair.derived or place.graphs is None or place.ends is None:
         return None
-    made = (graph.producers.get(end) for graph, end in zip(place.graphs, place.ends))
-    if any(call is not None for call in made):
+    if any(graph.producers.get(end) is not None for graph, end in zip(place.graphs, place.ends)):
         return None
     text = (
         "the loop computes this input with another model, which these runs do not hold: the difference follows from "

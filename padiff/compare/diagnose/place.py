@@ -122,7 +122,7 @@ def place_of_diff(
     reference, candidate = pair.sides
     if steps is None or reference is None or candidate is None or reference.layer == LOOP:
         return Place(diff)
-    if pair.stage != "forward" and not pair.derived:
+    if pair.stage not in ("forward", "input"):
         return Place(diff)
     if is_functional(reference.slot) or not all(step.trace.calls for step in steps):
         return Place(diff)
@@ -130,7 +130,10 @@ def place_of_diff(
     relations = Relations(diff, graphs, policy)
     last = _last_agreeing(diff, step)
     calls = graphs.zip(pair.sides).map(lambda side: side[0].of_record(side[1]) if side[1] is not None else None)
-    inside, differing = (False, _fed(calls, pair)) if pair.derived else _inputs(calls, relations, graphs)
+    of_loop = pair.stage == "input"
+    inside, differing = (False, _fed(calls, pair)) if of_loop else _inputs(calls, relations, graphs)
+    if of_loop and not pair.derived and not _is_made(differing, graphs):
+        return Place(diff)
     lone = _lone(calls, graphs) if differing is None else NO_SLOTS
     inside = None if any(lone) else inside
     lone = NO_SLOTS if all(lone) else lone  # each side takes in parts, or in another form, what the other takes
@@ -138,7 +141,7 @@ def place_of_diff(
     if differing is not None:
         starts = differing.map(lambda operand: operand.tensor)
         slots = differing.map(lambda operand: operand.slot)
-    if differing is not None and not pair.derived:
+    if differing is not None and not of_loop:
         diff = relations.diff(differing.reference.tensor, differing.candidate.tensor, slots)
     if starts.reference is None or starts.candidate is None:
         return Place(diff, inside, lone, last, graphs=graphs)
@@ -180,6 +183,13 @@ def _fed(calls: Both[TracedCall | None], pair: Pair) -> Both[Operand] | None:
     ]
     first, second = (*operands, None, None)[:2]
     return None if first is None or second is None else Both(first, second)
+
+
+def _is_made(inputs: Both[Operand] | None, graphs: Both[Graph]) -> bool:
+    """Return True if the loop computed two inputs by calls that are traced."""
+    return inputs is not None and all(
+        graph.producers.get(operand.tensor) is not None for graph, operand in zip(graphs, inputs)
+    )
 
 
 def _last_agreeing(diff: Diff, step: Sequence[Diff]) -> str:

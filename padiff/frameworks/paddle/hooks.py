@@ -132,6 +132,7 @@ class FunctionTracing:
         self.listener, self.guard = listener, listener.guard
         #: `on`: calls go to the listener. `inside`: a function is running; calls that it makes are not intercepted.
         self.on = self.inside = False
+        self.ends_for_compilers = True
         self.thread = threading.get_ident()
         self._listening: list[Interception] = []
         try:

@@ -119,6 +119,10 @@ class FunctionTracing:
         if self._compiling is not None and self._mode is not None:
             self._compiling.callback_handler.register_start_callback(self._stop)
 
+    @property
+    def ends_for_compilers(self) -> bool:
+        return self._compiling is not None and not _uses_compiler()
+
     def listen(self, on: bool) -> None:
         if self._over or self._mode is None or threading.get_ident() != self._thread:
             return
@@ -142,17 +146,21 @@ class FunctionTracing:
             overrides._push_mode(above.pop())
 
     def listen_outside(self, on: bool) -> None:
+        if on and _uses_compiler():
+            return  # a compiler would see the hooks on modules
         self.listen(on)
         if on and self._on and self._foreign is None:
             self._foreign = _ForeignCalls(self)
-        elif not on and self._foreign is not None:
+        elif not on:
+            self._leave_modules()
+
+    def _leave_modules(self) -> None:
+        if self._foreign is not None:
             self._foreign.remove()
             self._foreign = None
 
     def remove(self) -> None:
-        if self._foreign is not None:
-            self._foreign.remove()
-            self._foreign = None
+        self._leave_modules()
         mode = self._mode
         if mode is not None and threading.get_ident() == self._thread:
             mode.muted = True
@@ -164,9 +172,11 @@ class FunctionTracing:
 
     def _stop(self, *_: Any) -> None:
         """End the interception because a compilation begins: the mode would change the compiled code."""
-        self.guard.run(self._end)
+        self.guard.run(self.end)
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End the interception for good."""
+        self._leave_modules()
         is_active = self._on or self._left
         if is_active and self._mode is not None and threading.get_ident() == self._thread:
             self._mode.muted = True
@@ -195,7 +205,8 @@ class _ForeignCalls:
     def __init__(self, hearing: FunctionTracing) -> None:
         self._hearing, self._inside, self._thread = hearing, 0, threading.get_ident()
         run = hearing.guard.run
-        self._handles = (
+        self._handles: tuple[Handle, ...] = (
+            *_on_compile(hearing.guard, hearing.end),
             HookEntry(
                 module_hooks._global_forward_pre_hooks, lambda module, _: run(self._begins, module), first=_FIRST
             ),
@@ -225,6 +236,28 @@ class _ForeignCalls:
             self._inside -= 1
             if not self._inside:
                 self._hearing.listen(True)
+
+
+class _Compiles(Listener):
+    """A listener that ends an interception when ``torch.compile`` is called."""
+
+    def __init__(self, guard: Guard, end: Callable[[], None]) -> None:
+        self.guard, self._end = guard, end
+
+    def enter(self, call: InterceptedCall) -> bool:
+        self._end()
+        return False
+
+
+def _on_compile(guard: Guard, end: Callable[[], None]) -> Sequence[Handle]:
+    # Not imported here: the import takes seconds.
+    context = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizeContext", None)
+    return () if context is None else (Interception(context, "__init__", _Compiles(guard, end), "compile"),)
+
+
+def _uses_compiler() -> bool:
+    """Return True if ``torch.compile`` was called in this process, whether anything is compiled yet or not."""
+    return bool(getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", None))
 
 
 def _has_compiled() -> bool:

@@ -226,6 +226,14 @@ def solved(sheet: FormulaView, number: Number, target: Target, noise: float) -> 
     if adds and value == 0.0:
         text = f"{term} is not added ({sheet.where(number.at)})"
         return Edit("term_missing", "a term", text, number.make(value), number.rank, 1, number.at)
+    if (
+        value == 1.0
+        and number.kind == "scale"
+        and number.at >= 0
+        and sheet.nodes[number.at].operation in ("mul", "div")
+    ):
+        text = f"{sheet.where(number.at)} is left out: nothing is scaled by {written} there"
+        return Edit("scale_missing", "a scale", text, number.make(value), number.rank, 1, number.at)
     more = {0.0: " (it is left out)", 2.0: " (it counts twice)", -1.0: " (its sign is flipped)"}
     effect = more.get(value, "") if number.value == 1.0 and number.kind == "scale" else ""
     text = f"{number.text} is {value:.6g} for the reference's {written}{effect}"
@@ -348,7 +356,8 @@ def divergences(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
             text = "; ".join(dict.fromkeys(texts))
             activation = len(texts) == 1 and sheet.nodes[cuts[0][0]].operation == "act" and not sum(steps)
             kind = "activation" if activation else "code"
-            yield Edit(kind, "other code", text, changes, 4 + sum(steps), at=cuts[0][0], other=cuts[0][1])
+            at = min(groups[0][0])
+            yield Edit(kind, "other code", text, changes, 4 + sum(steps), at=at, other=cuts[0][1])
 
 
 def _by_calls(sheet: FormulaView, candidate: FormulaView) -> Edit | None:
@@ -614,6 +623,15 @@ def _text(sheet: FormulaView, candidate: FormulaView, own: Sequence[int], others
         short = _shared_text(sheet, candidate, own, others)
         if short:
             return short
+    names = [
+        [view.nodes[k] for k in nodes if view.nodes[k].operation] for view, nodes in ((sheet, own), (candidate, others))
+    ]
+    if (
+        len(calls[0]) > len(calls[1]) == 1
+        and names[0][-1].operation == names[1][0].operation
+        and names[0][-1].how == names[1][0].how
+    ):
+        return f"the candidate leaves out {_calls_text([*calls[0]][:-1])}, before {[*calls[0]][-1]}"
     texts = [_calls_text(list(side)) for side in calls]
     return f"the candidate calls {texts[1]}, where the reference calls {texts[0]}"
 

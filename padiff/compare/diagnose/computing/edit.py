@@ -447,7 +447,7 @@ def _further(sheet: FormulaView, k: int) -> Iterator[Edit]:
         rotated = any(
             sheet.nodes[n].operation in _ROTATING for b in between for n in sheet.formula.above(b, _STEPS + 3)
         ) or _has_rotating_input(sheet, between)
-        norm = any(sheet.nodes[n].operation in ("sqrt", "rsqrt") for n in above)
+        norm = any(sheet.nodes[n].operation in ("sqrt", "rsqrt") for n in between)
         if rotated:
             text = f"the rotary embedding of {sheet.named(source)} is missing (up to {sheet.where(k)})"
             yield Edit("rotary_missing", "a rotary embedding", text, {k: instead(source)}, 2, at=k)

@@ -427,6 +427,8 @@ class Sloped(Formula):
         self.nodes, self.values = [*formula.nodes], [*formula.values]
         self.loss, self.leaves, self.value = formula.end, leaves, value
         self._scales, self.few = scales, few
+        #: What is added to the slopes: the gradients that come through code which the formula does not know.
+        self._unknown = np.zeros(0)
         self._detached = [k for k, node in enumerate(self.nodes) if node.operation == "detach"]
         size = sum(value.size for value in self.values)
         self._keeps = 2 * size * max((len(leaf.directions) for leaf in leaves), default=0) <= _KEPT
@@ -437,6 +439,18 @@ class Sloped(Formula):
         self.end = len(self.nodes) - 1
         row = self.row({}, few)
         self.values[self.end] = np.zeros(0) if row is None else row
+
+    def complete(self, recorded: np.ndarray, count: int) -> None:
+        """Add to all slopes what the recorded ones have beside them: gradients through code that is not in the formula.
+
+        Args:
+            recorded: the loss, if it was recorded, and the slopes.
+            count: the number of slopes.
+        """
+        row = self.row({}, count)
+        if row is not None:
+            self._unknown = (recorded - row)[-count:]
+            self.values[self.end] = recorded[: len(recorded) - count + self.few]
 
     def with_leaves(self, leaves: Sequence[Leaf]) -> Sloped:
         """Return the formula with slopes along other leaves, in the units of the loss."""
@@ -467,7 +481,8 @@ class Sloped(Formula):
                 if end is None or end.size != 1:
                     return None
                 ends.append(float(end.reshape(())))
-            numbers.append((ends[0] - ends[1]) / 2 / self._scales[1])
+            unknown = float(self._unknown[k]) if self._unknown.size else 0.0
+            numbers.append((ends[0] - ends[1]) / 2 / self._scales[1] + unknown)
         return np.array(numbers)
 
     def columns(self, terms: Sequence[Term], count: int) -> np.ndarray | None:

@@ -43,7 +43,7 @@ Group = Callable[[DiffContext], Iterable["Hypothesis | Cause"]]
 
 #: The groups that apply to a first diff, by its stage.
 GROUPS: Mapping[str, tuple[Group, ...]] = {
-    "input": (batch_content.hypotheses,),
+    "input": (code_edits.hypotheses, batch_content.hypotheses),
     "weight": (
         unowned_weights.start_hypotheses,
         averages.hypotheses,

@@ -48,6 +48,8 @@ _FEW, MANY = 3, 32
 FAR = 1e-4
 # Largest relative difference of a recomputed loss's slopes from the recorded gradients; else the loss is not used.
 _AGREES = 1e-4
+# The same for the loss alone, which may be the sum of terms that cancel.
+_AGREES_ALONE = 1e-3
 # Relative rounding error of a loss and its slopes that is allowed for in any case. Chosen.
 _ROUNDING = 1e-5
 #: Most elements to compute with: each edit computes with all of them some dozen times.
@@ -549,7 +551,13 @@ def _side(
         return None
     off = root(row - recorded)
     sheet.formula = formula
-    return None if off > _AGREES * root(recorded) else _Side(sheet, formula, tuple(leaf.node for leaf in leaves), off)
+    if off > _AGREES * root(recorded):
+        # A model that is not recorded may give an input of the loss: its gradients are no slopes of the formula.
+        off = abs(row[0] - recorded[0])
+        if value is None or off > _AGREES_ALONE * abs(recorded[0]) or not _outside(sheet, sheet.graph):
+            return None
+        formula.complete(recorded, MANY)
+    return _Side(sheet, formula, tuple(leaf.node for leaf in leaves), off)
 
 
 # -- sums of terms -------------------------------------------------------------------------------------------------

@@ -310,7 +310,10 @@ def _hypothesis(
         free=change.free,
         tried=change.tried,
         changes=changes,
-        fix=parameter_history.optimizer(
+        # No argument makes an optimizer follow another rule for some of its parameters.
+        fix=""
+        if change.rules and rest
+        else parameter_history.optimizer(
             scene.frameworks.candidate,
             fitted,
             {**change.settings},
@@ -467,6 +470,9 @@ def _rest(
     unaffected = []
     for parameter in parameters:
         if not parameter.holds or any(parameter is altered for altered in wrong):
+            continue
+        if change.rules and parameter.fit.rule.name != wrong[0].fit.rule.name:
+            unaffected.append(parameter.track)  # the reference's rule is another one there
             continue
         history, noise = joined([parameter.track], "candidate")
         history = replace(history, rates=_column(tracks.rates.candidate, parameter.group))
