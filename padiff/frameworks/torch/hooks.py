@@ -172,9 +172,9 @@ class FunctionTracing:
 
     def _stop(self, *_: Any) -> None:
         """End the interception because a compilation begins: the mode would change the compiled code."""
-        self.guard.run(self.end)
+        self.guard.run(self.stop)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """End the interception for good."""
         self._leave_modules()
         is_active = self._on or self._left
@@ -206,7 +206,7 @@ class _ForeignCalls:
         self._hearing, self._inside, self._thread = hearing, 0, threading.get_ident()
         run = hearing.guard.run
         self._handles: tuple[Handle, ...] = (
-            *_on_compile(hearing.guard, hearing.end),
+            *_on_compile(hearing.guard, hearing.stop),
             HookEntry(
                 module_hooks._global_forward_pre_hooks, lambda module, _: run(self._begins, module), first=_FIRST
             ),
@@ -238,21 +238,10 @@ class _ForeignCalls:
                 self._hearing.listen(True)
 
 
-class _Compiles(Listener):
-    """A listener that ends an interception when ``torch.compile`` is called."""
-
-    def __init__(self, guard: Guard, end: Callable[[], None]) -> None:
-        self.guard, self._end = guard, end
-
-    def enter(self, call: InterceptedCall) -> bool:
-        self._end()
-        return False
-
-
 def _on_compile(guard: Guard, end: Callable[[], None]) -> Sequence[Handle]:
     # Not imported here: the import takes seconds.
     context = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizeContext", None)
-    return () if context is None else (Interception(context, "__init__", _Compiles(guard, end), "compile"),)
+    return () if context is None else (Interception(context, "__init__", _BeforeCall(end, guard), "compile"),)
 
 
 def _uses_compiler() -> bool:
@@ -367,22 +356,22 @@ def on_outputs(layer: Any, replaced: Replaced) -> Handle:
     return HookEntry(layer._forward_hooks, lambda _, args, output: replaced(args, output), listed=False)
 
 
-class _BeforeCapture(Listener):
-    """Listener of the method that begins a capture."""
+class _BeforeCall(Listener):
+    """Listener that calls a function before each call of a method."""
 
-    def __init__(self, capture: Callable[[], None], guard: Guard) -> None:
-        self._capture, self.guard = capture, guard
+    def __init__(self, before: Callable[[], None], guard: Guard) -> None:
+        self._before, self.guard = before, guard
 
     def instead(self, call: InterceptedCall, name: str) -> None:
-        """Note that a capture begins; the call itself is left alone."""
-        self._capture()
+        """Note that a call begins; the call itself is left alone."""
+        self._before()
 
 
 def before_capture(capture: Callable[[], None], guard: Guard = RAISING) -> Handle | None:
     name = "capture_begin"
     if name not in vars(torch.cuda.CUDAGraph):
         return None
-    return Interception(torch.cuda.CUDAGraph, name, _BeforeCapture(capture, guard), name)
+    return Interception(torch.cuda.CUDAGraph, name, _BeforeCall(capture, guard), name)
 
 
 def on_functions(called: OnCall, third_party: Sequence[str], guard: Guard = RAISING) -> Handle:
