@@ -246,7 +246,8 @@ def _on_compile(guard: Guard, end: Callable[[], None]) -> Sequence[Handle]:
 
 def _uses_compiler() -> bool:
     """Return True if ``torch.compile`` was called in this process, whether anything is compiled yet or not."""
-    return bool(getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", None))
+    backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
+    return any(map(callable, backends.values()))  # None stands for `torch.compiler.disable`
 
 
 def _has_compiled() -> bool:
