@@ -169,6 +169,24 @@ class Scales:
         self.outputs = np.sqrt(block.sites.sums_of_layers("backward", squares))
 
 
+# Fewest elements, ratio of the norms and cosine from which one tensor is a multiple of another not by chance. Chosen.
+_MANY, _SCALED, _PARALLEL = 16, 1.5, 0.99
+
+
+@np.errstate(all="ignore")
+def only_scaled(rows: np.ndarray) -> np.ndarray:
+    """Return a mask of tensors that are a multiple of the other side's: rounding noise has another direction.
+
+    Args:
+        rows: the figures, with the fields `reference_l2`, `candidate_l2`, `l2` and `size`.
+    """
+    first, second = rows["reference_l2"], rows["candidate_l2"]
+    product = (np.square(first) + np.square(second) - np.square(rows["l2"])) / 2
+    norms = np.minimum(first, second), np.maximum(first, second)
+    is_scaled = (norms[0] > 0) & (norms[1] > _SCALED * norms[0])
+    return np.asarray(is_scaled & (rows["size"] >= _MANY) & (product > _PARALLEL * first * second))
+
+
 @np.errstate(all="ignore")
 def rounding_gradients(block: StepBatch) -> np.ndarray:
     """Return a mask of gradients that are only rounding noise: tiny beside their inputs, and different on either side.
@@ -190,6 +208,7 @@ def rounding_gradients(block: StepBatch) -> np.ndarray:
     small = of_grads(block.known) & (norms <= most) & (size > 0) & (of_grads(rows["nonfinite"]) == 0)
     if small.any():
         differ = of_grads(rows["l2"]) > np.where(sums, DIFFERENT, CLEARLY) * norms
+        differ &= ~of_grads(only_scaled(rows))
         result[:, block.sites.places["grad"]] = small & differ
     return result
 

@@ -10,7 +10,7 @@ from padiff.compare.judge import limits
 from padiff.compare.judge.block_facts import BlockFacts, deviations_of, outputs_of, without_last_places, without_noise
 from padiff.compare.judge.drift import Drift, Start
 from padiff.compare.judge.limits import Limit, value_of
-from padiff.compare.judge.site_facts import SiteFacts
+from padiff.compare.judge.site_facts import SiteFacts, only_scaled
 from padiff.compare.measure.pairs import few
 from padiff.model import equivalents
 from padiff.records import LOOP, ROOT, STAGES, Diff, Figure, Rule, is_below
@@ -163,6 +163,7 @@ class StepContext:
         places, rows = self._places["grad"], self.diffs.rows
         reference = rows["reference_l2"][places]
         scale = self.grad_scales[places] * np.sqrt(rows["size"][places])
+        scale = np.where(only_scaled(rows[places]), 0.0, scale)
         # A few wrong elements of an activation gradient reach every gradient that is computed from it.
         limit = self.relative("grad", stepped)
         if self._kinks:
