@@ -214,8 +214,7 @@ class LoopFinder(ModelFinder):
         self._end_prelude()
 
     def _begin_prelude(self, framework: str) -> None:
-        idle = self._prelude is None and self._training is None and not self._paused
-        if idle and self._recording.options.get("functions", True):
+        if self._prelude is None and self._training is None and not self._paused:
             self._prelude = Prelude(_framework(framework), Guard())
 
     def _end_prelude(self) -> None:

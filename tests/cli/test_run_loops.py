@@ -722,3 +722,31 @@ def test_an_error_of_the_watch_is_said_once(framework, module, name):
     assert (recorded.returncode, recorded.stdout) == (0, unchanged.stdout), recorded.stderr
     assert recorded.stderr.count("padiff failed: ZeroDivisionError: planted") == 1, recorded.stderr
     assert "Traceback" not in recorded.stderr
+
+
+PREPARED = """
+net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+teacher = nn.Linear(4, 2)
+optimizer = sgd(net.parameters())
+mean, scale = randn(4), 0.25
+for step in range(3):
+    optimizer.zero_grad()
+    x = (randn(5, 4) - mean) / scale
+    wanted = teacher(x).detach() * 3 + 1
+    unused = randn(5) + 1
+    loss = ((net(x) - wanted) ** 2).mean()
+    loss.backward()
+    optimizer.step()
+    show(loss)
+"""
+
+
+@pytest.mark.parametrize("framework", ["torch", "paddle"])
+def test_what_the_loop_prepares_for_its_first_step_is_traced(framework):
+    Path("train.py").write_text(HEAD[framework] + PREPARED)
+    unchanged, recorded = call("train.py"), run("--dir", "auto", "train.py")
+    assert (recorded.returncode, recorded.stdout) == (0, unchanged.stdout), recorded.stderr
+    traced = padiff.open_run("auto").steps(0)[0].trace
+    calls = [call.function for call in traced.calls if call.layer == "(loop)"]
+    assert calls[:2] == ["sub", "div"] and calls[-2:] == ["mean", "backward"], calls
+    assert calls.count("mul") == 1 and calls.count("add") == 1, calls  # of what is wanted, and of nothing else
