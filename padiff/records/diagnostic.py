@@ -336,12 +336,13 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
     in_role = models.lines.map(lambda lines: next((lines[each] for each in role if each in lines), None))
     frames = models.stacks.zip(models.lines).map(lambda side: [*chain(*side[0].values()), *side[1].values()])
     called = first.code.zip(first.stacks.zip(frames)).map(lambda side: side[0] or _innermost(side[1]))
-    # A call between two models is shown where it is made, not where the batch comes from.
-    if (first.stage == "input" and not any(about)) or kind == "labels":
-        given = _changed_line(models, "@data:")
+    if first.stage == "input" or kind == "labels":
+        # A call between two models is shown where it is made, not where the batch comes from.
+        between = first.diff is not None and first.diff.pair.derived and any(about)
+        given = None if between else _changed_line(models, "@data:")
         if given is not None:
             return given
-        if first.stage == "input" and kind != "other_batch" and (any(about) or any(first.code)):
+        if first.stage == "input" and any(about):
             return _attributes(models.lines, about.zip(called).map(lambda side: side[0] or side[1]), first)
         if first.stage == "input":
             in_role = in_role.zip(models.lines).map(lambda side: side[0] or side[1].get("@batch"))

@@ -417,6 +417,9 @@ def described(diff: Diff, step: Sequence[Diff], evidence: Evidence, compute: boo
     place = _place(diff, step, evidence)
     scene = scene_of(diff, step, evidence.alignment, evidence.runs)
     scene = replace(scene, declared=evidence.declared(pair.step), place=place)
+    cause = _cause(scene, step, place, evidence, compute)
+    if pair.stage == "input" and not pair.derived and (cause is None or not any(cause.lines)):
+        place = Place(diff)  # other batches: the code that prepares them is not at fault
     first = FirstDiff(
         pair.step,
         pair.stage,
@@ -424,7 +427,7 @@ def described(diff: Diff, step: Sequence[Diff], evidence: Evidence, compute: boo
         candidate,
         place.diff.pair.anchor.slot,
         place.diff,
-        _cause(scene, step, place, evidence, compute),
+        cause,
         extent=extent_of(diff, scene.step, evidence.agreed),
         last_agreeing=place.last_agreeing,
         inside=place.inside,
@@ -463,7 +466,7 @@ def with_proof(first: FirstDiff, step: Sequence[Diff], evidence: Evidence) -> Fi
 # Kinds of causes that say how a loss differs, and not why.
 _OF_LOSS = frozenset({"labels", "loss_scale"})
 # Kinds of computed causes that say no more than that an input of the loss differs.
-_OF_LOSS_INPUT = frozenset({"labels", "loss_input"})
+_OF_LOSS_INPUT = frozenset({"labels", "loss_input", "call_input"})
 
 
 def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evidence, compute: bool) -> Cause | None:

@@ -163,7 +163,6 @@ class StepContext:
         places, rows = self._places["grad"], self.diffs.rows
         reference = rows["reference_l2"][places]
         scale = self.grad_scales[places] * np.sqrt(rows["size"][places])
-        scale = np.where(only_scaled(rows[places]), 0.0, scale)
         # A few wrong elements of an activation gradient reach every gradient that is computed from it.
         limit = self.relative("grad", stepped)
         if self._kinks:
@@ -175,7 +174,9 @@ class StepContext:
             Rule.LAYER if of_layer else Rule.MADE_OF if by_inputs else limit.rule
             for of_layer, by_inputs in zip((scale > reference).tolist(), is_made_of.tolist())
         ]
-        return values * np.fmax(reference, scale), rules
+        most = values * np.fmax(reference, scale)
+        scaled = only_scaled(rows[places]) & (rows["l2"][places] <= most)
+        return np.where(scaled, values * reference, most), rules
 
 
 _JUDGED = ("passed", "figure", "value", "limit", "rule")

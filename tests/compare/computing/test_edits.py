@@ -37,7 +37,7 @@ FAULTS = {
     "gate and up": (r"parts_order|.*", "`block.gate`"),
     "gelu": (r"activation", "exact GELU for the reference's SiLU"),
     "no activation": (r"activation_missing", "SiLU"),
-    "no embedding scale": (r"scale.*", "for the reference's 4"),
+    "no embedding scale": (r"scale.*", "scaled by 4"),
     "places rolled": (r"shifted|roll_added", "roll"),
     "no places": (r"term_missing", "(root)/places"),
     "rounded": (r"precision", "bfloat16"),
@@ -74,7 +74,7 @@ def test_a_fault_in_the_code_of_a_convolutional_net_is_proven(fault, kind, words
 def test_two_faults_side_by_side_are_read_from_the_calls_of_both_sides():
     cause = cause_of(Net, "two at once")
     assert (cause.kind, cause.proven) == ("code", True), cause.text
-    assert "the candidate calls gelu() in `block`, then the first mul() in `block`" in cause.sentence
+    assert "the candidate calls gelu(), then the first mul() in `block`" in cause.sentence
 
 
 @pytest.mark.parametrize(("kind", "fault"), [(Net, "squares"), (Images, "declared eps and more")])

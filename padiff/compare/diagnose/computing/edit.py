@@ -151,6 +151,12 @@ class FormulaView:
         about = self.nodes[node].about
         return self.graph.trace.calls[about].layer_type if about >= 0 else ""
 
+    def source(self, k: int) -> int:
+        """Return the node whose values a node only views, copies or selects; the node itself if it computes."""
+        while self.nodes[k].operation in _LOOKING and self.nodes[k].given:
+            k = self.nodes[k].given[0]
+        return k
+
     def named(self, node: int) -> str:
         """Return a text for a node's tensor: a parameter, or the output of a layer or call."""
         item = self.nodes[node]

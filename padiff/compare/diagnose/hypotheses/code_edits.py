@@ -245,11 +245,20 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         makers: list[Maker] = [of_all_turns, dropped_terms, operation_edits]
         if candidate is not None:
             makers += [partial(other_numbers, candidate=candidate), partial(divergences, candidate=candidate)]
+        if scene.stage == "input":
+            makers = [partial(_of_calls, make) for make in makers]
         trials += tried(case, reference, makers, target, False)
     if candidate is not None:
         target = Target(case.sides.reference, candidate.shape(candidate.formula.end), case.looks.candidate)
         trials += tried(case, candidate, (dropped_terms,), target, True)
     yield from reported(case, trials)
+
+
+def _of_calls(make: Maker, sheet: FormulaView) -> Iterator[Edit]:
+    """Yield the edits of calls: the numbers that the loop starts from are data, and no code."""
+    for edit in make(sheet):
+        if all(sheet.is_number(k) or sheet.nodes[sheet.source(k)].operation for k in edit.changes):
+            yield edit
 
 
 def case_of(scene: DiffContext) -> Case | None:

@@ -205,6 +205,8 @@ def _as_read(trial: Found, trials: Sequence[Found], noise: float) -> Found:
 def _as_told(trial: Found, candidate: FormulaView | None, one: bool) -> Found:
     """Return an edit of a factor of the whole loss as telling, if it is read from both sides' code.
 
+    Of edits of other numbers, one that puts a number of the candidate's code comes first.
+
     Args:
         candidate: the candidate's formula.
         one: True if the steps have one micro-batch: then a factor that is left out tells, too.
@@ -213,14 +215,16 @@ def _as_told(trial: Found, candidate: FormulaView | None, one: bool) -> Found:
     if one and edit.kind == "scale_missing" and not edit.free:
         return replace(trial, edit=replace(edit, telling=True))
     number = next(iter(edit.changes), -1)
-    if edit.kind != "scale" or candidate is None or trial.surplus or not trial.sheet.is_number(number):
+    if not edit.free or candidate is None or trial.surplus or not trial.sheet.is_number(number):
         return trial
     value = float(trial.sheet.formula.values[number])
     put = float(edit.changes[number](_no_value, _no_value))
     theirs = [float(candidate.formula.values[k]) for k in range(len(candidate.nodes)) if candidate.is_number(k)]
+    written = any(math.isclose(put, each, rel_tol=1e-4) for each in theirs)
+    if edit.kind != "scale":
+        return trial if written else replace(trial, edit=replace(edit, rank=edit.rank + 1))
     # A factor of 1 is none: another edit leaves it out.
-    written = put != 1 and any(math.isclose(put, each, rel_tol=1e-4) for each in theirs)
-    if written and not any(math.isclose(value, each, rel_tol=1e-4) for each in theirs):
+    if put != 1 and written and not any(math.isclose(value, each, rel_tol=1e-4) for each in theirs):
         return replace(trial, edit=replace(edit, telling=True, free=0))
     return trial
 
