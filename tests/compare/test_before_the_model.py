@@ -95,3 +95,26 @@ def test_other_targets_say_what_they_lack(reference):
 def test_equal_loops_match(reference, sketched):
     assert not padiff.compare_runs(reference, train(TORCH, sketched=sketched)).first_diff
     assert not padiff.compare_runs(reference, train(PADDLE, sketched=sketched)).first_diff
+
+
+def weighed(weigh):
+    """Three steps with a cross entropy whose elements are weighed by numbers that the loop computes."""
+    model = TORCH.linear(75, 4, bias=False)
+    TORCH.set_weight(model, MATRIX.T)
+    optimizer = TORCH.sgd(model.parameters(), 0.1)
+    loss = functional(TORCH).binary_cross_entropy_with_logits
+    with padiff.record(model, optimizer=optimizer) as rec:
+        for raw, labels in zip(RAW, LABELS):
+            wanted = TORCH.tensor(np.eye(4)[labels])
+            weights = {"weight": 1 + 2 * wanted} if weigh else {}
+            loss(model(TORCH.tensor(raw.reshape(6, 75) / 255)), wanted, **weights).backward()
+            optimizer.step()
+            TORCH.zero(optimizer)
+            rec.try_dump()
+    return rec.run
+
+
+@pytest.mark.parametrize("sides", [(True, False), (False, True)])
+def test_computed_weights_of_a_loss_are_named(sides):
+    cause = padiff.compare_runs(*map(weighed, sides)).first_diff.cause
+    assert cause.kind == "loss_weight" and cause.proven, cause

@@ -118,11 +118,14 @@ def _of_model(sheet: FormulaView, k: int) -> int | None:
     node = sheet.nodes[k]
     if node.operation not in ("mul", "div"):
         return None
-    for operand in node.given:
-        call = sheet.graph.producers.get(sheet.tensor(operand) or -1)
-        if not sheet.nodes[operand].operation and call is not None and not call.function:
-            return operand
-    return None
+    return next((operand for operand in node.given if _is_output(sheet, operand)), None)
+
+
+def _is_output(sheet: FormulaView, k: int) -> bool:
+    """Return True if a node is an output of a layer."""
+    tensor = sheet.tensor(k)
+    call = None if sheet.nodes[k].operation or tensor is None else sheet.graph.producers.get(tensor)
+    return call is not None and not call.function
 
 
 def _is_left(sheet: FormulaView, edit: Edit, operand: int) -> bool:
@@ -476,8 +479,10 @@ def _weights(sheet: FormulaView, k: int) -> Iterator[Edit]:
     """Yield an edit that leaves out the element weights of a loss function."""
     node = sheet.nodes[k]
     losses, weights = node.given
-    if sheet.function(k) not in _WEIGHING or sheet.nodes[weights].operation or sheet.shape(losses) != sheet.shape(k):
+    if sheet.function(k) not in _WEIGHING or sheet.shape(losses) != sheet.shape(k):
         return
+    if any(_is_output(sheet, n) for n in sheet.formula.above(weights)):
+        return  # a part of the loss itself
     text = f"{_SIDE} does not weigh its loss, {_OTHER} does (weight of {sheet.where(k)})"
     yield Edit("loss_weight", "weights", text, {k: _instead(losses)}, 0, at=k)
 
