@@ -118,3 +118,31 @@ def weighed(weigh):
 def test_computed_weights_of_a_loss_are_named(sides):
     cause = padiff.compare_runs(*map(weighed, sides)).first_diff.cause
     assert cause.kind == "loss_weight" and cause.proven, cause
+
+
+def test_a_number_that_the_code_of_the_candidate_lacks_is_no_cause():
+    """A mask that is drawn once keeps all: a rate of 0 explains that as well, and nobody wrote it."""
+    import torch
+
+    class Drop(torch.nn.Module):
+        def __init__(self, each):
+            super().__init__()
+            self.each = each
+
+        def forward(self, x):
+            drawn = torch.rand((x.shape[0], 1) if self.each else (1, 1))
+            return x * torch.floor(0.8 + drawn) / 0.8
+
+    def dropped(each):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(75, 32), Drop(each), torch.nn.Linear(32, 4))
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        with padiff.record(net, optimizer=optimizer) as rec:
+            for raw in RAW:
+                net(torch.tensor(np.resize(raw / 255, (16, 75)), dtype=torch.float32)).square().mean().backward()
+                optimizer.step()
+                rec.try_dump()
+        return rec.run
+
+    cause = padiff.compare_runs(dropped(True), dropped(False)).first_diff.cause
+    assert "for the reference's 0.8" not in cause.sentence, cause

@@ -472,8 +472,8 @@ def _filled(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> 
 
 
 def _like(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
-    make = np.zeros if inputs.function == "zeros_like" else np.ones
-    return formula.leaf(make(formula.values[inputs.first].shape), MADE)
+    like, make = formula.values[inputs.first], np.zeros if inputs.function == "zeros_like" else np.ones
+    return formula.leaf(make(like.shape, like.dtype), MADE)
 
 
 def _expanded(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:

@@ -6,10 +6,12 @@ then with one edit. An edit that gives the candidate's tensor is the difference 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import combinations
 
 import numpy as np
 
@@ -39,6 +41,8 @@ _SECONDS = 1.2
 AGREES = 1e-3
 # Most operations between two places that belong together.
 _TOGETHER = 6
+# Most numbers of the candidate's code whose products are tried.
+_FEW_NUMBERS = 12
 #: Most elements to compute with.
 _MOST = 8_000_000
 # An edit at the level of rounding still explains less than the nearest one if its error is so many times larger, and
@@ -249,9 +253,33 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
             makers = [partial(_of_calls, make) for make in makers]
         trials += tried(case, reference, makers, target, False)
     if candidate is not None:
+        trials = [_as_written(trial, candidate) for trial in trials]
         target = Target(case.sides.reference, candidate.shape(candidate.formula.end), case.looks.candidate)
         trials += tried(case, candidate, (dropped_terms,), target, True)
     yield from reported(case, trials)
+
+
+def _as_written(trial: Found, candidate: FormulaView) -> Found:
+    """Return an edit of a number as not telling if the candidate's code, which is known, has no such number."""
+    edit, number = trial.edit, next(iter(trial.edit.changes), -1)
+    if not edit.free or len(edit.changes) != 1 or not trial.sheet.is_number(number):
+        return trial
+    put = float(np.ravel(trial.sheet.formula.getter(edit.changes)(number))[0])
+    left_out = {"mul": 1.0, "div": 1.0, "add": 0.0, "sub": 0.0}.get(trial.sheet.nodes[edit.at].operation)
+    leaves = (v for v, node in zip(candidate.formula.values, candidate.nodes) if not node.operation and v.size == 1)
+    values = [float(np.ravel(v)[0]) for v in leaves]
+    values += [first * second for first, second in combinations(values[:_FEW_NUMBERS], 2)]
+    forms = [form for value in values for form in _forms(value)]
+    written = put == left_out or any(math.isclose(put, form, rel_tol=1e-3, abs_tol=1e-12) for form in forms)
+    return trial if written else replace(trial, edit=replace(edit, telling=False))
+
+
+def _forms(value: float) -> Iterator[float]:
+    """Yield the numbers that code written otherwise has in the place of a number."""
+    root = math.sqrt(abs(value))
+    yield from (value, -value, value * value, root)
+    if value:
+        yield from (1 / value, -1 / value, 1 / (value * value), 1 / root)
 
 
 def _of_calls(make: Maker, sheet: FormulaView) -> Iterator[Edit]:
