@@ -210,7 +210,7 @@ class Tracer:
 
     def _wait(self, begun: Begun, outputs: Sequence[tuple[str, SeenTensor]]) -> None:
         """Keep a call of the loop until a call that is traced needs it; calls that waited too long are forgotten."""
-        made = Ended(len(self.waiting), begun, tuple(outputs))
+        made = Ended(len(self.waiting), begun._replace(given=None), tuple(outputs))  # keeps no tensor alive
         for _, entry in outputs:
             if entry.number < 0 and all(entry is not given for _, given in begun.inputs):
                 entry.maker = made

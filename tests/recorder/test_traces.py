@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -430,6 +432,22 @@ def test_what_the_loop_computes_before_its_call_is_traced_if_a_call_needs_it(kit
     multiplied = found.tensors[ended["mul"].outputs[0].tensor].source.read()
     assert multiplied == pytest.approx(X[:, :3] * 3, rel=1e-6) and ended["mul"].arguments["other"] == 3
     assert heard(kit) == before
+
+
+def test_calls_that_wait_for_the_model_keep_no_tensor_alive(kit):
+    model = net_of(kit)
+    optimizer = kit.sgd(model.parameters(), 0.1)
+    with padiff.record(model, optimizer=optimizer) as rec:
+        doubled = kit.tensor(X) * 2
+        alive = weakref.ref(doubled)
+        x = doubled + 1
+        del doubled
+        gc.collect()
+        assert alive() is None
+        model(x).sum().backward()
+        optimizer.step()
+        rec.try_dump()
+    assert in_loop(rec.run) == ["mul", "add", "sum", "backward"]
 
 
 def test_calls_that_wait_for_the_model_are_bounded(kit, monkeypatch):
