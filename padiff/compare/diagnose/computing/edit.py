@@ -13,11 +13,12 @@ from padiff.compare.diagnose.computing.formula import CONSTANT, MADE, Change, No
 from padiff.compare.diagnose.computing.operations import OPERATIONS
 from padiff.compare.diagnose.computing.writer import Writer
 from padiff.compare.diagnose.traced import Graph, place_of
+from padiff.records import TracedCall
 from padiff.system.frames import Frame
 
-# Operations that only rearrange, select or cast values.
 #: What a tensor is called that no call gives.
 UNNAMED = "what comes in"
+# Operations that only rearrange, select or cast values.
 _LOOKING = frozenset({"getitem", "reshape", "transpose", "expand", "cast", "detach"})
 # Largest difference of values that agree, as a share of the largest value.
 _AGREE = 1e-4
@@ -119,7 +120,7 @@ class FormulaView:
 
     def maker(self, node: int) -> Frame | None:
         """Return the line of the user's code that makes a node's tensor: by a function, or by a layer."""
-        call = self.graph.producers.get(self._tensors.get(node, -1))
+        call = self.producer(node)
         return self.line(node) or (None if call is None else call.line)
 
     def equal(self, value: np.ndarray) -> int | None:
@@ -162,9 +163,7 @@ class FormulaView:
         item = self.nodes[node]
         if self.is_parameter(node):
             return f"`{item.name}`"
-        source = node
-        while self.nodes[source].operation in _LOOKING:
-            source = self.nodes[source].given[0]
+        source = self.source(node)
         if source != node and self.is_parameter(source):
             return f"`{self.nodes[source].name}`"
         tensor = self._tensors.get(node)
@@ -199,6 +198,10 @@ class FormulaView:
         """Return the number of a node's tensor in the trace; `None` if it is not traced."""
         return self._tensors.get(node)
 
+    def producer(self, node: int) -> TracedCall | None:
+        """Return the call of a function or layer that gave a node's tensor; `None` if it is not traced."""
+        return self.graph.producers.get(self._tensors.get(node, -1))
+
     def below(self, node: int, most: int) -> set[int]:
         """Return a node and the nodes that depend on it through at most the given number of operations.
 
@@ -217,7 +220,7 @@ class FormulaView:
     def turns(self, node: int) -> bool:
         """Return True if a node depends on sines or cosines that other calls computed."""
         for k in self.formula.above(node, 4):
-            call = self.graph.producers.get(self._tensors.get(k, -1))
+            call = self.producer(k)
             if call is not None and call.function in ("sin", "cos"):
                 return True
         return False
@@ -468,8 +471,7 @@ def _has_rotating_input(sheet: FormulaView, nodes: list[int]) -> bool:
     """Return True if a node has an input that a call of sine or cosine computed outside of the formula."""
     for k in nodes:
         for operand in sheet.nodes[k].given:
-            tensor = sheet.tensor(operand)
-            call = sheet.graph.producers.get(tensor) if tensor is not None else None
+            call = sheet.producer(operand)
             if call is not None and call.function in _ROTATING:
                 return True
     return False

@@ -123,9 +123,8 @@ def _of_model(sheet: FormulaView, k: int) -> int | None:
 
 def _is_output(sheet: FormulaView, k: int) -> bool:
     """Return True if a node is an output of a layer."""
-    tensor = sheet.tensor(k)
-    call = None if sheet.nodes[k].operation or tensor is None else sheet.graph.producers.get(tensor)
-    return call is not None and not call.function
+    call = sheet.producer(k)
+    return not sheet.nodes[k].operation and call is not None and not call.function
 
 
 def _is_left(sheet: FormulaView, edit: Edit, operand: int) -> bool:

@@ -409,8 +409,7 @@ def _made_of_numbers(sheet: FormulaView) -> list[int]:
     """Return the nodes with tensors that depend on numbers of the code alone, and go into what depends on others."""
     made: set[int] = set()
     for k, node in enumerate(sheet.nodes):
-        tensor = sheet.tensor(k)
-        call = None if tensor is None else sheet.graph.producers.get(tensor)
+        call = sheet.producer(k)
         if node.operation:
             is_made = made.issuperset(node.given)
         else:

@@ -261,10 +261,9 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
 
 def _as_written(trial: Found, candidate: FormulaView) -> Found:
     """Return an edit of a number as not telling if the candidate's code, which is known, has no such number."""
-    edit, number = trial.edit, next(iter(trial.edit.changes), -1)
-    if not edit.free or len(edit.changes) != 1 or not trial.sheet.is_number(number):
+    edit, put = trial.edit, trial.number
+    if put is None or len(edit.changes) != 1:
         return trial
-    put = float(np.ravel(trial.sheet.formula.getter(edit.changes)(number))[0])
     left_out = {"mul": 1.0, "div": 1.0, "add": 0.0, "sub": 0.0}.get(trial.sheet.nodes[edit.at].operation)
     leaves = (v for v, node in zip(candidate.formula.values, candidate.nodes) if not node.operation and v.size == 1)
     values = [float(np.ravel(v)[0]) for v in leaves]
@@ -412,6 +411,14 @@ class Found:
     target: Target
     head: str | None = None
     case: Case | None = None
+
+    @property
+    def number(self) -> float | None:
+        """Return the number that was solved for and stands in the place of another one; `None` of other edits."""
+        node = next(iter(self.edit.changes), -1)
+        if not self.edit.free or not self.sheet.is_number(node):
+            return None
+        return float(np.ravel(self.sheet.formula.getter(self.edit.changes)(node))[0])
 
 
 def tried(

@@ -214,11 +214,10 @@ def _as_told(trial: Found, candidate: FormulaView | None, one: bool) -> Found:
     edit = trial.edit
     if one and edit.kind == "scale_missing" and not edit.free:
         return replace(trial, edit=replace(edit, telling=True))
-    number = next(iter(edit.changes), -1)
-    if not edit.free or candidate is None or trial.surplus or not trial.sheet.is_number(number):
+    put = trial.number
+    if candidate is None or trial.surplus or put is None:
         return trial
-    value = float(trial.sheet.formula.values[number])
-    put = float(edit.changes[number](_no_value, _no_value))
+    value = float(trial.sheet.formula.values[next(iter(edit.changes))])
     theirs = [float(candidate.formula.values[k]) for k in range(len(candidate.nodes)) if candidate.is_number(k)]
     written = any(math.isclose(put, each, rel_tol=1e-4) for each in theirs)
     if edit.kind != "scale":
@@ -227,10 +226,6 @@ def _as_told(trial: Found, candidate: FormulaView | None, one: bool) -> Found:
     if put != 1 and written and not any(math.isclose(value, each, rel_tol=1e-4) for each in theirs):
         return replace(trial, edit=replace(edit, telling=True, free=0))
     return trial
-
-
-def _no_value(node: int) -> np.ndarray:
-    raise UnknownError(f"node {node} of a number")
 
 
 def _of_scale(trial: Found) -> Found:
@@ -288,12 +283,11 @@ def _operand(sheet: FormulaView, k: int) -> str:
 def _goes_in(sheet: FormulaView, k: int) -> bool:
     """Return True if a tensor is labels, or comes from outside of the model."""
     node, values = sheet.nodes[k], sheet.formula.values[k]
-    tensor = sheet.tensor(k)
-    if values.size < 2 or node.name not in ("", MADE) or tensor is None:
+    if values.size < 2 or node.name not in ("", MADE) or sheet.tensor(k) is None:
         return False
     if values.dtype.kind in "iu" and any(sheet.nodes[u].operation in ("targets", "picked") for u in sheet.users(k)):
         return True
-    call = sheet.graph.producers.get(tensor)
+    call = sheet.producer(k)
     return not node.operation and (call is None or not (call.inputs or call.parameters))
 
 
