@@ -22,11 +22,11 @@ from padiff.frameworks.interception import DirectCallWatch
 from padiff.model.tree import walk
 from padiff.recorder import Recorder
 from padiff.recorder.layers import group_of
+from padiff.recorder.model_copies import copies_of, named_together
 from padiff.system.frames import variables
 from padiff.system.guard import reraise_from_signal_handler
 from padiff_cli.after_import import AfterImport
 from padiff_cli.guard import guarded
-from padiff_cli.run.copies import copies_of, named_together
 from padiff_cli.run.iterations import Iterations, stepping_around
 
 SEVERAL = "several optimizers step in it"

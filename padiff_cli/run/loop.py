@@ -11,11 +11,11 @@ from padiff.errors import PadiffError, RunsDifferError
 from padiff.frameworks import framework_of
 from padiff.frameworks.base import Framework
 from padiff.recorder import Recorder
+from padiff.recorder.model_copies import is_copy
 from padiff.recorder.tracer import Prelude
 from padiff.system.guard import Guard
 from padiff_cli.finding import SEVERAL, ModelFinder, _framework, _owned
 from padiff_cli.guard import guarded
-from padiff_cli.run.copies import is_copy
 from padiff_cli.run.iterations import stepping_around
 from padiff_cli.run.recording import Recording
 from padiff_hooks.training import TrainingRecorder

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 import math
+import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -20,6 +22,8 @@ from padiff.model.tree import walk
 from padiff.records import ROOT
 from padiff.system.frames import variables
 
+# Largest tensor whose values are kept to see whether a copy changes, in elements.
+_KEPT = 1 << 20
 # A layer with fewer parameters is too small to be told from others by its shapes.
 _LEAST = 2
 # Tensors with equal values that vary (zeros equal zeros), from which on all are taken to be equal.
@@ -66,7 +70,9 @@ def copies_of(models: Mapping[str, Any], frame: FrameType | None, owned: Collect
             if id(layer) not in inner and _shapes(_parameters(layer, framework), framework) in sources:
                 found = layer
         elif isinstance(value, (dict, list, tuple)) and len(value) >= _LEAST:
-            found = next((ghost for layer in sources.values() if (ghost := _held(value, layer, framework))), None)
+            found = next(
+                (ghost for layer in sources.values() if (ghost := layer_of_tensors(value, layer, framework))), None
+            )
         if found is None:
             continue
         tensors = {id(tensor) for _, tensor in _parameters(found, framework)}
@@ -85,6 +91,51 @@ def is_copy(layer: Any, optimized: Sequence[Any], framework: Any) -> bool:
     if len(parameters) < _LEAST or not others.isdisjoint(map(id, parameters)):
         return False
     return Counter(map(shape, parameters)) <= Counter(map(shape, optimized))
+
+
+class LeftOut:
+    """The copies of a model that its loop keeps and nobody records: those that change while the model is recorded.
+
+    Args:
+        model: the recorded model.
+        optimizers: its optimizers.
+        frame: a frame of the loop.
+    """
+
+    def __init__(self, model: Any, optimizers: Collection[Any], frame: FrameType | None) -> None:
+        self._framework = framework_of(model)
+        self._copies: list[tuple[str, Callable[[], Any], dict[str, np.ndarray]]] = []
+        owned = {id(t) for each in optimizers for t in self._framework.optimizers.optimized(each)}
+        owned |= {id(tensor) for _, tensor in _parameters(model, self._framework)}
+        for name, found in copies_of({"": model}, frame, owned).items():
+            # A layer that stands for the tensors in a container has no other owner.
+            ghost = isinstance(vars(type(found)).get("_parameters"), property)
+            alive = partial(_same, found) if ghost else weakref.ref(found)
+            self._copies.append((name, alive, self._kept(found)))
+
+    def _kept(self, copy: Any) -> dict[str, np.ndarray]:
+        tensors = self._framework.tensors
+        small = [
+            (name, tensor)
+            for name, tensor in _parameters(copy, self._framework)
+            if math.prod(tensors.shape(tensor)) <= _KEPT
+        ]
+        small.sort(key=lambda item: math.prod(tensors.shape(item[1])))
+        return {name: tensors.copy(tensor).copy() for name, tensor in small[-_ENOUGH:]}
+
+    def changed(self) -> list[str]:
+        """Return the names of the copies that have changed since."""
+        names = []
+        for name, alive, before in self._copies:
+            if (copy := alive()) is not None:
+                now = self._kept(copy)
+                if any(name in now and not np.array_equal(now[name], values) for name, values in before.items()):
+                    names.append(name)
+        return names
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _values(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
@@ -127,8 +178,13 @@ def _shapes(parameters: Iterable[tuple[str, Any]], framework: Any) -> tuple[Any,
 # -- tensors in a dict or list ---------------------------------------------------------------------------------------
 
 
-def _held(values: Any, layer: Any, framework: Any) -> Any:
-    """Return a layer whose parameters are the tensors in a dict or list, if these are a layer's parameters; or None."""
+def layer_of_tensors(values: Any, layer: Any, framework: Any, equal: bool = True) -> Any:
+    """Return a layer whose parameters are the tensors in a dict or list, if these are a layer's parameters; or None.
+
+    Args:
+        values: tensors by the names of the layer's parameters, or in their order.
+        equal: True to ask for the values of the layer's parameters, not only for their shapes.
+    """
     parameters = list(_parameters(layer, framework))
     if isinstance(values, dict):
         names = [name for name, _ in parameters]
@@ -137,20 +193,22 @@ def _held(values: Any, layer: Any, framework: Any) -> Any:
     else:
         keys = list(range(len(values)))
     pairs = [(values[key], tensor) for key, (_, tensor) in zip(keys, parameters)]
-    if len(keys) != len(parameters) or not _are_equal(pairs, framework):
+    if len(keys) != len(parameters) or not _are_alike(pairs, framework, equal):
         return None
     places = {name: key for key, (name, _) in zip(keys, parameters)}
     return _ghost(layer, "", lambda name: values[places[name]], places, framework, {})
 
 
-def _are_equal(pairs: Sequence[tuple[Any, Any]], framework: Any) -> bool:
-    """Return True if other tensors hold a layer's parameters; the values of the smallest ones that vary decide."""
+def _are_alike(pairs: Sequence[tuple[Any, Any]], framework: Any, same_values: bool) -> bool:
+    """Return True if other tensors have a layer's shapes, and the values of the smallest of its tensors that vary."""
     tensors = framework.tensors
     if not all(
         tensors.is_tensor(value) and value is not own and tensors.shape(value) == tensors.shape(own)
         for value, own in pairs
     ):
         return False
+    if not same_values:
+        return True
     equal = 0
     for value, own in sorted(pairs, key=lambda pair: math.prod(tensors.shape(pair[1]))):
         values = tensors.copy(own)
