@@ -108,13 +108,22 @@ def _matched(calls: Both[list[_Call]]) -> list[tuple[_Call, _Call]]:
         return in_order
     if all(_alike(a, b) for a, b in in_order):
         return in_order
-    candidates, matches = list(calls.candidate), []
-    for call in calls.reference:
-        partner = next((candidate for candidate in candidates if _alike(call, candidate)), None)
-        if partner is not None:
-            candidates.remove(partner)
-            matches.append((call, partner))
-    return matches
+    references, candidates = map(list, calls)
+    matches = []
+    # By what tells them apart best; then, where that differs, by another of the inputs; a last one of each is one call.
+    for alike in (_alike, _share_an_input):
+        for call in list(references):
+            partner = next((candidate for candidate in candidates if alike(call, candidate)), None)
+            if partner is not None:
+                references.remove(call)
+                candidates.remove(partner)
+                matches.append((call, partner))
+    return matches + (list(zip(references, candidates)) if len(references) == 1 else [])
+
+
+def _share_an_input(a: _Call, b: _Call) -> bool:
+    """Return True if one of the distinguishing inputs of two calls agrees approximately."""
+    return any(_agree(a.roles[role], b.roles[role]) for role in _TELLING if role in a.roles and role in b.roles)
 
 
 def _alike(a: _Call, b: _Call) -> bool:

@@ -17,6 +17,7 @@ from padiff.errors import UsageError
 RNG = np.random.default_rng(3)
 X, Z = (RNG.normal(size=(5, 12, width)).astype("float32") for width in (6, 3))
 MIX = RNG.uniform(size=(5, 12, 1)).astype("float32")
+QUEUE = RNG.normal(size=(4, 24)).astype("float32")
 
 
 def _net(kit, *widths, seed=0, act="Tanh"):
@@ -472,3 +473,80 @@ def test_copies_that_are_not_recorded_are_named(tmp_path, capfd):
 def test_tensors_that_are_no_copy_of_a_model_are_refused():
     with pytest.raises(UsageError, match="no copy of a recorded model's parameters"):
         padiff.record({"model": torch.nn.Linear(3, 2), "average": [torch.zeros(3, 2), torch.zeros(2)]})
+
+
+def _twins(folder, smaller=torch.minimum, still=()):
+    """Two critics with targets; an iteration of the loop steps twice, and calls the critics again in between."""
+    critics = {name: _net(torch, 6, 8, 1, seed=seed) for name, seed in (("one", 3), ("two", 4))}
+    targets = {f"{name}_target": copy.deepcopy(critic) for name, critic in critics.items()}
+    optimizer = torch.optim.SGD([p for critic in critics.values() for p in critic.parameters()], 0.1)
+    with padiff.record({**critics, **targets}, folder, optimizer=optimizer) as rec:
+        for x in torch.tensor(X):
+            with torch.no_grad():
+                goal = 1.0 + 0.9 * smaller(*(target(x) for target in targets.values()))
+            sum(functional.mse_loss(critic(x), goal) for critic in critics.values()).backward()
+            _step(optimizer)
+            critics["one"](x).mean().backward()
+            _step(optimizer)
+            for name, critic in critics.items():
+                if name not in still:
+                    for old, new in zip(targets[f"{name}_target"].parameters(), critic.parameters()):
+                        old.data.lerp_(new.data, 0.1)
+            rec.try_dump()
+    return folder
+
+
+def test_of_several_sources_of_one_shape_the_average_follows_its_own(tmp_path):
+    first = padiff.compare_runs(_twins(tmp_path / "a"), _twins(tmp_path / "b", still=("two",))).first_diff
+    assert (first.step, first.candidate) == (1, "two_target.0")
+    assert "does not update this average of `two.0`" in str(first.cause) and first.cause.proven
+
+
+def test_targets_of_several_losses_are_explained_where_later_calls_differ_too(tmp_path):
+    first = padiff.compare_runs(_twins(tmp_path / "a"), _twins(tmp_path / "b", smaller=torch.maximum)).first_diff
+    assert (first.step, first.stage, first.slot) == (0, "loss", "mse_loss().input.target")
+    assert "calls maximum()" in str(first.cause) and "calls minimum()" in str(first.cause) and first.cause.proven
+
+
+class _Momentum(torch.nn.Module):
+    """MoCo's: the key encoder is averaged in the forward, and the queue holds a key in each column."""
+
+    def __init__(self, share, advance):
+        super().__init__()
+        self.q, self.k = _net(torch, 6, 8, 4, seed=3), _net(torch, 6, 8, 4, seed=3).requires_grad_(False)
+        self.register_buffer("queue", torch.tensor(QUEUE))
+        self.share, self.advance, self.at = share, advance, 0
+
+    def forward(self, x, y):
+        with torch.no_grad():
+            for old, new in zip(self.k.parameters(), self.q.parameters()):
+                old.lerp_(new, self.share)
+            keys = functional.normalize(self.k(y), dim=1)
+        logits = functional.normalize(self.q(x), dim=1) @ torch.cat([keys.T, self.queue.clone()], 1)
+        self.queue[:, self.at : self.at + len(y)] = keys.T
+        self.at = (self.at + self.advance) % self.queue.shape[1]
+        return functional.cross_entropy(logits, torch.arange(len(x)))
+
+
+def _momentum(folder, share=0.1, advance=12):
+    model = _Momentum(share, advance)
+    optimizer = torch.optim.SGD(model.q.parameters(), 0.1)
+    with padiff.record(model, folder, optimizer=optimizer) as rec:
+        for x, y in zip(torch.tensor(X), torch.tensor(X[::-1].copy())):
+            model(x, y).backward()
+            _step(optimizer)
+            rec.try_dump()
+    return folder
+
+
+def test_an_average_that_the_model_makes_in_its_forward_is_named_where_it_shows_first(tmp_path):
+    first = padiff.compare_runs(_momentum(tmp_path / "a"), _momentum(tmp_path / "b", share=0.01)).first_diff
+    assert (first.step, first.stage, first.candidate) == (1, "forward", "k.0")
+    assert "has a decay of 0.99 for the reference's 0.9" in str(first.cause) and first.cause.proven
+
+
+def test_columns_of_a_queue_that_are_written_elsewhere_are_named(tmp_path):
+    first = padiff.compare_runs(_momentum(tmp_path / "a"), _momentum(tmp_path / "b", advance=0)).first_diff
+    assert (first.step, first.stage, first.slot) == (2, "weight", "queue")
+    assert str(first.cause) == "the candidate writes columns 0 to 11 of `queue`, the reference columns 12 to 23"
+    assert first.cause.proven

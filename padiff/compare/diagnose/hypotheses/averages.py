@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from functools import partial
 
 import numpy as np
@@ -28,6 +29,8 @@ _KNOWN = 16.0
 _SAME, _SURE = 1e-3, 8.0
 # The same of running statistics, which are means over a batch besides.
 _BUFFER_ROUNDINGS = 32.0
+# Most weights that are tried as sources.
+_SOURCES = 8
 # Least count of values of a weight.
 _FEWEST = 4
 
@@ -75,15 +78,17 @@ class Averages:
         return apart > _SAME * abs(reference.share) + _SURE * (reference.error + candidate.error)
 
 
-def source_of(place: PairPlace, owned: Mapping[PairPlace, Pair], pair: Pair) -> PairPlace | None:
-    """Return the trained weight that a weight may be an average of: of the same shape, slot and end of the path.
+def sources_of(place: PairPlace, owned: Mapping[PairPlace, Pair], pair: Pair) -> list[PairPlace]:
+    """Return the trained weights that a weight may be an average of: of the same shape, slot and end of the path.
+
+    The one whose path is most like the weight's comes first.
 
     Args:
         owned: the pairs of the trained weights.
     """
     layer, slot, _ = place
     names = layer.split(".")
-    best, longest = None, 0
+    by_length: dict[int, list[PairPlace]] = {}
     for other in owned:
         if other[1] != slot or owned[other].anchor.shape != pair.anchor.shape:
             continue
@@ -91,9 +96,10 @@ def source_of(place: PairPlace, owned: Mapping[PairPlace, Pair], pair: Pair) -> 
         common = 0
         while common < min(len(names), len(others)) and names[-1 - common] == others[-1 - common]:
             common += 1
-        if common > longest:
-            best, longest = other, common
-    return best
+        if common:
+            by_length.setdefault(common, []).append(other)
+    longest = by_length[max(by_length)] if by_length else []
+    return sorted(longest, key=lambda other: -SequenceMatcher(None, layer, other[0]).ratio())[:_SOURCES]
 
 
 def averages(scene: DiffContext, place: PairPlace) -> Averages | None:
@@ -111,22 +117,28 @@ def averages(scene: DiffContext, place: PairPlace) -> Averages | None:
         if place[0] in layers:
             return None
         owned = {other: each for other, each in weights.items() if other[0] in layers and is_running(other[1])}
-    source = source_of(place, owned, pair)
-    if source is None or place not in before or source not in before:
-        return None
+    found = (
+        _average(pair, before[place], other, owned[other], before[other])
+        for other in sources_of(place, owned, pair)
+        if {place, other} <= before.keys()
+    )
+    return next((each for each in found if each is not None), None)
+
+
+def _average(pair: Pair, before: Pair, source: PairPlace, late: Pair, early: Pair) -> Averages | None:
+    """Return how a weight follows a source on both sides; `None` if it does not."""
     try:
-        values = alike((pair, before[place], owned[source], before[source]))
+        now, was, after, earlier = alike((pair, before, late, early))
     except PadiffError:
         return None
-    now, was, late, early = values
-    if now is None or was is None or late is None or early is None:
+    if now is None or was is None or after is None or earlier is None:
         return None
-    shapes = {side.shape for both in (now, was, late, early) for side in both}
+    shapes = {side.shape for both in (now, was, after, earlier) for side in both}
     if len(shapes) != 1 or now.reference.size < _FEWEST or now.reference.dtype.kind == "c":
         return None
     size = max(float(np.sqrt(np.mean(np.square(side)))) for side in now)
     noise = max(_ROUNDINGS * rounding_of(pair) * size, 1e-300)
-    sources = late.zip(early)
+    sources = after.zip(earlier)
     sides = now.zip(was).zip(sources).map(lambda side: _follows(*side[0], *side[1], noise))
     if sides.reference is None or sides.candidate is None:
         return None
@@ -190,6 +202,19 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
             if float(getattr(decays, side)) == 0:
                 text = f"the {side} copies {source}, the {other} averages it with a decay of {getattr(decays, other)}"
     yield Hypothesis(kind, "an average", text, partial(_predicted, scene, found), "averages", free=1)
+
+
+def within_step(scene: DiffContext) -> Iterator[Hypothesis]:
+    """Yield the hypotheses on an output of a layer without an optimizer whose weights the model itself averages.
+
+    A momentum encoder that is averaged in the forward differs in its outputs before its weights are recorded again.
+    """
+    layer, number = scene.diff.pair.anchor.layer, scene.number
+    if scene.diff.pair.anchor.stage != "forward" or any(place[0] == layer for place in scene.pairs(number, "update")):
+        return
+    for place, pair in scene.pairs(number + 1, "weight").items():
+        if place[0] == layer and place in scene.pairs(number, "weight") and not is_running(place[1]):
+            yield from hypotheses(replace(scene, diff=Diff(pair)))
 
 
 def _not_moved(scene: DiffContext, found: Averages, source: str) -> Iterator[Hypothesis]:

@@ -113,8 +113,12 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         return  # the count of micro-batches is the difference
     of_loop = scene.diff.pair.anchor.layer == LOOP
     graphs = graphs_of(steps, scene.runs.map(lambda run: run.info))
-    # A model may return its loss: this is no output that the loss is made of.
-    outputs_differ = any(not d.passed and not _is_loss(d.pair, graphs) for d in scene.diffs("forward"))
+    # A model may return its loss: this is no output that the loss is made of. Calls after it follow from it: a step may
+    # hold some of weights that an optimizer has changed.
+    here = scene.diff.pair.anchor.order
+    outputs_differ = any(
+        not d.passed and d.pair.anchor.order < here and not _is_loss(d.pair, graphs) for d in scene.diffs("forward")
+    )
     if outputs_differ or (scene.stage == "loss" and not of_loop):
         return
     if scene.stage == "forward" and not _is_loss(scene.diff.pair, graphs):

@@ -220,6 +220,10 @@ def row_hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     outputs = scene.pairs(scene.number - 1, "forward")
     values = {where: whole for where, pair in outputs.items() if (whole := whole_of(pair)) is not None}
     noise = max(_ROUNDINGS * rounding_of(scene.diff.pair) * float(np.sqrt(np.mean(np.square(now.candidate)))), 1e-300)
+    elsewhere = _elsewhere(scene, now, was, noise)
+    if elsewhere is not None:
+        yield elsewhere
+        return
     sides = Both(*(_written(k, now, was, values, noise) for k in range(2)))
     text = _text(scene, sides)
     if text is None:
@@ -238,6 +242,35 @@ def row_hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         yield Prediction(scene.diff.pair.anchor.site, now.candidate, predicted, now.reference, noise)
 
     yield Hypothesis(kind, "written rows", sentence, predict, "rows", tried=len(values))
+
+
+def _elsewhere(scene: DiffContext, now: Both[np.ndarray], was: Both[np.ndarray], noise: float) -> Hypothesis | None:
+    """Return the hypothesis that both sides write the same rows or columns at other places of a buffer."""
+    slot = scene.diff.pair.anchor.slot
+    for what in ("rows", "columns"):
+        tables, before = (both if what == "rows" else both.map(np.transpose) for both in (now, was))
+        places = tables.zip(before).map(lambda side: np.flatnonzero((side[0] != side[1]).any(1)))
+        (first, second), written = places, tables.zip(places).map(lambda side: side[0][side[1]])
+        if not 0 < len(first) == len(second) < len(tables.reference) or np.array_equal(first, second):
+            continue
+        if np.abs(written.reference - written.candidate).max() > noise:
+            continue
+
+        def predict(
+            old: np.ndarray = before.candidate,
+            second: np.ndarray = second,
+            rows: np.ndarray = written.reference,
+            what: str = what,
+        ) -> Iterator[Prediction]:
+            made = np.array(old)
+            made[second] = rows
+            yield Prediction(
+                scene.diff.pair.anchor.site, now.candidate, made if what == "rows" else made.T, now.reference, noise
+            )
+
+        text = f"the candidate writes {what} {_range(second)} of `{slot}`, the reference {what} {_range(first)}"
+        return Hypothesis("rows_place", "written rows", text, predict, "rows", tried=2)
+    return None
 
 
 def _scaled(scene: DiffContext, before: Pair) -> Iterator[Hypothesis]:
