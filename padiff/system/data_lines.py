@@ -108,6 +108,7 @@ class _Search:
         self._functions = {name: (source, node) for source in sources for name, node in source.functions.items()}
         self._classes = {name: (source, node) for source in sources for name, node in source.classes.items()}
         self._visited: set[ast.AST] = set()
+        self._trains: dict[tuple[ast.AST, int], bool] = {}  # asked again of each function that another one calls
         self.lines: dict[tuple[str, int], Source] = {}
 
     def frames(self) -> list[Frame]:
@@ -147,6 +148,11 @@ class _Search:
 
     def trains(self, node: ast.AST, depth: int = 0) -> bool:
         """Return True if code calls the model, itself or through a function of the user's."""
+        if (node, depth) not in self._trains:
+            self._trains[node, depth] = self._calls_the_model(node, depth)
+        return self._trains[node, depth]
+
+    def _calls_the_model(self, node: ast.AST, depth: int) -> bool:
         for call in ast.walk(node):
             name = called_name(call)
             if name in self._models or name in ("backward", "zero_grad", "clear_grad"):
