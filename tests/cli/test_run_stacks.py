@@ -78,8 +78,8 @@ def test_a_script_ends_and_sees_its_stack_as_under_python(text):
         assert run[3].splitlines() == plain[2]
 
 
-@pytest.mark.parametrize("options", [["-W", "error::DeprecationWarning"], ["-X", "dev"], ["-O"], ["-u"], ["-b", "-B"]])
-def test_pythons_options_are_the_scripts(options):
+def test_pythons_options_are_the_scripts():
+    options = ["-W", "error::DeprecationWarning", "-X", "dev", "-O", "-u", "-b", "-B"]
     Path("train.py").write_text(SEEN["arguments"])
     assert ended(*options, "-m", "padiff", "run", "train.py")[:3] == ended(*options, "train.py")[:3]
 
