@@ -36,8 +36,8 @@ ENDS = {
     "a syntax error": "def f(:",
     "code 0": "import sys; sys.exit()",
     "an early exit": "import os; os._exit(7)",
-    "Ctrl-C": "import os, signal; os.kill(os.getpid(), signal.SIGINT); import time; time.sleep(9)",
-    "a signal": "import os, signal; os.kill(os.getpid(), signal.SIGTERM); import time; time.sleep(9)",
+    "Ctrl-C": "import os, signal; os.kill(os.getpid(), signal.SIGINT); import time; time.sleep(1)",
+    "a signal": "import os, signal; os.kill(os.getpid(), signal.SIGTERM); import time; time.sleep(1)",
     "a handler": "import signal, os, sys\nsignal.signal(15, lambda *a: sys.exit(0))\nos.kill(os.getpid(), 15)",
     "spawned": (
         "import multiprocessing as m\ndef f(q): q.put(__name__)\nif __name__ == '__main__':\n"
