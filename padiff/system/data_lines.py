@@ -108,6 +108,8 @@ class _Search:
         self._functions = {name: (source, node) for source in sources for name, node in source.functions.items()}
         self._classes = {name: (source, node) for source in sources for name, node in source.classes.items()}
         self._visited: set[ast.AST] = set()
+        self._trains: dict[tuple[ast.AST, int], bool] = {}  # asked again of each function that another one calls
+        self._called: dict[ast.AST, frozenset[str]] = {}
         self.lines: dict[tuple[str, int], Source] = {}
 
     def frames(self) -> list[Frame]:
@@ -147,13 +149,18 @@ class _Search:
 
     def trains(self, node: ast.AST, depth: int = 0) -> bool:
         """Return True if code calls the model, itself or through a function of the user's."""
-        for call in ast.walk(node):
-            name = called_name(call)
-            if name in self._models or name in ("backward", "zero_grad", "clear_grad"):
-                return True
-            if name in self._functions and depth < _DEEPEST and self.trains(self._functions[name][1], depth + 1):
-                return True
-        return False
+        if (node, depth) not in self._trains:
+            self._trains[node, depth] = self._calls_the_model(node, depth)
+        return self._trains[node, depth]
+
+    def _calls_the_model(self, node: ast.AST, depth: int) -> bool:
+        if node not in self._called:
+            self._called[node] = frozenset(map(called_name, ast.walk(node)))
+        called = self._called[node]
+        if not called.isdisjoint((*self._models, "backward", "zero_grad", "clear_grad")):
+            return True
+        functions = (self._functions[name][1] for name in called if name in self._functions)
+        return depth < _DEEPEST and any(self.trains(function, depth + 1) for function in functions)
 
     def follow(self, source: Source, function: ast.AST, node: ast.AST, depth: int) -> None:
         """Add the lines of a piece of code, and of what it uses."""

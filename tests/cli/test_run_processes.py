@@ -74,7 +74,7 @@ def train():
 """
 SPAWNED = """
 if __name__ == "__main__":
-    for run in range(int(sys.argv[1])):
+    for run in range(2):
         with __import__("socket").create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         mp.spawn(train, (f"run{run}", 2, port), nprocs=2)
@@ -172,9 +172,9 @@ def call(*command: object, **environment: str):
     return done
 
 
-def forked(*words: object):
+def forked(*words: object, **environment: str):
     """`padiff run`, where not the start of processes is tested: all have the frameworks already."""
-    return call(interpreter(), *PADIFF[1:], *words)
+    return call(interpreter(), *PADIFF[1:], *words, **environment)
 
 
 def printed_weights(lines: list[str], say: object) -> dict[int, bytes]:
@@ -199,8 +199,7 @@ def folders() -> list[str]:
 
 
 CASES = {
-    "torch.multiprocessing.spawn": (TORCH + SPAWNED, ["train.py", "1"], {"R": "run0"}, 2),
-    "spawned twice": (TORCH + SPAWNED, ["train.py", "2"], {"R": "run0", "R-2": "run1"}, 2),
+    "torch.multiprocessing.spawn, twice": (TORCH + SPAWNED, ["train.py"], {"R": "run0", "R-2": "run1"}, 2),
     "torchrun": (TORCH + LAUNCHED, [*TORCHRUN, "train.py"], {"R": 0}, 2),
     "hogwild, spawned": (TORCH + HOGWILD, ["train.py", "spawn"], {"R-worker-0": 0, "R-worker-1": 1}, 1),
     "hogwild, forked": (TORCH + HOGWILD, ["train.py", "fork"], {"R-worker-0": 0, "R-worker-1": 1}, 1),
@@ -268,7 +267,6 @@ def test_processes_are_recorded_and_print_what_they_print_without(name):
 @pytest.mark.parametrize(
     ("command", "code", "expected"),
     [
-        (["python", "train.py"], 0, ["R"]),
         (["bash", "-c", "export PYTHONPATH=.; python train.py; python -I train.py; exit 7"], 7, ["R", "R-2"]),
         (["python", "train.py", "fails"], 1, ["R"]),
         (["python", "train.py", "exits"], 5, ["R"]),
@@ -280,9 +278,10 @@ def test_a_command_ends_as_without(command, code, expected):
     if expected and not launch._is_installed():
         pytest.skip("the hook's .pth file is not installed")
     Path("train.py").write_text(TORCH + ALONE)
-    fresh = "-I" in command[-1] or "fails" in command  # a fork's tracebacks have more lines
-    unchanged = call(*command, **({} if fresh else {"PATH": f"{interpreter().parent}:{os.environ['PATH']}"}))
-    done = call(*PADIFF, "--", *command)
+    fresh = "fails" in command  # a fork's tracebacks have more lines
+    forks = {"PATH": f"{interpreter().parent}:{os.environ['PATH']}"}
+    unchanged = call(*command, **({} if fresh else forks))
+    done = forked("--", *command, **forks) if "exits" in command else call(*PADIFF, "--", *command)
     assert (done.returncode, done.stdout) == (unchanged.returncode, unchanged.stdout) and done.returncode == code
     assert folders() == expected
     for folder in expected:
@@ -315,7 +314,7 @@ def test_a_rank_that_is_killed_leaves_whole_steps():
     )
     assert text != TORCH
     Path("train.py").write_text(text + HOGWILD)
-    done = call(*PADIFF, "train.py", "spawn")
+    done = forked("train.py", "spawn")
     assert done.stdout.endswith("9\n")
     whole, left = padiff.open_run("R-worker-0"), padiff.open_run("R-worker-1")
     assert whole.finished() and whole.numbers() == [0, 1, 2]
@@ -362,13 +361,14 @@ def test_a_python_without_the_pth_file_has_the_hook_from_its_path(folder):
     root = Path(padiff_cli.__file__).parents[1]
     places = [folder, next(place for place in sys.path if place.endswith("site-packages")), *integrations(root)]
     path = os.pathsep.join(filter(None, places))
-    command = [sys._base_executable, "-c", f"import os, sys; {SHOW}; exec(open('train.py').read())"]
-    unchanged = call(*command, PYTHONPATH=path)
+    show, train = f"import os, sys; {SHOW}", "exec(open('train.py').read())"
+    shown, unchanged = call(sys._base_executable, "-c", show, PYTHONPATH=path), call(interpreter(), "train.py")
+    command = [sys._base_executable, "-c", f"{show}; {train}"]
     done = call(sys._base_executable, *PADIFF[1:], "--", *command, PYTHONPATH=path)
     # Once in padiff's own process, which is one, and once in the command.
-    assert done.stdout == ("customized\n" if folder else "") + unchanged.stdout, done.stderr
+    assert done.stdout == ("customized\n" if folder else "") + shown.stdout + unchanged.stdout, done.stderr
     assert recorded("R") == printed_weights(unchanged.lines, 0)
-    assert done.returncode == unchanged.returncode == 0
+    assert done.returncode == shown.returncode == unchanged.returncode == 0
 
 
 SHOW = "print([place for place in sys.path if 'padiff' not in place])"
@@ -386,14 +386,13 @@ def integrations(root: Path) -> list[str]:
             '1 {"script": "train.py", "dir_path": "R", "options": {"detail": "odd"}}',
             "padiff: this process is not recorded",
         ),
-        ("", ""),
     ],
 )
 def test_an_error_of_the_hook_is_a_line_and_ends_no_process(value, said):
     Path("train.py").write_text(TORCH + ALONE)
-    unchanged, done = call(interpreter(), "train.py"), call(*PYTHON, "train.py", **{startup.VARIABLE: value})
+    unchanged, done = call(interpreter(), "train.py"), call(interpreter(), "train.py", **{startup.VARIABLE: value})
     assert (done.returncode, done.stdout) == (0, unchanged.stdout)
-    assert done.stderr.count("\n") == bool(said) and done.stderr.startswith(said), done.stderr
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith(said), done.stderr
     assert not folders()
 
 
@@ -406,8 +405,9 @@ def test_a_process_that_is_not_recorded_imports_nothing_of_padiff():
     done = call(*PADIFF, "--", sys.executable, "-c", code)
     names = ["padiff_cli", "padiff_cli.after_import", "padiff_cli.run", "padiff_cli.run.startup"]
     assert done.stdout.splitlines()[0] == str(names) and done.stdout.splitlines()[1] == "[0, 1]"
-    done = call(*PYTHON, "-c", "import sys; print([name for name in sys.modules if name.startswith('padiff')])")
-    assert done.stdout == "[]\n"
+    for environment in ({}, {startup.VARIABLE: ""}):
+        code = "import sys; print([name for name in sys.modules if name.startswith('padiff')])"
+        assert call(*PYTHON, "-c", code, **environment).stdout == "[]\n"
 
 
 def test_a_padiff_run_below_another_one_records_alone():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import paddle
 import pytest
@@ -103,9 +105,14 @@ class Program:
         return rec.run
 
 
+@cache
+def reference_of(kit, detail):
+    return Program(kit).run(detail=detail)
+
+
 def compared(kit, other=None, dense=False, detail="full", **faults):
-    reference = Program(kit).run(detail=detail)
-    return compare_runs(reference, Program(other or kit, flips=True, dense=dense, **faults).run(detail=detail))
+    candidate = Program(other or kit, flips=True, dense=dense, **faults).run(detail=detail)
+    return compare_runs(reference_of(kit, detail), candidate)
 
 
 @pytest.mark.parametrize("detail", ["full", "sketch"])
@@ -198,6 +205,7 @@ def test_what_is_not_judged_is_not_the_closest_to_its_limit(kit):
     assert "has to be 0" not in report.text(120)
 
 
+@cache
 def mined(kit, first_leads, largest=True, k=5, steps=1, **options):
     """Record a training on its hardest samples, of which two nearly tie in the first step."""
     kit.seed(0)
@@ -332,6 +340,7 @@ def test_thresholds_are_named_by_their_numbers(kit):
         assert "le() in `the model` compares with 0.4, the reference's gt() with 0.1" in str(cause), str(cause)
 
 
+@cache
 def ranked(kit, by, k=2, largest=True, start=0):
     """Record a model that hands on the scores of its first places, found by topk or by sort."""
     kit.seed(0)
@@ -364,6 +373,7 @@ def test_a_ranking_of_all_places_is_the_choice_of_the_first_ones(kit):
     assert cause.kind == "choice_order" and "the least scores first" in str(cause), str(cause)
 
 
+@cache
 def with_scalars(kit, flips, over=1.0, count=1.0):
     """Record a router with two scalar outputs: one does not depend on what is chosen, one counts it."""
     program = Program(kit, flips=flips)
@@ -457,6 +467,7 @@ def leads(first, shape, at, size=0.0):
     return moved
 
 
+@cache
 def unpooled(kit, first=True, times=1.0, average=False):
     """Record a pooling with places, whose outputs an unpooling puts back; two elements of a window nearly tie."""
     f = LIBRARY[kit.name].nn.functional
@@ -491,6 +502,7 @@ def test_a_fault_behind_a_pooling_shows_beside_them(kit, fault):
     assert first is not None and (first.step, first.stage) == (0, "forward"), str(first)
 
 
+@cache
 def largest_of_some(kit, first=True, times=1.0):
     """Record a model that takes the largest of four values, and not where it was."""
     f = LIBRARY[kit.name]
@@ -522,6 +534,7 @@ def test_values_that_nearly_tie_send_their_gradient_elsewhere(kit):
     assert first is not None and first.stage == "backward", str(first)
 
 
+@cache
 def codebook(kit, first=True, decay=0.9, count=True, detail="full"):
     """Record a codebook that no optimizer updates: it follows the rows that choose its entries."""
     f = LIBRARY[kit.name]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import paddle
 import pytest
@@ -109,9 +111,15 @@ class Router:
         return rec.run
 
 
+@cache
+def reference(kit, sigmoid):
+    return Router(kit, sigmoid=sigmoid).run()
+
+
+@cache
 def compared(kit, fault, other=None, sigmoid=False):
-    reference = Router(kit, sigmoid=sigmoid).run()
-    return compare_runs(reference, Router(other or kit, fault, one_by_one=True, sigmoid=sigmoid).run())
+    candidate = Router(other or kit, fault, one_by_one=True, sigmoid=sigmoid).run()
+    return compare_runs(reference(kit, sigmoid), candidate)
 
 
 @pytest.mark.parametrize("sigmoid", [False, True])

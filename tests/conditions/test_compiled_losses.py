@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 
 import numpy as np
 import paddle
 import pytest
 import torch
+from hard.children import run_script
 from kit.frameworks import PADDLE, TORCH
 from paddle.nn import functional as paddle_functional
 from torch.nn import functional as torch_functional
@@ -146,9 +145,8 @@ def test_paddle(what, full):
 
 def test_a_loss_that_is_a_compiled_module_compiles_as_without_padiff(tmp_path):
     """A compiler sees global hooks on modules, and with ``fullgraph=True`` it refuses them."""
-    script = tmp_path / "train.py"
-    script.write_text("""
-import sys, torch, padiff
+    (tmp_path / "train.py").write_text("""
+import torch, padiff
 class Loss(torch.nn.Module):
     def forward(self, a, b):
         return ((a - b) ** 2).mean()
@@ -162,6 +160,6 @@ with padiff.record(model, optimizer=optimizer) as rec:
         rec.try_dump()
 print(rec.run.numbers())
 """)
-    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    ran = run_script(tmp_path, "train.py")
     assert (ran.returncode, ran.stdout.strip()) == (0, "[0, 1]"), ran.stderr
     assert "global hooks" not in ran.stderr

@@ -111,3 +111,14 @@ def test_the_functions_of_a_schedule_are_followed(tmp_path):
     found = used_lines([source], source.frame_at(10), "@schedule")
     assert [frame.line for frame in found.values()] == [5, 6, 10]
     assert list(found) == ["@schedule:0", "@schedule:1", "@schedule:2"]
+
+
+@pytest.mark.timeout(60)
+def test_functions_that_all_call_one_another_are_read_once(tmp_path):
+    """Not once for each way from one to another, of which there are millions."""
+    file, names = tmp_path / "train.py", [f"f{k}" for k in range(12)]
+    functions = [f"def {name}(n):\n    return {' + '.join(f'{each}(n)' for each in names)}" for name in names]
+    file.write_text("\n".join([*functions, "schedule = LambdaLR(opt, f0)"]) + "\n")
+    source = parsed(str(file))
+    found = used_lines([source], source.frame_at(25), "@schedule")
+    assert [frame.line for frame in found.values()] == [*range(2, 25, 2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import re
 import runpy
@@ -61,20 +62,36 @@ def trained(program, backend, folder=None, every=1, steps=5):
     return losses, counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
 
 
+@functools.cache
+def plain(program):
+    return trained(PROGRAMS[program], "aot_eager")
+
+
+@pytest.fixture(scope="module")
+def eager(tmp_path_factory):
+    """The run of a program that is not compiled; each is made once."""
+
+    @functools.cache
+    def made(program):
+        folder = tmp_path_factory.mktemp("eager") / "run"
+        compilers.train(PROGRAMS[program], None, str(folder))
+        return folder
+
+    return made
+
+
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("program", [*PROGRAMS])
 def test_recording_changes_neither_the_training_nor_what_is_compiled(program, every, tmp_path):
-    plain = trained(PROGRAMS[program], "aot_eager")
-    assert trained(PROGRAMS[program], "aot_eager", tmp_path / "run", every) == plain
+    assert trained(PROGRAMS[program], "aot_eager", tmp_path / "run", every) == plain(program)
     assert open_run(str(tmp_path / "run")).steps(0)[0].regions
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", INDUCTOR])
 @pytest.mark.parametrize("program", [*PROGRAMS])
-def test_clean_compilers_match(program, backend, tmp_path):
-    compilers.train(PROGRAMS[program], None, str(tmp_path / "a"))
+def test_clean_compilers_match(program, backend, eager, tmp_path):
     compilers.train(PROGRAMS[program], backend, str(tmp_path / "b"))
-    report = padiff.compare_runs(tmp_path / "a", tmp_path / "b")
+    report = padiff.compare_runs(eager(program), tmp_path / "b")
     assert report.passed, report.text()
     regions = open_run(str(tmp_path / "b")).steps(0)[0].regions
     assert all(region.outputs and region.gradients and not region.note for region in regions)
@@ -84,11 +101,10 @@ def test_clean_compilers_match(program, backend, tmp_path):
 
 
 @pytest.mark.parametrize("name", [*FAULTS])
-def test_faults_of_a_compiler_are_placed(name, tmp_path):
+def test_faults_of_a_compiler_are_placed(name, eager, tmp_path):
     fault = FAULTS[name]
-    compilers.train(PROGRAMS[fault.program], None, str(tmp_path / "a"))
     compilers.train(PROGRAMS[fault.program], compilers.compiler(fault.edit, fault.backward), str(tmp_path / "b"))
-    report = padiff.compare_runs(tmp_path / "a", tmp_path / "b")
+    report = padiff.compare_runs(eager(fault.program), tmp_path / "b")
     first = report.first_diff
     assert first is not None and first.cause.kind == "compiled" and first.cause.proven
     [wrong, *_] = [region for region in open_run(str(tmp_path / "b")).steps(0)[0].regions if region.failed]
@@ -154,7 +170,7 @@ def test_regions_are_read_again_from_both_kinds_of_steps(tmp_path):
     assert both[0] == both[1] and both[0][0].outputs and both[0][0].gradients
 
 
-def test_a_compiler_that_fails_in_the_search_costs_nothing(tmp_path):
+def test_a_compiler_that_fails_in_the_search_costs_nothing(eager, tmp_path):
     """The compiler refuses each part: the region is reported, without the operation."""
     seen = []
 
@@ -165,9 +181,8 @@ def test_a_compiler_that_fails_in_the_search_costs_nothing(tmp_path):
         FAULTS["gelu by tanh"].edit(gm)
         return gm.forward
 
-    compilers.train(PROGRAMS["whole"], None, str(tmp_path / "a"))
     compilers.train(PROGRAMS["whole"], backend, str(tmp_path / "b"))
-    report = padiff.compare_runs(tmp_path / "a", tmp_path / "b")
+    report = padiff.compare_runs(eager("whole"), tmp_path / "b")
     assert report.first_diff.cause.kind == "compiled" and "compiled region 0" in report.first_diff.cause.sentence
 
 

@@ -250,7 +250,7 @@ def _run_once(path: list[str], args: list[str], folder: str, environment: dict[s
         weakref.finalize._registry = {}
         if "paddle.base.libpaddle" in sys.modules:
             atexit.unregister(sys.modules["paddle.base.libpaddle"].clear_kernel_factory)
-    while args[0] in ("--taken-down", "--executable", "-W", "-u", "-B"):
+    while args[0] in ("--taken-down", "--executable", "-W", "-u", "-B", "-I"):
         option = args.pop(0)
         if option == "--executable":
             sys.executable = args.pop(0)
