@@ -259,18 +259,14 @@ def measure_in_rows(pairs: Sequence[Pair], places: Sequence[int], rows: np.ndarr
     Returns:
         The indices of the pairs that were left out.
     """
-    done = set(_small_in_tables(pairs, np.array(places, np.intp), rows)) if isinstance(pairs, PairTable) else set[int]()
+    done: set[int] = set()
     groups: dict[int, list[tuple[int, Pair]]] = defaultdict(list)
     for place in places:
-        if place in done:
-            continue
         pair = pairs[place]
         if _is_ordinary(pair):
             assert pair.reference is not None
             groups[math.prod(pair.reference.shape)].append((place, pair))
     for size, group in groups.items():
-        if len(group) == 1:
-            continue  # a table of one row is no faster
         count = _BLOCK // size
         for begin in range(0, len(group), count):
             readable, tables = _read(group[begin : begin + count], size)
@@ -278,48 +274,6 @@ def measure_in_rows(pairs: Sequence[Pair], places: Sequence[int], rows: np.ndarr
                 axes = np.array([bool(pair.anchor.shape) for _, pair in readable])
                 done.update(_measure(np.array([place for place, _ in readable]), axes, tables, size, rows))
     return [place for place in places if place not in done] if done else list(places)
-
-
-def _small_in_tables(pairs: PairTable, places: np.ndarray, rows: np.ndarray) -> list[int]:
-    """Measure pairs whose tensors lie side by side in their steps' files, without an object for each, and return their
-    indices.
-    """
-    done: list[int] = []
-    a, b = (side.tensors for side in pairs.records)
-    if a is None or b is None:
-        return done
-    sizes, (rows_a, rows_b) = pairs.fact(_sizes)[places], pairs.fact(records_of)
-    fitting = np.flatnonzero(sizes)
-    of_fitting = places[fitting]
-    sizes[fitting[~(a.there[rows_a[of_fitting]] & b.there[rows_b[of_fitting]])]] = 0
-    if not pairs.unscaled:
-        sizes[np.array(pairs.columns.scaled, np.bool_)[places]] = 0
-    for size in np.unique(sizes[sizes > 0]).tolist():
-        group, count = places[sizes == size], _BLOCK // size
-        for begin in range(0, len(group), count):
-            chunk = group[begin : begin + count]
-            tables = a.table(rows_a[chunk], _FLOAT32, size), b.table(rows_b[chunk], _FLOAT32, size)
-            if tables[0] is not None and tables[1] is not None:
-                axes = np.array([bool(pairs.sites.shapes[place]) for place in chunk.tolist()])
-                done += _measure(chunk, axes, Both(tables[0], tables[1]), size, rows)
-    return done
-
-
-def _sizes(pairs: PairTable) -> np.ndarray:
-    """Return the element counts of the pairs that `_in_tables` may measure; 0 for all other pairs."""
-    sizes = np.zeros(len(pairs), np.intp)
-    a, b = (side.sketches for side in pairs.records)
-    rows_a, rows_b = pairs.fact(records_of)
-    if a is None or b is None:
-        return sizes
-    dtypes, layouts = pairs.sites.dtypes, pairs.columns.layouts
-    for place in np.flatnonzero((rows_a >= 0) & (rows_b >= 0)).tolist():
-        shape = a.shapes[rows_a[place]]
-        plain = shape == b.shapes[rows_b[place]] and not layouts[place]
-        if plain and dtypes.reference[place] == dtypes.candidate[place] == "float32":
-            size = math.prod(shape)
-            sizes[place] = size if size <= LARGEST_ROW else 0
-    return sizes
 
 
 def _read(group: Sequence[tuple[int, Pair]], size: int) -> tuple[Sequence[tuple[int, Pair]], Both[np.ndarray]]:
