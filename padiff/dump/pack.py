@@ -34,7 +34,6 @@ from padiff.dump.untrusted import plain
 from padiff.errors import TensorFileError
 from padiff.records import (
     LazyRecords,
-    OutputBuffer,
     Record,
     Sketched,
     Step,
@@ -47,7 +46,6 @@ from padiff.records.both import fast_frozen_init
 from padiff.records.step_schema import StepSchema, StoredRecords
 from padiff.records.traces import regions_from_json, regions_to_json
 from padiff.sketches.sketch import ROW
-from padiff.system.process import new_memory
 
 PACK_FILE = "step.safetensors"
 SCHEMA_VERSION = 1
@@ -102,16 +100,8 @@ class PackedTensor(TensorSource):
         Raises:
             TensorFileError: the file was changed, or there is too little memory.
         """
-        return self.read_into(new_memory)
-
-    def read_into(self, room: OutputBuffer) -> np.ndarray:
-        """Return the tensor, in memory from ``room`` if the tensor is uncompressed and the room is large enough.
-
-        Raises:
-            TensorFileError: the file was changed, or there is too little memory.
-        """
         try:
-            array = self.file.array(self.place, new_memory if self.compression else room)
+            array = self.file.array(self.place)
             if self.compression:
                 array = storage.restored(array, self.compression, self.stored, self.stored_shape)
             if self.dtype.startswith("complex"):
@@ -197,7 +187,6 @@ class PackReader:
             for place in np.flatnonzero(structure.sketches.rows < 0).tolist():
                 step_records[place] = make(place)
             records: Sequence[Record] = StoredRecords(step_records, structure, make, structure.sketches, stored.rows)
-            file.forget()
             if not about["structure"]:
                 records = tuple(records)  # a step that stores its own structure shares it with no other step
             return Step(
@@ -220,7 +209,7 @@ def _rows(file: ArrayFile, places: Mapping[str, Place]) -> np.ndarray:
         return np.zeros((0, ROW))
     if place.dtype != np.float64 or place.shape[1:] != (ROW,):
         raise ValueError(f"sketches of {place.dtype} in a table of {place.shape}")
-    return file.view(place)
+    return file.array(place)
 
 
 @dataclass(frozen=True, slots=True)
