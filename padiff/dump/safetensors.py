@@ -26,6 +26,7 @@ from padiff.dump.store import AnyPath, RemotePath, as_local
 from padiff.dump.untrusted import NO_LINK, parse_json, read, read_into, shape_of
 from padiff.errors import RunFolderError
 from padiff.records import Storable, StreamedArray
+from padiff.records.both import fast_frozen_init
 from padiff.system.process import new_memory
 
 #: The format's dtype names -> numpy dtypes.
@@ -58,6 +59,7 @@ _LONGEST = 1 << 20
 _DECODER = json.JSONDecoder()
 
 
+@fast_frozen_init
 @dataclass(frozen=True, slots=True)
 class Place:
     """Position, dtype and shape of a tensor in a file.
