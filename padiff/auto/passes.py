@@ -251,7 +251,7 @@ class NoiseDriven:
     def see(self, diffs: Sequence[Diff]) -> None:
         """Add the parameters whose gradients in this step are rounding noise."""
         step = StepDiffs.from_diffs(diffs)
-        self._keys |= step.keys_of(step.measured_fact(rounding_gradients))
+        self._keys |= step.keys_of(step.figure_fact(rounding_gradients))
 
     def stepped(self, before: Step, after: Step) -> None:
         """Add the reference's largest update to the bound on changes by noise."""

@@ -194,7 +194,7 @@ class RunComparison:
         self._asked = ReportFilter.from_arguments(stages, layers, self._infos)
         # A limit also depends on the other diffs of the step.
         self._measured_stages = frozenset(STAGES) if self._policy.in_context else self._asked.stages
-        self._measuring = Measuring(self.runs, self._measured_stages, self._policy.elementwise, workers, measuring)
+        self._measuring = Measuring(self._measured_stages, self._policy.elementwise, workers, measuring)
         self._boundaries, self._aligned = boundaries, aligned
         self._plan: ComparisonPlan | None = None
         self._first_diff: FirstDiff | None = None
@@ -250,24 +250,19 @@ class RunComparison:
         """Return the judged diffs of one step, in causal order."""
         return StepDiffs.joined(self.rank_diffs(Both(number, number)))
 
-    def rank_diffs(self, numbers: Both[int], later: Sequence[Both[int]] = ()) -> list[StepDiffs]:
+    def rank_diffs(self, numbers: Both[int]) -> list[StepDiffs]:
         """Return the judged diffs of each rank for a pair of step numbers, preceded by records that no rank
         compares, if any.
-
-        Args:
-            later: the step numbers that will be requested next; small steps are read and measured together.
         """
         # Released first: two steps at a time would take twice the memory, and garbage collections twice the time.
         self._compared, self._latest = [], ()
-        return self._diffs(self._measuring.steps(numbers), numbers, later)
+        return self._diffs(self.runs.zip(numbers).map(lambda side: side[0].steps(side[1])), numbers)
 
     def step_diffs(self, steps: Both[Step]) -> Sequence[Diff]:
         """Return the judged diffs of two steps."""
         return StepDiffs.joined(self._diffs(steps.map(lambda step: [step])))
 
-    def _diffs(
-        self, steps: Both[list[Step]], numbers: Both[int] | None = None, later: Sequence[Both[int]] = ()
-    ) -> list[StepDiffs]:
+    def _diffs(self, steps: Both[list[Step]], numbers: Both[int] | None = None) -> list[StepDiffs]:
         steps = steps.map(merge_ranks)
         self.spread = self.spread or any(side and side[0].spread for side in steps)
         if self._alone:
@@ -275,8 +270,7 @@ class RunComparison:
         if self._plan is None:
             self._plan, diffs, before = self._first(steps, numbers)
         else:
-            alignment, plans = self._plan.alignment, self._plan.plans
-            measure = partial(self._measuring.diffs, numbers=numbers, alignment=alignment, plans=plans, later=later)
+            measure = partial(self._measuring.diffs, numbers=numbers, alignment=self._plan.alignment)
             plan = replace(self._plan, measure=measure)
             diffs, before = compare_step(steps, plan, self._before)
         self._before, self._latest = before, diffs[0] if diffs else []
@@ -540,7 +534,7 @@ class Distance:
             )
         pairs = pair_steps(steps.reference, steps.candidate, self._alignment)
         diffs = StepDiffs.from_diffs([measure_pair(pair) for pair in pairs if pair.complete and pair.stage in _STAGES])
-        noise = diffs.keys_of(diffs.measured_fact(rounding_gradients))
+        noise = diffs.keys_of(diffs.figure_fact(rounding_gradients))
         updates, losses = [0.0, 0.0], [0.0, 0.0]
         for diff in diffs:
             figures, anchor = diff.figures, diff.pair.anchor

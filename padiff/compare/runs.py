@@ -16,7 +16,6 @@ from padiff.compare.coverage import Findings
 from padiff.compare.diagnose.known_differences import RegionsOfSteps, with_regions
 from padiff.compare.diagnose.shifted import token_cause
 from padiff.compare.judge.policy import Policy
-from padiff.compare.measuring import STEPS_AT_A_TIME
 from padiff.compare.workers import Workers, check_workers, executor_of, shown_to_workers
 from padiff.dump import FolderRun, SingleDump
 from padiff.dump.medium import incomplete_steps
@@ -373,9 +372,9 @@ def compare_runs(
             measuring=report_progress,
             alone=_is_replay(runs) if alone is None else alone,
         )
-        for place, number in enumerate(common):
+        for number in common:
             report_progress()
-            ranks = comparison.rank_diffs(number, common[place + 1 : place + STEPS_AT_A_TIME])
+            ranks = comparison.rank_diffs(number)
             diffs = StepDiffs.joined(ranks)
             for found, step in zip(regions, comparison.latest):
                 if step.regions:

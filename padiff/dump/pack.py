@@ -27,14 +27,13 @@ from padiff.dump.stored_schema import (
     StoredSchema,
     StoredSchemaReader,
     StoredSchemaWriter,
+    trace_from_json,
 )
 from padiff.dump.tensor_file import TensorFile
 from padiff.dump.untrusted import plain
 from padiff.errors import TensorFileError
 from padiff.records import (
-    NO_TRACE,
     LazyRecords,
-    OutputBuffer,
     Record,
     Sketched,
     Step,
@@ -47,7 +46,6 @@ from padiff.records.both import fast_frozen_init
 from padiff.records.step_schema import StepSchema, StoredRecords
 from padiff.records.traces import regions_from_json, regions_to_json
 from padiff.sketches.sketch import ROW
-from padiff.system.process import new_memory
 
 PACK_FILE = "step.safetensors"
 SCHEMA_VERSION = 1
@@ -102,16 +100,8 @@ class PackedTensor(TensorSource):
         Raises:
             TensorFileError: the file was changed, or there is too little memory.
         """
-        return self.read_into(new_memory)
-
-    def read_into(self, room: OutputBuffer) -> np.ndarray:
-        """Return the tensor, in memory from ``room`` if the tensor is uncompressed and the room is large enough.
-
-        Raises:
-            TensorFileError: the file was changed, or there is too little memory.
-        """
         try:
-            array = self.file.array(self.place, new_memory if self.compression else room)
+            array = self.file.array(self.place)
             if self.compression:
                 array = storage.restored(array, self.compression, self.stored, self.stored_shape)
             if self.dtype.startswith("complex"):
@@ -138,11 +128,7 @@ def table_of(tensors: Sequence[PackedTensor]) -> np.ndarray | None:
     file, stored, shape = tensors[0].file, tensors[0].stored, tensors[0].shape
     if any(t.file is not file or t.stored != stored or t.compression or t.dtype[0] == "c" for t in tensors):
         return None
-    return _table(file, np.array([tensor.place.start for tensor in tensors], np.int64), stored, math.prod(shape))
-
-
-def _table(file: ArrayFile, starts: np.ndarray, stored: np.dtype[Any], size: int) -> np.ndarray | None:
-    """Return tensors of ``size`` elements that begin at these bytes of a file as rows; `None` as in `table_of`."""
+    starts, size = np.array([tensor.place.start for tensor in tensors], np.int64), math.prod(shape)
     begin, nbytes = int(starts.min()), size * stored.itemsize
     span = int(starts.max()) + nbytes - begin
     starts, remainders = np.divmod(starts - begin, stored.itemsize)
@@ -196,15 +182,11 @@ class PackReader:
             make = partial(_record, stored, structure)
             if structure.rows > len(stored.rows):
                 raise ValueError(f"a sketch in row {structure.rows - 1} of {len(stored.rows)}")
-            # Records are created on first access. Those with tensors elsewhere are created now, to detect damage.
+            # Records of sketches are created on first access. The others are created now, to detect damage.
             step_records: list[Record | None] = [None] * len(structure.kept)
-            tensors = PackedTensors.from_stored(stored, structure)
-            for place in (*structure.others, *tensors.odd):
+            for place in np.flatnonzero(structure.sketches.rows < 0).tolist():
                 step_records[place] = make(place)
-            records: Sequence[Record] = StoredRecords(
-                step_records, structure, make, structure.sketches, stored.rows, tensors
-            )
-            file.forget()
+            records: Sequence[Record] = StoredRecords(step_records, structure, make, structure.sketches, stored.rows)
             if not about["structure"]:
                 records = tuple(records)  # a step that stores its own structure shares it with no other step
             return Step(
@@ -215,41 +197,10 @@ class PackReader:
                 micro_batches=int(about.get("micro_batches", 1)),
                 notes=tuple([str(note) for note in json.loads(about.get("notes", "[]"))]),
                 settings=settings_from_json(plain(json.loads(about["settings"]))) if "settings" in about else {},
-                trace=NO_TRACE if structure.trace is None else structure.trace.read(stored.source, path),
+                trace=trace_from_json(structure.trace, stored.source, path),
                 evaluations=evaluations_from_json(json.loads(about.get("evaluations", "[]"))),
                 regions=regions_from_json(json.loads(about.get("regions", "[]"))),
             )
-
-
-class PackedTensors:
-    """The uncompressed tensors of a step's file; implements `padiff.records.step_schema.Tensors`.
-
-    Attributes:
-        odd: indices of the other records: compressed, in another rank's file, or damaged.
-    """
-
-    def __init__(self, file: ArrayFile, starts: np.ndarray, odd: list[int]) -> None:
-        self._file, self.odd, self._starts = file, odd, starts
-        self.there = starts >= 0
-
-    @classmethod
-    def from_stored(cls, stored: _Stored, structure: StoredSchema) -> PackedTensors:
-        """Look up the tensors of a structure in a step's file."""
-        entries, plain = stored.places.entries, not structure.compression
-        starts, odd = np.full(len(structure.kept), -1, np.int64), []
-        for place, (name, dtype, shape) in structure.tensors.items():
-            start, kind, extents = entries.get(name, _NOWHERE)
-            if plain and kind is dtype and extents == shape:
-                starts[place] = start
-            else:
-                odd.append(place)
-        return cls(stored.file, starts, odd)
-
-    def table(self, places: np.ndarray, dtype: np.dtype[Any], size: int) -> np.ndarray | None:
-        return _table(self._file, self._starts[places], dtype, size)
-
-
-_NOWHERE = -1, np.dtype(np.void), ()
 
 
 def _rows(file: ArrayFile, places: Mapping[str, Place]) -> np.ndarray:
@@ -258,7 +209,7 @@ def _rows(file: ArrayFile, places: Mapping[str, Place]) -> np.ndarray:
         return np.zeros((0, ROW))
     if place.dtype != np.float64 or place.shape[1:] != (ROW,):
         raise ValueError(f"sketches of {place.dtype} in a table of {place.shape}")
-    return file.view(place)
+    return file.array(place)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from padiff.dump.medium import medium_of
 from padiff.dump.store import AnyPath, RemotePath, as_local
 from padiff.dump.untrusted import NO_LINK, parse_json, read, read_into, shape_of
 from padiff.errors import RunFolderError
-from padiff.records import OutputBuffer, Storable, StreamedArray
+from padiff.records import Storable, StreamedArray
 from padiff.records.both import fast_frozen_init
 from padiff.system.process import new_memory
 
@@ -194,8 +194,6 @@ def _places(header: Mapping[str, Any], begin: int) -> Places:
 
 
 _MOST_OPEN = 4
-# Largest file in bytes that is read at once when it is opened: a separate read costs as much as copying this.
-_AT_ONCE = 1 << 18
 
 
 def write_safetensors(path: AnyPath, tensors: Mapping[str, Storable], about: Mapping[str, str]) -> None:
@@ -296,33 +294,17 @@ class ArrayFile:
                 f"{self.path} is damaged ({error}): copy it again from where it was recorded"
             ) from error
 
-    def array(self, place: Place, room: OutputBuffer = new_memory) -> np.ndarray:
-        """Return one of the arrays, in memory from ``room`` if that is large enough. Default: in new memory.
+    def array(self, place: Place) -> np.ndarray:
+        """Return one of the arrays, in new memory.
 
         Raises:
             OSError: the file is gone.
             ValueError: the file has become shorter, was replaced, or the array exceeds the free memory.
         """
         file = self._open()
-        memory = room(place.size, place.start)
-        if memory is None:
-            memory = new_memory(place.size)
-        file.fill(place.start, memory)
+        memory = new_memory(place.size)
+        read_into(file.number, place.start, memory)
         return memory.view(place.dtype).reshape(place.shape)
-
-    def view(self, place: Place) -> np.ndarray:
-        """Return one of the arrays, which must not be modified; without a copy if the file was read at once.
-
-        Raises:
-            OSError, ValueError: see `array`.
-        """
-        content = self._open().held(place.start, place.size)
-        return self.array(place) if content is None else np.frombuffer(content, place.dtype).reshape(place.shape)
-
-    def forget(self) -> None:
-        """Free the content of a small file that was read at once; later accesses read from disk."""
-        if self._descriptor is not None:
-            self._descriptor.forget()
 
     def close(self) -> None:
         """Close the file; the next access opens it again."""
@@ -352,19 +334,17 @@ class ArrayFile:
 
 
 class _Descriptor:
-    """An open file, closed when this object is freed. A small file is read at once, until `forget`.
+    """An open file, closed when this object is freed.
 
     Attributes:
         number: the file descriptor.
         size: size of the file in bytes when it was opened.
     """
 
-    __slots__ = ("_at_once", "_content", "number", "size")
+    __slots__ = ("number", "size")
 
     def __init__(self, number: int, size: int) -> None:
         self.number, self.size = number, size
-        self._at_once = size <= _AT_ONCE
-        self._content: bytes | None = None
 
     def __del__(self) -> None:
         os.close(self.number)
@@ -373,46 +353,13 @@ class _Descriptor:
         """Copy and pickle as None: a copied `ArrayFile` opens the file anew, else both would close one descriptor."""
         return type(None), ()
 
-    def fill(self, start: int, memory: np.ndarray) -> None:
-        """Fill memory with the file's content from offset ``start`` on.
-
-        Raises:
-            ValueError: the file is too short.
-            OSError: it cannot be read.
-        """
-        content = self.held(start, memory.size)
-        if content is None:
-            read_into(self.number, start, memory)
-        else:
-            memory[:] = np.frombuffer(content, np.uint8)
-
-    def held(self, start: int, size: int) -> memoryview | None:
-        """Return ``size`` bytes from offset ``start`` without a copy; `None` for a large file, or after `forget`.
-
-        Raises:
-            ValueError, OSError: see `read_into`.
-        """
-        if not self._at_once:
-            return None
-        if self._content is None:
-            self._content = read(self.number, 0, self.size)
-        content = memoryview(self._content)[start : start + size]
-        if len(content) != size:
-            raise ValueError("the file was cut off")
-        return content
-
-    def forget(self) -> None:
-        """Free the content that was read at once."""
-        self._content, self._at_once = None, False
-
     def bytes_at(self, start: int, size: int) -> bytes:
         """Return ``size`` bytes from offset ``start``.
 
         Raises:
             ValueError, OSError: see `read_into`.
         """
-        content = self.held(start, size)
-        return read(self.number, start, size) if content is None else bytes(content)
+        return read(self.number, start, size)
 
 
 #: Objects that are fetched at the same time.
@@ -495,8 +442,8 @@ class Fetched(ArrayFile):
         self._object, self._fetching, self._version = path, fetching, ""
         self._content: bytes | None = None
 
-    def array(self, place: Place, room: OutputBuffer = new_memory) -> np.ndarray:
-        """Return an array as a read-only view of the object's memory; ``room`` is not used.
+    def array(self, place: Place) -> np.ndarray:
+        """Return an array as a read-only view of the object's memory.
 
         Raises:
             OSError: the store does not return the object.
@@ -512,9 +459,6 @@ class Fetched(ArrayFile):
         if len(data) < start + place.size:
             raise ValueError("the object was cut off")
         return np.frombuffer(data, place.dtype, math.prod(place.shape), start).reshape(place.shape)
-
-    def view(self, place: Place) -> np.ndarray:
-        return self.array(place)
 
     def close(self) -> None:
         self._content = None

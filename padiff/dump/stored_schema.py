@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from padiff.dump.medium import check_inside, read_text, write_text
-from padiff.dump.safetensors import DTYPES, NAMES, ArrayFile, Place
+from padiff.dump.safetensors import ArrayFile, Place
 from padiff.dump.store import AnyPath
 from padiff.dump.untrusted import LARGEST_JSON, as_int, parse_json, plain, shape_of
 from padiff.errors import RunFolderError
@@ -97,59 +97,10 @@ def trace_from_json(content: Any, source: SourceAt, where: object) -> Trace:
         source: creates the tensor source at a position.
         where: the file of the trace, for error messages.
     """
-    return _read_trace(lambda: content, bool(content.get("functions")), source, where) if content else NO_TRACE
-
-
-def _read_trace(content: Callable[[], Any], functions: bool, source: SourceAt, where: object) -> Trace:
-    tensors = _Later(lambda: [_tensor(entry, source) for entry in content()["tensors"]], where)
-    return Trace(tensors, _Later(lambda: _calls(content()), where), functions)
-
-
-# The bytes before a trace in JSON, and its beginning. JSON strings can't contain them, as quotes are escaped there.
-_TRACE_NAME = b', "trace": '
-_BEGINS = _TRACE_NAME + b'{"functions": '
-
-
-class StoredTrace:
-    """A trace as JSON text, parsed on first access.
-
-    Args:
-        text: the JSON text.
-        content: the parsed JSON, if already known; then ``text`` is not used.
-    """
-
-    def __init__(self, text: bytes, content: Any = None) -> None:
-        self._text, self._content = text, content
-        is_parsed = content is not None
-        self._functions = bool(content.get("functions")) if is_parsed else text.startswith(b'{"functions": true')
-
-    def read(self, source: SourceAt, where: object) -> Trace:
-        """Return the trace of a step; see `trace_from_json`."""
-        return _read_trace(self._parsed, self._functions, source, where)
-
-    def _parsed(self) -> Any:
-        if self._content is None:
-            self._content = parse_json(self._text)
-            self._text = b""
-        return self._content
-
-
-def without_trace(text: bytes) -> tuple[Any, StoredTrace | None]:
-    """Split JSON text into its parsed content, and its trace if it has one.
-
-    The trace is not parsed yet if it is the last entry, as padiff writes it.
-
-    Raises:
-        ValueError: the text is no JSON, or holds too many values.
-        AttributeError: the trace is no object.
-    """
-    begin = text.find(_BEGINS)
-    if begin >= 0:
-        trace = text[begin + len(_TRACE_NAME) :].rstrip()
-        return parse_json(text[:begin] + b"}"), StoredTrace(trace.removesuffix(b"}"))
-    content = parse_json(text)
-    trace = content.get("trace")
-    return content, StoredTrace(b"", trace) if trace else None
+    if not content:
+        return NO_TRACE
+    tensors = _Later(lambda: [_tensor(entry, source) for entry in content["tensors"]], where)
+    return Trace(tensors, _Later(lambda: _calls(content), where), bool(content.get("functions")))
 
 
 class _Later(Sequence[_Thing]):
@@ -337,12 +288,12 @@ class StoredSchema:
     Attributes:
         compression: codec of the tensors; empty: uncompressed.
         records: the JSON entry of each record; emptied once the entries are checked.
-        trace: the step's trace; `None` if it has none.
+        trace: the JSON of the step's trace; `None` if it has none.
     """
 
     compression: str
     records: list[Any]
-    trace: StoredTrace | None
+    trace: Any
 
     @cached_property
     def sketches(self) -> Sketches:
@@ -365,25 +316,6 @@ class StoredSchema:
     def rows(self) -> int:
         """Return the smallest number of rows that the step's table of sketches must have."""
         return int(self.sketches.rows.max(initial=-1)) + 1
-
-    @cached_property
-    def tensors(self) -> dict[int, tuple[str, np.dtype[Any], tuple[int, ...]]]:
-        """Return name, dtype and shape of the records stored as tensors of the step's file, by record index.
-
-        Complex tensors are left out, as the file stores them as real numbers.
-        """
-        tensors = {}
-        for place, ((kept_as, where), name) in enumerate(zip(self.kept, self.names.entries)):
-            _, _, _, _, _, dtype, shape, *_ = name
-            if kept_as == TENSOR and where[1] == NAMES.get(dtype):
-                tensors[place] = where[0], DTYPES[where[1]], shape
-        return tensors
-
-    @cached_property
-    def others(self) -> list[int]:
-        """Return the indices of the records that are neither sketches nor in `tensors`."""
-        tensors = self.tensors
-        return [place for place in np.flatnonzero(self.sketches.rows < 0).tolist() if place not in tensors]
 
     @property
     def names(self) -> Names:
@@ -517,12 +449,12 @@ def _read(path: AnyPath, run: AnyPath) -> StoredSchema:
 
 
 def _parsed(text: bytes) -> StoredSchema:
-    content, trace = without_trace(text)
+    content = parse_json(text)
     if content["schema_version"] not in (SCHEMA_VERSION, WITH_PARTS):
         raise ValueError(
             f"schema version {content['schema_version']!r}; this padiff reads {SCHEMA_VERSION} and {WITH_PARTS}"
         )
-    return StoredSchema(str(content["compression"]), list(content["records"]), trace)
+    return StoredSchema(str(content["compression"]), list(content["records"]), content.get("trace"))
 
 
 def _unpacked(data: np.ndarray) -> bytes:

@@ -20,7 +20,7 @@ from padiff.dump.safetensors import shared
 from padiff.dump.store import AnyPath, as_local, as_remote, local_only
 from padiff.dump.untrusted import NO_LINK, open_plain, read_into
 from padiff.errors import TensorFileError
-from padiff.records import OutputBuffer, TensorSource
+from padiff.records import TensorSource
 from padiff.records.both import fast_frozen_init
 from padiff.system.process import check_free, new_memory
 
@@ -32,13 +32,11 @@ _USUAL = 128
 _LITTLE = 1 << 20
 
 
-def read_plain(
-    folder: str, file: str, dtype: np.dtype[Any], shape: tuple[int, ...], room: OutputBuffer
-) -> np.ndarray | None:
-    """Return the array in ``folder/file``, in memory from ``room``, or `None` if the file needs the full checks.
+def read_plain(folder: str, file: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray | None:
+    """Return the array in ``folder/file``, or `None` if the file needs the full checks.
 
-    That is so if the array has another dtype or shape, the file is not a regular one below the folder, the path has a
-    link, or the room is too small.
+    That is so if the array has another dtype or shape, the file is not a regular one below the folder, or the path has
+    a link.
     """
     descriptor = _opened(folder, file)
     if descriptor is None:
@@ -52,9 +50,7 @@ def read_plain(
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_size < _USUAL + size:
                 return None
-        memory = room(size, _USUAL)
-        if memory is None:
-            return None
+        memory = new_memory(size)
         read_into(descriptor, 0, head, memory)
     except (OSError, ValueError):
         return None
@@ -136,18 +132,10 @@ class TensorFile(TensorSource):
             TensorFileError: the file is missing, truncated, pickled, outside of the folder, not of the recorded shape
                 or dtype, or too large for the free memory.
         """
-        return self.read_into(new_memory)
-
-    def read_into(self, room: OutputBuffer) -> np.ndarray:
-        """Return the tensor, in memory from ``room`` if that is large enough.
-
-        Raises:
-            TensorFileError: see `read`.
-        """
         stored = stored_dtype(self.dtype)
         folder = as_local(self.folder)
         if stored is not None and folder is not None:
-            array = read_plain(str(folder), self.file, stored, self.shape, room)
+            array = read_plain(str(folder), self.file, stored, self.shape)
             if array is not None:  # dtype and shape are checked
                 return from_stored(array, self.dtype)
         array = self._read_thoroughly()

@@ -36,8 +36,6 @@ def inside_folder(path: Path, root: Path) -> Path:
     Raises:
         RunFolderError: the path leads out of ``root``, or is no valid path.
     """
-    if _without_links(os.fspath(path), os.fspath(root)):
-        return path
     try:  # as text, which is faster than Path objects
         inner, outer = os.path.realpath(path, strict=True), os.path.realpath(root, strict=True)
         if inner == outer or inner.startswith(outer + os.sep):
@@ -53,24 +51,6 @@ def inside_folder(path: Path, root: Path) -> Path:
             f"{path} leaves {root} by a link, and is not read. Open the folder that it leads to, or copy the run whole"
         )
     return resolved
-
-
-def _without_links(path: str, root: str) -> bool:
-    """Return True if a path begins with ``root``, and its remaining parts exist and are no links or ``..``.
-
-    Links in ``root`` itself do not matter, as they are the same for both.
-    """
-    if os.name == "nt" or not path.startswith(root + os.sep):  # Windows has kinds of links that lstat does not report
-        return False
-    at = root
-    try:
-        for part in path[len(root) + 1 :].split(os.sep):
-            at = f"{at}{os.sep}{part}"
-            if part in ("", ".", "..") or stat.S_ISLNK(os.lstat(at).st_mode):
-                return False
-    except (OSError, ValueError):  # not there (yet), or no path
-        return False
-    return True
 
 
 def open_plain(path: Path) -> BinaryIO:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from typing import NamedTuple
@@ -11,15 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from padiff.align import Alignment
-from padiff.align.call_order import InputSite, calls_differ, is_derived
-from padiff.align.matching.parameter_units import tie_targets
+from padiff.align.call_order import calls_differ
 from padiff.pair.merge_ranks import replicas
-from padiff.pair.parameters import whole_layout
-from padiff.pair.steps import causal_order, identified_by_values, pair_steps
+from padiff.pair.steps import identified_by_values, pair_steps
 from padiff.records import (
-    LOOP,
     PARAMETER_STAGES,
-    SAME,
     STAGES,
     UNSCALED,
     Both,
@@ -33,66 +29,8 @@ from padiff.records import (
     Step,
     is_loss,
 )
-from padiff.records.pair_table import Key, PairColumns, PairSchema, PairTable
+from padiff.records.pair_table import PairColumns, PairSchema, PairTable
 from padiff.records.step_schema import StoredRecords, ValuesNotLoadedError, without_values
-
-
-def identity_pairing(steps: Both[Step], alignment: Alignment) -> list[int] | None:
-    """Return the indices of two steps' records in the causal order of their pairs, if equal indices pair.
-
-    Returns `None` if `padiff.pair.steps.pair_steps` would pair otherwise or in another layout, or if that is uncertain.
-    """
-    records = steps.reference.records
-    answers = _answers(alignment)
-    if (
-        answers is None
-        or alignment.call_order.numbers
-        or not all(map(answers, records))
-        or identified_by_values(records)
-    ):
-        return None
-    if len({(record.layer, record.stage, record.slot, record.call) for record in records}) < len(records):
-        return None
-    order = causal_order(steps, alignment.derived)
-    keys = [order(record, record) for record in records]
-    return sorted(range(len(records)), key=keys.__getitem__)
-
-
-def _answers(alignment: Alignment) -> Callable[[Record], bool] | None:
-    """Return a predicate that is true for a record aligned with its namesake.
-
-    Returns `None` if some paired layers or parameters differ in name, kind or layout.
-    """
-    if alignment.splits or alignment.cut_elsewhere or alignment.differ_inside:
-        return None
-    layers = alignment.pairs
-    if any((a.path, a.type, a.kind) != (b.path, b.type, b.kind) for a, b in layers):
-        return None
-    parameters: set[Key] = set()
-    for pair in alignment.parameters:
-        layout = whole_layout(pair)
-        if layout is None or layout:
-            return None
-        expected, actual = ((part.layer, part.slot) for part in (pair.reference[0], pair.candidate[0]))
-        if expected != actual:
-            return None
-        parameters.add(expected)
-    # A tied parameter is recorded under its target.
-    homes = alignment.layers.map(tie_targets)
-    if homes.reference != homes.candidate:
-        return None
-    parameters = {homes.reference.get(key, key) for key in parameters}
-    paths = {layer.path for layer, _ in layers}
-
-    def answers(record: Record) -> bool:
-        if record.layer == LOOP:
-            return True
-        return record.layer in paths and (
-            record.stage not in PARAMETER_STAGES or (record.layer, record.slot) in parameters
-        )
-
-    return answers
-
 
 # Most cached pairings. The steps of most runs have one structure, or alternate between a few; with sharded parameters
 # each process has its own.
@@ -164,23 +102,10 @@ def _planned_by_name(reference: Step, candidate: Step, alignment: Alignment) -> 
     steps = Both(reference, candidate).map(lambda step: replace(step, records=without_values(step.records)))
     if steps.reference.records is reference.records or steps.candidate.records is candidate.records:
         return None
-    if steps.reference.records is steps.candidate.records:
-        order = identity_pairing(steps, alignment)
-        if order is not None:
-            return _planned_same(steps.reference.records, order, alignment.derived.reference)
     try:
         return _planned(pair_steps(steps.reference, steps.candidate, alignment), steps.map(lambda step: step.records))
     except ValuesNotLoadedError:
         return None
-
-
-def _planned_same(records: Sequence[Record], order: list[int], derived: Collection[InputSite]) -> PairColumns:
-    """Return the pairing of each record with the record at the same index, in the given order."""
-    ordered, places = [records[place] for place in order], list[int | None](order)
-    scaled = [record.stage == "backward" for record in ordered]
-    count, marks = len(order), [is_derived(record, derived) for record in ordered]
-    sites = PairSchema(ordered, ordered, marks)
-    return PairColumns(places, places, [SAME] * count, scaled, [False] * count, marks, sites)
 
 
 def _planned(pairs: Sequence[Pair], records: Both[Sequence[Record]]) -> PairColumns | None:

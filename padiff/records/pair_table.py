@@ -99,7 +99,7 @@ class PairSchema:
         """Return, for each pair of a stage, the largest value of its layer's pairs; NaN if all of these are NaN.
 
         Args:
-            values: values of the stage's pairs, in order, along the last axis; NaN is ignored.
+            values: values of the stage's pairs, in order; NaN is ignored.
         """
         return self._over_layers(np.fmax, stage, values, np.nan)
 
@@ -107,16 +107,16 @@ class PairSchema:
         """Return, for each pair of a stage, the sum of its layer's values.
 
         Args:
-            values: values of the stage's pairs, in order, along the last axis.
+            values: values of the stage's pairs, in order.
         """
         return self._over_layers(np.add, stage, values, 0.0)
 
     def _over_layers(self, combine: np.ufunc, stage: str, values: np.ndarray, nothing: float) -> np.ndarray:
-        combined = np.full((*values.shape[:-1], self._layer_count), nothing)
-        if values.shape[-1]:
+        combined = np.full(self._layer_count, nothing)
+        if len(values):
             order, starts, layers = self._layer_groups[stage]
-            combined[..., layers] = combine.reduceat(np.take(values, order, axis=-1), starts, axis=-1)
-        return np.take(combined, self.layer_numbers, axis=-1)
+            combined[layers] = combine.reduceat(values[order], starts)
+        return np.asarray(combined[self.layer_numbers])
 
     @cached_property
     def _layer_groups(self) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:

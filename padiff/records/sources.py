@@ -15,10 +15,6 @@ from padiff.errors import SketchOnlyError
 from padiff.sketches.samples import Samples
 from padiff.sketches.sketch import Sketch
 
-#: ``room(size, offset)``: a reusable buffer of `size` bytes, to be filled from an offset in a file; `None` if the room
-#: has no buffer of that size. The buffer is valid until the next call.
-OutputBuffer: TypeAlias = Callable[[int, int], np.ndarray | None]
-
 
 @dataclass(frozen=True, slots=True)
 class StreamedArray:
@@ -55,14 +51,6 @@ class TensorSource(ABC):
         Raises:
             SketchOnlyError: only a sketch was recorded.
         """
-
-    def read_into(self, room: OutputBuffer) -> np.ndarray:
-        """Return the values; if they have to be fetched, in a buffer from `room` that is valid until its next use.
-
-        Raises:
-            SketchOnlyError: only a sketch was recorded.
-        """
-        return self.read()
 
     def to_store(self) -> Storable:
         """Return the values, or an object that computes them while they are stored.

@@ -208,64 +208,6 @@ def _or_none(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-class StepBatch:
-    """Measured diffs of one or several steps. The first axis of all arrays is the step, the second the diff.
-
-    Args:
-        sites: the schema of the pairs, the same for each step.
-        rows: rows of the dtype `padiff.records.step_diffs.ROW`; the columns of judgements are not used.
-        problems: the problems of each step, by position of the diff.
-
-    Attributes:
-        sites, rows: the arguments of the same names.
-    """
-
-    def __init__(self, sites: PairSchema, rows: np.ndarray, problems: Sequence[Mapping[int, Problem]]) -> None:
-        self.sites, self.rows, self._problems = sites, rows, problems
-        self._facts: dict[Any, Any] = {}
-
-    def fact(self, find: Callable[[StepBatch], _Fact]) -> _Fact:
-        """Return the result of a function of this block; the function is called once and its result is cached."""
-        return memoize(self._facts, find, lambda: self)
-
-    @cached_property
-    def measured(self) -> np.ndarray:
-        """Return a mask of the diffs that have figures."""
-        return np.asarray(self.rows["basis"] != 0)
-
-    @cached_property
-    def known(self) -> np.ndarray:
-        """Return a mask of the diffs that have both sides and figures."""
-        return np.asarray(self.sites.complete & self.measured)
-
-    @cached_property
-    def all_known(self) -> bool:
-        """Return True if all diffs have both sides and figures."""
-        return bool(self.known.all())
-
-    @cached_property
-    def troubled(self) -> np.ndarray:
-        """Return a mask of the diffs that have a problem."""
-        mask = np.zeros(self.rows.shape, np.bool_)
-        for number, problems in enumerate(self._problems):
-            mask[number, list(problems)] = True
-        return mask
-
-    @cached_property
-    def relative(self) -> np.ndarray:
-        """Return the relative L2 error of each diff, as defined by `padiff.records.Figures.rel_l2`."""
-        return relative_l2(self.rows)
-
-    def of_stage(self, stage: str, values: np.ndarray) -> np.ndarray:
-        """Return the values that belong to the diffs of one stage."""
-        return np.take(values, self.sites.places[stage], axis=-1)
-
-    def known_of_stage(self, stage: str, values: np.ndarray, otherwise: float = np.nan) -> np.ndarray:
-        """Return the values of one stage's diffs, with `otherwise` for diffs that lack a side or figures."""
-        chosen = self.of_stage(stage, values)
-        return chosen if self.all_known else np.where(self.of_stage(stage, self.known), chosen, otherwise)
-
-
 _Fact = TypeVar("_Fact")
 
 
@@ -278,11 +220,10 @@ class StepDiffs(LazySequence[Diff]):
         rows: rows of the dtype `ROW`, one for each diff.
         problems: problems by position.
         odd: indexes of worst elements that a row cannot hold, by position.
-        block: measurements of this step together with others. Default: of this step alone.
-        in_block: position of this step in the block.
+        facts: cached results of functions of the figures (`figure_fact`).
 
     Attributes:
-        pairs, sites, rows, problems, odd, block, in_block: the arguments of the same names.
+        pairs, sites, rows, problems, odd: the arguments of the same names.
     """
 
     def __init__(
@@ -292,12 +233,10 @@ class StepDiffs(LazySequence[Diff]):
         rows: np.ndarray,
         problems: Mapping[int, Problem],
         odd: Mapping[int, tuple[int, ...]],
-        block: StepBatch | None = None,
-        in_block: int = 0,
+        facts: dict[Any, Any] | None = None,
     ) -> None:
         self.pairs, self.sites, self.rows, self.problems, self.odd = pairs, sites, rows, problems, odd
-        self.block = StepBatch(sites, rows[None], (problems,)) if block is None else block
-        self.in_block = in_block
+        self._figure_facts: dict[Any, Any] = {} if facts is None else facts
         self._made: dict[int, Diff] = {}
         self._facts: dict[Any, Any] = {}
 
@@ -305,11 +244,9 @@ class StepDiffs(LazySequence[Diff]):
         """Return the result of a function of these diffs; the function is called once and its result is cached."""
         return memoize(self._facts, find, lambda: self)
 
-    def measured_fact(self, find: Callable[[StepBatch], np.ndarray]) -> np.ndarray:
-        """Return this step's row of a function's result for the whole block; the result is cached for all steps of
-        the block.
-        """
-        return np.asarray(self.block.fact(find)[self.in_block])
+    def figure_fact(self, find: Callable[[StepDiffs], _Fact]) -> _Fact:
+        """Return the result of a function of the figures alone; cached for these diffs, however they are judged."""
+        return memoize(self._figure_facts, find, lambda: self)
 
     @classmethod
     def from_diffs(cls, diffs: Sequence[Diff], sites: PairSchema | None = None) -> StepDiffs:
@@ -348,25 +285,35 @@ class StepDiffs(LazySequence[Diff]):
             diffs = diffs[len(part) :]
         return processes
 
-    @property
+    @cached_property
     def measured(self) -> np.ndarray:
         """Return a mask of the diffs that have figures."""
-        return np.asarray(self.block.measured[self.in_block])
+        return np.asarray(self.rows["basis"] != 0)
 
-    @property
+    @cached_property
     def known(self) -> np.ndarray:
         """Return a mask of the diffs that have both sides and figures."""
-        return np.asarray(self.block.known[self.in_block])
+        return np.asarray(self.sites.complete & self.measured)
 
-    @property
+    @cached_property
     def troubled(self) -> np.ndarray:
         """Return a mask of the diffs that have a problem."""
-        return np.asarray(self.block.troubled[self.in_block])
+        mask = np.zeros(len(self.rows), np.bool_)
+        mask[list(self.problems)] = True
+        return mask
 
-    @property
+    @cached_property
     def relative(self) -> np.ndarray:
-        """Return the relative L2 error of each diff, as defined by `Figures.rel_l2`."""
-        return np.asarray(self.block.relative[self.in_block])
+        """Return the relative L2 error of each diff, as defined by `padiff.records.Figures.rel_l2`."""
+        return relative_l2(self.rows)
+
+    def of_stage(self, stage: str, values: np.ndarray) -> np.ndarray:
+        """Return the values that belong to the diffs of one stage."""
+        return np.asarray(values[self.sites.places[stage]])
+
+    def known_of_stage(self, stage: str, values: np.ndarray, otherwise: float = np.nan) -> np.ndarray:
+        """Return the values of one stage's diffs, with `otherwise` for diffs that lack a side or figures."""
+        return np.asarray(np.where(self.of_stage(stage, self.known), self.of_stage(stage, values), otherwise))
 
     @cached_property
     def compared(self) -> np.ndarray:
@@ -376,7 +323,7 @@ class StepDiffs(LazySequence[Diff]):
     def known_places(self, stage: str) -> np.ndarray:
         """Return the positions of a stage's diffs that have both sides and figures."""
         places = self.sites.places[stage]
-        return places if self.block.all_known else places[self.known[places]]
+        return np.asarray(places[self.known[places]])
 
     @cached_property
     def passed(self) -> bool:
@@ -398,7 +345,7 @@ class StepDiffs(LazySequence[Diff]):
         Args:
             rows: the new row of each diff.
         """
-        return StepDiffs(self.pairs, self.sites, rows, self.problems, self.odd, self.block, self.in_block)
+        return StepDiffs(self.pairs, self.sites, rows, self.problems, self.odd, self._figure_facts)
 
     def with_failures(self, judged: Mapping[int, tuple[Figure, float, float, Rule]]) -> StepDiffs:
         """Return the diffs with those at some positions failed.

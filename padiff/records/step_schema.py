@@ -6,7 +6,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -317,21 +317,6 @@ class Sketches(NamedTuple):
     shapes: list[tuple[int, ...]]
 
 
-class Tensors(Protocol):
-    """Full tensors of a step's records that are stored in one file.
-
-    Attributes:
-        there: mask of the records that have such a tensor.
-    """
-
-    there: np.ndarray
-
-    def table(self, places: np.ndarray, dtype: np.dtype[Any], size: int) -> np.ndarray | None:
-        """Return tensors of one dtype and size as rows of one array, in one read; `None` if each must be read
-        separately.
-        """
-
-
 class StoredRecords(LazySequence[Record]):
     """Records of a step, in order.
 
@@ -344,10 +329,9 @@ class StoredRecords(LazySequence[Record]):
         make: creates the record at a position.
         sketches: positions of the sketches in the table.
         table: the step's table of sketches; `None` if the step has none.
-        tensors: full tensors that can be read together.
 
     Attributes:
-        structure, sketches, table, tensors: the arguments of the same names.
+        structure, sketches, table: the arguments of the same names.
     """
 
     def __init__(
@@ -357,11 +341,10 @@ class StoredRecords(LazySequence[Record]):
         make: Callable[[int], Record] | None = None,
         sketches: Sketches | None = None,
         table: np.ndarray | None = None,
-        tensors: Tensors | None = None,
     ) -> None:
         self._made, self._make = list(records), make
         self._called: Sequence[Record] | None = None
-        self.structure, self.sketches, self.table, self.tensors = structure, sketches, table, tensors
+        self.structure, self.sketches, self.table = structure, sketches, table
 
     @property
     def names(self) -> object:

@@ -100,8 +100,8 @@ def check_free(size: int) -> None:
         raise ValueError(f"it has {size:,} bytes, with {free:,} of memory free")
 
 
-def new_memory(size: int, _start: int = 0) -> np.ndarray:
-    """Return new memory of `size` bytes for one tensor; the tensor's start in its file is ignored.
+def new_memory(size: int) -> np.ndarray:
+    """Return new memory of `size` bytes for one tensor.
 
     Raises:
         ValueError: there is not enough free memory.

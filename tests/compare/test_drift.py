@@ -169,7 +169,7 @@ def sampled(stage: str, l2: float, norm: float, step: int) -> Diff:
 
 
 def apart(diffs: list[Diff], unseen: float) -> float:
-    return apart_at_start(StepDiffs.from_diffs(diffs).block)[0].error(unseen)
+    return apart_at_start(StepDiffs.from_diffs(diffs)).error(unseen)
 
 
 def test_where_samples_are_all_that_is_known_updates_may_have_left_more_than_is_seen():

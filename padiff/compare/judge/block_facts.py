@@ -1,4 +1,4 @@
-"""Facts about steps and their elements from their measured diffs, for several steps at once, before judging."""
+"""Facts about a step and its elements from its measured diffs, before judging."""
 
 from __future__ import annotations
 
@@ -10,41 +10,40 @@ import numpy as np
 
 from padiff.compare.judge import limits
 from padiff.compare.judge.limits import MOST
-from padiff.compare.judge.site_facts import Scales, SiteFacts, largest_rms, may_have_kinks, rounding_gradients
+from padiff.compare.judge.site_facts import SiteFacts
 from padiff.compare.measure.operands import elements
 from padiff.model import equivalents
 from padiff.records import LOOP, Diff, Figure, Rule
 from padiff.records.pair_table import PairSchema
-from padiff.records.step_diffs import TENSORS, StepBatch, StepDiffs
+from padiff.records.step_diffs import TENSORS, StepDiffs
 from padiff.sketches.sketch import ELEMENTS
 
 
-def bulk_of(block: StepBatch) -> np.ndarray:
+def bulk_of(diffs: StepDiffs) -> np.ndarray:
     """Return the L2 error of each diff without a few of its elements; NaN if unknown.
 
     For a full tensor without such a measurement (activation gradients and updates only), the error without the largest
     element is returned.
     """
-    rows = block.rows
+    rows = diffs.rows
     bulk = rows["bulk_l2"].copy()
     is_full = (rows["basis"] == TENSORS) & np.isnan(bulk) & (rows["size"] >= limits.WITNESS)
     if is_full.any():
         for stage in ("backward", "update"):
-            in_stage = np.zeros(is_full.shape, np.bool_)
-            in_stage[:, block.sites.places[stage]] = True
-            in_stage &= is_full
+            places = diffs.sites.places[stage]
+            in_stage = places[is_full[places]]
             bulk[in_stage] = np.sqrt(np.fmax(rows["l2"][in_stage] ** 2 - rows["max_abs"][in_stage] ** 2, 0.0))
     return bulk
 
 
-def largest_errors(block: StepBatch, stage: str) -> np.ndarray:
+def largest_errors(diffs: StepDiffs, stage: str) -> np.ndarray:
     """Return the largest relative L2 error of the outputs, or output gradients, of each diff's layer; NaN if unknown.
 
     Args:
         stage: forward or backward.
     """
-    errors = block.known_of_stage(stage, block.relative)
-    return block.sites.largest_of_layers(stage, np.where(errors < math.inf, errors, math.nan))
+    errors = diffs.known_of_stage(stage, diffs.relative)
+    return diffs.sites.largest_of_layers(stage, np.where(errors < math.inf, errors, math.nan))
 
 
 class Outputs(NamedTuple):
@@ -99,13 +98,13 @@ def outputs_of(diffs: StepDiffs) -> Outputs | None:
     return Outputs(error, first_order)
 
 
-def hiding_noise(block: StepBatch) -> np.ndarray:
+def hiding_noise(diffs: StepDiffs) -> np.ndarray:
     """Return a mask of the sketches of fused query, key and value biases.
 
     The gradient of the key's part is rounding noise, which a sketch does not separate from the other parts.
     """
-    sketched = block.measured & (block.rows["basis"] != TENSORS)
-    return np.asarray(sketched & block.sites.fact(SiteFacts).fused)
+    sketched = diffs.measured & (diffs.rows["basis"] != TENSORS)
+    return np.asarray(sketched & diffs.sites.fact(SiteFacts).fused)
 
 
 def _running_variances(sites: PairSchema) -> list[int]:
@@ -148,78 +147,34 @@ class Apart(NamedTuple):
 
 
 @np.errstate(all="ignore")
-def apart_at_start(block: StepBatch, besides: np.ndarray | None = None) -> list[Apart]:
-    """Return the distance at the start of each step.
+def apart_at_start(diffs: StepDiffs, besides: np.ndarray | None = None) -> Apart:
+    """Return the distance at the start of a step.
 
     Args:
         besides: mask of diffs to leave out. Default: none.
     """
-    rows, starting = block.rows, block.sites.fact(SiteFacts).starting
-    used = block.known & (starting if besides is None else starting & ~besides)
-    weights, inputs = block.of_stage("weight", used), block.of_stage("input", used)
-    squares = [
-        np.where(weights, block.of_stage("weight", rows[name]) ** 2, 0.0).sum(axis=-1)
-        for name in ("l2", "reference_l2")
-    ]
-    errors = np.where(squares[1] > 0, np.sqrt(squares[0] / squares[1]), 0.0)
-    sampled = (weights & block.of_stage("weight", is_sampled(block))).any(axis=-1)
-    relative = block.of_stage("input", block.relative)
-    largest = np.where(inputs & np.isfinite(relative), relative, 0.0).max(axis=-1, initial=0.0)
-    return list(map(Apart, errors.tolist(), sampled.tolist(), largest.tolist()))
+    rows, starting = diffs.rows, diffs.sites.fact(SiteFacts).starting
+    used = diffs.known & (starting if besides is None else starting & ~besides)
+    weights, inputs = (places[used[places]] for places in (diffs.sites.places[stage] for stage in ("weight", "input")))
+    error, size = (float((rows[name][weights] ** 2).sum()) for name in ("l2", "reference_l2"))
+    relative = diffs.relative[inputs]
+    largest = float(relative[np.isfinite(relative)].max(initial=0.0))
+    return Apart(math.sqrt(error / size) if size > 0 else 0.0, bool(is_sampled(diffs)[weights].any()), largest)
 
 
-def is_sampled(block: StepBatch) -> np.ndarray:
+def is_sampled(diffs: StepDiffs) -> np.ndarray:
     """Return a mask of the tensors that were measured by samples of their elements only."""
-    rows = block.rows
-    return np.asarray(block.measured & (rows["basis"] != TENSORS) & (rows["size"] > ELEMENTS))
+    rows = diffs.rows
+    return np.asarray(diffs.measured & (rows["basis"] != TENSORS) & (rows["size"] > ELEMENTS))
 
 
-class BlockFacts:
-    """Facts about each step from its measured diffs. The first axis of arrays, and of lists, is the step.
-
-    Attributes:
-        bulk: L2 errors without a few elements; NaN if unknown.
-        grad_scales: largest root mean square of the reference's gradients of each diff's layer.
-        noise: mask of the diffs of parameters whose gradients are rounding noise, or sketches that may contain it.
-        update_scale: largest root mean square of the reference's updates.
-        weights: squared norm of all of the reference's weights.
-        start, later: distance at the start of the step; `later` leaves out noise-driven weights, for stages after
-            forward.
-        kinked: True if the step may have kinks.
-        came_back: largest relative error of the output gradients of each diff's layer; NaN if unknown.
-        went_in: largest relative error of an output.
-        made_of: mask of the diffs of simple layers (`SiteFacts.simple`) whose output gradients have known errors, in
-            steps where outputs differ: `came_back` and `went_in` limit the errors of these layers' gradients.
-    """
-
-    def __init__(self, block: StepBatch) -> None:
-        self.bulk = bulk_of(block)
-        self.grad_scales = block.fact(Scales).layers
-        self.noise = _of_parameters(block, rounding_gradients(block) | hiding_noise(block))
-        self.update_scale: list[float] = largest_rms(block, "update").max(axis=-1, initial=0.0).tolist()
-        squares = block.known_of_stage("weight", block.rows["reference_l2"] ** 2, 0.0)
-        self.weights: list[float] = squares.sum(axis=-1).tolist()
-        self.start = block.fact(apart_at_start)
-        # Noise in a bias before a normalisation shows in outputs, and cancels out before the loss.
-        self.later = apart_at_start(block, self.noise) if self.noise.any() else self.start
-        self.kinked: list[bool] = may_have_kinks(block).tolist()
-        self.came_back = largest_errors(block, "backward")
-        errors = block.of_stage("forward", largest_errors(block, "forward"))
-        self.went_in = np.fmax.reduce(errors, axis=-1, initial=0.0)
-        simple = block.sites.fact(SiteFacts).simple
-        self.made_of = simple & (self.went_in > 0)[:, None] & ~np.isnan(self.came_back)
-
-
-def _of_parameters(block: StepBatch, which: np.ndarray) -> np.ndarray:
+def of_parameters(diffs: StepDiffs, which: np.ndarray) -> np.ndarray:
     """Return a mask of the diffs whose parameter is among the parameters of the masked gradients."""
-    sites = block.sites
-    which = block.of_stage("grad", which & block.known & ~block.troubled)
-    if not which.any():
-        return np.zeros(block.rows.shape, np.bool_)
-    has_key = np.zeros((len(which), sites.key_count), np.bool_)
-    steps, grads = which.nonzero()
-    has_key[steps, sites.key_numbers[sites.places["grad"][grads]]] = True
-    return np.take(has_key, sites.key_numbers, axis=1)
+    sites = diffs.sites
+    grads = sites.places["grad"]
+    has_key = np.zeros(sites.key_count, np.bool_)
+    has_key[sites.key_numbers[grads[(which & diffs.known & ~diffs.troubled)[grads]]]] = True
+    return np.asarray(has_key[sites.key_numbers])
 
 
 def without_noise(

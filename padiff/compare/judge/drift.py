@@ -25,7 +25,7 @@ from padiff.compare.judge.site_facts import ScaleErrors, SiteFacts, ratios_of, s
 from padiff.compare.measure.pairs import few
 from padiff.records import Coverage, Diff, Figure, FirstDiff, Rule
 from padiff.records.pair_table import Key, PairSchema
-from padiff.records.step_diffs import FIGURE_NUMBERS, FIGURES, StepBatch, StepDiffs
+from padiff.records.step_diffs import FIGURE_NUMBERS, FIGURES, StepDiffs
 
 # Number of steps after which updates may be unrelated.
 _LONG = math.ceil(UNRELATED / UNSEEN_KINKS)
@@ -172,8 +172,7 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
     diffs = StepDiffs.from_diffs(diffs)
     sites, rows, facts = diffs.sites, diffs.rows, diffs.sites.fact(SiteFacts)
     step = diffs.number if diffs.number is not None else before.step
-    moved, number = diffs.block.fact(_Moved), diffs.in_block
-    used = moved.used[number]
+    used = diffs.known & np.isfinite(rows["l2"])
     followed = ~(facts.running | facts.of_loss)
     passed = used & rows["passed"] & _IS_RELATIVE[rows["figure"]]
     # Limits of estimates include a multiple of their spread.
@@ -193,19 +192,23 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
     for place, error in zip(places.tolist(), rows["l2"][places].tolist()):
         key = sites.keys[place]
         weights[key] = max(weights.get(key, 0.0), error)
-    scale, began = moved.scale[number], before.began
+    began = before.began
+    scale = float((rows["reference_l2"][places[~(facts.running | facts.of_loss)[places]]] ** 2).sum())
     if any(key not in began for key in weights):
         new = [place for place in places[followed[places]].tolist() if sites.keys[place] not in began]
         began = {**{sites.keys[place]: float(rows["reference_l2"][place]) for place in reversed(new)}, **began}
 
     places = sites.places["update"]
     places = places[(used & ~facts.of_loop)[places]]
-    unseen = moved.unseen[number]
-    updates = _updates([sites.keys[place] for place in places.tolist()], rows[places], moved.sizes[number, places])
+    sizes = np.maximum(rows["reference_l2"], rows["candidate_l2"])[places]
+    updates = _updates([sites.keys[place] for place in places.tolist()], rows[places], sizes)
+    # An adaptive optimizer turns rounding in a few elements into updates of full size.
+    sampled = is_sampled(diffs)[places] & (facts.rounding[places] > 0)
+    unseen = float(((facts.update_noise[places] * sizes)[sampled] ** 2).sum())
 
     each = math.sqrt(unseen / scale) if scale > 0 else 0.0
     unseen = before.unseen_in(step)
-    start = rounding + diffs.block.fact(apart_at_start)[number].error(unseen)
+    start = rounding + diffs.figure_fact(apart_at_start).error(unseen)
     gain = before.gain
     if start > 0 and (known or before.step < 0):
         gain = max(gain, outputs / start)
@@ -230,29 +233,6 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
         began,
         inputs=float(rows["value"][batches].max(initial=0.0)),
     )
-
-
-class _Moved:
-    """Movement of the weights in each of several steps.
-
-    Attributes:
-        used: mask of the diffs that are known and finite.
-        scale: squared norm of all weights.
-        sizes: the larger norm of the two sides of each diff.
-        unseen: squared norm of the rounding that updates may contain outside their samples.
-    """
-
-    def __init__(self, block: StepBatch) -> None:
-        rows, facts = block.rows, block.sites.fact(SiteFacts)
-        self.used = block.known & np.isfinite(rows["l2"])
-        weights = block.of_stage("weight", self.used & ~(facts.running | facts.of_loss))
-        squares = block.of_stage("weight", rows["reference_l2"] ** 2)
-        self.scale: list[float] = np.where(weights, squares, 0.0).sum(axis=-1).tolist()
-        self.sizes = np.maximum(rows["reference_l2"], rows["candidate_l2"])
-        # An adaptive optimizer turns rounding in a few elements into updates of full size.
-        sampled = self.used & ~facts.of_loop & is_sampled(block) & (facts.rounding > 0)
-        noise = np.where(sampled, (facts.update_noise * self.sizes) ** 2, 0.0)
-        self.unseen: list[float] = block.of_stage("update", noise).sum(axis=-1).tolist()
 
 
 def _updates(keys: list[Key], rows: np.ndarray, sizes: np.ndarray) -> dict[Key, Update]:

@@ -259,7 +259,7 @@ class Tolerance:
 
     def judge(self, diffs: Sequence[Diff], before: Drift = NONE) -> StepDiffs:
         step = StepDiffs.from_diffs(diffs)
-        rounding = step.measured_fact(rounding_gradients).tolist()
+        rounding = step.figure_fact(rounding_gradients).tolist()
         alone = [self._judge(diff) for diff in step]
         judged = [noted(diff) if noise and not diff.passed else diff for diff, noise in zip(alone, rounding)]
         return judged_together(step.replaced(judged))

@@ -15,7 +15,7 @@ from padiff.model import equivalents
 from padiff.pair.parameters import is_fused
 from padiff.records import LOOP, ROOT, STAGES, Diff, Figure, Rule, is_below, is_functional, loss_role
 from padiff.records.pair_table import Key, PairSchema
-from padiff.records.step_diffs import MOMENTS, RULE_NUMBERS, RULES, TENSORS, StepBatch, StepDiffs
+from padiff.records.step_diffs import MOMENTS, RULE_NUMBERS, RULES, TENSORS, StepDiffs
 
 _Fact = TypeVar("_Fact")
 _FLOATING = ("float", "bfloat", "complex")
@@ -155,7 +155,7 @@ def _array(values: Iterable[bool]) -> np.ndarray:
 
 
 class Scales:
-    """Sizes of the gradients of steps' parameters, from their measured diffs.
+    """Sizes of the gradients of a step's parameters, from its measured diffs.
 
     Attributes:
         layers: largest root mean square of the reference's gradients of each diff's layer.
@@ -163,10 +163,10 @@ class Scales:
             sum.
     """
 
-    def __init__(self, block: StepBatch) -> None:
-        self.layers = largest_rms(block, "grad")
-        squares = block.known_of_stage("backward", block.rows["reference_l2"] ** 2, 0.0)
-        self.outputs = np.sqrt(block.sites.sums_of_layers("backward", squares))
+    def __init__(self, diffs: StepDiffs) -> None:
+        self.layers = largest_rms(diffs, "grad")
+        squares = diffs.known_of_stage("backward", diffs.rows["reference_l2"] ** 2, 0.0)
+        self.outputs = np.sqrt(diffs.sites.sums_of_layers("backward", squares))
 
 
 # Fewest elements, ratio of the norms and cosine from which one tensor is a multiple of another not by chance. Chosen.
@@ -188,28 +188,28 @@ def only_scaled(rows: np.ndarray) -> np.ndarray:
 
 
 @np.errstate(all="ignore")
-def rounding_gradients(block: StepBatch) -> np.ndarray:
+def rounding_gradients(diffs: StepDiffs) -> np.ndarray:
     """Return a mask of gradients that are only rounding noise: tiny beside their inputs, and different on either side.
 
     A bias's gradient is a sum of gradients of its layer's outputs; rounding leaves `SiteFacts.level` of the root of the
     sum of their squares. If these are unknown, or for another parameter, the layer's largest gradient estimates the
     scale. Because that estimate depends on the layer's inputs, noise then has to differ clearly.
     """
-    facts, scales, rows = block.sites.fact(SiteFacts), block.fact(Scales), block.rows
+    facts, scales, rows = diffs.sites.fact(SiteFacts), diffs.figure_fact(Scales), diffs.rows
 
     def of_grads(values: np.ndarray) -> np.ndarray:
-        return block.of_stage("grad", values)
+        return diffs.of_stage("grad", values)
 
     result = np.zeros(rows.shape, np.bool_)
     size, norms = of_grads(rows["size"]), of_grads(np.maximum(rows["reference_l2"], rows["candidate_l2"]))
     outputs = of_grads(scales.outputs)
     sums = (outputs != 0) & of_grads(facts.biases)
     most = facts.level * np.where(sums, outputs, of_grads(scales.layers) * np.sqrt(size))
-    small = of_grads(block.known) & (norms <= most) & (size > 0) & (of_grads(rows["nonfinite"]) == 0)
+    small = of_grads(diffs.known) & (norms <= most) & (size > 0) & (of_grads(rows["nonfinite"]) == 0)
     if small.any():
         differ = of_grads(rows["l2"]) > np.where(sums, DIFFERENT, CLEARLY) * norms
         differ &= ~of_grads(only_scaled(rows))
-        result[:, block.sites.places["grad"]] = small & differ
+        result[diffs.sites.places["grad"]] = small & differ
     return result
 
 
@@ -230,12 +230,12 @@ def noted(diff: Diff) -> Diff:
     return diff.judged(True, Figure.AROUND_ZERO, value, max(most, value), Rule.AROUND_ZERO)
 
 
-def largest_rms(block: StepBatch, stage: str) -> np.ndarray:
+def largest_rms(diffs: StepDiffs, stage: str) -> np.ndarray:
     """Return the largest root mean square of the reference's gradients or updates, of each diff's layer."""
-    sites, size = block.sites, block.of_stage(stage, block.rows["size"])
+    sites, size = diffs.sites, diffs.of_stage(stage, diffs.rows["size"])
     # Empty tensors have no root mean square; the loop's numbers are no gradients.
-    is_gradient = block.of_stage(stage, block.known & ~sites.fact(SiteFacts).of_loop) & (size > 0)
-    rms = np.where(is_gradient, block.of_stage(stage, block.rows["reference_l2"]) / np.sqrt(np.maximum(size, 1)), 0.0)
+    is_gradient = diffs.of_stage(stage, diffs.known & ~sites.fact(SiteFacts).of_loop) & (size > 0)
+    rms = np.where(is_gradient, diffs.of_stage(stage, diffs.rows["reference_l2"]) / np.sqrt(np.maximum(size, 1)), 0.0)
     return np.asarray(np.fmax(sites.largest_of_layers(stage, rms), 0.0))
 
 
@@ -289,21 +289,21 @@ def ratios_of(rows: np.ndarray) -> np.ndarray:
     return np.where(square > 0, ratio, 0.0)
 
 
-def _ratios(block: StepBatch) -> np.ndarray:
-    return ratios_of(block.rows)
+def _ratios(diffs: StepDiffs) -> np.ndarray:
+    return ratios_of(diffs.rows)
 
 
-def _may_witness(block: StepBatch) -> np.ndarray:
+def _may_witness(diffs: StepDiffs) -> np.ndarray:
     """Return a mask of the diffs of layers that may be witnesses of a common ratio.
 
     A witness has at least `WITNESS` elements, a finite error, and a finite reference that is not zero.
     """
-    rows, reference = block.rows, block.rows["reference_l2"]
-    is_known = block.known & (rows["basis"] != MOMENTS) & block.sites.fact(SiteFacts).own & ~block.troubled
+    rows, reference = diffs.rows, diffs.rows["reference_l2"]
+    is_known = diffs.known & (rows["basis"] != MOMENTS) & diffs.sites.fact(SiteFacts).own & ~diffs.troubled
     return np.asarray(
         is_known
         & (rows["size"] >= limits.WITNESS)
-        & np.isfinite(block.relative)
+        & np.isfinite(diffs.relative)
         & (reference > 0)
         & (reference < np.inf)
     )
@@ -319,8 +319,8 @@ class StageScaleErrors:
     def __init__(self, diffs: StepDiffs) -> None:
         # No reference to the diffs, which cache this object.
         self._places, self._rows, self._errors = diffs.sites.places, diffs.rows, diffs.relative
-        self._known = diffs.measured_fact(_may_witness) & _IS_WITNESS[diffs.rows["rule"]]
-        self._ratios = diffs.measured_fact(_ratios)
+        self._known = diffs.figure_fact(_may_witness) & _IS_WITNESS[diffs.rows["rule"]]
+        self._ratios = diffs.figure_fact(_ratios)
         self._of_stage: dict[str, ScaleErrors] = {}
 
     def errors_of(self, stage: str, noise: np.ndarray | None = None) -> ScaleErrors:
@@ -356,15 +356,14 @@ def key_of(diff: Diff) -> Key:
     return diff.pair.anchor.layer, diff.pair.anchor.slot
 
 
-def may_have_kinks(block: StepBatch) -> np.ndarray:
-    """Return a mask of the steps whose layers or functions have kinks, or whose activation gradients suggest kinks.
+def may_have_kinks(diffs: StepDiffs) -> bool:
+    """Return True if the step's layers or functions have kinks, or its activation gradients suggest kinks.
 
     Functions that a model calls outside of layers may be unrecorded; therefore the errors are checked, too.
     """
-    if block.sites.fact(SiteFacts).kinked:
-        return np.ones(len(block.rows), np.bool_)
-    few = look_like_few(block.rows) & block.known
-    return np.asarray(block.of_stage("backward", few).any(axis=-1))
+    if diffs.sites.fact(SiteFacts).kinked:
+        return True
+    return bool(diffs.of_stage("backward", look_like_few(diffs.rows) & diffs.known).any())
 
 
 def look_like_few(rows: np.ndarray) -> np.ndarray:

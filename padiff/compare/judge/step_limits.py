@@ -7,10 +7,27 @@ import math
 import numpy as np
 
 from padiff.compare.judge import limits
-from padiff.compare.judge.block_facts import BlockFacts, deviations_of, outputs_of, without_last_places, without_noise
+from padiff.compare.judge.block_facts import (
+    apart_at_start,
+    bulk_of,
+    deviations_of,
+    hiding_noise,
+    largest_errors,
+    of_parameters,
+    outputs_of,
+    without_last_places,
+    without_noise,
+)
 from padiff.compare.judge.drift import Drift, Start
 from padiff.compare.judge.limits import Limit, value_of
-from padiff.compare.judge.site_facts import SiteFacts, only_scaled
+from padiff.compare.judge.site_facts import (
+    Scales,
+    SiteFacts,
+    largest_rms,
+    may_have_kinks,
+    only_scaled,
+    rounding_gradients,
+)
 from padiff.compare.measure.pairs import few
 from padiff.model import equivalents
 from padiff.records import LOOP, ROOT, STAGES, Diff, Figure, Rule, is_below
@@ -38,7 +55,11 @@ class StepContext:
         facts: facts about the diffs' sites.
         bulk: errors without a few elements.
         updates, grads: indices of the last measured update, and gradient, of each parameter.
-        noise, made_of, update_scale: see `BlockFacts`.
+        grad_scales: largest root mean square of the reference's gradients of each diff's layer.
+        noise: mask of the diffs of parameters whose gradients are rounding noise, or sketches that may contain it.
+        update_scale: largest root mean square of the reference's updates.
+        made_of: mask of the diffs of simple layers (`SiteFacts.simple`) whose output gradients have known errors, in
+            steps where outputs differ: these and the largest error of an output limit the errors of their gradients.
         grad_errors: relative errors of the gradients within their limits, by parameter.
         inherited: relative error at the start of the step, for outputs and for later stages.
         gain: allowed ratio of the outputs' error to the error at the start of the step.
@@ -49,35 +70,40 @@ class StepContext:
     def __init__(self, diffs: StepDiffs, factor: float, before: Drift) -> None:
         self.diffs, self.factor, self.before = diffs, factor, before
         sites, rows = diffs.sites, diffs.rows
-        self.facts, block_facts = sites.fact(SiteFacts), diffs.block.fact(BlockFacts)
-        number = diffs.in_block
+        self.facts = sites.fact(SiteFacts)
         self._dtypes, self._places = self.facts.coarsest, sites.places
-        self._errors, self.bulk = diffs.relative, block_facts.bulk[number]
+        self._errors, self.bulk = diffs.relative, bulk_of(diffs)
         grads = diffs.known_places("grad")
         grads = grads[~diffs.troubled[grads]] if diffs.problems else grads
         self.updates = self._by_key(self._places["update"][diffs.measured[self._places["update"]]])
         self.grads = self._by_key(grads)
-        self.grad_scales, self.noise = block_facts.grad_scales[number], block_facts.noise[number]
-        self.update_scale = block_facts.update_scale[number]
+        self.grad_scales = diffs.figure_fact(Scales).layers
+        self.noise = of_parameters(diffs, rounding_gradients(diffs) | hiding_noise(diffs))
+        self.update_scale = float(largest_rms(diffs, "update").max(initial=0.0))
         self.deviations = deviations_of(diffs)
-        self._weights = block_facts.weights[number]
+        self._weights = float(diffs.known_of_stage("weight", rows["reference_l2"] ** 2, 0.0).sum())
+        start = diffs.figure_fact(apart_at_start)
+        # Noise in a bias before a normalisation shows in outputs, and cancels out before the loss.
+        later = apart_at_start(diffs, self.noise) if self.noise.any() else start
         self.gain = limits.MORE_GAIN * before.gain
         unseen = before.unseen_in(diffs.number) if diffs.number is not None else 0.0
         unseen *= min(1.0, self.gain / limits.GAIN["forward"])
         self.inherited = {
-            "forward": block_facts.start[number].error(unseen),
-            "later": block_facts.later[number].error(unseen),
+            "forward": start.error(unseen),
+            "later": later.error(unseen),
         }
         if before.step >= 0 and not before.known:
             self.inherited = dict.fromkeys(self.inherited, limits.MOST)
-        self.input_drift = self._drift_of_inputs(block_facts.start[number].weights)
+        self.input_drift = self._drift_of_inputs(start.weights)
         self.apart = self._units_apart()
         self._forward_error = self._largest_forward()
-        self._kinked = block_facts.kinked[number]
+        self._kinked = may_have_kinks(diffs)
         self._kinks = self._largest_kink()
         self.outputs = outputs_of(diffs)
-        self._came_back, self._went_in = block_facts.came_back[number], float(block_facts.went_in[number])
-        self.made_of = block_facts.made_of[number]
+        self._came_back = largest_errors(diffs, "backward")
+        outputs = diffs.of_stage("forward", largest_errors(diffs, "forward"))
+        self._went_in = float(np.fmax.reduce(outputs, initial=0.0))
+        self.made_of = self.facts.simple & (self._went_in > 0) & ~np.isnan(self._came_back)
         values, _ = self.grad_limits()
         allowed = grads[rows["l2"][grads] <= values[np.searchsorted(self._places["grad"], grads)]]
         self.grad_errors = {sites.keys[place]: float(self._errors[place]) for place in allowed.tolist()}

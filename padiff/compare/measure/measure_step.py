@@ -22,14 +22,13 @@ from padiff.records import (
     InMemory,
     Layout,
     Pair,
-    Problem,
     Record,
     Sketched,
     TensorSource,
     unzipped,
 )
 from padiff.records.pair_table import PairTable, fact_of_pairs, pair_schema_of, records_of, sketch_rows
-from padiff.records.step_diffs import NO_INDEX, SKETCHES, TENSORS, StepBatch, StepDiffs, empty_rows, odd_indexes, row_of
+from padiff.records.step_diffs import NO_INDEX, SKETCHES, TENSORS, StepDiffs, empty_rows, odd_indexes, row_of
 from padiff.sketches.sketch import BUCKETS, ELEMENTS, FIGURES, SPREAD
 
 # Columns of a step's table that hold a sketch's figures, before its projection.
@@ -38,9 +37,9 @@ _MINIMUM, _MAXIMUM, _MEAN_ABS, _MEAN_SQUARE, _NONFINITE = map(
 )
 _EXTREMES = [_MINIMUM, _MAXIMUM]
 _ABOUT = len(FIGURES)
-#: Pairs that are measured at a time, of one step or of several: intermediate results stay in the cache, and memory is
-#: reused. Measured: 80,000 pairs take 0.09 s, but 0.2 s all at once; 512 to 4,096 at a time take equally long.
-PAIRS_AT_A_TIME = 2048
+# Pairs that are measured at a time: intermediate results stay in the cache, and memory is reused. Measured: 80,000
+# pairs take 0.09 s, but 0.2 s all at once; 512 to 4,096 at a time take equally long.
+_PAIRS_AT_A_TIME = 2048
 
 
 class _Group(NamedTuple):
@@ -58,54 +57,36 @@ class _Group(NamedTuple):
     sizes: np.ndarray
     elsewhere: np.ndarray
 
-    def times(self, count: int) -> _Group:
-        """Return the group repeated for several steps, one after the other."""
-        return self if count == 1 else _Group(self.length, *(np.tile(column, count) for column in self[1:]))
-
     def pieces(self) -> Iterator[_Group]:
-        """Yield the group in pieces of `PAIRS_AT_A_TIME` pairs."""
-        for start in range(0, len(self.places), PAIRS_AT_A_TIME):
-            yield _Group(self.length, *(column[start : start + PAIRS_AT_A_TIME] for column in self[1:]))
+        """Yield the group in pieces of `_PAIRS_AT_A_TIME` pairs."""
+        for start in range(0, len(self.places), _PAIRS_AT_A_TIME):
+            yield _Group(self.length, *(column[start : start + _PAIRS_AT_A_TIME] for column in self[1:]))
 
 
-def measure_together(steps: Sequence[Sequence[Pair]], rows: np.ndarray) -> np.ndarray:
-    """Measure the pairs of sketches of a step, or of several steps whose pairs are `PairTable` with the same
-    columns.
+def measure_together(pairs: Sequence[Pair], rows: np.ndarray) -> np.ndarray:
+    """Measure the pairs of sketches of a step.
 
     Pairs are left out, to be measured one by one, if one side is a full tensor, the layout is unusual, or values are
     not finite.
 
     Args:
-        rows: output array of `padiff.records.step_diffs.ROW`, with one axis for steps and one for pairs.
+        rows: output array of `padiff.records.step_diffs.ROW`, one row for each pair.
 
     Returns:
-        A mask of the measured pairs, of the shape of `rows`.
+        A mask of the measured pairs.
     """
     done = np.zeros(rows.shape, np.bool_)
-    for group in (piece for full_group in fact_of_pairs(steps[0], _groups) for piece in full_group.pieces()):
-        sketches, scales = _sketches(steps, group), _scales(steps, group)
-        shape = len(steps), len(group.places)
+    for group in (piece for full_group in fact_of_pairs(pairs, _groups) for piece in full_group.pieces()):
+        sketches, scales = _sketches(pairs, group), _scales(pairs, group)
         with np.errstate(all="ignore"):
-            columns = (_exact if group.length else _estimates)(group.times(len(steps)), sketches, scales)
-        ordinary = columns.pop("ordinary").reshape(shape)
-        columns["size"] = np.broadcast_to(group.sizes, shape)
-        columns["basis"] = np.full(shape, SKETCHES, np.uint8)
-        if ordinary.all():
-            done[:, group.places] = True
-            for name, column in columns.items():
-                rows[name][:, group.places] = column.reshape(shape)
-        else:
-            which, finite_places = ordinary.nonzero()
-            places = which, group.places[finite_places]
-            done[places] = True
-            for name, column in columns.items():
-                rows[name][places] = column.reshape(shape)[ordinary]
+            columns = (_exact if group.length else _estimates)(group, sketches, scales)
+        ordinary = columns.pop("ordinary")
+        places = group.places[ordinary]
+        done[places] = True
+        for name, column in columns.items():
+            rows[name][places] = column[ordinary]
+        rows["size"][places], rows["basis"][places] = group.sizes[ordinary], SKETCHES
     return done
-
-
-def count_together(pairs: Sequence[Pair]) -> int:
-    """Return the number of a step's pairs that may be measured together."""
-    return sum(len(group.places) for group in fact_of_pairs(pairs, _groups))
 
 
 def _groups(pairs: Sequence[Pair]) -> list[_Group]:
@@ -140,15 +121,11 @@ def _in_tables(pairs: PairTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return where, sizes[is_measurable], np.array([bool(layouts[place]) for place in where.tolist()], np.bool_)
 
 
-def _sketches(steps: Sequence[Sequence[Pair]], group: _Group) -> Both[np.ndarray]:
-    """Return the sketches of a group, one step after the other."""
-    first = steps[0]
-    if not isinstance(first, PairTable) or not first.tabled:
-        return _gathered(first, group)
-    where, tables = first.fact(sketch_rows), [pairs.records for pairs in steps if isinstance(pairs, PairTable)]
-    return where.zip(unzipped(tables)).map(
-        lambda side: np.concatenate([records.rows_of(side[0][group.places]) for records in side[1]])
-    )
+def _sketches(pairs: Sequence[Pair], group: _Group) -> Both[np.ndarray]:
+    """Return the sketches of a group."""
+    if not isinstance(pairs, PairTable) or not pairs.tabled:
+        return _gathered(pairs, group)
+    return pairs.fact(sketch_rows).zip(pairs.records).map(lambda side: side[1].rows_of(side[0][group.places]))
 
 
 def _gathered(pairs: Sequence[Pair], group: _Group) -> Both[np.ndarray]:
@@ -160,11 +137,11 @@ def _gathered(pairs: Sequence[Pair], group: _Group) -> Both[np.ndarray]:
     )
 
 
-def _scales(steps: Sequence[Sequence[Pair]], group: _Group) -> Both[np.ndarray] | None:
+def _scales(pairs: Sequence[Pair], group: _Group) -> Both[np.ndarray] | None:
     """Return the divisors of each side's values, as columns; `None` if all are 1."""
-    if all(isinstance(pairs, PairTable) and pairs.unscaled for pairs in steps):
+    if isinstance(pairs, PairTable) and pairs.unscaled:
         return None
-    scales = [pairs[place].scales for pairs in steps for place in group.places.tolist()]
+    scales = [pairs[place].scales for place in group.places.tolist()]
     return unzipped(scales).map(lambda side: np.array(side)[:, None])
 
 
@@ -282,18 +259,14 @@ def measure_in_rows(pairs: Sequence[Pair], places: Sequence[int], rows: np.ndarr
     Returns:
         The indices of the pairs that were left out.
     """
-    done = set(_small_in_tables(pairs, np.array(places, np.intp), rows)) if isinstance(pairs, PairTable) else set[int]()
+    done: set[int] = set()
     groups: dict[int, list[tuple[int, Pair]]] = defaultdict(list)
     for place in places:
-        if place in done:
-            continue
         pair = pairs[place]
         if _is_ordinary(pair):
             assert pair.reference is not None
             groups[math.prod(pair.reference.shape)].append((place, pair))
     for size, group in groups.items():
-        if len(group) == 1:
-            continue  # a table of one row is no faster
         count = _BLOCK // size
         for begin in range(0, len(group), count):
             readable, tables = _read(group[begin : begin + count], size)
@@ -301,48 +274,6 @@ def measure_in_rows(pairs: Sequence[Pair], places: Sequence[int], rows: np.ndarr
                 axes = np.array([bool(pair.anchor.shape) for _, pair in readable])
                 done.update(_measure(np.array([place for place, _ in readable]), axes, tables, size, rows))
     return [place for place in places if place not in done] if done else list(places)
-
-
-def _small_in_tables(pairs: PairTable, places: np.ndarray, rows: np.ndarray) -> list[int]:
-    """Measure pairs whose tensors lie side by side in their steps' files, without an object for each, and return their
-    indices.
-    """
-    done: list[int] = []
-    a, b = (side.tensors for side in pairs.records)
-    if a is None or b is None:
-        return done
-    sizes, (rows_a, rows_b) = pairs.fact(_sizes)[places], pairs.fact(records_of)
-    fitting = np.flatnonzero(sizes)
-    of_fitting = places[fitting]
-    sizes[fitting[~(a.there[rows_a[of_fitting]] & b.there[rows_b[of_fitting]])]] = 0
-    if not pairs.unscaled:
-        sizes[np.array(pairs.columns.scaled, np.bool_)[places]] = 0
-    for size in np.unique(sizes[sizes > 0]).tolist():
-        group, count = places[sizes == size], _BLOCK // size
-        for begin in range(0, len(group), count):
-            chunk = group[begin : begin + count]
-            tables = a.table(rows_a[chunk], _FLOAT32, size), b.table(rows_b[chunk], _FLOAT32, size)
-            if tables[0] is not None and tables[1] is not None:
-                axes = np.array([bool(pairs.sites.shapes[place]) for place in chunk.tolist()])
-                done += _measure(chunk, axes, Both(tables[0], tables[1]), size, rows)
-    return done
-
-
-def _sizes(pairs: PairTable) -> np.ndarray:
-    """Return the element counts of the pairs that `_in_tables` may measure; 0 for all other pairs."""
-    sizes = np.zeros(len(pairs), np.intp)
-    a, b = (side.sketches for side in pairs.records)
-    rows_a, rows_b = pairs.fact(records_of)
-    if a is None or b is None:
-        return sizes
-    dtypes, layouts = pairs.sites.dtypes, pairs.columns.layouts
-    for place in np.flatnonzero((rows_a >= 0) & (rows_b >= 0)).tolist():
-        shape = a.shapes[rows_a[place]]
-        plain = shape == b.shapes[rows_b[place]] and not layouts[place]
-        if plain and dtypes.reference[place] == dtypes.candidate[place] == "float32":
-            size = math.prod(shape)
-            sizes[place] = size if size <= LARGEST_ROW else 0
-    return sizes
 
 
 def _read(group: Sequence[tuple[int, Pair]], size: int) -> tuple[Sequence[tuple[int, Pair]], Both[np.ndarray]]:
@@ -485,31 +416,18 @@ def measured(
     Raises:
         padiff.errors.RunFolderError: a tensor can't be read.
     """
-    return measured_alike([pairs], elementwise, done)[0]
-
-
-def measured_alike(
-    steps: Sequence[Sequence[Pair]],
-    elementwise: tuple[float, float] | None = None,
-    done: Callable[[int], None] | None = None,
-) -> list[StepDiffs]:
-    """Return the unjudged diffs of several steps, all of whose pairs are `PairTable` with the same columns."""
-    sites, count = pair_schema_of(steps[0]), len(steps[0])
-    rows = empty_rows(len(steps) * count).reshape(len(steps), count)
-    together = np.zeros(rows.shape, np.bool_) if elementwise is not None else measure_together(steps, rows)
-    problems: list[dict[int, Problem]] = []
-    odd = []
-    for pairs, step_rows, done_mask in zip(steps, rows, together):
-        places = np.flatnonzero(~done_mask).tolist()
-        remaining = measure_in_rows(pairs, places, step_rows) if elementwise is None else places
-        alone: dict[int, Diff] = {}
-        for number, place in enumerate(remaining, count - len(remaining)):
-            if done is not None and number:
-                done(number)
-            alone[place] = measure_pair(pairs[place], elementwise)
-        for place, diff in alone.items():
-            step_rows[place] = row_of(diff)
-        problems.append({place: diff.problem for place, diff in alone.items() if diff.problem is not None})
-        odd.append(odd_indexes(alone))
-    block = StepBatch(sites, rows, problems)
-    return [StepDiffs(pairs, sites, rows[k], problems[k], odd[k], block, k) for k, pairs in enumerate(steps)]
+    sites, count = pair_schema_of(pairs), len(pairs)
+    rows = empty_rows(count)
+    remaining: list[int] = list(range(count))
+    if elementwise is None:
+        places = np.flatnonzero(~measure_together(pairs, rows)).tolist()
+        remaining = measure_in_rows(pairs, places, rows)
+    alone: dict[int, Diff] = {}
+    for number, place in enumerate(remaining, count - len(remaining)):
+        if done is not None and number:
+            done(number)
+        alone[place] = measure_pair(pairs[place], elementwise)
+    for place, diff in alone.items():
+        rows[place] = row_of(diff)
+    problems = {place: diff.problem for place, diff in alone.items() if diff.problem is not None}
+    return StepDiffs(pairs, sites, rows, problems, odd_indexes(alone))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from padiff.records import (
     Both,
     Element,
     Kind,
-    OutputBuffer,
     Pair,
     Picture,
     Problem,
@@ -64,20 +62,13 @@ class Sketches:
         )
 
 
-def operands(pair: Pair, rooms: Both[OutputBuffer] | None = None) -> Arrays | Sketches | Problem:
-    """Return the operands of a complete pair, or the reason why nothing can be measured.
-
-    Args:
-        rooms: reusable memory for both tensors. Default: new memory, which stays valid.
-    """
+def operands(pair: Pair) -> Arrays | Sketches | Problem:
+    """Return the operands of a complete pair, or the reason why nothing can be measured."""
     assert pair.reference is not None and pair.candidate is not None
     expected, actual = pair.reference.source, pair.candidate.source
     if expected.sketched or actual.sketched:
         return _sketches(pair)
-    if rooms is None:
-        reference, candidate = expected.read(), actual.read()
-    else:
-        reference, candidate = expected.read_into(rooms.reference), actual.read_into(rooms.candidate)
+    reference, candidate = expected.read(), actual.read()
     candidate = pair.layout.apply(candidate, reference.shape)
     if pair.layout == BROADCAST:
         reference, candidate = np.broadcast_arrays(reference, candidate)
@@ -261,44 +252,3 @@ def same_labels(reference: Record, candidate: Record) -> bool:
     if expected.shape != actual.shape or not expected.size:
         return False
     return bool(((expected == actual) | ((expected < 0) & (actual < 0))).all())
-
-
-# Bytes of the largest tensor that is read into a buffer; a larger one gets new memory. Chosen: the buffers of both
-# sides take less memory than a framework.
-_MOST_BUFFERS = 64 << 20
-# Least bytes of a buffer, so that slightly larger tensors do not cause a new buffer each.
-_LEAST = 1 << 20
-# Bytes of a page; alignment for all dtypes; and offset within a page, relative to the offset in the file.
-_PAGE, _ALIGNED, _BEHIND = 4096, 16, 272
-
-
-class _Buffers:
-    """Buffer for one tensor, valid until the next tensor is requested."""
-
-    def __init__(self) -> None:
-        self._memory, self._size, self._address = np.empty(0, np.uint8), 0, 0
-
-    def __call__(self, size: int, start: int) -> np.ndarray | None:
-        if size > _MOST_BUFFERS:
-            return None
-        if size > self._size:
-            self._size = max(size, min(2 * self._size, _MOST_BUFFERS), _LEAST)
-            self._memory = np.empty(self._size + _PAGE, np.uint8)
-            self._address = self._memory.ctypes.data
-        begin = ((start + _BEHIND) // _ALIGNED * _ALIGNED - self._address) % _PAGE
-        return self._memory[begin : begin + size]
-
-
-class _BufferPool(threading.local):
-    """Buffers of each thread, one per side."""
-
-    def __init__(self) -> None:
-        self.both = Both(_Buffers(), _Buffers())
-
-
-_rooms = _BufferPool()
-
-
-def buffer_pool() -> Both[_Buffers]:
-    """Return this thread's buffers, for tensors that are released before the next pair is measured."""
-    return _rooms.both

@@ -10,7 +10,7 @@ from itertools import product
 import numpy as np
 
 from padiff.compare.judge.limits import COARSENESS, GRAD_FLOOR, LEAST_FLOOR, ROUNDING, UPDATE_FLOOR, coarse
-from padiff.compare.measure.operands import Arrays, Sketches, buffer_pool, operands
+from padiff.compare.measure.operands import Arrays, Sketches, operands
 from padiff.compare.measure.sums import CHUNK, Sums, kernel_for, wide
 from padiff.pair.merge_ranks import as_held, replicas_of
 from padiff.records import (
@@ -363,7 +363,7 @@ def _measured(pair: Pair, elementwise: tuple[float, float] | None) -> Diff:
     if pair.reference is None or pair.candidate is None:
         side = "reference" if pair.reference is None else "candidate"
         return Diff(pair, figures=_lone(pair), problem=Problem(Kind.MISSING, f"missing on the {side}"))
-    pair_operands = operands(pair, buffer_pool())
+    pair_operands = operands(pair)
     if isinstance(pair_operands, Problem):
         return Diff(pair, passed=pair_operands.kind is not Kind.SHAPES, problem=pair_operands)
     if isinstance(pair_operands, Arrays):
