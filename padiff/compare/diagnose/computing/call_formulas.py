@@ -584,6 +584,8 @@ def _cross_entropy(add: Add, formula: Formula, inputs: KnownInputs, framework: s
         logs = add("transpose", logs, order=[*(k for k in range(ndim) if k != axis), axis])
     smoothing = float(inputs.argument(("label_smoothing",), -1, 0.0))
     shape = formula.values[logs].shape
+    labels = _as_classes(add, formula, labels, shape)
+    inputs = KnownInputs(inputs.function, {**inputs.nodes, 1: labels}, inputs.arguments)
     weights = inputs.nodes.get(2)
     if inputs.argument(("reduction",), -1, "mean") == "none" and formula.values[labels].shape == (*shape[:-1], 1):
         # Labels with an axis for the class give losses with such an axis.
@@ -618,6 +620,14 @@ def _cross_entropy(add: Add, formula: Formula, inputs: KnownInputs, framework: s
     return add("div", add("reduced", rows, by="sum"), add("reduced", counted, by="sum"))
 
 
+def _as_classes(add: Add, formula: Formula, labels: int, shape: tuple[int, ...]) -> int:
+    """Return labels as integers: the code that makes them (a mask, a shift) may be computed in floating point."""
+    values = formula.values[labels]
+    if values.dtype.kind != "f" or values.shape == shape or (values != np.round(values)).any():
+        return labels
+    return add("cast", labels, dtype="int64")
+
+
 def _of_targets(add: Add, targets: int, logs: int) -> int:
     return add("neg", add("reduced", add("mul", targets, logs), by="sum", axis=-1))
 
@@ -625,6 +635,7 @@ def _of_targets(add: Add, targets: int, logs: int) -> int:
 def _nll(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     logs, labels = _two(inputs)
     shape = formula.values[logs].shape
+    labels = _as_classes(add, formula, labels, shape)
     if len(shape) != 2 or len(inputs.nodes) > 2 or (formula.values[labels] < 0).any():
         raise UnknownError("nll_loss")
     targets = add("targets", labels, classes=shape[-1], smoothing=0.0)
