@@ -672,3 +672,54 @@ def test_a_loss_that_overflows_on_one_side_is_shown(tmp_path):
 
     (fault,) = compared(tmp_path, train, "reference", "fault")
     assert fault.first_diff.step == 0
+
+
+# -- inner loops ----------------------------------------------------------------------------------------------------
+
+
+class Adapted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.weight, self.bias = (
+            nn.Linear(5, 8),
+            nn.Parameter(torch.randn(3, 8)),
+            nn.Parameter(torch.zeros(3)),
+        )
+
+    def forward(self, x):
+        return self.body(x).tanh()
+
+
+def adapting(way):
+    """Two inner steps on a head; the second one's gradients follow from the first one's weights."""
+    model = Adapted()
+
+    def loss(rng):
+        x, y, query, target = tensor(rng, 6, 5), tensor(rng, 6, 3), tensor(rng, 6, 5), tensor(rng, 6, 3)
+        w, b = model.weight, model.bias
+        for _ in range(2):
+            value = (f.linear(model(x), w, b) - y).square().mean()
+            grads = torch.autograd.grad(value * (18 if way == "summed" else 1), [w, b], create_graph=True)
+            if way == "reference":
+                w, b = (p - 0.2 * g for p, g in zip((w, b), grads))
+                continue
+            grads = [g.clamp(-0.05, 0.05) for g in grads] if way == "clipped" else grads
+            w, b = w + (0.2 if way == "ascends" else -0.2) * grads[0], b - 0.2 * grads[1]
+        return (f.linear(model(query), w, b) - target).square().mean()
+
+    return descent(model, loss)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("ascends", "the sign of"),
+        ("clipped", "clamp() in the loop is left out"),
+        ("summed", "is 18 for the reference's 1"),
+    ],
+)
+def test_what_an_inner_loop_does_otherwise_is_named(fault, words, tmp_path):
+    clean, report = compared(tmp_path, adapting, "reference", "clean", fault, steps=1)
+    assert clean.passed, clean.first_diff.message
+    assert report.first_diff.stage == "loss"
+    assert cause_of(report).proven and words in cause_of(report).sentence

@@ -597,10 +597,18 @@ def _cross_entropy(add: Add, formula: Formula, inputs: KnownInputs, framework: s
         if smoothing or weights is not None or formula.values[labels].shape != shape:
             raise UnknownError("cross_entropy of probabilities")
         return _reduced_loss(add, formula, _of_targets(add, labels, logs), inputs)
-    if formula.values[labels].shape != shape[:-1]:
-        labels = add("reshape", labels, shape=shape[:-1])
     if weights is not None and smoothing:
         raise UnknownError("cross_entropy with weights and smoothing")
+    return _of_labels(add, formula, inputs, framework, logs, smoothing)
+
+
+def _of_labels(
+    add: Add, formula: Formula, inputs: KnownInputs, framework: str, logs: int, smoothing: float = 0.0
+) -> int:
+    """Write the loss of log-probabilities, with their classes last, and integer labels."""
+    labels, weights, shape = inputs.nodes[1], inputs.nodes.get(2), formula.values[logs].shape
+    if formula.values[labels].shape != shape[:-1]:
+        labels = add("reshape", labels, shape=shape[:-1])
     targets = add("targets", labels, classes=shape[-1], smoothing=smoothing)
     rows = _of_targets(add, targets, logs)
     ignored = int(inputs.argument(("ignore_index",), -1, -100))
@@ -636,10 +644,10 @@ def _nll(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int
     logs, labels = _two(inputs)
     shape = formula.values[logs].shape
     labels = _as_classes(add, formula, labels, shape)
-    if len(shape) != 2 or len(inputs.nodes) > 2 or (formula.values[labels] < 0).any():
+    if len(shape) != 2:
         raise UnknownError("nll_loss")
-    targets = add("targets", labels, classes=shape[-1], smoothing=0.0)
-    return _reduced_loss(add, formula, _of_targets(add, targets, logs), inputs)
+    given = KnownInputs(inputs.function, {**inputs.nodes, 1: labels}, inputs.arguments)
+    return _of_labels(add, formula, given, "torch", logs)  # neither framework counts ignored rows here
 
 
 def _squares(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:

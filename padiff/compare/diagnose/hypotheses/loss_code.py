@@ -7,7 +7,7 @@ a single number, so its slopes are compared with the recorded gradients of the m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, count
@@ -16,7 +16,7 @@ import numpy as np
 
 from padiff.compare.diagnose.computing.divergence import READ, divergences, numbers
 from padiff.compare.diagnose.computing.edit import UNNAMED, Edit, FormulaView, Target, put
-from padiff.compare.diagnose.computing.formula import MADE, UnknownError
+from padiff.compare.diagnose.computing.formula import MADE, Change, UnknownError
 from padiff.compare.diagnose.computing.in_losses import loss_cut_off, loss_edits, loss_left_out, loss_numbers
 from padiff.compare.diagnose.computing.loss_terms import (
     Leaf,
@@ -33,7 +33,7 @@ from padiff.compare.diagnose.computing.operation_edits import of_all_turns, othe
 from padiff.compare.diagnose.computing.writer import Writer
 from padiff.compare.diagnose.hypotheses.code_edits import Case, Found, Maker, named, reported, tried
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, PairPlace, place_of, whole_of
-from padiff.compare.diagnose.hypotheses.hypothesis import CLOSE, Hypothesis, Prediction, explains, weigh
+from padiff.compare.diagnose.hypotheses.hypothesis import CLOSE, NEAR, Hypothesis, Prediction, explains, weigh
 from padiff.compare.diagnose.hypotheses.outputs import noise_level, root
 from padiff.compare.diagnose.place import graphs_of
 from padiff.compare.diagnose.traced import Graph
@@ -187,6 +187,14 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
             loss_left_out,
             other_operations,
         ]
+        asked = {} if candidate is None else _asked_gradients(reference.sheet, candidate.sheet)
+        base = reference.sheet.formula.changed(asked) if asked else None
+        if base is not None:
+            explained = target.off(base) <= NEAR * noise
+            # What an inner loop changes shows in the gradients that it asks for next.
+            others = [] if explained else [partial(_with_gradients, make=make, asked=asked) for make in makers]
+            makers = [*makers, *others]
+            candidates += [replace(n, make=partial(_made_with, make=n.make, asked=asked)) for n in candidates]
         # A scale of the whole loss has many causes, which the code of the loss alone does not show.
         if candidate is not None and multiple_of(few.candidate, few.reference) is None:
             # First, as there are few of them: a long formula leaves no time for all edits.
@@ -194,7 +202,12 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         trials += [_of_scale(trial) for trial in tried(case, reference.sheet, makers, target, False, candidates)]
     if candidate is not None:
         target = Target(few.reference, few.reference.shape, _same)
-        trials += tried(case, candidate.sheet, (*cut, loss_left_out), target, True)
+        surplus: list[Maker] = [*cut, loss_left_out]
+        asked = {} if reference is None else _asked_gradients(candidate.sheet, reference.sheet)
+        base = candidate.sheet.formula.changed(asked) if asked else None
+        if base is not None and target.off(base) > NEAR * noise:
+            surplus += [partial(_with_gradients, make=make, asked=asked) for make in (of_all_turns, loss_left_out)]
+        trials += tried(case, candidate.sheet, surplus, target, True)
     trials = [_as_read(trial, trials, case.noise) for trial in trials]
     # If the code of both sides is known, a factor in one side's code is the difference, and no effect of another one.
     if None not in written and len({step.micro_batches for step in steps}) == 1:
@@ -291,6 +304,46 @@ def _operand(sheet: FormulaView, k: int) -> str:
     users = [] if text != UNNAMED else [sheet.named(user) for user in sheet.users(k)]
     calls = [user.removeprefix("what ").removesuffix(" gives") for user in users if user.endswith(" gives")]
     return f"what goes into {calls[0]}" if calls else text
+
+
+def _asked_gradients(sheet: FormulaView, candidate: FormulaView) -> dict[int, Change]:
+    """Return changes that put the gradients that the candidate's loop asked for in the place of the reference's."""
+    own, theirs = map(_asked_nodes, (sheet, candidate))
+    changes: dict[int, Change] = {}
+    for key in own.keys() & theirs.keys():
+        values, others = sheet.formula.values[own[key]], candidate.formula.values[theirs[key]]
+        others = others.T if others.shape != values.shape else others
+        if others.shape != values.shape:
+            return {}
+        if not np.allclose(values, others, 1e-3, 1e-4 * root(values)):
+            changes[own[key]] = put(others)
+    return changes
+
+
+def _asked_nodes(sheet: FormulaView) -> dict[tuple[int, str], int]:
+    """Return the nodes of the gradients that the loop asked for, by the number of the call and the slot."""
+    nodes = {}
+    for tensor, node in sheet.writer.nodes.items():
+        made = sheet.graph.producers.get(tensor)
+        if made is not None and made.function == GRAD:
+            nodes[made.nth, next(o.slot for o in made.outputs if o.tensor == tensor)] = node
+    return nodes
+
+
+def _with_gradients(sheet: FormulaView, make: Maker, asked: Mapping[int, Change]) -> Iterator[Edit]:
+    """Yield edits with the gradients that the other side's loop asked for, if they change more than these do."""
+    base = sheet.formula.changed(asked)
+    for edit in make(sheet):
+        changes = {**asked, **edit.changes}
+        if asked.keys() & edit.changes.keys() or base is None:
+            continue
+        result = sheet.formula.changed(changes)
+        if result is not None and result.shape == base.shape and not np.allclose(result, base, _ROUNDING):
+            yield replace(edit, changes=changes)
+
+
+def _made_with(value: float, make: Callable[[float], Mapping[int, Change]], asked: Mapping[int, Change]) -> object:
+    return {**asked, **make(value)}
 
 
 def _goes_in(sheet: FormulaView, k: int) -> bool:
