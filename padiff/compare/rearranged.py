@@ -348,8 +348,8 @@ def other_boundaries(
         return frozenset()
     built = _Built(alignment)
     forward = [d for d in (diffs[place] for place in places.tolist()) if d.compared]
-    given = {_pair_paths(p) for p in alignment.pairs if p.reason == "given"}
-    returned = _returned_otherwise([d for d in forward if _paths(d) not in given], diffs, steps) if values else []
+    mapped = {_pair_paths(p) for p in alignment.pairs if p.reason == "given"}
+    returned = _returned_otherwise([d for d in forward if _paths(d) not in mapped], diffs, steps) if values else []
     forward = [d for d in forward if _paths(d) not in returned]
     doubtful = {_paths(d) for d in forward if _has_other_shape(d)}  # also if choices excuse the difference
     if values:

@@ -646,8 +646,8 @@ def _nll(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int
     labels = _as_classes(add, formula, labels, shape)
     if len(shape) != 2:
         raise UnknownError("nll_loss")
-    given = KnownInputs(inputs.function, {**inputs.nodes, 1: labels}, inputs.arguments)
-    return _of_labels(add, formula, given, "torch", logs)  # neither framework counts ignored rows here
+    inputs = KnownInputs(inputs.function, {**inputs.nodes, 1: labels}, inputs.arguments)
+    return _of_labels(add, formula, inputs, "torch", logs)  # neither framework counts ignored rows here
 
 
 def _squares(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:

@@ -110,12 +110,12 @@ def read_numbers(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
     """Yield edits that put a number that only the candidate's code has in the place of one that only the reference's
     code has.
     """
-    own, theirs = (
+    numbers_here, theirs = (
         [float(view.formula.values[k]) for k, node in enumerate(view.nodes) if node.name and view.is_number(k)]
         for view in (sheet, candidate)
     )
-    own += [0.0, 1.0, -1.0]  # as good as no number: what is left out, and what has another sign
-    surplus = [value for value in dict.fromkeys(theirs) if not any(map(partial(math.isclose, value), own))]
+    numbers_here += [0.0, 1.0, -1.0]  # as good as no number: what is left out, and what has another sign
+    surplus = [value for value in dict.fromkeys(theirs) if not any(map(partial(math.isclose, value), numbers_here))]
     for k, node in enumerate(sheet.nodes):
         if not node.name or not sheet.is_number(k):
             continue

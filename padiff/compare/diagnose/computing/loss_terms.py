@@ -210,7 +210,7 @@ def weighed(terms: Terms, row: np.ndarray, noise: float) -> Weighing | None:
 def _counts(sheet: FormulaView, value: np.ndarray) -> bool:
     """Return True if a formula computes a value, and its end depends on that."""
     node, end = sheet.equal(value), sheet.formula.values[sheet.formula.end]
-    changed = None if node is None else sheet.formula.changed({node: lambda get, own: value * 2.0})
+    changed = None if node is None else sheet.formula.changed({node: lambda get, values: value * 2.0})
     return changed is not None and not np.array_equal(changed, end)
 
 
@@ -239,8 +239,8 @@ def described(
     for ratio in changed:
         places = [k for k, each in enumerate(ratios) if math.isclose(each, ratio, rel_tol=_SAME, abs_tol=1e-12)]
         if not ratio:
-            made = [own.sheet.formula.values[term.node] for k in places for term in own.groups[k]]
-            if sheet is not None and any(_counts(sheet, value) for value in made):
+            values = [own.sheet.formula.values[term.node] for k in places for term in own.groups[k]]
+            if sheet is not None and any(_counts(sheet, value) for value in values):
                 return None  # the other side adds the term: its weight is too small to be told from 0
             texts.append(f"{lacking} does not add {names_of(own, places)} to its loss, {owner} does")
             kinds.append("loss_term_added" if surplus else "loss_term_missing")

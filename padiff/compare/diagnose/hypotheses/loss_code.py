@@ -187,14 +187,14 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
             loss_left_out,
             other_operations,
         ]
-        asked = {} if candidate is None else _asked_gradients(reference.sheet, candidate.sheet)
-        base = reference.sheet.formula.changed(asked) if asked else None
+        slopes = {} if candidate is None else _asked_gradients(reference.sheet, candidate.sheet)
+        base = reference.sheet.formula.changed(slopes) if slopes else None
         if base is not None:
             explained = target.off(base) <= NEAR * noise
             # What an inner loop changes shows in the gradients that it asks for next.
-            others = [] if explained else [partial(_with_gradients, make=make, asked=asked) for make in makers]
+            others = [] if explained else [partial(_with_gradients, make=make, slopes=slopes) for make in makers]
             makers = [*makers, *others]
-            candidates += [replace(n, make=partial(_made_with, make=n.make, asked=asked)) for n in candidates]
+            candidates += [replace(n, make=partial(_made_with, make=n.make, slopes=slopes)) for n in candidates]
         # A scale of the whole loss has many causes, which the code of the loss alone does not show.
         if candidate is not None and multiple_of(few.candidate, few.reference) is None:
             # First, as there are few of them: a long formula leaves no time for all edits.
@@ -203,10 +203,10 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     if candidate is not None:
         target = Target(few.reference, few.reference.shape, _same)
         surplus: list[Maker] = [*cut, loss_left_out]
-        asked = {} if reference is None else _asked_gradients(candidate.sheet, reference.sheet)
-        base = candidate.sheet.formula.changed(asked) if asked else None
+        slopes = {} if reference is None else _asked_gradients(candidate.sheet, reference.sheet)
+        base = candidate.sheet.formula.changed(slopes) if slopes else None
         if base is not None and target.off(base) > NEAR * noise:
-            surplus += [partial(_with_gradients, make=make, asked=asked) for make in (of_all_turns, loss_left_out)]
+            surplus += [partial(_with_gradients, make=make, slopes=slopes) for make in (of_all_turns, loss_left_out)]
         trials += tried(case, candidate.sheet, surplus, target, True)
     trials = [_as_read(trial, trials, case.noise) for trial in trials]
     # If the code of both sides is known, a factor in one side's code is the difference, and no effect of another one.
@@ -308,15 +308,15 @@ def _operand(sheet: FormulaView, k: int) -> str:
 
 def _asked_gradients(sheet: FormulaView, candidate: FormulaView) -> dict[int, Change]:
     """Return changes that put the gradients that the candidate's loop asked for in the place of the reference's."""
-    own, theirs = map(_asked_nodes, (sheet, candidate))
+    nodes, others_nodes = map(_asked_nodes, (sheet, candidate))
     changes: dict[int, Change] = {}
-    for key in own.keys() & theirs.keys():
-        values, others = sheet.formula.values[own[key]], candidate.formula.values[theirs[key]]
+    for key in nodes.keys() & others_nodes.keys():
+        values, others = sheet.formula.values[nodes[key]], candidate.formula.values[others_nodes[key]]
         others = others.T if others.shape != values.shape else others
         if others.shape != values.shape:
             return {}
         if not np.allclose(values, others, 1e-3, 1e-4 * root(values)):
-            changes[own[key]] = put(others)
+            changes[nodes[key]] = put(others)
     return changes
 
 
@@ -324,26 +324,26 @@ def _asked_nodes(sheet: FormulaView) -> dict[tuple[int, str], int]:
     """Return the nodes of the gradients that the loop asked for, by the number of the call and the slot."""
     nodes = {}
     for tensor, node in sheet.writer.nodes.items():
-        made = sheet.graph.producers.get(tensor)
-        if made is not None and made.function == GRAD:
-            nodes[made.nth, next(o.slot for o in made.outputs if o.tensor == tensor)] = node
+        call = sheet.graph.producers.get(tensor)
+        if call is not None and call.function == GRAD:
+            nodes[call.nth, next(o.slot for o in call.outputs if o.tensor == tensor)] = node
     return nodes
 
 
-def _with_gradients(sheet: FormulaView, make: Maker, asked: Mapping[int, Change]) -> Iterator[Edit]:
+def _with_gradients(sheet: FormulaView, make: Maker, slopes: Mapping[int, Change]) -> Iterator[Edit]:
     """Yield edits with the gradients that the other side's loop asked for, if they change more than these do."""
-    base = sheet.formula.changed(asked)
+    base = sheet.formula.changed(slopes)
     for edit in make(sheet):
-        changes = {**asked, **edit.changes}
-        if asked.keys() & edit.changes.keys() or base is None:
+        changes = {**slopes, **edit.changes}
+        if slopes.keys() & edit.changes.keys() or base is None:
             continue
         result = sheet.formula.changed(changes)
         if result is not None and result.shape == base.shape and not np.allclose(result, base, _ROUNDING):
             yield replace(edit, changes=changes)
 
 
-def _made_with(value: float, make: Callable[[float], Mapping[int, Change]], asked: Mapping[int, Change]) -> object:
-    return {**asked, **make(value)}
+def _made_with(value: float, make: Callable[[float], Mapping[int, Change]], slopes: Mapping[int, Change]) -> object:
+    return {**slopes, **make(value)}
 
 
 def _goes_in(sheet: FormulaView, k: int) -> bool:
@@ -418,10 +418,11 @@ def _computed_outputs(graph: Graph, paired: frozenset[int]) -> dict[str, set[int
     """
     outputs: dict[str, set[int]] = {}
     for call in graph.trace.calls:
-        own = {o.tensor for o in call.outputs if not call.function} - paired
-        own = {each for each in own if (made := graph.producers.get(each)) is not None and made.layer == call.layer}
-        if own and all(graph.producers[each].function for each in own):
-            outputs.setdefault(call.layer, set()).update(own)
+        alone = {o.tensor for o in call.outputs if not call.function} - paired
+        makers = {tensor: graph.producers[tensor] for tensor in alone if tensor in graph.producers}
+        computed = {tensor for tensor, maker in makers.items() if maker.layer == call.layer}
+        if computed and all(makers[tensor].function for tensor in computed):
+            outputs.setdefault(call.layer, set()).update(computed)
     return outputs
 
 
@@ -461,8 +462,8 @@ def _reaching(graph: Graph, tensor: int) -> list[int]:
 
 
 def _is_cut(graph: Graph, tensor: int) -> bool:
-    made = graph.producers.get(tensor)
-    return made is not None and made.function == "detach"
+    call = graph.producers.get(tensor)
+    return call is not None and call.function == "detach"
 
 
 def _outputs(scene: DiffContext, graphs: Both[Graph], paired: Both[frozenset[int]], turn: int = 0) -> Iterator[_Output]:
@@ -574,8 +575,8 @@ def _outside(sheet: FormulaView | None, graph: Graph) -> dict[int, np.ndarray]:
     fed = {operand.tensor for call in graph.trace.calls if call.layer != LOOP for operand in call.inputs}
     found = {}
     for tensor, node in sheet.writer.nodes.items():
-        made = graph.producers.get(tensor)
-        if (made is None or made.function == GRAD) and tensor not in fed and _is_leaf(sheet, tensor):
+        call = graph.producers.get(tensor)
+        if (call is None or call.function == GRAD) and tensor not in fed and _is_leaf(sheet, tensor):
             found[tensor] = sheet.formula.values[node]
     return {tensor: values for tensor, values in found.items() if values.size > 1}
 
