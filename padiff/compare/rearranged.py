@@ -15,7 +15,7 @@ from padiff.align.matching.parameter_units import containers_of
 from padiff.compare.choices import chooses_experts, reached
 from padiff.compare.judge.limits import COARSENESS, allowed, coarse
 from padiff.compare.measure.pairs import measure_pair
-from padiff.errors import RunFolderError
+from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.frameworks.catalog import LAYERS
 from padiff.model import equivalents
 from padiff.records import (
@@ -348,6 +348,9 @@ def other_boundaries(
         return frozenset()
     built = _Built(alignment)
     forward = [d for d in (diffs[place] for place in places.tolist()) if d.compared]
+    mapped = {_pair_paths(p) for p in alignment.pairs if p.reason == "given"}
+    returned = _returned_otherwise([d for d in forward if _paths(d) not in mapped], diffs, steps) if values else []
+    forward = [d for d in forward if _paths(d) not in returned]
     doubtful = {_paths(d) for d in forward if _has_other_shape(d)}  # also if choices excuse the difference
     if values:
         doubtful |= {_pair_paths(p) for p in alignment.pairs if built.differently(p)}
@@ -373,11 +376,84 @@ def other_boundaries(
     }
     other_kinds = [d for d in wide if _has_other_shape(d) and _paths(d) in kinds]
     further = _ending_inside([d for d in wide if _order(d) >= last], steps) if steps is not None and values else []
-    earlier = [d for d in wide if _order(d) < last and _leads_to(d, agreeing, sure, steps)]
-    return frozenset(_paths(d) for d in [*earlier, *further, *other_kinds])
+    whole = _trains_equally(diffs)
+    earlier = [d for d in wide if _order(d) < last and _leads_to(d, agreeing, sure, steps, whole)]
+    return frozenset([*(_paths(d) for d in [*earlier, *further, *other_kinds]), *returned])
 
 
-def _leads_to(diff: Diff, agreeing: Sequence[Diff], later: Sequence[Diff], steps: Both[Step] | None) -> bool:
+def _returned_otherwise(forward: Sequence[Diff], diffs: StepDiffs, steps: Both[Step] | None) -> set[tuple[str, str]]:
+    """Return pairs of models, by path, that return other tensors of the same computation.
+
+    One author's model returns its loss, or joins its outputs in one tensor; the other's loop does so. The records of
+    the step show it: the scalar that one side returns is its loss, the other side computes all that one side returns,
+    or the loss and all gradients agree.
+    """
+    ends = {_paths(d): d for d in forward if _has_other_shape(d) and _is_called_by_the_loop(d, diffs)}
+    if not ends:
+        return set()
+    if _trains_equally(diffs):
+        return set(ends)
+    if steps is None:
+        return set()
+    try:
+        return {paths for paths, diff in ends.items() if _returns_loss(diff, steps) or _is_part(diff, steps)}
+    except (RunFolderError, SketchOnlyError):
+        return set()  # a trace is damaged, or the values can no longer be read; the figures stay valid
+
+
+def _trains_equally(diffs: StepDiffs) -> bool:
+    """Return True if both sides have a loss and gradients, and all of these agree."""
+    later = np.concatenate([diffs.sites.places[stage] for stage in ("loss", "grad")])
+    later = later[diffs.sites.complete[later]]
+    stages = {diffs.sites.stages[place] for place in later.tolist()}
+    return len(stages) == 2 and bool((diffs.rows["passed"] & ~diffs.troubled)[later].all())
+
+
+def _is_called_by_the_loop(diff: Diff, diffs: StepDiffs) -> bool:
+    layer = diff.pair.anchor.layer
+    return any(diffs.sites.layers[place] == layer for place in diffs.sites.places["input"].tolist())
+
+
+def _returns_loss(diff: Diff, steps: Both[Step]) -> bool:
+    """Return True if one side's model returns a scalar, and that scalar is a loss of the step."""
+    for record, step in zip(diff.pair.sides, steps):
+        losses = [r for r in step.records if r.stage == "loss" and r.layer == LOOP and r.shape == ()]
+        if record is not None and record.shape == () and any(_same_number(record, loss) for loss in losses):
+            return True
+    return False
+
+
+def _same_number(record: Record, loss: Record) -> bool:
+    return loss.dtype == record.dtype and bool(np.array_equal(record.value, loss.value))
+
+
+def _is_part(diff: Diff, steps: Both[Step]) -> bool:
+    """Return True if one side computes all the tensors that the other side's call of the model returns."""
+    for record, step, other in zip(diff.pair.sides, steps, steps.swapped()):
+        if record is None or not other.trace.functions:
+            continue
+        site = record.layer, record.call
+        returned = [r for r in step.records if r.stage == "forward" and (r.layer, r.call) == site]
+        if returned and all(_is_computed_by(each, other, diff.pair.step) for each in returned):
+            return True
+    return False
+
+
+def _is_computed_by(record: Record, step: Step, number: int) -> bool:
+    """Return True if a tensor of a step's trace has the values of a record."""
+    for tensor in step.trace.tensors:
+        if tensor.source is None or math.prod(tensor.shape) != math.prod(record.shape) or tensor.dtype != record.dtype:
+            continue
+        other = replace(record, source=tensor.source, shape=tensor.shape, dtype=tensor.dtype)
+        layout = SAME if tensor.shape == record.shape else RESHAPED
+        if _agrees(measure_pair(Pair(number, record, other, layout)), record.dtype):
+            return True
+    return False
+
+
+def _leads_to(
+    diff: Diff, agreeing: Sequence[Diff], later: Sequence[Diff], steps: Both[Step] | None, whole: bool
+) -> bool:
     """Return False if the reference's trace shows that no agreeing output depends on this one.
 
     Args:
@@ -385,6 +461,7 @@ def _leads_to(diff: Diff, agreeing: Sequence[Diff], later: Sequence[Diff], steps
         agreeing: the outputs that agree.
         later: all outputs that show if layers after it agree.
         steps: the step; `None` if there are no traces.
+        whole: True to follow all that the call returns.
     """
     trace = steps.reference.trace if steps is not None else None
     if trace is None or not trace.functions:
@@ -393,6 +470,14 @@ def _leads_to(diff: Diff, agreeing: Sequence[Diff], later: Sequence[Diff], steps
     if not all(_site(each) in positions for each in (diff, *later)):
         return True
     later = [each for each in later if _order(each) > _order(diff)]
+    called = trace.calls[positions[_site(diff)]]
+    if not whole and len(called.outputs) > 1:  # the others of its outputs say nothing of this one
+        after = {operand.tensor for operand in called.outputs if operand.slot == diff.pair.anchor.slot}
+        for call in trace.calls[positions[_site(diff)] + 1 :]:
+            if any(operand.tensor in after for operand in call.inputs):
+                after.update(operand.tensor for operand in call.outputs)
+        sites = {_site(each) for each in agreeing if _order(each) > _order(diff)}
+        return any(o.tensor in after for site in sites for o in trace.calls[positions[site]].outputs)
     for by_value in (True, False):
         after = reached(trace, {positions[_site(diff)]}, by_value)
         depending = [

@@ -460,6 +460,8 @@ LOOKING = frozenset((
     "split", "chunk", "unbind", "narrow", "select", "tile", "repeat", "repeat_interleave", "slice", "index_select",
     "gather", "take_along_axis", "view_as_real", "view_as_complex", "assign",
 ))  # fmt: skip
+#: The function by which a loop asks for gradients: ``torch.autograd.grad``, ``paddle.grad``.
+GRAD = "grad"
 #: Functions that keep the values of their input.
 KEEPING = frozenset({"cast", "to", "contiguous", "clone", "detach"})
 _MAKING = (
@@ -483,7 +485,7 @@ _FURTHER = (
     "cosine_embedding_loss", "soft_margin_loss", "isfinite", "max_unpool1d", "max_unpool2d", "max_unpool3d",
     "fractional_max_pool2d", "fractional_max_pool3d", "gumbel_softmax", "scatter_reduce", "bincount", "logcumsumexp",
     "trace", "kron", "index_sample", "gather_nd", "scatter_nd_add", "trunc", "fmod", "xlogy", "cross", "quantile",
-    "tensordot", "lgamma",
+    "tensordot", "lgamma", GRAD,
 )  # fmt: skip
 _HEARD = COMPUTING.union(LOOKING, _MAKING, _DECIDING, _FURTHER)
 
@@ -597,6 +599,7 @@ _PARAMETERS = {
     "linear": ("input", "weight", "bias"),
     "scaled_dot_product_attention": ("query", "key", "value", "attn_mask", "dropout_p", "is_causal"),
     "einsum": ("equation", "operands"),
+    GRAD: ("outputs", "inputs"),
 }  # fmt: skip
 
 

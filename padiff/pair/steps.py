@@ -300,7 +300,7 @@ def _pair_layer(layers: LayerPair, indexes: Both[Index], outputs: bool) -> list[
             slots = layers.map(lambda layer: {parameter.slot for parameter in layer.parameters})
             declared, undeclared = _parted(records, slots, lambda record: record.slot)
             pairs += _match(undeclared, equivalents.slot) + alone(declared)
-        elif outputs:
+        elif outputs or stage == "input":
             doubtful = _doubtful_calls(records)
             if doubtful:
                 unsure, records = _parted(records, Both(doubtful, doubtful), _call_name)

@@ -422,3 +422,304 @@ def test_a_gradient_that_the_step_before_lacks_is_not_left_over_from_it(options,
     late, share = compared(tmp_path, thawing, "reference", "late", "share", steps=5, **options)
     assert late.first_diff.step == 2 and "frozen" in cause_of(late).sentence
     assert share.first_diff.step == 2 and cause_of(share).kind != "stale_gradient"
+
+
+# -- gradients that the loop asks for and computes with -------------------------------------------------------------
+
+
+def langevin(way):
+    """Samples move along the gradient of the energy; the first call of the model comes before any gradient."""
+    model = Energy()
+    rate = 0.5 if way == "half" else 2.0
+
+    def loss(rng):
+        real, fake = tensor(rng, 6, 5), tensor(rng, 6, 5)
+        for _ in range(2):
+            fake = fake.detach().requires_grad_()
+            if way == "reference":
+                fake = fake - rate * torch.autograd.grad(model(fake).sum(), fake)[0].clamp(-0.05, 0.05)
+            else:
+                (slope,) = torch.autograd.grad([model(fake).sum()], [fake])
+                slope = slope if way == "unlimited" else torch.clip(slope, -0.05, 0.05)
+                fake = torch.add(fake, slope, alpha=-rate)
+        return model(real).mean() - model(fake.detach()).mean()
+
+    return descent(model, loss, 0.05)
+
+
+def test_what_a_loop_computes_of_gradients_is_named(tmp_path):
+    clean, half, unlimited = compared(tmp_path, langevin, "reference", "clean", "half", "unlimited", steps=2)
+    assert clean.passed, clean.first_diff.message
+    assert half.first_diff.stage == "input" and cause_of(half).proven
+    assert "0.5 for the reference's 2" in cause_of(half).sentence
+    assert unlimited.first_diff.stage == "input" and "clamp" in cause_of(unlimited).sentence
+
+
+def adversarial(way):
+    """Inputs that are made of normalised gradients have the rounding of outputs, not that of a batch."""
+    model = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3))
+    direction = tensor(torch.Generator().manual_seed(3), 6, 5)
+
+    def loss(rng):
+        x = tensor(rng, 6, 5)
+        kept = model(x).detach().softmax(1)
+        d = (direction / direction.norm(dim=1, keepdim=True)).requires_grad_()
+        scores = model(x + 0.1 * d)
+        if way == "reference":
+            apart = f.kl_div(scores.log_softmax(1), kept, reduction="batchmean")
+        else:
+            apart = (kept * (kept.log() - scores.softmax(1).log())).sum(1).mean()
+        (g,) = torch.autograd.grad(apart, d)
+        g = g / (g.norm(dim=1, keepdim=True) + 1e-8)
+        return model(x + (0.5 if way == "fault" else 1.5) * g).log_softmax(1)[:, 0].neg().mean()
+
+    return descent(model, loss)
+
+
+@BOTH
+def test_inputs_that_are_made_of_gradients_are_judged_like_outputs(options, tmp_path):
+    clean, fault = compared(tmp_path, adversarial, "reference", "clean", "fault", steps=2, **options)
+    assert clean.passed, clean.first_diff.message
+    assert fault.first_diff.stage == "input" and "0.5 for the reference's 1.5" in cause_of(fault).sentence
+
+
+# -- models that return other tensors of the same computation -------------------------------------------------------
+
+
+class Scores(nn.Module):
+    def __init__(self, returns):
+        super().__init__()
+        self.returns, self.body, self.head = returns, nn.Linear(5, 12), nn.Linear(12, 4)
+
+    def forward(self, x, labels, mask):
+        scores = self.head(self.body(x).tanh())
+        if self.returns == "scores":
+            return scores
+        labels = labels.masked_fill(~mask, -100)
+        return f.cross_entropy(scores, labels) + 0.01 * scores.logsumexp(-1).square().mean()
+
+
+def language(way):
+    model = Scores("loss" if way == "reference" else "scores")
+
+    def loss(rng):
+        x, labels = tensor(rng, 8, 5), torch.randint(0, 4, (8,), generator=rng)
+        mask = torch.rand(8, generator=rng) < 0.7
+        if way == "reference":
+            return model(x, labels, mask)
+        scores = model(x, labels, mask)
+        each = f.cross_entropy(scores, torch.where(mask, labels, torch.full_like(labels, -100)), reduction="none")
+        size = scores.logsumexp(1) ** 2
+        return (each * mask).sum() / mask.sum() + (0.1 if way == "fault" else 0.01) * size.mean()
+
+    return descent(model, loss)
+
+
+@BOTH
+def test_a_model_may_return_its_loss_or_what_the_loss_is_made_of(options, tmp_path):
+    clean, fault = compared(tmp_path, language, "reference", "clean", "fault", steps=2, **options)
+    assert clean.passed, clean.first_diff.message
+    assert placed(fault) == (0, "loss", "(loop)")
+    if not options:
+        assert cause_of(fault).proven and "0.1 for the reference's 0.01" in cause_of(fault).sentence
+
+
+class Field(nn.Module):
+    def __init__(self, joined):
+        super().__init__()
+        self.joined, self.body, self.colour, self.density = joined, nn.Linear(5, 12), nn.Linear(12, 3), nn.Linear(12, 1)
+
+    def forward(self, x):
+        hidden = self.body(x).relu()
+        colour, density = self.colour(hidden).sigmoid(), self.density(hidden)
+        return torch.cat([colour, density], -1) if self.joined else (colour, density)
+
+
+def rendered(way):
+    model = Field(way != "reference")
+
+    def loss(rng):
+        x, target = tensor(rng, 6, 4, 5), tensor(rng, 6, 3)
+        if way == "reference":
+            colour, density = model(x)
+        else:
+            out = model(x)
+            colour, density = out[..., :3], out[..., 3:]
+        density = density if way == "fault" else density.relu()
+        seen = 1 - torch.exp(-density)
+        return (((seen * colour).sum(1) - target) ** 2).mean()
+
+    return descent(model, loss)
+
+
+@BOTH
+def test_a_model_may_join_its_outputs(options, tmp_path):
+    clean, fault = compared(tmp_path, rendered, "reference", "clean", "fault", steps=2, **options)
+    assert clean.passed, clean.first_diff.message
+    assert placed(fault) == (0, "loss", "(loop)")
+    if not options:
+        assert cause_of(fault).proven and "relu" in cause_of(fault).sentence.lower()
+
+
+def test_outputs_of_other_shapes_that_nobody_computes_are_shown(tmp_path):
+    def train(way):
+        model = nn.Linear(5, 4 if way == "reference" else 3)
+        return descent(model, lambda rng: model(tensor(rng, 6, 5)).square().mean())
+
+    (report,) = compared(tmp_path, train, "reference", "other")
+    assert not report.passed
+
+
+# -- several losses -------------------------------------------------------------------------------------------------
+
+
+def losses(way):
+    """The critic's loss comes first, then the actor's."""
+    actor, critic = (
+        nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2)),
+        nn.ModuleList([nn.Linear(7, 1), nn.Linear(7, 1)]),
+    )
+    model = nn.ModuleDict({"actor": actor, "critic": critic})
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    rng = yield model, optimizer
+    while True:
+        x, action, reward = tensor(rng, 6, 5), tensor(rng, 6, 2), tensor(rng, 6, 1)
+        first = sum(f.mse_loss(q(torch.cat([x, action], 1)), reward) for q in critic)
+        optimizer.zero_grad()
+        first.backward()
+        values = [q(torch.cat([x, actor(x)], 1)) for q in critic]
+        loss = -(values[0] if way == "fault" else torch.min(*values)).mean()
+        loss.backward()
+        optimizer.step()
+        rng = yield loss
+
+
+def test_a_fault_in_the_second_loss_is_named(tmp_path):
+    (fault,) = compared(tmp_path, losses, "reference", "fault", steps=2)
+    assert fault.first_diff.step == 0 and cause_of(fault).proven
+    assert "the smaller of" in cause_of(fault).sentence
+
+
+# -- numbers and operands -------------------------------------------------------------------------------------------
+
+
+class Squashed(nn.Module):
+    """An action and its log-probability, corrected for the tanh; only the loss takes the second output."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.net, self.value = way, nn.Linear(5, 4), nn.Linear(2, 1)
+
+    def forward(self, x, noise):
+        mean, log_std = self.net(x).chunk(2, -1)
+        action = torch.tanh(mean + log_std.exp() * noise)
+        log_prob = -0.5 * noise**2 - log_std
+        if self.way == "uncorrected":
+            return self.value(action), log_prob.sum(-1)
+        return self.value(action), (
+            log_prob - torch.log(1 - action**2 + (1e-3 if self.way == "epsilon" else 1e-6))
+        ).sum(-1)
+
+
+def squashed(way):
+    model = Squashed(way)
+
+    def loss(rng):
+        value, log_prob = model(tensor(rng, 16, 5), 0.5 * tensor(rng, 16, 2))
+        return (0.2 * log_prob - value.squeeze(1)).mean()
+
+    return descent(model, loss)
+
+
+def test_an_output_is_not_excused_by_what_depends_on_another_one(tmp_path):
+    epsilon, uncorrected = compared(tmp_path, squashed, "reference", "epsilon", "uncorrected", steps=2)
+    assert placed(epsilon)[1] == "forward" and epsilon.first_diff.slot == "output.1"
+    assert cause_of(epsilon).proven and "is 0.001 for the reference's 1e-06" in cause_of(epsilon).sentence
+    assert uncorrected.first_diff.slot == "output.1"
+    assert "is multiplied" not in cause_of(uncorrected).sentence  # by a number next to zero
+
+
+def encoded(way):
+    net = nn.Linear(13, 4)
+
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+            self.register_buffer("steps", 2.0 ** torch.arange(3).float(), persistent=False)
+
+        def forward(self, x):
+            if way == "reference":
+                turned = x[..., None] * self.steps
+                return self.net(torch.cat([x, turned.sin().flatten(1), turned.cos().flatten(1)], -1)[:, :13])
+            turned = torch.stack([x, x * 2, x * 4], -1)
+            return self.net(torch.cat([x, turned.cos().flatten(1), turned.sin().flatten(1)], -1)[:, :13])
+
+    model = Encoder()
+    return descent(model, lambda rng: model(tensor(rng, 6, 2)).square().mean())
+
+
+def test_a_product_with_a_number_is_not_held_against_one_with_a_tensor(tmp_path):
+    (fault,) = compared(tmp_path, encoded, "reference", "fault")
+    assert "though the same goes in" not in str(cause_of(fault))
+
+
+def test_a_loss_that_overflows_on_one_side_is_shown(tmp_path):
+    def train(way):
+        model = nn.Linear(5, 3)
+        factor = 1e30 if way == "fault" else 1.0
+        return descent(model, lambda rng: (model(tensor(rng, 6, 5)) * factor).square().mean().sqrt().exp())
+
+    (fault,) = compared(tmp_path, train, "reference", "fault")
+    assert fault.first_diff.step == 0
+
+
+# -- inner loops ----------------------------------------------------------------------------------------------------
+
+
+class Adapted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.weight, self.bias = (
+            nn.Linear(5, 8),
+            nn.Parameter(torch.randn(3, 8)),
+            nn.Parameter(torch.zeros(3)),
+        )
+
+    def forward(self, x):
+        return self.body(x).tanh()
+
+
+def adapting(way):
+    """Two inner steps on a head; the second one's gradients follow from the first one's weights."""
+    model = Adapted()
+
+    def loss(rng):
+        x, y, query, target = tensor(rng, 6, 5), tensor(rng, 6, 3), tensor(rng, 6, 5), tensor(rng, 6, 3)
+        w, b = model.weight, model.bias
+        for _ in range(2):
+            value = (f.linear(model(x), w, b) - y).square().mean()
+            grads = torch.autograd.grad(value * (18 if way == "summed" else 1), [w, b], create_graph=True)
+            if way == "reference":
+                w, b = (p - 0.2 * g for p, g in zip((w, b), grads))
+                continue
+            grads = [g.clamp(-0.05, 0.05) for g in grads] if way == "clipped" else grads
+            w, b = w + (0.2 if way == "ascends" else -0.2) * grads[0], b - 0.2 * grads[1]
+        return (f.linear(model(query), w, b) - target).square().mean()
+
+    return descent(model, loss)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("ascends", "the sign of"),
+        ("clipped", "clamp() in the loop is left out"),
+        ("summed", "is 18 for the reference's 1"),
+    ],
+)
+def test_what_an_inner_loop_does_otherwise_is_named(fault, words, tmp_path):
+    clean, report = compared(tmp_path, adapting, "reference", "clean", fault, steps=1)
+    assert clean.passed, clean.first_diff.message
+    assert report.first_diff.stage == "loss"
+    assert cause_of(report).proven and words in cause_of(report).sentence

@@ -7,7 +7,9 @@ import threading
 import weakref
 
 import numpy as np
+import paddle
 import pytest
+import torch
 from kit.frameworks import TORCH
 
 import padiff
@@ -561,3 +563,33 @@ def test_attributes_that_transpose_are_traced(kit):
     assert [c.function for c in found.calls if c.function in ("transpose", "matmul")] == [
         "transpose", "matmul", "transpose", "transpose", "matmul",
     ]  # fmt: skip
+
+
+def test_gradients_that_a_loop_asks_for_are_traced(kit):
+    """The call has a line, its result has values; neither changes the training nor keeps its graph alive."""
+    model = net_of(kit)
+    optimizer = kit.sgd(model.parameters(), 0.1)
+    grad = torch.autograd.grad if kit.name == "torch" else paddle.grad
+    alive, slopes = [], []
+    with padiff.record(model, optimizer=optimizer) as rec:
+        x = kit.tensor(X)
+        if kit.name == "torch":
+            x.requires_grad_()
+        else:
+            x.stop_gradient = False
+        value = model(x).sum()
+        (slope,) = grad(value, [x], create_graph=True)
+        slopes.append(kit.numpy(slope))
+        alive += [weakref.ref(value), weakref.ref(slope)]
+        (slope**2).sum().backward()
+        del value, slope
+        gc.collect()
+        assert [each() for each in alive] == [None, None]
+        optimizer.step()
+        rec.try_dump()
+        rec.flush()
+    found = trace(rec.run)
+    (call,) = (c for c in found.calls if c.function == "grad")
+    assert call.layer == LOOP and call.stack[-1].file.endswith("test_traces.py")
+    assert [slot.partition(".")[0] for slot, _ in call.inputs] == ["outputs", "inputs"]
+    np.testing.assert_array_equal(found.tensors[call.outputs[0].tensor].source.read(), slopes[0])

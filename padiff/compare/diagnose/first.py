@@ -556,6 +556,8 @@ def _other_model(place: Place) -> Cause | None:
         return None
     if any(graph.producers.get(end) is not None for graph, end in zip(place.graphs, place.ends)):
         return None
+    if not all(graph.trace.functions for graph in place.graphs):
+        return None  # the code of the loop may make it
     text = (
         "the loop computes this input with another model, which these runs do not hold: the difference follows from "
         'that model, or from the code after it; record both as one run (padiff.record({"a": a, "b": b}, ...))'

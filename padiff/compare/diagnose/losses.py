@@ -336,6 +336,11 @@ def output_cause(scene: DiffContext, calls: Both[LossCall] | None) -> Cause | No
     ignoring = _ignored_rows(calls)
     if ignoring is not None:
         return ignoring
+    are_scalars = all(record is not None and record.shape == () for record in scene.diff.pair.sides)
+    if is_loss(scene.diff.pair.anchor) and are_scalars and "none" in differing.get("reduction", ()):
+        del differing["reduction"]  # one side's loop takes the mean, or the sum, itself
+        if not differing:
+            return None
     if differing:
         return _set_differently(calls, differing)
     shapes = calls.map(lambda call: {role: r.shape for role, r in call.loss.records.items() if role != "0"})

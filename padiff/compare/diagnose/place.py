@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 
 from padiff.align import Alignment
-from padiff.compare.diagnose.traced import Graph, Relation, Relations, given_otherwise, is_looking, same_name
+from padiff.compare.diagnose.traced import (
+    Graph,
+    Relation,
+    Relations,
+    given_otherwise,
+    is_looking,
+    same_name,
+    take_alike,
+)
 from padiff.compare.judge.policy import Policy
 from padiff.compare.measure.operands import Arrays, operands
 from padiff.errors import RunFolderError
@@ -323,16 +331,19 @@ def _calls_between(
     if not any(suspects):
         return None
     pairs = _in_step(suspects, graphs.reference.paths & graphs.candidate.paths)
+    pairs = [both for both in pairs if take_alike(both)]
     for both in pairs:
         if both.reference.choice is not None and both.candidate.choice is not None:
             continue  # what they choose is judged by their scores
-        related = [relations.between(first.tensor, second.tensor) for first, second in _in_places(both, relations)]
+        operands = _in_places(both, relations)
+        related = [relations.between(first.tensor, second.tensor) for first, second in operands]
         axes = both.zip(graphs).map(lambda side: _axes(*side))
         if Relation.DIFFER in related:
             continue
         arguments_differ = given_otherwise(both, axes)
-        # One function of the same parameters gives the same.
-        if arguments_differ or (related and all(relation is Relation.AGREE for relation in related)):
+        # One function of the same parameters gives the same; near a pole, small differences of what goes in are large.
+        agree = related and all(relation is Relation.AGREE for relation in related)
+        if arguments_differ or (agree and all(relations.are_equal(a.tensor, b.tensor) for a, b in operands)):
             return Calls(Both((), ()), both, arguments_differ)
     paired = Both(*({id(call) for call in side} for side in (zip(*pairs) if pairs else ((), ()))))
     only = suspects.zip(paired).map(lambda side: tuple(call for call in side[0] if id(call) not in side[1]))

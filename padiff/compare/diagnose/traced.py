@@ -185,6 +185,18 @@ class Relations:
             self._known[key] = self._related(*self._records(reference, candidate, exact))
         return self._known[key]
 
+    def are_equal(self, reference: int, candidate: int) -> bool:
+        """Return True if two tensors agree to the limit of the output that differs, not only to a share of its error.
+
+        Args:
+            reference, candidate: the numbers of the tensors in the traces.
+        """
+        judged, (first, second) = self._first.judgement, self._records(reference, candidate, False)
+        if self._limit is None or judged is None or first is None or second is None:
+            return True
+        figures = measure_pair(self._pair(first, second), self._policy.elementwise).figures
+        return figures is None or figures.rel_l2 <= judged.limit * (1 + SURE * figures.spread)
+
     def diff(self, reference: int, candidate: int, slots: Both[str]) -> Diff:
         """Return the judged diff of two tensors that differ, as an input of the layer whose output differs.
 
@@ -403,6 +415,13 @@ def given_otherwise(calls: Both[TracedCall], axes: Both[int]) -> bool:
         name not in reference or name not in candidate or not _equal(reference[name], candidate[name])
         for name in {*reference, *candidate}
     )
+
+
+def take_alike(calls: Both[TracedCall]) -> bool:
+    """Return False if one call takes a tensor where the other takes a number: these have other purposes."""
+    tensors = calls.map(lambda call: {_NAMES.get(operand.slot, operand.slot) for operand in call.inputs})
+    numbers = calls.map(lambda call: {_NAMES.get(name, name) for name in call.arguments})
+    return not (tensors.reference & numbers.candidate or tensors.candidate & numbers.reference)
 
 
 def given_in_common(calls: Both[TracedCall]) -> bool:

@@ -161,7 +161,7 @@ def picture_of(pair: Pair) -> Picture | None:
     if odd.any():
         reference, candidate = values
         alike = (reference == candidate) | (np.isnan(reference) & np.isnan(candidate))
-        error[odd] = np.where(alike[odd], 0.0, np.inf)
+        error = np.where(odd, np.where(alike, 0.0, np.inf), error)
     edges, counts = _histograms(values)
     grid, rows, columns = _grid(error, pair.stage in PARAMETER_STAGES)
     return Picture(

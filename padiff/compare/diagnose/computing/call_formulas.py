@@ -584,6 +584,8 @@ def _cross_entropy(add: Add, formula: Formula, inputs: KnownInputs, framework: s
         logs = add("transpose", logs, order=[*(k for k in range(ndim) if k != axis), axis])
     smoothing = float(inputs.argument(("label_smoothing",), -1, 0.0))
     shape = formula.values[logs].shape
+    labels = _as_classes(add, formula, labels, shape)
+    inputs = KnownInputs(inputs.function, {**inputs.nodes, 1: labels}, inputs.arguments)
     weights = inputs.nodes.get(2)
     if inputs.argument(("reduction",), -1, "mean") == "none" and formula.values[labels].shape == (*shape[:-1], 1):
         # Labels with an axis for the class give losses with such an axis.
@@ -595,10 +597,18 @@ def _cross_entropy(add: Add, formula: Formula, inputs: KnownInputs, framework: s
         if smoothing or weights is not None or formula.values[labels].shape != shape:
             raise UnknownError("cross_entropy of probabilities")
         return _reduced_loss(add, formula, _of_targets(add, labels, logs), inputs)
-    if formula.values[labels].shape != shape[:-1]:
-        labels = add("reshape", labels, shape=shape[:-1])
     if weights is not None and smoothing:
         raise UnknownError("cross_entropy with weights and smoothing")
+    return _of_labels(add, formula, inputs, framework, logs, smoothing)
+
+
+def _of_labels(
+    add: Add, formula: Formula, inputs: KnownInputs, framework: str, logs: int, smoothing: float = 0.0
+) -> int:
+    """Write the loss of log-probabilities, with their classes last, and integer labels."""
+    labels, weights, shape = inputs.nodes[1], inputs.nodes.get(2), formula.values[logs].shape
+    if formula.values[labels].shape != shape[:-1]:
+        labels = add("reshape", labels, shape=shape[:-1])
     targets = add("targets", labels, classes=shape[-1], smoothing=smoothing)
     rows = _of_targets(add, targets, logs)
     ignored = int(inputs.argument(("ignore_index",), -1, -100))
@@ -618,6 +628,14 @@ def _cross_entropy(add: Add, formula: Formula, inputs: KnownInputs, framework: s
     return add("div", add("reduced", rows, by="sum"), add("reduced", counted, by="sum"))
 
 
+def _as_classes(add: Add, formula: Formula, labels: int, shape: tuple[int, ...]) -> int:
+    """Return labels as integers: the code that makes them (a mask, a shift) may be computed in floating point."""
+    values = formula.values[labels]
+    if values.dtype.kind != "f" or values.shape == shape or (values != np.round(values)).any():
+        return labels
+    return add("cast", labels, dtype="int64")
+
+
 def _of_targets(add: Add, targets: int, logs: int) -> int:
     return add("neg", add("reduced", add("mul", targets, logs), by="sum", axis=-1))
 
@@ -625,10 +643,11 @@ def _of_targets(add: Add, targets: int, logs: int) -> int:
 def _nll(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     logs, labels = _two(inputs)
     shape = formula.values[logs].shape
-    if len(shape) != 2 or len(inputs.nodes) > 2 or (formula.values[labels] < 0).any():
+    labels = _as_classes(add, formula, labels, shape)
+    if len(shape) != 2:
         raise UnknownError("nll_loss")
-    targets = add("targets", labels, classes=shape[-1], smoothing=0.0)
-    return _reduced_loss(add, formula, _of_targets(add, targets, logs), inputs)
+    inputs = KnownInputs(inputs.function, {**inputs.nodes, 1: labels}, inputs.arguments)
+    return _of_labels(add, formula, inputs, "torch", logs)  # neither framework counts ignored rows here
 
 
 def _squares(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, product
 from typing import Any
 
@@ -21,6 +22,10 @@ _ROUNDS, _BETTER = 12, 0.999
 # The search ends if more than this share of the first error remains after this many rounds.
 _HOPELESS, _FIRST = 0.6, 4
 _SMALL = 1e-2
+# Most numbers of the candidate's code that are tried in the place of each one of the reference's.
+_MOST_READ = 12
+# Factor below which nothing is left of a term, if rounding hides the difference. Chosen.
+_NOTHING = 1e-3
 # Share of the rounding error below which two errors are equal.
 _BELOW = 0.1
 
@@ -99,6 +104,27 @@ def numbers(sheet: FormulaView) -> Iterator[Number]:
     if sheet.end_is_open:
         what = "what comes out is multiplied by a number, which"
         yield Number("scale", "a scale", what, 1.0, _scaled(end), end, rank=3)
+
+
+def read_numbers(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
+    """Yield edits that put a number that only the candidate's code has in the place of one that only the reference's
+    code has.
+    """
+    numbers_here, theirs = (
+        [float(view.formula.values[k]) for k, node in enumerate(view.nodes) if node.name and view.is_number(k)]
+        for view in (sheet, candidate)
+    )
+    numbers_here += [0.0, 1.0, -1.0]  # as good as no number: what is left out, and what has another sign
+    surplus = [value for value in dict.fromkeys(theirs) if not any(map(partial(math.isclose, value), numbers_here))]
+    for k, node in enumerate(sheet.nodes):
+        if not node.name or not sheet.is_number(k):
+            continue
+        if any(math.isclose(float(sheet.formula.values[k]), value, rel_tol=1e-6) for value in theirs):
+            continue
+        for number in _constant(sheet, k):
+            for value in surplus[:_MOST_READ]:
+                text = f"{number.text} is {value:.6g} for the reference's {number.value:.6g}"
+                yield Edit(number.kind, number.name, text, number.make(value), number.rank + 1, 0, number.at)
 
 
 _TURNING = frozenset({"sin", "cos"})
@@ -290,6 +316,10 @@ def _from(
 
 def _as_written(sheet: FormulaView, number: Number, target: Target, value: float, error: float, noise: float) -> float:
     """Return the value rounded to the fewest digits that fit about as well, or well below the rounding error."""
+    if number.kind == "scale" and number.value == 1.0 and abs(value) < _NOTHING:
+        output = sheet.formula.changed(number.make(0.0))
+        if output is not None and target.off(output) <= max(noise, 1e-12):
+            return 0.0
     for digits in (1, 2, 3, 4):
         rounded = float(f"{value:.{digits}g}") if abs(value) > 1e-6 or number.logarithm else 0.0
         if abs(rounded - value) <= 2e-2 * abs(value) + 1e-6:

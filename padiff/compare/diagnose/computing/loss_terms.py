@@ -22,6 +22,8 @@ _MULTIPLE = 1e-4
 _DISTINCT = 1e-3
 # Relative error of a ratio that is taken as another number.
 _SAME = 1e-3
+# Share of its weight below which nothing is left of a term. Chosen: below any number that a program puts instead.
+_NOTHING = 1e-6
 _REARRANGING = frozenset({"reshape", "transpose", "expand", "cast"})
 
 
@@ -201,8 +203,15 @@ def weighed(terms: Terms, row: np.ndarray, noise: float) -> Weighing | None:
         return None  # a term too small for its weight to be seen
     ratios = solution / sizes
     ratios = np.where(np.abs(ratios - 1) <= np.maximum(3 * errors, 1e-4), 1.0, ratios)
-    ratios = np.where(np.abs(ratios) <= np.maximum(3 * errors, 1e-4), 0.0, ratios)
+    ratios = np.where(np.abs(ratios) <= np.maximum(3 * errors, _NOTHING), 0.0, ratios)
     return Weighing(tuple(map(float, ratios)), terms.columns @ ratios)
+
+
+def _counts(sheet: FormulaView, value: np.ndarray) -> bool:
+    """Return True if a formula computes a value, and its end depends on that."""
+    node, end = sheet.equal(value), sheet.formula.values[sheet.formula.end]
+    changed = None if node is None else sheet.formula.changed({node: lambda get, values: value * 2.0})
+    return changed is not None and not np.array_equal(changed, end)
 
 
 def described(
@@ -230,6 +239,9 @@ def described(
     for ratio in changed:
         places = [k for k, each in enumerate(ratios) if math.isclose(each, ratio, rel_tol=_SAME, abs_tol=1e-12)]
         if not ratio:
+            values = [own.sheet.formula.values[term.node] for k in places for term in own.groups[k]]
+            if sheet is not None and any(_counts(sheet, value) for value in values):
+                return None  # the other side adds the term: its weight is too small to be told from 0
             texts.append(f"{lacking} does not add {names_of(own, places)} to its loss, {owner} does")
             kinds.append("loss_term_added" if surplus else "loss_term_missing")
             continue

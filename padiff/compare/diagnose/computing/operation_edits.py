@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.edit import Argument, Edit, FormulaView, given, put
+from padiff.compare.diagnose.computing.edit import Argument, Edit, FormulaView, dropped_terms, given, put
 from padiff.compare.diagnose.computing.formula import Change
 from padiff.compare.diagnose.computing.operations import OPERATIONS, cast
 from padiff.compare.diagnose.kernels import FUNCTIONS
@@ -323,12 +323,21 @@ def of_all_turns(sheet: FormulaView) -> Iterator[Edit]:
     There are few of them, so that they come first.
     """
     lines: dict[object, list[int]] = {}
+    dropped: dict[int, list[Edit]] = {}
+    for edit in dropped_terms(sheet):
+        dropped.setdefault(edit.at, []).append(edit)
     for k, node in enumerate(sheet.nodes):
-        if node.operation in _BY_OPERATION and sheet.line(k) is not None:
+        if (node.operation in _BY_OPERATION or k in dropped) and sheet.line(k) is not None:
             lines.setdefault((node.operation, sheet.function(k), sheet.line(k)), []).append(k)
     for turns in lines.values():
-        if 1 < len(turns) <= _TURNS:
-            yield from _in_all_turns(sheet, turns)
+        if not 1 < len(turns) <= _TURNS:
+            continue
+        shapes = {sheet.shape(k): [other for other in turns if sheet.shape(other) == sheet.shape(k)] for k in turns}
+        # One line may make several tensors in each turn: weights and biases.
+        for group in [turns, *shapes.values()] if len(shapes) > 1 else [turns]:
+            if len(group) > 1:
+                yield from _in_all_turns(sheet, group, [_changed(sheet, k) for k in group])
+                yield from _in_all_turns(sheet, group, [dropped.get(k, []) for k in group])
     yield from _exchanged_indices(sheet)
     yield from _repeats(sheet)
 
@@ -338,8 +347,12 @@ _HUGE = 1e6
 _TURNS = 64
 
 
-def _in_all_turns(sheet: FormulaView, turns: list[int]) -> Iterator[Edit]:
-    edits = [list(_BY_OPERATION[sheet.nodes[k].operation](sheet, k)) for k in turns]
+def _changed(sheet: FormulaView, k: int) -> list[Edit]:
+    make = _BY_OPERATION.get(sheet.nodes[k].operation)
+    return [] if make is None else [*make(sheet, k)]
+
+
+def _in_all_turns(sheet: FormulaView, turns: list[int], edits: list[list[Edit]]) -> Iterator[Edit]:
     if len({tuple((edit.kind, edit.name) for edit in some) for some in edits}) > 1:
         return
     for together in zip(*edits):

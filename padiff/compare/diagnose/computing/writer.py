@@ -13,6 +13,7 @@ from padiff.compare.diagnose.computing.layer_formulas import Called, formula_lie
 from padiff.compare.diagnose.traced import Graph
 from padiff.compare.judge.limits import ROUNDING, coarse
 from padiff.errors import PadiffError
+from padiff.frameworks.catalog import GRAD
 from padiff.model import equivalents
 from padiff.records import Layer, RunInfo, Step, TracedCall
 
@@ -85,10 +86,13 @@ class Writer:
             call = self._graph.producers.get(number)
             if call is None or len(opened) > _MOST or (number not in opened and not call.function):
                 continue
+            if call.function == GRAD:
+                continue  # gradients are no values that a formula computes
             opened.add(number)
             for operand in call.inputs:
                 before = self._graph.producers.get(operand.tensor)
-                if before is not None and before.function and operand.tensor not in {*opened, *closed}:
+                is_open = before is not None and before.function not in ("", GRAD)
+                if is_open and operand.tensor not in {*opened, *closed}:
                     opened.add(operand.tensor)
                     waiting.append(operand.tensor)
         return frozenset(opened)

@@ -15,7 +15,7 @@ from itertools import combinations
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.divergence import Number, divergences, numbers, solved
+from padiff.compare.diagnose.computing.divergence import Number, divergences, numbers, read_numbers, solved
 from padiff.compare.diagnose.computing.edit import CHOICE, SIDES_OF_EDITS, Edit, FormulaView, Target, dropped_terms
 from padiff.compare.diagnose.computing.formula import UnknownError
 from padiff.compare.diagnose.computing.operation_edits import of_all_turns, operation_edits, other_numbers
@@ -248,6 +248,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         target = Target(case.sides.candidate, reference.shape(reference.formula.end), case.looks.reference)
         makers: list[Maker] = [of_all_turns, dropped_terms, operation_edits]
         if candidate is not None:
+            makers.insert(1, partial(read_numbers, candidate=candidate))
             makers += [partial(other_numbers, candidate=candidate), partial(divergences, candidate=candidate)]
         if scene.stage == "input":
             makers = [partial(_of_calls, make) for make in makers]
@@ -478,8 +479,11 @@ def reported(case: Case, found: Sequence[Found]) -> Iterator[Hypothesis]:
         found = [trial for trial in found if trial.edit.kind != "code"]
     explaining = [trial for trial in found if trial.off <= NEAR * case.noise]
     names = {trial.edit.name for trial in explaining}
+    # A number that is solved for fits the rounding, too: edits without one are held against each other.
+    exact = [trial.off for trial in explaining if not trial.edit.free and trial.off <= case.noise]
     least = min((trial.off for trial in explaining), default=0.0)
-    explaining = [trial for trial in explaining if trial.off <= max(_NEARER * least, _ROUNDED * case.noise)]
+    limits = {k: max(_NEARER * each, _ROUNDED * case.noise) for k, each in ((0, min(exact, default=least)), (1, least))}
+    explaining = [trial for trial in explaining if trial.off <= limits[min(trial.edit.free, 1)]]
     explaining.sort(key=lambda trial: (not trial.edit.telling, trial.edit.rank, trial.surplus, trial.edit.free))
     reported = explaining[:1]
     reported += [trial for trial in explaining[1:] if reported and _apart(trial, reported[0])][:1]

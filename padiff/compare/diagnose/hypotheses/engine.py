@@ -62,7 +62,13 @@ GROUPS: Mapping[str, tuple[Group, ...]] = {
         gradients.backward_hypotheses,
         missing_gradient.detach_causes,
     ),
-    "grad": (missing_gradient.one_sided, clipping.hypotheses, gradients.hypotheses, missing_gradient.detach_causes),
+    "grad": (
+        missing_gradient.one_sided,
+        clipping.hypotheses,
+        loss_code.hypotheses,
+        gradients.hypotheses,
+        missing_gradient.detach_causes,
+    ),
     "update": (optimizers.half_weight_hypotheses, optimizers.hypotheses),
 }
 # Largest ratio of the residuals of two equal explanations: a difference by chance.

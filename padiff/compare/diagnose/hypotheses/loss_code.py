@@ -7,16 +7,16 @@ a single number, so its slopes are compared with the recorded gradients of the m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
+from itertools import chain, count
 
 import numpy as np
 
 from padiff.compare.diagnose.computing.divergence import READ, divergences, numbers
 from padiff.compare.diagnose.computing.edit import UNNAMED, Edit, FormulaView, Target, put
-from padiff.compare.diagnose.computing.formula import MADE, UnknownError
+from padiff.compare.diagnose.computing.formula import MADE, Change, UnknownError
 from padiff.compare.diagnose.computing.in_losses import loss_cut_off, loss_edits, loss_left_out, loss_numbers
 from padiff.compare.diagnose.computing.loss_terms import (
     Leaf,
@@ -33,11 +33,12 @@ from padiff.compare.diagnose.computing.operation_edits import of_all_turns, othe
 from padiff.compare.diagnose.computing.writer import Writer
 from padiff.compare.diagnose.hypotheses.code_edits import Case, Found, Maker, named, reported, tried
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, PairPlace, place_of, whole_of
-from padiff.compare.diagnose.hypotheses.hypothesis import CLOSE, Hypothesis, Prediction, explains, weigh
+from padiff.compare.diagnose.hypotheses.hypothesis import CLOSE, NEAR, Hypothesis, Prediction, explains, weigh
 from padiff.compare.diagnose.hypotheses.outputs import noise_level, root
 from padiff.compare.diagnose.place import graphs_of
 from padiff.compare.diagnose.traced import Graph
 from padiff.errors import PadiffError
+from padiff.frameworks.catalog import GRAD
 from padiff.pair.joined_calls import calls_of
 from padiff.records import LOOP, Both, Pair, Record, RunInfo, Step
 
@@ -113,6 +114,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         return  # the count of micro-batches is the difference
     of_loop = scene.diff.pair.anchor.layer == LOOP
     graphs = graphs_of(steps, scene.runs.map(lambda run: run.info))
+    turn = _turn(scene, graphs)
     # A model may return its loss: this is no output that the loss is made of. Calls after it follow from it: a step may
     # hold some of weights that an optimizer has changed.
     here = scene.diff.pair.anchor.order
@@ -123,10 +125,21 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         return
     if scene.stage == "forward" and not _is_loss(scene.diff.pair, graphs):
         return
-    sheets = [sheet_of(graph, step, run.info) for graph, step, run in zip(graphs, steps, scene.runs)]
+    paired = _paired_outputs(scene, graphs)
+    parameters = [*_parameters(scene, graphs)] if scene.stage == "grad" else []
+    if scene.stage == "grad" and not any(
+        record is not None and f"{record.layer}/{record.slot}" == each.parameters.reference
+        for each in parameters
+        for record in [scene.diff.pair.reference]
+    ):
+        return
+    sheets = [
+        sheet_of(graph, step, run.info, tensors, turn)
+        for graph, step, run, tensors in zip(graphs, steps, scene.runs, paired)
+    ]
     leaves = [
         output
-        for output in _outputs(scene, graphs)
+        for output in chain(parameters, _outputs(scene, graphs, paired, turn))
         if output.trained
         and all(sheet is None or output.begins(k, sheet) is not False for k, sheet in enumerate(sheets))
     ]
@@ -137,7 +150,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         if output.gradients is not None
         and all(sheet is None or output.begins(k, sheet) for k, sheet in enumerate(sheets))
     ]
-    losses = _losses(scene, sheets, graphs)
+    losses = _losses(scene, sheets, graphs, turn)
     rows = _recorded(outputs, losses)
     if rows is None:
         return
@@ -178,6 +191,14 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
             loss_left_out,
             other_operations,
         ]
+        slopes = {} if candidate is None else _asked_gradients(reference.sheet, candidate.sheet)
+        base = reference.sheet.formula.changed(slopes) if slopes else None
+        if base is not None:
+            explained = target.off(base) <= NEAR * noise
+            # What an inner loop changes shows in the gradients that it asks for next.
+            others = [] if explained else [partial(_with_gradients, make=make, slopes=slopes) for make in makers]
+            makers = [*makers, *others]
+            candidates += [replace(n, make=partial(_made_with, make=n.make, slopes=slopes)) for n in candidates]
         # A scale of the whole loss has many causes, which the code of the loss alone does not show.
         if candidate is not None and multiple_of(few.candidate, few.reference) is None:
             # First, as there are few of them: a long formula leaves no time for all edits.
@@ -185,7 +206,12 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         trials += [_of_scale(trial) for trial in tried(case, reference.sheet, makers, target, False, candidates)]
     if candidate is not None:
         target = Target(few.reference, few.reference.shape, _same)
-        trials += tried(case, candidate.sheet, (*cut, loss_left_out), target, True)
+        surplus: list[Maker] = [*cut, loss_left_out]
+        slopes = {} if reference is None else _asked_gradients(candidate.sheet, reference.sheet)
+        base = candidate.sheet.formula.changed(slopes) if slopes else None
+        if base is not None and target.off(base) > NEAR * noise:
+            surplus += [partial(_with_gradients, make=make, slopes=slopes) for make in (of_all_turns, loss_left_out)]
+        trials += tried(case, candidate.sheet, surplus, target, True)
     trials = [_as_read(trial, trials, case.noise) for trial in trials]
     # If the code of both sides is known, a factor in one side's code is the difference, and no effect of another one.
     if None not in written and len({step.micro_batches for step in steps}) == 1:
@@ -284,6 +310,46 @@ def _operand(sheet: FormulaView, k: int) -> str:
     return f"what goes into {calls[0]}" if calls else text
 
 
+def _asked_gradients(sheet: FormulaView, candidate: FormulaView) -> dict[int, Change]:
+    """Return changes that put the gradients that the candidate's loop asked for in the place of the reference's."""
+    nodes, others_nodes = map(_asked_nodes, (sheet, candidate))
+    changes: dict[int, Change] = {}
+    for key in nodes.keys() & others_nodes.keys():
+        values, others = sheet.formula.values[nodes[key]], candidate.formula.values[others_nodes[key]]
+        others = others.T if others.shape != values.shape else others
+        if others.shape != values.shape:
+            return {}
+        if not np.allclose(values, others, 1e-3, 1e-4 * root(values)):
+            changes[nodes[key]] = put(others)
+    return changes
+
+
+def _asked_nodes(sheet: FormulaView) -> dict[tuple[int, str], int]:
+    """Return the nodes of the gradients that the loop asked for, by the number of the call and the slot."""
+    nodes = {}
+    for tensor, node in sheet.writer.nodes.items():
+        call = sheet.graph.producers.get(tensor)
+        if call is not None and call.function == GRAD:
+            nodes[call.nth, next(o.slot for o in call.outputs if o.tensor == tensor)] = node
+    return nodes
+
+
+def _with_gradients(sheet: FormulaView, make: Maker, slopes: Mapping[int, Change]) -> Iterator[Edit]:
+    """Yield edits with the gradients that the other side's loop asked for, if they change more than these do."""
+    base = sheet.formula.changed(slopes)
+    for edit in make(sheet):
+        changes = {**slopes, **edit.changes}
+        if slopes.keys() & edit.changes.keys() or base is None:
+            continue
+        result = sheet.formula.changed(changes)
+        if result is not None and result.shape == base.shape and not np.allclose(result, base, _ROUNDING):
+            yield replace(edit, changes=changes)
+
+
+def _made_with(value: float, make: Callable[[float], Mapping[int, Change]], slopes: Mapping[int, Change]) -> object:
+    return {**slopes, **make(value)}
+
+
 def _goes_in(sheet: FormulaView, k: int) -> bool:
     """Return True if a tensor is labels, or comes from outside of the model."""
     node, values = sheet.nodes[k], sheet.formula.values[k]
@@ -312,6 +378,7 @@ class _Output:
         directions: changes of the output that slopes are computed for; for each side, in its own layout.
         trained: True if a gradient comes back to the output, on one side at least: not to a teacher's.
         cuts: rows at which the tensors of a side begin, without the first.
+        parameters: names of a parameter that the loop computes with, in the place of tensors; empty for outputs.
     """
 
     tensors: Both[tuple[int, ...]]
@@ -319,30 +386,100 @@ class _Output:
     directions: Both[list[np.ndarray]]
     trained: bool = True
     cuts: Both[tuple[int, ...]] = field(default_factory=lambda: Both((), ()))
+    parameters: Both[str] = field(default_factory=lambda: Both("", ""))
 
     def leaves(self, side: int, sheet: FormulaView) -> list[Leaf]:
         """Return the leaves of a side's formula that are this output."""
         cuts, directions = [*self.cuts][side], [*self.directions][side]
         parts = [np.split(direction, cuts) if cuts else [direction] for direction in directions]
         nodes = [sheet.writer.nodes.get(tensor) for tensor in [*self.tensors][side]]
+        if name := [*self.parameters][side]:
+            nodes = [_parameter_node(sheet, name)]
         return [Leaf(node, [part[k] for part in parts]) for k, node in enumerate(nodes) if node is not None]
 
     def begins(self, side: int, sheet: FormulaView) -> bool | None:
         """Return True if a side's formula begins at the output, False if it computes it, `None` if it lacks it."""
+        if name := [*self.parameters][side]:
+            return True if _parameter_node(sheet, name) is not None else None
         answers = [_is_leaf(sheet, tensor) for tensor in [*self.tensors][side]]
         return False if False in answers else None if None in answers else True
 
 
-def _outputs(scene: DiffContext, graphs: Both[Graph]) -> Iterator[_Output]:
+def _paired_outputs(scene: DiffContext, graphs: Both[Graph]) -> Both[frozenset[int]]:
+    """Return the numbers of the tensors, in each trace, that are compared as outputs of layers."""
+    tensors: Both[set[int]] = Both(set(), set())
+    for pair in scene.pairs(scene.number, "forward").values():
+        for graph, record, side in zip(graphs, pair.sides, tensors):
+            if pair.complete and record is not None:
+                side.update(_tensors_of(graph, record))
+    return tensors.map(frozenset)
+
+
+def _computed_outputs(graph: Graph, paired: frozenset[int]) -> dict[str, set[int]]:
+    """Return the outputs that only one side's layer returns, and that its own code computes, by layer.
+
+    One side's model returns its loss, or joins its outputs: its code counts as the loop's.
+    """
+    outputs: dict[str, set[int]] = {}
+    for call in graph.trace.calls:
+        alone = {o.tensor for o in call.outputs if not call.function} - paired
+        makers = {tensor: graph.producers[tensor] for tensor in alone if tensor in graph.producers}
+        computed = {tensor for tensor, maker in makers.items() if maker.layer == call.layer}
+        if computed and all(makers[tensor].function for tensor in computed):
+            outputs.setdefault(call.layer, set()).update(computed)
+    return outputs
+
+
+def _turn(scene: DiffContext, graphs: Both[Graph]) -> int:
+    """Return the number of the backward that a first diff belongs to, of those that both loops run; the first is 0.
+
+    A loop trains several models, each by a loss of its own: an actor and its critic, a generator and its discriminator.
+    """
+    pair = scene.diff.pair
+    counts = graphs.map(lambda graph: len(_all_noted(graph, "backward")))
+    if counts.reference != counts.candidate or counts.reference < 2 or not pair.complete:
+        return 0
+    if pair.stage == "loss":
+        return pair.anchor.call if pair.anchor.slot == "loss" and pair.anchor.call < counts.reference else 0
+    slot, _, number = pair.anchor.slot.partition("@")
+    turns = []
+    for graph, record in zip(graphs, pair.sides):
+        if pair.stage == "grad" and record is not None:
+            turns.append(next(iter(_turns_of(graph, f"{record.layer}/{record.slot}")), 0))
+            continue
+        tensor = None if record is None else graph.tensor_of(replace(record, slot=slot))
+        reaching = [] if tensor is None else _reaching(graph, tensor)
+        # Gradients that the loop asked for itself come before.
+        turns.append(reaching[min(int(number or 0), len(reaching) - 1)] if reaching else 0)
+    return turns[0] if turns[0] == turns[-1] else 0
+
+
+def _reaching(graph: Graph, tensor: int) -> list[int]:
+    """Return the numbers of the backwards that reach a tensor."""
+    return [
+        turn
+        for turn, end in enumerate(_all_noted(graph, "backward"))
+        if any(
+            o.tensor == tensor for c in graph.back(end, lambda k: _is_cut(graph, k)) for o in (*c.inputs, *c.outputs)
+        )
+    ]
+
+
+def _is_cut(graph: Graph, tensor: int) -> bool:
+    call = graph.producers.get(tensor)
+    return call is not None and call.function == "detach"
+
+
+def _outputs(scene: DiffContext, graphs: Both[Graph], paired: Both[frozenset[int]], turn: int = 0) -> Iterator[_Output]:
     rng = np.random.default_rng(7)
     yielded: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
     gradients = scene.pairs(scene.number, "backward")
-    used = graphs.map(_used_inside)
+    used = graphs.zip(paired).map(lambda side: _used_inside(*side))
     trained = {place_of(diff.pair) for diff in scene.step if diff.pair.stage == "backward"}
     for place, pair in scene.pairs(scene.number, "forward").items():
         if _is_loss(pair, graphs):
             continue
-        backward, output = gradients.get(_of_loss(place, gradients, graphs)), whole_of(pair)
+        backward, output = gradients.get(_of_loss(place, pair, gradients, graphs, turn)), whole_of(pair)
         gradient = None if backward is None else whole_of(backward)
         if output is None or output.reference.size > _MOST or pair.reference is None or pair.candidate is None:
             continue
@@ -357,6 +494,35 @@ def _outputs(scene: DiffContext, graphs: Both[Graph]) -> Iterator[_Output]:
         candidate_directions = [np.asarray(pair.layout.undo(direction, pair.candidate.shape)) for direction in toward]
         cuts = Both(pair.reference, pair.candidate).map(lambda record: _cuts(calls_of(record)))
         yield _Output(tensors, gradient, Both(toward, candidate_directions), place in trained, cuts)
+
+
+def _parameters(scene: DiffContext, graphs: Both[Graph]) -> Iterator[_Output]:
+    """Yield the parameters that only the code of one loss computes with: their gradients are its slopes."""
+    rng = np.random.default_rng(13)
+    for pair in scene.pairs(scene.number, "grad").values():
+        gradient = whole_of(pair)
+        if gradient is None or pair.reference is None or pair.candidate is None:
+            continue
+        names = Both(pair.reference, pair.candidate).map(lambda record: f"{record.layer}/{record.slot}")
+        if any(len(_turns_of(graph, name)) != 1 for graph, name in zip(graphs, names)):
+            continue
+        toward = [FAR * rng.standard_normal(gradient.reference.shape) for _ in range(MANY)]
+        others = [np.asarray(pair.layout.undo(direction, pair.candidate.shape)) for direction in toward]
+        yield _Output(Both((), ()), gradient, Both(toward, others), parameters=names)
+
+
+def _turns_of(graph: Graph, name: str) -> list[int]:
+    """Return the numbers of the backwards whose loss is computed with a parameter of the loop; empty for a layer's."""
+    if any(call.layer != LOOP and name in call.parameters for call in graph.trace.calls):
+        return []
+    if any(not call.function and call.layer == name.rpartition("/")[0] for call in graph.trace.calls):
+        return []
+    ends = enumerate(_all_noted(graph, "backward"))
+    return [turn for turn, end in ends if any(name in c.parameters for c in graph.back(end, partial(_is_cut, graph)))]
+
+
+def _parameter_node(sheet: FormulaView, name: str) -> int | None:
+    return next((k for k, node in enumerate(sheet.nodes) if node.name == name), None)
 
 
 def _tensors_of(graph: Graph, record: Record) -> tuple[int, ...]:
@@ -407,55 +573,63 @@ def _gradient_inputs(
 
 
 def _outside(sheet: FormulaView | None, graph: Graph) -> dict[int, np.ndarray]:
-    """Return the tensors of a loss that no recorded call gives, and no layer gets, by number."""
+    """Return the tensors of a loss that no recorded call computes, and no layer gets, by number."""
     if sheet is None:
         return {}
     fed = {operand.tensor for call in graph.trace.calls if call.layer != LOOP for operand in call.inputs}
     found = {}
     for tensor, node in sheet.writer.nodes.items():
-        if tensor not in graph.producers and tensor not in fed and _is_leaf(sheet, tensor):
+        call = graph.producers.get(tensor)
+        if (call is None or call.function == GRAD) and tensor not in fed and _is_leaf(sheet, tensor):
             found[tensor] = sheet.formula.values[node]
     return {tensor: values for tensor, values in found.items() if values.size > 1}
 
 
-def _of_loss(place: PairPlace, gradients: Mapping[PairPlace, Pair], graphs: Both[Graph]) -> PairPlace:
+def _of_loss(
+    place: PairPlace, pair: Pair, gradients: Mapping[PairPlace, Pair], graphs: Both[Graph], turn: int
+) -> PairPlace:
     """Return the place of the gradient that the loss's backward gave an output.
 
     Gradients that the loop asked for itself (`grad`, of a penalty or a differential equation) come before.
     """
     layer, slot, call = place
     times = next((k for k in count(1) if (layer, f"{slot}@{k}", call) not in gradients), 1)
-    backwards = min(sum(c.layer == LOOP and c.function == "backward" for c in g.trace.calls) for g in graphs)
+    backwards = min(len(_all_noted(graph, "backward")) for graph in graphs)
+    if backwards > 1:
+        tensor = None if pair.reference is None else graphs.reference.tensor_of(pair.reference)
+        reaching = [] if tensor is None else _reaching(graphs.reference, tensor)
+        if times != len(reaching) or turn not in reaching:
+            return (layer, "", call)  # which backward gave which gradient is not known
+        return (layer, f"{slot}@{reaching.index(turn)}" if turn != reaching[0] else slot, call)
     return (layer, f"{slot}@{times - backwards}", call) if times > backwards > 0 else place
 
 
-def _used_inside(graph: Graph) -> set[int]:
-    """Return the tensors that layers use as input, directly or through functions that the loop calls.
-
-    The code of a model that returns its loss counts as the loop's.
-    """
+def _used_inside(graph: Graph, paired: frozenset[int]) -> set[int]:
+    """Return the tensors that layers use as input, directly or through functions that the loop calls."""
     end = _noted(graph, "backward")
     losses = {c.layer for c in graph.trace.calls if not c.function and any(o.tensor == end for o in c.outputs)}
-    homes = {LOOP, *losses}
+    homes = {LOOP, *losses, *_computed_outputs(graph, paired)}
     used = {o.tensor for c in graph.trace.calls if not (c.function and c.layer in homes) for o in c.inputs}
     for call in reversed(graph.trace.calls):
         is_used = call.function and call.layer in homes and any(o.tensor in used for o in call.outputs)
-        if is_used and call.function != "detach":
+        if is_used and call.function not in ("detach", GRAD):
             used.update(o.tensor for o in call.inputs)
     return used
 
 
 def _losses(
-    scene: DiffContext, sheets: Sequence[FormulaView | None], graphs: Both[Graph]
+    scene: DiffContext, sheets: Sequence[FormulaView | None], graphs: Both[Graph], turn: int
 ) -> Both[tuple[int, float]] | None:
     """Return the node and recorded value of each side's loss, or `None` if a side lacks one."""
-    pair = next((p for p in scene.pairs(scene.number, "loss").values() if p.anchor.slot == "loss"), None)
+    pairs = [p for p in scene.pairs(scene.number, "loss").values() if p.anchor.slot == "loss"]
+    pair = next((p for p in pairs if turn in (0, p.anchor.call)), None)
     if pair is None or pair.reference is None or pair.candidate is None:
         return None
     nodes = []
     for sheet, graph, record in zip(sheets, graphs, pair.sides):
         # A loss that nobody logs is that of the backward.
-        tensor = _noted(graph, "log_loss") or _noted(graph, "backward")
+        logged, ends = _all_noted(graph, "log_loss"), _all_noted(graph, "backward")
+        tensor = logged[turn] if turn < len(logged) else ends[turn] if turn < len(ends) else None
         node = -1 if sheet is None or tensor is None else sheet.writer.nodes.get(tensor)
         if node is None or (sheet is not None and node < 0) or record is None:
             return None
@@ -505,21 +679,36 @@ def _is_loss(pair: Pair, graphs: Both[Graph]) -> bool:
 
 def _noted(graph: Graph, name: str) -> int | None:
     """Return the first tensor that the loop called ``name`` with, e.g. ``backward``; `None` if never."""
-    return next((c.inputs[0].tensor for c in graph.trace.calls if c.layer == LOOP and c.function == name), None)
+    return next(iter(_all_noted(graph, name)), None)
+
+
+def _all_noted(graph: Graph, name: str) -> list[int]:
+    """Return all tensors that the loop called ``name`` with, in order."""
+    return [c.inputs[0].tensor for c in graph.trace.calls if c.layer == LOOP and c.function == name]
 
 
 # -- recomputed values ---------------------------------------------------------------------------------------------
 
 
-def sheet_of(graph: Graph, step: Step, info: RunInfo) -> FormulaView | None:
-    """Return the loss of the first backward as a formula; `None` if it can't be written as one."""
-    end = _noted(graph, "backward")
-    if end is None:
+def sheet_of(
+    graph: Graph, step: Step, info: RunInfo, paired: frozenset[int] | None = None, turn: int = 0
+) -> FormulaView | None:
+    """Return the loss of a backward as a formula; `None` if it can't be written as one.
+
+    Args:
+        paired: the tensors that are compared as outputs of layers. Default: all outputs.
+        turn: the number of the backward. Default: the first.
+    """
+    ends = _all_noted(graph, "backward")
+    if turn >= len(ends):
         return None
+    end = ends[turn]
     writer = Writer(graph, step, info)
     try:
         # The formula of a loss begins at outputs of layers, whose gradients are recorded.
         outputs = {o.tensor for c in graph.trace.calls if not c.function for o in c.outputs}
+        if paired is not None:
+            outputs = outputs.difference(*_computed_outputs(graph, paired).values())
         formula = writer.write(end, (), outputs - {end})
     except (UnknownError, ValueError, IndexError, PadiffError):
         return None
