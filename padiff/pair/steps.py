@@ -40,6 +40,7 @@ _ALIKE = 0.1
 #: Roles that distinguish one call from another: the labels in most losses, else the predictions.
 _TELLING = ("labels", "target", "logits", "prediction", "log_probabilities", "probabilities", "scores", "first")
 _INTEGERS = ("int", "uint", "bool")
+_PREDICTIONS = _TELLING[2:]
 # Labels have the same meaning for all loss functions.
 _LABELS = "labels"
 
@@ -106,8 +107,8 @@ def _matched(calls: Both[list[_Call]]) -> list[tuple[_Call, _Call]]:
     in_order = list(zip(*calls))
     if len(in_order) == 1:
         return in_order
-    if all(_alike(a, b) for a, b in in_order):
-        return in_order
+    if all(_alike(a, b) or _alike(a, b, _PREDICTIONS) for a, b in in_order):
+        return in_order  # labels that are one number, such as 0.9 for 1, may be those of another call
     candidates, matches = list(calls.candidate), []
     for call in calls.reference:
         partner = next((candidate for candidate in candidates if _alike(call, candidate)), None)
@@ -117,9 +118,9 @@ def _matched(calls: Both[list[_Call]]) -> list[tuple[_Call, _Call]]:
     return matches
 
 
-def _alike(a: _Call, b: _Call) -> bool:
-    """Return True if the distinguishing inputs of two calls agree approximately."""
-    for role in _TELLING:
+def _alike(a: _Call, b: _Call, telling: Sequence[str] = _TELLING) -> bool:
+    """Return True if the first distinguishing input that two calls have agrees approximately."""
+    for role in telling:
         expected, actual = a.roles.get(role), b.roles.get(role)
         if expected is not None and actual is not None:
             return _agree(expected, actual)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from padiff_cli.fix.source import Edit, Source, dotted, last_name
+from padiff_cli.fix.source import Edit, Source, config_value, dotted, last_name
 from padiff_cli.fix.vocabulary import (
     KEYWORDS,
     argument_name,
@@ -500,7 +500,12 @@ class Writer:
 
     def _with_imports(self, edits: list[Edit], text: str) -> tuple[Edit, ...]:
         head = self.framework
-        if f"{head}." in text and not self.source.spelled(head) and f" {head}." in f" {text}".replace("(", " "):
+        if (
+            not self.source.is_config
+            and f"{head}." in text
+            and not self.source.spelled(head)
+            and f" {head}." in f" {text}".replace("(", " ")
+        ):
             edits.append(self.source.import_edit(head))
         return tuple(edits)
 
@@ -546,6 +551,9 @@ class Writer:
         source = self.source
         start, end = source.span(node)
         text = source.text
+        line = text.rfind("\n", 0, start) + 1
+        if source.is_config and not text[line:start].strip():
+            return Edit(source.file, line, text.find("\n", end) + 1 or len(text), "")
         after = end
         while after < len(text) and text[after] in " \t":
             after += 1
@@ -579,6 +587,17 @@ class Writer:
     def _added(self, call: ast.Call, text: str) -> Edit:
         """Return the edit that adds an argument at the end of a call, on its own line where others have one."""
         source = self.source
+        if source.is_config:
+            # An entry behind the name of what is called: on its own line where that one has one.
+            name, _, value = text.partition("=")
+            start, at = source.span(call)[0], source.span(call.func)[1]
+            if source.text[start] != "{":
+                indent = " " * (start - source.text.rfind("\n", 0, start) - 1)
+                at = source.text.find("\n", at) if "\n" in source.text[at:] else len(source.text)
+                return Edit(source.file, at, at, f"\n{indent}{name}: {config_value(value)}")
+            at += source.text[at : at + 1] in ("'", '"')
+            quote = '"' if source.file.endswith(".json") else ""
+            return Edit(source.file, at, at, f", {quote}{name}{quote}: {config_value(value)}")
         arguments: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
         arguments = sorted(arguments, key=lambda node: (node.lineno, node.col_offset))
         end = source.span(call)[1]

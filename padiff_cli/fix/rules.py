@@ -169,11 +169,10 @@ class Rules:
         ]
         found: dict[ast.Call, Source] = {}
         for frame in filter(None, frames):
-            source = self._project.get(frame.file)
-            statement = None if source is None else source.statement(frame.line)
+            source, statement = self._project.statement_at(frame)
             for node in ast.walk(statement) if statement is not None else ():
-                if isinstance(node, ast.Call) and _may_be(last_name(node.func), name):
-                    found.setdefault(node, source)  # type: ignore[arg-type]
+                if source is not None and isinstance(node, ast.Call) and _may_be(last_name(node.func), name):
+                    found.setdefault(node, source)
         if not found:
             for source in self._project:
                 for node in source.nodes:
@@ -245,17 +244,24 @@ class Rules:
             self._reference_node(frame) for frame in (self.lines.reference, *self._stack()) if frame is not None
         ]
         found: list[tuple[float, Source, Match]] = []
+        # Statements of the functions that lead to the fault may have no layer.
+        stack = _frames((self._first.stacks.candidate, self._models.stacks.candidate))
+        places = map(self._project.statement_at, (self.lines.candidate, *stack))
+        around = {source.function(node) for source, node in places if source is not None and node is not None}
         for reference in references[:3]:
             if not isinstance(reference, (ast.Assign, ast.Return, ast.Expr, ast.AugAssign)):
                 continue
+            computes = any(isinstance(each, (ast.Call, ast.BinOp)) for each in ast.walk(reference))
             for source in self._project:
                 for node in source.nodes:
-                    if not isinstance(node, type(reference)) or source.function(node) is None:
+                    function = source.function(node)
+                    if not isinstance(node, type(reference)) or function is None:
                         continue
                     match = Matcher(self._fault.frameworks).statement(reference, node)
                     layers = [(_tail(one), _tail(other)) for one, other in match.names if one.startswith("self.")]
                     alike = all(pair in partners or pair[0] not in paired for pair in layers)
-                    if layers and alike and match.changes and match.cost <= _NEAR:
+                    is_near = bool(layers) or (computes and function in around)
+                    if is_near and alike and match.changes and match.cost <= _NEAR:
                         found.append((match.cost, source, match))
         for _, source, match in sorted(found, key=lambda each: each[0])[:3]:
             yield from self._written(source, match, list(match.changes), _LINES + 1.5)
@@ -266,9 +272,7 @@ class Rules:
     def _activation(self) -> Iterator[Proposal]:
         """Yield the reference's activation in the place of the candidate's, where the cause names both."""
         found = _ACTIVATIONS.search(self._fault.words) if self._fault.kind == "activation" else None
-        frame = self.lines.candidate
-        source = None if frame is None else self._project.get(frame.file)
-        statement = None if source is None or frame is None else source.statement(frame.line)
+        source, statement = self._project.statement_at(self.lines.candidate)
         if found is None or source is None or statement is None:
             return
         own, other = _activation_of(found[1]), _activation_of(found[2])
@@ -276,6 +280,9 @@ class Rules:
             if not isinstance(node, ast.Call) or common_call(last_name(node.func)) != common_call(own):
                 continue
             is_layer = kind_of(last_name(node.func)) == "layer"
+            if common_call(own) == common_call(other):
+                yield from self._settings_of(source, node)
+                continue
             names = (
                 each
                 for each in LAYERS[self._framework]
@@ -291,15 +298,25 @@ class Rules:
                 for proposal in self._written(source, Match(0.0), changes, _LINES):
                     yield replace(proposal, weight=_LINES - 0.2)
 
+    def _settings_of(self, source: Source, call: ast.Call) -> Iterator[Proposal]:
+        """Yield the settings of the reference's layer that a cause names as arguments of a call of the same function."""
+        paths = re.findall(r"`([^`]+)`", self._fault.words)
+        layer = next((each for each in self._models.layers.reference if each.path in paths), None)
+        values = {} if layer is None else layer.settings
+        keywords = [
+            ast.keyword(name, ast.Constant(value)) for name, value in values.items() if isinstance(value, (int, float))
+        ]
+        reference = ast.Call(call.func, [ast.Constant(...)], keywords)
+        match = Matcher((self._framework, self._framework)).match(reference, call)
+        yield from self._written(source, match, [each for each in match.changes if each.reference is not None], _FIX)
+
     def _missing_activation(self) -> Iterator[Proposal]:
         """Yield the reference's activation around the candidate's line, or behind the layer that still agrees."""
         found = _NO_ACTIVATION.search(self._fault.words)
         if found is None:
             return
         function = ast.Call(ast.Name(_activation_of(found[1])), [ast.Name("x")], [])
-        frame = self.lines.candidate
-        source = None if frame is None else self._project.get(frame.file)
-        statement = None if source is None or frame is None else source.statement(frame.line)
+        source, statement = self._project.statement_at(self.lines.candidate)
         if source is not None and isinstance(statement, (ast.Assign, ast.Return)) and statement.value is not None:
             change = Change("wrap", statement.value, found[1], function, function.args[0])
             yield from self._written(source, Match(0.0), [change], _LINES - 0.2)
@@ -309,8 +326,7 @@ class Rules:
             yield from self._written(own, Match(0.0), [change], _LINES - 0.1)
         partners = {each.reference: each.candidate for each in self._models.partners}
         before = self._models.lines.candidate.get(partners.get(self._first.last_agreeing, ""))
-        source = None if before is None else self._project.get(before.file)
-        statement = None if source is None or before is None else source.statement(before.line)
+        source, statement = self._project.statement_at(before)
         kind = _activation_of(found[1]).replace("_", "")
         name = min(
             (each for each in LAYERS[self._framework] if common_kind(each.lower()) == common_kind(kind)), default=""
@@ -436,9 +452,7 @@ class Rules:
         """Yield the call that gives the candidate the reference's weights, after its model is made."""
         if self._fault.kind != "start_weights":
             return
-        frame = self._models.lines.candidate.get(ROOT)
-        source = None if frame is None else self._project.get(frame.file)
-        statement = None if source is None or frame is None else source.statement(frame.line)
+        source, statement = self._project.statement_at(self._models.lines.candidate.get(ROOT))
         if source is None or not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name):
             return
         call = f"padiff.start_from({_quoted(self._fault.reference_run)}, {statement.targets[0].id})"
@@ -616,9 +630,8 @@ class Rules:
         if found is None:
             return
         own, text = float(found[1]), found[2]
-        frame, weight = self.lines.candidate, _LINES + 0.7
-        source = None if frame is None else self._project.get(frame.file)
-        statement = None if source is None or frame is None else source.statement(frame.line)
+        source, statement = self._project.statement_at(self.lines.candidate)
+        weight = _LINES + 0.7
         nodes = [] if source is None or statement is None else [(source, node) for node in ast.walk(statement)]
         places = []
         for each, node in nodes:
@@ -664,9 +677,7 @@ class Rules:
         """Yield the reference's arguments in the place of the candidate's, where the cause names the calls."""
         sentence = "" if self._first.cause is None else self._first.cause.sentence
         found = _TWO_CALLS.search(sentence)
-        frame = self.lines.candidate
-        source = None if frame is None else self._project.get(frame.file)
-        statement = None if source is None or frame is None else source.statement(frame.line)
+        source, statement = self._project.statement_at(self.lines.candidate)
         calls = [_parsed_call(text) for text in found.groups()] if found is not None else [None]
         if source is None or statement is None or None in calls:
             return
@@ -728,9 +739,7 @@ class Rules:
                     if inner is not None:
                         change = Change("unwrap", node, last_name(node.func), None, inner)
                         yield from self._written(source, Match(0.0), [change], _LINES)
-        frame = self._models.lines.candidate.get(ROOT)
-        made = None if frame is None else self._project.get(frame.file)
-        statement = None if made is None or frame is None else made.statement(frame.line)
+        _, statement = self._project.statement_at(self._models.lines.candidate.get(ROOT))
         targets = {dotted(each) for each in getattr(statement, "targets", [])} - {""}
         for source in self._project:
             for node in source.nodes:
@@ -743,9 +752,7 @@ class Rules:
     def _surplus(self) -> Iterator[Proposal]:
         """Yield the candidate's line without a call or operator that the cause names."""
         found = _SURPLUS.search(self._fault.words)
-        frame = self.lines.candidate
-        source = None if frame is None else self._project.get(frame.file)
-        statement = None if source is None or frame is None else source.statement(frame.line)
+        source, statement = self._project.statement_at(self.lines.candidate)
         if found is None or source is None or statement is None:
             return
         for node in ast.walk(statement):
@@ -759,9 +766,7 @@ class Rules:
     def _swapped(self) -> Iterator[Proposal]:
         """Yield a function and an operator of the candidate's line in the other order, where the cause names both."""
         found = _OTHER_ORDER.search(self._fault.words)
-        frame = self.lines.candidate
-        source = None if frame is None else self._project.get(frame.file)
-        statement = None if source is None or frame is None else source.statement(frame.line)
+        source, statement = self._project.statement_at(self.lines.candidate)
         if found is None or found[1] != found[4] or found[2] != found[3] or source is None or statement is None:
             return
         names = {common_call(found[1]), common_call(found[2])}

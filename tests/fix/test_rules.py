@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from padiff.records import Both, Models
+from padiff.records import Both, Layer, Models
 from padiff.records.compared import Cause
 from padiff.records.first_diff import FirstDiff
 from padiff.records.recorded import ROOT
@@ -59,6 +59,7 @@ def changed_lines(
     reference_lines: dict[str, str] | None = None,
     code: str = "",
     last: tuple[str, str] = ("", ""),
+    layers: tuple[Layer, ...] = (),
 ) -> list[list[str]]:
     """Return the lines that each proposal adds and removes.
 
@@ -72,13 +73,14 @@ def changed_lines(
         reference_lines: lines of the reference by role.
         code: the reference's file, where it is at hand.
         last: the last layers that agree, of the reference and the candidate.
+        layers: layers of the reference.
     """  # fmt: skip
     own = {role: frame(text, part) for role, part in (lines or {}).items()}
     other = {role: Frame("ref.py", 1, "", line) for role, line in (reference_lines or {}).items()}
     about = Both(Frame("ref.py", 1, "", reference) if reference else None, frame(text, at) if at else None)
     cause = Cause(cause.kind, cause.sentence, cause.proven, fix=cause.fix, lines=about)
     partners = (Partners(*last, "names", 1.0),) if last[0] else ()
-    models = Models(Both((), ()), Both("torch 2", f"{framework} 3"), partners=partners, lines=Both(other, own))
+    models = Models(Both(layers, ()), Both("torch 2", f"{framework} 3"), partners=partners, lines=Both(other, own))
     first = FirstDiff(0, stage, None, None, cause=cause, last_agreeing=last[0])
     project = Project([Source.from_bytes("train.py", text.encode())])
     files = [Source.from_bytes("ref.py", code.encode())] if code else []
@@ -92,6 +94,10 @@ def changed_lines(
     return shown
 
 
+_BEFORE_SUM = Cause(
+    "activation_order",
+    "in the candidate, ReLU is taken of what `bn2` gives before the sum, for the reference's of the sum",
+)
 CASES = {
     "a number": (
         {"cause": Cause("scale", "the number in div() in `(root)` is 0.9 for the reference's 1"), "at": "/ 0.9"},
@@ -275,6 +281,34 @@ CASES = {
          "cause": Cause("clipping", "clipped differently",
                         fix="paddle.optimizer.Adam(..., grad_clip=paddle.nn.ClipGradByGlobalNorm(0.5))")},
         ["-clip = paddle.nn.ClipGradByGlobalNorm(5.0)", "+clip = paddle.nn.ClipGradByGlobalNorm(0.5)"],
+    ),
+    "an activation of a sum, in two statements": (
+        {"text": "def f(self, x, y):\n    y = self.relu(y)\n    return y + self.short(x)\n", "at": "short",
+         "cause": _BEFORE_SUM},
+        ["-    y = self.relu(y)", "-    return y + self.short(x)", "+    return self.relu(y + self.short(x))"],
+    ),
+    "an activation of a sum, in one": (
+        {"text": "y = F.relu(y) + x\n", "at": "relu", "cause": _BEFORE_SUM}, ["-y = F.relu(y) + x", "+y = F.relu(y + x)"],
+    ),
+    "an activation of a sum in place": (
+        {"text": "y = F.relu(norm(y))\ny += x\n", "at": "+=", "cause": _BEFORE_SUM},
+        ["-y = F.relu(norm(y))", "-y += x", "+y = norm(y)", "+y = F.relu(y + x)"],
+    ),
+    "a setting of the reference's layer": (
+        {"text": "import torch.nn.functional as F\ny = F.leaky_relu(x, negative_slope=0.01)\n", "at": "leaky",
+         "layers": (Layer("D.1", "LeakyReLU", "leakyrelu", settings={"slope": 0.2}),),
+         "cause": Cause("activation", "the candidate uses leaky ReLU of slope 0.01 for the reference's leaky ReLU "
+                        "(`D.1`)")},
+        ["-y = F.leaky_relu(x, negative_slope=0.01)", "+y = F.leaky_relu(x, negative_slope=0.2)"],
+    ),
+    "a line of the function that leads to the fault": (
+        {"text": "import paddle\nclass N:\n    def forward(self, x, noise):\n        mean, log_var = self.encode(x)\n"
+         "        z = mean + noise * paddle.exp(log_var)\n        return self.decode(z)\n", "at": "decode",
+         "framework": "paddle", "reference": "z = mu + eps * torch.exp(0.5 * logvar)",
+         "lines": {"decode": "decode"},
+         "cause": Cause("scale_missing", "in the candidate, the first mul() in `(root)` is left out: nothing is scaled "
+                        "by 0.5 there")},
+        ["-        z = mean + noise * paddle.exp(log_var)", "+        z = mean + noise * paddle.exp(0.5 * log_var)"],
     ),
     "the reference's file": (
         {"text": "import numpy as np\nrng = np.random.default_rng(1)\n", "stage": "input",
