@@ -31,6 +31,7 @@ _SIGNED = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 _SCALES = re.compile(rf"(?:1 / sqrt\((\d+)\))?, is ({_SIGNED})(?: \(.*?\))? for the reference's ({_SIGNED})")
 _NOT_SCALED = re.compile(rf"mul\(\) in [^:]* is left out: what [^:]* is not scaled by ({_SIGNED})")
 _TIMES = re.compile(rf"are ({_SIGNED}) times the reference's")
+_MICRO_BATCHES = re.compile(r"the candidate's step has (\d+) micro-batch(?:es)?, the reference's (\d+)")
 _SURPLUS_ACTIVATION = re.compile(r"for the reference's no activation")
 # Calls of both sides, and a layer's output that only the reference adds.
 _OTHER_CALLS = re.compile(r"the candidate calls (.*?), where the reference calls (.*)")
@@ -56,6 +57,7 @@ def insertions(fault: Fault, project: Project) -> Iterator[Proposal]:
     yield from _residual(fault, project)
     yield from _attention_scale(fault, project)
     yield from _divisor(fault, project)
+    yield from _micro_batches(fault, project)
     yield from _scaled_terms(fault, project)
     yield from _masked_mean(fault, project)
     yield from _unscaled(fault, project)
@@ -189,6 +191,23 @@ def _divisor(fault: Fault, project: Project) -> Iterator[Proposal]:
         start, end = source.span(value)
         edit = Edit(source.file, start, end, f"{head}{source.code(value)}{tail}")
         yield Proposal((edit,), f"the loss is divided by {text} before backward", _NAMED)
+
+
+def _micro_batches(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield the reference's number of micro-batches for the divisor that tells when the optimizer steps."""
+    found = _MICRO_BATCHES.search(fault.words) if fault.kind == "micro_batches" else None
+    if found is None:
+        return
+    for source, call in project.calls("step"):
+        above = source.parents.get(source.statement_around(call) or call)
+        tested = ast.walk(above.test) if isinstance(above, ast.If) else ()
+        for node in (each for each in tested if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mod)):
+            own = number_of(node.right) is not None
+            places = [(source, node.right)] if own else project.definitions(source, node.right)
+            edits = {Edit(each.file, *each.span(value), found[2]) for each, value in places
+                     if number_of(value) == float(found[1])}  # fmt: skip
+            for edit in sorted(edits):
+                yield Proposal((edit,), f"a step has {found[2]} micro-batches", _NAMED)
 
 
 def _scaled_terms(fault: Fault, project: Project) -> Iterator[Proposal]:

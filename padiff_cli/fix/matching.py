@@ -16,6 +16,7 @@ from padiff_cli.fix.vocabulary import (
     common_call,
     converted,
     kind_of,
+    loss_like,
     number_of,
     value_text,
     whole_name,
@@ -30,6 +31,8 @@ _COMMUTATIVE = (ast.Add, ast.Mult)
 _SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow: "**", ast.MatMult: "@"}
 # Methods that compute and are no function of the catalog.
 _METHODS = frozenset(("detach", "contiguous", "float", "abs", "square", "item", "size", "dim", "parameters", "astype"))
+# Attributes that each tensor has.
+_ATTRIBUTES = frozenset(("shape", "ndim", "T"))
 _MODULES = frozenset(
     ("torch", "paddle", "nn", "F", "functional", "np", "numpy", "optim", "optimizer", "lr_scheduler", "init", "utils")
 )
@@ -449,6 +452,8 @@ class Writer:
         mapped = self.names.get(name)
         if mapped is not None:
             return mapped
+        if isinstance(node, ast.Attribute) and node.attr in _ATTRIBUTES:
+            return f"{self.expression(node.value, places)}.{node.attr}"
         function = self._function
         if isinstance(node, ast.Name) and function is not None:
             # A name that the function does not have stands for what nothing reads, or for its only parameter.
@@ -474,6 +479,10 @@ class Writer:
         receiver = _receiver(node)
         if dotted(node.func) == "sum" and len(node.args) == 1 and isinstance(node.args[0], ast.GeneratorExp):
             return f"sum({self.expression(node.args[0], places)})"
+        if dotted(node.func) == "len" and len(node.args) == 1 and not node.keywords:
+            return f"len({self.expression(node.args[0], places)})"
+        if name == "size" and receiver is not None and self.framework == "paddle" and len(node.args) == 1:
+            return f"{self.expression(receiver, places)}.shape[{self.expression(node.args[0], places)}]"
         if receiver is not None and (_kind(node) == "function" or name in _METHODS):
             head = self.expression(receiver, places)
             head = f"({head})" if isinstance(receiver, (ast.BinOp, ast.UnaryOp)) else head
@@ -512,10 +521,10 @@ class Writer:
     def _renamed(self, change: Change) -> tuple[Edit, ...]:
         call = change.node
         assert isinstance(call, ast.Call)
-        whole = whole_name(self.framework, change.name)
+        function = call.func
+        whole = whole_name(self.framework, loss_like(change.name, last_name(function)))
         if not whole:
             raise UnwritableError(change.name)
-        function = call.func
         module, _, name = whole.rpartition(".")
         if isinstance(function, ast.Attribute):
             head = self.source.full_name(function.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import difflib
 import io
 import json
@@ -116,6 +117,47 @@ class Source:
         return frozenset(
             dotted(node) for node in self.nodes if isinstance(node, ast.Attribute) and dotted(node.value) == "self"
         )
+
+    @cached_property
+    def unbound(self) -> frozenset[str]:
+        """Return the names that are read where nothing defines them, as far as the file tells; ``self.name``, too."""
+        if self.is_config or any(isinstance(each, ast.alias) and each.name == "*" for each in ast.walk(self.tree)):
+            return frozenset()
+        bound: dict[ast.AST, set[str]] = {}
+        for node in ast.walk(self.tree):
+            names = {node.id} if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) else set()
+            if isinstance(node, ast.arg):
+                names = {node.arg}
+            elif isinstance(node, (*_SCOPES, ast.ClassDef)):
+                names = {node.name}
+            elif isinstance(node, ast.alias):
+                names = {(node.asname or node.name).partition(".")[0]}
+            elif isinstance(node, ast.ExceptHandler):
+                names = {node.name or ""}
+            elif isinstance(node, ast.Attribute) and dotted(node.value) == "self" and isinstance(node.ctx, ast.Store):
+                names = {dotted(node)}
+            if names:
+                scope = self.function(node) or self.tree
+                bound.setdefault(scope, set()).update(names)
+                if isinstance(node, _SCOPES):
+                    bound.setdefault(node, set())
+        found = set[str]()
+        functions = (node for node in self.nodes if isinstance(node, _SCOPES) and self.class_around(node) is not None)
+        methods = {f"self.{node.name}" for node in functions}
+        for node in self.nodes:
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and not hasattr(builtins, node.id):
+                scopes: list[ast.AST] = [self.tree]
+                function = self.function(node)
+                while function is not None:
+                    scopes, function = [*scopes, function], self.function(function)
+                if not any(node.id in bound.get(scope, ()) for scope in scopes):
+                    found.add(node.id)
+            elif isinstance(node, ast.Attribute) and dotted(node.value) == "self" and isinstance(node.ctx, ast.Load):
+                owner, name = self.class_around(node), dotted(node)
+                inside = [] if owner is None else [each for each in ast.walk(owner) if each in bound]
+                if name not in methods and not any(name in bound[each] for each in inside):
+                    found.add(f"{'' if owner is None else owner.name}: {name}")
+        return frozenset(found)
 
     @cached_property
     def modules(self) -> dict[str, str]:
@@ -313,6 +355,10 @@ class Project:
                 return None
             changed[file] = source
         return Project(changed.values())
+
+    def defines_all(self, other: Project) -> bool:
+        """Return False if another state of the same files reads a name that nothing defines there, and this one not."""
+        return all(each.unbound <= self._sources[each.file].unbound for each in other)
 
     def difference(self, other: Project) -> str:
         """Return the unified diff to another state of the same files, for ``patch -p1``."""
@@ -624,6 +670,32 @@ def unified(source: Source, text: str) -> str:
     for line in lines:
         parts.append(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n")
     return "".join(parts)
+
+
+def indent(source: Source, statement: ast.stmt) -> str | None:
+    """Return the whitespace before a statement; `None` if another one stands on its line."""
+    start = source.line_start(statement.lineno)
+    space = source.text[start : source.span(statement)[0]]
+    return space if not space.strip() else None
+
+
+def line_before(source: Source, statement: ast.stmt, code: str) -> Edit:
+    """Return the edit that adds a line before a statement."""
+    start = source.line_start(statement.lineno)
+    return Edit(source.file, start, start, f"{indent(source, statement) or ''}{code}\n")
+
+
+def line_after(source: Source, statement: ast.stmt, code: str) -> Edit:
+    """Return the edit that adds a line after a statement."""
+    end = source.line_start((statement.end_lineno or statement.lineno) + 1)
+    newline = "" if source.text[:end].endswith("\n") else "\n"
+    return Edit(source.file, end, end, f"{newline}{indent(source, statement) or ''}{code}\n")
+
+
+def line_removed(source: Source, statement: ast.stmt) -> Edit:
+    """Return the edit that removes the lines of a statement."""
+    start = source.line_start(statement.lineno)
+    return Edit(source.file, start, source.line_start((statement.end_lineno or statement.lineno) + 1), "")
 
 
 def last_name(node: ast.AST) -> str:

@@ -200,3 +200,27 @@ def test_what_is_no_config_is_none(text):
 def test_an_object_of_a_config_is_not_made():
     own = source("a: !!python/object/apply:os.system ['exit 3']\n", "c.yaml")
     assert Project([own]).entries("a")[0][1].elts[0].value == "exit 3"
+
+
+UNBOUND = {
+    "a variable of another function": ("def f(a):\n    return a\ndef g(b):\n    return b\n", "return b", "return a"),
+    "an attribute of another class": (
+        "class A:\n    def __init__(self):\n        self.x = 1\nclass B:\n    def f(self, y):\n        return y\n",
+        "return y", "return self.x",
+    ),
+}  # fmt: skip
+BOUND = {
+    "a variable of the module": ("import torch as t\nX = 1\ndef g(b):\n    return b\n", "return b", "return t.relu(X)"),
+    "a variable of a list": ("def g(b):\n    return b\n", "return b", "return [len(each) for each in b]"),
+    "an attribute, a method": (
+        "class B:\n    def __init__(self):\n        self.x = 1\n    def g(self, y):\n        return y\n",
+        "return y", "return self.x, self.g, self",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [*UNBOUND, *BOUND])
+def test_a_name_that_nothing_defines_is_seen(case):
+    text, old, new = {**UNBOUND, **BOUND}[case]
+    before, after = (Project([source(each)]) for each in (text, text.replace(old, new)))
+    assert before.defines_all(after) is (case in BOUND)
