@@ -65,7 +65,7 @@ def parameter_groups(fault: Fault, project: Project) -> Iterator[Proposal]:
 
 
 def _named(project: Project, sites: Sequence[str]) -> Iterator[Proposal]:
-    """Yield lists of names that decay skips, such as ``("bias",)``, with the name of the layers that are to be skipped."""
+    """Yield lists of names that decay skips, such as ``("bias",)``, with the name of more layers."""
     names = {site.rpartition("/")[0].rpartition(".")[2] for site in sites}
     name = next(iter(names)) if len(names) == 1 else ""
     for source in project if name.isidentifier() else ():

@@ -63,7 +63,8 @@ def labels_cause(diff: Diff, role: str, calls: Both[LossCall] | None) -> Cause:
         power, columns = _power_of(reference, candidate), _of_columns(reference, candidate)
         one = _one_value(reference, candidate)
         if one is not None:
-            text += f": each that is not equal is {one[1]:.6g} for the reference's {one[0]:.6g}"
+            expected, number = (f"{value:.6g}" for value in one)
+            text = f"the loss is of other {what}: each that is not equal is {number} for the reference's {expected}"
             return Cause("label_value", text, proven, evidence)
         if ratio is not None:
             text = f"the {what} that the loss is of are {times(ratio)}: another normalisation"
