@@ -11,7 +11,7 @@ import importlib
 import sys
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType, ModuleType
 from typing import Any
@@ -22,7 +22,9 @@ from padiff.frameworks.interception import DirectCallWatch
 from padiff.model.tree import walk
 from padiff.recorder import Recorder
 from padiff.recorder.layers import group_of
+from padiff.recorder.model_copies import copies_of, named_together
 from padiff.system.frames import variables
+from padiff.system.guard import reraise_from_signal_handler
 from padiff_cli.after_import import AfterImport
 from padiff_cli.guard import guarded
 from padiff_cli.run.iterations import Iterations, stepping_around
@@ -36,6 +38,7 @@ class ModelFinder(ABC):
     Attributes:
         model, optimizers: the recorded ones; `None` and empty until the finder has found a model.
         unowned: names of the tensors of the optimizers that no layer owns.
+        copies: copies of the models that the loop keeps, by name.
         gone: True once the finder watches nothing any more.
     """
 
@@ -43,6 +46,7 @@ class ModelFinder(ABC):
         self.model: Any = None
         self.optimizers: list[Any] = []
         self.unowned: Sequence[str] = ()
+        self.copies: Mapping[str, Any] = {}
         self.gone = False
         self._iterations = Iterations(())
         self._called: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -150,10 +154,22 @@ class ModelFinder(ABC):
         models, tensors = self._select(optimizers, frame, layer)
         models = {name: _without_fabric(model) for name, model in models.items()}
         self.unowned = [*tensors]
+        self.copies = self._copies(models, frame)
+        models = named_together(models, self.copies, frame)
         if len(models) == 1 and not tensors:
             self._start(next(iter(models.values())), optimizers)
         else:
             self._start(group_of(self._framework_name(optimizers), models, tensors), optimizers)
+
+    def _copies(self, models: Mapping[str, Any], frame: FrameType | None) -> dict[str, Any]:
+        """Return the copies of the models that the loop keeps; empty if the search fails: the models are recorded."""
+        try:
+            optimizers = [(each(), _framework(name).optimizers) for each, name in self._made]
+            owned = {id(t) for each, kind in optimizers if each is not None for t in kind.optimized(each)}
+            return copies_of(models, frame, owned)
+        except Exception as error:
+            reraise_from_signal_handler(error)
+            return {}
 
     def _start(self, model: Any, optimizers: Sequence[Any]) -> None:
         self.model, self.optimizers = model, list(optimizers)

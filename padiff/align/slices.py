@@ -141,11 +141,13 @@ class RuntimeEvidence:
         order: position of each layer's first forward call, by path; layers that were not called are absent.
         outputs: shape of the first output of each layer's first call, by path.
         values: the parameters' values at the start; `None` if they are not available.
+        trained: paths of layers with parameters that an optimizer has changed.
     """
 
     order: Mapping[str, int] = field(default_factory=dict)
     outputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     values: Values | None = None
+    trained: frozenset[str] = frozenset()
 
     @classmethod
     def from_step(cls, step: Step) -> RuntimeEvidence:
@@ -153,12 +155,15 @@ class RuntimeEvidence:
         order: dict[str, int] = {}
         outputs: dict[str, tuple[int, ...]] = {}
         weights: dict[tuple[str, str], int] = {}
+        trained: set[str] = set()
         for place, record in enumerate(without_values(step.records)):
             if record.stage == "forward" and record.layer != LOOP and not is_functional(record.slot):
                 order.setdefault(record.layer, record.order)
                 outputs.setdefault(record.layer, record.shape)
             elif record.stage == "weight":
                 weights[record.layer, record.slot] = place
+            elif record.stage == "update":
+                trained.add(record.layer)
 
         def values(path: str, slot: str) -> np.ndarray | Sketch | None:
             place = weights.get((path, slot))
@@ -167,7 +172,7 @@ class RuntimeEvidence:
             source = step.records[place].source
             return source.sketch if source.sketched else source.read()
 
-        return cls(order, outputs, values if weights else None)
+        return cls(order, outputs, values if weights else None, frozenset(trained))
 
 
 #: Observations of models that were not run.

@@ -56,6 +56,7 @@ from padiff.records import (
 )
 from padiff.records.compared import Figure
 from padiff.records.declared import differences
+from padiff.records.recorded import left_out_line
 from padiff.records.report_data import Movement
 from padiff.records.step_diffs import FIGURE_NUMBERS, StepDiffs
 from padiff.records.step_schema import without_values
@@ -389,7 +390,11 @@ class RunComparison:
         """Return the report of all findings, with the first diff among them."""
         report = self._reported(findings.diffs, findings.tally, first, steps, only, None)
         lost = tuple(line for side, run in zip(SIDES, self.runs) for line in missing_steps_lines(run, f"the {side}"))
-        report = replace(report, coverage=replace(report.coverage, lost=lost))
+        copies = self.runs.map(lambda run: run.info.copies_left_out)
+        left_out = tuple(
+            f"not recorded in the {side}: {left_out_line(names)}" for side, names in zip(SIDES, copies) if names
+        )
+        report = replace(report, coverage=replace(report.coverage, lost=lost, copies=left_out))
         if first is None and report.first_diff is not None and self._latest:
             # No tensor exceeds its limit; the errors may prove the cause all the same.
             declared = self._declared.at(self._latest[0].pair.step)

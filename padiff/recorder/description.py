@@ -266,6 +266,10 @@ class Description:
         self.info = replace(self.info, recording={**self.info.recording, "errors": list(lines)})
         return True
 
+    def with_left_out(self, names: Sequence[str]) -> None:
+        """Set the names of the copies of the model that are not recorded, and that the loop changes."""
+        self.info = replace(self.info, recording={**self.info.recording, "copies_left_out": list(names)})
+
     def with_schedule(self, schedule: Schedule) -> None:
         """Set the schedule of recorded steps."""
         recording = {**self.info.recording, "every_n_steps": schedule.described()}

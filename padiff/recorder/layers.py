@@ -16,6 +16,7 @@ from padiff.frameworks import framework_of
 from padiff.frameworks.base import Framework, Watch
 from padiff.model.selection import Node, find_paths, select, with_mode
 from padiff.model.tree import describe, owning, walk
+from padiff.recorder.model_copies import layer_of_tensors
 from padiff.records import Layer
 from padiff.system.guard import reraise_from_signal_handler
 from padiff.system.terminal import first_few
@@ -278,15 +279,32 @@ def _wrappers(nodes: Sequence[Node], framework: Framework) -> frozenset[str]:
 def group(models: Mapping[str, Any]) -> Any:
     """Return one layer that holds models by name; see `group_of`.
 
+    Args:
+        models: the models; an average of one's parameters may be a dict or list of tensors.
+
     Raises:
-        UsageError: there is no model, a name is no text, or the models belong to several frameworks.
+        UsageError: there is no model, a name is no text, the models belong to several frameworks, or tensors are no
+            copy of a model's.
     """
     if not models or not all(isinstance(name, str) and name for name in models):
         raise UsageError(f"several models are recorded by name: expected {{'g': g, 'd': d}}, got names {list(models)}")
-    names = sorted({framework_of(model).name for model in models.values()})
+    layers = {name: model for name, model in models.items() if type(model) not in (dict, list, tuple)}
+    names = sorted({framework_of(model).name for model in layers.values()})
     if len(names) > 1:
         raise UsageError("a run holds models of one framework, got torch and paddle: record each with its own recorder")
-    return group_of(names[0], models, {})
+    return group_of(names[0], {name: layers.get(name) or _copy(name, models[name], layers) for name in models}, {})
+
+
+def _copy(name: str, values: Any, models: Mapping[str, Any]) -> Any:
+    """Return the layer that stands for a copy of a model, of which the loop holds the tensors."""
+    for model in models.values():
+        for node in walk(model, framework := framework_of(model)):
+            if (copy := layer_of_tensors(values, node.layer, framework, equal=False)) is not None:
+                return copy
+    raise UsageError(
+        f"{name!r} is a {type(values).__name__} of {len(values)} values, which are no copy of a recorded model's "
+        "parameters: expected a model, a dict of tensors by the parameters' names, or a list of them in their order"
+    )
 
 
 def group_of(framework: str, models: Mapping[str, Any], tensors: Mapping[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,6 +21,7 @@ from padiff.recorder.description import DeclaredSettings, Description, OtherRank
 from padiff.recorder.failures import Failures, aside
 from padiff.recorder.layers import Layers, ModelLease, claimed, group
 from padiff.recorder.levels import FULL_BYTES, LevelsOfSteps
+from padiff.recorder.model_copies import LeftOut
 from padiff.recorder.model_hooks import TrainingHistory
 from padiff.recorder.options import Detail, Identity, Schedule, Scope, Target
 from padiff.recorder.output import MemoryRun, Output, Sink, check_as_made, dump_arguments, unwrapped
@@ -27,6 +29,7 @@ from padiff.recorder.packing import bytes_owned, say_size
 from padiff.recorder.parameter_map import ParameterMapCache
 from padiff.recorder.tracer import Prelude
 from padiff.records import RunInfo, Step
+from padiff.records.recorded import left_out_line
 from padiff.records.traces import Pack, without_code
 from padiff.system.guard import Failure, Guard, guarded, weakly
 from padiff.system.process import keep_freed
@@ -109,6 +112,7 @@ class Recorder(CurrentStep):
         self.step = self._begin = scope.start_step
         self._end: int | None = None
         self.forked = False
+        self._left_out: LeftOut | None = None
         #: Listener to what the loop computed before this recorder was made.
         self.prelude: Prelude | None = None
 
@@ -254,6 +258,8 @@ class Recorder(CurrentStep):
         self._output.open(self._description.info, self._description.rank)
         if self._output.sink is None:
             return
+        with self._framework.hooks.aside():
+            self._left_out = LeftOut(self._model, self._optimizers, sys._getframe(1))
         keep_freed()
         self._levels.listen(self._output.folder)
         before = self._output.size_before() / self.info.world_size
@@ -474,6 +480,7 @@ class Recorder(CurrentStep):
     def close(self, finished: bool = True, raise_errors: bool = True) -> None:
         """Remove the hooks, write the finished steps, and release the model. May be called twice."""
         self._recover()
+        self._say_what_is_left_out()
         if self._claim is not None:
             self._claim.remove()
             self._claim = None
@@ -496,6 +503,17 @@ class Recorder(CurrentStep):
                 raise
         finally:
             self._owned.clear()
+
+    @guarded()
+    @aside
+    def _say_what_is_left_out(self) -> None:
+        left_out, self._left_out, sink = self._left_out, None, self._output.sink
+        names = left_out.changed() if left_out is not None and sink is not None else []
+        if sink is not None and names:
+            self._description.with_left_out(names)
+            sink.set_info(self.info)
+            if not self.watched and not self._description.rank:
+                say(f"not recorded: {left_out_line(names)}")
 
     def __str__(self) -> str:
         folder = self._output.folder

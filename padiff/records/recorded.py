@@ -391,6 +391,19 @@ class RunInfo:
         lines = self.recording.get("errors")
         return tuple(map(str, lines)) if isinstance(lines, (list, tuple)) else ()
 
+    @property
+    def copies_left_out(self) -> tuple[str, ...]:
+        """Names of copies of the model that the loop changes (EMA, target networks) and that are not recorded."""
+        names = self.recording.get("copies_left_out")
+        return tuple(map(str, names)) if isinstance(names, (list, tuple)) else ()
+
+
+def left_out_line(names: Sequence[str]) -> str:
+    """Return what to know of copies of the model that are not recorded, as a sentence without a full stop."""
+    models = ", ".join(f'"{name}": {name}' for name in ("model", *names))
+    copies = f"{', '.join(names)}, {'a copy' if len(names) == 1 else 'copies'} of the model that the loop changes"
+    return f"{copies}. Record the models by name: padiff.record({{{models}}}, ...)"
+
 
 class Run(Protocol):
     """A recorded training run, in memory or in a folder."""

@@ -55,6 +55,7 @@ class Coverage:
             in any compared step, by ``layer/slot``.
         left_out: reasons why something was not recorded, as noted by the first compared steps, prefixed with the side.
         lost: sentences that name a rank and the steps that other ranks wrote and this one did not.
+        copies: sentences on copies of a model (EMA, target networks) that its loop changes, and that are not recorded.
         zeros: sites of gradients that are rounding noise around a true value of zero, and that a fixed tolerance
             accepted.
     """
@@ -92,6 +93,7 @@ class Coverage:
     left_out: tuple[str, ...] = ()
     zeros: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+    copies: tuple[str, ...] = ()
 
     @property
     def unrecorded(self) -> int:

@@ -338,6 +338,7 @@ def coverage_lines(report: ReportData, at_most: int = _NAMED) -> list[str]:
         (f"parameters of the {report.candidate} run without a partner", coverage.candidate_parameters),
         (f"recorded on the {report.reference} run only", coverage.reference_sites),
         (f"recorded on the {report.candidate} run only", coverage.candidate_sites),
+        ("copies of a model that are not recorded", coverage.copies),
         ("steps that lack a rank", coverage.lost),
         ("steps of the reference only", map(str, coverage.reference_steps)),
         ("steps of the candidate only", map(str, coverage.candidate_steps)),
@@ -458,7 +459,7 @@ def match_notes(report: ReportData) -> list[str]:
     not_compared = left_out_text(report)
     if not_compared:
         notes.append(f"Not compared: {not_compared}")
-    notes += [f"{lost[0].upper()}{lost[1:]}" for lost in coverage.lost]
+    notes += [f"{line[0].upper()}{line[1:]}" for line in (*coverage.copies, *coverage.lost)]
     if coverage.sketched:
         notes.append(f"{coverage.sketched} of the pairs were judged from sketches (relative L2 to +- {SPREAD:.0%})")
     if coverage.ranks:

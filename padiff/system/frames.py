@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import linecache
 import os
@@ -10,7 +11,7 @@ import sysconfig
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple
 
 from padiff.system.lazily import current_folder, start_folder
@@ -158,12 +159,21 @@ def locals_of(frame: FrameType) -> dict[str, Any]:
     """
     if sys.version_info >= (3, 13) or not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         return dict(frame.f_locals)
-    if not _SHOWING.isdisjoint(frame.f_code.co_names):
+    if _shows_variables(frame.f_code):
         return {}
     shown = frame.f_locals
     values = dict(shown)
     shown.clear()
     return values
+
+
+@lru_cache(maxsize=1024)
+def _shows_variables(code: CodeType) -> bool:
+    """Return True if a function may call a function that hands out the dictionary of its variables."""
+    if _SHOWING.isdisjoint(code.co_names):
+        return False
+    # ``model.eval()`` is a method of that name.
+    return any(each.argval in _SHOWING and each.opname == "LOAD_GLOBAL" for each in dis.get_instructions(code))
 
 
 def names_of(objects: Mapping[str, Any]) -> dict[str, set[str]]:

@@ -9,7 +9,9 @@ from typing import Any
 
 from padiff.errors import PadiffError, RunsDifferError
 from padiff.frameworks import framework_of
+from padiff.frameworks.base import Framework
 from padiff.recorder import Recorder
+from padiff.recorder.model_copies import is_copy
 from padiff.recorder.tracer import Prelude
 from padiff.system.guard import Guard
 from padiff_cli.finding import SEVERAL, ModelFinder, _framework, _owned
@@ -58,6 +60,8 @@ class LoopFinder(ModelFinder):
         self._past: list[weakref.ref[Any]] = []
         #: Layers that own nothing of what the optimizers that are not recorded hold.
         self._strangers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        #: Layers that are no copies of what optimizers hold.
+        self._no_copies: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         super().__init__()
 
     @property
@@ -100,6 +104,7 @@ class LoopFinder(ModelFinder):
     def _add(self, optimizer: Any, framework: str) -> None:
         super()._add(optimizer, framework)
         self._strangers.clear()
+        self._no_copies.clear()
         self._watch(True)
         self._begin_prelude(framework)
 
@@ -113,12 +118,11 @@ class LoopFinder(ModelFinder):
     def _call(self, layer: Any) -> None:
         if self._paused or id(layer) in self._strangers:
             return
-        if not getattr(layer, "training", False):
-            super()._call(layer)
-            return
         framework = framework_of(layer)
-        if not framework.hooks.learning():
+        if not getattr(layer, "training", False) or not framework.hooks.learning():
             super()._call(layer)
+            if self._training is None:
+                self._begin_with_copy(layer, framework)
             return
         self.learned = True
         over = [reference() for reference in self._past] if self._training is not None else []
@@ -141,6 +145,20 @@ class LoopFinder(ModelFinder):
         chosen = chosen or fresh
         if any(id(t) in owned for each in chosen for t in framework.optimizers.optimized(each)):
             self._train(chosen, around, layer)
+
+    def _begin_with_copy(self, layer: Any, framework: Framework) -> None:
+        """Begin with the call of a copy of the model (a target network, a teacher), which needs no gradients."""
+        if id(layer) in self._no_copies:
+            return
+        fresh = [each for each in self._others_alive() if framework.optimizers.is_optimizer(each)]
+        if not any(is_copy(layer, framework.optimizers.optimized(each), framework) for each in fresh):
+            self._no_copies[id(layer)] = layer
+            return
+        frame = sys._getframe(1)
+        around = stepping_around(frame, fresh)
+        # What trains has not been called: it has to be among the script's variables.
+        if around and not self._select(around, frame)[1]:
+            self._train(around, around)
 
     def _before_step(self, optimizer: Any) -> None:
         """Begin at the first step, where no call was seen: of layers inside of a compiled function, say."""

@@ -392,7 +392,7 @@ KINDS = {
     "stray": (STRAY, ["net"], 4),
     "image": (IMAGE, [], 4),
     "actor": (ACTOR, ["actor", "critic"], 4),
-    "teacher": (TEACHER, [], 4),
+    "teacher": (TEACHER, ["student", "teacher"], 4),
     "siamese": (SIAMESE, ["0", "1", "2"], 4),
     "reinforce": (REINFORCE, [], 4),
     "vae": (VAE, ["a", "mu", "logvar", "b"], 4),

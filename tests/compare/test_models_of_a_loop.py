@@ -424,3 +424,51 @@ def test_models_are_recorded_by_their_names(tmp_path):
 def test_what_is_no_group_of_models_is_refused(models, words):
     with pytest.raises(UsageError, match=words):
         padiff.record(models)
+
+
+# -- copies that the loop keeps --------------------------------------------------------------------------------------
+
+
+def _kept(folder, share=0.1, names=("average", "shadow"), **options):
+    """A model with an average as a layer, and another one as tensors in a list."""
+    model, kept = _net(torch, 6, 8, 2, seed=3), {}
+    average = copy.deepcopy(model)
+    shadow = [parameter.detach().clone() for parameter in model.parameters()]
+    kept = {"average": average, "shadow": shadow}
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    models = {"model": model, **{name: kept[name] for name in names}} if names else model
+    with padiff.record(models, folder, optimizer=optimizer, **options) as rec:
+        for x in torch.tensor(X):
+            model(x).square().mean().backward()
+            _step(optimizer)
+            with torch.no_grad():
+                for k, (old, new) in enumerate(zip(average.parameters(), model.parameters())):
+                    old.lerp_(new, share)
+                    shadow[k] = shadow[k].lerp(new, share)
+            rec.try_dump()
+    return folder
+
+
+@pytest.mark.parametrize("name", ["average", "shadow"])
+def test_an_average_is_recorded_as_a_layer_or_as_tensors(name, tmp_path):
+    first = padiff.compare_runs(
+        _kept(tmp_path / "a", names=[name]), _kept(tmp_path / "b", share=0.01, names=[name])
+    ).first_diff
+    assert (first.step, first.stage, first.candidate) == (1, "weight", f"{name}.0")
+    assert "has a decay of 0.99 for the reference's 0.9" in str(first.cause)
+
+
+def test_copies_that_are_not_recorded_are_named(tmp_path, capfd):
+    report = padiff.compare_runs(_kept(tmp_path / "a", names=()), _kept(tmp_path / "b", share=0.01, names=()))
+    said = (
+        'average, shadow, copies of the model that the loop changes. Record the models by name: padiff.record({"model"'
+    )
+    assert report.passed and f"Not recorded in the candidate: {said}" in report.text(400)
+    assert f"not recorded: {said}" in capfd.readouterr().err
+    _kept(tmp_path / "c", share=0.0, names=())
+    assert "copies of the model" not in capfd.readouterr().err
+
+
+def test_tensors_that_are_no_copy_of_a_model_are_refused():
+    with pytest.raises(UsageError, match="no copy of a recorded model's parameters"):
+        padiff.record({"model": torch.nn.Linear(3, 2), "average": [torch.zeros(3, 2), torch.zeros(2)]})

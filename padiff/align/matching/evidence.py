@@ -29,6 +29,7 @@ _RAN, _NUMBERED, _DEFINED = 5.0, 3.0, 1.0
 _OUTPUT = 0.5
 _VALUES, _OTHER_VALUES = 5.0, -1.5
 _CONTENTS, _CONTEXT = 4.0, 3.0
+_TRAINED = 4.0
 # Share of two large groups that has to have the same names, or the same values, for these to determine the order.
 _MOST = 0.8
 
@@ -52,6 +53,7 @@ class Item:
         output: shape of the first output, as a multiset of extents.
         values: numbers that represent the values inside; equal values have the same number on both sides.
         context: contents of the innermost enclosing layer that contains more than this item.
+        trained: True for a container with parameters that an optimizer changes; `None` if not known.
     """
 
     path: str
@@ -62,6 +64,7 @@ class Item:
     output: tuple[int, ...] | None = None
     values: frozenset[int] = frozenset()
     context: Bag = NOTHING
+    trained: bool | None = None
     tail: str = ""
 
     def __post_init__(self) -> None:
@@ -135,6 +138,12 @@ def scores(items: Both[list[Item]], without: Collection[str], linked: names.Link
         if ran is not None:
             parts["order of execution"] = _RAN * near.matrix(ran)
         parts["output shape"] = _by_class(_each(items, lambda x: x.output), _same_output)
+    trained = _each(items, lambda x: x.trained)
+    if all({True, False} <= set(side) for side in trained):
+        # Of a model and its copy (an average, a target network), an optimizer trains one.
+        parts["training"] = _by_class(
+            trained, lambda a, b: 0.0 if None in (a, b) else _TRAINED if a is b else -_TRAINED
+        )
     if "values" not in without:
         parts["values"] = _by_values(_each(items, lambda x: x.values))
     total = np.zeros((len(items.reference), len(items.candidate)))
@@ -380,6 +389,7 @@ class ModelEvidence:
             output=_extents(self.seen.outputs.get(node.path)),
             values=frozenset(self.values[unit] for unit in node.below() if unit in self.values),
             context=self._context(node.path, node.frozen[1]),
+            trained=any(u.path in self.seen.trained for u in node.below()) if self.seen.trained else None,
         )
 
     def _context(self, path: str, count: int) -> Bag:

@@ -111,13 +111,15 @@ def shows(later: Report, earlier: Report) -> bool:
 
 
 def _place(first: FirstDiff, found: Sequence[tuple[int, Difference]]) -> int:
-    """Return the place of a first diff among the stages; after the forward for other batches beside another mode.
+    """Return the place of a first diff among the stages; after the forward for other batches beside another mode or
+    model.
 
-    Calls in evaluation mode are not recorded beside calls in training mode, so that other calls are compared then.
+    Calls in evaluation mode are not recorded beside calls in training mode, and a model that one loop calls more often
+    has other calls, so that other calls are compared then.
     """
-    modes = any(d.kind == "mode" and d.changes and number <= first.step for number, d in found)
+    others = any(d.kind in ("mode", "model") and d.changes and number <= first.step for number, d in found)
     other_batches = first.stage == "input" and first.cause is not None and first.cause.kind in _OTHER_BATCHES
-    return STAGES.index("backward" if modes and other_batches else first.stage)
+    return STAGES.index("backward" if others and other_batches else first.stage)
 
 
 def as_computed(

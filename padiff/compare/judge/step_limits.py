@@ -548,7 +548,9 @@ class StepLimits:
             if samples > 1:
                 limit += limits.UNBIASED / (samples - 1) * reference
         if update is None and self._l2[place] > limit:
-            limit = max(limit, min(self._factor * self._of_source(place), limits.AT_MOST["forward"] * reference))
+            # An average of a source has at most the source's error, however large this is: noise that Adam scales up.
+            source = self._of_source(place)
+            limit = max(limit, source, min(self._factor * source, limits.AT_MOST["forward"] * reference))
         return Limit(limit, Rule.STATISTICS if slot in limits.RUNNING else Rule.DRIFT), False
 
     def _of_source(self, place: int) -> float:

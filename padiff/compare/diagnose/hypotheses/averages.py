@@ -105,6 +105,12 @@ def averages(scene: DiffContext, place: PairPlace) -> Averages | None:
     if pair is None or place in trained:
         return None
     owned = {other: each for other, each in weights.items() if other in trained}
+    if is_running(place[1]):
+        # Running statistics, which no optimizer trains, follow those of a layer whose weights one does.
+        layers = {layer for layer, _, _ in trained}
+        if place[0] in layers:
+            return None
+        owned = {other: each for other, each in weights.items() if other[0] in layers and is_running(other[1])}
     source = source_of(place, owned, pair)
     if source is None or place not in before or source not in before:
         return None
@@ -122,11 +128,13 @@ def averages(scene: DiffContext, place: PairPlace) -> Averages | None:
     noise = max(_ROUNDINGS * rounding_of(pair) * size, 1e-300)
     sources = late.zip(early)
     sides = now.zip(was).zip(sources).map(lambda side: _follows(*side[0], *side[1], noise))
-    if sides.reference is None or sides.candidate is None or not sides.reference.share:
+    if sides.reference is None or sides.candidate is None:
         return None
-    if sides.reference.share < _KNOWN * sides.reference.error:
+    known = Both(sides.reference, sides.candidate)
+    moved = max(known, key=lambda side: side.share)
+    if not moved.share or moved.share < _KNOWN * moved.error:
         return None
-    return Averages(source, now, was, sources, Both(sides.reference, sides.candidate), noise)
+    return Averages(source, now, was, sources, known, noise)
 
 
 def _follows(now: np.ndarray, before: np.ndarray, late: np.ndarray, early: np.ndarray, noise: float) -> Average | None:
@@ -153,25 +161,34 @@ def _root(values: np.ndarray, least: float) -> float:
 
 def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     """Yield the hypothesis that the candidate averages a weight otherwise."""
-    if is_running(scene.diff.pair.anchor.slot):
+    running = is_running(scene.diff.pair.anchor.slot)
+    if running:
         yield from _of_buffers(scene)
-        return
     found = averages(scene, place_of(scene.diff.pair))
     if found is None or not found.differ:
         return
     reference, candidate = found.sides
-    source = found.source[0] or "the model"
+    source = f"`{found.source[0]}`" if found.source[0] else "the model"
+    if running:
+        source = f"the running statistics of {source}"
+    if not reference.share:
+        text = f"the candidate updates this average of {source} in this step, the reference does not"
+        yield Hypothesis("average_missing", "an average", text, partial(_predicted, scene, found), "averages", free=1)
+        return
     if not candidate.share:
         yield from _not_moved(scene, found, source)
         return
     if reference.late is not candidate.late and _close(reference, candidate):
         when = ["after" if side.late else "before" for side in found.sides]
         kind = "average_order"
-        text = f"the candidate averages `{source}` {when[1]} the optimizer's step, the reference {when[0]} it"
+        text = f"the candidate averages {source} {when[1]} the optimizer's step, the reference {when[0]} it"
     else:
         kind = "average_decay"
-        decays = [_decay(side) for side in found.sides]
-        text = f"the average of `{source}` has a decay of {decays[1]} for the reference's {decays[0]}"
+        decays = found.sides.map(_decay)
+        text = f"the average of {source} has a decay of {decays.candidate} for the reference's {decays.reference}"
+        for side, other in (SIDES, SIDES.swapped()):
+            if float(getattr(decays, side)) == 0:
+                text = f"the {side} copies {source}, the {other} averages it with a decay of {getattr(decays, other)}"
     yield Hypothesis(kind, "an average", text, partial(_predicted, scene, found), "averages", free=1)
 
 
@@ -180,8 +197,8 @@ def _not_moved(scene: DiffContext, found: Averages, source: str) -> Iterator[Hyp
 
     A copy that equals its source does not move before the optimizer's step: the next step shows which it is.
     """
-    missing = f"the candidate does not update this average of `{source}`"
-    order = f"the candidate averages `{source}` before the optimizer's step, the reference after it"
+    missing = f"the candidate does not update this average of {source}"
+    order = f"the candidate averages {source} before the optimizer's step, the reference after it"
     now, before = found.now.candidate, found.before.candidate
     equal = _root(found.sources.candidate[1] - before, 0.0) <= found.noise
     next_step = next((number for number in scene.numbers if number > scene.number), None)
@@ -191,7 +208,7 @@ def _not_moved(scene: DiffContext, found: Averages, source: str) -> Iterator[Hyp
         if later.share and not later.late and equal:
             kinds = [("average_order", order)]
         elif later.share:
-            text = f"the candidate does not update this average of `{source}` in this step, and does in the next one"
+            text = f"the candidate does not update this average of {source} in this step, and does in the next one"
             kinds = [("average_missing", text)]
     elif equal and found.sides.reference.late:
         kinds.append(("average_order", order))

@@ -10,6 +10,7 @@ from itertools import permutations
 import numpy as np
 
 from padiff.compare.diagnose.hypotheses import transforms
+from padiff.compare.diagnose.hypotheses.averages import averages
 from padiff.compare.diagnose.hypotheses.diff_context import (
     DiffContext,
     PairPlace,
@@ -341,7 +342,7 @@ class _Statistic:
 
 def statistic_hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     """Yield hypotheses on a first diff in a running statistic, if the step before is recorded."""
-    if not is_running(scene.diff.pair.anchor.slot):
+    if not is_running(scene.diff.pair.anchor.slot) or averages(scene, place_of(scene.diff.pair)) is not None:
         return
     statistics = list(_statistics(scene))
     means = [statistic for statistic in statistics if statistic.mean]

@@ -1,0 +1,244 @@
+"""Search for the copies of a model that a loop keeps: averages (EMA), target networks, teachers, frozen references.
+
+No optimizer trains a copy, but what it holds decides the training or its outcome. A copy is a layer with the shapes of
+a trained one, or a dict or list of tensors that holds a trained layer's parameters.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import weakref
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from types import FrameType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from padiff.frameworks import framework_of
+from padiff.model.tree import walk
+from padiff.records import ROOT
+from padiff.system.frames import variables
+
+# Largest tensor whose values are kept to see whether a copy changes, in elements.
+_KEPT = 1 << 20
+# A layer with fewer parameters is too small to be told from others by its shapes.
+_LEAST = 2
+# Tensors with equal values that vary (zeros equal zeros), from which on all are taken to be equal.
+_ENOUGH = 2
+
+
+def named_together(models: Mapping[str, Any], copies: Mapping[str, Any], frame: FrameType | None) -> dict[str, Any]:
+    """Return models and their copies by name. A model without a name gets that of its variable if it has copies."""
+    if not copies:
+        return dict(models)
+    labels = {id(value): label for label, value in reversed(list(variables(frame)))}
+    together = {}
+    for name, value in [*models.items(), *copies.items()]:
+        name = name or labels.get(id(value)) or "model"
+        while name in together:
+            name += "_"
+        together[name] = value
+    return together
+
+
+def copies_of(models: Mapping[str, Any], frame: FrameType | None, owned: Collection[int]) -> dict[str, Any]:
+    """Return the copies of models among the variables of a script, by the variables' names.
+
+    Args:
+        models: the layers that optimizers train, by name.
+        frame: the loop's innermost frame.
+        owned: identities of tensors that optimizers own; what holds one of them is no copy.
+    """
+    if not models:
+        return {}
+    framework = framework_of(next(iter(models.values())))
+    trained = [node.layer for model in models.values() for node in walk(model, framework)]
+    sources = {}
+    for layer in reversed(trained):  # the outermost layer of several with the same shapes
+        parameters = list(_parameters(layer, framework))
+        if len(parameters) >= _LEAST:
+            sources[_shapes(parameters, framework)] = layer
+    taken, inner = set(owned), {id(layer) for layer in trained}
+    copies: dict[str, Any] = {}
+    for name, value in _values(frame):
+        found = None
+        if framework.layers.is_model(value):
+            layer = _inside(value, framework)
+            if id(layer) not in inner and _shapes(_parameters(layer, framework), framework) in sources:
+                found = layer
+        elif isinstance(value, (dict, list, tuple)) and len(value) >= _LEAST:
+            found = next(
+                (ghost for layer in sources.values() if (ghost := layer_of_tensors(value, layer, framework))), None
+            )
+        if found is None:
+            continue
+        tensors = {id(tensor) for _, tensor in _parameters(found, framework)}
+        if tensors.isdisjoint(taken):
+            taken |= tensors
+            while name in copies:
+                name += "_"
+            copies[name] = found
+    return copies
+
+
+def is_copy(layer: Any, optimized: Sequence[Any], framework: Any) -> bool:
+    """Return True if a layer has the shapes of some of an optimizer's tensors, and none of these."""
+    parameters = [tensor for _, tensor in _parameters(layer, framework)]
+    shape, others = framework.tensors.shape, {id(tensor) for tensor in optimized}
+    if len(parameters) < _LEAST or not others.isdisjoint(map(id, parameters)):
+        return False
+    return Counter(map(shape, parameters)) <= Counter(map(shape, optimized))
+
+
+class LeftOut:
+    """The copies of a model that its loop keeps and nobody records: those that change while the model is recorded.
+
+    Args:
+        model: the recorded model.
+        optimizers: its optimizers.
+        frame: a frame of the loop.
+    """
+
+    def __init__(self, model: Any, optimizers: Collection[Any], frame: FrameType | None) -> None:
+        self._framework = framework_of(model)
+        self._copies: list[tuple[str, Callable[[], Any], dict[str, np.ndarray]]] = []
+        owned = {id(t) for each in optimizers for t in self._framework.optimizers.optimized(each)}
+        owned |= {id(tensor) for _, tensor in _parameters(model, self._framework)}
+        for name, found in copies_of({"": model}, frame, owned).items():
+            # A layer that stands for the tensors in a container has no other owner.
+            ghost = isinstance(vars(type(found)).get("_parameters"), property)
+            alive = partial(_same, found) if ghost else weakref.ref(found)
+            self._copies.append((name, alive, self._kept(found)))
+
+    def _kept(self, copy: Any) -> dict[str, np.ndarray]:
+        tensors = self._framework.tensors
+        small = [
+            (name, tensor)
+            for name, tensor in _parameters(copy, self._framework)
+            if math.prod(tensors.shape(tensor)) <= _KEPT
+        ]
+        small.sort(key=lambda item: math.prod(tensors.shape(item[1])))
+        return {name: tensors.copy(tensor).copy() for name, tensor in small[-_ENOUGH:]}
+
+    def changed(self) -> list[str]:
+        """Return the names of the copies that have changed since."""
+        names = []
+        for name, alive, before in self._copies:
+            if (copy := alive()) is not None:
+                now = self._kept(copy)
+                if any(name in now and not np.array_equal(now[name], values) for name, values in before.items()):
+                    names.append(name)
+        return names
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _values(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
+    """Yield names and values of the script's variables, and what objects of libraries hold."""
+    seen: set[int] = set()
+    for name, value in list(variables(frame)):
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        yield name, value
+        if not isinstance(value, (type, ModuleType)) and type(getattr(value, "__dict__", None)) is dict:
+            yield from ((name, each) for each in list(vars(value).values()) if isinstance(each, (dict, list)))
+
+
+def _inside(layer: Any, framework: Any) -> Any:
+    """Return the layer that wrappers without parameters of their own hold (torch's ``AveragedModel``)."""
+    while True:
+        children = [child for _, child in framework.layers.children(layer)]
+        own = [role for _, _, role in framework.layers.parameters(layer) if role == "parameter"]
+        if own or len(children) != 1 or not any(True for _ in framework.layers.children(children[0])):
+            return layer
+        layer = children[0]
+
+
+def _parameters(layer: Any, framework: Any) -> Iterator[tuple[str, Any]]:
+    for node in walk(layer, framework):
+        for slot, tensor, role in framework.layers.parameters(node.layer):
+            if role == "parameter":
+                yield _full(node.path, slot), tensor
+
+
+def _full(path: str, slot: str) -> str:
+    return slot if path == ROOT else f"{path}.{slot}"
+
+
+def _shapes(parameters: Iterable[tuple[str, Any]], framework: Any) -> tuple[Any, ...]:
+    return tuple(tuple(framework.tensors.shape(tensor)) for _, tensor in parameters)
+
+
+# -- tensors in a dict or list ---------------------------------------------------------------------------------------
+
+
+def layer_of_tensors(values: Any, layer: Any, framework: Any, equal: bool = True) -> Any:
+    """Return a layer whose parameters are the tensors in a dict or list, if these are a layer's parameters; or None.
+
+    Args:
+        values: tensors by the names of the layer's parameters, or in their order.
+        equal: True to ask for the values of the layer's parameters, not only for their shapes.
+    """
+    parameters = list(_parameters(layer, framework))
+    if isinstance(values, dict):
+        names = [name for name, _ in parameters]
+        before = next((each for each in ("", "module.") if all(each + name in values for name in names)), None)
+        keys: list[Any] = [] if before is None else [before + name for name in names]
+    else:
+        keys = list(range(len(values)))
+    pairs = [(values[key], tensor) for key, (_, tensor) in zip(keys, parameters)]
+    if len(keys) != len(parameters) or not _are_alike(pairs, framework, equal):
+        return None
+    places = {name: key for key, (name, _) in zip(keys, parameters)}
+    return _ghost(layer, "", lambda name: values[places[name]], places, framework, {})
+
+
+def _are_alike(pairs: Sequence[tuple[Any, Any]], framework: Any, same_values: bool) -> bool:
+    """Return True if other tensors have a layer's shapes, and the values of the smallest of its tensors that vary."""
+    tensors = framework.tensors
+    if not all(
+        tensors.is_tensor(value) and value is not own and tensors.shape(value) == tensors.shape(own)
+        for value, own in pairs
+    ):
+        return False
+    if not same_values:
+        return True
+    equal = 0
+    for value, own in sorted(pairs, key=lambda pair: math.prod(tensors.shape(pair[1]))):
+        values = tensors.copy(own)
+        if not np.array_equal(tensors.copy(value), values):
+            return False
+        equal += bool(values.size) and bool((values != values.flat[0]).any())
+        if equal == _ENOUGH:
+            break
+    return equal > 0
+
+
+def _ghost(
+    layer: Any, prefix: str, value: Callable[[str], Any], names: Collection[str], framework: Any, made: dict[int, Any]
+) -> Any:
+    """Return a layer like another one, which is never called, and whose parameters are looked up when they are read."""
+    if id(layer) in made:
+        return made[id(layer)]
+    slots = [slot for slot, _, _ in framework.layers.parameters(layer) if prefix + slot in names]
+    parameters = property(lambda _: {slot: value(prefix + slot) for slot in slots})
+    kind = type(layer)
+    ghost: Any = object.__new__(
+        type(kind.__name__, (kind,), {"_parameters": parameters, "__module__": kind.__module__})
+    )
+    made[id(layer)] = ghost
+    state = vars(ghost)
+    state.update({name: copy.copy(each) if isinstance(each, dict) else each for name, each in vars(layer).items()})
+    state["_buffers"] = {}
+    children = "_modules" if framework.name == "torch" else "_sub_layers"
+    state[children] = {
+        name: _ghost(child, f"{prefix}{name}.", value, names, framework, made)
+        for name, child in framework.layers.children(layer)
+    }
+    return ghost
