@@ -82,8 +82,8 @@ def _named(project: Project, sites: Sequence[str]) -> Iterator[Proposal]:
 
 def _rates(fault: Fault, project: Project) -> Iterator[Proposal]:
     """Yield the number of a schedule that makes the first rate which differs the reference's: a length or a factor."""
-    found = _FIRST_RATES.search(fault.words)
-    ratio = float(found[1]) / float(found[2]) if found is not None and float(found[1]) * float(found[2]) > 0 else 1.0
+    match = _FIRST_RATES.search(fault.words)
+    ratio = float(match[1]) / float(match[2]) if match is not None and float(match[1]) * float(match[2]) > 0 else 1.0
     numbers = [] if ratio == 1.0 else literals(project)
     values = [(source, node, number) for source, node, number in numbers if _OF_SCHEDULE.search(_owner(source, node))]
     new: dict[Edit, float] = {}

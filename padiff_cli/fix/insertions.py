@@ -195,19 +195,19 @@ def _divisor(fault: Fault, project: Project) -> Iterator[Proposal]:
 
 def _micro_batches(fault: Fault, project: Project) -> Iterator[Proposal]:
     """Yield the reference's number of micro-batches for the divisor that tells when the optimizer steps."""
-    found = _MICRO_BATCHES.search(fault.words) if fault.kind == "micro_batches" else None
-    if found is None:
+    counts = _MICRO_BATCHES.search(fault.words) if fault.kind == "micro_batches" else None
+    if counts is None:
         return
     for source, call in project.calls("step"):
         above = source.parents.get(source.statement_around(call) or call)
         tested = ast.walk(above.test) if isinstance(above, ast.If) else ()
         for node in (each for each in tested if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mod)):
-            own = number_of(node.right) is not None
-            places = [(source, node.right)] if own else project.definitions(source, node.right)
-            edits = {Edit(each.file, *each.span(value), found[2]) for each, value in places
-                     if number_of(value) == float(found[1])}  # fmt: skip
+            is_number = number_of(node.right) is not None
+            places = [(source, node.right)] if is_number else project.definitions(source, node.right)
+            edits = {Edit(each.file, *each.span(value), counts[2]) for each, value in places
+                     if number_of(value) == float(counts[1])}  # fmt: skip
             for edit in sorted(edits):
-                yield Proposal((edit,), f"a step has {found[2]} micro-batches", _NAMED)
+                yield Proposal((edit,), f"a step has {counts[2]} micro-batches", _NAMED)
 
 
 def _scaled_terms(fault: Fault, project: Project) -> Iterator[Proposal]:
@@ -537,7 +537,7 @@ def _sum_order(fault: Fault, project: Project) -> Iterator[Proposal]:
     if fault.kind != "activation_order" or source is None or near is None:
         return
     statements = [node for node in ast.walk(source.function(near) or source.tree) if isinstance(node, ast.stmt)]
-    found: list[tuple[Edit, ...]] = []
+    patches: list[tuple[Edit, ...]] = []
     for total in sorted(statements, key=lambda each: each is not near):
         value = getattr(total, "value", None)
         sums = [each for each in ast.walk(value) if _is_sum(each)] if isinstance(value, ast.expr) else []
@@ -556,13 +556,13 @@ def _sum_order(fault: Fault, project: Project) -> Iterator[Proposal]:
                 if isinstance(node, ast.AugAssign):
                     start, end = source.span(node)
                     added = f"{source.code(term)} = {head}({source.code(term)} + {source.code(node.value)})"
-                    found.append((edit, Edit(source.file, start, end, added)))
+                    patches.append((edit, Edit(source.file, start, end, added)))
                 elif call is term:
                     terms = [inner if each is term else source.code(each) for each in sides]
-                    found.append((Edit(source.file, *source.span(node), f"{head}({' + '.join(terms)})"),))
+                    patches.append((Edit(source.file, *source.span(node), f"{head}({' + '.join(terms)})"),))
                 else:
-                    found.append((edit, Edit(source.file, *source.span(node), f"{head}({source.code(node)})")))
-    for k, edits in enumerate(found[:_MOST]):
+                    patches.append((edit, Edit(source.file, *source.span(node), f"{head}({source.code(node)})")))
+    for k, edits in enumerate(patches[:_MOST]):
         yield Proposal(edits, "the activation is of the sum", _NAMED + 0.01 * k)
 
 

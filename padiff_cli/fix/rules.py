@@ -152,9 +152,9 @@ class Rules:
         settings = [each.fix for each in self._fault.settings if each.changes and each.stage == self._first.stage]
         together: list[Proposal] = []
         for k, fix in enumerate(dict.fromkeys([self._fault.fix, *settings])):
-            own = [each for part in fix.split("; ") for each in self._of_call(part, _OTHERS - 1 if k else _FIX)]
-            together += sorted(own, key=lambda each: each.weight)[:1]
-            yield from own
+            proposals = [each for part in fix.split("; ") for each in self._of_call(part, _OTHERS - 1 if k else _FIX)]
+            together += sorted(proposals, key=lambda each: each.weight)[:1]
+            yield from proposals
         if len(together) > 1:
             edits = [edit for each in together for edit in each.edits]
             yield Proposal(tuple(edits), "all settings as the reference has them", _FIX + 0.9)

@@ -141,7 +141,7 @@ class Source:
                 bound.setdefault(scope, set()).update(names)
                 if isinstance(node, _SCOPES):
                     bound.setdefault(node, set())
-        found = set[str]()
+        unbound_names = set[str]()
         functions = (node for node in self.nodes if isinstance(node, _SCOPES) and self.class_around(node) is not None)
         methods = {f"self.{node.name}" for node in functions}
         for node in self.nodes:
@@ -151,13 +151,13 @@ class Source:
                 while function is not None:
                     scopes, function = [*scopes, function], self.function(function)
                 if not any(node.id in bound.get(scope, ()) for scope in scopes):
-                    found.add(node.id)
+                    unbound_names.add(node.id)
             elif isinstance(node, ast.Attribute) and dotted(node.value) == "self" and isinstance(node.ctx, ast.Load):
                 owner, name = self.class_around(node), dotted(node)
                 inside = [] if owner is None else [each for each in ast.walk(owner) if each in bound]
                 if name not in methods and not any(name in bound[each] for each in inside):
-                    found.add(f"{'' if owner is None else owner.name}: {name}")
-        return frozenset(found)
+                    unbound_names.add(f"{'' if owner is None else owner.name}: {name}")
+        return frozenset(unbound_names)
 
     @cached_property
     def modules(self) -> dict[str, str]:

@@ -61,10 +61,10 @@ def labels_cause(diff: Diff, role: str, calls: Both[LossCall] | None) -> Cause:
         what = "labels" if role == "labels" else "targets"
         text = f"the loss is of other {what}"
         power, columns = _power_of(reference, candidate), _of_columns(reference, candidate)
-        one = _one_value(reference, candidate)
-        if one is not None:
-            expected, number = (f"{value:.6g}" for value in one)
-            text = f"the loss is of other {what}: each that is not equal is {number} for the reference's {expected}"
+        values = _one_value(reference, candidate)
+        if values is not None:
+            target, number = (f"{value:.6g}" for value in values)
+            text = f"the loss is of other {what}: each that is not equal is {number} for the reference's {target}"
             return Cause("label_value", text, proven, evidence)
         if ratio is not None:
             text = f"the {what} that the loss is of are {times(ratio)}: another normalisation"
