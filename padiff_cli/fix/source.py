@@ -187,7 +187,8 @@ class Source:
     def mentions(self, path: str) -> bool:
         """Return True if a text of the file is the name of a config, with or without its end, or a path to it."""
         name = f"/{path}".rpartition("/")[2]
-        ends = (f"/{name}", f"/{name.rpartition('.')[0]}")
+        # A run folder has files of JSON whose names are plain words.
+        ends = (f"/{name}", *([] if name.endswith(".json") else [f"/{name.rpartition('.')[0]}"]))
         texts = (node.value for node in self.nodes if isinstance(node, ast.Constant))
         return any(isinstance(text, str) and f"/{text}".endswith(ends) for text in texts)
 
