@@ -40,6 +40,7 @@ _ALIKE = 0.1
 #: Roles that distinguish one call from another: the labels in most losses, else the predictions.
 _TELLING = ("labels", "target", "logits", "prediction", "log_probabilities", "probabilities", "scores", "first")
 _INTEGERS = ("int", "uint", "bool")
+_PREDICTIONS = _TELLING[2:]
 # Labels have the same meaning for all loss functions.
 _LABELS = "labels"
 
@@ -106,14 +107,14 @@ def _matched(calls: Both[list[_Call]]) -> list[tuple[_Call, _Call]]:
     in_order = list(zip(*calls))
     if len(in_order) == 1:
         return in_order
-    if all(_alike(a, b) for a, b in in_order):
-        return in_order
+    if all(_alike(a, b) or _alike(a, b, _PREDICTIONS) for a, b in in_order):
+        return in_order  # labels that are one number, such as 0.9 for 1, may be those of another call
     references, candidates = map(list, calls)
     matches = []
     # By what tells them apart best; then, where that differs, by another of the inputs; a last one of each is one call.
-    for alike in (_alike, _share_an_input):
+    for telling in (_TELLING, _PREDICTIONS):
         for call in list(references):
-            partner = next((candidate for candidate in candidates if alike(call, candidate)), None)
+            partner = next((candidate for candidate in candidates if _alike(call, candidate, telling)), None)
             if partner is not None:
                 references.remove(call)
                 candidates.remove(partner)
@@ -121,14 +122,9 @@ def _matched(calls: Both[list[_Call]]) -> list[tuple[_Call, _Call]]:
     return matches + (list(zip(references, candidates)) if len(references) == 1 else [])
 
 
-def _share_an_input(a: _Call, b: _Call) -> bool:
-    """Return True if one of the distinguishing inputs of two calls agrees approximately."""
-    return any(_agree(a.roles[role], b.roles[role]) for role in _TELLING if role in a.roles and role in b.roles)
-
-
-def _alike(a: _Call, b: _Call) -> bool:
-    """Return True if the distinguishing inputs of two calls agree approximately."""
-    for role in _TELLING:
+def _alike(a: _Call, b: _Call, telling: Sequence[str] = _TELLING) -> bool:
+    """Return True if the first distinguishing input that two calls have agrees approximately."""
+    for role in telling:
         expected, actual = a.roles.get(role), b.roles.get(role)
         if expected is not None and actual is not None:
             return _agree(expected, actual)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
@@ -10,18 +11,32 @@ from padiff.frameworks.catalog import number_text
 from padiff.records import Difference
 from padiff.system.code import literal
 from padiff_cli.fix.fault import Fault
+from padiff_cli.fix.insertions import literals
 from padiff_cli.fix.matching import Change, UnwritableError, Writer
 from padiff_cli.fix.source import Edit, Project, Proposal, Source, dotted, last_name
 from padiff_cli.fix.vocabulary import kind_of
 
-_WEIGHT = 1.1
+_WEIGHT, _RATE = 1.1, 1.8
+_MOST_RATES = 6
+_SIGNED = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
+_FIRST_RATES = re.compile(rf"learning rates differ: ({_SIGNED})(?:, {_SIGNED})* against ({_SIGNED})")
+# Names of the numbers of a schedule, and the most characters of a number that somebody wrote.
+_OF_SCHEDULE = re.compile(
+    r"schedule|warm|gamma|decay_rate|lr_decay|total|step_size|t_max|max_steps|factor", re.IGNORECASE
+)
+_LONGEST_NUMBER = 7
 _DECAYS = ("weight_decay", "decay.decoupled", "decay.coupled")
 _PARAMETERS = ("parameters", "params")
+# Names of parameters in the lists of what decay skips.
+_SKIPPED = frozenset(
+    ("bias", "norm", ".bias", "bn", "ln", "LayerNorm.weight", "LayerNorm.bias", "norm.weight", "gamma")
+)
 _BY_NAME = "apply_decay_param_fun"
 
 
 def parameter_groups(fault: Fault, project: Project) -> Iterator[Proposal]:
-    """Yield groups of parameters for each setting that differs for some parameters only."""
+    """Yield groups of parameters for each setting that differs for some parameters only, and numbers of schedules."""
+    yield from _rates(fault, project)
     framework = fault.frameworks[1]
     for difference in fault.settings:
         sites = difference.parameters.candidate
@@ -34,6 +49,8 @@ def parameter_groups(fault: Fault, project: Project) -> Iterator[Proposal]:
             for node in source.nodes
             if isinstance(node, ast.Call) and kind_of(last_name(node.func)) == "optimizer"
         ]
+        if difference.name in _DECAYS and not difference.values.reference:
+            yield from _named(project, sites)
         for source, call in calls:
             given = _parameters_of(call)
             model = _model_of(given)
@@ -45,6 +62,60 @@ def parameter_groups(fault: Fault, project: Project) -> Iterator[Proposal]:
                 continue
             for test, words in _tests(sites):
                 yield from _grouped(source, call, given, model, test, words, setting, framework)
+
+
+def _named(project: Project, sites: Sequence[str]) -> Iterator[Proposal]:
+    """Yield lists of names that decay skips, such as ``("bias",)``, with the name of more layers."""
+    names = {site.rpartition("/")[0].rpartition(".")[2] for site in sites}
+    name = next(iter(names)) if len(names) == 1 else ""
+    for source in project if name.isidentifier() else ():
+        for node in source.nodes:
+            items = node.elts if isinstance(node, (ast.Tuple, ast.List)) else []
+            texts = [each.value for each in items if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+            if texts and len(texts) == len(items) and _SKIPPED.intersection(texts) and name not in texts:
+                start, end = source.span(items[0])[0], source.span(items[-1])[1]
+                tail = source.text[end : source.span(node)[1]]
+                last = end + (tail.index(",") + 1 if tail[:-1].strip() == "," and "\n" not in tail else 0)
+                edit = Edit(source.file, start, last, f'{source.text[start:end]}, "{name}"')
+                yield Proposal((edit,), f"decay skips layers named {name}", _WEIGHT - 0.1)
+
+
+def _rates(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield the number of a schedule that makes the first rate which differs the reference's: a length or a factor."""
+    match = _FIRST_RATES.search(fault.words)
+    ratio = float(match[1]) / float(match[2]) if match is not None and float(match[1]) * float(match[2]) > 0 else 1.0
+    numbers = [] if ratio == 1.0 else literals(project)
+    values = [(source, node, number) for source, node, number in numbers if _OF_SCHEDULE.search(_owner(source, node))]
+    new: dict[Edit, float] = {}
+    for source, node, number in values:
+        for value in (number / ratio, number * ratio):
+            text = number_text(round(value)) if number == int(number) else number_text(float(f"{value:.4g}"))
+            if abs(float(text) - value) <= 1e-3 * abs(value) and len(text) < _LONGEST_NUMBER:
+                shown = text.removesuffix(".0") if number == int(number) else text
+                new.setdefault(Edit(source.file, *source.span(node), shown), value)
+    for k, edit in enumerate([*new][:_MOST_RATES]):
+        yield Proposal((edit,), f"the schedule has {edit.text}", _RATE + 0.01 * k)
+
+
+def _owner(source: Source, node: ast.AST) -> str:
+    """Return the names of the argument, the parameter or the variable that a value is given to, and the call's."""
+    above = source.parents.get(node)
+    if isinstance(above, ast.keyword):
+        call = source.parents.get(above)
+        is_schedule = isinstance(call, ast.Call) and kind_of(last_name(call.func)) == "schedule"
+        return f"{above.arg} {'schedule' if is_schedule and above.arg != 'learning_rate' else ''}"
+    if isinstance(above, ast.Call):
+        return "schedule" if kind_of(last_name(above.func)) == "schedule" and node is not above.args[0] else ""
+    if isinstance(above, ast.arguments):
+        places = [*above.posonlyargs, *above.args][-len(above.defaults) :] if above.defaults else []
+        pairs = [*zip(places, above.defaults), *zip(above.kwonlyargs, above.kw_defaults)]
+        return next((each.arg for each, value in pairs if value is node), "")
+    if isinstance(above, ast.Dict):
+        keys = [key for key, value in zip(above.keys, above.values) if value is node]
+        return str(keys[0].value) if keys and isinstance(keys[0], ast.Constant) else ""
+    if isinstance(above, ast.AnnAssign):
+        return last_name(above.target)
+    return " ".join(map(last_name, above.targets)) if isinstance(above, ast.Assign) else ""
 
 
 def _setting(difference: Difference, framework: str) -> tuple[str, str] | None:

@@ -31,6 +31,7 @@ _SIGNED = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 _SCALES = re.compile(rf"(?:1 / sqrt\((\d+)\))?, is ({_SIGNED})(?: \(.*?\))? for the reference's ({_SIGNED})")
 _NOT_SCALED = re.compile(rf"mul\(\) in [^:]* is left out: what [^:]* is not scaled by ({_SIGNED})")
 _TIMES = re.compile(rf"are ({_SIGNED}) times the reference's")
+_MICRO_BATCHES = re.compile(r"the candidate's step has (\d+) micro-batch(?:es)?, the reference's (\d+)")
 _SURPLUS_ACTIVATION = re.compile(r"for the reference's no activation")
 # Calls of both sides, and a layer's output that only the reference adds.
 _OTHER_CALLS = re.compile(r"the candidate calls (.*?), where the reference calls (.*)")
@@ -56,6 +57,7 @@ def insertions(fault: Fault, project: Project) -> Iterator[Proposal]:
     yield from _residual(fault, project)
     yield from _attention_scale(fault, project)
     yield from _divisor(fault, project)
+    yield from _micro_batches(fault, project)
     yield from _scaled_terms(fault, project)
     yield from _masked_mean(fault, project)
     yield from _unscaled(fault, project)
@@ -63,6 +65,7 @@ def insertions(fault: Fault, project: Project) -> Iterator[Proposal]:
     yield from _uncalled_layers(fault, project)
     yield from _detached_targets(fault, project)
     yield from _reordered(fault, project)
+    yield from _sum_order(fault, project)
     yield from _missing_functions(fault, project)
     yield from _missing_terms(fault, project)
     yield from _exchanged_parts(fault, project)
@@ -84,9 +87,8 @@ def _residual(fault: Fault, project: Project) -> Iterator[Proposal]:
 
 def places(fault: Fault, project: Project) -> Iterator[tuple[Source, ast.stmt, ast.expr]]:
     """Yield expressions that compute the tensor of the fault, with their statements: the most likely one first."""
-    frame, layer = fault.lines.candidate, _tail(fault.first.candidate)
-    source = None if frame is None else project.get(frame.file)
-    statement = None if source is None or frame is None else source.statement(frame.line)
+    source, statement = project.statement_at(fault.lines.candidate)
+    layer = _tail(fault.first.candidate)
     if source is None or statement is None:
         return
     is_input = (fault.first.slot or "").startswith("input")
@@ -191,6 +193,23 @@ def _divisor(fault: Fault, project: Project) -> Iterator[Proposal]:
         yield Proposal((edit,), f"the loss is divided by {text} before backward", _NAMED)
 
 
+def _micro_batches(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield the reference's number of micro-batches for the divisor that tells when the optimizer steps."""
+    counts = _MICRO_BATCHES.search(fault.words) if fault.kind == "micro_batches" else None
+    if counts is None:
+        return
+    for source, call in project.calls("step"):
+        above = source.parents.get(source.statement_around(call) or call)
+        tested = ast.walk(above.test) if isinstance(above, ast.If) else ()
+        for node in (each for each in tested if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mod)):
+            is_number = number_of(node.right) is not None
+            places = [(source, node.right)] if is_number else project.definitions(source, node.right)
+            edits = {Edit(each.file, *each.span(value), counts[2]) for each, value in places
+                     if number_of(value) == float(counts[1])}  # fmt: skip
+            for edit in sorted(edits):
+                yield Proposal((edit,), f"a step has {counts[2]} micro-batches", _NAMED)
+
+
 def _scaled_terms(fault: Fault, project: Project) -> Iterator[Proposal]:
     """Yield a term of a sum times the factor that only the reference has, as the cause says: the last term first."""
     found = _NOT_SCALED.search(fault.words)
@@ -201,8 +220,7 @@ def _scaled_terms(fault: Fault, project: Project) -> Iterator[Proposal]:
     frames = [fault.lines.candidate, *(own[key] for key in own if key == "@total" or key.startswith("@loss:"))]
     terms: list[tuple[Source, ast.expr]] = []
     for frame in dict.fromkeys(frames):
-        source = None if frame is None else project.get(frame.file)
-        statement = None if source is None or frame is None else source.statement(frame.line)
+        source, statement = project.statement_at(frame)
         value = getattr(statement, "value", None)
         if source is not None and isinstance(value, ast.expr):
             terms += [(source, term) for term in reversed(_terms(value))]
@@ -233,10 +251,8 @@ def _name_of(project: Project, source: Source, place: ast.AST, number: float) ->
 
 def _masked_mean(fault: Fault, project: Project) -> Iterator[Proposal]:
     """Yield the mean over the places that a mask of the candidate's function keeps, for a mean over all places."""
-    frame = fault.lines.candidate
-    source = None if frame is None or fault.kind != "mean_over_pads" else project.get(frame.file)
-    statement = None if source is None or frame is None else source.statement(frame.line)
-    if source is None or statement is None:
+    source, statement = project.statement_at(fault.lines.candidate)
+    if fault.kind != "mean_over_pads" or source is None or statement is None:
         return
     masks = _masks(source, statement)
     axis_name = "axis" if fault.frameworks[1] == "paddle" else "dim"
@@ -494,8 +510,7 @@ def _reordered(fault: Fault, project: Project) -> Iterator[Proposal]:
     frames = [fault.models.lines.candidate.get(fault.first.candidate or ""), fault.lines.candidate]
     texts: list[tuple[Edit, ...]] = []
     for frame in dict.fromkeys(filter(None, frames)):
-        source = project.get(frame.file)
-        statement = None if source is None else source.statement(frame.line)
+        source, statement = project.statement_at(frame)
         if source is None or statement is None:
             continue
         for first, second in pairwise(_block(source, statement)):
@@ -514,6 +529,50 @@ def _reordered(fault: Fault, project: Project) -> Iterator[Proposal]:
                 texts.append(_exchanged(source, node.func, inner.func))
     for k, edits in enumerate(texts[:_MOST]):
         yield Proposal(edits, "two layers come in the latter order", _NAMED + 0.01 * k)
+
+
+def _sum_order(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield an activation of a sum for the activation of a term, which may be a statement before the sum."""
+    source, near = project.statement_at(fault.lines.candidate)
+    if fault.kind != "activation_order" or source is None or near is None:
+        return
+    statements = [node for node in ast.walk(source.function(near) or source.tree) if isinstance(node, ast.stmt)]
+    patches: list[tuple[Edit, ...]] = []
+    for total in sorted(statements, key=lambda each: each is not near):
+        value = getattr(total, "value", None)
+        sums = [each for each in ast.walk(value) if _is_sum(each)] if isinstance(value, ast.expr) else []
+        for node in [total] if isinstance(total, ast.AugAssign) and isinstance(total.op, ast.Add) else sums:
+            sides = [getattr(node, name) for name in (("target",) if node is total else ("left", "right"))]
+            for term in sides:
+                before = [each for each in statements if each.lineno < total.lineno and _assigns(each, dotted(term))]
+                call = before[-1].value if before and isinstance(before[-1], ast.Assign) else term
+                if not isinstance(call, ast.Call) or len(call.args) != 1 or kind_of(last_name(call.func)) == "loss":
+                    continue
+                head, inner = source.code(call.func), source.code(call.args[0])
+                edit = Edit(source.file, *source.span(call), inner)
+                if call is not term and inner == dotted(term):
+                    first, last = (source.line_start(before[-1].lineno + k) for k in (0, 1))
+                    edit = Edit(source.file, first, last, "")
+                if isinstance(node, ast.AugAssign):
+                    start, end = source.span(node)
+                    added = f"{source.code(term)} = {head}({source.code(term)} + {source.code(node.value)})"
+                    patches.append((edit, Edit(source.file, start, end, added)))
+                elif call is term:
+                    terms = [inner if each is term else source.code(each) for each in sides]
+                    patches.append((Edit(source.file, *source.span(node), f"{head}({' + '.join(terms)})"),))
+                else:
+                    patches.append((edit, Edit(source.file, *source.span(node), f"{head}({source.code(node)})")))
+    for k, edits in enumerate(patches[:_MOST]):
+        yield Proposal(edits, "the activation is of the sum", _NAMED + 0.01 * k)
+
+
+def _is_sum(node: ast.AST) -> bool:
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)
+
+
+def _assigns(statement: ast.stmt, name: str) -> bool:
+    """Return True if a statement assigns a value to a variable."""
+    return bool(name) and isinstance(statement, ast.Assign) and name in map(dotted, statement.targets)
 
 
 def _exchanged(source: Source, former: ast.AST, latter: ast.AST) -> tuple[Edit, ...]:

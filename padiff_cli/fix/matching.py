@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from padiff_cli.fix.source import Edit, Source, dotted, last_name
+from padiff_cli.fix.source import Edit, Source, config_value, dotted, last_name
 from padiff_cli.fix.vocabulary import (
     KEYWORDS,
     argument_name,
@@ -16,6 +16,7 @@ from padiff_cli.fix.vocabulary import (
     common_call,
     converted,
     kind_of,
+    loss_like,
     number_of,
     value_text,
     whole_name,
@@ -30,6 +31,8 @@ _COMMUTATIVE = (ast.Add, ast.Mult)
 _SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow: "**", ast.MatMult: "@"}
 # Methods that compute and are no function of the catalog.
 _METHODS = frozenset(("detach", "contiguous", "float", "abs", "square", "item", "size", "dim", "parameters", "astype"))
+# Attributes that each tensor has.
+_ATTRIBUTES = frozenset(("shape", "ndim", "T"))
 _MODULES = frozenset(
     ("torch", "paddle", "nn", "F", "functional", "np", "numpy", "optim", "optimizer", "lr_scheduler", "init", "utils")
 )
@@ -449,6 +452,8 @@ class Writer:
         mapped = self.names.get(name)
         if mapped is not None:
             return mapped
+        if isinstance(node, ast.Attribute) and node.attr in _ATTRIBUTES:
+            return f"{self.expression(node.value, places)}.{node.attr}"
         function = self._function
         if isinstance(node, ast.Name) and function is not None:
             # A name that the function does not have stands for what nothing reads, or for its only parameter.
@@ -474,6 +479,10 @@ class Writer:
         receiver = _receiver(node)
         if dotted(node.func) == "sum" and len(node.args) == 1 and isinstance(node.args[0], ast.GeneratorExp):
             return f"sum({self.expression(node.args[0], places)})"
+        if dotted(node.func) == "len" and len(node.args) == 1 and not node.keywords:
+            return f"len({self.expression(node.args[0], places)})"
+        if name == "size" and receiver is not None and self.framework == "paddle" and len(node.args) == 1:
+            return f"{self.expression(receiver, places)}.shape[{self.expression(node.args[0], places)}]"
         if receiver is not None and (_kind(node) == "function" or name in _METHODS):
             head = self.expression(receiver, places)
             head = f"({head})" if isinstance(receiver, (ast.BinOp, ast.UnaryOp)) else head
@@ -500,17 +509,22 @@ class Writer:
 
     def _with_imports(self, edits: list[Edit], text: str) -> tuple[Edit, ...]:
         head = self.framework
-        if f"{head}." in text and not self.source.spelled(head) and f" {head}." in f" {text}".replace("(", " "):
+        if (
+            not self.source.is_config
+            and f"{head}." in text
+            and not self.source.spelled(head)
+            and f" {head}." in f" {text}".replace("(", " ")
+        ):
             edits.append(self.source.import_edit(head))
         return tuple(edits)
 
     def _renamed(self, change: Change) -> tuple[Edit, ...]:
         call = change.node
         assert isinstance(call, ast.Call)
-        whole = whole_name(self.framework, change.name)
+        function = call.func
+        whole = whole_name(self.framework, loss_like(change.name, last_name(function)))
         if not whole:
             raise UnwritableError(change.name)
-        function = call.func
         module, _, name = whole.rpartition(".")
         if isinstance(function, ast.Attribute):
             head = self.source.full_name(function.value)
@@ -546,6 +560,9 @@ class Writer:
         source = self.source
         start, end = source.span(node)
         text = source.text
+        line = text.rfind("\n", 0, start) + 1
+        if source.is_config and not text[line:start].strip():
+            return Edit(source.file, line, text.find("\n", end) + 1 or len(text), "")
         after = end
         while after < len(text) and text[after] in " \t":
             after += 1
@@ -579,6 +596,17 @@ class Writer:
     def _added(self, call: ast.Call, text: str) -> Edit:
         """Return the edit that adds an argument at the end of a call, on its own line where others have one."""
         source = self.source
+        if source.is_config:
+            # An entry behind the name of what is called: on its own line where that one has one.
+            name, _, value = text.partition("=")
+            start, at = source.span(call)[0], source.span(call.func)[1]
+            if source.text[start] != "{":
+                indent = " " * (start - source.text.rfind("\n", 0, start) - 1)
+                at = source.text.find("\n", at) if "\n" in source.text[at:] else len(source.text)
+                return Edit(source.file, at, at, f"\n{indent}{name}: {config_value(value)}")
+            at += source.text[at : at + 1] in ("'", '"')
+            quote = '"' if source.file.endswith(".json") else ""
+            return Edit(source.file, at, at, f", {quote}{name}{quote}: {config_value(value)}")
         arguments: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
         arguments = sorted(arguments, key=lambda node: (node.lineno, node.col_offset))
         end = source.span(call)[1]

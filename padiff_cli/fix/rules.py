@@ -21,7 +21,17 @@ from padiff_cli.fix.groups import parameter_groups
 from padiff_cli.fix.insertions import insertions, literals, places
 from padiff_cli.fix.lines import nodes_at, parsed_line
 from padiff_cli.fix.matching import Change, Match, Matcher, UnwritableError, Writer, inner_expressions
-from padiff_cli.fix.source import Edit, Project, Proposal, Source, dotted, last_name
+from padiff_cli.fix.source import (
+    Edit,
+    Project,
+    Proposal,
+    Source,
+    dotted,
+    last_name,
+    line_after,
+    line_before,
+    line_removed,
+)
 from padiff_cli.fix.trainers import trainer_arguments
 from padiff_cli.fix.vocabulary import (
     KEYWORDS,
@@ -52,7 +62,7 @@ _SURPLUS = re.compile(r"(\w+)\(\) in `[^`]*` is left out")
 _ARGUMENT = re.compile(r"(\w+)=[\w.+-]+ for the reference's ([\w.+-]*\w)")
 _ONLY_REFERENCE = re.compile(r"only the reference calls (.*?)(?: there|$)")
 _CALLED = re.compile(r"(\w+)\((\w+)=([-+.\w]+)\)")
-_RATES = re.compile(rf"learning rates differ: ({_SIGNED}) against ({_SIGNED})")
+_RATES = re.compile(rf"learning rates differ: ({_SIGNED})(?:, {_SIGNED})* against ({_SIGNED})")
 _NAMED_CALL = re.compile(r"(\w+)\(\) in `")
 _LAYER_OF = {"interpolate": "Upsample"}
 _FLIPPED = re.compile(r"the candidate's input is flipped along axis (\d+)")
@@ -138,21 +148,30 @@ class Rules:
     # -- the cause's own fix ---------------------------------------------------------------------------------------
 
     def _from_fix(self) -> Iterator[Proposal]:
-        fix = "" if self._first.cause is None else self._first.cause.fix
-        for part in fix.split("; "):
-            call = _parsed_call(part)
-            if call is None:
-                continue
-            for source, node in self._targets(call):
-                matcher = Matcher((self._framework, self._framework))
-                match = matcher.match(call, node)
-                kinds = ("value", "add", "rename")
-                changes = [each for each in match.changes if each.kind in kinds or (each.kind == "whole" and each.name)]
-                names = (last_name(call.func), last_name(node.func))
-                if kind_of(names[0]) == "optimizer" and {*names} == {"SGD", "Momentum"}:
-                    # One rule has two classes in paddle.
-                    changes.append(Change("rename", node, names[0], call))
-                yield from self._written(source, match, changes, _FIX)
+        """Yield the fix of the cause, those of settings that differ at its stage, and the first of each together."""
+        settings = [each.fix for each in self._fault.settings if each.changes and each.stage == self._first.stage]
+        together: list[Proposal] = []
+        for k, fix in enumerate(dict.fromkeys([self._fault.fix, *settings])):
+            proposals = [each for part in fix.split("; ") for each in self._of_call(part, _OTHERS - 1 if k else _FIX)]
+            together += sorted(proposals, key=lambda each: each.weight)[:1]
+            yield from proposals
+        if len(together) > 1:
+            edits = [edit for each in together for edit in each.edits]
+            yield Proposal(tuple(edits), "all settings as the reference has them", _FIX + 0.9)
+
+    def _of_call(self, fix: str, weight: float) -> Iterator[Proposal]:
+        """Yield what a call in the words of a fix changes."""
+        call = _parsed_call(fix)
+        for source, node in self._targets(call) if call is not None else ():
+            assert call is not None
+            match = Matcher((self._framework, self._framework)).match(call, node)
+            kinds = ("value", "add", "rename")
+            changes = [x for x in match.changes if x.kind in kinds or (x.kind == "whole" and x.name)]
+            names = (last_name(call.func), last_name(node.func))
+            if kind_of(names[0]) == "optimizer" and {*names} == {"SGD", "Momentum"}:
+                # One rule has two classes in paddle.
+                changes.append(Change("rename", node, names[0], call))
+            yield from self._written(source, match, changes, weight)
 
     def _targets(self, fix: ast.Call) -> list[tuple[Source, ast.Call]]:
         """Return the calls of the candidate that a fix may be about."""
@@ -169,11 +188,10 @@ class Rules:
         ]
         found: dict[ast.Call, Source] = {}
         for frame in filter(None, frames):
-            source = self._project.get(frame.file)
-            statement = None if source is None else source.statement(frame.line)
+            source, statement = self._project.statement_at(frame)
             for node in ast.walk(statement) if statement is not None else ():
-                if isinstance(node, ast.Call) and _may_be(last_name(node.func), name):
-                    found.setdefault(node, source)  # type: ignore[arg-type]
+                if source is not None and isinstance(node, ast.Call) and _may_be(last_name(node.func), name):
+                    found.setdefault(node, source)
         if not found:
             for source in self._project:
                 for node in source.nodes:
@@ -241,34 +259,34 @@ class Rules:
             return
         partners = {(_tail(each.reference), _tail(each.candidate)) for each in self._models.partners}
         paired = {reference for reference, _ in partners}
-        references = [
-            self._reference_node(frame) for frame in (self.lines.reference, *self._stack()) if frame is not None
-        ]
+        stacks = self._first.stacks.zip(self._models.stacks).map(_frames)
+        references = [self._reference_node(each) for each in (self.lines.reference, *stacks.reference) if each]
         found: list[tuple[float, Source, Match]] = []
+        # Statements of the functions that lead to the fault may have no layer.
+        places = map(self._project.statement_at, (self.lines.candidate, *stacks.candidate))
+        around = {source.function(node) for source, node in places if source is not None and node is not None}
         for reference in references[:3]:
             if not isinstance(reference, (ast.Assign, ast.Return, ast.Expr, ast.AugAssign)):
                 continue
+            computes = any(isinstance(each, (ast.Call, ast.BinOp)) for each in ast.walk(reference))
             for source in self._project:
                 for node in source.nodes:
-                    if not isinstance(node, type(reference)) or source.function(node) is None:
+                    function = source.function(node)
+                    if not isinstance(node, type(reference)) or function is None:
                         continue
                     match = Matcher(self._fault.frameworks).statement(reference, node)
                     layers = [(_tail(one), _tail(other)) for one, other in match.names if one.startswith("self.")]
                     alike = all(pair in partners or pair[0] not in paired for pair in layers)
-                    if layers and alike and match.changes and match.cost <= _NEAR:
+                    is_near = bool(layers) or (computes and function in around)
+                    if is_near and alike and match.changes and match.cost <= _NEAR:
                         found.append((match.cost, source, match))
         for _, source, match in sorted(found, key=lambda each: each[0])[:3]:
             yield from self._written(source, match, list(match.changes), _LINES + 1.5)
 
-    def _stack(self) -> list[Frame]:
-        return _frames((self._first.stacks.reference, self._models.stacks.reference))
-
     def _activation(self) -> Iterator[Proposal]:
         """Yield the reference's activation in the place of the candidate's, where the cause names both."""
         found = _ACTIVATIONS.search(self._fault.words) if self._fault.kind == "activation" else None
-        frame = self.lines.candidate
-        source = None if frame is None else self._project.get(frame.file)
-        statement = None if source is None or frame is None else source.statement(frame.line)
+        source, statement = self._project.statement_at(self.lines.candidate)
         if found is None or source is None or statement is None:
             return
         own, other = _activation_of(found[1]), _activation_of(found[2])
@@ -276,6 +294,9 @@ class Rules:
             if not isinstance(node, ast.Call) or common_call(last_name(node.func)) != common_call(own):
                 continue
             is_layer = kind_of(last_name(node.func)) == "layer"
+            if common_call(own) == common_call(other):
+                yield from self._settings_of(source, node)
+                continue
             names = (
                 each
                 for each in LAYERS[self._framework]
@@ -291,15 +312,25 @@ class Rules:
                 for proposal in self._written(source, Match(0.0), changes, _LINES):
                     yield replace(proposal, weight=_LINES - 0.2)
 
+    def _settings_of(self, source: Source, call: ast.Call) -> Iterator[Proposal]:
+        """Yield the settings of the layer that a cause names as arguments of a call of the same function."""
+        paths = re.findall(r"`([^`]+)`", self._fault.words)
+        layer = next((each for each in self._models.layers.reference if each.path in paths), None)
+        values = {} if layer is None else layer.settings
+        keywords = [
+            ast.keyword(name, ast.Constant(value)) for name, value in values.items() if isinstance(value, (int, float))
+        ]
+        reference = ast.Call(call.func, [ast.Constant(...)], keywords)
+        match = Matcher((self._framework, self._framework)).match(reference, call)
+        yield from self._written(source, match, [each for each in match.changes if each.reference is not None], _FIX)
+
     def _missing_activation(self) -> Iterator[Proposal]:
         """Yield the reference's activation around the candidate's line, or behind the layer that still agrees."""
         found = _NO_ACTIVATION.search(self._fault.words)
         if found is None:
             return
         function = ast.Call(ast.Name(_activation_of(found[1])), [ast.Name("x")], [])
-        frame = self.lines.candidate
-        source = None if frame is None else self._project.get(frame.file)
-        statement = None if source is None or frame is None else source.statement(frame.line)
+        source, statement = self._project.statement_at(self.lines.candidate)
         if source is not None and isinstance(statement, (ast.Assign, ast.Return)) and statement.value is not None:
             change = Change("wrap", statement.value, found[1], function, function.args[0])
             yield from self._written(source, Match(0.0), [change], _LINES - 0.2)
@@ -309,8 +340,7 @@ class Rules:
             yield from self._written(own, Match(0.0), [change], _LINES - 0.1)
         partners = {each.reference: each.candidate for each in self._models.partners}
         before = self._models.lines.candidate.get(partners.get(self._first.last_agreeing, ""))
-        source = None if before is None else self._project.get(before.file)
-        statement = None if source is None or before is None else source.statement(before.line)
+        source, statement = self._project.statement_at(before)
         kind = _activation_of(found[1]).replace("_", "")
         name = min(
             (each for each in LAYERS[self._framework] if common_kind(each.lower()) == common_kind(kind)), default=""
@@ -354,12 +384,10 @@ class Rules:
             number = number_of(change.reference) if isinstance(change.reference, ast.expr) else None
             if number is not None and number in [number_of(node) for _, node in definitions]:
                 continue  # it has the reference's value
-            for place, node in definitions:
-                text = value_text(change.reference) if isinstance(change.reference, ast.expr) else ""
-                if text:
-                    start, end = place.span(node)
-                    words = f"{change.name or 'the value'} is {text} where it is defined"
-                    yield Proposal((Edit(place.file, start, end, text),), words, weight + more)
+            text = value_text(change.reference) if isinstance(change.reference, ast.expr) else ""
+            defined = [Edit(place.file, *place.span(node), text) for place, node in definitions if text]
+            for edit in defined:
+                yield Proposal((edit,), f"{change.name or 'the value'} is {text} where it is defined", weight + more)
             call = self._made(source, change)
             if call is not None:
                 # The object stands in a variable: the call that makes the object changes.
@@ -369,7 +397,7 @@ class Rules:
                 edits = self._entry(source, change) or Writer(source, self._framework, names).edits(change)
             except UnwritableError:
                 continue
-            whole += edits
+            whole += defined if len(defined) == 1 else edits
             yield Proposal(edits, _words(change, source), weight + more + 0.2)
         if len(changes) > 1:
             # Another function has other arguments.
@@ -436,13 +464,11 @@ class Rules:
         """Yield the call that gives the candidate the reference's weights, after its model is made."""
         if self._fault.kind != "start_weights":
             return
-        frame = self._models.lines.candidate.get(ROOT)
-        source = None if frame is None else self._project.get(frame.file)
-        statement = None if source is None or frame is None else source.statement(frame.line)
+        source, statement = self._project.statement_at(self._models.lines.candidate.get(ROOT))
         if source is None or not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name):
             return
         call = f"padiff.start_from({_quoted(self._fault.reference_run)}, {statement.targets[0].id})"
-        edits = [_line_after(source, statement, call)]
+        edits = [line_after(source, statement, call)]
         if not source.spelled("padiff"):
             edits.append(source.import_edit("padiff"))
         yield Proposal(tuple(edits), "the candidate starts from the reference's weights", _CALLS)
@@ -473,15 +499,15 @@ class Rules:
             for call, statement in calls:
                 if backward is not None and backward.lineno < statement.lineno < step.lineno:
                     text = source.code(call)
-                    edits = (_line_removed(source, statement), _line_before(source, backward, text))
+                    edits = (line_removed(source, statement), line_before(source, backward, text))
                     yield Proposal(edits, "gradients are zeroed before the backward pass", _CALLS)
                 loop = source.parents.get(step)
                 if isinstance(loop, (ast.For, ast.While)) and source.parents.get(statement) is not loop:
-                    edits = (_line_removed(source, statement), _line_after(source, step, source.code(call)))
+                    edits = (line_removed(source, statement), line_after(source, step, source.code(call)))
                     yield Proposal(edits, "gradients are zeroed after each step", _CALLS)
             if not source.calls("zero_grad", "clear_grad"):
                 yield Proposal(
-                    (_line_after(source, step, f"{name}.{method}()"),), "gradients are zeroed after each step", _CALLS
+                    (line_after(source, step, f"{name}.{method}()"),), "gradients are zeroed after each step", _CALLS
                 )
 
     def _schedule(self) -> Iterator[Proposal]:
@@ -505,28 +531,28 @@ class Rules:
                     for statement in calls:
                         if source.parents.get(statement) is loop and len(loop.body) > 1:
                             text = source.code(statement)
-                            edits = (_line_removed(source, statement), _line_after(source, loop, text))
+                            edits = (line_removed(source, statement), line_after(source, loop, text))
                             yield Proposal(edits, "the schedule steps after each epoch", _CALLS + 0.5)
                 own = source.function(step)
                 for epoch in _called_in_loops(source, own) if own is not None and name.startswith("self.") else ():
                     for statement in calls:
                         if source.parents.get(statement) is loop and len(loop.body) > 1:  # type: ignore[union-attr]
                             edits = (
-                                _line_removed(source, statement),
-                                _line_after(source, epoch, source.code(statement)),
+                                line_removed(source, statement),
+                                line_after(source, epoch, source.code(statement)),
                             )
                             yield Proposal(edits, "the schedule steps after each epoch", _CALLS + 0.5)
                 if not calls:
-                    edit = _line_after(source, last, f"{name}.step()")
+                    edit = line_after(source, last, f"{name}.step()")
                     yield Proposal((edit,), "the schedule steps with each step of the optimizer", _CALLS)
                 for statement in calls:
                     text = source.code(statement)
                     is_beside = source.parents.get(statement) is source.parents.get(step)
                     if not is_beside or statement.lineno < step.lineno:
-                        edits = (_line_removed(source, statement), _line_after(source, last, text))
+                        edits = (line_removed(source, statement), line_after(source, last, text))
                         yield Proposal(edits, "the schedule steps after each step of the optimizer", _CALLS)
                     if len(calls) > 1:
-                        yield Proposal((_line_removed(source, statement),), "the schedule steps once", _CALLS)
+                        yield Proposal((line_removed(source, statement),), "the schedule steps once", _CALLS)
 
     def _first_rate(self) -> Iterator[Proposal]:
         """Yield the reference's first learning rate for the number in the schedule that is the candidate's."""
@@ -548,7 +574,7 @@ class Rules:
         kind = self._fault.kind
         if not kind.startswith("clip"):
             return
-        fix = "" if self._first.cause is None else self._first.cause.fix
+        fix = self._fault.fix
         limits = [number_of(node) for node in ast.walk(_parsed_call(fix) or ast.Module([], []))
                   if isinstance(node, ast.expr)]  # fmt: skip
         limit = next((each for each in limits if each is not None), None)
@@ -561,7 +587,7 @@ class Rules:
                 edits = [] if head or source.spelled("torch") else [source.import_edit("torch")]
                 if model:
                     call = f"{head or f'torch.nn.utils.{name}'}({model}.parameters(), {number_text(limit)})"
-                    edits.append(_line_before(source, step, call))
+                    edits.append(line_before(source, step, call))
                     yield Proposal(tuple(edits), "gradients are clipped as the reference's are", _CALLS)
         if limit is not None and self._framework == "paddle" and "grad_clip" in fix:
             kinds = re.findall(r"ClipGradBy(?:GlobalNorm|Norm|Value)", fix)
@@ -574,7 +600,7 @@ class Rules:
             for source, clip in own:
                 statement = source.statement_around(clip)
                 if isinstance(statement, ast.Expr):
-                    yield Proposal((_line_removed(source, statement),), "gradients are not clipped", _CALLS)
+                    yield Proposal((line_removed(source, statement),), "gradients are not clipped", _CALLS)
             for source, made in self._optimizer_calls():
                 for keyword in made.keywords:
                     if keyword.arg == "grad_clip":
@@ -607,7 +633,7 @@ class Rules:
             text = Writer(source, self._framework, {**named, dotted(reference.targets[0]): target}).expression(value)
         except UnwritableError:
             return
-        edit = _line_after(source, _last_before_backward(source, own), f"{target} = {text}")
+        edit = line_after(source, _last_before_backward(source, own), f"{target} = {text}")
         yield Proposal((edit,), "the term that the reference's loss has is added", _LINES - 0.5)
 
     def _numbers(self) -> Iterator[Proposal]:
@@ -616,9 +642,8 @@ class Rules:
         if found is None:
             return
         own, text = float(found[1]), found[2]
-        frame, weight = self.lines.candidate, _LINES + 0.7
-        source = None if frame is None else self._project.get(frame.file)
-        statement = None if source is None or frame is None else source.statement(frame.line)
+        source, statement = self._project.statement_at(self.lines.candidate)
+        weight = _LINES + 0.7
         nodes = [] if source is None or statement is None else [(source, node) for node in ast.walk(statement)]
         places = []
         for each, node in nodes:
@@ -664,9 +689,7 @@ class Rules:
         """Yield the reference's arguments in the place of the candidate's, where the cause names the calls."""
         sentence = "" if self._first.cause is None else self._first.cause.sentence
         found = _TWO_CALLS.search(sentence)
-        frame = self.lines.candidate
-        source = None if frame is None else self._project.get(frame.file)
-        statement = None if source is None or frame is None else source.statement(frame.line)
+        source, statement = self._project.statement_at(self.lines.candidate)
         calls = [_parsed_call(text) for text in found.groups()] if found is not None else [None]
         if source is None or statement is None or None in calls:
             return
@@ -728,9 +751,7 @@ class Rules:
                     if inner is not None:
                         change = Change("unwrap", node, last_name(node.func), None, inner)
                         yield from self._written(source, Match(0.0), [change], _LINES)
-        frame = self._models.lines.candidate.get(ROOT)
-        made = None if frame is None else self._project.get(frame.file)
-        statement = None if made is None or frame is None else made.statement(frame.line)
+        _, statement = self._project.statement_at(self._models.lines.candidate.get(ROOT))
         targets = {dotted(each) for each in getattr(statement, "targets", [])} - {""}
         for source in self._project:
             for node in source.nodes:
@@ -743,9 +764,7 @@ class Rules:
     def _surplus(self) -> Iterator[Proposal]:
         """Yield the candidate's line without a call or operator that the cause names."""
         found = _SURPLUS.search(self._fault.words)
-        frame = self.lines.candidate
-        source = None if frame is None else self._project.get(frame.file)
-        statement = None if source is None or frame is None else source.statement(frame.line)
+        source, statement = self._project.statement_at(self.lines.candidate)
         if found is None or source is None or statement is None:
             return
         for node in ast.walk(statement):
@@ -759,9 +778,7 @@ class Rules:
     def _swapped(self) -> Iterator[Proposal]:
         """Yield a function and an operator of the candidate's line in the other order, where the cause names both."""
         found = _OTHER_ORDER.search(self._fault.words)
-        frame = self.lines.candidate
-        source = None if frame is None else self._project.get(frame.file)
-        statement = None if source is None or frame is None else source.statement(frame.line)
+        source, statement = self._project.statement_at(self.lines.candidate)
         if found is None or found[1] != found[4] or found[2] != found[3] or source is None or statement is None:
             return
         names = {common_call(found[1]), common_call(found[2])}
@@ -930,12 +947,7 @@ class Rules:
         return exact or near or found
 
     def _optimizer_calls(self) -> list[tuple[Source, ast.Call]]:
-        return [
-            (source, node)
-            for source in self._project
-            for node in source.nodes
-            if isinstance(node, ast.Call) and kind_of(last_name(node.func)) == "optimizer"
-        ]
+        return [each for each in self._calls_in_project() if kind_of(last_name(each[1].func)) == "optimizer"]
 
 
 def _statements(project: Project) -> Sequence[tuple[Source, ast.AST]]:
@@ -1126,29 +1138,6 @@ def _model_of(source: Source, step: ast.stmt) -> str:
         if isinstance(call.func, ast.Attribute) and call in [*ast.walk(scope)]
     ]
     return trained[0] if len({*trained}) == 1 else ""
-
-
-def _indent(source: Source, statement: ast.stmt) -> str | None:
-    """Return the whitespace before a statement; `None` if another one stands on its line."""
-    start = source.line_start(statement.lineno)
-    indent = source.text[start : source.span(statement)[0]]
-    return indent if not indent.strip() else None
-
-
-def _line_before(source: Source, statement: ast.stmt, code: str) -> Edit:
-    start = source.line_start(statement.lineno)
-    return Edit(source.file, start, start, f"{_indent(source, statement) or ''}{code}\n")
-
-
-def _line_after(source: Source, statement: ast.stmt, code: str) -> Edit:
-    end = source.line_start((statement.end_lineno or statement.lineno) + 1)
-    newline = "" if source.text[:end].endswith("\n") else "\n"
-    return Edit(source.file, end, end, f"{newline}{_indent(source, statement) or ''}{code}\n")
-
-
-def _line_removed(source: Source, statement: ast.stmt) -> Edit:
-    start = source.line_start(statement.lineno)
-    return Edit(source.file, start, source.line_start((statement.end_lineno or statement.lineno) + 1), "")
 
 
 def _quoted(path: str) -> str:

@@ -213,6 +213,8 @@ class Session:
             patched = project.with_edits(proposal.edits)
             if patched is None or tried == _TRIALS or more > _MORE or self._left <= 0:
                 continue
+            if not project.defines_all(patched):
+                continue
             tried, more = tried + 1, more + (best is not None)
             self._say(f"  trying: {proposal.words} ({_place(project, proposal)})")
             steps = self._steps(first)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import difflib
 import io
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,14 +18,18 @@ from typing import Any
 import yaml
 
 from padiff.system.construction import definitions_in, is_plain, key_of
+from padiff.system.frames import Frame
 
 # Limits of what is read: files, bytes of a file of code, and of a config: larger ones are data.
 _MOST_FILES, _LARGEST, _LARGEST_CONFIG = 200, 400_000, 40_000
 # Depth to which the name of a value is followed to its definition.
 _DEPTH = 4
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef)
-# Ends of configs whose values are changed where they stand: JSON is read as YAML.
-_CONFIGS = (".yaml", ".yml", ".json")
+# Ends of configs whose values are changed where they stand: JSON, and the values of TOML, are read as YAML.
+_CONFIGS = (".yaml", ".yml", ".json", ".toml")
+# Key of a mapping that is a call, as Hydra has it: the other keys are arguments, but for those that begin so.
+_TARGET, _HIDDEN = "_target_", "_"
+_TABLE, _TOML_ENTRY = re.compile(r"\s*\[+([\w. -]+)\]+"), re.compile(r"""\s*["']?([\w-]+)["']?\s*=\s*""")
 
 
 @dataclass(frozen=True, order=True)
@@ -53,7 +59,8 @@ class Proposal:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A parsed file: Python, or a config in YAML or JSON, which is one expression of dictionaries, lists and values.
+    """A parsed file: Python, or a config in YAML, JSON or TOML, which is one expression of dictionaries, lists and
+    values; a mapping with a `_target_` is a call.
 
     Attributes:
         file: path relative to the working folder.
@@ -71,7 +78,10 @@ class Source:
         """Parse a file; `None` if it is no Python, or no config, in UTF-8."""
         try:
             text = content.decode("utf-8")
-            tree = _config_tree(file, text) if file.endswith(_CONFIGS) else ast.parse(content)
+            if file.endswith(_CONFIGS):
+                tree = _toml_tree(text) if file.endswith(".toml") else _config_tree(file, text)
+            else:
+                tree = ast.parse(content)
         except (SyntaxError, ValueError, RecursionError, MemoryError, yaml.YAMLError):
             return None
         starts = [0]
@@ -109,6 +119,47 @@ class Source:
         )
 
     @cached_property
+    def unbound(self) -> frozenset[str]:
+        """Return the names that are read where nothing defines them, as far as the file tells; ``self.name``, too."""
+        if self.is_config or any(isinstance(each, ast.alias) and each.name == "*" for each in ast.walk(self.tree)):
+            return frozenset()
+        bound: dict[ast.AST, set[str]] = {}
+        for node in ast.walk(self.tree):
+            names = {node.id} if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) else set()
+            if isinstance(node, ast.arg):
+                names = {node.arg}
+            elif isinstance(node, (*_SCOPES, ast.ClassDef)):
+                names = {node.name}
+            elif isinstance(node, ast.alias):
+                names = {(node.asname or node.name).partition(".")[0]}
+            elif isinstance(node, ast.ExceptHandler):
+                names = {node.name or ""}
+            elif isinstance(node, ast.Attribute) and dotted(node.value) == "self" and isinstance(node.ctx, ast.Store):
+                names = {dotted(node)}
+            if names:
+                scope = self.function(node) or self.tree
+                bound.setdefault(scope, set()).update(names)
+                if isinstance(node, _SCOPES):
+                    bound.setdefault(node, set())
+        unbound_names = set[str]()
+        functions = (node for node in self.nodes if isinstance(node, _SCOPES) and self.class_around(node) is not None)
+        methods = {f"self.{node.name}" for node in functions}
+        for node in self.nodes:
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and not hasattr(builtins, node.id):
+                scopes: list[ast.AST] = [self.tree]
+                function = self.function(node)
+                while function is not None:
+                    scopes, function = [*scopes, function], self.function(function)
+                if not any(node.id in bound.get(scope, ()) for scope in scopes):
+                    unbound_names.add(node.id)
+            elif isinstance(node, ast.Attribute) and dotted(node.value) == "self" and isinstance(node.ctx, ast.Load):
+                owner, name = self.class_around(node), dotted(node)
+                inside = [] if owner is None else [each for each in ast.walk(owner) if each in bound]
+                if name not in methods and not any(name in bound[each] for each in inside):
+                    unbound_names.add(f"{'' if owner is None else owner.name}: {name}")
+        return frozenset(unbound_names)
+
+    @cached_property
     def modules(self) -> dict[str, str]:
         """Return the whole name of what each imported name stands for."""
         found: dict[str, str] = {}
@@ -134,10 +185,12 @@ class Source:
         return found
 
     def mentions(self, path: str) -> bool:
-        """Return True if a text of the file is the name of another file, or a path that ends with the name."""
+        """Return True if a text of the file is the name of a config, with or without its end, or a path to it."""
         name = f"/{path}".rpartition("/")[2]
-        texts = (node.value for node in self.nodes if isinstance(node, ast.Constant) and not self.is_config)
-        return any(isinstance(text, str) and f"/{text}".endswith(f"/{name}") for text in texts)
+        # A run folder has files of JSON whose names are plain words.
+        ends = (f"/{name}", *([] if name.endswith(".json") else [f"/{name.rpartition('.')[0]}"]))
+        texts = (node.value for node in self.nodes if isinstance(node, ast.Constant))
+        return any(isinstance(text, str) and f"/{text}".endswith(ends) for text in texts)
 
     def span(self, node: ast.AST) -> tuple[int, int]:
         """Return the offsets of a node."""
@@ -280,6 +333,12 @@ class Project:
         """Return a file by its path."""
         return self._sources.get(file)
 
+    def statement_at(self, frame: Frame | None) -> tuple[Source, ast.stmt] | tuple[None, None]:
+        """Return the file and the statement of a recorded line; nothing if the project has no such line."""
+        source = None if frame is None else self.get(frame.file)
+        statement = None if source is None or frame is None else source.statement(frame.line)
+        return (None, None) if source is None or statement is None else (source, statement)
+
     def with_edits(self, edits: Iterable[Edit]) -> Project | None:
         """Return the project with edits made; `None` if a file is no Python then, or edits overlap."""
         changed = dict(self._sources)
@@ -288,13 +347,19 @@ class Project:
             by_file.setdefault(edit.file, []).append(edit)
         for file, group in by_file.items():
             if self._sources[file].is_config:
-                group = [replace(edit, text=_config_value(edit.text)) for edit in group]
+                group = [replace(edit, text=config_value(edit.text)) for edit in group]
+                if file.endswith(".toml") and any(edit.text == "null" for edit in group):
+                    return None
             text = edited(self._sources[file].text, group)
             source = None if text is None else Source.from_bytes(file, text.encode())
             if source is None:
                 return None
             changed[file] = source
         return Project(changed.values())
+
+    def defines_all(self, other: Project) -> bool:
+        """Return False if another state of the same files reads a name that nothing defines there, and this one not."""
+        return all(each.unbound <= self._sources[each.file].unbound for each in other)
 
     def difference(self, other: Project) -> str:
         """Return the unified diff to another state of the same files, for ``patch -p1``."""
@@ -453,10 +518,33 @@ def _config_tree(file: str, text: str) -> ast.Module:
     Raises:
         yaml.YAMLError: it is none.
     """
-    lines = [*io.StringIO(text, newline="")] or [""]
     # JSON is YAML but for tabs between its words.
-    root = yaml.compose(text.replace("\t", " ") if file.endswith(".json") else text, Loader=yaml.SafeLoader)
+    value = _yaml_value(text.replace("\t", " ") if file.endswith(".json") else text)
+    return ast.Module([] if value is None else [ast.copy_location(ast.Expr(value), value)], [])
+
+
+def _yaml_value(text: str, line: int = 0, column: int = 0) -> ast.expr | None:
+    """Return a text in YAML as an expression; `None` if it is empty.
+
+    Args:
+        text: the text.
+        line, column: the place at which it begins in its file.
+
+    Raises:
+        yaml.YAMLError: it is no YAML.
+    """
+    lines = [*io.StringIO(text, newline="")] or [""]
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
     seen: set[int] = set()
+
+    def marked(expression: Any, start: yaml.Mark, end: yaml.Mark) -> Any:
+        for mark, names in ((start, ("lineno", "col_offset")), (end, ("end_lineno", "end_col_offset"))):
+            number = min(mark.line, len(lines) - 1)
+            before = lines[number][: mark.column] if mark.line < len(lines) else lines[-1]
+            offset = len(before.encode()) + (column if number == 0 else 0)
+            for name, value in zip(names, (number + line + 1, offset)):
+                setattr(expression, name, value)
+        return expression
 
     def placed(node: yaml.Node) -> Any:
         expression: ast.expr = ast.Constant(None)
@@ -464,27 +552,81 @@ def _config_tree(file: str, text: str) -> ast.Module:
             expression = ast.Name("alias")
         elif isinstance(node, yaml.MappingNode):
             seen.add(id(node))
-            pairs = [(placed(key), placed(value)) for key, value in node.value]
-            expression = ast.Dict([key for key, _ in pairs], [value for _, value in pairs])
+            pairs = [(key, placed(key), placed(value)) for key, value in node.value]
+            function = next((value for key, _, value in pairs if key.value == _TARGET), None)
+            called = _called(function)
+            expression = ast.Dict([key for _, key, _ in pairs], [value for _, _, value in pairs])
+            if called is not None:
+                keywords = [
+                    marked(ast.keyword(key.value, value), key.start_mark, ends.end_mark)
+                    for (key, _, value), (_, ends) in zip(pairs, node.value)
+                    if isinstance(key.value, str) and not key.value.startswith(_HIDDEN)
+                ]
+                expression = ast.Call(called, [], keywords)
         elif isinstance(node, yaml.SequenceNode):
             seen.add(id(node))
             expression = ast.List([placed(each) for each in node.value], ast.Load())
         elif isinstance(node, yaml.ScalarNode):
             expression = ast.Constant(_scalar(node))
-        for mark, line, column in (
-            (node.start_mark, "lineno", "col_offset"),
-            (node.end_mark, "end_lineno", "end_col_offset"),
-        ):
-            before = lines[mark.line][: mark.column] if mark.line < len(lines) else ""
-            number = mark.line if mark.line < len(lines) else len(lines) - 1
-            setattr(expression, line, number + 1)
-            setattr(expression, column, len((before if mark.line < len(lines) else lines[-1]).encode()))
-        return expression
+        return marked(expression, node.start_mark, node.end_mark)
 
-    if root is None:
-        return ast.Module([], [])
-    value = placed(root)
-    return ast.Module([ast.copy_location(ast.Expr(value), value)], [])
+    return None if root is None else placed(root)
+
+
+def _called(value: ast.expr | None) -> ast.expr | None:
+    """Return the dotted name that a text of a config is, at its place without quotes; `None` if it is none."""
+    if not isinstance(value, ast.Constant) or not isinstance(value.value, str):
+        return None
+    if not all(part.isidentifier() for part in value.value.split(".")):
+        return None
+    function = ast.parse(value.value, mode="eval").body
+    quotes = ((value.end_col_offset or 0) - value.col_offset - len(value.value.encode())) // 2
+    for node in (each for each in ast.walk(function) if isinstance(each, ast.expr)):
+        ast.copy_location(node, value)
+        node.col_offset, node.end_col_offset = value.col_offset + quotes, (value.end_col_offset or 0) - quotes
+    return function
+
+
+def _toml_tree(text: str) -> ast.Module:
+    """Return a config in TOML as one expression, with the places of its values: a dictionary of its tables.
+
+    What is no plain table of entries is left out.
+    """
+    lines = [*io.StringIO(text, newline="")]
+    tables: list[tuple[str, list[tuple[ast.expr, ast.expr]]]] = [("", [])]
+    number = 0
+    while number < len(lines):
+        table, entry = _TABLE.match(lines[number]), _TOML_ENTRY.match(lines[number])
+        if entry is None and table is not None:
+            tables.append((table[1].rpartition(".")[2].strip(), []))
+        elif entry is not None:
+            # A list may go on in the next lines.
+            value, count, first = None, 1, lines[number][entry.end() :]
+            while value is None and number + count <= len(lines):
+                try:
+                    value = _yaml_value(
+                        "".join([first, *lines[number + 1 : number + count]]), number, len(entry[0].encode())
+                    )
+                except yaml.YAMLError:
+                    if not first.startswith("["):
+                        break
+                    count += 1
+            if value is not None:
+                tables[-1][1].append((ast.copy_location(ast.Constant(entry[1]), value), value))
+                number += count - 1
+        number += 1
+    root = _toml_table(tables[0][1])
+    rows = [(ast.copy_location(ast.Constant(name), root), _toml_table(pairs)) for name, pairs in tables[1:]]
+    root.keys += [key for key, _ in rows]
+    root.values += [value for _, value in rows]
+    return ast.Module([ast.copy_location(ast.Expr(root), root)], [])
+
+
+def _toml_table(pairs: list[tuple[ast.expr, ast.expr]]) -> ast.Dict:
+    table = ast.Dict([key for key, _ in pairs], [value for _, value in pairs])
+    table.lineno = table.end_lineno = 1
+    table.col_offset = table.end_col_offset = 0
+    return table
 
 
 def _scalar(node: yaml.ScalarNode) -> Any:
@@ -500,7 +642,7 @@ def _scalar(node: yaml.ScalarNode) -> Any:
     return value
 
 
-def _config_value(text: str) -> str:
+def config_value(text: str) -> str:
     """Return a value that is written as Python as a value of YAML and of JSON."""
     try:
         value = ast.literal_eval(text)
@@ -529,6 +671,32 @@ def unified(source: Source, text: str) -> str:
     for line in lines:
         parts.append(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n")
     return "".join(parts)
+
+
+def indent(source: Source, statement: ast.stmt) -> str | None:
+    """Return the whitespace before a statement; `None` if another one stands on its line."""
+    start = source.line_start(statement.lineno)
+    space = source.text[start : source.span(statement)[0]]
+    return space if not space.strip() else None
+
+
+def line_before(source: Source, statement: ast.stmt, code: str) -> Edit:
+    """Return the edit that adds a line before a statement."""
+    start = source.line_start(statement.lineno)
+    return Edit(source.file, start, start, f"{indent(source, statement) or ''}{code}\n")
+
+
+def line_after(source: Source, statement: ast.stmt, code: str) -> Edit:
+    """Return the edit that adds a line after a statement."""
+    end = source.line_start((statement.end_lineno or statement.lineno) + 1)
+    newline = "" if source.text[:end].endswith("\n") else "\n"
+    return Edit(source.file, end, end, f"{newline}{indent(source, statement) or ''}{code}\n")
+
+
+def line_removed(source: Source, statement: ast.stmt) -> Edit:
+    """Return the edit that removes the lines of a statement."""
+    start = source.line_start(statement.lineno)
+    return Edit(source.file, start, source.line_start((statement.end_lineno or statement.lineno) + 1), "")
 
 
 def last_name(node: ast.AST) -> str:

@@ -151,6 +151,20 @@ def _plain_loss(name: str) -> str:
     return {"bcewithlogits": "binarycrossentropywithlogits", "bce": "binarycrossentropy"}.get(plain, plain)
 
 
+# Functions of losses and their classes.
+_LOSS_CLASSES = {
+    "l1_loss": "L1Loss", "mse_loss": "MSELoss", "smooth_l1_loss": "SmoothL1Loss", "cross_entropy": "CrossEntropyLoss",
+    "nll_loss": "NLLLoss", "kl_div": "KLDivLoss", "binary_cross_entropy": "BCELoss",
+    "binary_cross_entropy_with_logits": "BCEWithLogitsLoss",
+}  # fmt: skip
+_LOSS_FUNCTIONS = {name: function for function, name in _LOSS_CLASSES.items()}
+
+
+def loss_like(name: str, other: str) -> str:
+    """Return a loss as a class where another one is a class, and as a function where that one is a function."""
+    return (_LOSS_CLASSES if other.endswith("Loss") else _LOSS_FUNCTIONS).get(name, name)
+
+
 _LOSSES = frozenset(map(_plain_loss, ROLES))
 
 

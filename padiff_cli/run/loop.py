@@ -232,7 +232,9 @@ class LoopFinder(ModelFinder):
         self._end_prelude()
 
     def _begin_prelude(self, framework: str) -> None:
-        if self._prelude is None and self._training is None and not self._paused:
+        # Paddle makes an optimizer while it is imported: its functions are not all there yet.
+        is_whole = not getattr(sys.modules[framework].__spec__, "_initializing", False)
+        if is_whole and self._prelude is None and self._training is None and not self._paused:
             self._prelude = Prelude(_framework(framework), Guard())
 
     def _end_prelude(self) -> None:

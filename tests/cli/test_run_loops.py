@@ -750,3 +750,20 @@ def test_what_the_loop_prepares_for_its_first_step_is_traced(framework):
     calls = [call.function for call in traced.calls if call.layer == "(loop)"]
     assert calls[:2] == ["sub", "div"] and calls[-2:] == ["mean", "backward"], calls
     assert calls.count("mul") == 1 and calls.count("add") == 1, calls  # of what is wanted, and of nothing else
+
+
+# As `paddle.distributed.fleet` does while paddle is imported.
+WHILE_IMPORTED = """
+linalg, paddle.__spec__._initializing = paddle.linalg, True
+del paddle.linalg
+paddle.optimizer.Optimizer(0.0, parameters=[paddle.create_parameter([2], "float32")])
+paddle.linalg, paddle.__spec__._initializing = linalg, False
+"""
+
+
+def test_an_optimizer_that_paddle_makes_while_it_is_imported_begins_nothing():
+    Path("train.py").write_text(HEAD["paddle"] + WHILE_IMPORTED + PREPARED)
+    recorded = run("--dir", "auto", "train.py")
+    assert not recorded.returncode, recorded.stderr
+    calls = padiff.open_run("auto").steps(0)[0].trace.calls
+    assert [call.function for call in calls if call.layer == "(loop)"][:2] == ["sub", "div"]

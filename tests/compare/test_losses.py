@@ -224,6 +224,16 @@ def test_the_other_way_round_and_in_one_framework():
     assert report.first_diff.cause.kind == "labels"
 
 
+def test_a_label_that_is_another_number_is_named():
+    def loss(functions, number):
+        return lambda o: functions.binary_cross_entropy_with_logits(o, o.detach() * 0 + number)
+
+    report = padiff.compare_runs(trained(TORCH, loss(F, 0.9)), trained(PADDLE, loss(P, 1.0)))
+    cause = report.first_diff.cause
+    assert (cause.kind, cause.proven) == ("label_value", True)
+    assert cause.sentence.endswith("each that is not equal is 1 for the reference's 0.9")
+
+
 def test_labels_are_found_with_sketches(tmp_path):
     trained(TORCH, CE, detail="sketch", dir_path=tmp_path / "torch")
     trained(PADDLE, lambda o: P.cross_entropy(o, p(OTHER)), detail="sketch", dir_path=tmp_path / "paddle")

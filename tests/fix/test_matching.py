@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
 from padiff_cli.fix.lines import nodes_at, parsed_line
 from padiff_cli.fix.matching import Matcher, UnwritableError, Writer
 from padiff_cli.fix.rules import _mapping
-from padiff_cli.fix.source import Source, edited
+from padiff_cli.fix.source import Project, Source, edited
 
 HEAD = {
     "torch": "import torch\nfrom torch import nn\nimport torch.nn.functional as F\n",
@@ -150,3 +152,27 @@ def test_a_line_of_a_stranger_does_not_become_code(reference):
 @pytest.mark.parametrize("code", ["", "x" * 300, "a\nb", "def (", ")", "'", "x = [" * 50])
 def test_lines_that_are_none_are_none(code):
     assert parsed_line(code) is None
+
+
+TARGETS = [
+    ("_target_: paddle.nn.GELU\n", "nn.GELU(approximate='tanh')", "_target_: paddle.nn.GELU\napproximate: true\n"),
+    ("act:\n  _target_: paddle.nn.GELU  # exact\nlr: 1\n", "nn.ReLU()",
+     "act:\n  _target_: paddle.nn.ReLU  # exact\nlr: 1\n"),
+    ("norm:\n  - _target_: 'paddle.nn.LayerNorm'\n    epsilon: 1e-3  # small\n    _partial_: true\n",
+     "nn.LayerNorm(eps=1e-6)",
+     "norm:\n  - _target_: 'paddle.nn.LayerNorm'\n    epsilon: 1.0e-06  # small\n    _partial_: true\n"),
+    ("loss: {_target_: paddle.nn.CrossEntropyLoss}\n", "nn.CrossEntropyLoss(label_smoothing=0.1)",
+     "loss: {_target_: paddle.nn.CrossEntropyLoss, label_smoothing: 0.1}\n"),
+    ("loss:\n  _target_: paddle.nn.CrossEntropyLoss\n  label_smoothing: 0.1\n  reduction: mean\n",
+     "nn.CrossEntropyLoss(reduction='mean')",
+     "loss:\n  _target_: paddle.nn.CrossEntropyLoss\n  reduction: mean\n"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "reference", "expected"), TARGETS)
+def test_what_a_config_calls_is_changed_there(text, reference, expected):
+    source = Source.from_bytes("conf.yaml", text.encode())
+    call = next(node for node in source.nodes if isinstance(node, ast.Call))
+    match = Matcher(PORT).match(ast.parse(reference, mode="eval").body, call)
+    edits = [edit for change in match.changes for edit in Writer(source, "paddle", {}).edits(change)]
+    assert Project([source]).with_edits(edits).get("conf.yaml").text == expected

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from padiff.records import Both, Models
+from padiff.records import Both, Difference, Layer, Models
 from padiff.records.compared import Cause
 from padiff.records.first_diff import FirstDiff
 from padiff.records.recorded import ROOT
@@ -59,6 +59,8 @@ def changed_lines(
     reference_lines: dict[str, str] | None = None,
     code: str = "",
     last: tuple[str, str] = ("", ""),
+    layers: tuple[Layer, ...] = (),
+    settings: tuple[Difference, ...] = (),
 ) -> list[list[str]]:
     """Return the lines that each proposal adds and removes.
 
@@ -72,17 +74,19 @@ def changed_lines(
         reference_lines: lines of the reference by role.
         code: the reference's file, where it is at hand.
         last: the last layers that agree, of the reference and the candidate.
+        layers: layers of the reference.
+        settings: the settings that differ.
     """  # fmt: skip
     own = {role: frame(text, part) for role, part in (lines or {}).items()}
     other = {role: Frame("ref.py", 1, "", line) for role, line in (reference_lines or {}).items()}
     about = Both(Frame("ref.py", 1, "", reference) if reference else None, frame(text, at) if at else None)
     cause = Cause(cause.kind, cause.sentence, cause.proven, fix=cause.fix, lines=about)
     partners = (Partners(*last, "names", 1.0),) if last[0] else ()
-    models = Models(Both((), ()), Both("torch 2", f"{framework} 3"), partners=partners, lines=Both(other, own))
+    models = Models(Both(layers, ()), Both("torch 2", f"{framework} 3"), partners=partners, lines=Both(other, own))
     first = FirstDiff(0, stage, None, None, cause=cause, last_agreeing=last[0])
     project = Project([Source.from_bytes("train.py", text.encode())])
     files = [Source.from_bytes("ref.py", code.encode())] if code else []
-    proposals = Rules(Fault(first, models, "runs/torch", Project(files)), project).proposals()
+    proposals = Rules(Fault(first, models, "runs/torch", Project(files), settings), project).proposals()
     shown = []
     for proposal in proposals:
         after = project.with_edits(proposal.edits)
@@ -92,6 +96,10 @@ def changed_lines(
     return shown
 
 
+_BEFORE_SUM = Cause(
+    "activation_order",
+    "in the candidate, ReLU is taken of what `bn2` gives before the sum, for the reference's of the sum",
+)
 CASES = {
     "a number": (
         {"cause": Cause("scale", "the number in div() in `(root)` is 0.9 for the reference's 1"), "at": "/ 0.9"},
@@ -275,6 +283,83 @@ CASES = {
          "cause": Cause("clipping", "clipped differently",
                         fix="paddle.optimizer.Adam(..., grad_clip=paddle.nn.ClipGradByGlobalNorm(0.5))")},
         ["-clip = paddle.nn.ClipGradByGlobalNorm(5.0)", "+clip = paddle.nn.ClipGradByGlobalNorm(0.5)"],
+    ),
+    "an activation of a sum, in two statements": (
+        {"text": "def f(self, x, y):\n    y = self.relu(y)\n    return y + self.short(x)\n", "at": "short",
+         "cause": _BEFORE_SUM},
+        ["-    y = self.relu(y)", "-    return y + self.short(x)", "+    return self.relu(y + self.short(x))"],
+    ),
+    "an activation of a sum, in one": (
+        {"text": "y = F.relu(y) + x\n", "at": "relu", "cause": _BEFORE_SUM},
+        ["-y = F.relu(y) + x", "+y = F.relu(y + x)"],
+    ),
+    "an activation of a sum in place": (
+        {"text": "y = F.relu(norm(y))\ny += x\n", "at": "+=", "cause": _BEFORE_SUM},
+        ["-y = F.relu(norm(y))", "-y += x", "+y = norm(y)", "+y = F.relu(y + x)"],
+    ),
+    "a setting of the reference's layer": (
+        {"text": "import torch.nn.functional as F\ny = F.leaky_relu(x, negative_slope=0.01)\n", "at": "leaky",
+         "layers": (Layer("D.1", "LeakyReLU", "leakyrelu", settings={"slope": 0.2}),),
+         "cause": Cause("activation", "the candidate uses leaky ReLU of slope 0.01 for the reference's leaky ReLU "
+                        "(`D.1`)")},
+        ["-y = F.leaky_relu(x, negative_slope=0.01)", "+y = F.leaky_relu(x, negative_slope=0.2)"],
+    ),
+    "a line of the function that leads to the fault": (
+        {"text": "import paddle\nclass N:\n    def forward(self, x, noise):\n        mean, log_var = self.encode(x)\n"
+         "        z = mean + noise * paddle.exp(log_var)\n        return self.decode(z)\n", "at": "decode",
+         "framework": "paddle", "reference": "z = mu + eps * torch.exp(0.5 * logvar)",
+         "lines": {"decode": "decode"},
+         "cause": Cause("scale_missing", "in the candidate, the first mul() in `(root)` is left out: nothing is scaled "
+                        "by 0.5 there")},
+        ["-        z = mean + noise * paddle.exp(log_var)", "+        z = mean + noise * paddle.exp(0.5 * log_var)"],
+    ),
+    "micro-batches": (
+        {"text": "def loop(opt, args):\n    for i in range(9):\n        if (i + 1) % args.accumulate == 0:\n"
+         "            opt.step()\nargs = SimpleNamespace(accumulate=1, steps=1)\n", "stage": "input",
+         "cause": Cause("micro_batches", "the candidate's step has 1 micro-batch, the reference's 2: so often was the "
+                        "model called")},
+        ["-args = SimpleNamespace(accumulate=1, steps=1)", "+args = SimpleNamespace(accumulate=2, steps=1)"],
+    ),
+    "two values of a line, where they are defined": (
+        {"text": "import torch\nargs = Namespace(momentum=0.8, wd=0.01)\n"
+         "opt = torch.optim.SGD(ps, lr=0.1, momentum=args.momentum, weight_decay=args.wd)\n", "at": "opt =",
+         "reference": "opt = torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1)", "stage": "update",
+         "cause": Cause("optimizer_setting", "set differently")},
+        ["-args = Namespace(momentum=0.8, wd=0.01)", "+args = Namespace(momentum=0.9, wd=0.1)"],
+    ),
+    "a mean of a batch": (
+        {"text": "import torch.nn.functional as F\ndef vae_loss(recon, x):\n"
+         "    rec = F.binary_cross_entropy(recon, x, reduction='sum')\n    return rec\n",
+         "at": "rec =", "stage": "loss",
+         "reference": 'rec = F.binary_cross_entropy(xhat, x, reduction="sum") / x.shape[0]',
+         "cause": Cause("loss_scale", "in the candidate, the weight of a term is 1 for the reference's 0.1667")},
+        ["-    rec = F.binary_cross_entropy(recon, x, reduction='sum')",
+         "+    rec = F.binary_cross_entropy(recon, x, reduction='sum') / x.shape[0]"],
+    ),
+    "the steps of a warm-up of the user's own": (
+        {"text": "def main(wd=0.3, warmup=3, steps=9):\n    return Warmup(opt, warmup=warmup)\n", "stage": "update",
+         "cause": Cause("learning_rate", "the learning rates differ: 0.005, 0.005 against 0.00333333, 0.00333333 (by "
+                        "group)")},
+        ["-def main(wd=0.3, warmup=3, steps=9):", "+def main(wd=0.3, warmup=2, steps=9):"],
+    ),
+    "the factor of a schedule": (
+        {"text": "lr = paddle.optimizer.lr.ExponentialDecay(2e-3, gamma=0.9)\n", "stage": "update",
+         "framework": "paddle", "cause": Cause("learning_rate", "the learning rates differ: 0.0016 against 0.0018")},
+        ["-lr = paddle.optimizer.lr.ExponentialDecay(2e-3, gamma=0.9)",
+         "+lr = paddle.optimizer.lr.ExponentialDecay(2e-3, gamma=0.8)"],
+    ),
+    "names that decay skips": (
+        {"text": 'NO_DECAY = ("bias",)\nopt = AdamW(groups(net, 0.1))\n', "stage": "update",
+         "settings": (Difference("weight_decay", Both(0.0, 0.1), "update", "optimizer_setting",
+                                 parameters=Both(("1/weight",), ("blocks.0.norm/weight", "blocks.1.norm/weight"))),),
+         "cause": Cause("optimizer_setting", "weight decay is 0.1 in the candidate for the reference's 0")},
+        ['-NO_DECAY = ("bias",)', '+NO_DECAY = ("bias", "norm")'],
+    ),
+    "a loss that is a class": (
+        {"text": "import paddle\nloss_fn = paddle.nn.SmoothL1Loss()\n", "framework": "paddle", "stage": "loss",
+         "at": "loss_fn",
+         "cause": Cause("loss_function", "the losses are others", fix="paddle.nn.functional.l1_loss(...)")},
+        ["-loss_fn = paddle.nn.SmoothL1Loss()", "+loss_fn = paddle.nn.L1Loss()"],
     ),
     "the reference's file": (
         {"text": "import numpy as np\nrng = np.random.default_rng(1)\n", "stage": "input",

@@ -138,6 +138,49 @@ def test_a_value_of_a_config_is_changed_where_it_stands(case):
     assert yaml.safe_load(changed.replace("\t", " ")) != yaml.safe_load(text.replace("\t", " "))
 
 
+TOML = """# of the run
+steps = 6
+[model]
+widths = [  # of the blocks
+    8,
+    16,
+]
+[train.optimizer]  # AdamW
+weight_decay = 1e-2  # decoupled
+name = "adamw"
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "before", "after"),
+    [
+        ("steps", "8", "steps = 6", "steps = 8"),
+        ("weight_decay", "1e-05", "weight_decay = 1e-2", "weight_decay = 1.0e-05"),
+        ("widths", "(8, 32)", "[  # of the blocks\n    8,\n    16,\n]", "[8, 32]"),
+        ("name", "'sgd'", '"adamw"', '"sgd"'),
+    ],
+)
+def test_a_value_of_toml_is_changed_where_it_stands(key, value, before, after):
+    tomllib = pytest.importorskip("tomllib")
+    project = Project([source(TOML.replace("\n", "\r\n"), "c.toml")])
+    ((_, node),) = project.entries(key)
+    changed = project.with_edits([Edit("c.toml", *project.get("c.toml").span(node), value)]).get("c.toml").text
+    assert changed == TOML.replace(before, after).replace("\n", "\r\n")
+    tomllib.loads(changed)
+    assert project.with_edits([Edit("c.toml", *project.get("c.toml").span(node), "None")]) is None
+
+
+def test_a_config_of_a_group_belongs_to_the_config_that_chooses_it():
+    files = {
+        "train.py": "cfg = compose('config')\n",
+        "conf/config.yaml": "defaults:\n  - model: mixer\n",
+        "conf/model/mixer.yaml": "width: 8\n",
+        "conf/model/vit.yaml": "width: 16\n",
+    }
+    project = Project(source(text, file) for file, text in files.items())
+    assert [each.file for each in project.reached_from(["train.py"])] == list(files)[:3]
+
+
 def test_a_config_belongs_to_the_script_that_names_it():
     files = {
         "train.py": "import yaml\ncfg = yaml.safe_load(open('conf/a.yaml'))\n",
@@ -157,3 +200,27 @@ def test_what_is_no_config_is_none(text):
 def test_an_object_of_a_config_is_not_made():
     own = source("a: !!python/object/apply:os.system ['exit 3']\n", "c.yaml")
     assert Project([own]).entries("a")[0][1].elts[0].value == "exit 3"
+
+
+UNBOUND = {
+    "a variable of another function": ("def f(a):\n    return a\ndef g(b):\n    return b\n", "return b", "return a"),
+    "an attribute of another class": (
+        "class A:\n    def __init__(self):\n        self.x = 1\nclass B:\n    def f(self, y):\n        return y\n",
+        "return y", "return self.x",
+    ),
+}  # fmt: skip
+BOUND = {
+    "a variable of the module": ("import torch as t\nX = 1\ndef g(b):\n    return b\n", "return b", "return t.relu(X)"),
+    "a variable of a list": ("def g(b):\n    return b\n", "return b", "return [len(each) for each in b]"),
+    "an attribute, a method": (
+        "class B:\n    def __init__(self):\n        self.x = 1\n    def g(self, y):\n        return y\n",
+        "return y", "return self.x, self.g, self",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [*UNBOUND, *BOUND])
+def test_a_name_that_nothing_defines_is_seen(case):
+    text, old, new = {**UNBOUND, **BOUND}[case]
+    before, after = (Project([source(each)]) for each in (text, text.replace(old, new)))
+    assert before.defines_all(after) is (case in BOUND)

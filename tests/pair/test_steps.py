@@ -214,3 +214,17 @@ def test_layers_outside_of_the_tree_are_not_lost():
     one = step(0, [record(plain("x", "y").path, "forward", "output.0", [1])])
     assert sites(pairs_of(one, step(0, []))) == [("x/forward/output.0", None)]
     assert sites(pairs_of(step(0, []), one)) == [(None, "x/forward/output.0")]
+
+
+def test_calls_of_a_loss_are_paired_in_order_where_the_predictions_agree():
+    # The labels of one call, 0.9 for 1, are by chance those of another call.
+    def losses(*labels: float) -> Step:
+        records = []
+        for call, label in enumerate(labels):
+            logits = np.arange(4, dtype=np.float32) + 10 * call
+            for role, values in (("logits", logits), ("labels", np.full(4, label, np.float32))):
+                records.append(record(LOOP, "loss", f"bce().input.{role}", values, call=call))
+        return step(0, records)
+
+    pairs = pairs_of(losses(0.9, 0.0, 1.0), losses(1.0, 0.0, 1.0))
+    assert [(pair.reference.call, pair.candidate.call) for pair in pairs] == [(k, k) for k in (0, 0, 1, 1, 2, 2)]

@@ -61,6 +61,11 @@ def labels_cause(diff: Diff, role: str, calls: Both[LossCall] | None) -> Cause:
         what = "labels" if role == "labels" else "targets"
         text = f"the loss is of other {what}"
         power, columns = _power_of(reference, candidate), _of_columns(reference, candidate)
+        values = _one_value(reference, candidate)
+        if values is not None:
+            target, number = (f"{value:.6g}" for value in values)
+            text = f"the loss is of other {what}: each that is not equal is {number} for the reference's {target}"
+            return Cause("label_value", text, proven, evidence)
         if ratio is not None:
             text = f"the {what} that the loss is of are {times(ratio)}: another normalisation"
         elif power is not None:
@@ -83,6 +88,13 @@ def labels_cause(diff: Diff, role: str, calls: Both[LossCall] | None) -> Cause:
     )
     regular = _pattern(reference.astype(np.int64), candidate.astype(np.int64), differ, _ignored(calls))
     return Cause("labels", f"{text}: {regular}" if regular else text, proven, evidence)
+
+
+def _one_value(reference: np.ndarray, candidate: np.ndarray) -> tuple[float, float] | None:
+    """Return the number of either side where they differ; `None` if it is not one number on each side."""
+    differ = reference != candidate
+    values = [np.unique(side[differ]) for side in (reference, candidate)]
+    return (float(values[0][0]), float(values[1][0])) if all(each.size == 1 for each in values) else None
 
 
 def _of_columns(reference: np.ndarray, candidate: np.ndarray) -> list[float] | None:
