@@ -3,7 +3,7 @@
 import paddle
 
 from padiff.frameworks.base import Framework
-from padiff.frameworks.paddle import choosing, environment, hooks, layers, masks, optimizers, spread, tensors
+from padiff.frameworks.paddle import choosing, dropouts, environment, hooks, layers, optimizers, spread, tensors
 
 FRAMEWORK = Framework(
     "paddle",
@@ -13,7 +13,7 @@ FRAMEWORK = Framework(
     hooks,
     optimizers,
     environment,
-    masks,
+    dropouts,
     choosing,
     environment,
     environment,

@@ -1,8 +1,9 @@
-"""paddle's dropout, and dropout between the layers of recurrent networks; see `padiff.frameworks.feeding`."""
+"""paddle's dropout and that of recurrent networks; see `feeding` and `base.Masks` of `padiff.frameworks`."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +12,8 @@ import numpy as np
 import paddle
 from paddle.nn import functional
 
-from padiff.frameworks.feeding import DropoutCall
+from padiff.frameworks.feeding import DropoutCall, MaskObserver, MasksFed, MaskSource, MasksSeen
+from padiff.frameworks.hooking import Handle
 from padiff.frameworks.interception import InterceptedCall
 from padiff.frameworks.paddle import environment, tensors
 
@@ -167,3 +169,20 @@ def keeping(name: str, heard: InterceptedCall, mask: np.ndarray) -> Any:
         wide = source if source.dtype in (paddle.float32, paddle.float64) else source.astype("float32")
         output = (wide / tensors.like(wide, np.where(mask, 1 - rate, np.inf))).astype(source.dtype)
     return paddle.assign(output, source) if arguments.get("inplace") else output
+
+
+def unfed(layer: Any) -> bool:
+    if isinstance(layer, paddle.nn.RReLU):
+        return True
+    # Fused layers apply dropout in C++.
+    rates = [value for name, value in vars(layer).items() if "dropout" in name or name == "p"]
+    fused = any(kind.__module__.startswith("paddle.incubate.nn") for kind in type(layer).__mro__)
+    return fused and any(isinstance(rate, (int, float)) and rate > 0 for rate in rates)
+
+
+def see(observer: MaskObserver) -> Handle:
+    return MasksSeen(sys.modules[__name__], observer)
+
+
+def feed(source: MaskSource) -> Handle:
+    return MasksFed(sys.modules[__name__], source)

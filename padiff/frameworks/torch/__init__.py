@@ -3,7 +3,7 @@
 import torch
 
 from padiff.frameworks.base import Framework
-from padiff.frameworks.torch import choosing, environment, hooks, layers, masks, optimizers, spread, tensors
+from padiff.frameworks.torch import choosing, dropouts, environment, hooks, layers, optimizers, spread, tensors
 
 FRAMEWORK = Framework(
     "torch",
@@ -13,7 +13,7 @@ FRAMEWORK = Framework(
     hooks,
     optimizers,
     environment,
-    masks,
+    dropouts,
     choosing,
     environment,
     environment,

@@ -1,8 +1,9 @@
-"""PyTorch's dropout, and dropout between the layers of recurrent networks; see `padiff.frameworks.feeding`."""
+"""PyTorch's dropout and that of recurrent networks; see `feeding` and `base.Masks` of `padiff.frameworks`."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +15,8 @@ from torch import overrides
 from torch.nn import functional
 
 from padiff.frameworks.catalog import parameters_of
-from padiff.frameworks.feeding import DropoutCall
+from padiff.frameworks.feeding import DropoutCall, MaskObserver, MasksFed, MaskSource, MasksSeen
+from padiff.frameworks.hooking import Handle
 from padiff.frameworks.interception import InterceptedCall
 from padiff.frameworks.torch import environment, tensors
 from padiff.frameworks.torch.calls import building, is_compiling
@@ -251,3 +253,16 @@ def _arguments(name: str, heard: InterceptedCall) -> dict[str, Any]:
     """Return the arguments by parameter name, also for attention, whose C function has no signature."""
     names = heard.names or (*parameters_of(name), "scale", "enable_gqa")
     return {**heard.arguments(), **dict(zip(names, heard.args)), **heard.kwargs}
+
+
+def unfed(layer: Any) -> bool:
+    # Layers that draw random numbers without dropout.
+    return isinstance(layer, (torch.nn.RReLU, torch.nn.FractionalMaxPool2d, torch.nn.FractionalMaxPool3d))
+
+
+def see(observer: MaskObserver) -> Handle:
+    return MasksSeen(sys.modules[__name__], observer)
+
+
+def feed(source: MaskSource) -> Handle:
+    return MasksFed(sys.modules[__name__], source)
