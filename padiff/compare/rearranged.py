@@ -471,8 +471,9 @@ def _leads_to(
         return True
     later = [each for each in later if _order(each) > _order(diff)]
     called = trace.calls[positions[_site(diff)]]
-    if not whole and len(called.outputs) > 1:  # the others of its outputs say nothing of this one
-        after = {operand.tensor for operand in called.outputs if operand.slot == diff.pair.anchor.slot}
+    after = {operand.tensor for operand in called.outputs if operand.slot == diff.pair.anchor.slot}
+    used = any(operand.tensor in after for call in trace.calls for operand in call.inputs)
+    if not whole and used and len(called.outputs) > 1:  # the others of its outputs say nothing of this one
         for call in trace.calls[positions[_site(diff)] + 1 :]:
             if any(operand.tensor in after for operand in call.inputs):
                 after.update(operand.tensor for operand in call.outputs)

@@ -39,7 +39,7 @@ def named_together(models: Mapping[str, Any], copies: Mapping[str, Any], frame: 
     for name, value in [*models.items(), *copies.items()]:
         name = name or labels.get(id(value)) or "model"
         while name in together:
-            name += "_"
+            name += "_copy"
         together[name] = value
     return together
 
@@ -78,8 +78,8 @@ def copies_of(models: Mapping[str, Any], frame: FrameType | None, owned: Collect
         tensors = {id(tensor) for _, tensor in _parameters(found, framework)}
         if tensors.isdisjoint(taken):
             taken |= tensors
-            while name in copies:
-                name += "_"
+            while name in copies or name in models:
+                name += "_copy"
             copies[name] = found
     return copies
 
@@ -107,7 +107,7 @@ class LeftOut:
         self._copies: list[tuple[str, Callable[[], Any], dict[str, np.ndarray]]] = []
         owned = {id(t) for each in optimizers for t in self._framework.optimizers.optimized(each)}
         owned |= {id(tensor) for _, tensor in _parameters(model, self._framework)}
-        for name, found in copies_of({"": model}, frame, owned).items():
+        for name, found in copies_of({"model": model}, frame, owned).items():
             # A layer that stands for the tensors in a container has no other owner.
             ghost = isinstance(vars(type(found)).get("_parameters"), property)
             alive = partial(_same, found) if ghost else weakref.ref(found)

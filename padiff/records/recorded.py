@@ -400,7 +400,7 @@ class RunInfo:
 
 def left_out_line(names: Sequence[str]) -> str:
     """Return what to know of copies of the model that are not recorded, as a sentence without a full stop."""
-    models = ", ".join(f'"{name}": {name}' for name in ("model", *names))
+    models = ", ".join(f'"{name}": ...' for name in ("model", *names))
     copies = f"{', '.join(names)}, {'a copy' if len(names) == 1 else 'copies'} of the model that the loop changes"
     return f"{copies}. Record the models by name: padiff.record({{{models}}}, ...)"
 

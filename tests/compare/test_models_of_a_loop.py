@@ -550,3 +550,36 @@ def test_columns_of_a_queue_that_are_written_elsewhere_are_named(tmp_path):
     assert (first.step, first.stage, first.slot) == (2, "weight", "queue")
     assert str(first.cause) == "the candidate writes columns 0 to 11 of `queue`, the reference columns 12 to 23"
     assert first.cause.proven
+
+
+class _OfTeacher:
+    """A student that follows an average of itself, which gives a small term of its loss."""
+
+    def __init__(self, share):
+        self.student, self.share = _net(torch, 6, 8, 3, seed=3), share
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+        self.optimizer = torch.optim.SGD(self.student.parameters(), 0.05)
+
+    def train(self, rec):
+        for x in torch.tensor(X):
+            out = self.student(x)
+            apart = functional.mse_loss(out.softmax(1), self.teacher(x + 0.1).softmax(1))
+            (functional.cross_entropy(out, torch.arange(12) % 3) + apart).backward()
+            _step(self.optimizer)
+            for old, new in zip(self.teacher.parameters(), self.student.parameters()):
+                old.data.lerp_(new.data, self.share)
+            rec.try_dump()
+
+
+def _taught(folder, share):
+    training = _OfTeacher(share)
+    with padiff.record(training.student, folder, optimizer=training.optimizer) as rec:
+        training.train(rec)
+    return folder
+
+
+def test_a_target_of_a_copy_that_is_not_recorded_is_no_other_way_to_write_a_loss(tmp_path):
+    report = padiff.compare_runs(_taught(tmp_path / "a", 0.5), _taught(tmp_path / "b", 0.05))
+    first = report.first_diff
+    assert (first.step, first.slot) == (1, "mse_loss().input.target")
+    assert "may give them, and is not recorded: `teacher`" in str(first.cause)

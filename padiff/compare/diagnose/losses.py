@@ -27,6 +27,7 @@ from padiff.compare.diagnose.loss_calls import (
     source_cause,
     spelled,
 )
+from padiff.compare.judge.drift import was_excused
 from padiff.compare.measure.operands import operands
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.frameworks.settings import conventions_of
@@ -38,13 +39,13 @@ from padiff.records import (
     Cause,
     Diff,
     Problem,
-    Rule,
     Step,
     is_loss,
     is_of_loss,
     loss_role,
     setting_text,
 )
+from padiff.system.terminal import first_few
 
 # Most columns of which each may have a factor of its own.
 _COLUMNS = 16
@@ -399,7 +400,7 @@ def _term(scene: DiffContext) -> Cause | None:
 
 
 def _agrees(diff: Diff) -> bool:
-    return diff.passed and (diff.judgement is None or diff.judgement.rule is not Rule.WRITTEN_OTHERWISE)
+    return diff.passed and not was_excused(diff)
 
 
 def _after(diff: Diff) -> Cause:
@@ -518,6 +519,11 @@ def _with_targets(scene: DiffContext, cause: Cause) -> Cause:
     steps = scene.sides(scene.number)
     if steps is None or cause.sentence != "the loss is of other targets":
         return cause
+    unrecorded = sorted({name for run in scene.runs for name in run.info.copies_left_out})
+    if unrecorded:
+        names = first_few([f"`{name}`" for name in unrecorded], 3)
+        text = f"a copy of the model that the loop changes may give them, and is not recorded: {names}"
+        return replace(cause, sentence=f"{cause.sentence}; {text}")
     calls = steps.map(_without_gradients)
     if calls.reference == calls.candidate:
         return cause

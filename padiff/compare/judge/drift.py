@@ -75,6 +75,7 @@ class Drift:
         began: norm of each of the reference's weights in the first compared step that has the weight.
         equal: True if both sides begin the next step equal, whatever its number: the step is judged as step 0.
         inputs: largest relative L2 error of the inputs that passed.
+        losses: slots and calls of the tensors of loss functions that were within their limits in the first step.
     """
 
     step: int = -1
@@ -92,6 +93,7 @@ class Drift:
     began: Mapping[Key, float] = field(default_factory=dict)
     equal: bool = False
     inputs: float = 0.0
+    losses: frozenset[tuple[str, int]] = frozenset()
 
     def steps_before(self, step: int) -> int:
         """Return the number of steps, compared or not, that may have moved the runs apart before this step."""
@@ -232,7 +234,20 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
         ratio,
         began,
         inputs=float(rows["value"][batches].max(initial=0.0)),
+        losses=before.losses if before.step >= 0 else _losses_within(diffs, facts.of_loss),
     )
+
+
+def _losses_within(diffs: StepDiffs, of_loss: np.ndarray) -> frozenset[tuple[str, int]]:
+    """Return the slots and calls of the tensors of loss functions that passed by their own limits."""
+    places = np.flatnonzero(of_loss & diffs.rows["passed"] & diffs.compared)
+    anchors = [diff.pair.anchor for diff in map(diffs.__getitem__, places.tolist()) if not was_excused(diff)]
+    return frozenset((anchor.slot, anchor.call) for anchor in anchors)
+
+
+def was_excused(diff: Diff) -> bool:
+    """Return True if a tensor of a loss function passed only because losses and gradients agree."""
+    return diff.judgement is not None and diff.judgement.rule is Rule.WRITTEN_OTHERWISE
 
 
 def _updates(keys: list[Key], rows: np.ndarray, sizes: np.ndarray) -> dict[Key, Update]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -38,11 +38,15 @@ _SHOWN = 0.1
 _LABELS = frozenset({"input.labels", "input.label"})
 
 
-def confirmed(diffs: StepDiffs) -> StepDiffs:
+def confirmed(diffs: StepDiffs, losses: Collection[tuple[str, int]] = ()) -> StepDiffs:
     """Return a step's judged diffs, with harmless differences in arguments and results of loss functions passed.
 
     Labels that the model receives also pass, if its loss functions receive equal labels: language models of one library
-    shift labels themselves, those of another library expect shifted labels.
+    shift labels themselves, those of another library expect shifted labels. A loss that is written in another way
+    differs in each step: a tensor that agreed in the first one has to show in no gradient.
+
+    Args:
+        losses: slots and calls of the tensors that agreed in the first step.
     """
     if diffs.passed:
         return diffs
@@ -67,7 +71,8 @@ def confirmed(diffs: StepDiffs) -> StepDiffs:
             return True
         if any(not witness.passed for witness in evidence):
             return not exact[place] or _other_labels(diff) > 0
-        if not exact[place] and not any(is_loss(witness.pair.anchor) for witness in evidence):
+        agreed = (diff.pair.anchor.slot, diff.pair.anchor.call) in losses
+        if not exact[place] and (agreed or not any(is_loss(witness.pair.anchor) for witness in evidence)):
             return diff.pair.stage == "loss" and _shows(diff, evidence, noise)
         return diff.pair.stage == "loss" and exact[place] and _tells(_other_labels(diff), evidence, noise)
 
@@ -262,7 +267,7 @@ class Tolerance:
         rounding = step.figure_fact(rounding_gradients).tolist()
         alone = [self._judge(diff) for diff in step]
         judged = [noted(diff) if noise and not diff.passed else diff for diff, noise in zip(alone, rounding)]
-        return judged_together(step.replaced(judged))
+        return judged_together(step.replaced(judged), before)
 
     def passes(self, figures: Figures) -> bool:
         """Return True if two tensors, measured with `elementwise`, are within the tolerance."""
@@ -288,9 +293,9 @@ class Tolerance:
         return f"{self.mode}, atol {self.atol:g}, rtol {self.rtol:g}"
 
 
-def judged_together(diffs: StepDiffs) -> StepDiffs:
+def judged_together(diffs: StepDiffs, before: Drift = NONE) -> StepDiffs:
     """Return a step's individually judged diffs, corrected by rules that need the other diffs."""
-    return _missing_fail(_overflows_pass(confirmed(diffs)))
+    return _missing_fail(_overflows_pass(confirmed(diffs, before.losses)))
 
 
 def _overflows_pass(diffs: StepDiffs) -> StepDiffs:
@@ -380,4 +385,4 @@ class NoisePolicy(ByNoise):
     def judge(self, diffs: Sequence[Diff], before: Drift = NONE) -> StepDiffs:
         with np.errstate(all="ignore"):
             limits = StepLimits(StepDiffs.from_diffs(diffs), self.factor, before)
-            return judged_together(without_systematic(limits.judged(), limits.context.start()))
+            return judged_together(without_systematic(limits.judged(), limits.context.start()), before)
