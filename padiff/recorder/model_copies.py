@@ -64,23 +64,23 @@ def copies_of(models: Mapping[str, Any], frame: FrameType | None, owned: Collect
     taken, inner = set(owned), {id(layer) for layer in trained}
     copies: dict[str, Any] = {}
     for name, value in _values(frame):
-        found = None
+        twin = None
         if framework.layers.is_model(value):
             layer = _inside(value, framework)
             if id(layer) not in inner and _shapes(_parameters(layer, framework), framework) in sources:
-                found = layer
+                twin = layer
         elif isinstance(value, (dict, list, tuple)) and len(value) >= _LEAST:
-            found = next(
+            twin = next(
                 (ghost for layer in sources.values() if (ghost := layer_of_tensors(value, layer, framework))), None
             )
-        if found is None:
+        if twin is None:
             continue
-        tensors = {id(tensor) for _, tensor in _parameters(found, framework)}
+        tensors = {id(tensor) for _, tensor in _parameters(twin, framework)}
         if tensors.isdisjoint(taken):
             taken |= tensors
             while name in copies or name in models:
                 name += "_copy"
-            copies[name] = found
+            copies[name] = twin
     return copies
 
 
@@ -107,11 +107,11 @@ class LeftOut:
         self._copies: list[tuple[str, Callable[[], Any], dict[str, np.ndarray]]] = []
         owned = {id(t) for each in optimizers for t in self._framework.optimizers.optimized(each)}
         owned |= {id(tensor) for _, tensor in _parameters(model, self._framework)}
-        for name, found in copies_of({"model": model}, frame, owned).items():
+        for name, twin in copies_of({"model": model}, frame, owned).items():
             # A layer that stands for the tensors in a container has no other owner.
-            ghost = isinstance(vars(type(found)).get("_parameters"), property)
-            alive = partial(_same, found) if ghost else weakref.ref(found)
-            self._copies.append((name, alive, self._kept(found)))
+            ghost = isinstance(vars(type(twin)).get("_parameters"), property)
+            alive = partial(_same, twin) if ghost else weakref.ref(twin)
+            self._copies.append((name, alive, self._kept(twin)))
 
     def _kept(self, copy: Any) -> dict[str, np.ndarray]:
         tensors = self._framework.tensors
@@ -154,8 +154,8 @@ def _inside(layer: Any, framework: Any) -> Any:
     """Return the layer that wrappers without parameters of their own hold (torch's ``AveragedModel``)."""
     while True:
         children = [child for _, child in framework.layers.children(layer)]
-        own = [role for _, _, role in framework.layers.parameters(layer) if role == "parameter"]
-        if own or len(children) != 1 or not any(True for _ in framework.layers.children(children[0])):
+        roles = [role for _, _, role in framework.layers.parameters(layer) if role == "parameter"]
+        if roles or len(children) != 1 or not any(True for _ in framework.layers.children(children[0])):
             return layer
         layer = children[0]
 
@@ -203,15 +203,15 @@ def _are_alike(pairs: Sequence[tuple[Any, Any]], framework: Any, same_values: bo
     """Return True if other tensors have a layer's shapes, and the values of the smallest of its tensors that vary."""
     tensors = framework.tensors
     if not all(
-        tensors.is_tensor(value) and value is not own and tensors.shape(value) == tensors.shape(own)
-        for value, own in pairs
+        tensors.is_tensor(value) and value is not tensor and tensors.shape(value) == tensors.shape(tensor)
+        for value, tensor in pairs
     ):
         return False
     if not same_values:
         return True
     equal = 0
-    for value, own in sorted(pairs, key=lambda pair: math.prod(tensors.shape(pair[1]))):
-        values = tensors.copy(own)
+    for value, tensor in sorted(pairs, key=lambda pair: math.prod(tensors.shape(pair[1]))):
+        values = tensors.copy(tensor)
         if not np.array_equal(tensors.copy(value), values):
             return False
         equal += bool(values.size) and bool((values != values.flat[0]).any())

@@ -117,12 +117,12 @@ def averages(scene: DiffContext, place: PairPlace) -> Averages | None:
         if place[0] in layers:
             return None
         owned = {other: each for other, each in weights.items() if other[0] in layers and is_running(other[1])}
-    found = (
+    fits = (
         _average(pair, before[place], other, owned[other], before[other])
         for other in sources_of(place, owned, pair)
         if {place, other} <= before.keys()
     )
-    return next((each for each in found if each is not None), None)
+    return next((each for each in fits if each is not None), None)
 
 
 def _average(pair: Pair, before: Pair, source: PairPlace, late: Pair, early: Pair) -> Averages | None:
@@ -154,7 +154,7 @@ def _follows(now: np.ndarray, before: np.ndarray, late: np.ndarray, early: np.nd
     change = now - before
     if np.sqrt(np.mean(np.square(change))) <= noise:
         return Average(0.0, noise / _root(late - before, noise), True)
-    found = []
+    shares = []
     for is_late, source in ((True, late), (False, early)):
         apart = source - before
         square = float(np.vdot(apart, apart))
@@ -163,8 +163,8 @@ def _follows(now: np.ndarray, before: np.ndarray, late: np.ndarray, early: np.nd
         share = float(np.vdot(apart, change)) / square
         off = float(np.sqrt(np.mean(np.square(change - share * apart))))
         if off <= _SURE * noise and 0 < share <= 1 + _SAME:
-            found.append((off, Average(share, noise / _root(apart, noise) / math.sqrt(apart.size), is_late)))
-    return min(found, key=lambda each: each[0])[1] if found else None
+            shares.append((off, Average(share, noise / _root(apart, noise) / math.sqrt(apart.size), is_late)))
+    return min(shares, key=lambda each: each[0])[1] if shares else None
 
 
 def _root(values: np.ndarray, least: float) -> float:
@@ -176,32 +176,32 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     running = is_running(scene.diff.pair.anchor.slot)
     if running:
         yield from _of_buffers(scene)
-    found = averages(scene, place_of(scene.diff.pair))
-    if found is None or not found.differ:
+    average = averages(scene, place_of(scene.diff.pair))
+    if average is None or not average.differ:
         return
-    reference, candidate = found.sides
-    source = f"`{found.source[0]}`" if found.source[0] else "the model"
+    reference, candidate = average.sides
+    source = f"`{average.source[0]}`" if average.source[0] else "the model"
     if running:
         source = f"the running statistics of {source}"
     if not reference.share:
         text = f"the candidate updates this average of {source} in this step, the reference does not"
-        yield Hypothesis("average_missing", "an average", text, partial(_predicted, scene, found), "averages", free=1)
+        yield Hypothesis("average_missing", "an average", text, partial(_predicted, scene, average), "averages", free=1)
         return
     if not candidate.share:
-        yield from _not_moved(scene, found, source)
+        yield from _not_moved(scene, average, source)
         return
     if reference.late is not candidate.late and _close(reference, candidate):
-        when = ["after" if side.late else "before" for side in found.sides]
+        when = ["after" if side.late else "before" for side in average.sides]
         kind = "average_order"
         text = f"the candidate averages {source} {when[1]} the optimizer's step, the reference {when[0]} it"
     else:
         kind = "average_decay"
-        decays = found.sides.map(_decay)
+        decays = average.sides.map(_decay)
         text = f"the average of {source} has a decay of {decays.candidate} for the reference's {decays.reference}"
         for side, other in (SIDES, SIDES.swapped()):
             if float(getattr(decays, side)) == 0:
                 text = f"the {side} copies {source}, the {other} averages it with a decay of {getattr(decays, other)}"
-    yield Hypothesis(kind, "an average", text, partial(_predicted, scene, found), "averages", free=1)
+    yield Hypothesis(kind, "an average", text, partial(_predicted, scene, average), "averages", free=1)
 
 
 def within_step(scene: DiffContext) -> Iterator[Hypothesis]:
