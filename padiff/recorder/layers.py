@@ -16,7 +16,7 @@ from padiff.frameworks import framework_of
 from padiff.frameworks.base import Framework, Watch
 from padiff.model.selection import Node, find_paths, select, with_mode
 from padiff.model.tree import describe, owning, walk
-from padiff.recorder.model_copies import layer_of_tensors
+from padiff.recorder.model_copies import layer_of_tensors, parameters_of
 from padiff.records import Layer
 from padiff.system.guard import reraise_from_signal_handler
 from padiff.system.terminal import first_few
@@ -299,7 +299,8 @@ def _copy(name: str, values: Any, models: Mapping[str, Any]) -> Any:
     """Return the layer that stands for a copy of a model, of which the loop holds the tensors."""
     for model in models.values():
         for node in walk(model, framework := framework_of(model)):
-            if (copy := layer_of_tensors(values, node.layer, framework, equal=False)) is not None:
+            parameters = list(parameters_of(node.layer, framework))
+            if (copy := layer_of_tensors(values, node.layer, parameters, framework, equal=False)) is not None:
                 return copy
     raise UsageError(
         f"{name!r} is a {type(values).__name__} of {len(values)} values, which are no copy of a recorded model's "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import weakref
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import FrameType, ModuleType
@@ -20,10 +20,14 @@ import numpy as np
 from padiff.frameworks import framework_of
 from padiff.model.tree import walk
 from padiff.records import ROOT
-from padiff.system.frames import variables
+from padiff.system.frames import is_of_user, variables
+from padiff.system.guard import reraise_from_signal_handler
 
 # Largest tensor whose values are kept to see whether a copy changes, in elements.
 _KEPT = 1 << 20
+# How deep in a model the layers lie that may have copies of their own.
+_DEEPEST = 2
+_CONTAINERS = (dict, OrderedDict, list, tuple)
 # A layer with fewer parameters is too small to be told from others by its shapes.
 _LEAST = 2
 # Tensors with equal values that vary (zeros equal zeros), from which on all are taken to be equal.
@@ -55,27 +59,26 @@ def copies_of(models: Mapping[str, Any], frame: FrameType | None, owned: Collect
     if not models:
         return {}
     framework = framework_of(next(iter(models.values())))
-    trained = [node.layer for model in models.values() for node in walk(model, framework)]
+    trained = [node for model in models.values() for node in walk(model, framework)]
     sources = {}
-    for layer in reversed(trained):  # the outermost layer of several with the same shapes
-        parameters = list(_parameters(layer, framework))
+    for node in reversed(trained):  # the outermost layer of several with the same shapes
+        parameters = list(parameters_of(node.layer, framework)) if node.path.count(".") < _DEEPEST else []
         if len(parameters) >= _LEAST:
-            sources[_shapes(parameters, framework)] = layer
-    taken, inner = set(owned), {id(layer) for layer in trained}
+            sources[_shapes(parameters, framework)] = node.layer, parameters
+    taken, inner = set(owned), {id(node.layer) for node in trained}
     copies: dict[str, Any] = {}
     for name, value in _values(frame):
         twin = None
         if framework.layers.is_model(value):
             layer = _inside(value, framework)
-            if id(layer) not in inner and _shapes(_parameters(layer, framework), framework) in sources:
+            if id(layer) not in inner and _shapes(parameters_of(layer, framework), framework) in sources:
                 twin = layer
-        elif isinstance(value, (dict, list, tuple)) and len(value) >= _LEAST:
-            twin = next(
-                (ghost for layer in sources.values() if (ghost := layer_of_tensors(value, layer, framework))), None
-            )
+        elif type(value) in _CONTAINERS and len(value) >= _LEAST:
+            tried = (layer_of_tensors(value, *source, framework) for source in sources.values())
+            twin = next((ghost for ghost in tried if ghost is not None), None)
         if twin is None:
             continue
-        tensors = {id(tensor) for _, tensor in _parameters(twin, framework)}
+        tensors = {id(tensor) for _, tensor in parameters_of(twin, framework)}
         if tensors.isdisjoint(taken):
             taken |= tensors
             while name in copies or name in models:
@@ -86,7 +89,7 @@ def copies_of(models: Mapping[str, Any], frame: FrameType | None, owned: Collect
 
 def is_copy(layer: Any, optimized: Sequence[Any], framework: Any) -> bool:
     """Return True if a layer has the shapes of some of an optimizer's tensors, and none of these."""
-    parameters = [tensor for _, tensor in _parameters(layer, framework)]
+    parameters = [tensor for _, tensor in parameters_of(layer, framework)]
     shape, others = framework.tensors.shape, {id(tensor) for tensor in optimized}
     if len(parameters) < _LEAST or not others.isdisjoint(map(id, parameters)):
         return False
@@ -106,7 +109,7 @@ class LeftOut:
         self._framework = framework_of(model)
         self._copies: list[tuple[str, Callable[[], Any], dict[str, np.ndarray]]] = []
         owned = {id(t) for each in optimizers for t in self._framework.optimizers.optimized(each)}
-        owned |= {id(tensor) for _, tensor in _parameters(model, self._framework)}
+        owned |= {id(tensor) for _, tensor in parameters_of(model, self._framework)}
         for name, twin in copies_of({"model": model}, frame, owned).items():
             # A layer that stands for the tensors in a container has no other owner.
             ghost = isinstance(vars(type(twin)).get("_parameters"), property)
@@ -117,7 +120,7 @@ class LeftOut:
         tensors = self._framework.tensors
         small = [
             (name, tensor)
-            for name, tensor in _parameters(copy, self._framework)
+            for name, tensor in parameters_of(copy, self._framework)
             if math.prod(tensors.shape(tensor)) <= _KEPT
         ]
         small.sort(key=lambda item: math.prod(tensors.shape(item[1])))
@@ -134,6 +137,15 @@ class LeftOut:
         return names
 
 
+def left_out_of(model: Any, optimizers: Collection[Any], frame: FrameType | None) -> LeftOut | None:
+    """Return the copies that nobody records; `None` if the search fails: the recording does without."""
+    try:
+        return LeftOut(model, optimizers, frame)
+    except Exception as error:
+        reraise_from_signal_handler(error)
+        return None
+
+
 def _same(value: Any) -> Any:
     return value
 
@@ -146,8 +158,10 @@ def _values(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
             continue
         seen.add(id(value))
         yield name, value
-        if not isinstance(value, (type, ModuleType)) and type(getattr(value, "__dict__", None)) is dict:
-            yield from ((name, each) for each in list(vars(value).values()) if isinstance(each, (dict, list)))
+        if isinstance(value, (type, ModuleType)) or is_of_user(value):
+            continue  # what objects of the user's hold are variables, too
+        if type(getattr(value, "__dict__", None)) is dict:
+            yield from ((name, each) for each in list(vars(value).values()) if type(each) in _CONTAINERS)
 
 
 def _inside(layer: Any, framework: Any) -> Any:
@@ -160,7 +174,7 @@ def _inside(layer: Any, framework: Any) -> Any:
         layer = children[0]
 
 
-def _parameters(layer: Any, framework: Any) -> Iterator[tuple[str, Any]]:
+def parameters_of(layer: Any, framework: Any) -> Iterator[tuple[str, Any]]:
     for node in walk(layer, framework):
         for slot, tensor, role in framework.layers.parameters(node.layer):
             if role == "parameter":
@@ -178,14 +192,16 @@ def _shapes(parameters: Iterable[tuple[str, Any]], framework: Any) -> tuple[Any,
 # -- tensors in a dict or list ---------------------------------------------------------------------------------------
 
 
-def layer_of_tensors(values: Any, layer: Any, framework: Any, equal: bool = True) -> Any:
+def layer_of_tensors(
+    values: Any, layer: Any, parameters: Sequence[tuple[str, Any]], framework: Any, equal: bool = True
+) -> Any:
     """Return a layer whose parameters are the tensors in a dict or list, if these are a layer's parameters; or None.
 
     Args:
         values: tensors by the names of the layer's parameters, or in their order.
+        parameters: the layer's parameters, by name.
         equal: True to ask for the values of the layer's parameters, not only for their shapes.
     """
-    parameters = list(_parameters(layer, framework))
     if isinstance(values, dict):
         names = [name for name, _ in parameters]
         before = next((each for each in ("", "module.") if all(each + name in values for name in names)), None)
@@ -203,9 +219,8 @@ def _are_alike(pairs: Sequence[tuple[Any, Any]], framework: Any, same_values: bo
     """Return True if other tensors have a layer's shapes, and the values of the smallest of its tensors that vary."""
     tensors = framework.tensors
     if not all(
-        tensors.is_tensor(value) and value is not tensor and tensors.shape(value) == tensors.shape(tensor)
-        for value, tensor in pairs
-    ):
+        tensors.is_tensor(value) and tensors.shape(value) == tensors.shape(tensor) for value, tensor in pairs
+    ) or any(value is tensor or tensors.same_values(value, tensor) for value, tensor in pairs):
         return False
     if not same_values:
         return True

@@ -21,7 +21,7 @@ from padiff.recorder.description import DeclaredSettings, Description, OtherRank
 from padiff.recorder.failures import Failures, aside
 from padiff.recorder.layers import Layers, ModelLease, claimed, group
 from padiff.recorder.levels import FULL_BYTES, LevelsOfSteps
-from padiff.recorder.model_copies import LeftOut
+from padiff.recorder.model_copies import LeftOut, left_out_of
 from padiff.recorder.model_hooks import TrainingHistory
 from padiff.recorder.options import Detail, Identity, Schedule, Scope, Target
 from padiff.recorder.output import MemoryRun, Output, Sink, check_as_made, dump_arguments, unwrapped
@@ -259,7 +259,7 @@ class Recorder(CurrentStep):
         if self._output.sink is None:
             return
         with self._framework.hooks.aside():
-            self._left_out = LeftOut(self._model, self._optimizers, sys._getframe(1))
+            self._left_out = left_out_of(self._model, self._optimizers, sys._getframe(1))
         keep_freed()
         self._levels.listen(self._output.folder)
         before = self._output.size_before() / self.info.world_size

@@ -117,8 +117,8 @@ LAST = TARGET.replace("self.online, self.target = net(), net()", "self.target, s
 )
 KINDS = {
     "deep": (DEEP, ["model", "average"], "decay", "has a decay of 0.99 for the reference's 0.9"),
-    "shadow": (SHADOW, ["model", "average"], "decay", "has a decay of 0.99 for the reference's 0.9"),
-    "listed": (LISTED, ["model", "average"], "decay", "has a decay of 0.99 for the reference's 0.9"),
+    "shadow": (SHADOW, ["model", "shadow"], "decay", "has a decay of 0.99 for the reference's 0.9"),
+    "listed": (LISTED, ["model", "shadow"], "decay", "has a decay of 0.99 for the reference's 0.9"),
     "target": (TARGET, ["online", "target"], "period", "average"),
 }
 

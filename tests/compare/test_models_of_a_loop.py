@@ -583,3 +583,15 @@ def test_a_target_of_a_copy_that_is_not_recorded_is_no_other_way_to_write_a_loss
     first = report.first_diff
     assert (first.step, first.slot) == (1, "mse_loss().input.target")
     assert "may give them, and is not recorded: `teacher`" in str(first.cause)
+
+
+def test_a_view_of_the_parameters_is_no_copy(tmp_path, capfd):
+    model = _net(torch, 6, 8, 2, seed=3)
+    views, listed = model.state_dict(), list(model.parameters())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with padiff.record(model, tmp_path / "a", optimizer=optimizer) as rec:
+        for x in torch.tensor(X):
+            model(x).square().mean().backward()
+            _step(optimizer)
+            rec.try_dump()
+    assert len(views) == len(listed) and "of the model that the loop changes" not in capfd.readouterr().err
