@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from padiff.compare.diagnose.computing.divergence import Number
-from padiff.compare.diagnose.computing.edit import SIDES_OF_EDITS, Edit, FormulaView, dropped_terms, put
-from padiff.compare.diagnose.computing.formula import Change, Node
+from padiff.compare.diagnose.computing.edit import SIDES_OF_EDITS, UNNAMED, Edit, FormulaView, dropped_terms, put
+from padiff.compare.diagnose.computing.formula import MADE, Change, Node
 from padiff.compare.diagnose.computing.operations import OPERATIONS, reduced
+from padiff.frameworks.catalog import GRAD
 
 _SIDE, _OTHER = SIDES_OF_EDITS
 # Usual exponents of focal losses.
 _EXPONENTS = (2.0, 1.0, 3.0, 0.5)
 # Functions with a parameter for element weights.
 _WEIGHING = frozenset({"binary_cross_entropy", "binary_cross_entropy_with_logits"})
+# Relative difference of a loss and its slopes that is no change.
+_NO_CHANGE = 1e-5
 # The most classes whose weights a text lists.
 _WRITTEN = 8
 
@@ -488,3 +491,105 @@ def _weights(sheet: FormulaView, k: int) -> Iterator[Edit]:
 
 def _instead(node: int) -> Change:
     return lambda get, own: get(node)
+
+
+# -- inputs and gradients of the other side ----------------------------------------------------------------------------
+
+
+def other_inputs(sheet: FormulaView, candidate: FormulaView | None) -> Iterator[Edit]:
+    """Yield edits that replace an input of the loss (labels, targets, weights) by the candidate's."""
+    if candidate is None:
+        return
+    others = [(k, v) for k, v in enumerate(candidate.formula.values) if _goes_in(candidate, k)]
+    yield from _all_other_inputs(sheet, candidate, others)
+    for k, values in enumerate(sheet.formula.values):
+        if not _goes_in(sheet, k) or any(v.shape == values.shape and np.allclose(v, values, 1e-5) for _, v in others):
+            continue
+        for _, replacement in others:
+            if replacement.size == values.size and (replacement.dtype.kind in "iub") == (values.dtype.kind in "iub"):
+                labels = values.dtype.kind in "iu" and sheet.feeds(k, frozenset({"targets", "picked"}))
+                differ = int((replacement.reshape(values.shape) != values).sum())
+                what = "labels" if labels else f"numbers of the loop, {_operand(sheet, k)}"
+                text = f"the loss is of other {what}: {differ} of {values.size} differ from the reference's"
+                if values.min() == values.max() and replacement.min() == replacement.max():
+                    text += f", {replacement.flat[0]:.6g} for {values.flat[0]:.6g}"
+                if np.array_equal(np.sort(values, axis=None), np.sort(replacement, axis=None)):
+                    text += ", which are in another order"
+                kind = "labels" if labels else "loss_input"
+                yield Edit(kind, "other labels", text, {k: put(replacement.reshape(values.shape))}, 0, at=k)
+
+
+def _all_other_inputs(
+    sheet: FormulaView, candidate: FormulaView, others: Sequence[tuple[int, np.ndarray]]
+) -> Iterator[Edit]:
+    """Yield the edit that replaces all inputs of the loss that differ by the candidate's, if there are several."""
+    own = [(k, v) for k, v in enumerate(sheet.formula.values) if _goes_in(sheet, k)]
+    if len(own) != len(others) or any(a.shape != b.shape for (_, a), (_, b) in zip(own, others)):
+        return
+    differ = [(k, other) for (k, a), (_, other) in zip(own, others) if not np.allclose(a, other, 1e-5)]
+    if len(differ) > 1:
+        text = f"the loss is of other numbers of the loop, {' and '.join(_operand(sheet, k) for k, _ in differ)}"
+        changes = {k: put(values) for k, values in differ}
+        yield Edit("loss_input", "other inputs", text, changes, 0, at=differ[0][0])
+
+
+def _operand(sheet: FormulaView, k: int) -> str:
+    """Return what messages call an input of the loss that no recorded call gives: by the call that it goes into."""
+    text = sheet.named(k)
+    users = [] if text != UNNAMED else [sheet.named(user) for user in sheet.users(k)]
+    calls = [user.removeprefix("what ").removesuffix(" gives") for user in users if user.endswith(" gives")]
+    return f"what goes into {calls[0]}" if calls else text
+
+
+def asked_gradients(sheet: FormulaView, candidate: FormulaView) -> dict[int, Change]:
+    """Return changes that put the gradients that the candidate's loop asked for in the place of the reference's."""
+    nodes, others_nodes = map(_asked_nodes, (sheet, candidate))
+    changes: dict[int, Change] = {}
+    for key in nodes.keys() & others_nodes.keys():
+        values, others = sheet.formula.values[nodes[key]], candidate.formula.values[others_nodes[key]]
+        others = others.T if others.shape != values.shape else others
+        if others.shape != values.shape:
+            return {}
+        if not np.allclose(values, others, 1e-3, 1e-4 * math.sqrt(np.mean(np.square(values)))):
+            changes[nodes[key]] = put(others)
+    return changes
+
+
+def _asked_nodes(sheet: FormulaView) -> dict[tuple[int, str], int]:
+    """Return the nodes of the gradients that the loop asked for, by the number of the call and the slot."""
+    nodes = {}
+    for tensor, node in sheet.writer.nodes.items():
+        call = sheet.graph.producers.get(tensor)
+        if call is not None and call.function == GRAD:
+            nodes[call.nth, next(o.slot for o in call.outputs if o.tensor == tensor)] = node
+    return nodes
+
+
+def with_gradients(
+    sheet: FormulaView, make: Callable[[FormulaView], Iterable[Edit]], slopes: Mapping[int, Change]
+) -> Iterator[Edit]:
+    """Yield edits with the gradients that the other side's loop asked for, if they change more than these do."""
+    base = sheet.formula.changed(slopes)
+    for edit in make(sheet):
+        changes = {**slopes, **edit.changes}
+        if slopes.keys() & edit.changes.keys() or base is None:
+            continue
+        result = sheet.formula.changed(changes)
+        if result is not None and result.shape == base.shape and not np.allclose(result, base, _NO_CHANGE):
+            yield replace(edit, changes=changes)
+
+
+def made_with(value: float, make: Callable[[float], Mapping[int, Change]], slopes: Mapping[int, Change]) -> object:
+    """Return the changes of a number's edit, with gradients that the other side's loop asked for."""
+    return {**slopes, **make(value)}
+
+
+def _goes_in(sheet: FormulaView, k: int) -> bool:
+    """Return True if a tensor is labels, or comes from outside of the model."""
+    node, values = sheet.nodes[k], sheet.formula.values[k]
+    if values.size < 2 or node.name not in ("", MADE) or sheet.tensor(k) is None:
+        return False
+    if values.dtype.kind in "iu" and any(sheet.nodes[u].operation in ("targets", "picked") for u in sheet.users(k)):
+        return True
+    call = sheet.producer(k)
+    return not node.operation and (call is None or not (call.inputs or call.parameters))

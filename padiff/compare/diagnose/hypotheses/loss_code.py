@@ -7,7 +7,7 @@ a single number, so its slopes are compared with the recorded gradients of the m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, count
@@ -15,9 +15,18 @@ from itertools import chain, count
 import numpy as np
 
 from padiff.compare.diagnose.computing.divergence import READ, divergences, numbers
-from padiff.compare.diagnose.computing.edit import UNNAMED, Edit, FormulaView, Target, put
-from padiff.compare.diagnose.computing.formula import MADE, Change, UnknownError
-from padiff.compare.diagnose.computing.in_losses import loss_cut_off, loss_edits, loss_left_out, loss_numbers
+from padiff.compare.diagnose.computing.edit import FormulaView, Target
+from padiff.compare.diagnose.computing.formula import UnknownError
+from padiff.compare.diagnose.computing.in_losses import (
+    asked_gradients,
+    loss_cut_off,
+    loss_edits,
+    loss_left_out,
+    loss_numbers,
+    made_with,
+    other_inputs,
+    with_gradients,
+)
 from padiff.compare.diagnose.computing.loss_terms import (
     Leaf,
     Sloped,
@@ -185,20 +194,20 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         ]
         makers: list[Maker] = [
             *cut,
-            partial(_other_inputs, candidate=sheets[1]),
+            partial(other_inputs, candidate=sheets[1]),
             of_all_turns,
             loss_edits,
             loss_left_out,
             other_operations,
         ]
-        slopes = {} if candidate is None else _asked_gradients(reference.sheet, candidate.sheet)
+        slopes = {} if candidate is None else asked_gradients(reference.sheet, candidate.sheet)
         base = reference.sheet.formula.changed(slopes) if slopes else None
         if base is not None:
             explained = target.off(base) <= NEAR * noise
             # What an inner loop changes shows in the gradients that it asks for next.
-            others = [] if explained else [partial(_with_gradients, make=make, slopes=slopes) for make in makers]
+            others = [] if explained else [partial(with_gradients, make=make, slopes=slopes) for make in makers]
             makers = [*makers, *others]
-            candidates += [replace(n, make=partial(_made_with, make=n.make, slopes=slopes)) for n in candidates]
+            candidates += [replace(n, make=partial(made_with, make=n.make, slopes=slopes)) for n in candidates]
         # A scale of the whole loss has many causes, which the code of the loss alone does not show.
         if candidate is not None and multiple_of(few.candidate, few.reference) is None:
             # First, as there are few of them: a long formula leaves no time for all edits.
@@ -207,10 +216,10 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     if candidate is not None:
         target = Target(few.reference, few.reference.shape, _same)
         surplus: list[Maker] = [*cut, loss_left_out]
-        slopes = {} if reference is None else _asked_gradients(candidate.sheet, reference.sheet)
+        slopes = {} if reference is None else asked_gradients(candidate.sheet, reference.sheet)
         base = candidate.sheet.formula.changed(slopes) if slopes else None
         if base is not None and target.off(base) > NEAR * noise:
-            surplus += [partial(_with_gradients, make=make, slopes=slopes) for make in (of_all_turns, loss_left_out)]
+            surplus += [partial(with_gradients, make=make, slopes=slopes) for make in (of_all_turns, loss_left_out)]
         trials += tried(case, candidate.sheet, surplus, target, True)
     trials = [_as_read(trial, trials, case.noise) for trial in trials]
     # If the code of both sides is known, a factor in one side's code is the difference, and no effect of another one.
@@ -263,102 +272,6 @@ def _of_scale(trial: Found) -> Found:
     edit, sheet = trial.edit, trial.sheet
     scales = edit.kind in ("scale", "loss_scale", "scale_missing") and edit.at >= 0 and sheet.shape(edit.at) == ()
     return replace(trial, edit=replace(edit, telling=False, rank=3)) if scales else trial
-
-
-def _other_inputs(sheet: FormulaView, candidate: FormulaView | None) -> Iterator[Edit]:
-    """Yield edits that replace an input of the loss (labels, targets, weights) by the candidate's."""
-    if candidate is None:
-        return
-    others = [(k, v) for k, v in enumerate(candidate.formula.values) if _goes_in(candidate, k)]
-    yield from _all_other_inputs(sheet, candidate, others)
-    for k, values in enumerate(sheet.formula.values):
-        if not _goes_in(sheet, k) or any(v.shape == values.shape and np.allclose(v, values, 1e-5) for _, v in others):
-            continue
-        for _, replacement in others:
-            if replacement.size == values.size and (replacement.dtype.kind in "iub") == (values.dtype.kind in "iub"):
-                labels = values.dtype.kind in "iu" and sheet.feeds(k, frozenset({"targets", "picked"}))
-                differ = int((replacement.reshape(values.shape) != values).sum())
-                what = "labels" if labels else f"numbers of the loop, {_operand(sheet, k)}"
-                text = f"the loss is of other {what}: {differ} of {values.size} differ from the reference's"
-                if values.min() == values.max() and replacement.min() == replacement.max():
-                    text += f", {replacement.flat[0]:.6g} for {values.flat[0]:.6g}"
-                if np.array_equal(np.sort(values, axis=None), np.sort(replacement, axis=None)):
-                    text += ", which are in another order"
-                kind = "labels" if labels else "loss_input"
-                yield Edit(kind, "other labels", text, {k: put(replacement.reshape(values.shape))}, 0, at=k)
-
-
-def _all_other_inputs(
-    sheet: FormulaView, candidate: FormulaView, others: Sequence[tuple[int, np.ndarray]]
-) -> Iterator[Edit]:
-    """Yield the edit that replaces all inputs of the loss that differ by the candidate's, if there are several."""
-    own = [(k, v) for k, v in enumerate(sheet.formula.values) if _goes_in(sheet, k)]
-    if len(own) != len(others) or any(a.shape != b.shape for (_, a), (_, b) in zip(own, others)):
-        return
-    differ = [(k, other) for (k, a), (_, other) in zip(own, others) if not np.allclose(a, other, 1e-5)]
-    if len(differ) > 1:
-        text = f"the loss is of other numbers of the loop, {' and '.join(_operand(sheet, k) for k, _ in differ)}"
-        changes = {k: put(values) for k, values in differ}
-        yield Edit("loss_input", "other inputs", text, changes, 0, at=differ[0][0])
-
-
-def _operand(sheet: FormulaView, k: int) -> str:
-    """Return what messages call an input of the loss that no recorded call gives: by the call that it goes into."""
-    text = sheet.named(k)
-    users = [] if text != UNNAMED else [sheet.named(user) for user in sheet.users(k)]
-    calls = [user.removeprefix("what ").removesuffix(" gives") for user in users if user.endswith(" gives")]
-    return f"what goes into {calls[0]}" if calls else text
-
-
-def _asked_gradients(sheet: FormulaView, candidate: FormulaView) -> dict[int, Change]:
-    """Return changes that put the gradients that the candidate's loop asked for in the place of the reference's."""
-    nodes, others_nodes = map(_asked_nodes, (sheet, candidate))
-    changes: dict[int, Change] = {}
-    for key in nodes.keys() & others_nodes.keys():
-        values, others = sheet.formula.values[nodes[key]], candidate.formula.values[others_nodes[key]]
-        others = others.T if others.shape != values.shape else others
-        if others.shape != values.shape:
-            return {}
-        if not np.allclose(values, others, 1e-3, 1e-4 * root(values)):
-            changes[nodes[key]] = put(others)
-    return changes
-
-
-def _asked_nodes(sheet: FormulaView) -> dict[tuple[int, str], int]:
-    """Return the nodes of the gradients that the loop asked for, by the number of the call and the slot."""
-    nodes = {}
-    for tensor, node in sheet.writer.nodes.items():
-        call = sheet.graph.producers.get(tensor)
-        if call is not None and call.function == GRAD:
-            nodes[call.nth, next(o.slot for o in call.outputs if o.tensor == tensor)] = node
-    return nodes
-
-
-def _with_gradients(sheet: FormulaView, make: Maker, slopes: Mapping[int, Change]) -> Iterator[Edit]:
-    """Yield edits with the gradients that the other side's loop asked for, if they change more than these do."""
-    base = sheet.formula.changed(slopes)
-    for edit in make(sheet):
-        changes = {**slopes, **edit.changes}
-        if slopes.keys() & edit.changes.keys() or base is None:
-            continue
-        result = sheet.formula.changed(changes)
-        if result is not None and result.shape == base.shape and not np.allclose(result, base, _ROUNDING):
-            yield replace(edit, changes=changes)
-
-
-def _made_with(value: float, make: Callable[[float], Mapping[int, Change]], slopes: Mapping[int, Change]) -> object:
-    return {**slopes, **make(value)}
-
-
-def _goes_in(sheet: FormulaView, k: int) -> bool:
-    """Return True if a tensor is labels, or comes from outside of the model."""
-    node, values = sheet.nodes[k], sheet.formula.values[k]
-    if values.size < 2 or node.name not in ("", MADE) or sheet.tensor(k) is None:
-        return False
-    if values.dtype.kind in "iu" and any(sheet.nodes[u].operation in ("targets", "picked") for u in sheet.users(k)):
-        return True
-    call = sheet.producer(k)
-    return not node.operation and (call is None or not (call.inputs or call.parameters))
 
 
 def _same(values: np.ndarray) -> np.ndarray:
