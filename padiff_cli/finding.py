@@ -22,7 +22,7 @@ from padiff.frameworks.interception import DirectCallWatch
 from padiff.model.tree import walk
 from padiff.recorder import Recorder
 from padiff.recorder.layers import group_of
-from padiff.recorder.model_copies import copies_of, named_together
+from padiff.recorder.model_copies import Copy, copies_of, named_models
 from padiff.system.frames import variables
 from padiff.system.guard import reraise_from_signal_handler
 from padiff_cli.after_import import AfterImport
@@ -46,7 +46,7 @@ class ModelFinder(ABC):
         self.model: Any = None
         self.optimizers: list[Any] = []
         self.unowned: Sequence[str] = ()
-        self.copies: Mapping[str, Any] = {}
+        self.copies: Mapping[str, Copy] = {}
         self.gone = False
         self._iterations = Iterations(())
         self._called: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -154,14 +154,17 @@ class ModelFinder(ABC):
         models, tensors = self._select(optimizers, frame, layer)
         models = {name: _without_fabric(model) for name, model in models.items()}
         self.unowned = [*tensors]
-        self.copies = self._copies(models, frame)
-        models = named_together(models, self.copies, frame)
+        named = named_models(models, frame)
+        self.copies = self._copies(named, frame)
+        if self.copies:
+            models = {**named, **{name: copy.layer for name, copy in self.copies.items()}}
         if len(models) == 1 and not tensors:
             self._start(next(iter(models.values())), optimizers)
         else:
-            self._start(group_of(self._framework_name(optimizers), models, tensors), optimizers)
+            current = {name: copy.current for name, copy in self.copies.items()}
+            self._start(group_of(self._framework_name(optimizers), models, tensors, current), optimizers)
 
-    def _copies(self, models: Mapping[str, Any], frame: FrameType | None) -> dict[str, Any]:
+    def _copies(self, models: Mapping[str, Any], frame: FrameType | None) -> dict[str, Copy]:
         """Return the copies of the models that the loop keeps; empty if the search fails: the models are recorded."""
         try:
             optimizers = [(each(), _framework(name).optimizers) for each, name in self._made]

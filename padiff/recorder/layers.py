@@ -5,10 +5,11 @@ from __future__ import annotations
 import glob
 import importlib
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from padiff.errors import SelectionError, UsageError
@@ -300,7 +301,7 @@ def _copy(name: str, values: Any, models: Mapping[str, Any]) -> Any:
     for model in models.values():
         for node in walk(model, framework := framework_of(model)):
             parameters = list(parameters_of(node.layer, framework))
-            if (copy := layer_of_tensors(values, node.layer, parameters, framework, equal=False)) is not None:
+            if (copy := layer_of_tensors(values, node.layer, parameters, framework)) is not None:
                 return copy
     raise UsageError(
         f"{name!r} is a {type(values).__name__} of {len(values)} values, which are no copy of a recorded model's "
@@ -308,7 +309,12 @@ def _copy(name: str, values: Any, models: Mapping[str, Any]) -> Any:
     )
 
 
-def group_of(framework: str, models: Mapping[str, Any], tensors: Mapping[str, Any]) -> Any:
+def group_of(
+    framework: str,
+    models: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+    current: Mapping[str, Callable[[], Any]] = MappingProxyType({}),
+) -> Any:
     """Return one layer that holds models and tensors by name; these stay as they are.
 
     The group trains while one of its models does.
@@ -316,6 +322,7 @@ def group_of(framework: str, models: Mapping[str, Any], tensors: Mapping[str, An
     Args:
         framework: name of the framework.
         tensors: trained tensors that no layer owns. They become parameters of the group.
+        current: for models that the loop replaces, a function that returns the one of now; `None`: as before.
     """
     nn = importlib.import_module(f"{framework}.nn")
     base = nn.ModuleDict if framework == "torch" else nn.LayerDict
@@ -325,13 +332,29 @@ def group_of(framework: str, models: Mapping[str, Any], tensors: Mapping[str, An
 
     # Making a layer sets it to training; the group is what its models are.
     training = property(is_training, lambda layers, value: None)
-    kind = type(base.__name__, (base,), {"training": training, "__module__": base.__module__})
-    layers = kind()
+    attributes: dict[str, Any] = {"training": training, "__module__": base.__module__}
+    if current:
+        children = "_modules" if framework == "torch" else "_sub_layers"
+        attributes[children] = property(partial(_children_now, children, current), partial(_set_children, children))
+    layers = type(base.__name__, (base,), attributes)()
     for label, model in models.items():
         layers[_free(layers, label)] = model
     for label, tensor in tensors.items():
         layers._parameters[_free(layers, label)] = tensor  # a plain tensor is refused by the checks of `__setattr__`
     return layers
+
+
+def _children_now(attribute: str, current: Mapping[str, Callable[[], Any]], layers: Any) -> Any:
+    """Return a group's layers, with those that the loop has replaced."""
+    children = vars(layers)[attribute]
+    for label, read in current.items():
+        if label in children and (layer := read()) is not None:
+            children[label] = layer
+    return children
+
+
+def _set_children(attribute: str, layers: Any, value: Any) -> None:
+    vars(layers)[attribute] = value
 
 
 def _free(layers: Any, label: str) -> str:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from types import FrameType, ModuleType
-from typing import Any
+from types import CodeType, FrameType, ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from padiff.frameworks import framework_of
 from padiff.model.tree import walk
 from padiff.records import ROOT
-from padiff.system.frames import is_of_user, variables
+from padiff.system.frames import is_of_user, locals_of, user_frames, variables
 from padiff.system.guard import reraise_from_signal_handler
 
 # Largest tensor whose values are kept to see whether a copy changes, in elements.
@@ -34,21 +35,25 @@ _LEAST = 2
 _ENOUGH = 2
 
 
-def named_together(models: Mapping[str, Any], copies: Mapping[str, Any], frame: FrameType | None) -> dict[str, Any]:
-    """Return models and their copies by name. A model without a name gets that of its variable if it has copies."""
-    if not copies:
-        return dict(models)
+class Copy(NamedTuple):
+    """A copy of a model.
+
+    Attributes:
+        layer: the layer that holds the copy's parameters.
+        current: returns the layer that the script's variable holds now: loops copy the whole model anew, too.
+    """
+
+    layer: Any
+    current: Callable[[], Any]
+
+
+def named_models(models: Mapping[str, Any], frame: FrameType | None) -> dict[str, Any]:
+    """Return models by name; one without a name gets that of its variable."""
     labels = {id(value): label for label, value in reversed(list(variables(frame)))}
-    together = {}
-    for name, value in [*models.items(), *copies.items()]:
-        name = name or labels.get(id(value)) or "model"
-        while name in together:
-            name += "_copy"
-        together[name] = value
-    return together
+    return {name or labels.get(id(value)) or "model": value for name, value in models.items()}
 
 
-def copies_of(models: Mapping[str, Any], frame: FrameType | None, owned: Collection[int]) -> dict[str, Any]:
+def copies_of(models: Mapping[str, Any], frame: FrameType | None, owned: Collection[int]) -> dict[str, Copy]:
     """Return the copies of models among the variables of a script, by the variables' names.
 
     Args:
@@ -66,25 +71,71 @@ def copies_of(models: Mapping[str, Any], frame: FrameType | None, owned: Collect
         if len(parameters) >= _LEAST:
             sources[_shapes(parameters, framework)] = node.layer, parameters
     taken, inner = set(owned), {id(node.layer) for node in trained}
-    copies: dict[str, Any] = {}
+    copies: dict[str, Copy] = {}
     for name, value in _values(frame):
         twin = None
         if framework.layers.is_model(value):
             layer = _inside(value, framework)
-            if id(layer) not in inner and _shapes(parameters_of(layer, framework), framework) in sources:
-                twin = layer
+            shapes = _shapes(parameters_of(layer, framework), framework)
+            if id(layer) not in inner and shapes in sources:
+                twin = Copy(layer, partial(_now, _variable(value, frame), shapes, framework))
         elif type(value) in _CONTAINERS and len(value) >= _LEAST:
-            tried = (layer_of_tensors(value, *source, framework) for source in sources.values())
-            twin = next((ghost for ghost in tried if ghost is not None), None)
+            held = _variable(value, frame)
+            tried = (layer_of_tensors(value, *source, framework, held) for source in sources.values())
+            ghost = next((each for each in tried if each is not None), None)
+            twin = None if ghost is None else Copy(ghost, partial(_same, ghost))
         if twin is None:
             continue
-        tensors = {id(tensor) for _, tensor in parameters_of(twin, framework)}
+        tensors = {id(tensor) for _, tensor in parameters_of(twin.layer, framework)}
         if tensors.isdisjoint(taken):
             taken |= tensors
             while name in copies or name in models:
                 name += "_copy"
             copies[name] = twin
     return copies
+
+
+# -- variables -------------------------------------------------------------------------------------------------------
+
+
+def _variable(value: Any, frame: FrameType | None) -> Callable[[], Any]:
+    """Return a function that returns what the script's variable or attribute holds that holds a value now."""
+    main = sys.modules.get("__main__")
+    for scope in [vars(main)] if main is not None else []:
+        for name, each in list(scope.items()):
+            if each is value:
+                return partial(scope.get, name)
+    for user in user_frames(frame):
+        for name, each in locals_of(user).items():
+            if each is value:
+                return partial(_local, user.f_code, name)
+    for _, holder in variables(frame):
+        if type(holder) is dict:
+            for name, each in list(holder.items()):
+                if each is value:
+                    return partial(holder.get, name)
+        elif is_of_user(holder):
+            inner = {**vars(holder), **vars(holder).get("_modules", {}), **vars(holder).get("_sub_layers", {})}
+            for name, each in inner.items():
+                if each is value:
+                    return partial(_attribute, weakref.ref(holder), name)
+    return partial(_same, value)
+
+
+def _local(code: CodeType, name: str) -> Any:
+    frame = next((each for each in user_frames(sys._getframe(1)) if each.f_code is code), None)
+    return None if frame is None else locals_of(frame).get(name)
+
+
+def _attribute(alive: Callable[[], Any], name: str) -> Any:
+    return getattr(alive(), name, None)
+
+
+def _now(variable: Callable[[], Any], shapes: tuple[Any, ...], framework: Any) -> Any:
+    """Return the layer that a variable holds, if it is still one of these shapes."""
+    value = variable()
+    layer = _inside(value, framework) if framework.layers.is_model(value) else None
+    return layer if layer is not None and _shapes(parameters_of(layer, framework), framework) == shapes else None
 
 
 def is_copy(layer: Any, optimized: Sequence[Any], framework: Any) -> bool:
@@ -107,14 +158,10 @@ class LeftOut:
 
     def __init__(self, model: Any, optimizers: Collection[Any], frame: FrameType | None) -> None:
         self._framework = framework_of(model)
-        self._copies: list[tuple[str, Callable[[], Any], dict[str, np.ndarray]]] = []
         owned = {id(t) for each in optimizers for t in self._framework.optimizers.optimized(each)}
         owned |= {id(tensor) for _, tensor in parameters_of(model, self._framework)}
-        for name, twin in copies_of({"model": model}, frame, owned).items():
-            # A layer that stands for the tensors in a container has no other owner.
-            ghost = isinstance(vars(type(twin)).get("_parameters"), property)
-            alive = partial(_same, twin) if ghost else weakref.ref(twin)
-            self._copies.append((name, alive, self._kept(twin)))
+        copies = copies_of({"model": model}, frame, owned)
+        self._copies = [(name, copy.current, self._kept(copy.layer)) for name, copy in copies.items()]
 
     def _kept(self, copy: Any) -> dict[str, np.ndarray]:
         tensors = self._framework.tensors
@@ -129,8 +176,8 @@ class LeftOut:
     def changed(self) -> list[str]:
         """Return the names of the copies that have changed since."""
         names = []
-        for name, alive, before in self._copies:
-            if (copy := alive()) is not None:
+        for name, current, before in self._copies:
+            if (copy := current()) is not None:
                 now = self._kept(copy)
                 if any(name in now and not np.array_equal(now[name], values) for name, values in before.items()):
                     names.append(name)
@@ -193,14 +240,19 @@ def _shapes(parameters: Iterable[tuple[str, Any]], framework: Any) -> tuple[Any,
 
 
 def layer_of_tensors(
-    values: Any, layer: Any, parameters: Sequence[tuple[str, Any]], framework: Any, equal: bool = True
+    values: Any,
+    layer: Any,
+    parameters: Sequence[tuple[str, Any]],
+    framework: Any,
+    variable: Callable[[], Any] | None = None,
 ) -> Any:
     """Return a layer whose parameters are the tensors in a dict or list, if these are a layer's parameters; or None.
 
     Args:
         values: tensors by the names of the layer's parameters, or in their order.
         parameters: the layer's parameters, by name.
-        equal: True to ask for the values of the layer's parameters, not only for their shapes.
+        variable: returns the dict or list of now, for one with the values of the layer's parameters; `None` for one
+            that is given, with any values.
     """
     if isinstance(values, dict):
         names = [name for name, _ in parameters]
@@ -209,10 +261,18 @@ def layer_of_tensors(
     else:
         keys = list(range(len(values)))
     pairs = [(values[key], tensor) for key, (_, tensor) in zip(keys, parameters)]
-    if len(keys) != len(parameters) or not _are_alike(pairs, framework, equal):
+    if len(keys) != len(parameters) or not _are_alike(pairs, framework, variable is not None):
         return None
     places = {name: key for key, (name, _) in zip(keys, parameters)}
-    return _ghost(layer, "", lambda name: values[places[name]], places, framework, {})
+    latest = [values]
+
+    def value(name: str) -> Any:
+        now = variable() if variable is not None else values
+        if type(now) is type(latest[0]) and len(now) == len(latest[0]):
+            latest[0] = now
+        return latest[0][places[name]]
+
+    return _ghost(layer, "", value, places, framework, {})
 
 
 def _are_alike(pairs: Sequence[tuple[Any, Any]], framework: Any, same_values: bool) -> bool:

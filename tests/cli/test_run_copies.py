@@ -168,3 +168,28 @@ def test_a_copy_that_one_loop_lacks_is_no_difference():
     recorded("b", "torch", DEEP.partition("    with no_grad")[0].replace("average = ", "_ = None and "))
     assert padiff.compare_runs("a", "b").first_diff is None
     assert padiff.compare_runs("b", "a").first_diff is None
+
+
+@pytest.mark.parametrize("framework", ["torch", "paddle"])
+@pytest.mark.parametrize(
+    ("text", "before", "after"),
+    [
+        (
+            TARGET,
+            "load(self.target, self.online.state_dict())\nagent",
+            "self.target = copy.deepcopy(self.online)\nagent",
+        ),
+        (
+            SHADOW,
+            "self.shadow[name] = self.decay * self.shadow[name] + (1 - self.decay) * value\ndef",
+            "self.shadow = {**self.shadow, name: self.decay * self.shadow[name] + (1 - self.decay) * value}\ndef",
+        ),
+    ],
+    ids=["a layer", "a dict"],
+)
+def test_a_copy_that_the_loop_makes_anew_is_followed(text, before, after, framework):
+    recorded("a", framework, text)
+    assert before in text
+    recorded("b", framework, text.replace(before, after))
+    report = padiff.compare_runs("a", "b")
+    assert report.passed and report.coverage.share > 0.95, report.text()
