@@ -76,9 +76,8 @@ def copies_of(models: Mapping[str, Any], frame: FrameType | None, owned: Collect
         twin = None
         if framework.layers.is_model(value):
             layer = _inside(value, framework)
-            shapes = _shapes(parameters_of(layer, framework), framework)
-            if id(layer) not in inner and shapes in sources:
-                twin = Copy(layer, partial(_now, _variable(value, frame), shapes, framework))
+            if id(layer) not in inner and _shapes(parameters_of(layer, framework), framework) in sources:
+                twin = Copy(layer, _Followed(_variable(value, frame), layer, framework))
         elif type(value) in _CONTAINERS and len(value) >= _LEAST:
             held = _variable(value, frame)
             tried = (layer_of_tensors(value, *source, framework, held) for source in sources.values())
@@ -131,11 +130,28 @@ def _attribute(alive: Callable[[], Any], name: str) -> Any:
     return getattr(alive(), name, None)
 
 
-def _now(variable: Callable[[], Any], shapes: tuple[Any, ...], framework: Any) -> Any:
-    """Return the layer that a variable holds, if it is still one of these shapes."""
-    value = variable()
-    layer = _inside(value, framework) if framework.layers.is_model(value) else None
-    return layer if layer is not None and _shapes(parameters_of(layer, framework), framework) == shapes else None
+class _Followed:
+    """The layer that a variable holds, as long as its shapes are those of a first one.
+
+    Args:
+        variable: returns what the variable holds now.
+        layer: the first layer.
+    """
+
+    def __init__(self, variable: Callable[[], Any], layer: Any, framework: Any) -> None:
+        self._variable, self._framework = variable, framework
+        self._shapes = _shapes(parameters_of(layer, framework), framework)
+        self._latest = weakref.ref(layer)
+
+    def __call__(self) -> Any:
+        value = self._variable()
+        layer = _inside(value, self._framework) if self._framework.layers.is_model(value) else None
+        if layer is None or layer is self._latest():
+            return layer
+        if _shapes(parameters_of(layer, self._framework), self._framework) != self._shapes:
+            return None
+        self._latest = weakref.ref(layer)
+        return layer
 
 
 def is_copy(layer: Any, optimized: Sequence[Any], framework: Any) -> bool:
@@ -266,13 +282,13 @@ def layer_of_tensors(
     places = {name: key for key, (name, _) in zip(keys, parameters)}
     latest = [values]
 
-    def value(name: str) -> Any:
+    def held(names: Iterable[str]) -> list[Any]:
         now = variable() if variable is not None else values
         if type(now) is type(latest[0]) and len(now) == len(latest[0]):
             latest[0] = now
-        return latest[0][places[name]]
+        return [latest[0][places[name]] for name in names]
 
-    return _ghost(layer, "", value, places, framework, {})
+    return _ghost(layer, "", held, places, framework, {})
 
 
 def _are_alike(pairs: Sequence[tuple[Any, Any]], framework: Any, same_values: bool) -> bool:
@@ -296,13 +312,18 @@ def _are_alike(pairs: Sequence[tuple[Any, Any]], framework: Any, same_values: bo
 
 
 def _ghost(
-    layer: Any, prefix: str, value: Callable[[str], Any], names: Collection[str], framework: Any, made: dict[int, Any]
+    layer: Any,
+    prefix: str,
+    held: Callable[[Iterable[str]], list[Any]],
+    names: Collection[str],
+    framework: Any,
+    made: dict[int, Any],
 ) -> Any:
     """Return a layer like another one, which is never called, and whose parameters are looked up when they are read."""
     if id(layer) in made:
         return made[id(layer)]
     slots = [slot for slot, _, _ in framework.layers.parameters(layer) if prefix + slot in names]
-    parameters = property(lambda _: {slot: value(prefix + slot) for slot in slots})
+    parameters = property(lambda _: dict(zip(slots, held([prefix + slot for slot in slots]))) if slots else {})
     kind = type(layer)
     ghost: Any = object.__new__(
         type(kind.__name__, (kind,), {"_parameters": parameters, "__module__": kind.__module__})
@@ -313,7 +334,7 @@ def _ghost(
     state["_buffers"] = {}
     children = "_modules" if framework.name == "torch" else "_sub_layers"
     state[children] = {
-        name: _ghost(child, f"{prefix}{name}.", value, names, framework, made)
+        name: _ghost(child, f"{prefix}{name}.", held, names, framework, made)
         for name, child in framework.layers.children(layer)
     }
     return ghost
