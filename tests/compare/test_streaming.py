@@ -14,7 +14,6 @@ from padiff import compare_runs
 from padiff.compare.measure.pairs import measure_pair
 from padiff.dump.tensor_file import TensorFile, read_plain
 from padiff.records import UNSCALED, Both
-from padiff.system.process import new_memory
 
 LARGE = 1 << 16
 RNG = np.random.default_rng(5)
@@ -79,7 +78,7 @@ def test_an_ordinary_file_is_read_as_numpy_reads_it(name, tmp_path):
     (tmp_path / "tensors").mkdir()
     np.save(tmp_path / "tensors" / "a.npy", FILES[name])
     wanted = np.load(tmp_path / "tensors" / "a.npy")
-    array = read_plain(str(tmp_path), "tensors/a.npy", wanted.dtype, wanted.shape, new_memory)
+    array = read_plain(str(tmp_path), "tensors/a.npy", wanted.dtype, wanted.shape)
     if name in ("of many axes", "transposed"):  # a longer header, another order
         assert array is None
         array = TensorFile(tmp_path, "tensors/a.npy", str(wanted.dtype), wanted.shape, "a").read()
@@ -96,7 +95,7 @@ def test_what_is_not_ordinary_is_left_to_the_thorough_way(tmp_path):
     (inside / "folder").symlink_to(outside)
     (inside / "short.npy").write_bytes((outside / "a.npy").read_bytes()[:-1])
     os.mkfifo(inside / "pipe.npy")
-    like = np.dtype(np.float64), (3,), new_memory
+    like = np.dtype(np.float64), (3,)
     assert read_plain(str(inside), "tensors/a.npy", *like) is not None
     for file in (
         "linked.npy",
