@@ -228,7 +228,9 @@ def test_progress_within_a_large_step_is_reported_too(monkeypatch):
     monkeypatch.setattr(measuring, "_TICK", 0.0)
     seen = []
     # With a tolerance each pair is measured by itself, as large tensors are.
-    compare_runs(toy_run(), toy_run(), policy=Tolerance(0.0, 0.1), progress=lambda done, total: seen.append((done, total)))
+    compare_runs(
+        toy_run(), toy_run(), policy=Tolerance(0.0, 0.1), progress=lambda done, total: seen.append((done, total))
+    )
     assert [done for done, _ in seen if done == int(done)] == [0, 1, 2, 3] and {total for _, total in seen} == {3}
     assert sorted(done for done, _ in seen) == [done for done, _ in seen]
     assert any(0 < done < 1 for done, _ in seen)
