@@ -595,3 +595,26 @@ def test_a_view_of_the_parameters_is_no_copy(tmp_path, capfd):
             _step(optimizer)
             rec.try_dump()
     assert len(views) == len(listed) and "of the model that the loop changes" not in capfd.readouterr().err
+
+
+def _two_views(folder, exchanged=False):
+    """BYOL's loss: each view's prediction against what the target gives for the other view."""
+    online, predictor = _net(torch, 6, 8, 4, seed=3), _net(torch, 4, 6, 4, seed=4)
+    target = copy.deepcopy(online).requires_grad_(False)
+    optimizer = torch.optim.SGD([*online.parameters(), *predictor.parameters()], 0.1)
+    models = {"online": online, "predictor": predictor, "target": target}
+    with padiff.record(models, folder, optimizer=optimizer) as rec:
+        for x, y in zip(torch.tensor(X), torch.tensor(X[::-1].copy())):
+            goals = [target(y), target(x)]
+            goals = goals[::-1] if exchanged else goals
+            made = [predictor(online(x)), predictor(online(y))]
+            (2 - sum(functional.cosine_similarity(a, b).mean() for a, b in zip(made, goals))).backward()
+            _step(optimizer)
+            rec.try_dump()
+    return folder
+
+
+def test_targets_of_a_recorded_model_that_are_exchanged_are_named(tmp_path):
+    first = padiff.compare_runs(_two_views(tmp_path / "a"), _two_views(tmp_path / "b", exchanged=True)).first_diff
+    assert first.step == 0 and first.cause.proven
+    assert "inputs of the loss are exchanged: what goes into the first cosine_similarity()" in str(first.cause)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from padiff.compare.diagnose.computing.edit import SIDES_OF_EDITS, UNNAMED, Edit
 from padiff.compare.diagnose.computing.formula import MADE, Change, Node
 from padiff.compare.diagnose.computing.operations import OPERATIONS, reduced
 from padiff.frameworks.catalog import GRAD
+from padiff.records import Both
 
 _SIDE, _OTHER = SIDES_OF_EDITS
 # Usual exponents of focal losses.
@@ -496,14 +497,20 @@ def _instead(node: int) -> Change:
 # -- inputs and gradients of the other side ----------------------------------------------------------------------------
 
 
-def other_inputs(sheet: FormulaView, candidate: FormulaView | None) -> Iterator[Edit]:
-    """Yield edits that replace an input of the loss (labels, targets, weights) by the candidate's."""
+def other_inputs(sheet: FormulaView, candidate: FormulaView | None, learned: Both[set[int]]) -> Iterator[Edit]:
+    """Yield edits that replace an input of the loss (labels, targets, weights) by the candidate's.
+
+    Args:
+        learned: the tensors of either side that the loss is to change: outputs of models, which are no inputs.
+    """
     if candidate is None:
         return
-    others = [(k, v) for k, v in enumerate(candidate.formula.values) if _goes_in(candidate, k)]
-    yield from _all_other_inputs(sheet, candidate, others)
+    others = [(k, v) for k, v in enumerate(candidate.formula.values) if _goes_in(candidate, k, learned.candidate)]
+    yield from _all_other_inputs(sheet, others, learned.reference)
     for k, values in enumerate(sheet.formula.values):
-        if not _goes_in(sheet, k) or any(v.shape == values.shape and np.allclose(v, values, 1e-5) for _, v in others):
+        if not _goes_in(sheet, k, learned.reference) or any(
+            v.shape == values.shape and np.allclose(v, values, 1e-5) for _, v in others
+        ):
             continue
         for _, replacement in others:
             if replacement.size == values.size and (replacement.dtype.kind in "iub") == (values.dtype.kind in "iub"):
@@ -520,15 +527,18 @@ def other_inputs(sheet: FormulaView, candidate: FormulaView | None) -> Iterator[
 
 
 def _all_other_inputs(
-    sheet: FormulaView, candidate: FormulaView, others: Sequence[tuple[int, np.ndarray]]
+    sheet: FormulaView, others: Sequence[tuple[int, np.ndarray]], learned: Collection[int]
 ) -> Iterator[Edit]:
     """Yield the edit that replaces all inputs of the loss that differ by the candidate's, if there are several."""
-    own = [(k, v) for k, v in enumerate(sheet.formula.values) if _goes_in(sheet, k)]
+    own = [(k, v) for k, v in enumerate(sheet.formula.values) if _goes_in(sheet, k, learned)]
     if len(own) != len(others) or any(a.shape != b.shape for (_, a), (_, b) in zip(own, others)):
         return
     differ = [(k, other) for (k, a), (_, other) in zip(own, others) if not np.allclose(a, other, 1e-5)]
     if len(differ) > 1:
         text = f"the loss is of other numbers of the loop, {' and '.join(_operand(sheet, k) for k, _ in differ)}"
+        values = dict(own)
+        if all(any(np.allclose(put_in, values[k], 1e-5) for k, _ in differ) for _, put_in in differ):
+            text = f"inputs of the loss are exchanged: {' and '.join(_into(sheet, k) for k, _ in differ)}"
         changes = {k: put(values) for k, values in differ}
         yield Edit("loss_input", "other inputs", text, changes, 0, at=differ[0][0])
 
@@ -536,7 +546,16 @@ def _all_other_inputs(
 def _operand(sheet: FormulaView, k: int) -> str:
     """Return what messages call an input of the loss that no recorded call gives: by the call that it goes into."""
     text = sheet.named(k)
-    users = [] if text != UNNAMED else [sheet.named(user) for user in sheet.users(k)]
+    return _into(sheet, k) if text == UNNAMED else text
+
+
+def _into(sheet: FormulaView, k: int) -> str:
+    text = sheet.named(k)
+    users: list[str] = []
+    left = [k]
+    while left and not users:  # a call may have several nodes
+        left = [user for node in left for user in sheet.users(node)]
+        users = [name for user in left if (name := sheet.named(user)) != UNNAMED]
     calls = [user.removeprefix("what ").removesuffix(" gives") for user in users if user.endswith(" gives")]
     return f"what goes into {calls[0]}" if calls else text
 
@@ -584,12 +603,16 @@ def made_with(value: float, make: Callable[[float], Mapping[int, Change]], slope
     return {**slopes, **make(value)}
 
 
-def _goes_in(sheet: FormulaView, k: int) -> bool:
-    """Return True if a tensor is labels, or comes from outside of the model."""
+def _goes_in(sheet: FormulaView, k: int, learned: Collection[int]) -> bool:
+    """Return True if a tensor is labels, comes from outside of the model, or from a model that the loss does not
+    change.
+    """
     node, values = sheet.nodes[k], sheet.formula.values[k]
     if values.size < 2 or node.name not in ("", MADE) or sheet.tensor(k) is None:
         return False
     if values.dtype.kind in "iu" and any(sheet.nodes[u].operation in ("targets", "picked") for u in sheet.users(k)):
         return True
     call = sheet.producer(k)
-    return not node.operation and (call is None or not (call.inputs or call.parameters))
+    outside = call is None or not (call.inputs or call.parameters)
+    target = call is not None and not call.function and bool(learned) and sheet.tensor(k) not in learned
+    return not node.operation and (outside or target)

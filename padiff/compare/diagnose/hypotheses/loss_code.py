@@ -159,6 +159,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         if output.gradients is not None
         and all(sheet is None or output.begins(k, sheet) for k, sheet in enumerate(sheets))
     ]
+    learned = Both(*({tensor for leaf in leaves for tensor in [*leaf.tensors][k]} for k in range(2)))
     losses = _losses(scene, sheets, graphs, turn)
     rows = _recorded(outputs, losses)
     if rows is None:
@@ -194,7 +195,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         ]
         makers: list[Maker] = [
             *cut,
-            partial(other_inputs, candidate=sheets[1]),
+            partial(other_inputs, candidate=sheets[1], learned=learned),
             of_all_turns,
             loss_edits,
             loss_left_out,
