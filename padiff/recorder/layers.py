@@ -17,7 +17,7 @@ from padiff.frameworks import framework_of
 from padiff.frameworks.base import Framework, Watch
 from padiff.model.selection import Node, find_paths, select, with_mode
 from padiff.model.tree import describe, owning, walk
-from padiff.recorder.model_copies import layer_of_tensors, parameters_of
+from padiff.recorder.model_copies import CONTAINERS, children_attribute, layer_of_tensors, parameters_of
 from padiff.records import Layer
 from padiff.system.guard import reraise_from_signal_handler
 from padiff.system.terminal import first_few
@@ -289,11 +289,14 @@ def group(models: Mapping[str, Any]) -> Any:
     """
     if not models or not all(isinstance(name, str) and name for name in models):
         raise UsageError(f"several models are recorded by name: expected {{'g': g, 'd': d}}, got names {list(models)}")
-    layers = {name: model for name, model in models.items() if type(model) not in (dict, list, tuple)}
+    layers = {name: model for name, model in models.items() if type(model) not in CONTAINERS}
+    if not layers:
+        raise UsageError(f"tensors are recorded with the model that they are a copy of, got no model in {list(models)}")
     names = sorted({framework_of(model).name for model in layers.values()})
     if len(names) > 1:
         raise UsageError("a run holds models of one framework, got torch and paddle: record each with its own recorder")
-    return group_of(names[0], {name: layers.get(name) or _copy(name, models[name], layers) for name in models}, {})
+    together = {name: layers[name] if name in layers else _copy(name, models[name], layers) for name in models}
+    return group_of(names[0], together, {})
 
 
 def _copy(name: str, values: Any, models: Mapping[str, Any]) -> Any:
@@ -334,7 +337,7 @@ def group_of(
     training = property(is_training, lambda layers, value: None)
     attributes: dict[str, Any] = {"training": training, "__module__": base.__module__}
     if current:
-        children = "_modules" if framework == "torch" else "_sub_layers"
+        children = children_attribute(framework)
         attributes[children] = property(partial(_children_now, children, current), partial(_set_children, children))
     layers = type(base.__name__, (base,), attributes)()
     for label, model in models.items():

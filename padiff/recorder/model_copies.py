@@ -28,7 +28,8 @@ from padiff.system.guard import reraise_from_signal_handler
 _KEPT = 1 << 20
 # How deep in a model the layers lie that may have copies of their own.
 _DEEPEST = 2
-_CONTAINERS = (dict, OrderedDict, list, tuple)
+#: Containers whose tensors may be a copy of a model.
+CONTAINERS = (dict, OrderedDict, list, tuple)
 # A layer with fewer parameters is too small to be told from others by its shapes.
 _LEAST = 2
 # Tensors with equal values that vary (zeros equal zeros), from which on all are taken to be equal.
@@ -45,6 +46,11 @@ class Copy(NamedTuple):
 
     layer: Any
     current: Callable[[], Any]
+
+
+def children_attribute(framework: str) -> str:
+    """Return the attribute in which a framework's layers hold their children, by name."""
+    return "_modules" if framework == "torch" else "_sub_layers"
 
 
 def named_models(models: Mapping[str, Any], frame: FrameType | None) -> dict[str, Any]:
@@ -78,7 +84,7 @@ def copies_of(models: Mapping[str, Any], frame: FrameType | None, owned: Collect
             layer = _inside(value, framework)
             if id(layer) not in inner and _shapes(parameters_of(layer, framework), framework) in sources:
                 twin = Copy(layer, _Followed(_variable(value, frame), layer, framework))
-        elif type(value) in _CONTAINERS and len(value) >= _LEAST:
+        elif type(value) in CONTAINERS and len(value) >= _LEAST:
             held = _variable(value, frame)
             tried = (layer_of_tensors(value, *source, framework, held) for source in sources.values())
             ghost = next((each for each in tried if each is not None), None)
@@ -177,13 +183,13 @@ class LeftOut:
         owned = {id(t) for each in optimizers for t in self._framework.optimizers.optimized(each)}
         owned |= {id(tensor) for _, tensor in parameters_of(model, self._framework)}
         copies = copies_of({"model": model}, frame, owned)
-        self._copies = [(name, copy.current, self._kept(copy.layer)) for name, copy in copies.items()]
+        self._copies = [(name, twin.current, self._kept(twin.layer)) for name, twin in copies.items()]
 
-    def _kept(self, copy: Any) -> dict[str, np.ndarray]:
+    def _kept(self, layer: Any) -> dict[str, np.ndarray]:
         tensors = self._framework.tensors
         small = [
             (name, tensor)
-            for name, tensor in parameters_of(copy, self._framework)
+            for name, tensor in parameters_of(layer, self._framework)
             if math.prod(tensors.shape(tensor)) <= _KEPT
         ]
         small.sort(key=lambda item: math.prod(tensors.shape(item[1])))
@@ -193,8 +199,8 @@ class LeftOut:
         """Return the names of the copies that have changed since."""
         names = []
         for name, current, before in self._copies:
-            if (copy := current()) is not None:
-                now = self._kept(copy)
+            if (layer := current()) is not None:
+                now = self._kept(layer)
                 if any(name in now and not np.array_equal(now[name], values) for name, values in before.items()):
                     names.append(name)
         return names
@@ -224,7 +230,7 @@ def _values(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
         if isinstance(value, (type, ModuleType)) or is_of_user(value):
             continue  # what objects of the user's hold are variables, too
         if type(getattr(value, "__dict__", None)) is dict:
-            yield from ((name, each) for each in list(vars(value).values()) if type(each) in _CONTAINERS)
+            yield from ((name, each) for each in list(vars(value).values()) if type(each) in CONTAINERS)
 
 
 def _inside(layer: Any, framework: Any) -> Any:
@@ -332,8 +338,7 @@ def _ghost(
     state = vars(ghost)
     state.update({name: copy.copy(each) if isinstance(each, dict) else each for name, each in vars(layer).items()})
     state["_buffers"] = {}
-    children = "_modules" if framework.name == "torch" else "_sub_layers"
-    state[children] = {
+    state[children_attribute(framework.name)] = {
         name: _ghost(child, f"{prefix}{name}.", held, names, framework, made)
         for name, child in framework.layers.children(layer)
     }

@@ -27,7 +27,7 @@ _DEPTH = 4
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef)
 # Ends of configs whose values are changed where they stand: JSON, and the values of TOML, are read as YAML.
 _CONFIGS = (".yaml", ".yml", ".json", ".toml")
-# Key of a mapping that is a call, as Hydra has it: the other keys are arguments, but for those that begin so.
+# Key of a mapping that is a call, as Hydra has it: the other keys are arguments, except those that begin so.
 _TARGET, _HIDDEN = "_target_", "_"
 _TABLE, _TOML_ENTRY = re.compile(r"\s*\[+([\w. -]+)\]+"), re.compile(r"""\s*["']?([\w-]+)["']?\s*=\s*""")
 

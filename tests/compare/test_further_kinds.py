@@ -515,15 +515,6 @@ def language(way):
     return descent(model, loss)
 
 
-@BOTH
-def test_a_model_may_return_its_loss_or_what_the_loss_is_made_of(options, tmp_path):
-    clean, fault = compared(tmp_path, language, "reference", "clean", "fault", steps=2, **options)
-    assert clean.passed, clean.first_diff.message
-    assert placed(fault) == (0, "loss", "(loop)")
-    if not options:
-        assert cause_of(fault).proven and "0.1 for the reference's 0.01" in cause_of(fault).sentence
-
-
 class Field(nn.Module):
     def __init__(self, joined):
         super().__init__()
@@ -553,12 +544,17 @@ def rendered(way):
 
 
 @BOTH
-def test_a_model_may_join_its_outputs(options, tmp_path):
-    clean, fault = compared(tmp_path, rendered, "reference", "clean", "fault", steps=2, **options)
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [(language, "0.1 for the reference's 0.01"), (rendered, "relu")],
+    ids=["its loss or scores", "joined outputs"],
+)
+def test_a_model_may_return_other_tensors_of_the_same_computation(train, words, options, tmp_path):
+    clean, fault = compared(tmp_path, train, "reference", "clean", "fault", steps=2, **options)
     assert clean.passed, clean.first_diff.message
     assert placed(fault) == (0, "loss", "(loop)")
     if not options:
-        assert cause_of(fault).proven and "relu" in cause_of(fault).sentence.lower()
+        assert cause_of(fault).proven and words in cause_of(fault).sentence.lower()
 
 
 def test_outputs_of_other_shapes_that_nobody_computes_are_shown(tmp_path):

@@ -585,6 +585,15 @@ def test_a_target_of_a_copy_that_is_not_recorded_is_no_other_way_to_write_a_loss
     assert "may give them, and is not recorded: `teacher`" in str(first.cause)
 
 
+def test_tensors_without_a_model_are_refused():
+    with pytest.raises(UsageError, match="got no model"):
+        padiff.record({"average": [torch.zeros(3, 2), torch.zeros(2)]})
+
+
+def test_a_model_without_layers_is_a_model():
+    padiff.record({"model": torch.nn.Linear(3, 2), "nothing": torch.nn.Sequential()})
+
+
 def test_a_view_of_the_parameters_is_no_copy(tmp_path, capfd):
     model = _net(torch, 6, 8, 2, seed=3)
     views, listed = model.state_dict(), list(model.parameters())

@@ -536,8 +536,8 @@ def _all_other_inputs(
     differ = [(k, other) for (k, a), (_, other) in zip(own, others) if not np.allclose(a, other, 1e-5)]
     if len(differ) > 1:
         text = f"the loss is of other numbers of the loop, {' and '.join(_operand(sheet, k) for k, _ in differ)}"
-        values = dict(own)
-        if all(any(np.allclose(put_in, values[k], 1e-5) for k, _ in differ) for _, put_in in differ):
+        before = dict(own)
+        if all(any(np.allclose(other, before[k], 1e-5) for k, _ in differ) for _, other in differ):
             text = f"inputs of the loss are exchanged: {' and '.join(_into(sheet, k) for k, _ in differ)}"
         changes = {k: put(values) for k, values in differ}
         yield Edit("loss_input", "other inputs", text, changes, 0, at=differ[0][0])
