@@ -141,11 +141,11 @@ def _assigned(text: str) -> str:
 
 def _sets(each: Explanation, name: str, value: str) -> bool:
     """Return True if an explanation's fix gives an argument this value; without a fix, if its words name both."""
-    given = _arguments(each.fix)
-    for spelling in [name] if name in given else given:
+    settings = _arguments(each.fix)
+    for spelling in [name] if name in settings else settings:
         # beta1 is no other spelling of beta2, though both are of betas.
         if named_at(spelling, name) is not None and {name, spelling} != {"beta1", "beta2"}:
-            return _is_same(given[spelling], value)
+            return _is_same(settings[spelling], value)
     numbers = _numbers(value)
     is_named = named_at(_words(each), name) is not None
     if numbers:

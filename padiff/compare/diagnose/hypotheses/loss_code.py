@@ -508,12 +508,12 @@ def _outside(sheet: FormulaView | None, graph: Graph) -> dict[int, np.ndarray]:
     if sheet is None:
         return {}
     fed = {operand.tensor for call in graph.trace.calls if call.layer != LOOP for operand in call.inputs}
-    found = {}
+    tensors = {}
     for tensor, node in sheet.writer.nodes.items():
         call = graph.producers.get(tensor)
         if (call is None or call.function == GRAD) and tensor not in fed and _is_leaf(sheet, tensor):
-            found[tensor] = sheet.formula.values[node]
-    return {tensor: values for tensor, values in found.items() if values.size > 1}
+            tensors[tensor] = sheet.formula.values[node]
+    return {tensor: values for tensor, values in tensors.items() if values.size > 1}
 
 
 def _of_loss(
