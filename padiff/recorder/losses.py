@@ -53,6 +53,7 @@ class _Seen:
         place: index in the record buffer at which the step's loss would be inserted.
         taken: copy of the output.
         alive: weak reference to the output.
+        version: number that changes when the output is written in place.
         training: True if the model was in training mode.
         backwards: number of backward passes that began at the output.
     """
@@ -60,6 +61,7 @@ class _Seen:
     place: int
     taken: TensorCopy | PendingCopy | SkippedTensor
     alive: weakref.ref[Any]
+    version: int
     training: bool
     backwards: int = 0
 
@@ -234,7 +236,8 @@ class Losses:
             copy = self._records.copier.take_later(tensor)
             self._records.loop("loss", slot, copy, number, training)
             if trains:
-                self._seen.append(_Seen(len(self._records), copy, weakref.ref(tensor), training))
+                version = self._framework.tensors.version_of(tensor)
+                self._seen.append(_Seen(len(self._records), copy, weakref.ref(tensor), version, training))
 
     def _take(self, role: str, tensor: Any, level: str) -> TensorCopy | PendingCopy | SkippedTensor | None:
         tensors = self._framework.tensors
@@ -268,7 +271,8 @@ class Losses:
     def backward(self, tensor: Any) -> None:
         """Note that a backward pass began at a tensor."""
         loss = next((each for each in self._seen if each.alive() is tensor), None)
-        if loss is not None:
+        # `loss += term` makes another loss of the same tensor.
+        if loss is not None and loss.version == self._framework.tensors.version_of(tensor):
             loss.backwards += 1
         elif math.prod(self._framework.tensors.shape(tensor)) == 1:
             self._elsewhere.append((len(self._records), tensor.detach()))

@@ -15,12 +15,12 @@ from padiff.compare import compare_runs
 from padiff.dump import open_run
 
 
-def recorded(folder, train, fault, steps=3):
+def recorded(folder, train, fault, steps=3, **options):
     """Record a training of `steps` steps, which is a generator: it yields its model and optimizer, then each loss."""
     torch.manual_seed(0)
     loop = train(fault, np.random.default_rng(0))
     model, optimizer = next(loop)
-    with padiff.record(model, folder, optimizer=optimizer) as rec:
+    with padiff.record(model, folder, optimizer=optimizer, **options) as rec:
         for _ in range(steps):
             next(loop)
             rec.try_dump()
@@ -455,3 +455,76 @@ def test_targets_of_the_network_itself_are_found_at_the_loss(tmp_path):
         in found.sentence
     )
     assert open_run(tmp_path / "True").steps(1)[0].micro_batches == 1
+
+
+class Mixture(nn.Module):
+    """A density of two normals; one author returns what the other one computes in the loss."""
+
+    def __init__(self, form, axis):
+        super().__init__()
+        self.body, self.head, self.form, self.axis = nn.Linear(5, 12), nn.Linear(12, 6), form, axis
+
+    def forward(self, x):
+        mean, spread, weight = self.head(torch.tanh(self.body(x))).split(2, -1)
+        return mean, torch.exp(spread) if self.form else spread, torch.log_softmax(weight, self.axis)
+
+
+def mixtures(fault, rng):
+    model = Mixture(fault == "plain", 0 if fault == "axis" else 1)
+
+    def loss():
+        mean, spread, weight = model(tensor(rng, 9, 5))
+        log = torch.log(spread) if fault == "plain" else spread
+        off = (tensor(rng, 9, 1) - mean) * torch.exp(-log)
+        return -torch.logsumexp(weight - 0.5 * off**2 - log, 1).mean()
+
+    yield from descent(model, loss)
+
+
+@pytest.mark.parametrize("detail", ["full", "sketch"])
+def test_an_output_in_the_form_that_its_loss_takes_is_no_difference(tmp_path, detail):
+    runs = {fault: recorded(tmp_path / fault, mixtures, fault, detail=detail) for fault in ("plain", "log", "axis")}
+    report = compare_runs(runs["plain"], runs["log"])
+    assert report.passed, report.first_diff
+    first = compare_runs(runs["plain"], runs["axis"]).first_diff
+    assert first.slot == "output.2"
+    assert (first.cause.kind, first.cause.proven) == ("softmax_axis", True)
+
+
+class Rotation(nn.Module):
+    def __init__(self, form):
+        super().__init__()
+        self.body, self.out, self.form = nn.Linear(4, 9), nn.Linear(3, 3), form
+
+    def forward(self, x):
+        turn = self.body(x).view(-1, 3, 3)
+        logits = self.out(torch.einsum("bi,bij->bj", x[:, :3], turn))
+        return (torch.log_softmax(logits, 1) if self.form else logits), turn
+
+
+def regularised(fault, rng):
+    model, form = Rotation(fault == "plain"), fault == "plain"
+
+    def loss():
+        scores, turn = model(tensor(rng, 8, 4))
+        labels, eye = torch.from_numpy(rng.integers(0, 3, 8)), torch.eye(3)
+        gram = turn @ (turn.transpose(1, 2) - eye) if fault == "inside" else turn @ turn.transpose(1, 2) - eye
+        norm = torch.norm(gram, dim=(1, 2)) if form else torch.linalg.matrix_norm(gram)
+        total = f.nll_loss(scores, labels) if form else f.cross_entropy(scores, labels)
+        if form:
+            total += 0.01 * norm.mean()
+            return total
+        return total + 0.01 * norm.mean()
+
+    yield from descent(model, loss)
+
+
+def test_a_term_that_is_added_in_place_is_a_part_of_the_loss(tmp_path):
+    runs = {fault: recorded(tmp_path / fault, regularised, fault) for fault in ("plain", "other", "inside")}
+    report = compare_runs(runs["plain"], runs["other"])
+    assert report.passed, report.first_diff
+    first = compare_runs(runs["plain"], runs["inside"]).first_diff
+    assert (first.stage, first.slot, first.cause.proven) == ("loss", "loss", True)
+    assert "calls sub(), then matmul() in the loop, where the reference calls matmul(), then sub()" in (
+        first.cause.sentence
+    )

@@ -46,6 +46,7 @@ from padiff.compare.diagnose.hypotheses.hypothesis import CLOSE, NEAR, Hypothesi
 from padiff.compare.diagnose.hypotheses.outputs import noise_level, root
 from padiff.compare.diagnose.place import graphs_of
 from padiff.compare.diagnose.traced import Graph
+from padiff.compare.judge.drift import was_excused
 from padiff.errors import PadiffError
 from padiff.frameworks.catalog import GRAD
 from padiff.pair.joined_calls import calls_of
@@ -322,7 +323,10 @@ class _Output:
 def _paired_outputs(scene: DiffContext, graphs: Both[Graph]) -> Both[frozenset[int]]:
     """Return the numbers of the tensors, in each trace, that are compared as outputs of layers."""
     tensors: Both[set[int]] = Both(set(), set())
-    for pair in scene.pairs(scene.number, "forward").values():
+    forms = {place_of(diff.pair) for diff in scene.diffs("forward") if was_excused(diff)}
+    for place, pair in scene.pairs(scene.number, "forward").items():
+        if place in forms:
+            continue  # the loss of the other side takes it in another form: what computes it is a part of the loss
         for graph, record, side in zip(graphs, pair.sides, tensors):
             if pair.complete and record is not None:
                 side.update(_tensors_of(graph, record))
