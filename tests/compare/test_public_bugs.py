@@ -528,3 +528,94 @@ def test_a_term_that_is_added_in_place_is_a_part_of_the_loss(tmp_path):
     assert "calls sub(), then matmul() in the loop, where the reference calls matmul(), then sub()" in (
         first.cause.sentence
     )
+
+
+def actor_critic(fault, rng):
+    model = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 4))
+
+    def loss():
+        out, returns = model(tensor(rng, 12, 5)), tensor(rng, 12)
+        actions, value = torch.from_numpy(rng.integers(0, 3, 12)), out[:, 3:]
+        advantage = returns - (value.detach() if fault else value.detach().squeeze(1))
+        log = torch.log_softmax(out[:, :3], 1)[range(12), actions]
+        return f.mse_loss(value.squeeze(1), returns) - (advantage * log).mean()
+
+    return descent(model, loss)
+
+
+def test_numbers_that_are_broadcast_against_a_column_are_named(tmp_path):
+    found = cause(tmp_path, actor_critic)
+    assert found.kind == "loss_shapes" and found.proven, found
+    assert "with shape (12, 1) against what comes in with shape (12,)" in found.sentence
+
+
+def contrast(fault, rng):
+    model = nn.Linear(6, 4)
+
+    def loss():
+        a, b = (model(tensor(rng, 8, 6)) for _ in range(2))
+        a, b = ((z / z.norm(), z) if fault else (f.normalize(z, dim=-1), z) for z in (a, b))
+        scores = a[0] @ b[0].t() / 0.1 - 1e9 * torch.eye(8)
+        return f.cross_entropy(scores, (torch.arange(8) + 1) % 8)
+
+    return descent(model, loss)
+
+
+def test_a_norm_over_all_axes_is_named_beside_masks_of_huge_numbers(tmp_path):
+    found = cause(tmp_path, contrast)
+    assert found.kind == "axis" and found.proven, found
+    assert "is over all axes for the reference's 1" in found.sentence
+
+
+class Attention(nn.Module):
+    """Attention over the edges that end at a node; the fault takes it over those that begin there."""
+
+    def __init__(self, fault):
+        super().__init__()
+        self.fault, self.lin, self.score = fault, nn.Linear(5, 4), nn.Linear(4, 1)
+
+    def forward(self, x, edges):
+        source, target = edges
+        h = self.lin(x)
+        e = torch.exp(torch.tanh(self.score(h)[source] + 2 * self.score(h)[target]))
+        group = source if self.fault else target
+        e = e / torch.zeros(len(x), 1).index_add(0, group, e)[group]
+        return torch.zeros_like(h).index_add(0, target, e * h[source])
+
+
+def graph(fault, rng):
+    model, edges = Attention(fault), torch.from_numpy(rng.integers(0, 9, (2, 40)))
+    return descent(model, lambda: f.cross_entropy(model(tensor(rng, 9, 5), edges), torch.arange(9) % 4))
+
+
+def test_a_softmax_over_the_edges_of_the_other_end_is_named(tmp_path):
+    found = cause(tmp_path, graph)
+    assert found.kind == "indices_exchanged" and found.proven, found
+    assert "rows are taken by the index of" in found.sentence
+
+
+class Reader(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head = nn.GRU(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x, state):
+        out, state = self.rnn(x, state)
+        return self.head(out), state
+
+
+def truncated(fault, rng):
+    model, kept = Reader(), [torch.zeros(1, 5, 8)]
+
+    def loss():
+        scores, state = model(tensor(rng, 6, 5, 4), torch.zeros(1, 5, 8) if fault else kept[0])
+        kept[0] = state.detach()
+        return f.cross_entropy(scores.flatten(0, 1), torch.from_numpy(rng.integers(0, 3, 30)))
+
+    return descent(model, loss)
+
+
+def test_a_state_that_is_not_handed_on_is_named(tmp_path):
+    found = cause(tmp_path, truncated)
+    assert found.proven and "begins from zeros" in found.sentence, found
+    assert "from what step 0 gave" in found.sentence
