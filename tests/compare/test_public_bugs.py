@@ -619,3 +619,55 @@ def test_a_state_that_is_not_handed_on_is_named(tmp_path):
     found = cause(tmp_path, truncated)
     assert found.proven and "begins from zeros" in found.sentence, found
     assert "from what step 0 gave" in found.sentence
+
+
+def penalised(fault, rng):
+    """Two losses in each step; the first one has a penalty of the gradients of each sample."""
+    model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(64, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    yield model, optimizer
+    while True:
+        real, fake = tensor(rng, 6, 2, 4, 4), tensor(rng, 6, 2, 4, 4)
+        optimizer.zero_grad()
+        mixed = (0.5 * (real + fake)).requires_grad_()
+        slopes = torch.autograd.grad(model(mixed).sum(), mixed, create_graph=True)[0]
+        slopes = slopes if fault else slopes.view(6, -1)
+        penalty = ((slopes.norm(2, dim=1) - 1) ** 2).mean()
+        (model(fake).mean() - model(real).mean() + 10 * penalty).backward()
+        (0.1 * model(fake + real).mean()).backward()
+        optimizer.step()
+        yield
+
+
+def test_a_penalty_of_the_first_of_two_losses_is_named(tmp_path):
+    found = cause(tmp_path, penalised)
+    assert found.proven and "view() in the loop" in found.sentence, found
+
+
+class Learner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w, self.b = nn.Parameter(0.5 * torch.randn(3, 6)), nn.Parameter(torch.zeros(3))
+
+    def forward(self, x, fast=None):
+        w, b = fast or (self.w, self.b)
+        return f.linear(torch.tanh(x), w, b)
+
+
+def adapted(fault, rng):
+    model = Learner()
+
+    def loss():
+        x, y = tensor(rng, 16, 6), torch.from_numpy(rng.integers(0, 3, 16))
+        inner = f.cross_entropy(model(x[:8]), y[:8])
+        slopes = torch.autograd.grad(inner, [*model.parameters()], create_graph=not fault)
+        fast = [p - 0.5 * g for p, g in zip(model.parameters(), slopes)]
+        return f.cross_entropy(model(x[8:], fast), y[8:])
+
+    return descent(model, loss)
+
+
+def test_gradients_that_one_side_asks_for_without_their_graph_are_named(tmp_path):
+    found = cause(tmp_path, adapted)
+    assert found.kind == "second_order" and "asks for gradients without create_graph=True" in found.sentence, found
+    assert found.fix == "create_graph=True"

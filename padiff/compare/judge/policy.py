@@ -99,7 +99,7 @@ def forms_of(diffs: StepDiffs) -> list[int]:
     places = [
         place
         for place in failed
-        if sites.stages[place] in ("forward", "backward") and diffs.compared[place] and sites.layers[place] in models
+        if sites.stages[place] in ("forward", "backward") and diffs.measured[place] and sites.layers[place] in models
     ]
     if any(sites.stages[place] in ("input", "weight", "forward") for place in {*failed} - {*places}):
         return []
