@@ -53,7 +53,7 @@ class _Seen:
         place: index in the record buffer at which the step's loss would be inserted.
         taken: copy of the output.
         alive: weak reference to the output.
-        version: number that changes when the output is written in place.
+        version: version of the output's values: another one if the loop has written it since (``loss += penalty``).
         training: True if the model was in training mode.
         backwards: number of backward passes that began at the output.
     """
@@ -270,12 +270,12 @@ class Losses:
 
     def backward(self, tensor: Any) -> None:
         """Note that a backward pass began at a tensor."""
-        loss = next((each for each in self._seen if each.alive() is tensor), None)
-        # `loss += term` makes another loss of the same tensor.
-        if loss is not None and loss.version == self._framework.tensors.version_of(tensor):
+        version = self._framework.tensors.version_of(tensor)
+        loss = next((each for each in self._seen if each.alive() is tensor and each.version == version), None)
+        if loss is not None:
             loss.backwards += 1
         elif math.prod(self._framework.tensors.shape(tensor)) == 1:
-            self._elsewhere.append((len(self._records), tensor.detach()))
+            self._elsewhere.append((len(self._records), tensor.detach().clone()))
 
     def scaled(self, scale: float) -> None:
         """Note that a scaler of mixed precision multiplied a loss by this scale."""
