@@ -162,6 +162,18 @@ def test_a_merge_history_names_the_commit_of_the_branch(tmp_path, monkeypatch, c
     assert content["culprits"] == [hashes[4]]
 
 
+def test_a_trial_that_runs_the_users_own_checkout_is_refused(tmp_path, monkeypatch, capsys):
+    hashes = repository(tmp_path / "repo", [{}, {"momentum": 0.5}])
+    monkeypatch.chdir(tmp_path / "repo")
+    own = (
+        f"exec(compile(open({str(tmp_path / 'repo/train.py')!r}).read(), {str(tmp_path / 'repo/train.py')!r}, 'exec'))"
+    )
+    command = ("sh", "-c", f"echo {own!r} > started.py; exec {sys.executable} started.py")
+    code, _, text = run_bisect(capsys, "--dir", tmp_path / "b", "--good", hashes[0], "--", *command)
+    assert code == 2, text
+    assert "it ran train.py of your own checkout, not of this commit" in " ".join(text.split())
+
+
 @LONG
 def test_runs_that_match_have_no_culprit(tmp_path, monkeypatch, capsys):
     _, code, content, text = commits(tmp_path, monkeypatch, capsys, [{}, {}])
