@@ -431,3 +431,39 @@ def test_json_of_the_result_is_complete(tmp_path, capsys):
     }  # fmt: skip
     assert json.dumps(content)
     assert TRAINING
+
+
+RANKS = """
+import torch, torch.distributed as dist
+from torch import nn
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+net = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+data = torch.Generator().manual_seed({seed})
+for step in range(2):
+    optimizer.zero_grad()
+    net(torch.randn(3, 4, generator=data)).square().mean().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def test_a_difference_in_the_second_process_only_is_judged_there(tmp_path, monkeypatch, capsys):
+    root = tmp_path / "repo"
+    root.mkdir()
+    git(root, "init", "-q", "-b", "main")
+    hashes = []
+    for number in range(5):
+        (root / "train.py").write_text(RANKS.format(seed=f"{5 if number < 2 else 6} * dist.get_rank()"))
+        (root / "README").write_text(str(number))
+        git(root, "add", "-A")
+        git(root, "commit", "-q", "-m", f"change {number}")
+        hashes.append(git(root, "rev-parse", "HEAD"))
+    monkeypatch.chdir(root)
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    words = ("--dir", tmp_path / "b", "--good", hashes[0], "--first", "--", *launcher, "train.py")
+    code, content, text = run_bisect(capsys, *words)
+    assert code == 0, text
+    assert content["culprits"] == [hashes[2]], text
+    assert content["findings"][0]["place"]["rank"] == 1
