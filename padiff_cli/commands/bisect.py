@@ -121,6 +121,9 @@ def _bisect(args: argparse.Namespace, console: Console) -> int:
             culprits = search()
         except TrialError as error:
             trouble = str(error)
+    except KeyboardInterrupt:
+        console.print(f"finished trials are kept: the same command goes on in {folder}")
+        raise
     finally:
         if kind == "commits":
             subject.close()
