@@ -53,6 +53,7 @@ class _Seen:
         place: index in the record buffer at which the step's loss would be inserted.
         taken: copy of the output.
         alive: weak reference to the output.
+        version: version of the output's values: another one if the loop has written it since (``loss += penalty``).
         training: True if the model was in training mode.
         backwards: number of backward passes that began at the output.
     """
@@ -60,6 +61,7 @@ class _Seen:
     place: int
     taken: TensorCopy | PendingCopy | SkippedTensor
     alive: weakref.ref[Any]
+    version: int
     training: bool
     backwards: int = 0
 
@@ -234,7 +236,8 @@ class Losses:
             copy = self._records.copier.take_later(tensor)
             self._records.loop("loss", slot, copy, number, training)
             if trains:
-                self._seen.append(_Seen(len(self._records), copy, weakref.ref(tensor), training))
+                version = self._framework.tensors.version_of(tensor)
+                self._seen.append(_Seen(len(self._records), copy, weakref.ref(tensor), version, training))
 
     def _take(self, role: str, tensor: Any, level: str) -> TensorCopy | PendingCopy | SkippedTensor | None:
         tensors = self._framework.tensors
@@ -267,11 +270,12 @@ class Losses:
 
     def backward(self, tensor: Any) -> None:
         """Note that a backward pass began at a tensor."""
-        loss = next((each for each in self._seen if each.alive() is tensor), None)
+        version = self._framework.tensors.version_of(tensor)
+        loss = next((each for each in self._seen if each.alive() is tensor and each.version == version), None)
         if loss is not None:
             loss.backwards += 1
         elif math.prod(self._framework.tensors.shape(tensor)) == 1:
-            self._elsewhere.append((len(self._records), tensor.detach()))
+            self._elsewhere.append((len(self._records), tensor.detach().clone()))
 
     def scaled(self, scale: float) -> None:
         """Note that a scaler of mixed precision multiplied a loss by this scale."""
