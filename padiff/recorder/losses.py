@@ -25,7 +25,7 @@ from padiff.model.nested import flatten
 from padiff.model.selection import Node
 from padiff.recorder.calls import Call
 from padiff.recorder.copying import COPYING, LevelOf
-from padiff.recorder.options import NOTHING
+from padiff.recorder.options import FULL, NOTHING
 from padiff.recorder.record_buffer import RecordBuffer
 from padiff.recorder.tensor_copy import PendingCopy, SeenTensors, SkippedTensor, TensorCopy
 from padiff.records import LOOP
@@ -104,6 +104,10 @@ class Losses:
         self._seen: list[_Seen] = []
         #: Scalars at which a backward pass began, other than outputs of loss functions, with their place in the buffer.
         self._elsewhere: list[tuple[int, Any]] = []
+        #: All scalars of this model at which a backward pass began, with their place in the buffer.
+        self._starts: list[tuple[int, Any]] = []
+        # Number of records before the running backward.
+        self._before = 0
         self._scales: set[float] = set()
         self._set: dict[tuple[tuple[str, Any], ...], None] = {}
         self._clips: dict[tuple[tuple[str, Any], ...], None] = {}
@@ -268,14 +272,22 @@ class Losses:
 
     # -- the step's loss -----------------------------------------------------------------------------------
 
+    def backward_begins(self) -> None:
+        """Note that a backward pass begins."""
+        self._before = len(self._records)
+
     def backward(self, tensor: Any) -> None:
-        """Note that a backward pass began at a tensor."""
+        """Note that a backward pass that began at a tensor has ended."""
         version = self._framework.tensors.version_of(tensor)
         loss = next((each for each in self._seen if each.alive() is tensor and each.version == version), None)
+        is_scalar = math.prod(self._framework.tensors.shape(tensor)) == 1
+        start = len(self._records), tensor.detach().clone() if is_scalar else None
         if loss is not None:
             loss.backwards += 1
-        elif math.prod(self._framework.tensors.shape(tensor)) == 1:
-            self._elsewhere.append((len(self._records), tensor.detach().clone()))
+        elif is_scalar:
+            self._elsewhere.append(start)
+        if is_scalar and len(self._records) > self._before:  # gradients came to this model, not only to another one
+            self._starts.append(start)
 
     def scaled(self, scale: float) -> None:
         """Note that a scaler of mixed precision multiplied a loss by this scale."""
@@ -299,8 +311,9 @@ class Losses:
         """Record the loss of each micro-batch, if the loss is known.
 
         The loss is known if each micro-batch has exactly one scalar loss and backward began at this scalar, or at
-        the scalar times the loss scale. If one backward began in the step, its scalar is the loss of all calls of the
-        model: a sum of terms, or one loss of several.
+        the scalar times the loss scale. In a step of one micro-batch it is the sum of all scalars at which a backward
+        began. If one backward began in the step, its scalar is the loss of all calls of the model: a sum of terms, or
+        one loss of several.
 
         Args:
             evaluated: True if the step has calls in evaluation mode. Their outputs are not recorded, and such a sum may
@@ -310,6 +323,9 @@ class Losses:
         if self._elsewhere and backwards == loss_scale == 1 and not evaluated:
             place, tensor = self._elsewhere[0]
             self._records.loop("loss", "loss", self._records.copier.take_later(tensor), 0, place=place)
+            return
+        if micro_batches == loss_scale == 1 < backwards == len(self._starts) and not evaluated:
+            self._add_up()
             return
         begun = [each for each in self._seen if each.backwards and not isinstance(each.taken, SkippedTensor)]
         if len(begun) == backwards == loss_scale == 1 and len(self._seen) > 1 and not evaluated:
@@ -327,6 +343,15 @@ class Losses:
         for number, each in reversed(list(enumerate(scalars))):
             self._records.loop("loss", "loss", each.taken, number, place=each.place)
 
+    def _add_up(self) -> None:
+        """Record the sum of all scalars at which a backward pass began."""
+        copies = [self._records.copier.copy_at_level(tensor, FULL) for _, tensor in self._starts]
+        total, *others = (copy for copy in copies if not isinstance(copy, SkippedTensor))
+        for other in others:
+            total.add(other)
+        if len(others) == len(copies) - 1:
+            self._records.loop("loss", "loss", total, 0, place=self._starts[-1][0])
+
     def _is_scaled(self, losses: Sequence[_Seen], scale: float) -> bool:
         """Return True if backward began at these losses times the scale."""
         if scale == 1 or len(self._elsewhere) != len(losses) or any(each.backwards for each in losses):
@@ -340,6 +365,7 @@ class Losses:
         """Drop all references to the step's tensors."""
         self._seen.clear()
         self._elsewhere.clear()
+        self._starts.clear()
         self._outputs.clear()
 
 
