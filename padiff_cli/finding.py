@@ -7,6 +7,7 @@ A step ends when the last optimizer of an iteration has stepped. Subclasses of `
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import sys
 import weakref
@@ -339,34 +340,44 @@ class ModelFinder(ABC):
 
     def _watch_compiling(self, module_class: Any) -> None:
         """Patch ``Module.compile``, because calls of modules compiled in place bypass ``_call_impl``."""
-        torch: Any = sys.modules["torch"]
-        compile_in_place, on_call = module_class.compile, _uncompiled(self._on_call)
+        compile_in_place = module_class.compile
 
         @functools.wraps(compile_in_place)
         def compile(module: Any, *args: Any, **kwargs: Any) -> None:
             compile_in_place(module, *args, **kwargs)
-            call: Any = vars(module).get("_compiled_call_impl")
-            reference: Any = weakref.ref(module)
-            if call is None or self.gone:
-                return
-
-            def watched(*args: Any, **kwargs: Any) -> Any:
-                if not _is_compiling(torch) and self._watching:
-                    layer = reference()
-                    on = vars(layer).get("_compiled_call_impl") is watched
-                    if on:
-                        vars(layer)["_compiled_call_impl"] = call
-                    on_call(layer)
-                    if vars(layer).get("_compiled_call_impl") is not call:
-                        return layer(*args, **kwargs)  # the layer is recorded from now on
-                    if on and self._watching:
-                        vars(layer)["_compiled_call_impl"] = watched
-                return call(*args, **kwargs)
-
-            vars(module)["_compiled_call_impl"] = watched
+            self._watch_compiled(module)
 
         module_class.compile = compile
         self._patches.append(functools.partial(_restore, module_class, "compile", compile, compile_in_place))
+        if "torch._dynamo" in sys.modules:
+            # A process that a launcher started is watched only once it makes an optimizer.
+            for each in gc.get_objects():
+                if issubclass(type(each), module_class):
+                    self._watch_compiled(each)
+
+    def _watch_compiled(self, module: Any) -> None:
+        """Report the calls of a module that is compiled in place; of another one, do nothing."""
+        torch: Any = sys.modules["torch"]
+        reference: Any = weakref.ref(module)
+        on_call = _uncompiled(self._on_call)
+        call: Any = vars(module).get("_compiled_call_impl")
+        if call is None or self.gone:
+            return
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if not _is_compiling(torch) and self._watching:
+                layer = reference()
+                on = vars(layer).get("_compiled_call_impl") is watched
+                if on:
+                    vars(layer)["_compiled_call_impl"] = call
+                on_call(layer)
+                if vars(layer).get("_compiled_call_impl") is not call:
+                    return layer(*args, **kwargs)  # the layer is recorded from now on
+                if on and self._watching:
+                    vars(layer)["_compiled_call_impl"] = watched
+            return call(*args, **kwargs)
+
+        vars(module)["_compiled_call_impl"] = watched
 
     # -- paddle ----------------------------------------------------------------------------------------------
 

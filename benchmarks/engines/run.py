@@ -37,7 +37,7 @@ def main() -> None:
     args = parser.parse_args()
     figures = dict.fromkeys(("clean", "false alarms", "faults", "detected", "placed", "cause named", "wrong cause"), 0)
     for module in [
-        importlib.import_module(name) for name in (("held_out", "held_out_2") if args.held_out else ("seen",))
+        importlib.import_module(name) for name in (("held_out", "held_out_2") if args.held_out else ("seen", "seen_2"))
     ]:
         for dtype in (torch.float32, torch.bfloat16):
             for a, b in itertools.permutations(ways.WAYS, 2):

@@ -68,6 +68,10 @@ def model_of(family: str, dtype: torch.dtype = torch.float32, **config: Any) -> 
     if family == "gpt2":
         config = small | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64} | config
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**config))
+    elif family == "opt":
+        sizes = {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 48, "num_hidden_layers": 2,
+                 "num_attention_heads": 4, "max_position_embeddings": 64}  # fmt: skip
+        model = transformers.OPTForCausalLM(transformers.OPTConfig(**(small | sizes | config)))
     else:
         sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
                  "num_key_value_heads": 2, "max_position_embeddings": 64}  # fmt: skip

@@ -267,10 +267,23 @@ def _model_call(ids: np.ndarray, others: Iterable[Record], traced: list[np.ndarr
                 borders = values
     if positions is None:
         fits = (a for a in traced if a.shape in ((rows, time), (1, time), (time,)))
-        positions = next((np.broadcast_to(a, ids.shape) for a in fits if not np.array_equal(a, ids)), None)
+        fits = (a for a in fits if not np.array_equal(a, ids) and not _is_mask(a))
+        positions = next((np.broadcast_to(a, ids.shape) for a in fits), None)
+        wider = (a for a in traced if a.ndim == 2 and a.shape[0] == rows and a.shape[1] > time)
+        is_continued = is_continued or any(a.min() >= 0 and a.max() <= 1 for a in wider)
     if borders is not None and rows == 1:
         positions = np.concatenate([np.arange(n) for n in np.diff(borders)])[None]
     return ModelCall(ids, is_token, positions, is_continued)
+
+
+def _is_mask(array: np.ndarray) -> bool:
+    """Return True for a mask, or kinds of tokens: ones and zeros, some of which follow their like."""
+    return bool(
+        array.shape[-1] > 1
+        and array.min() >= 0
+        and array.max() <= 1
+        and (np.diff(array.reshape(-1, array.shape[-1])) == 0).any()
+    )
 
 
 def sequences_of(calls: Sequence[ModelCall], joined: bool) -> Sequences:

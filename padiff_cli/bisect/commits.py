@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from importlib.metadata import distributions
 from pathlib import Path
 
+from padiff.dump import open_run
 from padiff.errors import UsageError
 from padiff_cli.bisect.search import TrialError
 from padiff_cli.bisect.trials import Setup
@@ -88,7 +92,8 @@ class Commits:
             if not place.exists():
                 place.parent.mkdir(parents=True, exist_ok=True)
                 place.symlink_to(Path(link).resolve())
-        return Setup([self._moved(word) for word in self._command], folder, sys.executable, self._environment())
+        command = [self._moved(word) for word in self._command]
+        return Setup(command, folder, sys.executable, self._environment(), self._check_code)
 
     def label(self, state: str) -> str:
         """Return the abbreviated hash and the subject of a commit."""
@@ -118,12 +123,29 @@ class Commits:
 
         An installation in development mode has the repository itself on ``sys.path``.
         """
-        inside = [Path(path) for path in sys.path if path and self._root in (Path(path), *Path(path).parents)]
+        places = [*(Path(path) for path in sys.path if path), *_folders_of_modules()]
+        inside = [path for path in places if self._root in (path, *path.parents)]
         moved = [self._tree / path.relative_to(self._root) for path in inside]
         paths = [path for path in (self._tree, self._tree / "src", *moved) if path.is_dir()]
         before = os.environ.get("PYTHONPATH", "")
         joined = os.pathsep.join([*dict.fromkeys(map(str, paths)), *filter(None, [before])])
         return {**os.environ, "PYTHONPATH": joined}
+
+    def _check_code(self, run: Path) -> None:
+        """Raise an error if a trial has run files of the user's own checkout in the place of the worktree's.
+
+        Raises:
+            TrialError: it has.
+        """
+        for name in open_run(run).info.files:
+            path = Path(name)
+            if self._root in path.parents and self._tree not in path.parents:
+                below = str(path.relative_to(self._root))
+                if _git(self._root, "ls-files", "--", below, failing=True):
+                    raise TrialError(
+                        f"it ran {below} of your own checkout, not of this commit. Start the script by a relative "
+                        "path, or install the package in the command"
+                    )
 
     def _moved(self, word: str) -> str:
         """Return a path of the repository's files as that of the worktree's."""
@@ -141,6 +163,17 @@ class Commits:
 
     def _is_ancestor(self, older: str, newer: str) -> bool:
         return older in _git(self._root, "merge-base", "--all", older, newer, failing=True).splitlines()
+
+
+def _folders_of_modules() -> Iterator[Path]:
+    """Yield the folders that hold packages which are installed in development mode by an import hook."""
+    for each in distributions():
+        if re.search(r'"editable":\s*true', each.read_text("direct_url.json") or ""):
+            for name in (each.read_text("top_level.txt") or "").split():
+                with contextlib.suppress(ImportError, ValueError):
+                    spec = importlib.util.find_spec(name)
+                    places = () if spec is None else spec.submodule_search_locations or (spec.origin,)
+                    yield from (Path(place).parent for place in places if place)
 
 
 def _git(folder: Path, *words: str, failing: bool = False) -> str:

@@ -26,8 +26,8 @@ class Finding(Generic[State]):
         place: where it shows.
         before, after: states without and with it.
         culprits: changes that make the difference together; of a line, empty.
-        suspects: changes, or states of a line, of which one is to blame: the others could not be judged. Of a line it
-            holds the culprit alone if that is certain; of a set it is empty then.
+        suspects: states of a line of which one is to blame: the others could not be judged. It holds the culprit alone
+            if that is certain; of a set it is empty.
     """
 
     place: Any
@@ -169,22 +169,25 @@ class ChangeSearch(Generic[State]):
         def verdict(subset: Sequence[str]) -> str:
             return self.judge.verdict(start, end, place, self.make(base.union(subset)))
 
-        suspect, suspects = self.suspect(place), tuple[str, ...]()
+        suspect = self.suspect(place)
         if suspect is not None and suspect in changes and len(changes) > 1 and verdict((suspect,)) == BAD:
             culprits: tuple[str, ...] = (suspect,)
             self.on_finding()
         else:
-            culprits, suspects = smallest(tuple(changes), verdict, self.judge.expect, self.on_finding)
-        removed = {*culprits, *suspects}
-        others = tuple(change for change in changes if change not in removed)
+            culprits, joined = smallest(tuple(changes), verdict, self.judge.expect, self.on_finding)
+            if joined:
+                self.judge.remark(
+                    f"{' and '.join(joined)} are named together: with some of them alone the command does not run"
+                )
+        others = tuple(change for change in changes if change not in culprits)
         # Without the culprits, for a change that they hide; and on top of them, for one that acts only with them.
         alone = self.is_complete and bool(others) and _differ(self.judge, start, self.make(base.union(others)))
         self.judge.check_repeats(start, place)
-        finding = Finding(place, start, self.make(base | removed), culprits, suspects)
+        finding = Finding(place, start, self.make(base.union(culprits)), culprits)
         if not self.is_complete:
             return [finding]
         findings = [finding, *(self.among(others, base) if alone else [])]
-        effective = base.union(*({*each.culprits, *each.suspects} for each in findings))
+        effective = base.union(*(each.culprits for each in findings))
         others = tuple(change for change in others if change not in effective)
         if others and _differ(self.judge, self.make(effective), end):
             findings += self.among(others, effective)
@@ -197,9 +200,10 @@ def smallest(
     expect: Callable[[int], None] = lambda _: None,
     on_finding: Callable[[], None] = lambda: None,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return changes that make the difference, none of which can be left out; and changes of which one belongs to them.
+    """Return changes that make the difference, none of which can be left out; and those of them not tried apart.
 
-    The second part is empty if each trial that matters can be judged. Each change that is found takes about
+    The second part is empty if each trial that matters can be judged. Without one of its changes no state that runs
+    makes the difference. Each change that is found takes about
     ``log2(len(changes))`` trials, and one that shows whether it makes the difference by itself.
 
     Args:
@@ -209,6 +213,7 @@ def smallest(
         on_finding: called when a culprit is known, before it is tried alone.
     """
     culprits: tuple[str, ...] = ()
+    joined: tuple[str, ...] = ()
     while True:
         low, high, skipped = 0, len(changes), set[int]()
         while (middle := _nearest(low, high, skipped)) is not None:
@@ -223,13 +228,16 @@ def smallest(
         context, last = changes[:low], changes[high - 1 : high]
         if high - low > 1:
             singles = reversed(changes[low:high])
-            last = next(((x,) for x in singles if verdict((*culprits, *context, x)) == BAD), ())
-            if not last:
-                return culprits, changes[low:high]
+            last = next(((x,) for x in singles if verdict((*culprits, *context, x)) == BAD), changes[low:high])
+            for x in last if len(last) > 2 else ():
+                rest = tuple(each for each in last if each != x)
+                if len(rest) > 1 and verdict((*culprits, *context, *rest)) == BAD:
+                    last = rest
+            joined = (*joined, *last) if len(last) > 1 else joined
         on_finding()
         culprits, changes = (*last, *culprits), context
         if not changes or verdict(culprits) == BAD:
-            return culprits, ()
+            return culprits, joined
 
 
 def _nearest(low: int, high: int, skipped: Collection[int]) -> int | None:

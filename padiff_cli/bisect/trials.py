@@ -46,12 +46,14 @@ class Setup:
         folder: the folder that it is started in.
         python: the interpreter that has padiff.
         environment: the environment variables.
+        check: raises a `TrialError` if a recorded run is not one of the state; `None`: nothing is checked.
     """
 
     command: Sequence[str]
     folder: Path
     python: str
     environment: Mapping[str, str]
+    check: Callable[[Path], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,8 @@ class Trials:
         setup = self._prepare(state)
         run, output = folder / "run", folder / "output.txt"
         ended = self._execute(setup, name, run, output, steps, enough)
+        if setup.check is not None:
+            setup.check(run)
         seconds = time.monotonic() - began
         self.seconds.append(seconds)
         trial = Trial(run, steps, ended, seconds)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from padiff.compare import compare_runs
+from padiff.compare.coverage import ranks_of
 from padiff.records import STAGES, Diff, Report
 from padiff.records.diagnostic import Diagnostic, diagnostic_of
 from padiff_cli.bisect.search import BAD, GOOD, SKIP, TrialError
@@ -21,6 +22,7 @@ class Place:
         is_setting: the difference is in what the runs declare, and no tensor shows it.
         where: the position in words.
         cause: the cause in words; empty if none is known.
+        rank: number of the process.
     """
 
     step: int
@@ -30,6 +32,7 @@ class Place:
     is_setting: bool
     where: str
     cause: str
+    rank: int = 0
 
     @property
     def order(self) -> tuple[int, int]:
@@ -66,7 +69,8 @@ def place_of(report: Report) -> Place | None:
     brief: Diagnostic = diagnostic_of(report)
     cause = "" if brief.cause is None else brief.cause.text
     where = brief.where or first.slot or first.statement
-    return Place(first.step, first.stage, first.reference, first.slot, first.diff is None, where, cause)
+    rank = 0 if first.diff is None else _rank_of(first.diff, report)
+    return Place(first.step, first.stage, first.reference, first.slot, first.diff is None, where, cause, rank)
 
 
 def judge(place: Place, report: Report, against_bad: Path, trial: Path) -> tuple[str, str]:
@@ -91,7 +95,7 @@ def judge(place: Place, report: Report, against_bad: Path, trial: Path) -> tuple
         return GOOD, f"differs elsewhere: {found.description}"
     if found.order > place.order:
         return GOOD, f"differs later: {found.description}"
-    if found.order == place.order and (found.layer, found.slot) == (place.layer, place.slot):
+    if found.order == place.order and (found.layer, found.slot, found.rank) == (place.layer, place.slot, place.rank):
         return BAD, found.description
     if found.order == place.order and diff is not None and not _is_before(found, place, report):
         return BAD, found.description
@@ -104,17 +108,20 @@ def judge(place: Place, report: Report, against_bad: Path, trial: Path) -> tuple
 
 def _diff_at(place: Place, report: Report) -> Diff | None:
     """Return the compared diff of the tensor at a place; `None` if the tensor was not compared."""
-    for diff in report.diffs:
-        pair = diff.pair
-        if pair.step == place.step and diff.compared:
-            record = pair.reference or pair.candidate
-            if record is not None and (record.stage, record.layer, record.slot) == (
-                place.stage,
-                place.layer,
-                place.slot,
-            ):
-                return diff
+    ranks = ranks_of([diff for diff in report.diffs if diff.pair.step == place.step])
+    for diff in ranks[place.rank] if place.rank < len(ranks) else ():
+        record = diff.pair.anchor
+        if diff.compared and (record.stage, record.layer, record.slot) == (place.stage, place.layer, place.slot):
+            return diff
     return None
+
+
+def _rank_of(first: Diff, report: Report) -> int:
+    """Return the number of the process that a diff is of."""
+    ranks = ranks_of([diff for diff in report.diffs if diff.pair.step == first.pair.step])
+    place = (first.pair.step, first.pair.anchor.site)
+    failed = ([(d.pair.step, d.pair.anchor.site) for d in diffs if not d.passed] for diffs in ranks)
+    return next((rank for rank, places in enumerate(failed) if place in places), 0)
 
 
 def _is_before(found: Place, place: Place, report: Report) -> bool:

@@ -121,6 +121,9 @@ def _bisect(args: argparse.Namespace, console: Console) -> int:
             culprits = search()
         except TrialError as error:
             trouble = str(error)
+    except KeyboardInterrupt:
+        console.print(f"finished trials are kept: the same command goes on in {folder}")
+        raise
     finally:
         if kind == "commits":
             subject.close()
@@ -212,8 +215,6 @@ class Bisection:
 
     def _change(self, subject: Any, finding: Finding[Any]) -> list[Culprit]:
         names, is_package = finding.culprits, isinstance(subject, Packages)
-        if finding.suspects:
-            return [Culprit(finding.place, (), finding.suspects, finding.suspects)]
         lines = {name: subject.line_of(name, frozenset(names)) for name in names if hasattr(subject, "line_of")}
         if len(names) == 1 and lines.get(names[0]) is not None:
             line = lines[names[0]]

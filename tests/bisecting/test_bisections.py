@@ -162,6 +162,18 @@ def test_a_merge_history_names_the_commit_of_the_branch(tmp_path, monkeypatch, c
     assert content["culprits"] == [hashes[4]]
 
 
+def test_a_trial_that_runs_the_users_own_checkout_is_refused(tmp_path, monkeypatch, capsys):
+    hashes = repository(tmp_path / "repo", [{}, {"momentum": 0.5}])
+    monkeypatch.chdir(tmp_path / "repo")
+    own = (
+        f"exec(compile(open({str(tmp_path / 'repo/train.py')!r}).read(), {str(tmp_path / 'repo/train.py')!r}, 'exec'))"
+    )
+    command = ("sh", "-c", f"echo {own!r} > started.py; exec {sys.executable} started.py")
+    code, _, text = run_bisect(capsys, "--dir", tmp_path / "b", "--good", hashes[0], "--", *command)
+    assert code == 2, text
+    assert "it ran train.py of your own checkout, not of this commit" in " ".join(text.split())
+
+
 @LONG
 def test_runs_that_match_have_no_culprit(tmp_path, monkeypatch, capsys):
     _, code, content, text = commits(tmp_path, monkeypatch, capsys, [{}, {}])
@@ -419,3 +431,39 @@ def test_json_of_the_result_is_complete(tmp_path, capsys):
     }  # fmt: skip
     assert json.dumps(content)
     assert TRAINING
+
+
+RANKS = """
+import torch, torch.distributed as dist
+from torch import nn
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+net = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+data = torch.Generator().manual_seed({seed})
+for step in range(2):
+    optimizer.zero_grad()
+    net(torch.randn(3, 4, generator=data)).square().mean().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def test_a_difference_in_the_second_process_only_is_judged_there(tmp_path, monkeypatch, capsys):
+    root = tmp_path / "repo"
+    root.mkdir()
+    git(root, "init", "-q", "-b", "main")
+    hashes = []
+    for number in range(5):
+        (root / "train.py").write_text(RANKS.format(seed=f"{5 if number < 2 else 6} * dist.get_rank()"))
+        (root / "README").write_text(str(number))
+        git(root, "add", "-A")
+        git(root, "commit", "-q", "-m", f"change {number}")
+        hashes.append(git(root, "rev-parse", "HEAD"))
+    monkeypatch.chdir(root)
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    words = ("--dir", tmp_path / "b", "--good", hashes[0], "--first", "--", *launcher, "train.py")
+    code, content, text = run_bisect(capsys, *words)
+    assert code == 0, text
+    assert content["culprits"] == [hashes[2]], text
+    assert content["findings"][0]["place"]["rank"] == 1

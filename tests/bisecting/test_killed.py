@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -33,12 +34,27 @@ def waited(condition, seconds: float = 90.0) -> bool:
     return bool(condition())
 
 
+WAITING = "import os, time\nopen('new', 'w').write(str(os.getpid()))\nos.rename('new', 'number')\ntime.sleep(200)\n"
+
+
+def test_an_interrupted_bisection_says_how_it_goes_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(WAITING)
+    words = ("bisect", "--env", "A=1..2", "--", sys.executable, "train.py")
+    with started([sys.executable, "-m", "padiff", *words]) as child:
+        assert waited(Path("number").exists)
+        child.send_signal(signal.SIGINT)
+        out, _ = child.communicate(timeout=60)
+        assert child.returncode == 130
+        assert "the same command goes on in runs/bisect" in " ".join(out.split())
+        number = int(Path("number").read_text())
+        assert waited(lambda: not is_running(number), 20)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
 def test_a_trial_ends_with_a_bisection_that_is_killed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text(
-        "import os, time\nopen('new', 'w').write(str(os.getpid()))\nos.rename('new', 'number')\ntime.sleep(200)\n"
-    )
+    Path("train.py").write_text(WAITING)
     with started([sys.executable, "-c", CHILD]) as child:
         assert waited(Path("number").exists)
         number = int(Path("number").read_text())

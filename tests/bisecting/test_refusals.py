@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from importlib.util import spec_from_file_location
 
 import pytest
 
 from padiff.errors import UsageError
 from padiff_cli.bisect.changes import Environments, Variable, read_variables
+from padiff_cli.bisect.commits import Commits
 from padiff_cli.bisect.outcome import notes_of
 from padiff_cli.bisect.packages import changelog_section
 from padiff_cli.main import main
 
-from .planted import repository
+from .planted import git, repository
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +52,6 @@ def test_a_config_that_the_command_does_not_have_is_said(tmp_path, capsys):
 
 
 def test_commits_that_are_no_range_are_said(tmp_path, monkeypatch, capsys):
-    from .planted import git
-
     hashes = repository(tmp_path / "repo", [{}, {}])
     monkeypatch.chdir(tmp_path / "repo")
     git(tmp_path / "repo", "checkout", "-q", "-b", "other", hashes[0])
@@ -129,3 +130,34 @@ def test_a_framework_that_is_to_blame_is_named_with_the_commands_that_write_its_
     assert "with torch==2.13.0: padiff atlas --json old.json" in note
     assert "with torch==2.14.1: padiff atlas --changes old.json --markdown changes.md" in note
     assert notes_of(["paddlepaddle==3.3.1"], {}) and not notes_of(["torchvision==0.2"], {"torchvision": "0.1"})
+
+
+def test_a_package_installed_by_an_import_hook_is_that_of_the_worktree(tmp_path, monkeypatch):
+    # As setuptools installs one in development mode whose folder is not named by a path.
+    root, site = tmp_path / "repo", tmp_path / "site"
+    hashes = repository(root, [{}])
+    (root / "code/hooked_package").mkdir(parents=True)
+    (root / "code/hooked_package/__init__.py").write_text("")
+    git(root, "add", "-A")
+    git(root, "commit", "-q", "-m", "package")
+    info = site / "hooked-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hooked\nVersion: 1.0\n")
+    (info / "direct_url.json").write_text(json.dumps({"dir_info": {"editable": True}, "url": root.as_uri()}))
+    (info / "top_level.txt").write_text("hooked_package\nabsent_package\n")
+
+    class Finder:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            file = root / "code/hooked_package/__init__.py"
+            return spec_from_file_location(name, file) if name == "hooked_package" else None
+
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    monkeypatch.chdir(root)
+    commits = Commits(hashes[0], "HEAD", tmp_path / "tree", ["x"])
+    try:
+        paths = commits.prepare(commits.end).environment["PYTHONPATH"].split(os.pathsep)
+    finally:
+        commits.close()
+    assert str(tmp_path / "tree/code") in paths

@@ -42,7 +42,7 @@ class Oracle:
     def expect(self, count):
         pass
 
-    def note(self, text):
+    def remark(self, text):
         self.notes.append(text)
 
 
@@ -130,8 +130,13 @@ def test_configs_that_cannot_be_run_are_skipped():
     groups, _, _ = sets({(9,): "a"}, 12, lambda state: ("k04" in state) != ("k05" in state))
     assert groups == [(9,)]
     _, findings, _ = sets({(4,): "a"}, 12, lambda state: ("k04" in state) != ("k05" in state))
-    assert findings[0].culprits == ()
-    assert set(findings[0].suspects) == {"k04", "k05"}
+    assert set(findings[0].culprits) == {"k04", "k05"}
+    # Key 5 runs alone and changes nothing; key 4 needs it, and key 6 as well.
+    needs = lambda state: "k04" in state and not {"k05", "k06"} <= state  # noqa: E731
+    groups, findings, oracle = sets({(4,): "a", (9,): "b"}, 12, needs)
+    assert sorted(groups) == [(4, 5, 6), (9,)]
+    assert findings[0].suspects == ()
+    assert [note for note in oracle.notes if "k04" in note and "are named together" in note]
 
 
 def test_no_subset_of_what_is_found_makes_the_difference():

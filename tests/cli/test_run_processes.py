@@ -342,6 +342,20 @@ def test_a_command_that_is_not_there_is_misuse():
         assert done.returncode == 2 and done.stderr.startswith("padiff: there is no script"), done.stderr
 
 
+def test_a_model_that_is_compiled_in_place_before_its_optimizer_is_made_is_recorded_from_the_first_call():
+    Path("train.py").write_text(
+        "import torch\nnet = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))\n"
+        "net.compile(backend='eager')\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "for step in range(2):\n    net(torch.randn(6, 4)).square().sum().backward()\n    optimizer.step()\n"
+    )
+    done = call(*PADIFF, "--", "python", "train.py")
+    assert done.returncode == 0 and "no layer of the recorded model was called" not in done.stderr, done.stderr
+    [step] = padiff.open_run("R").steps(0)
+    assert "forward" in {record.stage for record in step.records}
+    mean = next(record for record in step.records if record.slot == "running_mean")
+    assert not mean.value.any()  # as it was before the first call
+
+
 def test_workers_of_a_second_launch_overwrite_those_of_the_first_if_asked():
     Path("train.py").write_text(TORCH + HOGWILD)
     forked("train.py", "fork")

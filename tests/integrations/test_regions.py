@@ -131,15 +131,81 @@ def test_the_errors_are_those_that_torch_computes(tmp_path):
     assert region.operations == ("gelu",) and not output.passed
 
 
-def test_a_region_that_draws_random_numbers_is_said_not_to_be_run_again(tmp_path):
-    def program(compiled):
-        model = compiled(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5)))
-        return model, lambda m, k: m(torch.ones(3, 4)).sum()
+def dropouts(compiled):
+    layers = [
+        torch.nn.Linear(8, 16),
+        torch.nn.Dropout(0.5),
+        torch.nn.GELU(),
+        torch.nn.Dropout(0.2),
+        torch.nn.Linear(16, 4),
+    ]
+    model = compiled(torch.nn.Sequential(*layers))
+    return model, lambda m, k: m(torch.ones(6, 8)).pow(2).sum()
 
-    losses = compilers.train(program, "aot_eager", str(tmp_path / "a"))
-    assert losses == compilers.train(program, "aot_eager")
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", INDUCTOR])
+def test_a_region_that_draws_the_random_numbers_of_eager_code_is_run_again(backend, tmp_path):
+    config = importlib.import_module("torch._inductor.config")
+    with config.patch(fallback_random=backend == "inductor"):
+        losses = compilers.train(dropouts, backend, str(tmp_path / "a"))
+        state = torch.get_rng_state()
+        assert losses == compilers.train(dropouts, backend)
+    assert torch.equal(state, torch.get_rng_state())
+    [region] = open_run(str(tmp_path / "a")).steps(0)[0].regions
+    assert region.note == "" and region.failed is None
+    assert region.outputs and region.gradients
+    # Masks are those of the run: another one would be an error of the size of 1.
+    assert 0 < region.outputs[0].eager < 1e-6
+
+
+@pytest.mark.parametrize("nth", [0, 1])
+def test_a_fault_in_a_region_with_dropout_is_placed(nth, tmp_path):
+    def faulty(*args, **kwargs):
+        return torch.nn.functional.dropout(*args, **kwargs) * 1.0001
+
+    compilers.train(dropouts, compilers.compiler(compilers.replaced("dropout", faulty, nth)), str(tmp_path / "a"))
+    [region] = open_run(str(tmp_path / "a")).steps(0)[0].regions
+    assert region.failed is not None and region.wrong is not None
+    assert (region.wrong.name, region.wrong.layer) == ("dropout", str(1 + 2 * nth))
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
+def test_a_region_that_draws_other_random_numbers_is_said_not_to_be_run_again(tmp_path):
+    losses = compilers.train(dropouts, "inductor", str(tmp_path / "a"))
+    assert losses == compilers.train(dropouts, "inductor")
     [region] = open_run(str(tmp_path / "a")).steps(0)[0].regions
     assert region.note == "it draws random numbers" and not region.measured
+    compilers.train(dropouts, None, str(tmp_path / "b"))
+    for sides, side, fix in (("ab", "reference", ""), ("ba", "candidate", "fallback_random = True")):
+        first = padiff.compare_runs(*(str(tmp_path / each) for each in sides)).first_diff
+        assert first.cause.kind == "compiled_random_numbers" and side in first.cause.sentence
+        assert first.cause.fix.endswith(fix)
+
+
+class Loop(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.into, self.again, self.out = (torch.nn.Linear(*shape) for shape in ((3, 6), (6, 6), (6, 2)))
+
+    def forward(self, x):
+        state = x.new_zeros(x.shape[0], 6)
+        for k in range(x.shape[1]):
+            state = torch.tanh(self.into(x[:, k]) + self.again(state))
+        return self.out(state)
+
+
+@pytest.mark.parametrize("nth", [0, 2, 4])
+def test_an_operation_before_branches_that_agree_is_placed(nth, tmp_path):
+    # The other branch, `into` of the next turn, does not depend on what differs.
+    def program(compiled):
+        model = compiled(Loop())
+        x = torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(0))
+        return model, lambda m, k: m(x).square().sum()
+
+    edit = compilers.replaced("tanh", lambda x: torch.tanh(x) * 1.001, nth)
+    compilers.train(program, compilers.compiler(edit), str(tmp_path / "a"))
+    [region] = open_run(str(tmp_path / "a")).steps(0)[0].regions
+    assert region.wrong is not None and region.wrong.name == "tanh"
 
 
 def test_buffers_that_a_region_changes_stay_as_the_training_left_them(tmp_path):

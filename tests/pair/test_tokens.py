@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from padiff.pair.tokens import align_tokens, in_token_order
 from padiff.records import ROOT, Both, InMemory, Record, Step
+from padiff.records.traces import Operand, Trace, TracedCall, TracedTensor
 
 A, B = [11, 12, 13], [21, 22, 23, 24, 25]
 
@@ -85,6 +88,36 @@ def test_rows_are_found_in_each_layout(name, swapped):
         assert [record.shape for record in layers] == [(len(tokens), 2)]
         assert layers[0].value[:, 1].tolist() == tokens
     assert alignment.holes == ()
+
+
+def traced(each: Step, arrays: list[np.ndarray]) -> Step:
+    """Return a step in which the layer `positions` gets an array of whole numbers in each call of the model."""
+    tensors = [TracedTensor(InMemory(array), "int64", array.shape) for array in arrays]
+    calls = [TracedCall("positions", k, inputs=(Operand("input.0", k),)) for k in range(len(arrays))]
+    return replace(each, trace=Trace(tensors, calls))
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_mask_that_a_layer_gets_is_no_position_and_shows_a_cache(swapped):
+    # OPT makes positions of the mask, which covers the tokens of the cache as well.
+    calls = decoded(A, B, positions=False)
+    masks = [np.ones((1, end), np.int64) for text in (A, B) for end in (2, *range(3, len(text) + 1))]
+    batch = padded(A, B)
+    steps = Both(traced(step(batch), [batch["attention_mask"]]), traced(step(*calls), masks)).swapped(swapped)
+    alignment = align_tokens(steps)
+    assert alignment is not None and alignment.holes == ()
+    assert alignment.ids.tolist() == A + B
+    assert alignment.sequence.tolist() == [0, 0, 0, 1, 1, 1, 1, 1]
+
+
+def test_kinds_of_tokens_before_the_positions_are_no_positions():
+    kinds, places = np.zeros((1, 8), np.int64), np.array([[0, 1, 2, 0, 1, 2, 3, 4]])
+    one = step({"input_ids": np.array([A + B])})
+    tensors = [TracedTensor(InMemory(array), "int64", array.shape) for array in (kinds, places)]
+    calls = [TracedCall(layer, 0, inputs=(Operand("input.0", k),)) for k, layer in enumerate(("kinds", "places"))]
+    alignment = align_tokens(Both(step(padded(A, B)), replace(one, trace=Trace(tensors, calls))))
+    assert alignment is not None and alignment.ids.tolist() == A + B
+    assert alignment.positions.candidate.tolist() == places[0].tolist()
 
 
 def test_padding_is_counted():

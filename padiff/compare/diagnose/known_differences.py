@@ -17,7 +17,7 @@ from padiff.compare.diagnose.place import Place
 from padiff.compare.diagnose.traced import given_in_common
 from padiff.model import equivalents
 from padiff.records import ROOT, SIDES, Both, Cause, FirstDiff, Layer, Report, RunInfo, is_of_loss
-from padiff.records.traces import Region
+from padiff.records.traces import DRAWS, Region
 from padiff.system.frames import Frame
 
 #: Version of the table's JSON.
@@ -317,7 +317,24 @@ def with_regions(report: Report, recorded: Both[RegionsOfSteps]) -> Report:
             if first.cause is not None and first.cause.proven:
                 cause = replace(cause, evidence=f"{cause.evidence}; {first.cause.sentence}")
             first = replace(first, cause=cause)
+    elif first is not None and first.diff is not None and first.stage in ("forward", "loss", "backward"):
+        drawing = Both(*(next((each for each in found if each.note == DRAWS), None) for _, _, found in regions))
+        if (drawing.reference is None) != (drawing.candidate is None) and (
+            first.cause is None or first.cause.kind == "unknown"
+        ):
+            side, region = next((side, each) for side, each in zip(SIDES, drawing) if each is not None)
+            first = replace(first, cause=_drawing_cause(side, region))
     return replace(report, first_diff=first, regions=tuple(notes)) if notes else report
+
+
+def _drawing_cause(side: str, region: Region) -> Cause:
+    return Cause(
+        "compiled_random_numbers",
+        f"compiled region {region.number} of the {side} draws other random numbers than eager code: "
+        "other dropout masks",
+        fix="torch._inductor.config.fallback_random = True" if side == SIDES.candidate else "",
+        lines=Both(region.frame, None) if side == SIDES.reference else Both(None, region.frame),
+    )
 
 
 def _regions(steps: RegionsOfSteps) -> tuple[int, tuple[Region, ...]]:

@@ -14,8 +14,8 @@ import re
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,6 +25,7 @@ import torch
 
 from padiff.frameworks.hooking import Handle
 from padiff.frameworks.torch.calls import aside, building, original
+from padiff.frameworks.torch.environment import restore, stamp, state
 from padiff.frameworks.torch.tensors import transforming
 from padiff.records import ROOT
 from padiff.records.traces import DRAWS, MOST, Region, RegionOperation, RegionTensor
@@ -56,12 +57,14 @@ class _Graph:
         compile: the compiler: ``compile(graph_module, inputs)`` returns a function.
         kernels: names of the kernels that the compiler made.
         compiled: the function that the compiler made.
+        has_fallback: True if Inductor was told to draw random numbers as eager code does.
     """
 
     module: torch.fx.GraphModule
     compile: Callable[..., Any]
     kernels: tuple[str, ...]
     compiled: Callable[..., Any]
+    has_fallback: bool = False
 
     @property
     def compiler(self) -> str:
@@ -85,6 +88,8 @@ class _Entry:
         autocast: the state of autocast, by device.
         tensors: number of the inputs that are tensors.
         inside: path of the layer whose call was running.
+        random: states of the generators before the call.
+        drawn: stamp of these states after the call.
         note: why the region can't be run again; else empty.
     """
 
@@ -97,6 +102,8 @@ class _Entry:
     autocast: dict[str, tuple[bool, Any]] = field(default_factory=dict)
     tensors: int = 0
     inside: str = ""
+    random: Mapping[str, Any] = field(default_factory=dict)
+    drawn: Hashable = None
     note: str = ""
 
 
@@ -142,7 +149,7 @@ class _Compiling:
         # A package of compiled code holds the functions themselves, without a wrapper.
         if copy is None or getattr(output, "package", None) is not None or getattr(output, "export", False):
             return compiled
-        return _Wrapped(_Graph(copy, output.compiler_fn, _kernels(before), compiled)).call
+        return _Wrapped(_Graph(copy, output.compiler_fn, _kernels(before), compiled, _has_fallback())).call
 
     def remove(self) -> None:
         if vars(self._owner).get("call_user_compiler") is self:
@@ -177,6 +184,10 @@ def _copy_of(gm: Any) -> torch.fx.GraphModule:
     output = graph.graph_copy(gm.graph, {})
     graph.output(output)
     return torch.fx.GraphModule(gm, graph)
+
+
+def _has_fallback() -> bool:
+    return bool(getattr(sys.modules.get("torch._inductor.config"), "fallback_random", False))
 
 
 def _kernel_modules() -> int:
@@ -277,6 +288,7 @@ class Regions:
                     ]
                 for device in {each.device.type for each in tensors} or {"cpu"}:
                     entry.autocast[device] = _autocast(device)
+                entry.random = state()
         return entry
 
     def after(self, entry: _Entry, outputs: Any) -> None:
@@ -286,6 +298,7 @@ class Regions:
     def _after(self, entry: _Entry, outputs: Any) -> None:
         if entry.note:
             return
+        entry.drawn = stamp()
         flat = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
         with aside(), torch.no_grad():
             entry.outputs = [each.detach().clone() if isinstance(each, torch.Tensor) else each for each in flat]
@@ -327,7 +340,7 @@ class Regions:
         try:
             with _unchanged_random_numbers(), aside(), _in_autocast(entry.autocast):
                 trial = _Trial(entry)
-                if trial.draws:
+                if trial.draws_otherwise:
                     return replace(region, note=DRAWS)
                 outputs = trial.outputs()
                 gradients: tuple[RegionTensor, ...] = ()
@@ -338,39 +351,54 @@ class Regions:
                     note = _line(error)
                 wrong = None
                 if any(not each.passed for each in (*outputs, *gradients)):
-                    with suppress(Exception):  # a compiler may refuse a part; the region is reported without
-                        wrong = self._search(entry, backward=all(each.passed for each in outputs))
+                    with suppress(Exception), _fallback(entry.graph):  # a compiler may refuse a part
+                        wrong = self._search(entry, trial.drawing, backward=all(each.passed for each in outputs))
             return replace(region, outputs=outputs, gradients=gradients, wrong=wrong, note=note)
         except Exception as error:
             return replace(region, note=_line(error))
 
-    def _search(self, entry: _Entry, backward: bool) -> RegionOperation | None:
+    def _search(self, entry: _Entry, drawing: Container[str], backward: bool) -> RegionOperation | None:
         """Return the first operation that the compiler computes otherwise, by compiling parts of the graph.
 
-        Each part begins at the region's inputs. The parts that agree are shorter than those that do not, so that the
-        border is found by halving.
+        Each part begins at the region's inputs. The border is found by halving, among the operations that lead to one
+        that differs, until all that lead to it directly agree.
+
+        Raises:
+            TimeoutError: it takes too long.
         """
         module = entry.graph.module
         if any(not isinstance(each, torch.Tensor) for each in entry.inputs):
             return None  # sizes that are inputs need symbols that only a whole compilation has
         ends = _tensor_nodes(module, entry.inputs)
         began = time.monotonic()
-        errors: dict[int, tuple[float, float, float]] = {}
+        errors: dict[torch.fx.Node, tuple[float, float, float]] = {}
 
-        def fails(place: int) -> bool:
-            errors[place] = _part_error(entry.graph, ends[place], entry.inputs, backward)
-            return errors[place][0] > errors[place][2]
+        def fails(node: torch.fx.Node) -> bool:
+            if node not in errors:
+                if time.monotonic() - began > _SECONDS:
+                    raise TimeoutError
+                errors[node] = _part_error(entry, drawing, node, backward)
+            return errors[node][0] > errors[node][2]
 
-        low, high = -1, len(ends) - 1
-        if high < 0 or not fails(high):
+        if not ends or not fails(ends[-1]):
             return None
-        while high - low > 1:
-            if time.monotonic() - began > _SECONDS:
-                return None
-            middle = (low + high) // 2
-            low, high = (low, middle) if fails(middle) else (middle, high)
-        node = ends[high]
-        return RegionOperation(_name(node), self._layer(node, entry) or "", _frame(node), *errors[high][:2])
+        node: torch.fx.Node | None = ends[-1]
+        wrong = ends[-1]
+        while node is not None:
+            # Of operations that lead to a wrong one; another branch in between may agree.
+            wrong, before = node, _ancestors(node)
+            line = [each for each in ends if each in before]
+            low, high = -1, len(line)
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (low, middle) if fails(line[middle]) else (middle, high)
+            node = (
+                line[high]
+                if high < len(line)
+                else next((n for n in reversed(line) if n in wrong.all_input_nodes and fails(n)), None)
+            )
+        node = wrong
+        return RegionOperation(_name(node), self._layer(node, entry) or "", _frame(node), *errors[node][:2])
 
     def _layer(self, node: torch.fx.Node, entry: _Entry) -> str | None:
         """Return the path of the layer whose code calls an operation; `None` if no layer's code does."""
@@ -400,50 +428,70 @@ class _Trial:
     """A region computed again: eagerly and in float64, for its gradients also by the compiled code.
 
     Attributes:
-        draws: True if the region draws random numbers, which compiled code draws otherwise.
+        drawing: names of the operations that draw random numbers.
+        draws_otherwise: True if the compiled code has drawn other random numbers than eager code.
     """
 
     def __init__(self, entry: _Entry) -> None:
         self._entry = entry
-        before = torch.get_rng_state()
+        restore(entry.random)
+        before = stamp()
         self._eager = _run(entry.graph.module, entry.inputs)
-        self.draws = not torch.equal(before, torch.get_rng_state())
-        self._wide = None if self.draws else _in_float64(entry.graph.module, entry.inputs)
+        after = stamp()
+        graph = entry.graph
+        self.draws_otherwise = after != before and (
+            after != entry.drawn or (graph.compiler == "inductor" and not graph.has_fallback)
+        )
+        self.drawing = _drawing(graph.module, entry.inputs) if after != before else frozenset[str]()
+        restore(entry.random)
+        self._wide = None if self.draws_otherwise else _in_float64(graph.module, entry.inputs, self.drawing)
 
     def outputs(self) -> tuple[RegionTensor, ...]:
         """Return the measured outputs."""
-        return () if self.draws else tuple(_measured_tensors("output", self._entry.outputs, self._eager, self._wide))
+        return tuple(_measured_tensors("output", self._entry.outputs, self._eager, self._wide))
 
     def gradients(self) -> tuple[RegionTensor, ...]:
         """Return the measured gradients of the inputs, with the recorded gradients of the outputs."""
         entry = self._entry
-        if self.draws or not entry.gradients:
+        if not entry.gradients:
             return ()
         graph, inputs = entry.graph, entry.inputs
         if "torch._inductor.cudagraph_trees" in sys.modules:
             raise RuntimeError("CUDA graphs may not be run in between")
         names = [node.name for node in graph.module.graph.nodes if node.op == "placeholder"]
+        restore(entry.random)
         kept = [(names[k], each) for k, each in enumerate(_backward(graph.compiled, inputs, entry.gradients))]
+        restore(entry.random)
         eager = _backward(graph.module, inputs, entry.gradients)
-        wide = _wide_backward(graph.module, inputs, entry.gradients)
+        restore(entry.random)
+        wide = _wide_backward(graph.module, inputs, entry.gradients, self.drawing)
         return tuple(_measured_tensors("gradient", [each for _, each in kept], eager, wide, [n for n, _ in kept]))
 
 
-def _part_error(graph: _Graph, end: torch.fx.Node, inputs: Sequence[Any], backward: bool) -> tuple[float, float, float]:
+def _part_error(
+    entry: _Entry, drawing: Container[str], end: torch.fx.Node, backward: bool
+) -> tuple[float, float, float]:
     """Return the error of the compiled code up to an operation, that of the eager code, and the limit."""
+    graph, inputs = entry.graph, entry.inputs
     part = _part(graph.module, end)
-    eager, wide = _run(part, inputs), _in_float64(part, inputs)
+    compiled = graph.compile(_copy_of(part), _leaves(inputs))
+
+    def again(run: Callable[..., Any], *args: Any) -> Any:
+        restore(entry.random)
+        return run(*args)
+
+    eager = again(_run, part, inputs)
     if not backward:
-        compiled = graph.compile(_copy_of(part), _leaves(inputs))
-        measured = [*_measured_tensors("output", _flat(compiled(*_leaves(inputs))), eager, wide)]
+        wide = again(_in_float64, part, inputs, drawing)
+        measured = [*_measured_tensors("output", _flat(again(compiled, *_leaves(inputs))), eager, wide)]
     else:
-        compiled = graph.compile(_copy_of(part), _leaves(inputs))
         generator = torch.Generator().manual_seed(0)
         weights = {
             k: torch.randn(each.shape, generator=generator).to(each) for k, each in enumerate(eager) if _is_float(each)
         }
-        ours, own = _backward(compiled, inputs, weights), _backward(part, inputs, weights)
-        measured = [*_measured_tensors("gradient", ours, own, _wide_backward(part, inputs, weights))]
+        ours, own = (again(_backward, code, inputs, weights) for code in (compiled, part))
+        wide = again(_wide_backward, part, inputs, weights, drawing)
+        measured = [*_measured_tensors("gradient", ours, own, wide)]
     worst = max(measured, key=lambda each: each.error / each.limit, default=None)
     return (0.0, 0.0, 1.0) if worst is None else (worst.error, worst.eager, worst.limit)
 
@@ -474,6 +522,17 @@ def _tensor_nodes(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[t
     return interpreter.nodes
 
 
+def _ancestors(node: torch.fx.Node) -> set[torch.fx.Node]:
+    """Return the operations that a result depends on."""
+    found, queue = set[torch.fx.Node](), [node]
+    while queue:
+        for each in queue.pop().all_input_nodes:
+            if each not in found:
+                found.add(each)
+                queue.append(each)
+    return found
+
+
 class _Interpreter(torch.fx.Interpreter):
     def __init__(self, module: torch.fx.GraphModule) -> None:
         super().__init__(module)
@@ -484,6 +543,45 @@ class _Interpreter(torch.fx.Interpreter):
         if n.op in _CALLS and isinstance(result, torch.Tensor) and result.is_floating_point():
             self.nodes.append(n)
         return result
+
+
+def _drawing(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> frozenset[str]:
+    """Return the names of the operations that draw random numbers."""
+    interpreter = _Drawing(module)
+    with torch.no_grad():
+        interpreter.run(*_leaves(inputs))
+    return frozenset(interpreter.names)
+
+
+class _Drawing(torch.fx.Interpreter):
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        super().__init__(module)
+        self.names: list[str] = []
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        before = stamp()
+        result = super().run_node(n)
+        if stamp() != before:
+            self.names.append(n.name)
+        return result
+
+
+class _Wide(torch.fx.Interpreter):
+    """A graph in float64, but for operations that draw random numbers: these draw as in float32."""
+
+    def __init__(self, module: torch.fx.GraphModule, drawing: Container[str]) -> None:
+        super().__init__(module)
+        self._drawing = drawing
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        if n.name not in self._drawing:
+            return super().run_node(n)
+        if str(n.target).endswith("_"):
+            raise ValueError(f"{n.target} writes into its input")
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        low = torch.fx.node.map_aggregate((args, kwargs), lambda each: each.float() if _is_float(each) else each)
+        result = getattr(self, n.op)(n.target, *low)
+        return torch.fx.node.map_aggregate(result, lambda each: each.double() if _is_float(each) else each)
 
 
 # -- runs ----------------------------------------------------------------------------------------------------
@@ -523,11 +621,11 @@ def _run(function: Callable[..., Any], inputs: Sequence[Any]) -> list[Any]:
         return _flat(function(*_leaves(inputs)))
 
 
-def _in_float64(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any] | None:
+def _in_float64(module: torch.fx.GraphModule, inputs: Sequence[Any], drawing: Container[str]) -> list[Any] | None:
     """Return the outputs in float64; `None` if the graph can't compute in it."""
     try:
         with torch.no_grad():
-            return _flat(_wide_module(module)(*_leaves(inputs, torch.float64)))
+            return _flat(_Wide(_wide_module(module), drawing).run(*_leaves(inputs, torch.float64)))
     except Exception:
         return None
 
@@ -556,12 +654,12 @@ def _backward(function: Callable[..., Any], inputs: Sequence[Any], gradients: Ma
 
 
 def _wide_backward(
-    module: torch.fx.GraphModule, inputs: Sequence[Any], gradients: Mapping[int, Any]
+    module: torch.fx.GraphModule, inputs: Sequence[Any], gradients: Mapping[int, Any], drawing: Container[str]
 ) -> list[Any] | None:
     try:
         with torch.enable_grad():
             leaves = _leaves(inputs, torch.float64)
-            return _gradients(_flat(_wide_module(module)(*leaves)), leaves, gradients)
+            return _gradients(_flat(_Wide(_wide_module(module), drawing).run(*leaves)), leaves, gradients)
     except Exception:
         return None
 
@@ -616,6 +714,14 @@ def _array(tensor: torch.Tensor) -> np.ndarray:
 def _unchanged_random_numbers() -> Iterator[None]:
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):
+        yield
+
+
+@contextmanager
+def _fallback(graph: _Graph) -> Iterator[None]:
+    """Compile as the graph was compiled: Inductor draws as eager code does, if it was told to."""
+    config: Any = sys.modules.get("torch._inductor.config")
+    with config.patch(fallback_random=graph.has_fallback) if config is not None else nullcontext():
         yield
 
 
