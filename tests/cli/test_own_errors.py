@@ -119,9 +119,10 @@ WATCHES = (
     "padiff/system/frames.py",
 )
 HOSTS = ("run/hosts.py",)
+LOOP = DCGAN.replace("for epoch in range(2)", "for epoch in range(1)")
 SCRIPTS = {
-    "torch": (HEAD["torch"] + DCGAN, WATCHES, 20),
-    "paddle": (HEAD["paddle"] + DCGAN, WATCHES, 20),
+    "torch": (HEAD["torch"] + LOOP, WATCHES, 80),
+    "paddle": (HEAD["paddle"] + LOOP, WATCHES, 80),
     "lightning": (LIGHTNING.replace("{package}", "lightning.pytorch"), HOSTS, 5),
     "hapi": (HAPI, HOSTS, 5),
 }
