@@ -119,10 +119,9 @@ WATCHES = (
     "padiff/system/frames.py",
 )
 HOSTS = ("run/hosts.py",)
-LOOP = DCGAN.replace("for epoch in range(2)", "for epoch in range(1)")
 SCRIPTS = {
-    "torch": (HEAD["torch"] + LOOP, WATCHES, 80),
-    "paddle": (HEAD["paddle"] + LOOP, WATCHES, 80),
+    "torch": (HEAD["torch"] + DCGAN, WATCHES, 80),
+    "paddle": (HEAD["paddle"] + DCGAN, WATCHES, 80),
     "lightning": (LIGHTNING.replace("{package}", "lightning.pytorch"), HOSTS, 5),
     "hapi": (HAPI, HOSTS, 5),
 }
