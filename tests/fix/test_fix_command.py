@@ -89,7 +89,7 @@ def test_the_comparison_names_the_command_that_fixes(faulty):
 
 
 def test_two_faults_in_two_files_are_fixed_and_nothing_is_touched(faulty, tmp_path):
-    """What the script writes stays in the copy, and the patch applies where fix was called."""
+    """The files that the script writes stay in the copy; the patch applies where fix was called."""
     save, start = "torch.save({}, 'checkpoint.pt')\n", "optimizer ="
     text = (faulty / "train.py").read_text()
     (faulty / "train.py").write_text(text.replace(start, save + start))

@@ -107,9 +107,7 @@ LOOPS = {"torch": TorchLoop, "paddle": PaddleLoop}
 
 
 class Training:
-    """Trains three steps, or until `begin` says so; recorded ones have a logged loss and a replay pack in each second
-    step.
-    """
+    """Trains three steps, or until `begin` says so; by default with a replay pack every two steps."""
 
     def __init__(self, loop, folder, evaluates=False):
         self.loop, self.folder, self.count, self.evaluates = loop, folder, 0, evaluates
@@ -153,9 +151,27 @@ class Training:
         return losses, one.net[0].weight.numpy(**({"force": True} if self.loop is TorchLoop else {})), one.left()
 
 
+OTHERWISE = {
+    "sketches": {"detail": "sketch", "full_every_n_steps": 2},
+    "some_layers": {"white_list": ["0", "4"], "every_n_steps": 2, "start_step": 4, "functions": False},
+    "little_room": {"max_bytes": 40_000, "compression": "zlib", "pack": True, "existing": "overwrite"},
+    "in_memory": {"in_memory": True, "black_list": ["1"]},
+    "a_proxy": {},
+}
+
+
+def otherwise(framework, name, folder):
+    """Return a training, and a call that records the training with other options."""
+    training = Training(LOOPS[framework], folder, evaluates=name != "a_proxy")
+    return training, functools.partial(training.recorded, **OTHERWISE[name]) if OTHERWISE[name] else training.proxied
+
+
 @functools.cache
-def failing() -> dict[str, list[CodeType]]:
-    """The functions that fail, by framework: those that the trainings of both call fail in one of them, by turns."""
+def failing(name: str = "") -> dict[str, list[CodeType]]:
+    """The functions that fail, by framework: those that the trainings of both call fail in one of them, by turns.
+
+    With other options, those that a training without them does not call.
+    """
     planting, found = Planting("padiff"), {}
     with tempfile.TemporaryDirectory() as folder:
         for framework, loop in LOOPS.items():
@@ -163,6 +179,12 @@ def failing() -> dict[str, list[CodeType]]:
             training.recorded()
             found[framework] = {name_of(code): code for code in planting.functions(training.recorded)}
             assert len(found[framework]) > 500
+            if name:
+                _, train = otherwise(framework, name, Path(folder, framework, name))
+                train()
+                others = {name_of(code): code for code in planting.functions(train)}
+                found[framework] = {each: code for each, code in others.items() if each not in found[framework]}
+                assert len(found[framework]) > 3
     common = set.intersection(*map(set, found.values()))
     turns = dict(zip(sorted(common), itertools.cycle(LOOPS)))
     return {
@@ -180,28 +202,13 @@ def test_an_error_in_any_function_leaves_a_recorded_loop_as_it_is(framework, num
     assert not wrong, wrong
 
 
-OTHERWISE = {
-    "sketches": {"detail": "sketch", "full_every_n_steps": 2},
-    "some_layers": {"white_list": ["0", "4"], "every_n_steps": 2, "start_step": 4, "functions": False},
-    "little_room": {"max_bytes": 40_000, "compression": "zlib", "pack": True, "existing": "overwrite"},
-    "in_memory": {"in_memory": True, "black_list": ["1"]},
-    "a_proxy": {},
-}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERWISE)
-@pytest.mark.parametrize("framework", LOOPS)
-def test_an_error_in_any_function_leaves_a_loop_with_other_options_as_it_is(framework, name, tmp_path):
-    training = Training(LOOPS[framework], tmp_path, evaluates=name != "a_proxy")
-    train = functools.partial(training.recorded, **OTHERWISE[name]) if OTHERWISE[name] else training.proxied
-    planting = Planting("padiff")
-    train()
-    recorded = {name_of(code) for code in planting.functions(training.recorded)}
-    others = [code for code in planting.functions(train) if name_of(code) not in recorded]
-    assert len(others) > (3 if OTHERWISE[name] else 10)
-    wrong = planting.sweep(others, train, training.plain)
-    assert not wrong, wrong
+def test_an_error_in_any_function_leaves_a_loop_with_other_options_as_it_is(name, tmp_path):
+    for framework, codes in failing(name).items():
+        training, train = otherwise(framework, name, tmp_path / framework)
+        wrong = Planting("padiff").sweep(codes, train, training.plain)
+        assert not wrong, wrong
 
 
 @pytest.mark.parametrize("framework", LOOPS)
