@@ -15,7 +15,7 @@ from padiff.compare.judge import limits
 from padiff.compare.judge.drift import NONE, Drift, drift
 from padiff.compare.judge.flipped_rows import EarlierFlips, judged_by_rows
 from padiff.compare.judge.missing_records import NOTHING_YET, History, absent_stages, excused
-from padiff.compare.judge.policy import Policy
+from padiff.compare.judge.policy import Policy, forms_of, written_otherwise
 from padiff.compare.measure.measure_step import measured
 from padiff.compare.measure.pairs import measure_pair, with_floors
 from padiff.compare.rearranged import with_row_orders
@@ -64,6 +64,29 @@ def with_averages(diffs: StepDiffs, rank: int, runs: Both[Run], alignment: Align
             for place, average in failed.items()
         }
     )
+
+
+def with_other_forms(diffs: StepDiffs, steps: Both[Step], runs: Both[Run]) -> StepDiffs:
+    """Return the diffs, with outputs of whole models passed that the losses take in another form.
+
+    Args:
+        diffs: the judged diffs of one rank of a step.
+        steps: the records of the rank.
+    """
+    places = forms_of(diffs)
+    if not places or not all(step.trace.functions for step in steps):
+        return diffs
+    # Imported where needed: most comparisons have no such output.
+    from padiff.compare.diagnose.hypotheses.loss_schedule import other_forms
+
+    outputs = [place for place in places if diffs.sites.stages[place] == "forward"]
+    answers = other_forms([diffs[place].pair for place in outputs], steps, runs)
+    sites = {diffs.sites.keys[place] for place, is_form in zip(outputs, answers) if is_form}
+    made = list(diffs)
+    for place in places:
+        if diffs.sites.keys[place] in sites:
+            made[place] = written_otherwise(made[place])
+    return diffs.replaced(made) if sites else diffs
 
 
 def _limit(reference: float, average: Averages) -> float:
@@ -172,6 +195,8 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
             judged = plan.policy.judge(with_floors(again, steps), before.drift) if again is not None else judged
         judged = excused(judged, infos.zip(history), rank, plan.alignment)
         judged, history = absent_stages(judged, rank, history, plan.runs)
+        if not judged.passed and plan.policy.in_context:
+            judged = with_other_forms(judged, rank, plan.runs)
         judged = with_averages(judged, len(diffs_by_rank), plan.runs, plan.alignment, before.drift)
         if plan.policy.in_context and chooses(rank):
             number = len(diffs_by_rank)

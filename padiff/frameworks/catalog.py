@@ -485,7 +485,7 @@ _FURTHER = (
     "cosine_embedding_loss", "soft_margin_loss", "isfinite", "max_unpool1d", "max_unpool2d", "max_unpool3d",
     "fractional_max_pool2d", "fractional_max_pool3d", "gumbel_softmax", "scatter_reduce", "bincount", "logcumsumexp",
     "trace", "kron", "index_sample", "gather_nd", "scatter_nd_add", "trunc", "fmod", "xlogy", "cross", "quantile",
-    "tensordot", "lgamma", GRAD,
+    "tensordot", "lgamma", "vector_norm", "matrix_norm", GRAD,
 )  # fmt: skip
 _HEARD = COMPUTING.union(LOOKING, _MAKING, _DECIDING, _FURTHER)
 

@@ -232,6 +232,8 @@ def _plain(value: Any, depth: int) -> Any:
     if isinstance(value, slice):
         parts = [value.start, value.stop] if value.step is None else [value.start, value.stop, value.step]
         return ":".join("" if part is None else str(_plain(part, depth + 1)) for part in parts)
+    if isinstance(value, range) and depth and len(value) <= _INDICES:
+        return [*value]  # rows of an index: `x[range(n), labels]`
     if isinstance(value, (list, tuple)):
         if len(value) > _ITEMS or depth >= _DEEPEST:
             raise _OmittedError

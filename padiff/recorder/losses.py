@@ -104,8 +104,10 @@ class Losses:
         self._seen: list[_Seen] = []
         #: Scalars at which a backward pass began, other than outputs of loss functions, with their place in the buffer.
         self._elsewhere: list[tuple[int, Any]] = []
-        #: All scalars at which a backward pass began, with their place in the buffer.
+        #: All scalars of this model at which a backward pass began, with their place in the buffer.
         self._starts: list[tuple[int, Any]] = []
+        # Number of records before the running backward.
+        self._before = 0
         self._scales: set[float] = set()
         self._set: dict[tuple[tuple[str, Any], ...], None] = {}
         self._clips: dict[tuple[tuple[str, Any], ...], None] = {}
@@ -270,8 +272,12 @@ class Losses:
 
     # -- the step's loss -----------------------------------------------------------------------------------
 
+    def backward_begins(self) -> None:
+        """Note that a backward pass begins."""
+        self._before = len(self._records)
+
     def backward(self, tensor: Any) -> None:
-        """Note that a backward pass began at a tensor."""
+        """Note that a backward pass that began at a tensor has ended."""
         version = self._framework.tensors.version_of(tensor)
         loss = next((each for each in self._seen if each.alive() is tensor and each.version == version), None)
         is_scalar = math.prod(self._framework.tensors.shape(tensor)) == 1
@@ -280,7 +286,7 @@ class Losses:
             loss.backwards += 1
         elif is_scalar:
             self._elsewhere.append(start)
-        if is_scalar:
+        if is_scalar and len(self._records) > self._before:  # gradients came to this model, not only to another one
             self._starts.append(start)
 
     def scaled(self, scale: float) -> None:

@@ -270,6 +270,9 @@ class _LossHook:
             losses.scaled(scale)
 
     def backward_begins(self) -> None:
+        losses = self.losses
+        if losses is not None:
+            losses.backward_begins()
         hooks = self._hooks()
         if hooks is not None and hooks.observer is not None:
             hooks.observer.backward_begins()

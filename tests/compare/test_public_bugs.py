@@ -15,12 +15,12 @@ from padiff.compare import compare_runs
 from padiff.dump import open_run
 
 
-def recorded(folder, train, fault, steps=3):
+def recorded(folder, train, fault, steps=3, **options):
     """Record a training of `steps` steps, which is a generator: it yields its model and optimizer, then each loss."""
     torch.manual_seed(0)
     loop = train(fault, np.random.default_rng(0))
     model, optimizer = next(loop)
-    with padiff.record(model, folder, optimizer=optimizer) as rec:
+    with padiff.record(model, folder, optimizer=optimizer, **options) as rec:
         for _ in range(steps):
             next(loop)
             rec.try_dump()
@@ -455,3 +455,219 @@ def test_targets_of_the_network_itself_are_found_at_the_loss(tmp_path):
         in found.sentence
     )
     assert open_run(tmp_path / "True").steps(1)[0].micro_batches == 1
+
+
+class Mixture(nn.Module):
+    """A density of two normals; one author returns what the other one computes in the loss."""
+
+    def __init__(self, form, axis):
+        super().__init__()
+        self.body, self.head, self.form, self.axis = nn.Linear(5, 12), nn.Linear(12, 6), form, axis
+
+    def forward(self, x):
+        mean, spread, weight = self.head(torch.tanh(self.body(x))).split(2, -1)
+        return mean, torch.exp(spread) if self.form else spread, torch.log_softmax(weight, self.axis)
+
+
+def mixtures(fault, rng):
+    model = Mixture(fault == "plain", 0 if fault == "axis" else 1)
+
+    def loss():
+        mean, spread, weight = model(tensor(rng, 9, 5))
+        log = torch.log(spread) if fault == "plain" else spread
+        off = (tensor(rng, 9, 1) - mean) * torch.exp(-log)
+        return -torch.logsumexp(weight - 0.5 * off**2 - log, 1).mean()
+
+    yield from descent(model, loss)
+
+
+@pytest.mark.parametrize("detail", ["full", "sketch"])
+def test_an_output_in_the_form_that_its_loss_takes_is_no_difference(tmp_path, detail):
+    runs = {fault: recorded(tmp_path / fault, mixtures, fault, detail=detail) for fault in ("plain", "log", "axis")}
+    report = compare_runs(runs["plain"], runs["log"])
+    assert report.passed, report.first_diff
+    first = compare_runs(runs["plain"], runs["axis"]).first_diff
+    assert first.slot == "output.2"
+    assert (first.cause.kind, first.cause.proven) == ("softmax_axis", True)
+
+
+class Rotation(nn.Module):
+    def __init__(self, form):
+        super().__init__()
+        self.body, self.out, self.form = nn.Linear(4, 9), nn.Linear(3, 3), form
+
+    def forward(self, x):
+        turn = self.body(x).view(-1, 3, 3)
+        logits = self.out(torch.einsum("bi,bij->bj", x[:, :3], turn))
+        return (torch.log_softmax(logits, 1) if self.form else logits), turn
+
+
+def regularised(fault, rng):
+    model, form = Rotation(fault == "plain"), fault == "plain"
+
+    def loss():
+        scores, turn = model(tensor(rng, 8, 4))
+        labels, eye = torch.from_numpy(rng.integers(0, 3, 8)), torch.eye(3)
+        gram = turn @ (turn.transpose(1, 2) - eye) if fault == "inside" else turn @ turn.transpose(1, 2) - eye
+        norm = torch.norm(gram, dim=(1, 2)) if form else torch.linalg.matrix_norm(gram)
+        total = f.nll_loss(scores, labels) if form else f.cross_entropy(scores, labels)
+        if form:
+            total += 0.01 * norm.mean()
+            return total
+        return total + 0.01 * norm.mean()
+
+    yield from descent(model, loss)
+
+
+def test_a_term_that_is_added_in_place_is_a_part_of_the_loss(tmp_path):
+    runs = {fault: recorded(tmp_path / fault, regularised, fault) for fault in ("plain", "other", "inside")}
+    report = compare_runs(runs["plain"], runs["other"])
+    assert report.passed, report.first_diff
+    first = compare_runs(runs["plain"], runs["inside"]).first_diff
+    assert (first.stage, first.slot, first.cause.proven) == ("loss", "loss", True)
+    assert "calls sub(), then matmul() in the loop, where the reference calls matmul(), then sub()" in (
+        first.cause.sentence
+    )
+
+
+def actor_critic(fault, rng):
+    model = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 4))
+
+    def loss():
+        out, returns = model(tensor(rng, 12, 5)), tensor(rng, 12)
+        actions, value = torch.from_numpy(rng.integers(0, 3, 12)), out[:, 3:]
+        advantage = returns - (value.detach() if fault else value.detach().squeeze(1))
+        log = torch.log_softmax(out[:, :3], 1)[range(12), actions]
+        return f.mse_loss(value.squeeze(1), returns) - (advantage * log).mean()
+
+    return descent(model, loss)
+
+
+def test_numbers_that_are_broadcast_against_a_column_are_named(tmp_path):
+    found = cause(tmp_path, actor_critic)
+    assert found.kind == "loss_shapes" and found.proven, found
+    assert "with shape (12, 1) against what comes in with shape (12,)" in found.sentence
+
+
+def contrast(fault, rng):
+    model = nn.Linear(6, 4)
+
+    def loss():
+        a, b = (model(tensor(rng, 8, 6)) for _ in range(2))
+        a, b = ((z / z.norm(), z) if fault else (f.normalize(z, dim=-1), z) for z in (a, b))
+        scores = a[0] @ b[0].t() / 0.1 - 1e9 * torch.eye(8)
+        return f.cross_entropy(scores, (torch.arange(8) + 1) % 8)
+
+    return descent(model, loss)
+
+
+def test_a_norm_over_all_axes_is_named_beside_masks_of_huge_numbers(tmp_path):
+    found = cause(tmp_path, contrast)
+    assert found.kind == "axis" and found.proven, found
+    assert "is over all axes for the reference's 1" in found.sentence
+
+
+class Attention(nn.Module):
+    """Attention over the edges that end at a node; the fault takes it over those that begin there."""
+
+    def __init__(self, fault):
+        super().__init__()
+        self.fault, self.lin, self.score = fault, nn.Linear(5, 4), nn.Linear(4, 1)
+
+    def forward(self, x, edges):
+        source, target = edges
+        h = self.lin(x)
+        e = torch.exp(torch.tanh(self.score(h)[source] + 2 * self.score(h)[target]))
+        group = source if self.fault else target
+        e = e / torch.zeros(len(x), 1).index_add(0, group, e)[group]
+        return torch.zeros_like(h).index_add(0, target, e * h[source])
+
+
+def graph(fault, rng):
+    model, edges = Attention(fault), torch.from_numpy(rng.integers(0, 9, (2, 40)))
+    return descent(model, lambda: f.cross_entropy(model(tensor(rng, 9, 5), edges), torch.arange(9) % 4))
+
+
+def test_a_softmax_over_the_edges_of_the_other_end_is_named(tmp_path):
+    found = cause(tmp_path, graph)
+    assert found.kind == "indices_exchanged" and found.proven, found
+    assert "rows are taken by the index of" in found.sentence
+
+
+class Reader(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head = nn.GRU(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x, state):
+        out, state = self.rnn(x, state)
+        return self.head(out), state
+
+
+def truncated(fault, rng):
+    model, kept = Reader(), [torch.zeros(1, 5, 8)]
+
+    def loss():
+        scores, state = model(tensor(rng, 6, 5, 4), torch.zeros(1, 5, 8) if fault else kept[0])
+        kept[0] = state.detach()
+        return f.cross_entropy(scores.flatten(0, 1), torch.from_numpy(rng.integers(0, 3, 30)))
+
+    return descent(model, loss)
+
+
+def test_a_state_that_is_not_handed_on_is_named(tmp_path):
+    found = cause(tmp_path, truncated)
+    assert found.proven and "begins from zeros" in found.sentence, found
+    assert "from what step 0 gave" in found.sentence
+
+
+def penalised(fault, rng):
+    """Two losses in each step; the first one has a penalty of the gradients of each sample."""
+    model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(64, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    yield model, optimizer
+    while True:
+        real, fake = tensor(rng, 6, 2, 4, 4), tensor(rng, 6, 2, 4, 4)
+        optimizer.zero_grad()
+        mixed = (0.5 * (real + fake)).requires_grad_()
+        slopes = torch.autograd.grad(model(mixed).sum(), mixed, create_graph=True)[0]
+        slopes = slopes if fault else slopes.view(6, -1)
+        penalty = ((slopes.norm(2, dim=1) - 1) ** 2).mean()
+        (model(fake).mean() - model(real).mean() + 10 * penalty).backward()
+        (0.1 * model(fake + real).mean()).backward()
+        optimizer.step()
+        yield
+
+
+def test_a_penalty_of_the_first_of_two_losses_is_named(tmp_path):
+    found = cause(tmp_path, penalised)
+    assert found.proven and "view() in the loop" in found.sentence, found
+
+
+class Learner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w, self.b = nn.Parameter(0.5 * torch.randn(3, 6)), nn.Parameter(torch.zeros(3))
+
+    def forward(self, x, fast=None):
+        w, b = fast or (self.w, self.b)
+        return f.linear(torch.tanh(x), w, b)
+
+
+def adapted(fault, rng):
+    model = Learner()
+
+    def loss():
+        x, y = tensor(rng, 16, 6), torch.from_numpy(rng.integers(0, 3, 16))
+        inner = f.cross_entropy(model(x[:8]), y[:8])
+        slopes = torch.autograd.grad(inner, [*model.parameters()], create_graph=not fault)
+        fast = [p - 0.5 * g for p, g in zip(model.parameters(), slopes)]
+        return f.cross_entropy(model(x[8:], fast), y[8:])
+
+    return descent(model, loss)
+
+
+def test_gradients_that_one_side_asks_for_without_their_graph_are_named(tmp_path):
+    found = cause(tmp_path, adapted)
+    assert found.kind == "second_order" and "asks for gradients without create_graph=True" in found.sentence, found
+    assert found.fix == "create_graph=True"

@@ -486,6 +486,19 @@ def test_the_loss_is_what_the_only_backward_began_at(kit):
             (loss(model(kit.tensor(X))) / 2).backward()
         rec.try_dump()
     assert losses(rec) == {}
+    # Of several backwards it is the sum, without that of another model.
+    model, other = net(kit), net(kit, 1)
+    with padiff.record(model) as rec:
+        output = model(kit.tensor(X))
+        first, second = loss(output), output.square().mean()
+        first.backward(retain_graph=True)
+        second.backward()
+        rec.try_dump()
+        loss(other(kit.tensor(X))).backward()
+        loss(model(kit.tensor(X))).backward()
+        rec.try_dump()
+    assert losses(rec) == {0: pytest.approx(float(kit.numpy(first)) + float(kit.numpy(second)), rel=1e-6)}
+    assert losses(rec, 1) == {}
     model = net(kit)
     with padiff.record(model) as rec:
         value = loss(model(kit.tensor(X)))

@@ -28,7 +28,7 @@ from padiff.compare.diagnose.routing import (
     scores_cause,
 )
 from padiff.compare.diagnose.settings import as_computed, fixes_all, trainer_cause
-from padiff.compare.diagnose.shifted import evaluation_cause, repeated_cause, shift_cause
+from padiff.compare.diagnose.shifted import evaluation_cause, repeated_cause, shift_cause, state_cause
 from padiff.compare.diagnose.traced import place_of
 from padiff.compare.judge.limits import ROUNDING, coarse
 from padiff.compare.replicas import RankFault, RankFinding, check_replicas
@@ -477,6 +477,7 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
         rank_cause(scene, step)
         or evaluation_cause(diff, step, runs)
         or repeated_cause(diff, runs)
+        or state_cause(scene)
         or shift_cause(diff, runs)
         or environment_cause(diff, runs.map(lambda run: run.info))
         or padding_cause(scene)

@@ -343,7 +343,8 @@ def output_cause(scene: DiffContext, calls: Both[LossCall] | None) -> Cause | No
         return _term(scene) or divisor_cause(scene) or _after(scene.diff)
     differing = _differing(calls)
     if "function" in differing:
-        return _other_function(calls)
+        # Two functions may give the same, as of logits and of their logarithms: what comes after them differs.
+        return _after(scene.diff) if is_near(candidate.output, reference.output) else _other_function(calls)
     if not any(_agrees(d) for d in compared):
         return None
     ignoring = _ignored_rows(calls)

@@ -10,12 +10,28 @@ import numpy as np
 
 from padiff.align import Alignment
 from padiff.compare.declared.layers import has_modes, modes_of
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
+from padiff.compare.diagnose.traced import Graph
 from padiff.compare.judge.limits import COARSENESS, allowed, coarse
 from padiff.compare.judge.missing_records import whole_stage_missing
 from padiff.compare.measure.pairs import measure_pair
 from padiff.errors import PadiffError
 from padiff.pair.tokens import TokenAlignment
-from padiff.records import SAME, SIDES, Both, Cause, Diff, Difference, FirstDiff, Pair, Record, Run, Step, settings_at
+from padiff.records import (
+    SAME,
+    SIDES,
+    Both,
+    Cause,
+    Diff,
+    Difference,
+    FirstDiff,
+    Pair,
+    Record,
+    Run,
+    Step,
+    TensorSource,
+    settings_at,
+)
 
 # The most recorded steps that are compared before and after a step.
 _NEARBY = 4
@@ -315,3 +331,71 @@ def _cached(alignment: TokenAlignment, differing: np.ndarray) -> Cause | None:
                 f"only tokens differ that the {side} computes with a cache: the cache, or what is computed of it",
             )
     return None
+
+
+# -- states that are handed on from call to call -------------------------------------------------------------------
+
+
+def state_cause(scene: DiffContext) -> Cause | None:
+    """Return the cause of a layer that begins from another state, or of an input that is another state; else `None`.
+
+    A loop hands on the state of the step before (truncated backpropagation), or begins each step from zeros.
+    """
+    pair, steps = scene.diff.pair, scene.sides(scene.number)
+    if pair.stage == "input" and pair.complete:
+        values = [_values(record.source) for record in pair.sides if record is not None]
+        return _of_states(scene, Both(*([value] if value is not None else [] for value in values)))
+    if pair.stage != "forward" or not pair.complete or steps is None:
+        return None
+    graphs = steps.zip(scene.runs).map(lambda side: Graph(side[0].trace, side[1].info.layers))
+    calls = [graph.of_record(record) for graph, record in zip(graphs, pair.sides) if record is not None]
+    if calls[0] is None or calls[1] is None or len(calls[0].inputs) != len(calls[1].inputs):
+        return None
+    states: Both[list[np.ndarray]] = Both([], [])
+    for operands in zip(calls[0].inputs[1:], calls[1].inputs[1:]):
+        makers = [graph.producers.get(operand.tensor) for graph, operand in zip(graphs, operands)]
+        if all(maker is not None and not maker.function for maker in makers):
+            continue  # an output of a layer, which agrees: this diff is the first
+        values = [_values(graph.trace.tensors[operand.tensor].source) for graph, operand in zip(graphs, operands)]
+        if values[0] is None or values[1] is None or values[0].shape != values[1].shape:
+            return None
+        if not np.array_equal(values[0], values[1]):
+            states.reference.append(values[0])
+            states.candidate.append(values[1])
+    return _of_states(scene, states)
+
+
+def _of_states(scene: DiffContext, states: Both[list[np.ndarray]]) -> Cause | None:
+    assert scene.diff.pair.reference is not None and scene.diff.pair.candidate is not None
+    layers = Both(scene.diff.pair.reference.layer, scene.diff.pair.candidate.layer)
+    origins = Both(*(_origin(*side, scene) for side in zip(states, scene.runs)))
+    if not all(origins) or origins.reference == origins.candidate:
+        return None
+    text = (
+        f"the candidate's `{layers.candidate}` begins from {origins.candidate}, the reference's `{layers.reference}` "
+        f"from {origins.reference}: a state that the loop hands on"
+    )
+    return Cause("state", text, True, "the values are equal")
+
+
+def _values(source: TensorSource | None) -> np.ndarray | None:
+    """Return the values of a tensor, or its sketch as numbers; `None` if neither can be read."""
+    try:
+        return None if source is None else source.sketch.row() if source.sketch is not None else source.read()
+    except PadiffError:
+        return None
+
+
+def _origin(states: Sequence[np.ndarray], run: Run, scene: DiffContext) -> str:
+    """Return where states come from, as text: zeros, or outputs of the step before; empty if unknown."""
+    if states and not any(state.any() for state in states):
+        return "zeros"
+    number = max((n for n in run.numbers() if n < scene.number), default=-1)
+    try:
+        records = [record for record in run.steps(number)[scene.rank].records if record.stage == "forward"]
+    except (PadiffError, OSError, KeyError, IndexError):
+        return ""
+    shapes = {state.shape for state in states}
+    given = [v for record in records if (v := _values(record.source)) is not None and v.shape in shapes]
+    found = all(any(np.array_equal(state, values) for values in given) for state in states)
+    return f"what step {number} gave" if states and found else ""

@@ -16,6 +16,7 @@ from padiff.compare.judge.drift import RELATIVE
 from padiff.compare.judge.limits import SURE
 from padiff.compare.judge.policy import Policy
 from padiff.compare.measure.pairs import measure_pair
+from padiff.errors import PadiffError
 from padiff.frameworks.catalog import LOOKING
 from padiff.pair.joined_calls import layout_between, square_layout
 from padiff.records import (
@@ -102,6 +103,14 @@ class Graph:
         call = self.of_record(record)
         outputs = () if call is None else call.outputs
         return next((operand.tensor for operand in outputs if operand.slot == record.slot), None)
+
+    def number(self, tensor: int) -> float:
+        """Return the value of a tensor of one number; NaN if the value was not kept."""
+        source = self.trace.tensors[tensor].source
+        try:
+            return math.nan if source is None or source.sketched else float(source.read().reshape(()))
+        except (PadiffError, ValueError):
+            return math.nan
 
     @cached_property
     def by_size(self) -> dict[int, list[int]]:

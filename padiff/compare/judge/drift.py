@@ -25,7 +25,7 @@ from padiff.compare.judge.site_facts import ScaleErrors, SiteFacts, ratios_of, s
 from padiff.compare.measure.pairs import few
 from padiff.records import Coverage, Diff, Figure, FirstDiff, Rule
 from padiff.records.pair_table import Key, PairSchema
-from padiff.records.step_diffs import FIGURE_NUMBERS, FIGURES, StepDiffs
+from padiff.records.step_diffs import FIGURE_NUMBERS, FIGURES, RULE_NUMBERS, StepDiffs
 
 # Number of steps after which updates may be unrelated.
 _LONG = math.ceil(UNRELATED / UNSEEN_KINKS)
@@ -33,6 +33,7 @@ _LONG = math.ceil(UNRELATED / UNSEEN_KINKS)
 RELATIVE = frozenset({Figure.REL_L2, Figure.BULK, Figure.WITHOUT_NOISE, Figure.AROUND_ZERO})
 _IS_RELATIVE = np.array([figure in RELATIVE for figure in FIGURES])
 _REL_L2 = FIGURE_NUMBERS[Figure.REL_L2]
+_OTHERWISE = RULE_NUMBERS[Rule.WRITTEN_OTHERWISE]
 
 
 class Update(NamedTuple):
@@ -176,7 +177,8 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
     step = diffs.number if diffs.number is not None else before.step
     used = diffs.known & np.isfinite(rows["l2"])
     followed = ~(facts.running | facts.of_loss)
-    passed = used & rows["passed"] & _IS_RELATIVE[rows["figure"]]
+    # What is written in another way says nothing about rounding.
+    passed = used & rows["passed"] & _IS_RELATIVE[rows["figure"]] & (rows["rule"] != _OTHERWISE)
     # Limits of estimates include a multiple of their spread.
     ordinary = passed & followed & (rows["limit"] <= GROWN_AT_MOST * (1 + SURE * rows["spread"]))
     largest = sites.largest_of_stages(np.where(ordinary, np.fmax(rows["value"], 0.0), -1.0))

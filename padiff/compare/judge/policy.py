@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from padiff.compare.judge import limits
-from padiff.compare.judge.drift import NONE, Drift, without_systematic
+from padiff.compare.judge.drift import NONE, Drift, was_excused, without_systematic
 from padiff.compare.judge.site_facts import SiteFacts, coarsest, is_nothing, noted, rounding_gradients
 from padiff.compare.judge.step_limits import StepLimits
 from padiff.compare.measure.operands import elements, labels_by_call, same_labels
@@ -19,6 +19,7 @@ from padiff.model import equivalents
 from padiff.records import (
     LOOP,
     PARAMETER_STAGES,
+    ROOT,
     Both,
     Diff,
     Figure,
@@ -27,6 +28,7 @@ from padiff.records import (
     Kind,
     Problem,
     Rule,
+    is_below,
     is_loss,
     is_of_loss,
 )
@@ -34,6 +36,9 @@ from padiff.records.step_diffs import StepDiffs
 
 # Share of a difference that shows in gradients if it has an effect. Chosen: another way to write a loss leaves none.
 _SHOWN = 0.1
+# Share of an output's difference that the gradients may be off by if the loss makes up for it. Chosen: rounding leaves
+# a millionth.
+_MADE_UP = 0.01
 # Slots of labels among a model's inputs.
 _LABELS = frozenset({"input.labels", "input.label"})
 
@@ -50,11 +55,12 @@ def confirmed(diffs: StepDiffs, losses: Collection[tuple[str, int]] = ()) -> Ste
     """
     if diffs.passed:
         return diffs
-    diffs = _with_prepared(diffs)
+    diffs = _with_forms(_with_prepared(diffs))
     facts = diffs.sites.fact(SiteFacts)
     if not (facts.of_loss & ~diffs.rows["passed"]).any():
         return diffs
-    compared = [diff for diff in diffs if diff.compared]
+    # The gradient of an output that the loss takes in another form says nothing.
+    compared = [diff for diff in diffs if diff.compared and not was_excused(diff)]
     after = [*(diff for diff in compared if is_loss(diff.pair.anchor)), *_first_gradients(compared)]
     grads = [diff for diff in compared if diff.pair.stage == "grad" and diff.pair.anchor.layer != LOOP]
     after = after or grads
@@ -76,7 +82,59 @@ def confirmed(diffs: StepDiffs, losses: Collection[tuple[str, int]] = ()) -> Ste
             return diff.pair.stage == "loss" and _shows(diff, evidence, noise)
         return diff.pair.stage == "loss" and exact[place] and _tells(_other_labels(diff), evidence, noise)
 
-    return diffs.replaced([diff if counts(place, diff) else _excused(diff) for place, diff in enumerate(diffs)])
+    return diffs.replaced(
+        [diff if counts(place, diff) else written_otherwise(diff) for place, diff in enumerate(diffs)]
+    )
+
+
+def forms_of(diffs: StepDiffs) -> list[int]:
+    """Return the positions of the failed outputs of whole models, and of their gradients.
+
+    Returns:
+        The positions; none if a weight, an input or an output of a layer inside fails, too.
+    """
+    sites = diffs.sites
+    failed = np.flatnonzero(~diffs.rows["passed"]).tolist()
+    models = _models(sites.layers) if failed else set()
+    places = [
+        place
+        for place in failed
+        if sites.stages[place] in ("forward", "backward") and diffs.measured[place] and sites.layers[place] in models
+    ]
+    if any(sites.stages[place] in ("input", "weight", "forward") for place in {*failed} - {*places}):
+        return []
+    return places if any(sites.stages[place] == "forward" for place in places) else []
+
+
+def _with_forms(diffs: StepDiffs) -> StepDiffs:
+    """Pass outputs of whole models, and their gradients, if the loss and all gradients of parameters agree.
+
+    One author takes the last function (a logarithm, a softmax, an exponential) in the model, another one in the loss.
+    """
+    places, sites, rows = forms_of(diffs), diffs.sites, diffs.rows
+    if not places:
+        return diffs
+    failed = {place for place in np.flatnonzero(~rows["passed"]).tolist() if not is_of_loss(diffs[place].pair.anchor)}
+    losses, grads = np.flatnonzero(sites.fact(SiteFacts).losses), sites.places["grad"]
+    counted = grads[diffs.compared[grads]]
+    size = float(np.linalg.norm(rows["reference_l2"][counted]))
+    if failed - {*places} or not size or not len(losses) or not diffs.compared[losses].all():
+        return diffs
+    off = float(np.linalg.norm(rows["l2"][counted])) / size
+    made = list(diffs)
+    for place in places:
+        figures = made[place].figures
+        if figures is None or not off <= _MADE_UP * figures.rel_l2:
+            return diffs
+        made[place] = written_otherwise(made[place])
+    return diffs.replaced(made)
+
+
+def _models(layers: Sequence[str]) -> set[str]:
+    """Return the paths of the layers that hold other layers and are in no layer themselves."""
+    paths = {path for path in layers if path != LOOP}
+    tops = {path for path in paths if path == ROOT or not any(is_below(path, other) for other in paths)}
+    return {path for path in tops if any(is_below(other, path) for other in paths)}
 
 
 def _with_prepared(diffs: StepDiffs) -> StepDiffs:
@@ -94,7 +152,7 @@ def _with_prepared(diffs: StepDiffs) -> StepDiffs:
     result = list(diffs)
     for place in label_places:
         if result[place].pair.anchor.call in alike:
-            result[place] = _excused(result[place], Rule.PREPARED)
+            result[place] = written_otherwise(result[place], Rule.PREPARED)
     return diffs.replaced(result)
 
 
@@ -149,7 +207,8 @@ def _shows(diff: Diff, gradients: Sequence[Diff], noise: float) -> bool:
     return any(gradient.figures is not None and gradient.figures.rel_l2 >= least for gradient in gradients)
 
 
-def _excused(diff: Diff, rule: Rule = Rule.WRITTEN_OTHERWISE) -> Diff:
+def written_otherwise(diff: Diff, rule: Rule = Rule.WRITTEN_OTHERWISE) -> Diff:
+    """Return a failed diff as one that passes, because both sides write the same in another way."""
     judged = diff.judgement
     figure, value = (judged.figure, judged.value) if judged is not None else (Figure.REL_L2, 0.0)
     limit = max(value, judged.limit if judged is not None else 0.0)

@@ -843,6 +843,18 @@ def _reduced(add: Add, formula: Formula, inputs: KnownInputs) -> int | list[int]
     return add("reduced", inputs.first, **how)
 
 
+def _norm(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
+    """Write `vector_norm(x, ord, dim, keepdim)` and `matrix_norm(x, ord, dim, keepdim)` of squares."""
+    is_vector = inputs.function == "vector_norm"
+    if inputs.argument(("ord", "p"), 1, 2 if is_vector else "fro") not in ((2, 2.0) if is_vector else ("fro",)):
+        raise UnknownError(inputs.function)
+    count = formula.values[inputs.first].ndim
+    axis = inputs.argument(AXIS, 2, None if is_vector else [-2, -1])
+    if isinstance(axis, (list, tuple)):
+        axis = [int(number) % count for number in axis]
+    return add("reduced", inputs.first, by="norm", axis=axis, keepdims=bool(inputs.argument(_KEEP, 3, False)))
+
+
 def _softmax(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     return add(inputs.function, inputs.first, axis=int(inputs.argument(AXIS, 1, -1)))
 
@@ -905,6 +917,8 @@ _FUNCTIONS: Mapping[str, Writing] = {
     **OF_ARRAYS,
     "softmax": _softmax,
     "log_softmax": _softmax,
+    "vector_norm": _norm,
+    "matrix_norm": _norm,
     "cast": _cast,
     "to": _cast,
     "where": _where,

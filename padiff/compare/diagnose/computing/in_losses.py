@@ -23,6 +23,9 @@ _EXPONENTS = (2.0, 1.0, 3.0, 0.5)
 _WEIGHING = frozenset({"binary_cross_entropy", "binary_cross_entropy_with_logits"})
 # Relative difference of a loss and its slopes that is no change.
 _NO_CHANGE = 1e-5
+# Operations that broadcast, and the most numbers of an operand that each meet each other one.
+_ELEMENTWISE = frozenset({"add", "sub", "mul", "div"})
+_BROADCAST = 500
 # The most classes whose weights a text lists.
 _WRITTEN = 8
 
@@ -36,6 +39,30 @@ def loss_edits(sheet: FormulaView) -> Iterator[Edit]:
         yield from _error(sheet, k)
         yield from _rows(sheet, k)
         yield from _divergence(sheet, k)
+        yield from _broadcast(sheet, k)
+
+
+def _broadcast(sheet: FormulaView, k: int) -> Iterator[Edit]:
+    """Yield edits that take each number of one operand with each of the other: ``(n, 1)`` against ``(n,)``."""
+    node, shape = sheet.nodes[k], sheet.shape(k)
+    count = math.prod(shape)
+    if node.operation not in _ELEMENTWISE or any(sheet.shape(operand) != shape for operand in node.given):
+        return
+    if not sheet.is_float(k) or count != max(shape, default=0) or not 1 < count <= _BROADCAST:
+        return
+    operation = OPERATIONS[node.operation]
+    for place in range(2):
+        order = (-1, 1), (1, -1)
+        shapes = order if place == 0 else order[::-1]
+        names = [sheet.named(operand) for operand in node.given]
+        text = (
+            f"{_SIDE} broadcasts {names[place]} with shape ({count}, 1) against {names[1 - place]} with shape "
+            f"({count},) ({sheet.where(k)}): each number meets each other one"
+        )
+        each: Change = lambda get, own, shapes=shapes: np.asarray(  # type: ignore[misc]  # noqa: E731
+            operation(*(get(operand).reshape(size) for operand, size in zip(node.given, shapes)))
+        )
+        yield Edit("loss_shapes", "shapes that are broadcast", text, {k: each}, 1, at=k)
 
 
 def loss_left_out(sheet: FormulaView) -> Iterator[Edit]:

@@ -339,6 +339,7 @@ def of_all_turns(sheet: FormulaView) -> Iterator[Edit]:
                 yield from _in_all_turns(sheet, group, [_changed(sheet, k) for k in group])
                 yield from _in_all_turns(sheet, group, [dropped.get(k, []) for k in group])
     yield from _exchanged_indices(sheet)
+    yield from _other_index(sheet)
     yield from _repeats(sheet)
 
 
@@ -359,6 +360,51 @@ def _in_all_turns(sheet: FormulaView, turns: list[int], edits: list[list[Edit]])
         changes = {k: change for edit in together for k, change in edit.changes.items()}
         text = f"{together[0].text}, in all {len(turns)} turns of the loop"
         yield replace(together[0], text=text, changes=changes)
+
+
+# Operations that pick or add up rows, by an index that is their second input.
+_BY_INDEX = frozenset({"indexed", "rows_added", "elements_added"})
+
+
+def _other_index(sheet: FormulaView) -> Iterator[Edit]:
+    """Yield edits that pick or add up rows by another index of the formula: the source of an edge for its target."""
+    users: dict[int, list[int]] = {}
+    for k, node in enumerate(sheet.nodes):
+        if node.operation in _BY_INDEX and node.how.get("axes", (0,)) == (0,) and not node.how.get("axis"):
+            index = _index_of(sheet, node.given[1])
+            if index is not None:
+                users.setdefault(index, []).append(k)
+    for index, places in users.items():
+        # A softmax over groups adds up by an index, and reads the sums by the same one.
+        sums = [k for k in places if sheet.nodes[k].operation != "indexed"]
+        together = [[k, *(n for n in places if sheet.nodes[n].given[0] == k)] for k in sums]
+        for group in (*(some for some in together if len(some) > 1), *([k] for k in places)):
+            for other in users:
+                if other == index or sheet.shape(other) != sheet.shape(index):
+                    continue
+                names = " and ".join(sheet.where(k) for k in group)
+                text = f"rows are taken by the index of {sheet.where(users[other][0])} in {names}"
+                changes = {k: _by_index(sheet, k, other) for k in group}
+                yield Edit("indices_exchanged", "another index", text, changes, 0, at=group[0])
+
+
+def _index_of(sheet: FormulaView, k: int) -> int | None:
+    """Return the index of rows that a node is a view of; `None` if the node is no such view."""
+    while sheet.nodes[k].operation in ("reshape", "expand", "cast") and len(sheet.shape(k)) > 1:
+        k = sheet.nodes[k].given[0]
+    return k if len(sheet.shape(k)) == 1 and not sheet.is_float(k) else None
+
+
+def _by_index(sheet: FormulaView, k: int, other: int) -> Change:
+    node = sheet.nodes[k]
+    shape, operation = sheet.shape(node.given[1]), OPERATIONS[node.operation]
+
+    def change(get: Callable[[int], np.ndarray], own: Callable[[int], np.ndarray]) -> np.ndarray:
+        index = np.broadcast_to(get(other).reshape(-1, *[1] * (len(shape) - 1)), shape)
+        first, *sources = (get(number) for n, number in enumerate(node.given) if n != 1)
+        return np.asarray(operation(first, index, *sources, **node.how))
+
+    return change
 
 
 def _exchanged_indices(sheet: FormulaView) -> Iterator[Edit]:
@@ -492,9 +538,11 @@ def _reduced(sheet: FormulaView, k: int) -> Iterator[Edit]:
         )
     ndim = len(sheet.shape(node.given[0]))
     own_axis = axis % ndim if isinstance(axis, int) else None
-    for other_axis in range(ndim) if own_axis is not None else ():
+    for other_axis in (*range(ndim), None) if own_axis is not None and ndim > 1 else ():
         if other_axis != own_axis:
             text = f"the {by} of {where} is over axis {other_axis} for the reference's {own_axis}"
+            if other_axis is None:
+                text = f"the {by} of {where} is over all axes for the reference's {own_axis}"
             yield Edit("axis", "another axis", text, {k: given(sheet, k, axis=other_axis)}, 1, at=k)
 
 

@@ -86,16 +86,16 @@ _HUGE = 1e6
 
 
 def _in_single(operation: Callable[..., Any]) -> Callable[..., np.ndarray]:
-    """Return an operation that rounds its result to float32 if the result contains numbers that stand for infinity.
+    """Return an operation that rounds the numbers of its result that stand for infinity to float32.
 
-    In float32, adding such a number hides the other summand.
+    In float32, adding such a number hides the other summand. Beside it, rounding would only blur slopes.
     """
 
     def made(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         result = np.asarray(operation(x, y))
         if result.dtype.kind != "f" or not result.size or np.abs(result).max() < _HUGE:
             return result
-        return np.asarray(result.astype(np.float32).astype(np.float64))
+        return np.where(np.abs(result) < _HUGE, result, result.astype(np.float32))
 
     return made
 

@@ -46,6 +46,7 @@ from padiff.compare.diagnose.hypotheses.hypothesis import CLOSE, NEAR, Hypothesi
 from padiff.compare.diagnose.hypotheses.outputs import noise_level, root
 from padiff.compare.diagnose.place import graphs_of
 from padiff.compare.diagnose.traced import Graph
+from padiff.compare.judge.drift import was_excused
 from padiff.errors import PadiffError
 from padiff.frameworks.catalog import GRAD
 from padiff.pair.joined_calls import calls_of
@@ -136,10 +137,16 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         return
     paired = _paired_outputs(scene, graphs)
     parameters = [*_parameters(scene, graphs)] if scene.stage == "grad" else []
-    if scene.stage == "grad" and not any(
-        record is not None and f"{record.layer}/{record.slot}" == each.parameters.reference
-        for each in parameters
-        for record in [scene.diff.pair.reference]
+    other_loss = _other_loss(scene, graphs) if scene.stage == "grad" else None
+    turn = turn if other_loss is None else other_loss
+    if (
+        scene.stage == "grad"
+        and other_loss is None
+        and not any(
+            record is not None and f"{record.layer}/{record.slot}" == each.parameters.reference
+            for each in parameters
+            for record in [scene.diff.pair.reference]
+        )
     ):
         return
     sheets = [
@@ -325,7 +332,10 @@ class _Output:
 def _paired_outputs(scene: DiffContext, graphs: Both[Graph]) -> Both[frozenset[int]]:
     """Return the numbers of the tensors, in each trace, that are compared as outputs of layers."""
     tensors: Both[set[int]] = Both(set(), set())
-    for pair in scene.pairs(scene.number, "forward").values():
+    forms = {place_of(diff.pair) for diff in scene.diffs("forward") if was_excused(diff)}
+    for place, pair in scene.pairs(scene.number, "forward").items():
+        if place in forms:
+            continue  # the loss of the other side takes it in another form: what computes it is a part of the loss
         for graph, record, side in zip(graphs, pair.sides, tensors):
             if pair.complete and record is not None:
                 side.update(_tensors_of(graph, record))
@@ -369,6 +379,18 @@ def _turn(scene: DiffContext, graphs: Both[Graph]) -> int:
         # Gradients that the loop asked for itself come before.
         turns.append(reaching[min(int(number or 0), len(reaching) - 1)] if reaching else 0)
     return turns[0] if turns[0] == turns[-1] else 0
+
+
+def _other_loss(scene: DiffContext, graphs: Both[Graph]) -> int | None:
+    """Return the number of the first of several backwards whose losses differ; `None` if all agree or are recorded."""
+    if any(pair.anchor.slot == "loss" for pair in scene.pairs(scene.number, "loss").values()):
+        return None
+    ends = graphs.map(lambda graph: [graph.number(end) for end in _all_noted(graph, "backward")])
+    pairs = list(zip(ends.reference, ends.candidate))
+    if len(ends.reference) != len(ends.candidate):
+        return None
+    noise = 10 * noise_level(scene)
+    return next((k for k, (one, other) in enumerate(pairs) if abs(one - other) > noise * abs(one)), None)
 
 
 def _reaching(graph: Graph, tensor: int) -> list[int]:
@@ -554,17 +576,18 @@ def _losses(
     """Return the node and recorded value of each side's loss, or `None` if a side lacks one."""
     pairs = [p for p in scene.pairs(scene.number, "loss").values() if p.anchor.slot == "loss"]
     pair = next((p for p in pairs if turn in (0, p.anchor.call)), None)
-    if pair is None or pair.reference is None or pair.candidate is None:
+    if pairs and (pair is None or not pair.complete):
         return None
     nodes = []
-    for sheet, graph, record in zip(sheets, graphs, pair.sides):
+    for sheet, graph, record in zip(sheets, graphs, pair.sides if pair is not None else (None, None)):
         # A loss that nobody logs is that of the backward.
         logged, ends = _all_noted(graph, "log_loss"), _all_noted(graph, "backward")
         tensor = logged[turn] if turn < len(logged) else ends[turn] if turn < len(ends) else None
         node = -1 if sheet is None or tensor is None else sheet.writer.nodes.get(tensor)
-        if node is None or (sheet is not None and node < 0) or record is None:
+        value = float(np.ravel(record.value)[0]) if record is not None else graph.number(tensor or 0)
+        if node is None or (sheet is not None and node < 0) or math.isnan(value):
             return None
-        nodes.append((node, float(np.ravel(record.value)[0])))
+        nodes.append((node, value))
     return Both(*nodes)
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.edit import FormulaView
+from padiff.compare.diagnose.computing.edit import FormulaView, put
 from padiff.compare.diagnose.computing.formula import Formula, UnknownError
 from padiff.compare.diagnose.computing.loss_terms import (
     Leaf,
@@ -33,12 +33,14 @@ from padiff.compare.diagnose.hypotheses.outputs import noise_level, root
 from padiff.compare.diagnose.place import graphs_of
 from padiff.compare.diagnose.traced import Graph
 from padiff.errors import PadiffError
-from padiff.records import LOOP, Both, Step
+from padiff.records import LOOP, Both, Pair, Run, Step
 
 # Relative difference of two weights that is no rounding. Chosen.
 _SAME = 1e-3
 # Relative rounding error of a loss and its slopes that is allowed for in any case. Chosen.
 _ROUNDING = 1e-5
+# A loss is nearer to another one if less than this share of the distance is left. Chosen.
+_NEARER = 0.9
 
 
 def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
@@ -192,3 +194,39 @@ def _text(own: Terms, weighings: Both[Weighing], number: int) -> str | None:
             f"of the first step, in the reference {shares[1]:.4g} times: another schedule of the weights"
         )
     return "; ".join(texts)
+
+
+# -- outputs that the loss takes in another form -------------------------------------------------------------------
+
+
+def other_forms(pairs: Sequence[Pair], steps: Both[Step], runs: Both[Run]) -> list[bool]:
+    """Return for each output whether neither loss gets nearer to the other one by the other side's output.
+
+    One author takes the last function in the model, another one in the loss: exchanged outputs then spoil both losses.
+
+    Args:
+        pairs: outputs of whole models that differ, though all layers inside agree.
+        steps: the records of one process.
+    """
+    infos = runs.map(lambda run: run.info)
+    graphs = graphs_of(steps, infos)
+    sheets = [loss_code.sheet_of(*side, frozenset()) for side in zip(graphs, steps, infos)]
+    return [_is_other_form(pair, graphs, sheets) for pair in pairs]
+
+
+def _is_other_form(pair: Pair, graphs: Both[Graph], sheets: Sequence[FormulaView | None]) -> bool:
+    reference, candidate = sheets
+    if reference is None or candidate is None or pair.reference is None or pair.candidate is None:
+        return False
+    tensors = graphs.reference.tensor_of(pair.reference), graphs.candidate.tensor_of(pair.candidate)
+    nodes = [
+        sheet.writer.nodes.get(tensor) for sheet, tensor in zip((reference, candidate), tensors) if tensor is not None
+    ]
+    if len(nodes) < 2 or nodes[0] is None or nodes[1] is None:
+        return False
+    expected, actual = reference.formula.values[nodes[0]], candidate.formula.values[nodes[1]]
+    losses = [float(sheet.formula.values[sheet.formula.end]) for sheet in (reference, candidate)]
+    there = candidate.formula.changed({nodes[1]: put(pair.layout.undo(expected, pair.candidate.shape))})
+    here = reference.formula.changed({nodes[0]: put(pair.layout.apply(actual, pair.reference.shape))})
+    far = _NEARER * abs(losses[0] - losses[1])
+    return all(loss is None or abs(float(loss) - goal) > far for loss, goal in zip((there, here), losses))

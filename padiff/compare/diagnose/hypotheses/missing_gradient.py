@@ -12,6 +12,7 @@ from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, place_o
 from padiff.compare.diagnose.traced import Graph
 from padiff.compare.judge.missing_records import optimizer_steps, whole_stage_missing
 from padiff.compare.measure.pairs import measure_pair
+from padiff.frameworks.catalog import GRAD
 from padiff.model import equivalents
 from padiff.records import LOOP, SIDES, Both, Cause, Diff, Pair, Parameter, Record, RunInfo, Step, TracedCall, is_below
 
@@ -144,6 +145,7 @@ def _is_there(record: Record) -> bool:
 
 def detach_causes(scene: DiffContext) -> Iterator[Cause]:
     """Yield causes of a first diff in gradients that only one side has, from records and traced calls."""
+    yield from _without_graph(scene)
     yield from _unreached(scene)
     yield from _detached(scene)
     yield from _second_order(scene)
@@ -231,6 +233,25 @@ def _second_order(scene: DiffContext) -> Iterator[Cause]:
         yield Cause("second_order", text)
 
 
+def _without_graph(scene: DiffContext) -> Iterator[Cause]:
+    """Yield the cause that only one side keeps the graph of the gradients that both loops ask for."""
+    steps = scene.sides(scene.number)
+    if steps is None or any(not diff.passed for diff in scene.diffs("forward", "loss")):
+        return
+    calls = steps.map(lambda step: [call for call in step.trace.calls if call.function == GRAD])
+    kept = calls.map(lambda side: [bool(call.arguments.get("create_graph", False)) for call in side])
+    if len(kept.reference) != len(kept.candidate) or kept.reference == kept.candidate:
+        return
+    place = next(k for k, flags in enumerate(zip(*kept)) if flags[0] != flags[1])
+    side, other_side = SIDES.swapped() if kept.reference[place] else SIDES
+    text = (
+        f"the {side} asks for gradients without create_graph=True, the {other_side} with it: to the {side} they are "
+        "constants, through which no gradient comes back"
+    )
+    fix = "create_graph=True" if side == "candidate" else ""
+    yield Cause("second_order", text, fix=fix, lines=calls.map(lambda side: side[place].line))
+
+
 def _unreached(scene: DiffContext) -> Iterator[Cause]:
     """Yield the cause of the first layer whose outputs agree and that has gradients on one side only."""
     by_stage: dict[str, list[Diff]] = {}
@@ -266,6 +287,7 @@ def one_sided(scene: DiffContext) -> Iterator[Cause]:
 
     Only layers count in which other gradients come back on both sides, as frameworks record some gradients only.
     """
+    yield from _without_graph(scene)
     path = scene.diff.pair.anchor.layer
     backward = [d for d in scene.step if d.pair.stage == "backward" and d.pair.anchor.layer != LOOP]
     answered = {(d.pair.anchor.layer, _output(d)) for d in backward if d.pair.complete}

@@ -13,6 +13,7 @@ from padiff.compare.diagnose import kernels
 from padiff.compare.diagnose.hypotheses import transforms
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, rounding_of, whole_of
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
+from padiff.compare.judge.drift import was_excused
 from padiff.model import equivalents
 from padiff.records import Both, Cause, Diff
 
@@ -73,7 +74,8 @@ def noise_level(scene: DiffContext) -> float:
 def _before(scene: DiffContext) -> list[Diff]:
     """Return the passed diffs of outputs and inputs before the first diff, the latest first."""
     order = scene.diff.pair.anchor.order
-    diffs = [d for d in scene.diffs("forward", "input") if d.passed and d.pair.complete and d.pair.anchor.order < order]
+    passed = [d for d in scene.diffs("forward", "input") if d.passed and d.pair.complete and not was_excused(d)]
+    diffs = [d for d in passed if d.pair.anchor.order < order]
     return sorted(diffs, key=lambda d: -d.pair.anchor.order)
 
 
