@@ -58,6 +58,8 @@ def test_steps_of_a_correct_vit_pass(evaluated, name, steps):
     inputs, targets = next(batches())
     report = call(models, inputs, targets, optimizer=optimizers(models, name), steps=steps)
     assert report, report.first_diff
+    values = [float(d.pair.reference.value) for d in report if d.pair.stage == "loss"]
+    assert len(values) == steps and values[-1] < values[0]
     assert report.coverage.steps == tuple(range(steps + 1))
     named = {site.rpartition("/")[0] for site in report.coverage.zeros}
     # What an adaptive optimizer makes of noise: the key biases themselves, and what their own layer gives.

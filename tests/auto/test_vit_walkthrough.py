@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
 import paddle
-import pytest
 import torch
 
 from padiff import LayerMap, assign_weight, auto_diff, check_dataloader
@@ -42,31 +40,6 @@ def test_the_two_data_loaders_give_the_same_batches():
     assert check_dataloader(*loaders())
 
 
-def test_forward_matches_on_every_batch():
-    paddle_model, torch_model, layer_map = start()
-    reports = [
-        auto_diff(
-            paddle_model,
-            torch_model,
-            inputs,
-            auto_weights=False,
-            layer_map=layer_map,
-            options={**OPTIONS, "diff_phase": "forward"},
-        )
-        for inputs, _ in batches()
-    ]
-    assert [bool(report) for report in reports] == [True] * 3
-    # No gradient was made, and what was compared is all of it.
-    assert all(p.grad is None for p in torch_model.parameters())
-    assert all(not report.coverage.reference_layers for report in reports)
-    for (inputs, _), report in zip(batches(), reports):
-        with torch.no_grad():
-            expected = torch_model.double()(inputs[1]["x"].double()).numpy()
-        torch_model.float()
-        output = next(d for d in report if d.pair.anchor.site == "(root)/forward/output.0")
-        np.testing.assert_allclose(output.pair.candidate.value, expected, atol=1e-4)
-
-
 def test_the_loss_matches_on_every_batch_and_a_wrong_one_is_found():
     paddle_model, torch_model, layer_map = start()
     for inputs, targets in batches():
@@ -78,9 +51,8 @@ def test_the_loss_matches_on_every_batch_and_a_wrong_one_is_found():
         assert report.first_diff.stage == "loss"
 
 
-@pytest.mark.parametrize("evaluated", [True, False], ids=["eval", "train"])
-def test_training_over_many_batches_matches(evaluated):
-    paddle_model, torch_model, layer_map = start(evaluated)
+def test_training_over_many_batches_matches():
+    paddle_model, torch_model, layer_map = start(evaluated=False)
     optimizers = [
         paddle.optimizer.AdamW(1e-3, parameters=paddle_model.parameters(), weight_decay=0.01),
         torch.optim.AdamW(torch_model.parameters(), lr=1e-3, weight_decay=0.01),
@@ -104,29 +76,6 @@ def test_training_over_many_batches_matches(evaluated):
     assert count == 6
     moved = (torch_model.head[3].weight.detach() - before).abs()
     assert moved.max() > 3e-3  # six steps of Adam, each of about the learning rate
-
-
-def test_ten_steps_on_one_batch_match():
-    paddle_model, torch_model, layer_map = start()
-    inputs, targets = next(batches())
-    report = auto_diff(
-        paddle_model,
-        torch_model,
-        inputs,
-        auto_weights=False,
-        layer_map=layer_map,
-        options={"atol": 1e-4, "rtol": 1e-4, "single_step": False, "diff_phase": "both"},
-        loss_fn=losses(targets),
-        optimizer=[
-            paddle.optimizer.SGD(0.05, parameters=paddle_model.parameters()),
-            torch.optim.SGD(torch_model.parameters(), lr=0.05),
-        ],
-        steps=10,
-    )
-    assert report, report.first_diff
-    values = [float(d.pair.reference.value) for d in report if d.pair.stage == "loss"]
-    assert len(values) == 10
-    assert values[-1] < values[0]
 
 
 def test_a_planted_fault_is_located_precisely_by_a_single_step():

@@ -120,8 +120,8 @@ WATCHES = (
 )
 HOSTS = ("run/hosts.py",)
 SCRIPTS = {
-    "torch": (HEAD["torch"] + DCGAN, WATCHES, 20),
-    "paddle": (HEAD["paddle"] + DCGAN, WATCHES, 20),
+    "torch": (HEAD["torch"] + DCGAN, WATCHES, 80),
+    "paddle": (HEAD["paddle"] + DCGAN, WATCHES, 80),
     "lightning": (LIGHTNING.replace("{package}", "lightning.pytorch"), HOSTS, 5),
     "hapi": (HAPI, HOSTS, 5),
 }

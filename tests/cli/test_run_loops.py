@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -670,7 +671,8 @@ backward = fabric.backward
 
 @pytest.mark.parametrize("host", HOSTED)
 def test_a_loop_on_prepared_models_is_recorded(host):
-    pytest.importorskip(host)
+    if importlib.util.find_spec(host.partition(".")[0]) is None:
+        pytest.skip(f"{host} is not installed")
     loop = PARTS.partition("for i")[2].replace("head(encoder(randn(5, 3)))", "net(randn(5, 3))")
     text = HEAD["torch"] + "net = nn.Linear(3, 2)\n" + HOSTED[host] + "for i" + loop
     Path("train.py").write_text(text.replace("loss.backward()", "backward(loss)"))

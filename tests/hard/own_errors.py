@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+
+import numpy as np
 
 import padiff
 
@@ -25,6 +29,10 @@ _BOUNDARY = (
     "padiff_hooks/trainers.py:TrainerEvents._recorded.<locals>.training_step",
     "padiff_cli/finding.py:ModelFinder._on_top.<locals>.",
 )
+
+
+#: Called with the number of each step as it begins; returns True where the training is to end.
+Begin = Callable[[int], bool]
 
 
 class PlantedError(Exception):
@@ -79,6 +87,48 @@ class Planting:
 
         return _profiled(look, train)
 
+    def sweep(self, codes: Sequence[CodeType], train: Callable[[Begin], Any], expected: Callable[[Begin], Any]) -> str:
+        """Train again and again, until each function failed: the first one that is called, and of the rest the first
+        one in the step after next, and so on. Return what is wrong, a line for each training.
+
+        A step with an error is left out, and two in a row end a recording: so a whole step lies between two errors.
+
+        Args:
+            train: trains with padiff; begins each step with a call of its argument, and ends where that returns True.
+            expected: the same without padiff.
+        """
+        waiting, wrong = set(codes), []
+        failed, step, earliest = [""], 0, 0
+
+        def look(frame: FrameType, event: str, _: Any) -> None:
+            nonlocal earliest
+            if event == "call" and frame.f_code in waiting and step >= earliest and self._counts(frame):
+                waiting.discard(frame.f_code)
+                failed.append(name_of(frame.f_code))
+                earliest = step + 2
+                raise PlantedError(failed[-1])
+
+        def begin(number: int) -> bool:
+            nonlocal step
+            step = number
+            sys.setprofile(look if step >= earliest else None)  # an error that it raises takes it off
+            return step > max(earliest, 2)
+
+        while failed:
+            failed.clear()
+            step = earliest = 0
+            try:
+                with contextlib.redirect_stderr(io.StringIO()):
+                    after = _profiled(look, lambda: train(begin))
+            except Exception as error:
+                wrong.append(f"{failed}: {type(error).__name__} ended the training")
+                continue
+            if not _same(after, expected(lambda number, steps=step: number == steps)):
+                wrong.append(f"{failed}: changed the training, or left hooks on")
+        # But for what is remembered from the training before.
+        assert len(waiting) <= len(codes) / 20 + 2, list(map(name_of, waiting))
+        return "\n".join(wrong)
+
     def _counts(self, frame: FrameType) -> bool:
         caller = frame.f_back
         return (
@@ -96,6 +146,11 @@ def _profiled(look: Callable[..., None], train: Callable[[], Any]) -> Any:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)  # type: ignore[arg-type]
+
+
+def _same(after: Any, expected: Any) -> bool:
+    """Compare losses, weights and the number of hooks."""
+    return after[0] == expected[0] and np.array_equal(after[1], expected[1]) and not after[2]
 
 
 def share(codes: Sequence[CodeType], number: int, of: int) -> list[CodeType]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import itertools
 import sys
 import tempfile
@@ -108,64 +107,71 @@ LOOPS = {"torch": TorchLoop, "paddle": PaddleLoop}
 
 
 class Training:
-    """Trains three steps; recorded ones have a logged loss and a replay pack in each second step."""
+    """Trains three steps, or until `begin` says so; by default with a replay pack every two steps."""
 
-    def __init__(self, loop, folder):
-        self.loop, self.folder, self.count = loop, folder, 0
+    def __init__(self, loop, folder, evaluates=False):
+        self.loop, self.folder, self.count, self.evaluates = loop, folder, 0, evaluates
 
-    def plain(self):
-        return self._train(contextlib.nullcontext())
+    def plain(self, begin=None):
+        return self._train(contextlib.nullcontext(), self.loop(), begin)
 
-    def recorded(self):
+    def recorded(self, begin=None, in_memory=False, **options):
         one = self.loop()
         self.count += 1
-        recorder = padiff.record(
-            one.net, self.folder / str(self.count), optimizer=one.optimizer, replay_every_n_steps=2
-        )
-        return self._train(recorder, one)
+        folder = None if in_memory else self.folder / str(self.count)
+        options = options or {"replay_every_n_steps": 2}
+        return self._train(padiff.record(one.net, folder, optimizer=one.optimizer, **options), one, begin)
 
-    def otherwise(self, options, evaluates):
-        """Return the same with other options, and with evaluations between steps."""
+    def proxied(self, begin=None):
+        """Train with a proxy, as people write it who come from `create_model`."""
         one = self.loop()
         self.count += 1
-        options = dict(options)
-        folder = None if options.pop("in_memory", False) else self.folder / str(self.count)
-        return self._train(padiff.record(one.net, folder, optimizer=one.optimizer, **options), one, evaluates)
-
-    def proxied(self):
-        """Return the same with a proxy, as people write it who come from `create_model`."""
-        one, losses = self.loop(), []
-        self.count += 1
+        look = sys.getprofile()
+        sys.setprofile(None)  # an error of its making is the user's
         one.net = padiff.create_model(one.net)
-        return lambda: self._train_proxy(one, losses)
+        sys.setprofile(look)
+        return self._train(contextlib.nullcontext(one.net), one, begin)
 
-    def _train_proxy(self, one, losses):
-        for number in range(len(X)):
-            losses.append(float(one.step(number)))
-            one.net.try_dump(per_step=2, dir_path=self.folder / f"{self.count}_{number}")
-        one.net = one.net.model
-        return losses, self._weight(one), one.left()
-
-    def _train(self, recorder, one=None, evaluates=False):
-        one, losses = one or self.loop(), []
+    def _train(self, recorder, one, begin):
+        losses = []
         with recorder as rec:
-            for number in range(len(X)):
-                loss = one.step(number)
+            for number in itertools.count():
+                if begin(number) if begin else number == len(X):
+                    break
+                loss = one.step(number % len(X))
                 losses.append(float(loss))
-                if rec is not None:
+                if rec is one.net:
+                    rec.try_dump(per_step=2, dir_path=self.folder / f"{self.count}_{number}")
+                elif rec is not None:
                     rec.log_loss(loss)
                     rec.try_dump()
-                if evaluates:
-                    losses.append(one.evaluate(number))
-        return losses, self._weight(one), one.left()
+                if self.evaluates:
+                    losses.append(one.evaluate(number % len(X)))
+        one.net = one.net.model if rec is one.net else one.net
+        return losses, one.net[0].weight.numpy(**({"force": True} if self.loop is TorchLoop else {})), one.left()
 
-    def _weight(self, one):
-        return one.net[0].weight.numpy(**({"force": True} if self.loop is TorchLoop else {}))
+
+OTHERWISE = {
+    "sketches": {"detail": "sketch", "full_every_n_steps": 2},
+    "some_layers": {"white_list": ["0", "4"], "every_n_steps": 2, "start_step": 4, "functions": False},
+    "little_room": {"max_bytes": 40_000, "compression": "zlib", "pack": True, "existing": "overwrite"},
+    "in_memory": {"in_memory": True, "black_list": ["1"]},
+    "a_proxy": {},
+}
+
+
+def otherwise(framework, name, folder):
+    """Return a training, and a call that records the training with other options."""
+    training = Training(LOOPS[framework], folder, evaluates=name != "a_proxy")
+    return training, functools.partial(training.recorded, **OTHERWISE[name]) if OTHERWISE[name] else training.proxied
 
 
 @functools.cache
-def failing() -> dict[str, list[CodeType]]:
-    """The functions that fail, by framework: those that the trainings of both call fail in one of them, by turns."""
+def failing(name: str = "") -> dict[str, list[CodeType]]:
+    """The functions that fail, by framework: those that the trainings of both call fail in one of them, by turns.
+
+    With other options, those that a training without them does not call.
+    """
     planting, found = Planting("padiff"), {}
     with tempfile.TemporaryDirectory() as folder:
         for framework, loop in LOOPS.items():
@@ -173,6 +179,12 @@ def failing() -> dict[str, list[CodeType]]:
             training.recorded()
             found[framework] = {name_of(code): code for code in planting.functions(training.recorded)}
             assert len(found[framework]) > 500
+            if name:
+                _, train = otherwise(framework, name, Path(folder, framework, name))
+                train()
+                others = {name_of(code): code for code in planting.functions(train)}
+                found[framework] = {each: code for each, code in others.items() if each not in found[framework]}
+                assert len(found[framework]) > 3
     common = set.intersection(*map(set, found.values()))
     turns = dict(zip(sorted(common), itertools.cycle(LOOPS)))
     return {
@@ -186,72 +198,17 @@ def failing() -> dict[str, list[CodeType]]:
 @pytest.mark.parametrize("framework", LOOPS)
 def test_an_error_in_any_function_leaves_a_recorded_loop_as_it_is(framework, number, tmp_path):
     training = Training(LOOPS[framework], tmp_path)
-    losses, weight, _ = training.plain()
-    planting = Planting("padiff")
-    wrong = []
-    for code in share(failing()[framework], number, SHARES):
-        try:
-            with contextlib.redirect_stderr(io.StringIO()):
-                after = planting.fail(code, training.recorded)
-        except Exception as error:
-            wrong.append(f"{name_of(code)}: {type(error).__name__} ended the training")
-            continue
-        same = after[0] == losses and np.array_equal(after[1], weight)
-        if not same or after[2]:
-            wrong.append(f"{name_of(code)}: {'left hooks on' if same else 'changed the training'}")
-    assert not wrong, "\n".join(wrong)
-
-
-OTHERWISE = {
-    "sketches": {"detail": "sketch", "full_every_n_steps": 2},
-    "some_layers": {"white_list": ["0", "4"], "every_n_steps": 2, "start_step": 4, "functions": False},
-    "little_room": {"max_bytes": 40_000, "compression": "zlib", "pack": True, "existing": "overwrite"},
-    "in_memory": {"in_memory": True, "black_list": ["1"]},
-}
+    wrong = Planting("padiff").sweep(share(failing()[framework], number, SHARES), training.recorded, training.plain)
+    assert not wrong, wrong
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", OTHERWISE.values(), ids=OTHERWISE)
-@pytest.mark.parametrize("framework", LOOPS)
-def test_an_error_in_any_function_leaves_a_loop_with_other_options_as_it_is(framework, options, tmp_path):
-    training = Training(LOOPS[framework], tmp_path)
-    losses, weight, _ = training._train(contextlib.nullcontext(), evaluates=True)
-    planting = Planting("padiff")
-    training.otherwise(options, True)
-    recorded = {name_of(code) for code in planting.functions(training.recorded)}
-    codes = planting.functions(lambda: training.otherwise(options, True))
-    others = [code for code in codes if name_of(code) not in recorded]
-    assert len(others) > 3
-    wrong = []
-    for code in others:
-        try:
-            with contextlib.redirect_stderr(io.StringIO()):
-                after = planting.fail(code, lambda: training.otherwise(options, True))
-        except Exception as error:
-            wrong.append(f"{name_of(code)}: {type(error).__name__} ended the training")
-            continue
-        if after[0] != losses or not np.array_equal(after[1], weight) or after[2]:
-            wrong.append(name_of(code))
-    assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("framework", LOOPS)
-def test_an_error_in_any_function_leaves_a_loop_with_a_proxy_as_it_is(framework, tmp_path):
-    training = Training(LOOPS[framework], tmp_path)
-    losses, weight, _ = training.plain()
-    planting = Planting("padiff")
-    training.proxied()()
-    recorded = {name_of(code) for code in planting.functions(training.recorded)}
-    others = [code for code in planting.functions(training.proxied()) if name_of(code) not in recorded]
-    assert len(others) > 10
-    wrong = []
-    for code in others:
-        with contextlib.redirect_stderr(io.StringIO()):
-            after = planting.fail(code, training.proxied())
-        if after[0] != losses or not np.array_equal(after[1], weight) or after[2]:
-            wrong.append(name_of(code))
-    assert not wrong, "\n".join(wrong)
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_an_error_in_any_function_leaves_a_loop_with_other_options_as_it_is(name, tmp_path):
+    for framework, codes in failing(name).items():
+        training, train = otherwise(framework, name, tmp_path / framework)
+        wrong = Planting("padiff").sweep(codes, train, training.plain)
+        assert not wrong, wrong
 
 
 @pytest.mark.parametrize("framework", LOOPS)
@@ -448,6 +405,17 @@ def test_the_sweep_sees_an_error_that_is_not_stopped(tmp_path, monkeypatch):
     training = Training(TorchLoop, tmp_path)
     planting = Planting("padiff")
     functions = {name_of(code): code for code in planting.functions(training.recorded)}
-    with pytest.raises(Exception, match=r"calls\.py"):
-        planting.fail(functions["padiff/recorder/calls.py:Calls.begin"], training.recorded)
-    sys.setprofile(None)
+    wrong = planting.sweep([functions["padiff/recorder/calls.py:Calls.begin"]], training.recorded, training.plain)
+    assert wrong == "['padiff/recorder/calls.py:Calls.begin']: PlantedError ended the training"
+
+
+def test_the_sweep_sees_a_training_that_is_changed(tmp_path):
+    training = Training(TorchLoop, tmp_path)
+    planting = Planting("padiff")
+    functions = {name_of(code): code for code in planting.functions(training.recorded)}
+    for expected in (
+        lambda begin: ([loss + 1e-9 for loss in training.plain(begin)[0]], *training.plain(begin)[1:]),
+        lambda begin: (training.plain(begin)[0], training.plain(begin)[1] + 1e-6, 0),
+    ):
+        wrong = planting.sweep([functions["padiff/recorder/calls.py:Calls.begin"]], training.recorded, expected)
+        assert "changed the training" in wrong

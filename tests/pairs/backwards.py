@@ -8,22 +8,7 @@ import numpy as np
 from kit.frameworks import PADDLE, TORCH
 
 from .beits import TIMM_TO_BEIT, beit
-from .copying import dense, fuse, put, same, split, value
-from .decoders import BODY, FUSED, IDS, TIED_CALL, gpt, gpt2
-from .encoders import (
-    PACKED_TO_BERT,
-    SENTENCES,
-    TORCH_TO_PADDLE,
-    VECTORS,
-    bert,
-    flat_bert,
-    paddle_encoder,
-    torch_encoder,
-)
-from .llamas import BODY as LLAMA_BODY
-from .llamas import DOWN, llama, with_fused
-from .llamas import FUSED as LLAMA_FUSED
-from .llamas import IDS as LLAMA_IDS
+from .copying import dense, fuse, put, same, value
 from .pair import links, pair, straight
 from .recurrent import NAMES, SERIES, by_gates, one_bias, single, stacked, two_lstms
 from .vits import FUSED_TO_NESTED, PICTURES, nested, timm
@@ -33,32 +18,6 @@ BACK = (PADDLE, TORCH)
 
 def flip(layers):
     return tuple((candidate, reference) for reference, candidate in layers)
-
-
-def pack(ref, reference, cand, candidate):
-    """Linear layers for query, key and value as torch's packed attention."""
-    matrices, biases = zip(*(dense(ref, path) for path in reference))
-    put(cand, candidate, "in_proj_weight", np.concatenate(matrices))
-    put(cand, candidate, "in_proj_bias", np.concatenate(biases))
-
-
-def carry_bert(ref, cand):
-    for reference, candidate in flip(PACKED_TO_BERT):
-        if candidate != "(root)" and not candidate.endswith(".attn"):
-            same(ref, reference, cand, candidate)
-    put(cand, "(root)", "pos", value(ref, "embeddings.position_embeddings", "weight")[None])
-    for index in (0, 1):
-        inside = f"encoder.layer.{index}.attention.self."
-        pack(ref, [inside + name for name in ("query", "key", "value")], cand, f"blocks.{index}.attn")
-
-
-def carry_encoder(ref, cand):
-    for reference, candidate in flip(TORCH_TO_PADDLE):
-        if not candidate.endswith("self_attn"):
-            same(ref, reference, cand, candidate)
-    for index in (0, 1):
-        parts = [f"body.layers.{index}.self_attn.{name}_proj" for name in "qkv"]
-        pack(ref, parts, cand, f"encoder.layers.{index}.self_attn")
 
 
 def carry_vit(ref, cand):
@@ -84,16 +43,6 @@ def carry_beit(ref, cand):
         put(cand, f"blocks.{index}.ls2", "weight", value(ref, f"model.layer{index}", "gamma_2"))
     put(cand, "(root)", "cls_token", value(ref, "model", "token"))
     put(cand, "(root)", "pos_embed", value(ref, "model", "position"))
-
-
-def carry_llama(ref, cand):
-    straight(flip(links(LLAMA_BODY + DOWN)))(ref, cand)
-    for index in (0, 1):
-        reference, candidate = f"layers.{index}.", f"model.layers.{index}."
-        key_and_value = [candidate + "self_attn.k_proj", candidate + "self_attn.v_proj"]
-        split(ref, reference + "attention.wkv", cand, key_and_value)
-        gate_and_up = [candidate + "mlp.gate_proj", candidate + "mlp.up_proj"]
-        split(ref, reference + "feed_forward.gate_up_proj", cand, gate_and_up)
 
 
 def carry_stack(ref, cand):
@@ -124,14 +73,9 @@ def carry_gates(ref, cand):
     _put_lstm(cand, both[:, :width], both[:, width:], np.concatenate(biases))
 
 
-STACK = links("rnn_1 lstm\n rnn_2 lstm\n head fc")
 GATES = links("\n".join(f"cell.{name} lstm" for name in ("input_gate", "forget_gate", "candidate", "output_gate")))
 
 PAIRS = (
-    # Three projections into torch's packed attention; a position embedding into a parameter of the root.
-    pair("bert_to_packed", bert, partial(flat_bert, packed=True), SENTENCES, flip(PACKED_TO_BERT), carry_bert, BACK),
-    # paddle's encoder layers into torch's.
-    pair("encoder_paddle_to_torch", paddle_encoder, torch_encoder, VECTORS, flip(TORCH_TO_PADDLE), carry_encoder, BACK),
     # Three layers into one qkv, an embeddings layer's parameters into the root's; in torch.
     pair("vit_nested_to_fused", nested, timm, PICTURES, flip(FUSED_TO_NESTED), carry_vit, (TORCH, TORCH)),
     # The block's own layer scale into layers; the reference has the wrapper, and the head without a partner.
@@ -145,18 +89,6 @@ PAIRS = (
         BACK,
         extra=(("model.aux_head",), ()),
     ),
-    # Linear into Conv1D; the reference's head is the embedding used again, the candidate's a tied layer.
-    pair(
-        "gpt2_to_conv1d",
-        gpt,
-        gpt2,
-        IDS,
-        flip(links(BODY + FUSED + TIED_CALL)),
-        straight(flip(links(BODY + FUSED))),
-        BACK,
-    ),
-    # Fused key and value, fused gate and up, taken apart.
-    pair("llama_taken_apart", with_fused, llama, LLAMA_IDS, flip(links(LLAMA_BODY + LLAMA_FUSED + DOWN)), carry_llama),
     # Two bidirectional LSTMs of one layer into one of two.
     pair(
         "lstm_two_to_stack", two_lstms, stacked, SERIES, links("rnn_1 lstm\n rnn_2 lstm\n head fc"), carry_stack, BACK

@@ -157,58 +157,9 @@ MOBILE = links(
 )
 
 
-def squeezenet(kit):
-    """Fire modules in a Sequential."""
-
-    class Fire(kit.Net):
-        def build(self, inputs):
-            self.squeeze = kit.conv(inputs, 4, 1)
-            self.expand1x1, self.expand3x3 = kit.conv(4, 8, 1), kit.conv(4, 8, 3, padding=1)
-
-        def forward(self, x):
-            x = kit.relu(self.squeeze(x))
-            return kit.cat([kit.relu(self.expand1x1(x)), kit.relu(self.expand3x3(x))], 1)
-
-    return kit.named(features=kit.Sequential(Fire(3), Fire(16), Fire(16)), classifier=kit.conv(16, 4, 1))
-
-
-def dictionary_of_fires(kit):
-    """Fire modules as dictionaries, in the root's dictionary."""
-
-    def fire(inputs):
-        wide = {"large": kit.conv(4, 8, 3, padding=1), "small": kit.conv(4, 8, 1)}
-        return kit.Dict({**wide, "squeeze_conv": kit.conv(inputs, 4, 1)})
-
-    class Net(kit.Net):
-        def build(self):
-            self.final = kit.conv(16, 4, 1)
-            self.fires = kit.Dict({"fire2": fire(3), "fire3": fire(16), "fire4": fire(16)})
-
-        def forward(self, x):
-            for name in ("fire2", "fire3", "fire4"):
-                fire = self.fires[name]
-                x = kit.relu(fire["squeeze_conv"](x))
-                x = kit.cat([kit.relu(fire["small"](x)), kit.relu(fire["large"](x))], 1)
-            return self.final(x)
-
-    return Net()
-
-
-FIRES = links(
-    "\n classifier final"
-    + "".join(
-        f"\n features.{index}.{reference} fires.fire{index + 2}.{candidate}"
-        for index in range(3)
-        for reference, candidate in (("squeeze", "squeeze_conv"), ("expand1x1", "small"), ("expand3x3", "large"))
-    )
-)
-
-
 PAIRS = (
     # Branches of the same shapes, in the same order, with names that tell nothing.
     pair("inception_branches", inception, branched, IMAGES, links(INCEPTION)),
     # Depthwise convolutions by index against names; 1x1 convolutions against Linear; squeeze and excitation first.
     pair("mobile_squeeze_excite", mobile, depthwise, IMAGES, MOBILE),
-    # Branches in another order, in dictionaries.
-    pair("squeeze_in_dictionaries", squeezenet, dictionary_of_fires, IMAGES, FIRES),
 )

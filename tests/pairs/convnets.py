@@ -297,21 +297,10 @@ VGG = links(
 PAIRS = (
     # Other names and nesting, the head first, the shortcut before the body, relu as functions and as layers.
     pair("resnet_stages", resnet, staged_resnet, IMAGES, RESNET_TO_STAGES),
-    # The same, the other way round: paddle is the reference.
-    pair(
-        "resnet_stages_paddle_first",
-        staged_resnet,
-        resnet,
-        IMAGES,
-        tuple((candidate, reference) for reference, candidate in RESNET_TO_STAGES),
-        kits=(PADDLE, TORCH),
-    ),
     # A BatchNorm class of one's own with other names, all norms defined last.
     pair("resnet_own_norm", bottleneck_resnet, own_norm_resnet, IMAGES, BOTTLENECKS),
     # Frozen norms, which own buffers only.
     pair("resnet_frozen_norm", bottleneck_resnet, lambda kit: own_norm_resnet(kit, frozen=True), IMAGES, BOTTLENECKS),
-    # Blocks and all inside them defined in reversed order; names tell.
-    pair("resnet_reversed", resnet, reversed_resnet, IMAGES, REVERSED),
     # Two torch models, with the same reversal.
     pair("resnet_reversed_torch", resnet, reversed_resnet, IMAGES, REVERSED, kits=(TORCH, TORCH)),
     # Sequential indices against names, in paddle alone.

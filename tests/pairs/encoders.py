@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from kit.frameworks import PADDLE, TORCH
 from kit.nets import attend
 
 from .copying import put, same, unpack, value
@@ -189,44 +188,6 @@ def torch_encoder(kit):
     return Tagger()
 
 
-def distil_encoder(kit):
-    """DistilBERT's names, the MLP defined before the attention."""
-
-    class FFN(kit.Net):
-        def build(self):
-            self.lin1, self.lin2 = kit.linear(WIDTH, HIDDEN), kit.linear(HIDDEN, WIDTH)
-
-        def forward(self, x):
-            return self.lin2(kit.relu(self.lin1(x)))
-
-    class Attention(kit.Net):
-        def build(self):
-            self.q_lin, self.k_lin = kit.linear(WIDTH, WIDTH), kit.linear(WIDTH, WIDTH)
-            self.v_lin, self.out_lin = kit.linear(WIDTH, WIDTH), kit.linear(WIDTH, WIDTH)
-
-        def forward(self, x):
-            return self.out_lin(attend(kit, self.q_lin(x), self.k_lin(x), self.v_lin(x), HEADS))
-
-    class Block(kit.Net):
-        def build(self):
-            self.output_layer_norm, self.ffn = kit.layernorm(WIDTH), FFN()
-            self.sa_layer_norm, self.attention = kit.layernorm(WIDTH), Attention()
-
-        def forward(self, x):
-            x = self.sa_layer_norm(x + self.attention(x))
-            return self.output_layer_norm(x + self.ffn(x))
-
-    class Tagger(kit.Net):
-        def build(self):
-            self.classifier = kit.linear(WIDTH, 3)
-            self.transformer = kit.named(layer=kit.Sequential(Block(), Block()))
-
-        def forward(self, x):
-            return self.classifier(self.transformer(x))
-
-    return Tagger()
-
-
 def paddle_encoder(kit):
     """paddle's own encoder layers."""
 
@@ -270,13 +231,6 @@ PADDLE_TO_DISTIL = links(
 )
 
 
-def carry_torch_encoder(ref, cand):
-    straight([entry for entry in TORCH_TO_DISTIL if not entry[0].endswith("self_attn")])(ref, cand)
-    for index in (0, 1):
-        inside = f"transformer.layer.{index}.attention."
-        unpack(ref, f"encoder.layers.{index}.self_attn", cand, [inside + name for name in ("q_lin", "k_lin", "v_lin")])
-
-
 TORCH_TO_PADDLE = tuple(
     (reference, {other: native for native, other in PADDLE_TO_DISTIL}[candidate])
     for reference, candidate in TORCH_TO_DISTIL
@@ -294,14 +248,8 @@ PAIRS = (
     # Flat blocks, norms last and output projection first, against Hugging Face's nesting; positions are a parameter
     # of the root against an embedding; gelu and dropout as layers on one side only.
     pair("bert_flat_to_nested", flat_bert, bert, SENTENCES, FLAT_TO_BERT, carry_flat_bert),
-    # The same between two torch models.
-    pair("bert_flat_to_nested_torch", flat_bert, bert, SENTENCES, FLAT_TO_BERT, carry_flat_bert, (TORCH, TORCH)),
     # torch's packed attention against three projections and an output.
     pair("bert_packed", partial(flat_bert, packed=True), bert, SENTENCES, PACKED_TO_BERT, carry_packed_bert),
-    # torch's encoder layers against handwritten ones with DistilBERT's names, the MLP before the attention.
-    pair("encoder_torch_to_distil", torch_encoder, distil_encoder, VECTORS, TORCH_TO_DISTIL, carry_torch_encoder),
-    # paddle's encoder layers against the same.
-    pair("encoder_paddle_to_distil", paddle_encoder, distil_encoder, VECTORS, PADDLE_TO_DISTIL, kits=(PADDLE, PADDLE)),
     # The same, torch's layers against paddle's: packed against paddle's projections.
     pair("encoder_torch_to_paddle", torch_encoder, paddle_encoder, VECTORS, TORCH_TO_PADDLE, carry_torch_to_paddle),
 )

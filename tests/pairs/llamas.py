@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kit.frameworks import PADDLE, TORCH
 from kit.nets import attend
 
 from .copying import fuse
@@ -216,10 +215,6 @@ def carry_fused(ref, cand):
 
 
 PAIRS = (
-    # Hugging Face's names against Meta's; everything in another order; RMSNorm's weight against scale.
-    pair("llama_names", llama, meta_llama, IDS, links(BODY + KEY_AND_VALUE + MLP)),
-    # The same in paddle against torch.
-    pair("llama_names_paddle_first", llama, meta_llama, IDS, links(BODY + KEY_AND_VALUE + MLP), kits=(PADDLE, TORCH)),
     # Key and value in one, gate and up in one.
     pair("llama_fused_kv_and_gate_up", llama, with_fused, IDS, links(BODY + FUSED + DOWN), carry_fused),
     # Experts in a list, the gate first, against a dictionary of experts with the router last.

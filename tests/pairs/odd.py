@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
-from kit.frameworks import PADDLE
-
 from .copying import put, value
 from .pair import links, normal, pair, straight
 
@@ -109,46 +105,6 @@ def shared_in_list(kit):
 SHARED = links("into input_layer\n step steps.0.transition\n out output_layer")
 
 
-def autoencoder(kit):
-    """Attributes."""
-
-    class AutoEncoder(kit.Net):
-        def build(self):
-            self.enc1, self.enc2, self.latent = kit.linear(WIDTH, 6), kit.linear(6, 6), kit.linear(6, 2)
-            self.dec1, self.dec2, self.reconstruct = kit.linear(2, 6), kit.linear(6, 6), kit.linear(6, WIDTH)
-
-        def forward(self, x):
-            x = self.latent(kit.tanh(self.enc2(kit.tanh(self.enc1(x)))))
-            return self.reconstruct(kit.tanh(self.dec2(kit.tanh(self.dec1(x)))))
-
-    return AutoEncoder()
-
-
-def dictionary(kit):
-    """A dictionary of Sequential layers, the decoder first."""
-
-    def half(widths):
-        lines = [kit.linear(inputs, outputs) for inputs, outputs in itertools.pairwise(widths)]
-        return kit.Sequential(lines[0], kit.Tanh(), lines[1], kit.Tanh(), lines[2])
-
-    return kit.net(
-        lambda net, x: net.parts["decode"](net.parts["encode"](x)),
-        parts=kit.Dict({"decode": half((2, 6, 6, WIDTH)), "encode": half((WIDTH, 6, 6, 2))}),
-    )
-
-
-AUTOENCODER = links(
-    """
-    enc1          parts.encode.0
-    enc2          parts.encode.2
-    latent        parts.encode.4
-    dec1          parts.decode.0
-    dec2          parts.decode.2
-    reconstruct   parts.decode.4
-    """
-)
-
-
 def multitask(kit):
     """A trunk with two heads; an auxiliary head that is defined and never runs."""
 
@@ -195,8 +151,6 @@ PAIRS = (
     pair("towers", towers, other_towers, (*VECTORS, normal(4, WIDTH, seed=6)), TOWERS, carry_towers),
     # A layer called three times against a layer found under three paths.
     pair("shared_layer", shared, shared_in_list, VECTORS, SHARED),
-    # Attributes against a dictionary of Sequential layers, the decoder first; paddle against paddle.
-    pair("autoencoder_dictionary", autoencoder, dictionary, VECTORS, AUTOENCODER, kits=(PADDLE, PADDLE)),
     # Two heads of one shape, in the other order; wrappers; a head of the reference that has no partner.
     pair("heads_in_wrappers", multitask, wrapped_multitask, VECTORS, MULTITASK, extra=(("head_unused",), ())),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from kit.frameworks import PADDLE, TORCH
+from kit.frameworks import TORCH
 
 from .copying import put, put_dense, same, value
 from .pair import links, normal, pair, tokens
@@ -172,28 +172,6 @@ def cells(kit):
     return Net()
 
 
-def other_classifier(kit):
-    """The same GRU behind another name, the head first, all in an inner model."""
-
-    class Inner(kit.Net):
-        def build(self):
-            self.rnn = batch_first(kit, kit.GRU, WIDTH, layers=2)
-            self.emb = kit.embedding(VOCABULARY, WIDTH)
-
-        def forward(self, ids):
-            return self.rnn(self.emb(ids))[0][:, -1]
-
-    class Outer(kit.Net):
-        def build(self):
-            self.fc = kit.linear(WIDTH, 4)
-            self.backbone = Inner()
-
-        def forward(self, ids):
-            return self.fc(self.backbone(ids))
-
-    return Outer()
-
-
 def carry_to_cells(ref, cand):
     same(ref, "embedding", cand, "lookup")
     same(ref, "classifier.1", cand, "decide")
@@ -201,54 +179,6 @@ def carry_to_cells(ref, cand):
         for name in NAMES:
             put(cand, f"cells.{layer}", name, value(ref, "gru", f"{name}_l{layer}"))
 
-
-def translator(kit):
-    """Encoder and decoder of the same shapes, the encoder first."""
-
-    class Half(kit.Net):
-        def build(self):
-            self.embedding, self.rnn = kit.embedding(VOCABULARY, WIDTH), batch_first(kit, kit.LSTM, WIDTH)
-
-        def forward(self, ids, state=None):
-            return self.rnn(self.embedding(ids), state)
-
-    class Seq2Seq(kit.Net):
-        def build(self):
-            self.encoder, self.decoder = Half(), Half()
-            self.generator = kit.linear(WIDTH, VOCABULARY)
-
-        def forward(self, source, target):
-            return self.generator(self.decoder(target, self.encoder(source)[1])[0])
-
-    return Seq2Seq()
-
-
-def flat_translator(kit):
-    """The decoder first, no nesting."""
-
-    class Translator(kit.Net):
-        def build(self):
-            self.proj = kit.linear(WIDTH, VOCABULARY)
-            self.decoder_lstm, self.decoder_embed = batch_first(kit, kit.LSTM, WIDTH), kit.embedding(VOCABULARY, WIDTH)
-            self.encoder_lstm, self.encoder_embed = batch_first(kit, kit.LSTM, WIDTH), kit.embedding(VOCABULARY, WIDTH)
-
-        def forward(self, source, target):
-            _, state = self.encoder_lstm(self.encoder_embed(source))
-            return self.proj(self.decoder_lstm(self.decoder_embed(target), state)[0])
-
-    return Translator()
-
-
-GRU = links("embedding backbone.emb\n gru backbone.rnn\n classifier.1 fc")
-TRANSLATOR = links(
-    """
-    encoder.embedding   encoder_embed
-    encoder.rnn         encoder_lstm
-    decoder.embedding   decoder_embed
-    decoder.rnn         decoder_lstm
-    generator           proj
-    """
-)
 
 PAIRS = (
     # torch's LSTM of two layers against paddle's, whose parameters are found under its cells as well.
@@ -277,8 +207,6 @@ PAIRS = (
         carry_to_one_bias,
         (TORCH, TORCH),
     ),
-    # GRU of two layers, paddle against torch, other nesting.
-    pair("gru_nested", classifier, other_classifier, IDS, GRU, kits=(PADDLE, TORCH)),
     # GRU of two layers against two cells called step by step.
     pair(
         "gru_to_cells",
@@ -287,13 +215,5 @@ PAIRS = (
         IDS,
         links("embedding lookup\n gru cells.0\n gru cells.1\n classifier.1 decide"),
         carry_to_cells,
-    ),
-    # Encoder and decoder of the same shapes, in the other order; their names tell.
-    pair(
-        "translator_decoder_first",
-        translator,
-        flat_translator,
-        (tokens(2, LENGTH, vocabulary=VOCABULARY), tokens(2, 3, vocabulary=VOCABULARY, seed=8)),
-        TRANSLATOR,
     ),
 )

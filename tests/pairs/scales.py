@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from kit.frameworks import PADDLE, TORCH
-
 from .copying import put, same, value
 from .pair import links, normal, pair
 
@@ -87,49 +85,6 @@ UNET = links(
     decoder1.conv1     up2.conv.0
     decoder1.conv2     up2.conv.2
     conv               outc
-    """
-)
-
-
-def generator(kit):
-    """DCGAN's Sequential of transposed convolutions, with GroupNorm."""
-    return kit.named(
-        main=kit.Sequential(
-            kit.deconv(3, 16, 2, stride=2),
-            kit.groupnorm(4, 16),
-            kit.ReLU(),
-            kit.deconv(16, 16, 3, padding=1),
-            kit.groupnorm(4, 16),
-            kit.ReLU(),
-            kit.deconv(16, 2, 3, padding=1),
-            kit.Tanh(),
-        )
-    )
-
-
-def named_generator(kit):
-    """The same as attributes, the last first."""
-
-    class Generator(kit.Net):
-        def build(self):
-            self.to_rgb = kit.deconv(16, 2, 3, padding=1)
-            self.gn2, self.up2 = kit.groupnorm(4, 16), kit.deconv(16, 16, 3, padding=1)
-            self.gn1, self.up1 = kit.groupnorm(4, 16), kit.deconv(3, 16, 2, stride=2)
-
-        def forward(self, x):
-            x = kit.relu(self.gn2(self.up2(kit.relu(self.gn1(self.up1(x))))))
-            return kit.tanh(self.to_rgb(x))
-
-    return Generator()
-
-
-GENERATOR = links(
-    """
-    main.0 up1
-    main.1 gn1
-    main.3 up2
-    main.4 gn2
-    main.6 to_rgb
     """
 )
 
@@ -238,8 +193,6 @@ PAIRS = (
         UNET,
         evidence="execution",
     ),
-    # Transposed convolutions and GroupNorm, in reversed order; paddle against torch.
-    pair("generator_reversed", generator, named_generator, (normal(2, 3, 4, 4),), GENERATOR, kits=(PADDLE, TORCH)),
     # Linear against 1x1 convolutions, a norm over channels, layer scale as parameter against a layer.
     pair("convnext_channels_first", convnext, channels_first, IMAGES, CONVNEXT, carry_convnext),
 )

@@ -34,10 +34,6 @@ def letters(kit):
     return chain(kit, "a b c d", "a b c d")
 
 
-def scrambled_letters(kit):
-    return chain(kit, "l1 l2 l3 l4", "l3 l1 l4 l2")
-
-
 def misleading(kit):
     """The same names as the other side's, which run in another order."""
     return chain(kit, "a b c d", "b d a c")
@@ -49,42 +45,6 @@ def convs(kit):
 
 def scrambled_convs(kit):
     return chain(kit, "p q r", "r p q", lambda: kit.conv(3, 3, 3, padding=1), kit.relu)
-
-
-def block_chain(kit, defined, run, names):
-    """Whole transformer blocks with meaningless names, inside and out."""
-    attention, out, norm1, up, down, norm2 = names.split()
-
-    class Block(kit.Net):
-        def build(self):
-            for name in sorted(names.split()):
-                made = kit.layernorm(WIDTH) if name in (norm1, norm2) else kit.linear(WIDTH, WIDTH)
-                setattr(self, name, made)
-
-        def forward(self, x):
-            y = getattr(self, norm1)(x)
-            mixed = getattr(self, attention)(y)
-            x = x + getattr(self, out)(attend(kit, mixed, y, y, 2))
-            return x + getattr(self, down)(kit.relu(getattr(self, up)(getattr(self, norm2)(x))))
-
-    return chain(kit, defined, run, Block, lambda x: x)
-
-
-def blocks_in_order(kit):
-    return block_chain(kit, "u v w", "u v w", "f1 f2 n1 f3 f4 n2")
-
-
-def scrambled_blocks(kit):
-    return block_chain(kit, "m1 m2 m3", "m2 m3 m1", "t5 t2 t6 t1 t4 t3")
-
-
-SCRAMBLED_BLOCKS = links(
-    "".join(
-        f"\n {reference}.{inner} {candidate}.{other}"
-        for reference, candidate in (("u", "m2"), ("v", "m3"), ("w", "m1"))
-        for inner, other in (("n1", "t6"), ("f1", "t5"), ("f2", "t2"), ("n2", "t3"), ("f3", "t1"), ("f4", "t4"))
-    )
-)
 
 
 def attention_by_letters(kit, order):
@@ -112,15 +72,6 @@ def attention_scrambled(kit):
 
 
 PAIRS = (
-    # Meaningless names, another order of definition: only running tells.
-    pair(
-        "letters_scrambled",
-        letters,
-        scrambled_letters,
-        VECTORS,
-        links("a l3\n b l1\n c l4\n d l2"),
-        evidence="execution",
-    ),
     # The same names on both sides, and they mislead.
     pair("letters_mislead", letters, misleading, VECTORS, links("a b\n b d\n c a\n d c"), evidence="execution"),
     # Convolutions of the same shape, torch against torch.
@@ -133,8 +84,6 @@ PAIRS = (
         kits=(TORCH, TORCH),
         evidence="execution",
     ),
-    # Blocks of six layers: the blocks are scrambled, and the layers inside them, too.
-    pair("blocks_scrambled", blocks_in_order, scrambled_blocks, ROWS, SCRAMBLED_BLOCKS, evidence="execution"),
     # Query, key, value and output by number, another number on the other side; paddle against torch.
     pair(
         "attention_scrambled",

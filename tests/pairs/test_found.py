@@ -79,20 +79,10 @@ def transferred(pair, back, inputs):
 
 @by_turns(0)
 def test_live_models_alone_are_enough_to_carry_weights_over(pair, back):
-    _, _, distance = transferred(pair, back, False)
+    case, alignment, distance = transferred(pair, back, False)
     assert distance < 1e-4
-
-
-@by_turns(0)
-def test_no_pair_is_wrong(pair, back):
-    case, alignment, _ = transferred(pair, back, False)
     assert not case.wrong(alignment)
-
-
-@by_turns(0)
-def test_only_what_is_tied_by_a_call_is_missing(pair, back):
-    case, alignment, _ = transferred(pair, back, False)
-    missing = case.missing(alignment)
+    missing = case.missing(alignment)  # only what a call ties
     assert not missing or ("lm_head" in str(missing) and len(missing) == 1)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from kit.frameworks import PADDLE, TORCH
 from kit.nets import attend
 
 from .copying import fuse, put, put_dense, same, split, value
@@ -271,8 +270,6 @@ def carry_but_patches(ref, cand):
 PAIRS = (
     # One qkv against three layers in another order; the root's parameters against an embeddings layer's.
     pair("vit_fused_to_nested", timm, nested, PICTURES, FUSED_TO_NESTED, carry_fused),
-    # The same, from paddle to torch.
-    pair("vit_fused_to_nested_paddle_first", timm, nested, PICTURES, FUSED_TO_NESTED, carry_fused, (PADDLE, TORCH)),
     # Key and value in one; positions in an embedding; lists of lists; the class token in the root.
     pair("vit_nested_to_fused_kv", nested, lucid, PICTURES, NESTED_TO_LUCID, carry_nested),
     # The same, and the patch convolution has become a Linear layer on unfolded patches.

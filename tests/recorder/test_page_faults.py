@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from kit.forking import python_with_frameworks
 
 GLIBC = platform.libc_ver()[0] == "glibc"
 
@@ -43,10 +44,10 @@ MODELS = {
 }
 
 
-def run(code, folder, **more):
+def run(code, folder, python=(sys.executable,), **more):
     # What the user sets himself stands: here nothing is.
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
-    command = [sys.executable, "-c", code, str(folder)]
+    command = [*python, "-c", code, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**kept, **more})
     assert done.returncode == 0, done.stderr
     return [float(word) for word in done.stdout.split()]
@@ -56,7 +57,7 @@ def run(code, folder, **more):
 @pytest.mark.parametrize("name", MODELS)
 def test_freed_memory_is_kept_while_a_recorder_is_open(name, tmp_path):
     pytest.importorskip(name)
-    without, during = run(f"{MODELS[name]}\n{FAULTS}\n{OF_MODEL}", tmp_path / "run")
+    without, during = run(f"{MODELS[name]}\n{FAULTS}\n{OF_MODEL}", tmp_path / "run", python_with_frameworks())
     # 56 MB are 13,500 pages, or 108 where the system gives huge ones.
     assert during < 100 < without
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kit.frameworks import KITS
 from kit.nets import mlp
 
 import padiff
@@ -44,15 +45,20 @@ def train(kit, folder, steps, end=None, width=128, **options):
             rec.try_dump()
 
 
+OPTIONS = ({}, {"every_n_steps": 2}, {"full_every_n_steps": 5}, {"detail": {"0": "full", "*": "auto"}})
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"every_n_steps": 2}, {"full_every_n_steps": 5}, {"detail": {"0": "full", "*": "auto"}}]
-)
-@pytest.mark.parametrize("budget", [200e6, 700e3])
+    ("name", "budget", "options"),
+    [(("torch", "paddle")[(row + column) % 2], budget, options)
+     for row, budget in enumerate((200e6, 700e3)) for column, options in enumerate(OPTIONS)],
+)  # fmt: skip
 def test_it_is_the_size_of_the_run_where_the_number_of_steps_is_known(
-    kit, budget, options, tmp_path, capsys, monkeypatch
+    name, budget, options, tmp_path, capsys, monkeypatch
 ):
+    """Any two of the frameworks, the budgets and the options together."""
     monkeypatch.setattr("padiff.recorder.session.FULL_BYTES", budget)
-    train(kit, tmp_path / "run", 60, end=60, **options)
+    train(KITS[name], tmp_path / "run", 60, end=60, **options)
     said = capsys.readouterr().err
     step, size, every, count = _LINE.search(said).groups()
     recorded = 60 // options.get("every_n_steps", 1)

@@ -29,14 +29,12 @@ BEFORE, AFTER = 2, 2
 # The fused against the parted, moments in other orders, tied and summed parameters, statistics.
 NAMES = (
     "resnet_stages",
-    "resnet_stages_paddle_first",
     "vit_fused_to_nested",
-    "vit_fused_to_nested_paddle_first",
     "encoder_torch_to_paddle",
-    "encoder_paddle_to_torch",
+    "vit_nested_to_fused",
     "gpt2_conv1d",
     "gpt2_split_and_tied_by_call",
-    "llama_taken_apart",
+    "llama_fused_kv_and_gate_up",
     "lstm_torch_to_paddle",
     "lstm_two_to_stack",
     "gru_to_cells",
