@@ -306,7 +306,7 @@ def _flips(
     choices: Both[Choice] = calls.map(lambda call: call.choice)  # type: ignore[arg-type, return-value]
     tables = [_tables(*side) for side in traces.zip(choices)]
     grid = grid_of(traces.reference, calls.reference)
-    if tables[0] is None or tables[1] is None or grid is None:
+    if tables[0] is None or tables[1] is None or grid is None or not calls.candidate.inputs:
         return None
     rows, chosen = choices.reference.rows, choices.map(lambda choice: choice.chosen)
     if not all(chosen):

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from padiff.frameworks.base import Tensors
 from padiff.frameworks.catalog import first_rank, pooled_axes, row_axis
 from padiff.model.selection import Node
@@ -352,7 +354,7 @@ class Seen(NamedTuple):
         rows: number of rows of the scores.
         every: every n-th row is kept.
         scores, places: see `padiff.records.Choice`.
-        step: step and zero point of a quantiser, as tensors or numbers.
+        step: inverse of a quantiser's step, and its zero point, as tensors or numbers.
         drawn: True if the scores hold random numbers.
     """
 
@@ -384,7 +386,7 @@ def seen(
         return _drawn(tensors, name, given, sketched)
     step = _step_of(tensors, name, scores, given) if name in QUANTISERS else None
     if step is not None:
-        scores, name = (scores.detach() / step[0] + step[1]).clip(given["quant_min"], given["quant_max"]), "round"
+        scores, name = (scores.detach() * step[0] + step[1]).clip(given["quant_min"], given["quant_max"]), "round"
     if name in THRESHOLDS:
         if name in ("eq", "ne") and not tensors.is_tensor(other):
             return None  # a mask, not a choice by scores
@@ -441,12 +443,17 @@ def _drawn(tensors: Tensors, name: str, given: Mapping[str, Any], sketched: bool
 
 
 def _step_of(tensors: Tensors, name: str, values: Any, given: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return step and zero point of a quantiser, as numbers or as tensors that broadcast to its input."""
+    """Return the inverse of a quantiser's step, with which it multiplies, and its zero point.
+
+    Both are numbers, or tensors that broadcast to its input.
+    """
     step, zero = given["scale"], given["zero_point"]
+    if not tensors.is_tensor(step):  # in float32, as the quantiser has it
+        return float(np.float32(1) / np.float32(step)), zero
     if not name.endswith("per_channel_affine"):
-        return step, zero
+        return 1 / step.detach(), zero
     shape = [-1 if k == given["axis"] % values.ndim else 1 for k in range(values.ndim)]
-    return step.detach().reshape(shape), zero.detach().reshape(shape)
+    return 1 / step.detach().reshape(shape), zero.detach().reshape(shape)
 
 
 def _pooled(tensors: Tensors, scores: Any, axes: int, sketched: bool) -> Seen | None:
@@ -481,7 +488,7 @@ def picked(tensors: Tensors, before: Seen, outputs: Sequence[Any]) -> Any:
         outputs: tensors that the call returned.
     """
     if before.ranks is None:
-        output = outputs[0] if before.step is None else (outputs[0] / before.step[0] + before.step[1]).round()
+        output = outputs[0] if before.step is None else (outputs[0] * before.step[0] + before.step[1]).round()
         return tensors.along(tensors.rows(output, None), before.places)
     places = [output for output in outputs if tensors.dtype(output).startswith("int")]
     if before.drawn:

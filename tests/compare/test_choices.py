@@ -837,3 +837,51 @@ def test_another_number_to_compare_with_is_no_rounding(kit):
     (found,) = flips(0.102)
     assert found.shift == pytest.approx(0.002) and not within_rounding(found, 0.1, [])
     assert all(within_rounding(each, 2e-5, []) for each in flips(0.1 + 1e-8))
+
+
+def quantised(form, weight=False):
+    """Record a quantiser of values halfway between two steps, or of a weight beside them, by a function or by hand."""
+    from kit.frameworks import KITS
+
+    kit = KITS["torch"]
+    halves = (np.arange(64, dtype=np.float32).reshape(8, 8) - 31.5) * np.float32(0.04)
+
+    def quantise(x):
+        if form == "function":
+            return torch.fake_quantize_per_tensor_affine(x, 0.04, 0, -128, 127)
+        v = (x / 0.04).clamp(-128, 127)
+        return (v + ((v.floor() if form == "floor" else v.round()) - v).detach()) * 0.04
+
+    def forward(net, x):
+        y = quantise(net.first(x) * 0 + x)
+        return torch.nn.functional.linear(y, quantise(net.last.weight) if weight else net.last.weight)
+
+    kit.seed(0)
+    model = kit.net(forward, first=kit.Linear(8, 8), last=kit.Linear(8, 3))
+    filled(kit, model, model.first, model.last)
+    return trained(kit, model, lambda net: (net(torch.tensor(halves)) ** 2).mean(), steps=1)
+
+
+@pytest.mark.parametrize("weight", [False, True])
+def test_a_quantiser_multiplies_where_other_code_divides(weight):
+    reference = quantised("function", weight)
+    report = compare_runs(reference, quantised("round", weight))
+    assert report.passed and report.choices, str(report)
+    assert not compare_runs(reference, quantised("floor", weight)).passed
+
+
+def parameter_cut(value):
+    """Record a parameter that is compared with a number."""
+    from kit.frameworks import KITS
+
+    kit = KITS["torch"]
+    kit.seed(0)
+    model = kit.net(lambda net, x: net.first(x) @ (net.first.weight > value).float().t(), first=kit.Linear(6, 6))
+    filled(kit, model, model.first)
+    x = torch.tensor(np.random.default_rng(6).normal(size=(8, 6)).astype(np.float32))
+    return trained(kit, model, lambda net: (net(x) ** 2).mean(), steps=1)
+
+
+def test_a_parameter_that_is_compared_with_another_number_is_named():
+    cause = compare_runs(parameter_cut(0.1), parameter_cut(0.3)).first_diff.cause
+    assert "0.3" in str(cause) and "0.1" in str(cause), str(cause)

@@ -766,7 +766,7 @@ def _thresholds(traces: Both[Trace], end: int) -> Cause | None:
         )
         if len(only) == len(instead) == 1:
             calls = Both(numbers[only[0]], others[instead[0]])
-            if len({math.prod(side[0].tensors[side[1].inputs[0].tensor].shape) for side in traces.zip(calls)}) > 1:
+            if len({math.prod(side[0].tensors[side[1].outputs[0].tensor].shape) for side in traces.zip(calls)}) > 1:
                 continue  # other tensors
             text = (
                 f"{calls.candidate.function}() in `{_place(layer)}` compares with {instead[0]:.6g}, the reference's "
@@ -837,6 +837,8 @@ def _same(steps: Both[Step], calls: Both[TracedCall], what: str) -> bool:
     Args:
         what: ``inputs`` or ``outputs``.
     """
+    if not all(getattr(call, what) for call in calls):  # of parameters alone, which are no operands
+        return what == "outputs"
     tensors = steps.zip(calls).map(lambda side: side[0].trace.tensors[getattr(side[1], what)[0].tensor])
     if any(tensor.source is None or tensor.source.sketched for tensor in tensors):
         return what == "outputs"
