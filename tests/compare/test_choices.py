@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -739,6 +740,12 @@ def test_gradients_of_keys_that_were_chosen_otherwise_are_left_out(kit):
     alignment, infos = align(runs.reference.info, runs.candidate.info), runs.map(lambda run: run.info)
     (flips,) = flips_of(runs.map(lambda run: run.steps(0)[0]), alignment, infos)
     rows = Both(np.zeros((4, 12, 6)), np.zeros((4, 12, 6)))
+    elements = Both(np.zeros((48, 12)), np.zeros((48, 12)))
+    single = replace(flips, keys=None, tokens=None, picks=None, grid=(48, 12), rows=576, recorded=np.array([13]))
+    single = replace(single, flipped=np.ones(1, np.bool_))
+    for backward, expected in ((False, {13}), (True, {*range(12, 24)})):
+        _, mask = split_rows(elements, [single], backward)
+        assert {*np.flatnonzero(mask).tolist()} == expected
     for backward, expected in ((False, {3}), (True, {0, 1, 3})):
         _, mask = split_rows(rows, [flips], backward)
         assert {*np.flatnonzero(mask).tolist()} == expected

@@ -672,6 +672,9 @@ def split_rows(
     if split is None:
         return None
     axis, mask = split
+    shape = values.reference.shape
+    if backward and len(shape) > 1 and len(mask) == math.prod(shape):  # elements, whose layer behind mixes their row
+        mask = np.repeat(mask.reshape(-1, shape[-1]).any(axis=1), shape[-1])
     for view in (each.keys for each in flips if backward and each.keys is not None):
         mask = mask | view.mask if len(view.mask) == len(mask) else mask
     return values.map(lambda array: _rows_of(array, axis, len(mask))), mask
