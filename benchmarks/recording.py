@@ -15,7 +15,7 @@ Beside them: bytes and files of a step, and how much more memory the process had
 
     python benchmarks/recording.py [--models resnet18 gpt2] [--frameworks torch paddle] [--rounds 7] [--dir FOLDER]
                                    [--device cpu] [--size 64] [--batch 8] [--length 64] [--layers 12] [--steps 6]
-                                   [--threads 1] [--growth] [--lines] [--write]
+                                   [--threads 1] [--growth] [--lines] [--choices] [--write]
 
 Before a recorder is opened, the C library gives back what is free at the end of its memory, and a framework's largest
 gradients come from there or not, as it happens: from process to process a step of torch has none to 13,800 page faults
@@ -24,6 +24,9 @@ mostly quicker than without.
 
 ``--lines`` measures what the lines of code cost: the first step of a recording, whose calls are traced, with
 ``sources=True`` by the same with ``sources=False``, in turns, with nothing of the source read before.
+
+``--choices`` measures what the choices cost: a recorded step of a mixture of experts in torch by the same step of a
+recorder that knows no function which chooses, in turns.
 
 ``--growth`` shows how a sketched step grows with layers and with the size of tensors. ``--write`` keeps the figures and
 writes the table of docs/performance.md and the lines of the README, in both languages (`performance_page`).
@@ -286,6 +289,68 @@ def of_lines(training, args: argparse.Namespace) -> tuple[float, float, float]:
     return float(np.median([left[0] for _, left in pairs])), ratio, clock
 
 
+class Experts:
+    """A training of a mixture of experts in torch: four blocks of eight experts, of which each token takes two."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        import torch
+
+        torch.manual_seed(0)
+        width, tokens = 256, args.batch * args.length
+
+        class Block(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.router = torch.nn.Linear(width, 8, bias=False)
+                self.experts = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(8))
+
+            def forward(self, x):
+                weights, places = self.router(x).softmax(-1).topk(2, -1)
+                for number, expert in enumerate(self.experts):
+                    rows, ranks = (places == number).nonzero(as_tuple=True)
+                    x = x.index_add(0, rows, expert(x[rows]).relu() * weights[rows, ranks, None])
+                return x
+
+        self.model = torch.nn.Sequential(*(Block() for _ in range(4)))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 1e-3)
+        self._x = torch.randn(tokens, width)
+
+    def wait(self) -> None:
+        pass
+
+    def step(self) -> None:
+        self.model(self._x).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def of_choices(args: argparse.Namespace) -> None:
+    """Print what a recorded step costs by the same step without choices, and by the plain step."""
+    from padiff.recorder import tracer
+
+    training, functions = Experts(args), tracer.CHOOSING
+    folder = Path(tempfile.mkdtemp(prefix="padiff-bench-", dir=args.dir))
+    print(f"torch, a mixture of experts, {args.batch * args.length} tokens: steps with choices", flush=True)
+    try:
+        for kind in ("sketch", "packed"):
+            rounds = []
+            for turn in range(args.rounds + 1):
+                plain, costs = seconds(lambda: _steps(training, args.steps)) / args.steps, {}
+                for choosing in (functions, frozenset()) if turn % 2 else (frozenset(), functions):
+                    tracer.CHOOSING, run = choosing, folder / f"{kind}-{turn}-{len(choosing)}"
+                    costs[bool(choosing)] = _recorded(training, run, args.steps, KINDS[kind])
+                    shutil.rmtree(run)
+                rounds.append((costs[True] / costs[False], costs[True] / plain))
+            (ratio, clock), (step, _) = np.median(rounds[1:], axis=0)
+            print(
+                f"  {kind:8} / without choices  {ratio:6.3f} (by the clock {clock:.3f}); / plain  {step:6.3f}",
+                flush=True,
+            )
+    finally:
+        tracer.CHOOSING = functions
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _stored(run: Path) -> dict[str, float]:
     """Bytes and files of a step, as the middle one of them has."""
     files = [[f for f in step.rglob("*") if f.is_file()] for step in (run / "steps").iterdir()]
@@ -457,10 +522,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--dir", help="where to write; the file system matters (default: the temporary folder)")
     parser.add_argument("--growth", action="store_true")
+    parser.add_argument("--choices", action="store_true", help="measure what calls that choose cost in a step")
     parser.add_argument("--lines", action="store_true", help="measure what the lines of code cost in a traced step")
     parser.add_argument("--write", action="store_true", help="keep the figures, and write them into the pages")
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(args.threads)  # before a framework is imported
+    if args.choices:
+        of_choices(args)
+        return
     for name in args.frameworks:
         if args.growth:
             growth(name, args)

@@ -29,10 +29,14 @@ from padiff.records.sources import TensorSource
 _OPEN, WHOLE = frozenset({"topk", "sort", "argsort"}), frozenset({"sort", "argsort"})
 #: Functions that compare with a number.
 COMPARISONS = frozenset({"gt", "ge", "lt", "le"})
+# Functions that cut off decimals: whole numbers have none.
+_CUTS = frozenset({"cast", "floor", "ceil", "trunc", "floor_divide"})
 # Functions that take a part of a tensor.
 _SLICES = frozenset({"getitem", "slice", "narrow"})
 # Least relative distance of scores that are not of one form; factor by which another form has to be nearer.
 _OTHER, _NEARER = 0.05, 4.0
+# Largest number of entries whose scores do not tell the form of all.
+_FEW = 2
 # Most rows that hold one extreme score by chance: a table of distances holds each twice.
 _TWICE = 2
 # Largest number of scores for which a table of all places is made.
@@ -83,10 +87,12 @@ class Flips:
         chosen_places: mask of the places that each side chose, if there is one row.
         places: mask of the places that some row chose otherwise; `None` for a threshold.
         tokens: the places that were chosen otherwise, if the places are tokens or samples; else `None`.
+        keys: the tokens that some row of their sample chose otherwise, if each row chooses among all of its sample.
         picks: the chosen places, in the order in which the call returns them; `None` for a threshold.
         elements: the elements of the scores that only one side chose, if the call hands on their values and nothing
             else: only gradients then go to other elements; else `None`.
         shift: distance of two thresholds that are numbers, for the same values.
+        others: True if most values that two calls compare with a threshold differ by more than rounding.
     """
 
     calls: Both[TracedCall]
@@ -106,9 +112,11 @@ class Flips:
     chosen_places: Both[np.ndarray] | None = None
     places: np.ndarray | None = None
     tokens: View | None = None
+    keys: View | None = None
     picks: View | None = None
     elements: View | None = None
     shift: float = 0.0
+    others: bool = False
 
     @property
     def count(self) -> int:
@@ -254,7 +262,7 @@ def _by_layer(calls: list[tuple[int, TracedCall]]) -> dict[tuple[str, int], list
 def _rows(trace: Trace, call: tuple[int, TracedCall]) -> int:
     """Return the number of rows of a call: of a threshold, that of its elements."""
     choice = _choice(call)
-    return choice.rows if choice.chosen or not call[1].inputs else _places_of(trace, call[1])
+    return choice.rows if choice.chosen else math.prod(trace.tensors[call[1].outputs[0].tensor].shape)
 
 
 def _key(trace: Trace, call: tuple[int, TracedCall]) -> tuple[int, int, int, int | None]:
@@ -298,7 +306,7 @@ def _flips(
     choices: Both[Choice] = calls.map(lambda call: call.choice)  # type: ignore[arg-type, return-value]
     tables = [_tables(*side) for side in traces.zip(choices)]
     grid = grid_of(traces.reference, calls.reference)
-    if tables[0] is None or tables[1] is None or grid is None:
+    if tables[0] is None or tables[1] is None or grid is None or not calls.candidate.inputs:
         return None
     rows, chosen = choices.reference.rows, choices.map(lambda choice: choice.chosen)
     if not all(chosen):
@@ -348,7 +356,7 @@ def _flips(
     moved = earlier.get(width)
     if moved is not None:
         for table in known:
-            table[:, moved] = np.nan
+            table[:, moved if (~moved).sum() > _FEW else slice(None)] = np.nan
     raw = known
     known = _in_one_form(_masked(known), flipped)
     with np.errstate(invalid="ignore"):  # scores of minus infinity on both sides
@@ -405,6 +413,7 @@ def _flips(
         ),
         places=np.asarray(others.any(axis=0)),
         tokens=_tokens(traces.reference, position, calls.reference, _rows_at(common, rows, others)),
+        keys=_keys(traces.reference, position, calls.reference, _rows_at(common, rows, others)),
         picks=picks,
         elements=None
         if any(side and _uses_places(trace, call) for side, trace, call in zip(hands_on, traces, calls))
@@ -494,19 +503,33 @@ def _tokens(trace: Trace, position: int, call: TracedCall, mask: np.ndarray) -> 
     if not isinstance(axis, int):
         return None
     axis %= len(shape)
-    before = [
-        trace.tensors[operand.tensor].shape
-        for other in trace.calls[:position]
-        if not other.function
-        for operand in other.outputs
-    ]
-    before = [each for each in before if len(each) > 1 and each[-1] > 1]
+    before = _outputs_before(trace, position)
     if any(len(each) > len(shape) > 1 and each[: len(shape)] == shape for each in before):
         lead = [extent for number, extent in enumerate(shape) if number != axis]
         return View(shape, np.moveaxis(mask.reshape(*lead, shape[axis]), -1, axis).reshape(-1))
     if any(math.prod(each[:-1]) == shape[axis] for each in before) and shape[axis] > len(mask):
         return View((shape[axis],), np.asarray(mask.any(axis=0)))
     return None
+
+
+def _outputs_before(trace: Trace, position: int) -> list[tuple[int, ...]]:
+    """Return the shapes of what layers gave before a call."""
+    calls = (call for call in trace.calls[:position] if not call.function)
+    shapes = (trace.tensors[operand.tensor].shape for call in calls for operand in call.outputs)
+    return [shape for shape in shapes if len(shape) > 1 and shape[-1] > 1]
+
+
+def _keys(trace: Trace, position: int, call: TracedCall, mask: np.ndarray) -> View | None:
+    """Return the tokens that rows of their sample chose otherwise: of attention, those whose gradient differs."""
+    shape, axis = trace.tensors[call.inputs[0].tensor].shape, row_axis(call.function, call.arguments)
+    if not isinstance(axis, int) or len(shape) < 3 or axis % len(shape) != len(shape) - 1 or pooled(call):
+        return None
+    samples, tokens = shape[0], shape[-1]
+    if not any(
+        len(each) > 2 and each[0] == samples and each[-2] == tokens for each in _outputs_before(trace, position)
+    ):
+        return None
+    return View((samples, tokens), mask.reshape(samples, -1, tokens).any(axis=1).reshape(-1))
 
 
 def _touched(others: np.ndarray) -> np.ndarray:
@@ -562,11 +585,14 @@ def _of_threshold(
     if np.abs(known.candidate + known.reference).sum() < np.abs(known.candidate - known.reference).sum():
         # One side asks which elements lie above the threshold, the other which lie below it.
         known, picked = Both(known.reference, -known.candidate), [picked[0], 1 - picked[1]]
+    if not any(side.any() for side in known) and all(call.function in _CUTS for call in calls):
+        return None  # whole numbers: the call that made them chose
     flipped = picked[0] != picked[1]
     distance = np.abs(known.candidate - known.reference)
     if distance.size and np.median(distance) > max(map(_rms, known)):
         return None
-    shift, size = _shift(traces, calls, allowed(dtype, "forward"))
+    limit = allowed(dtype, "forward")
+    shift, size = _shift(traces, calls, limit)
     if shift:
         # The elements nearest to one threshold are others than those nearest to the other one.
         both = both if both.size else places.reference[:1]
@@ -585,6 +611,7 @@ def _of_threshold(
         gap=distance,
         size=max(size, _rms(known.reference)),
         shift=shift,
+        others=_are_others(traces, calls, limit),
         chosen=Both(0, 0),
         dtype=dtype,
     )
@@ -604,6 +631,23 @@ def _shift(traces: Both[Trace], calls: Both[TracedCall], limit: float) -> tuple[
     error = float(np.linalg.norm(sides.candidate - sides.reference))
     same = error <= limit * float(np.linalg.norm(sides.reference))
     return (abs(candidate - reference) if same else 0.0), size
+
+
+def _are_others(traces: Both[Trace], calls: Both[TracedCall], limit: float) -> bool:
+    """Return True if most values that two calls compare differ by more than rounding; False if they are not known.
+
+    Of other values, those nearest to a threshold are as near, and some of them equal by chance.
+    """
+    sources = traces.zip(calls).map(lambda side: side[0].tensors[side[1].inputs[0].tensor].source)
+    if any(source is None or source.sketched for source in sources):
+        return False
+    try:
+        sides = sources.map(_picture)
+    except RunFolderError:
+        return False
+    if sides.reference.shape != sides.candidate.shape or not sides.reference.size:
+        return False
+    return float(np.median(np.abs(sides.candidate - sides.reference))) > limit * _rms(sides.reference)
 
 
 def _picture(source: TensorSource | None) -> np.ndarray:
@@ -752,7 +796,7 @@ def grid_of(trace: Trace, call: TracedCall) -> tuple[int, ...] | None:
         return None
     shape = trace.tensors[call.inputs[0].tensor].shape
     if not choice.chosen:
-        return shape
+        return trace.tensors[call.outputs[0].tensor].shape  # its other operand may be the larger one
     axes = pooled(call)
     if axes:
         return shape[:-axes] if math.prod(shape[:-axes]) == choice.rows else None

@@ -13,7 +13,7 @@ from padiff.align import Alignment
 from padiff.compare.choices import Flips, chooses, flips_of
 from padiff.compare.judge import limits
 from padiff.compare.judge.drift import NONE, Drift, drift
-from padiff.compare.judge.flipped_rows import EarlierFlips, judged_by_rows
+from padiff.compare.judge.flipped_rows import EarlierFlips, counted, judged_by_rows
 from padiff.compare.judge.missing_records import NOTHING_YET, History, absent_stages, excused
 from padiff.compare.judge.policy import Policy, forms_of, written_otherwise
 from padiff.compare.measure.measure_step import measured
@@ -217,6 +217,9 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
                 if counts is not None:
                     chosen.append(counts)
                     left = left.with_grads(judged)
+            elif rank.reference.trace.functions:  # the first step tells as much, at little cost
+                counts = counted(judged, _flips(rank, plan, {}), rank.reference)
+                chosen += [counts] if counts is not None else []
             flips_left[number], last[number] = left.with_diffs(judged), (rank,)
         diffs_by_rank.append(judged)
     alone = left_out(steps, infos, ranks, plan.stages)

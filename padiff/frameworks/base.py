@@ -234,6 +234,16 @@ class Tensors(Protocol):
     def ranked(self, scores: Any, count: int, largest: bool) -> tuple[Any, Any]:
         """Return the largest (or smallest) scores of each row in order, and their places in the row."""
 
+    def drawn(self, name: str, given: Mapping[str, Any]) -> Any:
+        """Return the scores by which a function is about to draw places: the largest is drawn.
+
+        `None` if the framework does not show the random numbers that come next. The generator stays as it is.
+
+        Args:
+            name: ``multinomial`` or ``gumbel_softmax``.
+            given: all arguments by parameter name.
+        """
+
     def along(self, tensor: Any, places: Any) -> Any:
         """Return the elements at some places of each row of a matrix."""
 

@@ -472,6 +472,7 @@ _DECIDING = (
     "eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "bitwise_not", "bitwise_and",
     "bitwise_or", "isnan", "isinf", "sign", "topk", "sort", "argmax", "argmin", "argsort", "kthvalue", "quantile",
     "searchsorted", "trunc", "floor_divide", "heaviside", "nonzero", "multinomial", "isin",
+    "gumbel_softmax", "fake_quantize_per_tensor_affine", "fake_quantize_per_channel_affine",
 )  # fmt: skip
 _FURTHER = (
     "addmm", "baddbmm", "square", "pow", "erf", "stack", "roll", "flip", "tan", "atan", "sinh", "cosh", "expm1",
@@ -582,6 +583,9 @@ _PARAMETERS = {
     "quantile": ("input", "q", "dim", "keepdim"),
     "searchsorted": ("sorted_sequence", "input"),
     "topk": ("input", "k", "dim", "largest", "sorted"),
+    "multinomial": ("input", "num_samples", "replacement"),
+    "fake_quantize_per_tensor_affine": ("input", "scale", "zero_point", "quant_min", "quant_max"),
+    "fake_quantize_per_channel_affine": ("input", "scale", "zero_point", "axis", "quant_min", "quant_max"),
     "transpose": ("input", "dim0", "dim1"),
     "cat": ("tensors", "dim"),
     "stack": ("tensors", "dim"),
@@ -603,6 +607,10 @@ _PARAMETERS = {
 }  # fmt: skip
 
 
+# Functions that rank along the last axis if they are given none.
+_ALONG_THE_LAST = frozenset({"topk", "sort", "argsort", "kthvalue", "multinomial", "gumbel_softmax"})
+
+
 def row_axis(name: str, arguments: Mapping[str, Any]) -> Any:
     """Return the axis along which a function ranks its input; `None` if it ranks all elements.
 
@@ -611,7 +619,7 @@ def row_axis(name: str, arguments: Mapping[str, Any]) -> Any:
         arguments: its plain arguments by parameter name, as a trace has them: of any type.
     """
     axis = arguments.get("dim", arguments.get("axis"))
-    return -1 if axis is None and name in ("topk", "sort", "argsort", "kthvalue") else axis
+    return -1 if axis is None and name in _ALONG_THE_LAST else axis
 
 
 def first_rank(name: str, arguments: Mapping[str, Any], size: int) -> int | None:

@@ -83,6 +83,10 @@ class FunctionListener(Protocol):
 
     guard: Guard
 
+    @property
+    def only(self) -> Collection[str] | None:
+        """The common names of the functions that the listener asks for; `None` for all."""
+
     def function_begins(
         self, name: str, parameters: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from padiff.frameworks.base import Tensors
 from padiff.frameworks.catalog import first_rank, pooled_axes, row_axis
 from padiff.model.selection import Node
@@ -268,8 +270,12 @@ THRESHOLDS = frozenset(
         "bucketize", "searchsorted",
     )
 )  # fmt: skip
+#: Functions that draw a place, which the largest of scores times random numbers is.
+DRAWS = frozenset(["multinomial", "gumbel_softmax"])
+#: Functions that round to the multiples of a number.
+QUANTISERS = frozenset(["fake_quantize_per_tensor_affine", "fake_quantize_per_channel_affine"])
 #: Functions that choose, by their common names.
-CHOOSING = RANKING | THRESHOLDS | POOLING
+CHOOSING = RANKING | THRESHOLDS | POOLING | DRAWS | QUANTISERS
 
 #: Ranks that are kept beyond the chosen ones: where several scores nearly tie, the other side may choose any of them.
 BEYOND = 4
@@ -350,6 +356,8 @@ class Seen(NamedTuple):
         rows: number of rows of the scores.
         every: every n-th row is kept.
         scores, places: see `padiff.records.Choice`.
+        step: inverse of a quantiser's step, and its zero point, as tensors or numbers.
+        drawn: True if the scores hold random numbers.
     """
 
     ranks: Ranks | None
@@ -357,6 +365,8 @@ class Seen(NamedTuple):
     every: int
     scores: Any
     places: Any
+    step: tuple[Any, Any] | None = None
+    drawn: bool = False
 
 
 def seen(
@@ -374,6 +384,11 @@ def seen(
         scores, other = other, scores
     if not tensors.is_tensor(scores) or not tensors.dtype(scores).startswith(("float", "bfloat")):
         return None
+    if name in DRAWS:
+        return _drawn(tensors, name, given, sketched)
+    step = _step_of(tensors, name, scores, given) if name in QUANTISERS else None
+    if step is not None:
+        scores, name = (scores.detach() * step[0] + step[1]).clip(given["quant_min"], given["quant_max"]), "round"
     if name in THRESHOLDS:
         if name in ("eq", "ne") and not tensors.is_tensor(other):
             return None  # a mask, not a choice by scores
@@ -387,13 +402,18 @@ def seen(
         if not size:
             return None
         _, places = tensors.ranked(row.abs(), min(NEAREST, size), False)
-        return Seen(None, 1, 1, tensors.along(row, places), places)
+        return Seen(None, 1, 1, tensors.along(row, places), places, step)
     axes = pooled_axes(name, arguments)
     if axes:
         return _pooled(tensors, scores, axes, sketched)
     ranks = ranks_of(name, arguments, tensors.shape(scores))
     if name not in RANKING or ranks is None:
         return None
+    return _ranked(tensors, scores, ranks, sketched)
+
+
+def _ranked(tensors: Tensors, scores: Any, ranks: Ranks, sketched: bool) -> Seen | None:
+    """Return the best scores of each row, and some beyond."""
     table = tensors.rows(scores, ranks.axis)
     rows, size = tensors.shape(table)
     count = min(ranks.first + ranks.chosen + BEYOND, size)
@@ -408,6 +428,34 @@ def seen(
 def before_first(first: int) -> int:
     """Return the rank of the first kept score: some before the chosen one are kept, too."""
     return max(0, first - BEYOND)
+
+
+def _drawn(tensors: Tensors, name: str, given: Mapping[str, Any], sketched: bool) -> Seen | None:
+    """Return the scores by which a function is about to draw, if it hands on the place of the best one."""
+    count = given.get("num_samples", 1)
+    if (name == "multinomial" and count > 1 and given.get("replacement")) or (
+        name == "gumbel_softmax" and not given.get("hard")
+    ):
+        return None
+    scores = tensors.drawn(name, given)
+    if scores is None:
+        return None
+    best = _ranked(tensors, scores, Ranks(given.get("dim", -1), count, True), sketched)
+    return None if best is None else best._replace(drawn=True)
+
+
+def _step_of(tensors: Tensors, name: str, values: Any, given: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the inverse of a quantiser's step, with which it multiplies, and its zero point.
+
+    Both are numbers, or tensors that broadcast to its input.
+    """
+    step, zero = given["scale"], given["zero_point"]
+    if not tensors.is_tensor(step):  # in float32, as the quantiser has it
+        return float(np.float32(1) / np.float32(step)), zero
+    if not name.endswith("per_channel_affine"):
+        return 1 / step.detach(), zero
+    shape = [-1 if k == given["axis"] % values.ndim else 1 for k in range(values.ndim)]
+    return 1 / step.detach().reshape(shape), zero.detach().reshape(shape)
 
 
 def _pooled(tensors: Tensors, scores: Any, axes: int, sketched: bool) -> Seen | None:
@@ -442,8 +490,14 @@ def picked(tensors: Tensors, before: Seen, outputs: Sequence[Any]) -> Any:
         outputs: tensors that the call returned.
     """
     if before.ranks is None:
-        return tensors.along(tensors.rows(outputs[0], None), before.places)
+        output = outputs[0] if before.step is None else (outputs[0] * before.step[0] + before.step[1]).round()
+        return tensors.along(tensors.rows(output, None), before.places)
     places = [output for output in outputs if tensors.dtype(output).startswith("int")]
+    if before.drawn:
+        values = tensors.rows(outputs[0], before.ranks.axis)[:: before.every]
+        table = tensors.rows(places[0], -1)[:: before.every] if places else tensors.ranked(values, 1, True)[1]
+        best = before.places[:, : before.ranks.chosen]
+        return table if bool((table == best).all()) else None  # the function draws otherwise
     axis, chosen, first = before.ranks.axis, before.ranks.chosen, before.ranks.first
     if not chosen:  # windows
         return places[-1].detach().reshape([before.rows, -1])[:: before.every] if places else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -255,16 +255,7 @@ class Tracer:
             inputs = {parameters[k] if k < len(parameters) else str(k): value for k, value in enumerate(args)} | {
                 **kwargs
             }
-            operands, owned = [], []
-            for slot, tensor in flatten_named(inputs, self._is_tensor):
-                parameter = self._parameters.get(id(tensor))
-                if parameter is None:
-                    operands.append((slot, self._taken(tensor, level, inside)))
-                else:
-                    owned.append(parameter)
             arguments = plain_arguments(inputs)
-            if _before(inside) and _brings_data(name, operands, arguments):
-                return None
             before, chooses = None, name in CHOOSING and not _before(inside)
             if inside.node.path == LOOP and not self.functions:  # of the loop, only what the loss is made of
                 nth = self._nth[LOOP, inside.number, name, inside.training]
@@ -272,6 +263,19 @@ class Tracer:
             if chooses:
                 with own_calls(), self._framework.tensors.without_grad():
                     before = seen(self._framework.tensors, name, inputs, arguments, level not in (FULL, WITHIN))
+            if before is None and not self.functions:
+                # Counted, as the choices of later calls have their numbers.
+                self._nth[inside.node.path, inside.number, name, inside.training] += 1
+                return None
+            operands, owned = [], []
+            for slot, tensor in flatten_named(inputs, self._is_tensor):
+                parameter = self._parameters.get(id(tensor))
+                if parameter is None:
+                    operands.append((slot, self._taken(tensor, level, inside)))
+                else:
+                    owned.append(parameter)
+            if _before(inside) and _brings_data(name, operands, arguments):
+                return None
         except Exception as error:
             _let_go(error)
             return None
@@ -590,6 +594,10 @@ class Functions:
 
     # -- function calls -------------------------------------------------------------------------------------
 
+    @property
+    def only(self) -> Collection[str] | None:
+        return None if self._tracer.functions else CHOOSING
+
     def function_begins(
         self, name: str, parameters: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Begun | None:
@@ -608,7 +616,7 @@ class Prelude:
     """Listener to the functions of a loop whose model is not known yet; the first step's trace takes what it needs."""
 
     def __init__(self, framework: Framework, guard: Guard) -> None:
-        self.guard, self._transforming = guard, framework.hooks.transforming
+        self.guard, self.only, self._transforming = guard, None, framework.hooks.transforming
         self._tensors = SeenTensors(framework)
         records = RecordBuffer(Copier(framework))
         self._tracer = Tracer(records, framework, EVERYTHING, self._tensors, functions=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -13,7 +14,7 @@ import padiff
 from padiff.align import align
 from padiff.compare import compare_runs
 from padiff.compare.choices import flips_of
-from padiff.compare.judge.flipped_rows import within_rounding
+from padiff.compare.judge.flipped_rows import split_rows, within_rounding
 from padiff.records import Both
 
 TOKENS, WIDTH, EXPERTS, CHOSEN = 64, 12, 6, 2
@@ -409,6 +410,42 @@ def test_flips_excuse_no_scalar_that_they_do_not_reach_and_little_of_others(kit,
     assert first is not None and (first.step, first.stage) == (0, "forward"), str(first)
 
 
+@cache
+def in_half_precision(flips, coefficient):
+    """Record a router in bfloat16 whose loss adds a scalar in float32; where it flips, its scores are one unit apart.
+
+    Only the gradient of the scalar is multiplied by the coefficient.
+    """
+    from kit.frameworks import KITS
+
+    program = Program(KITS["torch"], flips=flips)
+    scores = torch.zeros(TOKENS, EXPERTS)
+    scores[list(FLIPPED), :3] = torch.tensor([6.0, 6.03125, 10.0] if flips else [6.03125, 6.0, 10.0])
+
+    def forward(net, x):
+        h = net.first(x).reshape([-1, WIDTH])
+        p = (net.router(h * 0.01) + scores.to(h.dtype)).float().softmax(-1)
+        one = torch.nn.functional.one_hot(p.topk(CHOSEN, -1)[1], EXPERTS).float()
+        return net.last(h * 1.0), p, (one.sum(1).mean(0) * p.mean(0)).sum()
+
+    program.forward = forward
+    model = program.model.to(torch.bfloat16)
+    with padiff.record(model) as rec:
+        output, p, balance = model(torch.tensor(X).to(torch.bfloat16))
+        balance = coefficient * balance + (1 - coefficient) * balance.detach()
+        ((output.float() ** 2).mean() + (p**2).mean() + 0.001 * balance).backward()
+        rec.try_dump()
+    return rec.run
+
+
+def test_scores_of_a_narrow_dtype_flip_within_its_rounding_though_the_gradient_is_wide():
+    reference = in_half_precision(False, 1.0)
+    report = compare_runs(reference, in_half_precision(True, 1.0))
+    assert report.passed and report.choices, str(report)
+    first = compare_runs(reference, in_half_precision(True, 1000.0)).first_diff
+    assert first.stage == "backward" and not first.cause.kind.startswith("choice"), str(first)
+
+
 @pytest.mark.parametrize("largest", [True, False])
 def test_scores_farther_apart_than_the_sides_are_do_not_flip_by_rounding(largest):
     """Probabilities of a wide softmax are all alike: beside bfloat16's limits their differences are small."""
@@ -605,6 +642,168 @@ def test_a_buffer_whose_writes_no_choice_reaches_is_judged_as_always():
     assert first is not None and (first.step, first.stage, first.slot) == (1, "weight", "queue"), str(first)
 
 
+def averaged(kit, first=True, share=0.1):
+    """Record a codebook that is made of averages of counts and sums, all of whose entries nearly tie with another."""
+    f = LIBRARY[kit.name]
+    rows = np.random.default_rng(7).normal(size=(4, 16)).astype(np.float32).repeat(2, 0)
+    cells = [(slice(k, None, 8), k) for k in range(8)]
+    moved = kit.tensor(leads(first, (32, 8), [cells[0], (cells[0][0], 1)], 8.0))
+
+    def forward(net, x):
+        z, book = net.first(x), net.book
+        places = f.argmax(z @ (book.t() if kit.name == "torch" else book.transpose([1, 0])) * 0.1 + moved, 1)
+        one = f.nn.functional.one_hot(places, 8)
+        one = one.astype("float32") if kit.name == "paddle" else one.float()
+        with f.no_grad():
+            total = kit.numpy(one).T @ kit.numpy(z)
+            counts = kit.numpy(net.counts) * (1 - share) + share * kit.numpy(one).sum(0)
+            sums = kit.numpy(net.sums) * (1 - share) + share * total
+            chosen = one @ book
+            for buffer, values in ((net.counts, counts), (net.sums, sums), (net.book, sums / counts[:, None])):
+                kit.set(buffer, values.astype(np.float32))
+        return net.last(z + (chosen - z).detach())
+
+    kit.seed(0)
+    model = kit.net(forward, first=kit.Linear(6, 16), last=kit.Linear(16, 3))
+    filled(kit, model, model.first, model.last)
+    for name, values in (("book", rows), ("counts", np.ones(8, np.float32)), ("sums", rows)):
+        model.register_buffer(name, kit.tensor(values))
+    x = kit.tensor(np.random.default_rng(6).normal(size=(32, 6)).astype(np.float32))
+    return trained(kit, model, lambda net: (net(x) ** 2).mean(), steps=3)
+
+
+def test_the_share_of_an_average_shows_in_sums_whatever_is_chosen(kit):
+    reference = averaged(kit)
+    report = compare_runs(reference, averaged(kit, False))
+    assert report.passed and report.choices, str(report)
+    cause = compare_runs(reference, averaged(kit, False, share=0.02)).first_diff.cause
+    assert cause.kind == "buffer_share" and "`sums` moves 0.2 times as far" in str(cause), str(cause)
+
+
+def nearest(power, moved):
+    """Record the nearest of entries, by a power of the distance."""
+    from kit.frameworks import KITS
+
+    kit = KITS["torch"]
+    entries = torch.tensor(np.random.default_rng(3).normal(size=(8, 6)).astype(np.float32))
+    places = lambda y: (torch.cdist(y, entries) ** power + moved).argmin(1)  # noqa: E731
+    kit.seed(0)
+    model = kit.net(
+        lambda net, x: net.last(net.first(x) + entries[places(net.first.weight.sum() * 0 + x)]),
+        first=kit.Linear(6, 6),
+        last=kit.Linear(6, 3),
+    )
+    filled(kit, model, model.first, model.last)
+    x = torch.tensor(np.random.default_rng(6).normal(size=(32, 6)).astype(np.float32))
+    return trained(kit, model, lambda net: (net(x) ** 2).mean(), steps=1)
+
+
+def test_few_entries_that_no_step_has_moved_do_not_tell_the_form_of_scores():
+    preferred = torch.zeros(8)
+    preferred[2] = -9.0
+    runs = Both(nearest(1, torch.zeros(8)), nearest(2, preferred))
+    alignment, infos = align(runs.reference.info, runs.candidate.info), runs.map(lambda run: run.info)
+    steps = runs.map(lambda run: run.steps(0)[0])
+    (flips,) = flips_of(steps, alignment, infos, {8: np.arange(8) != 3})
+    assert flips.count and not flips.error.any()
+
+
+def attention(kit, first=True, scale=1.0):
+    """Record attention in which each query takes one key; two keys nearly tie for one query."""
+    f = LIBRARY[kit.name]
+    moved = kit.tensor(leads(first, (4, 12, 12), ((0, 3, 0), (0, 3, 1)), 8.0))
+
+    def forward(net, x):
+        keys = net.key(x)
+        keys = keys.transpose(1, 2) if kit.name == "torch" else keys.transpose([0, 2, 1])
+        scores = net.query(x) @ keys * 0.1 + moved
+        places = f.topk(scores, 1, -1)[1]
+        one = f.nn.functional.one_hot(places, 12)
+        one = (one.astype("float32") if kit.name == "paddle" else one.float()).sum(-2)
+        return net.last((f.nn.functional.softmax(scores * 0.1, -1) * one) @ net.value(x) * scale)
+
+    kit.seed(0)
+    layers = {name: kit.Linear(6, 6) for name in ("query", "key", "value")}
+    model = kit.net(forward, **layers, last=kit.Linear(6, 3))
+    filled(kit, model, *layers.values(), model.last)
+    rows = np.random.default_rng(6).normal(size=(4, 12, 6)).astype(np.float32)
+    rows[:, 1] = rows[:, 0]
+    x = kit.tensor(rows)
+    return trained(kit, model, lambda net: (net(x) ** 2).mean(), steps=1)
+
+
+def test_gradients_of_keys_that_were_chosen_otherwise_are_left_out(kit):
+    reference = attention(kit)
+    report = compare_runs(reference, attention(kit, False))
+    assert report.passed and report.choices, str(report)
+    runs = Both(reference, attention(kit, False))
+    alignment, infos = align(runs.reference.info, runs.candidate.info), runs.map(lambda run: run.info)
+    (flips,) = flips_of(runs.map(lambda run: run.steps(0)[0]), alignment, infos)
+    rows = Both(np.zeros((4, 12, 6)), np.zeros((4, 12, 6)))
+    elements = Both(np.zeros((48, 12)), np.zeros((48, 12)))
+    single = replace(flips, keys=None, tokens=None, picks=None, grid=(48, 12), rows=576, recorded=np.array([13]))
+    single = replace(single, flipped=np.ones(1, np.bool_))
+    for backward, expected in ((False, {13}), (True, {*range(12, 24)})):
+        _, mask = split_rows(elements, [single], backward)
+        assert {*np.flatnonzero(mask).tolist()} == expected
+    for backward, expected in ((False, {3}), (True, {0, 1, 3})):
+        _, mask = split_rows(rows, [flips], backward)
+        assert {*np.flatnonzero(mask).tolist()} == expected
+
+
+def cut(offset):
+    """Record real numbers that are cut to whole ones, and these to integers."""
+    from kit.frameworks import KITS
+
+    kit = KITS["torch"]
+    table = torch.tensor(np.random.default_rng(3).normal(size=(5, 6)).astype(np.float32))
+    kit.seed(0)
+    model = kit.net(
+        lambda net, x: net.last(net.first(x) + table[torch.floor(x[:, 0] + offset).long()]),
+        first=kit.Linear(6, 6),
+        last=kit.Linear(6, 3),
+    )
+    filled(kit, model, model.first, model.last)
+    rows = np.random.default_rng(6).uniform(0.1, 3.9, size=(32, 6)).astype(np.float32)
+    rows[:2, 0] = 2
+    return trained(kit, model, lambda net: (net(torch.tensor(rows)) ** 2).mean(), steps=1)
+
+
+def test_whole_numbers_are_no_choice_of_the_call_that_casts_them():
+    report = compare_runs(cut(0.0), cut(-1e-6))
+    assert report.passed and report.choices[0].flipped == 2, str(report)
+    assert {function for function, _ in report.choices[0].calls} == {"floor"}
+
+
+def drawn(temperature=1.0, offset=0.0):
+    """Record places that are drawn from probabilities."""
+    from kit.frameworks import KITS
+
+    kit = KITS["torch"]
+    table = torch.tensor(np.random.default_rng(3).normal(size=(5, 6)).astype(np.float32))
+    moved = torch.zeros(64, 5)
+    moved[:, 0] = offset
+
+    def forward(net, x):
+        p = ((net.router(x) + moved) / temperature).softmax(-1)
+        return net.last(x + table[torch.multinomial(p.detach(), 1)[:, 0]])
+
+    kit.seed(0)
+    model = kit.net(forward, router=kit.Linear(6, 5), last=kit.Linear(6, 3)).to(torch.bfloat16)
+    x = torch.tensor(np.random.default_rng(6).normal(size=(64, 6)).astype(np.float32)).to(torch.bfloat16)
+    table, moved = table.to(torch.bfloat16), moved.to(torch.bfloat16)
+    torch.manual_seed(4)
+    return trained(kit, model, lambda net: (net(x) ** 2).mean(), steps=1)
+
+
+def test_draws_that_flip_by_rounding_are_told_from_draws_from_other_probabilities():
+    reference = drawn()
+    report = compare_runs(reference, drawn(offset=0.02))
+    assert report.passed and report.choices and report.choices[0].flipped, str(report)
+    assert {function for function, _ in report.choices[0].calls} == {"multinomial"}
+    assert not compare_runs(reference, drawn(temperature=0.7)).passed
+
+
 def test_the_part_of_a_ranking_that_the_code_takes_begins_where_the_other_sides_does(kit):
     reference = ranked(kit, "topk")
     cause = compare_runs(reference, ranked(kit, "sort", start=1)).first_diff.cause
@@ -645,3 +844,51 @@ def test_another_number_to_compare_with_is_no_rounding(kit):
     (found,) = flips(0.102)
     assert found.shift == pytest.approx(0.002) and not within_rounding(found, 0.1, [])
     assert all(within_rounding(each, 2e-5, []) for each in flips(0.1 + 1e-8))
+
+
+def quantised(form, weight=False):
+    """Record a quantiser of values halfway between two steps, or of a weight beside them, by a function or by hand."""
+    from kit.frameworks import KITS
+
+    kit = KITS["torch"]
+    halves = (np.arange(64, dtype=np.float32).reshape(8, 8) - 31.5) * np.float32(0.04)
+
+    def quantise(x):
+        if form == "function":
+            return torch.fake_quantize_per_tensor_affine(x, 0.04, 0, -128, 127)
+        v = (x / 0.04).clamp(-128, 127)
+        return (v + ((v.floor() if form == "floor" else v.round()) - v).detach()) * 0.04
+
+    def forward(net, x):
+        y = quantise(net.first(x) * 0 + x)
+        return torch.nn.functional.linear(y, quantise(net.last.weight) if weight else net.last.weight)
+
+    kit.seed(0)
+    model = kit.net(forward, first=kit.Linear(8, 8), last=kit.Linear(8, 3))
+    filled(kit, model, model.first, model.last)
+    return trained(kit, model, lambda net: (net(torch.tensor(halves)) ** 2).mean(), steps=1)
+
+
+@pytest.mark.parametrize("weight", [False, True])
+def test_a_quantiser_multiplies_where_other_code_divides(weight):
+    reference = quantised("function", weight)
+    report = compare_runs(reference, quantised("round", weight))
+    assert report.passed and report.choices, str(report)
+    assert not compare_runs(reference, quantised("floor", weight)).passed
+
+
+def parameter_cut(value):
+    """Record a parameter that is compared with a number."""
+    from kit.frameworks import KITS
+
+    kit = KITS["torch"]
+    kit.seed(0)
+    model = kit.net(lambda net, x: net.first(x) @ (net.first.weight > value).float().t(), first=kit.Linear(6, 6))
+    filled(kit, model, model.first)
+    x = torch.tensor(np.random.default_rng(6).normal(size=(8, 6)).astype(np.float32))
+    return trained(kit, model, lambda net: (net(x) ** 2).mean(), steps=1)
+
+
+def test_a_parameter_that_is_compared_with_another_number_is_named():
+    cause = compare_runs(parameter_cut(0.1), parameter_cut(0.3)).first_diff.cause
+    assert "0.3" in str(cause) and "0.1" in str(cause), str(cause)

@@ -12,6 +12,7 @@ import torch
 import padiff
 from padiff.errors import RunFolderError
 from padiff.recorder import calls
+from tests.kit.frameworks import TORCH
 
 SCORES = np.random.default_rng(3).normal(size=(5, 7, 9)).astype(np.float32)
 LIBRARY = {"torch": torch, "paddle": paddle}
@@ -215,3 +216,53 @@ def test_the_folder_keeps_choices_and_refuses_damaged_ones(kit, tmp_path):
 
 def replace_last(numbers):
     return (*numbers[:-1], 10**6)
+
+
+DRAWS = {
+    "one": (lambda x: torch.multinomial(x.softmax(-1)[0], 1), 1),
+    "several": (lambda x: x.softmax(-1)[0].multinomial(3), 3),
+    "one of several": (lambda x: torch.multinomial(x.softmax(-1)[0], 1, replacement=True), 1),
+    "gumbel": (lambda x: torch.nn.functional.gumbel_softmax(x, 0.5, hard=True).long(), 1),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws_keep_their_scores_and_stay_what_they_are(name):
+    draw, count = DRAWS[name]
+    states = []
+
+    def seeded(x):
+        torch.manual_seed(5)
+        drawn = draw(x)
+        states.append(torch.get_rng_state())
+        return drawn
+
+    drawn = seeded(torch.tensor(SCORES))
+    trace = recorded(TORCH, seeded).steps(0)[0].trace
+    assert torch.equal(*states)
+    (call,) = [call for call in trace.calls if call.function in calls.DRAWS]
+    kept = call.choice
+    scores, places, picked = (trace.tensors[k].source.read() for k in (kept.scores, kept.places, kept.picked))
+    assert kept.chosen == count and (places[:, :count] == picked).all()
+    expected = drawn.argmax(-1).reshape(-1, 1) if name == "gumbel" else drawn
+    assert (picked == expected.numpy()).all() and (np.diff(scores, axis=1) <= 0).all()
+
+
+def test_draws_without_a_best_score_keep_none():
+    run = recorded(TORCH, lambda x: torch.multinomial(x.softmax(-1)[0], 4, replacement=True))
+    assert all(call.choice is None for call in run.steps(0)[0].trace.calls)
+
+
+@pytest.mark.parametrize("channels", [False, True])
+def test_quantisers_round_to_multiples_of_their_step(channels):
+    steps, zeros = torch.full((7,), 0.1), torch.full((7,), 2, dtype=torch.int32)
+
+    def quantise(x):
+        if channels:
+            return torch.fake_quantize_per_channel_affine(x, steps, zeros, 1, -8, 7)
+        return torch.fake_quantize_per_tensor_affine(x, 0.1, 2, -8, 7)
+
+    _, scores, places, picked = choice(recorded(TORCH, quantise))
+    values = np.clip(SCORES.reshape(-1)[places[0]] / np.float32(0.1) + 2, -8, 7)
+    assert np.allclose(scores[0], values - np.floor(values) - 0.5, atol=1e-5)
+    assert np.allclose(picked[0], np.round(values))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
 
 import numpy as np
 
@@ -644,7 +645,7 @@ def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
     infos = evidence.runs.map(lambda run: run.info)
     try:
         if diff.pair.stage in ("backward", "grad"):
-            return _hidden(steps, evidence, allowed(record.dtype, "forward"))
+            return _hidden(steps, evidence, step)
         calls = steps.reference.trace.calls
         end = max(
             (
@@ -713,10 +714,18 @@ def _most_flip(flips: Flips, calls: Both[TracedCall]) -> bool:
     return flips.calls.reference is calls.reference and 2 * flips.count > len(flips.recorded)
 
 
-def _hidden(steps: Both[Step], evidence: Evidence, limit: float) -> Cause | None:
+def _hidden(steps: Both[Step], evidence: Evidence, step: Sequence[Diff]) -> Cause | None:
     """Return the cause that a call chose otherwise beyond rounding, where outputs agree and gradients do not."""
-    beyond = _beyond(flips_of(steps, evidence.alignment, evidence.runs.map(lambda run: run.info)), limit)
-    if beyond is None:
+    flips = flips_of(steps, evidence.alignment, evidence.runs.map(lambda run: run.info))
+    calls = steps.reference.trace.calls
+    for place, beyond in enumerate(flips):
+        # Scores are held against the outputs before them, whatever the dtype of the gradient.
+        earlier = {(call.layer, call.call) for call in calls[: beyond.position] if not call.function}
+        before = [diff for diff in step if (diff.pair.anchor.layer, diff.pair.anchor.call) in earlier]
+        limit = _last_limit(before, allowed(beyond.dtype, "forward"))
+        if not within_rounding(beyond, limit, flips[:place]):
+            break
+    else:
         return None
     traces = steps.map(lambda step: step.trace)
     if not all(beyond.chosen):
@@ -757,7 +766,7 @@ def _thresholds(traces: Both[Trace], end: int) -> Cause | None:
         )
         if len(only) == len(instead) == 1:
             calls = Both(numbers[only[0]], others[instead[0]])
-            if len({math.prod(side[0].tensors[side[1].inputs[0].tensor].shape) for side in traces.zip(calls)}) > 1:
+            if len({math.prod(side[0].tensors[side[1].outputs[0].tensor].shape) for side in traces.zip(calls)}) > 1:
                 continue  # other tensors
             text = (
                 f"{calls.candidate.function}() in `{_place(layer)}` compares with {instead[0]:.6g}, the reference's "
@@ -828,6 +837,8 @@ def _same(steps: Both[Step], calls: Both[TracedCall], what: str) -> bool:
     Args:
         what: ``inputs`` or ``outputs``.
     """
+    if not all(getattr(call, what) for call in calls):  # of parameters alone, which are no operands
+        return what == "outputs"
     tensors = steps.zip(calls).map(lambda side: side[0].trace.tensors[getattr(side[1], what)[0].tensor])
     if any(tensor.source is None or tensor.source.sketched for tensor in tensors):
         return what == "outputs"
@@ -850,10 +861,13 @@ def _name(calls: Both[TracedCall]) -> str:
 
 def _limit(diff: Diff, step: Sequence[Diff]) -> float:
     """Return the limit of the last output that agrees before a diff."""
-    limit = allowed(diff.pair.anchor.dtype, "forward")
-    for each in step:
-        if each is diff:
-            break
+    before = takewhile(lambda each: each is not diff, step)
+    return _last_limit(before, allowed(diff.pair.anchor.dtype, "forward"))
+
+
+def _last_limit(diffs: Iterable[Diff], limit: float) -> float:
+    """Return the limit of the last output that agrees; ``limit`` if there is none."""
+    for each in diffs:
         if each.passed and each.pair.stage == "forward" and each.judgement and each.judgement.figure in RELATIVE:
             limit = each.judgement.limit
     return limit
@@ -867,7 +881,7 @@ def _cause(flips: Flips) -> Cause:
         text = f"{name} chooses {chosen.candidate} places of each row, the reference's {chosen.reference}"
         fix = f"k={chosen.reference}" if calls.candidate.function == "topk" else ""
         return Cause("choice_count", text, fix=fix, lines=lines)
-    if flips.ties.any():
+    if flips.ties.any() and not flips.others:
         tied = int(flips.ties.sum())
         text = (
             f"{name}: {tied:,} of {len(flips.recorded):,} rows choose otherwise between scores that are equal to the "

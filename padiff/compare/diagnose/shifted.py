@@ -46,6 +46,13 @@ def shift_cause(diff: Diff, runs: Both[Run]) -> Cause | None:
     if pair.stage != "input" or pair.derived or pair.reference is None or pair.candidate is None or diff.problem:
         return None
     reference = runs.reference
+    call = _call_with(pair, reference)
+    if call is not None:
+        text = (
+            f"the layer gets in call {pair.anchor.call} of the candidate's step what it gets in call {call} of the "
+            "reference's: a call is missing, comes in another order, or is one of another model"
+        )
+        return Cause("other_call", text)
     others = sorted((n for n in reference.numbers() if n != pair.step), key=lambda n: abs(n - pair.step))
     for number in others[: 2 * _NEARBY]:
         if _is_batch_of(pair, pair.candidate, reference, number):
@@ -134,6 +141,22 @@ def _record_of(record: Record, run: Run, number: int) -> Record | None:
                 if (neighbour.site, neighbour.shape, neighbour.call) == (record.site, record.shape, record.call):
                     return neighbour
     except PadiffError:  # an unreadable step explains nothing here; the comparison of that step reports it
+        pass
+    return None
+
+
+def _call_with(pair: Pair, reference: Run) -> int | None:
+    """Return the call of the same step in which the reference's layer gets the candidate's input; `None` if in none."""
+    own = pair.reference
+    assert own is not None and pair.candidate is not None
+    try:
+        for step in reference.steps(pair.step):
+            for other in step.records:
+                if (other.layer, other.slot, other.stage, other.shape) == (own.layer, own.slot, own.stage, own.shape):
+                    measured = replace(pair, reference=other)
+                    if other.call != own.call and math.prod(own.shape) >= _MANY and _same(measure_pair(measured)):
+                        return other.call
+    except PadiffError:  # see `_record_of`
         pass
     return None
 

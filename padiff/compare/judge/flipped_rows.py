@@ -146,6 +146,11 @@ def judged_by_rows(
     return second.judged()
 
 
+def counted(diffs: StepDiffs, flips: Sequence[Flips], step: Step) -> ChoiceCounts | None:
+    """Return the count of the rows that chose otherwise in a step whose diffs all passed; `None` if there are none."""
+    return _Judge(diffs, flips, step, EarlierFlips()).judged()[1]
+
+
 class _Judge:
     """Judge of one step.
 
@@ -330,7 +335,8 @@ class _Judge:
         if not diff.pair.complete or diff.problem is not None:
             return None
         values = _values(diff)
-        rows = split_rows(values, self._explained) if values is not None else None
+        backward = diff.pair.stage == "backward"
+        rows = split_rows(values, self._explained, backward) if values is not None else None
         return None if rows is None else (*rows[0], rows[1])
 
     @property
@@ -575,7 +581,7 @@ def within_rounding(flips: Flips, limit: float, before: Sequence[Flips]) -> bool
         before: earlier calls that chose otherwise: the scores of their rows, and what counts the rows that chose a
             place, may differ in any way.
     """
-    if flips.chosen.reference != flips.chosen.candidate or flips.ties.any():
+    if flips.chosen.reference != flips.chosen.candidate:
         return False
     fresh = np.ones(len(flips.recorded), np.bool_)
     for other in before:
@@ -583,6 +589,8 @@ def within_rounding(flips: Flips, limit: float, before: Sequence[Flips]) -> bool
             fresh &= ~other.mask[flips.recorded]
         if other.places is not None and len(other.places) == flips.rows:  # counts of the rows that chose a place
             fresh &= ~other.places[flips.recorded]
+    if (flips.ties & fresh).any():
+        return False
     alike, flipped = fresh & ~flips.flipped, fresh & flips.flipped
     noise = float(np.linalg.norm(flips.error[alike])) / math.sqrt(max(alike.sum(), 1))
     most = limit * flips.size
@@ -652,12 +660,23 @@ def _starts(diffs: StepDiffs, flips: Sequence[Flips], step: Step) -> list[int]:
     return starts
 
 
-def split_rows(values: Both[np.ndarray], flips: Sequence[Flips]) -> tuple[Both[np.ndarray], np.ndarray] | None:
-    """Return the rows of both sides, and the mask of those that chose otherwise; `None` if they are not known."""
+def split_rows(
+    values: Both[np.ndarray], flips: Sequence[Flips], backward: bool = False
+) -> tuple[Both[np.ndarray], np.ndarray] | None:
+    """Return the rows of both sides, and the mask of those that chose otherwise; `None` if they are not known.
+
+    Args:
+        backward: True for gradients: those of the tokens that were chosen otherwise differ, too.
+    """
     split = _split(values.reference.shape, flips)
     if split is None:
         return None
     axis, mask = split
+    shape = values.reference.shape
+    if backward and len(shape) > 1 and len(mask) == math.prod(shape):  # elements, whose layer behind mixes their row
+        mask = np.repeat(mask.reshape(-1, shape[-1]).any(axis=1), shape[-1])
+    for view in (each.keys for each in flips if backward and each.keys is not None):
+        mask = mask | view.mask if len(view.mask) == len(mask) else mask
     return values.map(lambda array: _rows_of(array, axis, len(mask))), mask
 
 

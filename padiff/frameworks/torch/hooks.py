@@ -96,7 +96,8 @@ class _TracingMode(TorchFunctionMode):
 
     def _begins(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name, parameters = _about(func)
-        if name is None or building():
+        only = self._listener.only
+        if name is None or (only is not None and name not in only) or building():
             return None
         return call_aside(self._listener.function_begins, name, parameters, args, kwargs)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from operator import attrgetter
@@ -490,6 +490,28 @@ def rows(tensor: Any, axis: int | None) -> Any:
 def ranked(scores: Any, count: int, largest: bool) -> tuple[Any, Any]:
     values, places = torch.topk(scores, count, dim=-1, largest=largest)
     return values, places
+
+
+def drawn(name: str, given: Mapping[str, Any]) -> Any:
+    values, *_ = given.values()
+    device, generator = values.device, given.get("generator")
+    if generator is None:
+        if device.type == "cuda":
+            generator = torch.cuda.default_generators[
+                torch.cuda.current_device() if device.index is None else device.index
+            ]
+        elif device.type == "cpu":
+            generator = torch.default_generator
+        else:
+            return None
+    again = torch.Generator(device)
+    again.set_state(generator.get_state())
+    values = values.detach()
+    if name == "multinomial":
+        # In logarithms: the largest of such numbers is many times the size of most.
+        return (values / torch.empty_like(values).exponential_(1, generator=again)).double().log()
+    noise = -torch.empty_like(values, memory_format=torch.contiguous_format).exponential_(generator=again).log()
+    return ((values + noise) / given.get("tau", 1)).softmax(given.get("dim", -1))
 
 
 def along(tensor: Any, places: Any) -> Any:

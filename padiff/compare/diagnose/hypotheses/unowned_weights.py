@@ -214,6 +214,7 @@ def row_hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     if before is None or place in trained or is_running(place[1]):
         return
     yield from _scaled(scene, before)
+    yield from _shares(scene, place)
     now, was = whole_of(scene.diff.pair), whole_of(before)
     if now is None or was is None or now.reference.ndim != 2 or {side.shape for side in was} != {now.reference.shape}:
         return
@@ -304,6 +305,43 @@ def _scaled(scene: DiffContext, before: Pair) -> Iterator[Hypothesis]:
 
         # After the causes that say why: these only say how far.
         yield Hypothesis(kind, "a share", text, predict, "elements", 1, changes=2, telling=False)
+
+
+def _shares(scene: DiffContext, place: PairPlace) -> Iterator[Hypothesis]:
+    """Yield hypotheses that a buffer beside the first diff is an average of another share: that one is made from it.
+
+    Entries of a codebook follow the rows that choose them: their sum moves alike whatever the rows choose.
+    """
+    trained, earlier = scene.pairs(scene.number - 1, "update"), scene.pairs(scene.number - 1, "weight")
+    for other, pair in scene.pairs(scene.number, "weight").items():
+        before = earlier.get(other)
+        if other[0] != place[0] or other in trained or is_running(other[1]) or before is None:
+            continue
+        now, was = whole_of(pair), whole_of(before)
+        if now is None or was is None or now.reference.ndim != 2 or now.reference.shape != was.reference.shape:
+            continue
+        sizes = [np.abs(side).sum(0) for side in (*now, *was)]
+        noise = np.maximum(_ROUNDINGS * rounding_of(pair) * np.maximum.reduce(sizes), 1e-300)
+        sums, old = (sides.map(lambda side: side.sum(0)) for sides in (now, was))
+        moves = sums.zip(old).map(lambda side: side[0] - side[1])
+        square = float(np.vdot(moves.reference, moves.reference))
+        factor = float(np.vdot(moves.reference, moves.candidate)) / square if square else 1.0
+        if not np.isfinite(factor) or abs(factor - 1) <= _SAME or not factor:
+            continue
+        text = (
+            f"the sum of the entries of `{other[1]}` moves {factor:.4g} times as far in a step as the reference's, "
+            "whatever is chosen: the share of an average"
+        )
+
+        def predict(
+            site: str = pair.anchor.site,
+            sums: Both[np.ndarray] = sums,
+            made: np.ndarray = old.candidate + factor * moves.reference,
+            noise: np.ndarray = noise,
+        ) -> Iterator[Prediction]:
+            yield Prediction(site, sums.candidate, made, sums.reference, noise)
+
+        yield Hypothesis("buffer_share", "a share", text, predict, "sums", 1, changes=2, telling=False)
 
 
 def _written(
