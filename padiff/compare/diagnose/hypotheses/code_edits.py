@@ -53,6 +53,9 @@ _OF_REFERENCE, _OF_CANDIDATE = "in the candidate, ", "the values agree if, in th
 # Kinds of edits of a call's operands: the other side has to compute what the edited call gives.
 _OF_OPERANDS = frozenset({"parts_order", "axes_order"})
 
+# Kinds of edits that put another function in the place of one.
+_OTHER_FUNCTIONS = frozenset({"activation", "axis", "reduction_form", "softmax_axis"})
+
 Look = Callable[[np.ndarray], np.ndarray]
 Maker = Callable[[FormulaView], Iterable[Edit]]
 
@@ -447,6 +450,8 @@ def tried(
         if result is None or result.shape != target.shape or np.array_equal(result, unchanged):
             return
         count += 1
+        if edit.kind in _OTHER_FUNCTIONS and _flattens(sheet, edit):
+            return
         trial = Found(edit, result, target.off(result), count, surplus, sheet, target)
         if trial.off <= NEAR * case.noise:
             explaining.append(trial)
@@ -466,6 +471,13 @@ def tried(
         if solution is not None:
             look(solution)
     return [replace(trial, tried=count) for trial in (*explaining, *nearest.values())]
+
+
+def _flattens(sheet: FormulaView, edit: Edit) -> bool:
+    """Return True if another function gives a constant: it says no more than that its term is left out."""
+    node = next(iter(edit.changes))
+    values, own = sheet.formula.getter(edit.changes)(node), sheet.formula.values[node]
+    return values.size > 1 and not np.ptp(values) and bool(np.ptp(own))
 
 
 def named(case: Case, found: Iterable[Found]) -> bool:
