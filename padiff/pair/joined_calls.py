@@ -29,17 +29,41 @@ class JoinedCalls:
         steps: the steps; records of joined calls hold the rows of all of them.
         rest: records of joined calls that cannot be joined: sketches, and tensors without a row for each sample.
         paths: outermost layers whose calls were joined, of both sides.
+        losses: True if the calls are micro-batches of one loop, each with a loss of its own.
     """
 
     steps: Both[Step]
     rest: Both[list[Record]]
     paths: frozenset[str] = frozenset()
+    losses: bool = False
 
     def leaves_alone(self, record: Record) -> bool:
         """Return True if a record without a partner is no difference: one of a call whose partners are joined."""
-        if record.stage in PARAMETER_STAGES or record.layer == LOOP:
+        if record.layer == LOOP:
+            return self.losses and record.slot == "loss"
+        if record.stage in PARAMETER_STAGES:
             return False
         return any(_is_inside(record.layer, path) for path in self.paths)
+
+
+@dataclass(frozen=True, slots=True)
+class Added(TensorSource):
+    """Tensor source of the sum of several sources of one shape."""
+
+    parts: tuple[TensorSource, ...]
+
+    @property
+    def inside(self) -> Sequence[TensorSource]:
+        return self.parts
+
+    def made_of(self, inside: Sequence[TensorSource]) -> TensorSource:
+        return replace(self, parts=tuple(inside))
+
+    def read(self) -> np.ndarray:
+        first, *others = (part.read() for part in self.parts)
+        for other in others:
+            first = first + other
+        return np.asarray(first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +114,6 @@ def joined_calls(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> JoinedC
         PadiffError: the values of inputs cannot be read.
     """
     rest: Both[list[Record]] = Both([], [])
-    if not backwards_agree(steps):
-        return JoinedCalls(steps, rest)
     inputs = steps.map(_inputs)
     outputs = steps.zip(inputs).map(lambda side: _outputs(side[0], side[1]))
     joined: set[str] = set()
@@ -114,7 +136,14 @@ def joined_calls(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> JoinedC
         steps = Both(replace(own, records=records), other).swapped(swapped)
         rest.swapped(swapped).reference.extend(rest_of_side)
         joined |= {*paths}
-    return JoinedCalls(steps, rest, frozenset(joined))
+    if not joined or backwards_agree(steps):
+        return JoinedCalls(steps, rest, frozenset(joined))
+    for side in rest.zip(steps):
+        side[0].extend(record for record in side[1].records if (record.layer, record.slot) == (LOOP, "loss"))
+    steps = steps.map(
+        lambda step: replace(step, records=[r for r in step.records if (r.layer, r.slot) != (LOOP, "loss")])
+    )
+    return JoinedCalls(steps, rest, frozenset(joined), True)
 
 
 def _parts(many: list[list[Record]], few: list[list[Record]], agrees: float) -> tuple[int, list[range]]:

@@ -15,7 +15,7 @@ from padiff.align.call_order import CallOrder, InputSite, call_order, calls_diff
 from padiff.align.matching.parameter_units import inside
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.model import equivalents
-from padiff.pair.joined_calls import JoinedCalls, inputs_agree, joined_calls, layout_between, square_layout
+from padiff.pair.joined_calls import Added, JoinedCalls, inputs_agree, joined_calls, layout_between, square_layout
 from padiff.pair.parameters import Index, RecordPair, alone, pair_parameters, pair_split_outputs
 from padiff.records import (
     BROADCAST,
@@ -37,6 +37,8 @@ from padiff.records import (
 
 # Largest relative distance of two tensors of the same quantity, while the runs still agree. Chosen.
 _ALIKE = 0.1
+# Relative distance of the sum of gradients from the gradient that the other side has of all its losses.
+_ADDED = 1e-2
 #: Roles that distinguish one call from another: the labels in most losses, else the predictions.
 _TELLING = ("labels", "target", "logits", "prediction", "log_probabilities", "probabilities", "scores", "first")
 _INTEGERS = ("int", "uint", "bool")
@@ -310,10 +312,11 @@ def _pair_layer(layers: LayerPair, indexes: Both[Index], outputs: bool) -> list[
 
 
 def _take_repeats(indexes: Both[Index], alignment: Alignment) -> tuple[Both[list[Record]], dict[int, Record]]:
-    """Take gradients that one loop asks for once more out of the indexes, and renumber the others.
+    """Take gradients that one loop asks for once more out of the indexes, add those of several losses, and renumber.
 
     A loop may ask for the gradients of two inputs in one call or in two. Each call is a backward through the layers
-    above, which gives equal gradients again. Without these repeats both sides have as many.
+    above, which gives equal gradients again. Without these repeats both sides have as many. A loop may also begin a
+    backward at each of its losses, where the other loop begins one at their sum.
 
     Returns:
         The repeats, and the original of each renumbered record by the new record's id.
@@ -325,21 +328,63 @@ def _take_repeats(indexes: Both[Index], alignment: Alignment) -> tuple[Both[list
         counts = records.map(lambda side: Counter((_asked_output(r), r.call) for r in side))
         if counts.reference == counts.candidate or not any("@" in r.slot for side in records for r in side):
             continue
-        for index, layer, side, repeated in zip(indexes, layers, records, repeats):
-            others: dict[tuple[str, int], list[Record]] = defaultdict(list)
+        gradients = records.map(_by_output)
+        for key in dict.fromkeys([*gradients.reference, *gradients.candidate]):
+            sides = Both(gradients.reference[key], gradients.candidate[key])
+            if not _add_up(sides, repeats) and not _add_up(sides.swapped(), repeats.swapped()):
+                _take_equal(sides.reference, repeats.reference)
+                _take_equal(sides.candidate, repeats.candidate)
+        for index, layer, side in zip(indexes, layers, gradients):
             renumbered = []
-            for record in side:
-                earlier = others[_asked_output(record), record.call]
-                if any(_same_values(record, other) for other in earlier):
-                    repeated.append(record)
-                    continue
-                slot = f"{_asked_output(record)}@{len(earlier)}" if earlier else record.slot
-                other = record if slot == record.slot else replace(record, slot=slot)
-                originals[id(other)] = record
-                earlier.append(other)
-                renumbered.append(other)
+            for (slot, _), outputs in side.items():
+                for number, record in enumerate(outputs):
+                    name = f"{slot}@{number}" if number else record.slot
+                    other = record if name == record.slot else replace(record, slot=name)
+                    originals[id(other)] = record
+                    renumbered.append(other)
             index[layer.path, "backward"] = renumbered
     return repeats, originals
+
+
+def _by_output(records: Iterable[Record]) -> dict[tuple[str, int], list[Record]]:
+    gradients: dict[tuple[str, int], list[Record]] = defaultdict(list)
+    for record in records:
+        gradients[_asked_output(record), record.call].append(record)
+    return gradients
+
+
+def _take_equal(gradients: list[Record], repeats: list[Record]) -> None:
+    """Move the gradients that repeat earlier ones of the same output into ``repeats``."""
+    distinct: list[Record] = []
+    for record in gradients:
+        (repeats if any(_same_values(record, other) for other in distinct) else distinct).append(record)
+    gradients[:] = distinct
+
+
+def _add_up(gradients: Both[list[Record]], rest: Both[list[Record]]) -> bool:
+    """Replace one side's gradients of an output by their sum, if the other side has it; note the others as ``rest``.
+
+    Sketches do not add up: where their norms allow for a sum, none of the gradients is compared.
+    """
+    many, whole = gradients
+    if len(whole) != 1 or len(many) < 2 or any(r.shape != whole[0].shape or r.part is not None for r in many):
+        return False
+    sketches = [record.source.sketch for record in (*whole, *many)]
+    if any(record.source.sketched for record in (*whole, *many)):
+        total, *sizes = (math.nan if sketch is None else sketch.l2 for sketch in sketches)
+        if not 2 * max(sizes) - sum(sizes) <= total * (1 + _ADDED) or not total <= sum(sizes) * (1 + _ADDED):
+            return False
+        rest.reference.extend(many)
+        rest.candidate.extend(whole)
+        many[:] = whole[:] = []
+        return True
+    added = replace(many[0], slot=whole[0].slot, source=Added(tuple(record.source for record in many)))
+    expected = np.asarray(whole[0].value, np.float64)
+    if np.linalg.norm(np.asarray(added.value, np.float64) - expected) > _ADDED * np.linalg.norm(expected):
+        return False
+    rest.reference.extend(many[1:])
+    many[:] = [added]
+    return True
 
 
 def _asked_output(record: Record) -> str:

@@ -309,17 +309,17 @@ def changes(receipt: Receipt, now: Receipt) -> tuple[list[str], list[str]]:
 def contradictions(receipt: Receipt) -> list[str]:
     """Return sentences on fields of a receipt that contradict each other."""
     rows = [check.outcome for check in receipt.checks]
-    found = []
+    problems = []
     if receipt.outcome == MATCH and set(rows) != {MATCH}:
-        found.append("the outcome is match, but not that of every check")
+        problems.append("the outcome is match, but not that of every check")
     if receipt.outcome == DIFFER and DIFFER not in rows:
-        found.append("the outcome is differ, but every check matches")
+        problems.append("the outcome is differ, but every check matches")
     for check in receipt.checks:
         if bool(check.differ) != (check.outcome == DIFFER) or check.equal > check.in_full:
-            found.append(short(f"{check.name}: its outcome and its numbers contradict each other"))
+            problems.append(short(f"{check.name}: its outcome and its numbers contradict each other"))
     if receipt.coverage.tensors != sum(check.tensors for check in receipt.checks):
-        found.append("the checks hold another number of tensors than were compared")
-    return found
+        problems.append("the checks hold another number of tensors than were compared")
+    return problems
 
 
 def _differences(before: Any, after: Any, name: str) -> Iterator[tuple[str, Any, Any]]:

@@ -25,7 +25,7 @@ from padiff.model.nested import flatten
 from padiff.model.selection import Node
 from padiff.recorder.calls import Call
 from padiff.recorder.copying import COPYING, LevelOf
-from padiff.recorder.options import NOTHING
+from padiff.recorder.options import FULL, NOTHING
 from padiff.recorder.record_buffer import RecordBuffer
 from padiff.recorder.tensor_copy import PendingCopy, SeenTensors, SkippedTensor, TensorCopy
 from padiff.records import LOOP
@@ -53,6 +53,7 @@ class _Seen:
         place: index in the record buffer at which the step's loss would be inserted.
         taken: copy of the output.
         alive: weak reference to the output.
+        version: version of the output's values: another one if the loop has written it since (``loss += penalty``).
         training: True if the model was in training mode.
         backwards: number of backward passes that began at the output.
     """
@@ -60,6 +61,7 @@ class _Seen:
     place: int
     taken: TensorCopy | PendingCopy | SkippedTensor
     alive: weakref.ref[Any]
+    version: int
     training: bool
     backwards: int = 0
 
@@ -102,6 +104,8 @@ class Losses:
         self._seen: list[_Seen] = []
         #: Scalars at which a backward pass began, other than outputs of loss functions, with their place in the buffer.
         self._elsewhere: list[tuple[int, Any]] = []
+        #: All scalars at which a backward pass began, with their place in the buffer.
+        self._starts: list[tuple[int, Any]] = []
         self._scales: set[float] = set()
         self._set: dict[tuple[tuple[str, Any], ...], None] = {}
         self._clips: dict[tuple[tuple[str, Any], ...], None] = {}
@@ -234,7 +238,8 @@ class Losses:
             copy = self._records.copier.take_later(tensor)
             self._records.loop("loss", slot, copy, number, training)
             if trains:
-                self._seen.append(_Seen(len(self._records), copy, weakref.ref(tensor), training))
+                version = self._framework.tensors.version_of(tensor)
+                self._seen.append(_Seen(len(self._records), copy, weakref.ref(tensor), version, training))
 
     def _take(self, role: str, tensor: Any, level: str) -> TensorCopy | PendingCopy | SkippedTensor | None:
         tensors = self._framework.tensors
@@ -267,11 +272,16 @@ class Losses:
 
     def backward(self, tensor: Any) -> None:
         """Note that a backward pass began at a tensor."""
-        loss = next((each for each in self._seen if each.alive() is tensor), None)
+        version = self._framework.tensors.version_of(tensor)
+        loss = next((each for each in self._seen if each.alive() is tensor and each.version == version), None)
+        is_scalar = math.prod(self._framework.tensors.shape(tensor)) == 1
+        start = len(self._records), tensor.detach().clone() if is_scalar else None
         if loss is not None:
             loss.backwards += 1
-        elif math.prod(self._framework.tensors.shape(tensor)) == 1:
-            self._elsewhere.append((len(self._records), tensor.detach()))
+        elif is_scalar:
+            self._elsewhere.append(start)
+        if is_scalar:
+            self._starts.append(start)
 
     def scaled(self, scale: float) -> None:
         """Note that a scaler of mixed precision multiplied a loss by this scale."""
@@ -295,8 +305,9 @@ class Losses:
         """Record the loss of each micro-batch, if the loss is known.
 
         The loss is known if each micro-batch has exactly one scalar loss and backward began at this scalar, or at
-        the scalar times the loss scale. If one backward began in the step, its scalar is the loss of all calls of the
-        model: a sum of terms, or one loss of several.
+        the scalar times the loss scale. In a step of one micro-batch it is the sum of all scalars at which a backward
+        began. If one backward began in the step, its scalar is the loss of all calls of the model: a sum of terms, or
+        one loss of several.
 
         Args:
             evaluated: True if the step has calls in evaluation mode. Their outputs are not recorded, and such a sum may
@@ -306,6 +317,9 @@ class Losses:
         if self._elsewhere and backwards == loss_scale == 1 and not evaluated:
             place, tensor = self._elsewhere[0]
             self._records.loop("loss", "loss", self._records.copier.take_later(tensor), 0, place=place)
+            return
+        if micro_batches == loss_scale == 1 < backwards == len(self._starts) and not evaluated:
+            self._add_up()
             return
         begun = [each for each in self._seen if each.backwards and not isinstance(each.taken, SkippedTensor)]
         if len(begun) == backwards == loss_scale == 1 and len(self._seen) > 1 and not evaluated:
@@ -323,6 +337,15 @@ class Losses:
         for number, each in reversed(list(enumerate(scalars))):
             self._records.loop("loss", "loss", each.taken, number, place=each.place)
 
+    def _add_up(self) -> None:
+        """Record the sum of all scalars at which a backward pass began."""
+        copies = [self._records.copier.copy_at_level(tensor, FULL) for _, tensor in self._starts]
+        total, *others = (copy for copy in copies if not isinstance(copy, SkippedTensor))
+        for other in others:
+            total.add(other)
+        if len(others) == len(copies) - 1:
+            self._records.loop("loss", "loss", total, 0, place=self._starts[-1][0])
+
     def _is_scaled(self, losses: Sequence[_Seen], scale: float) -> bool:
         """Return True if backward began at these losses times the scale."""
         if scale == 1 or len(self._elsewhere) != len(losses) or any(each.backwards for each in losses):
@@ -336,6 +359,7 @@ class Losses:
         """Drop all references to the step's tensors."""
         self._seen.clear()
         self._elsewhere.clear()
+        self._starts.clear()
         self._outputs.clear()
 
 

@@ -68,7 +68,7 @@ _VARIABLE = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*(?![\w\"'])(?!\s*=(?!=))")
 # Share of a line's tokens that are the same in a line that can take its place. Chosen.
 _LIKE = 0.6
 # Names of one argument in code and in causes.
-_ALIKE = (
+ARGUMENT_NAMES = (
     ("lr", "learning_rate", "max_lr", "base_lr"), ("eps", "epsilon", "adam_epsilon"), ("p", "dropout", "drop"),
     ("bias", "bias_attr"), ("affine", "elementwise_affine", "weight_attr"),
     ("betas", "beta1", "beta2", "adam_beta1", "adam_beta2"), ("decay", "weight_decay"),
@@ -909,7 +909,7 @@ def _changed_part(code: str, other: str) -> list[int] | None:
 
 def named_at(words: str, name: str) -> int | None:
     """Return the position at which a text names an argument, in one of its spellings; `None` if it does not."""
-    alike = next((names for names in _ALIKE if name in names), (name,))
+    alike = next((names for names in ARGUMENT_NAMES if name in names), (name,))
     spellings = {spelling for each in alike for spelling in (each, each.replace("_", " "))}
     found = (re.search(rf"(?<![^\W_]){re.escape(spelling)}(?![^\W_])", words, re.IGNORECASE) for spelling in spellings)
     return min((match.start() for match in found if match is not None), default=None)

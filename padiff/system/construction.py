@@ -303,7 +303,7 @@ class _Search:
         """Return the calls with parameters of what a program chooses by a name: ``TABLE[name](net.parameters())``, or
         with `getattr`.
         """
-        found = []
+        places = []
         for source in self._sources:
             for name, calls in source.calls.items():
                 for call in calls:
@@ -312,8 +312,8 @@ class _Search:
                     called = values[0] if len(values) == 1 and isinstance(call.func, ast.Name) else call.func
                     is_chosen = isinstance(called, ast.Subscript) or called_name(called) in ("getattr", "get")
                     if is_chosen and _PARAMETERS.search(ast.unparse(call)):
-                        found.append(_Found(source, call))
-        return found
+                        places.append(_Found(source, call))
+        return places
 
     def roles(self, optimizers: Collection[str]) -> dict[str, _Found]:
         """Return the only call of each role, by the role's key.
@@ -411,11 +411,11 @@ class _Search:
 
     def attributes(self) -> Iterator[tuple[str, _Found]]:
         """Yield each attribute that one class alone sets to a plain value, and the expression of that value."""
-        found: dict[str, list[_Found]] = {}
+        places: dict[str, list[_Found]] = {}
         for source in self._sources:
             for (_, name), values in source.assigned.items():
-                found.setdefault(name, []).extend(_Found(source, value) for value in values)
-        for name, (first, *others) in found.items():
+                places.setdefault(name, []).extend(_Found(source, value) for value in values)
+        for name, (first, *others) in places.items():
             value = first if is_plain(first.node) else self._definition(first.node, first, set())
             if value is None and isinstance(first.node, ast.BinOp):
                 value = first
@@ -427,14 +427,14 @@ class _Search:
                 for each in (*function.args.args, *function.args.kwonlyargs):
                     parameters.setdefault(each.arg, []).append((source, function))
         for name, ((source, function), *rest) in list(parameters.items())[:_MOST_VALUES]:
-            if not rest and name not in found:
+            if not rest and name not in places:
                 read = ast.Name(name)
                 source.scopes[read] = function
                 value = self._definition(read, _Found(source, read), set())
                 if value is not None:
-                    found[name] = [value]
+                    places[name] = [value]
                     yield name, value
-        defined = dict.fromkeys(name for source in self._sources for name in source.defined if name not in found)
+        defined = dict.fromkeys(name for source in self._sources for name in source.defined if name not in places)
         for name in list(defined)[:_MOST_VALUES]:
             value = self._definition(ast.Attribute(_ARGS, name), _Found(self._sources[0], _ARGS), set())
             if value is not None and isinstance(getattr(value.node, "value", None), (int, float)):

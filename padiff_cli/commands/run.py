@@ -152,7 +152,7 @@ def _options(args: Any) -> dict[str, Any]:
     Raises:
         UsageError: a variable is not of its kind.
     """
-    found = {}
+    settings = {}
     for name, (option, kind, _) in _OPTIONS.items():
         value, variable = getattr(args, option.replace("-", "_")), _variable(option)
         if value is None and os.environ.get(variable):
@@ -161,8 +161,8 @@ def _options(args: Any) -> dict[str, Any]:
             except ValueError:
                 raise UsageError(f"{variable} has to be a number, got {os.environ[variable]!r}") from None
         if value is not None:
-            found[name] = value
-    return found
+            settings[name] = value
+    return settings
 
 
 def _variable(option: str) -> str:

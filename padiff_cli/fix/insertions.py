@@ -150,7 +150,7 @@ def _attention_scale(fault: Fault, project: Project) -> Iterator[Proposal]:
 
 def _products(project: Project) -> list[tuple[Source, ast.expr, str]]:
     """Return products of matrices, with the variable of the first factor: those first that a softmax follows."""
-    found: list[tuple[bool, int, Source, ast.expr, str]] = []
+    places: list[tuple[bool, int, Source, ast.expr, str]] = []
     for source in project:
         for node in source.nodes:
             is_sign = isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)
@@ -168,8 +168,8 @@ def _products(project: Project) -> list[tuple[Source, ast.expr, str]]:
                 factors = [node.left] if isinstance(node.left, (ast.Name, ast.Attribute)) else []
             else:
                 factors = [each for each in node.args[:1] if isinstance(each, (ast.Name, ast.Attribute))]  # type: ignore[attr-defined]
-            found.append((not follows, len(found), source, node, dotted(factors[0]) if factors else ""))  # type: ignore[arg-type]
-    return [(source, node, name) for _, _, source, node, name in sorted(found, key=lambda each: each[:2])]
+            places.append((not follows, len(places), source, node, dotted(factors[0]) if factors else ""))  # type: ignore[arg-type]
+    return [(source, node, name) for _, _, source, node, name in sorted(places, key=lambda each: each[:2])]
 
 
 def _divisor(fault: Fault, project: Project) -> Iterator[Proposal]:
@@ -240,13 +240,13 @@ def _name_of(project: Project, source: Source, place: ast.AST, number: float) ->
     """Return an expression of the function around a node that holds a number; empty if there is none."""
     function = source.function(place)
     scope = source.tree if function is None else function
-    found = []
+    places = []
     for node in ast.walk(scope):
         if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load) and dotted(node):
             values = project.definitions(source, node)
             if values and all(number_of(value) == number for _, value in values):
-                found.append(dotted(node))
-    return min(found, key=lambda name: ("accum" not in name.lower(), len(name)), default="")
+                places.append(dotted(node))
+    return min(places, key=lambda name: ("accum" not in name.lower(), len(name)), default="")
 
 
 def _masked_mean(fault: Fault, project: Project) -> Iterator[Proposal]:
@@ -471,13 +471,13 @@ def _uncalled_layers(fault: Fault, project: Project) -> Iterator[Proposal]:
     if fault.first.stage != "forward":
         return
     before = _tail(fault.partner_of(fault.first.last_agreeing))
-    found: list[tuple[bool, Source, ast.expr, str]] = []
+    places: list[tuple[bool, Source, ast.expr, str]] = []
     for source in project:
         for owner in (node for node in source.nodes if isinstance(node, ast.ClassDef)):
             calls = [node for node in ast.walk(owner) if isinstance(node, ast.Call) and _is_own(node.func)]
             for name in sorted(_uncalled(owner)):
-                found += [(last_name(call.func) != before, source, call, name) for call in calls]
-    for k, (_, source, call, name) in enumerate(sorted(found, key=lambda each: each[0])[:_MOST]):
+                places += [(last_name(call.func) != before, source, call, name) for call in calls]
+    for k, (_, source, call, name) in enumerate(sorted(places, key=lambda each: each[0])[:_MOST]):
         edit = _around(source, call, f"self.{name}(", ")")
         yield Proposal((edit,), f"`self.{name}`, which is never called, is called", _NAMED + 0.01 * k)
 
@@ -488,15 +488,15 @@ def _detached_targets(fault: Fault, project: Project) -> Iterator[Proposal]:
         "", "unknown", "generic", "detached", "loss_term_missing", "gradients", "no_gradient",
     ):  # fmt: skip
         return
-    found: list[tuple[Source, ast.expr]] = []
+    places: list[tuple[Source, ast.expr]] = []
     for source in project:
         for node in source.nodes:
             if not isinstance(node, ast.Call):
                 continue
             name = last_name(node.func)
             if (kind_of(name) == "loss" or name in _COMPARING) and len(node.args) > 1:
-                found += [(source, each) for each in node.args[:2] if isinstance(each, (ast.Name, ast.Attribute))]
-    targets = found[1::2] if len(found) % 2 == 0 else found
+                places += [(source, each) for each in node.args[:2] if isinstance(each, (ast.Name, ast.Attribute))]
+    targets = places[1::2] if len(places) % 2 == 0 else places
     groups = [targets] if len(targets) > 1 else []
     for group in [*groups, *([each] for each in targets)][:_MOST]:
         edits = tuple(_around(source, node, "", ".detach()") for source, node in group)
@@ -732,14 +732,14 @@ def _tail(path: str | None) -> str:
 
 def literals(project: Project) -> Sequence[tuple[Source, ast.expr, float]]:
     """Return all numbers of a project that are not an index, with their signs."""
-    found: list[tuple[Source, ast.expr, float]] = []
+    places: list[tuple[Source, ast.expr, float]] = []
     for source in project:
         for node in source.nodes:
             number = number_of(node) if isinstance(node, ast.Constant) else None
             around = source.parents.get(node)
             signed = number_of(around) if isinstance(around, ast.UnaryOp) else None
             if number is not None and signed is not None:
-                found.append((source, around, signed))  # type: ignore[arg-type]
+                places.append((source, around, signed))  # type: ignore[arg-type]
             elif number is not None and not isinstance(around, (ast.Subscript, ast.Slice)):
-                found.append((source, node, number))  # type: ignore[arg-type]
-    return found
+                places.append((source, node, number))  # type: ignore[arg-type]
+    return places

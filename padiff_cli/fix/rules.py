@@ -186,18 +186,18 @@ class Rules:
             or (kind == "loss" and key.startswith("@loss:"))
             or (kind == "clip" and key == "@clip")
         ]
-        found: dict[ast.Call, Source] = {}
+        calls: dict[ast.Call, Source] = {}
         for frame in filter(None, frames):
             source, statement = self._project.statement_at(frame)
             for node in ast.walk(statement) if statement is not None else ():
                 if source is not None and isinstance(node, ast.Call) and _may_be(last_name(node.func), name):
-                    found.setdefault(node, source)
-        if not found:
+                    calls.setdefault(node, source)
+        if not calls:
             for source in self._project:
                 for node in source.nodes:
                     if isinstance(node, ast.Call) and _may_be(last_name(node.func), name):
-                        found[node] = source
-        return [(source, node) for node, source in found.items()][:4]
+                        calls[node] = source
+        return [(source, node) for node, source in calls.items()][:4]
 
     # -- the reference's line and the candidate's --------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ class Rules:
         paired = {reference for reference, _ in partners}
         stacks = self._first.stacks.zip(self._models.stacks).map(_frames)
         references = [self._reference_node(each) for each in (self.lines.reference, *stacks.reference) if each]
-        found: list[tuple[float, Source, Match]] = []
+        matches: list[tuple[float, Source, Match]] = []
         # Statements of the functions that lead to the fault may have no layer.
         places = map(self._project.statement_at, (self.lines.candidate, *stacks.candidate))
         around = {source.function(node) for source, node in places if source is not None and node is not None}
@@ -279,8 +279,8 @@ class Rules:
                     alike = all(pair in partners or pair[0] not in paired for pair in layers)
                     is_near = bool(layers) or (computes and function in around)
                     if is_near and alike and match.changes and match.cost <= _NEAR:
-                        found.append((match.cost, source, match))
-        for _, source, match in sorted(found, key=lambda each: each[0])[:3]:
+                        matches.append((match.cost, source, match))
+        for _, source, match in sorted(matches, key=lambda each: each[0])[:3]:
             yield from self._written(source, match, list(match.changes), _LINES + 1.5)
 
     def _activation(self) -> Iterator[Proposal]:
@@ -931,20 +931,20 @@ class Rules:
 
     def _optimizer_steps(self) -> list[tuple[Source, ast.stmt, str]]:
         """Return the statements in which an optimizer steps, with the optimizer's name."""
-        found: list[tuple[Source, ast.stmt, str]] = []
+        places: list[tuple[Source, ast.stmt, str]] = []
         for source in self._project:
             schedules = _schedules(source)
             for call in source.calls("step"):
                 name = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else ""
                 statement = source.statement_around(call)
                 if name and name not in schedules and isinstance(statement, ast.Expr) and statement.value is call:
-                    found.append((source, statement, name))
+                    places.append((source, statement, name))
         frame = self._models.lines.candidate.get("@step")
         exact = [
-            each for each in found if frame is not None and (each[0].file, each[1].lineno) == (frame.file, frame.line)
+            each for each in places if frame is not None and (each[0].file, each[1].lineno) == (frame.file, frame.line)
         ]
-        near = [each for each in found if re.search("opt", each[2], re.IGNORECASE)]
-        return exact or near or found
+        near = [each for each in places if re.search("opt", each[2], re.IGNORECASE)]
+        return exact or near or places
 
     def _optimizer_calls(self) -> list[tuple[Source, ast.Call]]:
         return [each for each in self._calls_in_project() if kind_of(last_name(each[1].func)) == "optimizer"]
@@ -1038,13 +1038,13 @@ def _frames(side: tuple[tuple[str, ...], object]) -> list[Frame]:
     """Return the lines of a fault's stack, the innermost one first."""
     stack, stacks = side
     known = [frame for each in stacks.values() for frame in each]  # type: ignore[attr-defined]
-    found = []
+    frames = []
     for text in stack:
         file, _, line = text.partition(" ")[0].rpartition(":")
         if line.isdecimal():
             place = (file, int(line))
-            found.append(next((each for each in known if (each.file, each.line) == place), Frame(*place, "", "")))
-    return found
+            frames.append(next((each for each in known if (each.file, each.line) == place), Frame(*place, "", "")))
+    return frames
 
 
 def _mapping(names: Iterable[tuple[str, str]]) -> dict[str, str]:

@@ -162,27 +162,27 @@ class Source:
     @cached_property
     def modules(self) -> dict[str, str]:
         """Return the whole name of what each imported name stands for."""
-        found: dict[str, str] = {}
+        names: dict[str, str] = {}
         for node in self.nodes:
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     name = alias.asname or alias.name.partition(".")[0]
-                    found[name] = alias.name if alias.asname else name
+                    names[name] = alias.name if alias.asname else name
             elif isinstance(node, ast.ImportFrom) and not node.level:
-                found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-        return found
+                names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+        return names
 
     @cached_property
     def imported(self) -> list[str]:
         """Return the names of the modules that the file imports, and of what may be modules."""
-        found = []
+        modules = []
         for node in self.nodes:
             if isinstance(node, ast.Import):
-                found += [alias.name for alias in node.names]
+                modules += [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 head = f"{node.module}." if node.module else ""
-                found += [*([node.module] if node.module else []), *(f"{head}{alias.name}" for alias in node.names)]
-        return found
+                modules += [*([node.module] if node.module else []), *(f"{head}{alias.name}" for alias in node.names)]
+        return modules
 
     def mentions(self, path: str) -> bool:
         """Return True if a text of the file is the name of a config, with or without its end, or a path to it."""
@@ -387,13 +387,13 @@ class Project:
             # An item of a tuple or list.
             place = value.slice.value if isinstance(value.slice, ast.Constant) else None
             rows = self.definitions(source, value.value, depth - 1) if isinstance(place, int) else []
-            found = [
+            places = [
                 (each, row.elts[place])
                 for each, row in rows
                 if isinstance(row, (ast.Tuple, ast.List)) and isinstance(place, int) and place < len(row.elts)
             ]
-            if found:
-                return found
+            if places:
+                return places
         name = key_of(value)
         if not name or depth == 0:
             return []
@@ -405,13 +405,13 @@ class Project:
                     return self._passed(source, scope, name, depth)
                 scope = source.function(scope)
             return self._assigned(source, value, name, depth)
-        found = []
+        places = []
         for each in self:
             for node in ast.walk(each.tree):
-                found += [(each, plain) for _, key, plain in definitions_in(node) if key == name]
+                places += [(each, plain) for _, key, plain in definitions_in(node) if key == name]
         for each, node in self._attributes(name):
-            found += self.definitions(each, node, depth - 1)
-        return list(dict.fromkeys(found))
+            places += self.definitions(each, node, depth - 1)
+        return list(dict.fromkeys(places))
 
     def entries(self, name: str) -> list[tuple[Source, ast.expr]]:
         """Return the plain values of dictionaries and configs under a key."""
@@ -496,17 +496,17 @@ class Project:
         is_method = isinstance(owner, ast.ClassDef)
         called = owner.name if isinstance(owner, ast.ClassDef) and scope.name == "__init__" else scope.name
         parameters = [each.arg for each in (*scope.args.posonlyargs, *scope.args.args)][1 if is_method else 0 :]
-        found: list[tuple[Source, ast.expr]] = []
+        places: list[tuple[Source, ast.expr]] = []
         for each, call in self.calls(called):
             given = next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
             if given is None and name in parameters and parameters.index(name) < len(call.args):
                 given = call.args[parameters.index(name)]
             if given is not None and not isinstance(given, ast.Starred):
-                found += self._plain(each, given, depth)
+                places += self._plain(each, given, depth)
             elif given is None and any(keyword.arg is None for keyword in call.keywords):
-                found += self.entries(name)
+                places += self.entries(name)
         defaults = [plain for kind, key, plain in definitions_in(scope) if kind == "default" and key == name]
-        return list(dict.fromkeys([*found, *((source, plain) for plain in defaults)]))
+        return list(dict.fromkeys([*places, *((source, plain) for plain in defaults)]))
 
     def _plain(self, source: Source, value: ast.expr, depth: int) -> list[tuple[Source, ast.expr]]:
         return [(source, value)] if is_plain(value) else self.definitions(source, value, depth - 1)

@@ -75,24 +75,24 @@ class Workspace:
 
     def scripts(self) -> list[str]:
         """Return the scripts, modules and configs of the working folder that the command names."""
-        found = []
+        paths = []
         for k, word in enumerate(self._command):
             if self._command[k - 1 : k] == ["-m"]:
                 path = word.replace(".", os.sep)
                 names = [f"{path}.py", os.path.join(path, "__main__.py")]
             else:
                 names = [os.path.relpath(os.path.join(self.folder, word.rpartition("=")[2]), self.folder)]
-            found += [name for name in names if name in self.files]
-        return found
+            paths += [name for name in names if name in self.files]
+        return paths
 
     def snapshot(self) -> dict[str, tuple[int, int]]:
         """Return the size and the time of change of each file of the working folder."""
-        found = {}
+        paths = {}
         for path, entry in _entries(self.folder):
             with contextlib.suppress(OSError):
                 state = entry.stat(follow_symlinks=False)
-                found[path] = (state.st_size, state.st_mtime_ns)
-        return found
+                paths[path] = (state.st_size, state.st_mtime_ns)
+        return paths
 
     def run(self, changed: Mapping[str, bytes], steps: int, every: int, seconds: float) -> Trial:
         """Run the script in a new copy.

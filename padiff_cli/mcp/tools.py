@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from padiff.compare import RunComparison, compare_runs
-from padiff.compare.diagnose.hypotheses.engine import Explanation, explanations, matching
+from padiff.compare.diagnose.hypotheses.engine import Explanation, explanations
 from padiff.dump import open_run
 from padiff.dump.store import is_remote
 from padiff.errors import UsageError
@@ -27,6 +27,7 @@ from padiff.records.report_data import CANNOT_TELL, MATCH
 from padiff.report_formats import json_parts
 from padiff.system.terminal import printable
 from padiff_cli.mcp import answers
+from padiff_cli.mcp.edits import answering
 
 # Number of comparisons that are kept, of files with the rest, of values in an answer and in such a file.
 _KEPT, _FILES, _SHOWN, _MOST = 4, 100, 64, 65_536
@@ -232,7 +233,7 @@ class Tools:
         if compared.report.outcome == MATCH:
             raise UsageError("the runs match: there is no difference that an edit could explain")
         known = compared.explanations
-        found = matching(wanted.edit, known)
+        found = answering(wanted.edit, known)
         first = compared.report.first_diff
         answer = answers.WhatIf(
             edit=wanted.edit,

@@ -264,6 +264,43 @@ def test_the_rows_of_the_calls_are_compared(tmp_path):
     assert {d.pair.reference.shape for d in outputs} == {(10, 8)}
 
 
+def batches(way):
+    """A batch at once or as two micro-batches, and two terms of a loss with one backward or with one for each."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    rng = yield model, optimizer
+    while True:
+        x, labels = tensor(rng, 10, 6), torch.randint(4, (10,), generator=rng)
+        optimizer.zero_grad()
+        if way in ("halves", "not divided"):
+            for part in (slice(0, 5), slice(5, 10)):
+                z = model(x[part])
+                value = f.cross_entropy(z, labels[part]) + 0.1 * z.square().mean()
+                (value if way == "not divided" else value / 2).backward()
+        else:
+            z = model(x)
+            value, penalty = f.cross_entropy(z, labels), 0.1 * z.square().mean()
+            if way in ("two backwards", "another weight"):
+                value.backward(retain_graph=True)
+                (3 * penalty if way == "another weight" else penalty).backward()
+            else:
+                (value + penalty).backward()
+        optimizer.step()
+        rng = yield value
+
+
+@BOTH
+def test_a_batch_in_parts_and_a_loss_in_terms_match_the_whole(options, tmp_path):
+    ways = ("reference", "halves", "two backwards", "not divided", "another weight")
+    halves, terms, undivided, weight = compared(tmp_path, batches, *ways, **options)
+    for clean in (halves, terms):
+        assert clean.passed, clean.first_diff.message
+    assert placed(undivided)[:2] == (0, "backward")
+    assert "2 micro-batches are accumulated: the candidate does not divide" in undivided.first_diff.message
+    assert placed(weight)[:2] == (0, "loss")
+    assert "has no partner" not in weight.first_diff.message
+
+
 # -- losses inside of the model ------------------------------------------------------------------------------------
 
 

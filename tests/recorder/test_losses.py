@@ -470,6 +470,15 @@ def test_the_loss_is_what_the_only_backward_began_at(kit):
     assert losses(rec) == {0: float(half)}
     rec, _, total, _ = trained(kit, lambda o: loss(o) + functional(kit).mse_loss(o, o.detach() * 2))
     assert losses(rec) == {0: float(total)}
+
+    def written(output):
+        value = loss(output)
+        value.add_(output.square().mean())  # as `value += ...` of torch
+        return value
+
+    for of_loss in (written, lambda o: written(o) / 2):
+        rec, _, total, _ = trained(kit, of_loss)
+        assert losses(rec) == {0: float(total)}
     # Of several micro-batches what backward begins at is divided by their number on one side, and not on another.
     model = net(kit)
     with padiff.record(model) as rec:

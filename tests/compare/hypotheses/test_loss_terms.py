@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 from kit.frameworks import PADDLE, TORCH
@@ -71,7 +73,8 @@ def run(kit, make, inputs, loss, log=True, **options):
     with padiff.record(model, optimizer=optimizer, **options) as rec:
         for number in range(2):
             outputs = model(*tensors)
-            learn(kit, optimizer, loss(kit, outputs, number), rec, log)
+            value = loss(kit, model, outputs) if isinstance(loss, Decayed) else loss(kit, outputs, number)
+            learn(kit, optimizer, value, rec, log)
     return rec.run
 
 
@@ -105,6 +108,21 @@ def elbo_by_hand(weight):
 
 def with_penalty(weight, penalty=lambda z: z.exp().mean()):
     return lambda kit, z, number: of_targets(kit, z, lambda e: (e**2).mean()) + weight * penalty(z)
+
+
+class Decayed(NamedTuple):
+    """A loss with the squares of the parameters, as their norms or as sums, added in place where that is possible."""
+
+    weight: float
+    norms: bool
+
+    def __call__(self, kit, model, z):
+        loss = of_targets(kit, z, lambda e: (e**2).mean())
+        squares = [p.norm() ** 2 if self.norms else (p * p).sum() for p in model.parameters()]
+        if self.norms:
+            loss += self.weight * sum(squares)
+            return loss
+        return loss + self.weight * sum(squares)
 
 
 def contrastive(both):
@@ -158,6 +176,9 @@ FAULTS = {
     "a penalty's sign": (
         OF_ONE, with_penalty(0.2), with_penalty(-0.2), "loss_term_weight", "the sign of a term of the loss",
     ),
+    "a decay that the loss has": (
+        OF_ONE, Decayed(0.01, False), Decayed(0.02, True), "loss_term_weight", "is 0.02 for the reference's 0.01",
+    ),
     "a square for an absolute error": (
         OF_ONE, by(lambda e: e.mean()), lambda kit, z, number: of_targets(kit, z, lambda e: e.abs().mean()),
         "loss_function", "absolute error (L1)",
@@ -183,6 +204,7 @@ TWINS = {
     "a weight inside of a mean": (
         OF_ONE, with_penalty(0.1), with_penalty(1.0, lambda z: (0.1 * z.exp()).mean()),
     ),
+    "a decay that the loss has, added in place": (OF_ONE, Decayed(0.01, False), Decayed(0.01, True)),
     "terms in another order": (
         OF_TOWERS, contrastive(True),
         lambda kit, outputs, number: contrastive(True)(kit, outputs[::-1], number),

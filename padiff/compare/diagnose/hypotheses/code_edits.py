@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,7 +16,7 @@ from itertools import combinations
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.divergence import Number, divergences, numbers, read_numbers, solved
+from padiff.compare.diagnose.computing.divergence import READ, Number, divergences, numbers, read_numbers, solved
 from padiff.compare.diagnose.computing.edit import CHOICE, SIDES_OF_EDITS, Edit, FormulaView, Target, dropped_terms
 from padiff.compare.diagnose.computing.formula import UnknownError
 from padiff.compare.diagnose.computing.operation_edits import of_all_turns, operation_edits, other_numbers
@@ -440,19 +441,19 @@ def tried(
     """
     explaining: list[Found] = []
     nearest: dict[str, Found] = {}
-    unchanged, count = sheet.formula.values[sheet.formula.end], 0
+    unchanged, counts = sheet.formula.values[sheet.formula.end], Counter[bool]()
     if some is None:
         some = () if surplus else numbers(sheet)
 
     def look(edit: Edit) -> None:
-        nonlocal count
         result = sheet.formula.changed(edit.changes)
         if result is None or result.shape != target.shape or np.array_equal(result, unchanged):
             return
-        count += 1
         if edit.kind in _OTHER_FUNCTIONS and _flattens(sheet, edit):
             return
-        trial = Found(edit, result, target.off(result), count, surplus, sheet, target)
+        # Edits that the code of both sides shows are few; the others are guesses.
+        counts[edit.name == READ] += 1
+        trial = Found(edit, result, target.off(result), 1, surplus, sheet, target)
         if trial.off <= NEAR * case.noise:
             explaining.append(trial)
         elif edit.name not in nearest or trial.off < nearest[edit.name].off:
@@ -470,7 +471,10 @@ def tried(
         solution = solved(sheet, number, target, case.noise)
         if solution is not None:
             look(solution)
-    return [replace(trial, tried=count) for trial in (*explaining, *nearest.values())]
+    return [
+        replace(trial, tried=counts[True] if trial.edit.name == READ else counts.total())
+        for trial in (*explaining, *nearest.values())
+    ]
 
 
 def _flattens(sheet: FormulaView, edit: Edit) -> bool:
@@ -481,8 +485,11 @@ def _flattens(sheet: FormulaView, edit: Edit) -> bool:
 
 
 def named(case: Case, found: Iterable[Found]) -> bool:
-    """Return True if an edit with a name of its own, not only the difference of the code, explains the diff."""
-    return any(each.edit.telling and each.edit.kind != "code" and each.off <= CLOSE * case.noise for each in found)
+    """Return True if an edit with a name of its own explains the diff, so that the difference of the code says less."""
+    found = [trial for trial in found if trial.edit.telling]
+    by_code = any(trial.edit.kind == "code" and trial.off <= NEAR * case.noise for trial in found)
+    near = NEAR if by_code else CLOSE
+    return any(trial.edit.kind != "code" and trial.off <= near * case.noise for trial in found)
 
 
 def reported(case: Case, found: Sequence[Found]) -> Iterator[Hypothesis]:

@@ -71,6 +71,8 @@ GROUPS: Mapping[str, tuple[Group, ...]] = {
     ),
     "update": (optimizers.half_weight_hypotheses, optimizers.hypotheses),
 }
+# An argument of a call, with its value.
+_ARGUMENT = re.compile(r"\b([A-Za-z_]\w*)\s*=")
 # Largest ratio of the residuals of two equal explanations: a difference by chance.
 _EQUAL = 1.5
 
@@ -238,16 +240,6 @@ def _says_as_much(first: Trial, second: Trial) -> bool:
     return parts[0] >= parts[1] or parts[1] >= parts[0]
 
 
-_KEYWORD = re.compile(r"\b([A-Za-z_]\w*)\s*(?:=|:)\s*([^\s,()]+)")
-_NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?(?!\w)")
-_WORD = re.compile(r"[A-Za-z_]\w{2,}")
-# Words of an edit that say nothing about a cause.
-_FILLERS = frozenset({
-    "the", "and", "with", "for", "from", "instead", "use", "set", "add", "remove", "change", "make", "not", "its",
-    "paddle", "torch", "nn",
-})  # fmt: skip
-
-
 @dataclass(frozen=True)
 class Explanation:
     """An edit that was computed.
@@ -258,6 +250,7 @@ class Explanation:
             without it.
         remaining: error that is left, as a multiple of the rounding noise; `None` if nothing is explained.
         proven: True if what is left is rounding, and not by chance.
+        without: error without the edit, in the same unit; `None` if not known.
     """
 
     kind: str
@@ -266,6 +259,7 @@ class Explanation:
     share: float
     remaining: float | None
     proven: bool
+    without: float | None = None
 
 
 def explanations(scene: DiffContext, cause: Cause | None = None) -> list[Explanation]:
@@ -284,32 +278,12 @@ def explanations(scene: DiffContext, cause: Cause | None = None) -> list[Explana
         found.append(Explanation(cause.kind, cause.sentence, cause.fix, share, cause.remaining, True))
     if cause is not None and cause.fix:
         fix = cause.fix
-        names = [name for name, _ in _KEYWORD.findall(fix)]
+        names = _ARGUMENT.findall(fix)
         for k, each in enumerate(found):
-            is_named = any(named_at(_words(each), name) is not None for name in names)
+            is_named = any(named_at(f"{each.kind} {each.text}".replace("_", " "), name) is not None for name in names)
             if not each.fix and (each.kind == cause.kind or is_named):
                 found[k] = replace(each, fix=fix)
-    return sorted(found, key=lambda each: (-each.share, not each.proven))
-
-
-def matching(edit: str, known: Sequence[Explanation]) -> list[Explanation]:
-    """Return the computed edits that a text such as ``eps=1e-3`` or ``mean instead of sum`` asks for.
-
-    An edit that sets an argument matches if it names the argument and the value; other texts by their words, of which
-    most have to be named, and by their numbers.
-    """
-    arguments = dict(_KEYWORD.findall(edit))
-    if arguments:
-        return [each for each in known if all(_sets(each, *argument) for argument in arguments.items())]
-    words = [word for word in _WORD.findall(edit) if word.lower() not in _FILLERS]
-    numbers = _numbers(edit)
-    return [
-        each
-        for each in known
-        if words
-        and 2 * sum(_names(_words(each), word) for word in words) > len(words)
-        and numbers <= _numbers(_words(each))
-    ]
+    return sorted(found, key=lambda each: (not each.proven, -each.share))
 
 
 def _explanation(trial: Trial) -> Explanation:
@@ -321,36 +295,11 @@ def _explanation(trial: Trial) -> Explanation:
     except Exception:  # a fix that has to be computed from tensors that are gone
         fix = ""
     return Explanation(
-        hypothesis.kind, hypothesis.sentence, fix, share, weight.residual if known else None, trial.proven
+        hypothesis.kind,
+        hypothesis.sentence,
+        fix,
+        share,
+        weight.residual if known else None,
+        trial.proven,
+        weight.without if known else None,
     )
-
-
-def _sets(each: Explanation, name: str, value: str) -> bool:
-    """Return True if an explanation's fix gives an argument this value; without a fix, if its words name both."""
-    for named, given in _KEYWORD.findall(each.fix):
-        if named_at(named, name) is not None:
-            return _is_same(given, value)
-    numbers = _numbers(value)
-    is_named = named_at(_words(each), name) is not None
-    if numbers and each.fix and not numbers <= _numbers(each.fix):
-        return False  # as beta2 of `betas=(0.9, 0.98)`
-    return is_named and (numbers <= _numbers(_words(each)) if numbers else value.lower() in _words(each).lower())
-
-
-def _is_same(value: str, other: str) -> bool:
-    numbers = [_numbers(text) for text in (value, other)]
-    return numbers[0] == numbers[1] if all(numbers) else value.strip("\"'").lower() == other.strip("\"'").lower()
-
-
-def _numbers(text: str) -> set[float]:
-    return {float(each) for each in _NUMBER.findall(text)}
-
-
-def _names(text: str, word: str) -> bool:
-    """Return True if a text has a word; the name of a function, such as ``l1_loss``, is not a part of another name."""
-    is_whole = word.isalpha() or re.search(rf"(?<!\w){re.escape(word)}", text, re.IGNORECASE) is not None
-    return is_whole and named_at(text, word) is not None
-
-
-def _words(each: Explanation) -> str:
-    return f"{each.kind.replace('_', ' ')} {each.text} {each.fix}"

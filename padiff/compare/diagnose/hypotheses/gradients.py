@@ -228,14 +228,15 @@ def _calls(scene: DiffContext) -> Iterator[Cause]:
         return  # one loop computes with the parameters, and calls no layer
     backwards = sides.map(lambda step: sum(r.stage == "backward" for r in step.records))
     fewer, more = SIDES if counts.reference < counts.candidate else SIDES.swapped()
+    rows = sides.map(_rows_of_inputs)
+    called = _called(scene, rows)
+    if called and all(rows.reference.get(p.reference.path) == rows.candidate.get(p.candidate.path) for p in called):
+        return  # one side puts the samples of several calls into one
     starts = sides.map(lambda step: sum((c.layer, c.function) == (LOOP, "backward") for c in step.trace.calls))
     if starts.reference == starts.candidate > 0:
-        rows = sides.map(_rows_of_inputs)
-        if any(
-            rows.reference.get(p.reference.path) != rows.candidate.get(p.candidate.path) for p in _called(scene, rows)
-        ):
+        if called:
             yield _missing_call(scene, getattr(sides, fewer), fewer, more)
-        return  # one side puts the samples of several calls into one
+        return
     text = (
         f"the {fewer}'s step has {min(counts)} micro-batch{'es' if min(counts) > 1 else ''}, the {more}'s "
         f"{max(counts)}: so often was the model called"

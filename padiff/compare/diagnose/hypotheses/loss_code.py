@@ -171,6 +171,9 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     noise = max([noise_level(scene) * max(map(root, rows.sides)), *offs, 1e-300])
     case = _Case(scene, few, Both(_same, _same), noise, graphs, Both(*sheets), written, rows.sides)
     agree = root(rows.sides.reference - rows.sides.candidate) <= 3 * noise
+    if None not in [*written]:
+        known = {leaf.parameters.reference for leaf in leaves}
+        leaves = [*leaves, *(each for each in _penalised(scene, sheets) if each.parameters.reference not in known)]
     if None not in [*written] and (agree or len(leaves) > len(outputs)):
         # Of outputs that other models use, and of gradients that the loop asks for, no gradient of the loss alone is
         # recorded. Both formulas agree with what is recorded, so their slopes count there.
@@ -426,6 +429,20 @@ def _parameters(scene: DiffContext, graphs: Both[Graph]) -> Iterator[_Output]:
         yield _Output(Both((), ()), gradient, Both(toward, others), parameters=names)
 
 
+def _penalised(scene: DiffContext, sheets: Sequence[FormulaView | None]) -> Iterator[_Output]:
+    """Yield the parameters that both losses use beside the model's outputs, such as those of a penalty."""
+    rng = np.random.default_rng(17)
+    for pair in scene.pairs(scene.number, "grad").values():
+        if pair.reference is None or pair.candidate is None:
+            continue
+        names = Both(pair.reference, pair.candidate).map(lambda record: f"{record.layer}/{record.slot}")
+        if any(sheet is None or _parameter_node(sheet, name) is None for sheet, name in zip(sheets, names)):
+            continue
+        toward = [FAR * rng.standard_normal(pair.reference.shape) for _ in range(MANY)]
+        others = [np.asarray(pair.layout.undo(direction, pair.candidate.shape)) for direction in toward]
+        yield _Output(Both((), ()), None, Both(toward, others), parameters=names)
+
+
 def _turns_of(graph: Graph, name: str) -> list[int]:
     """Return the numbers of the backwards whose loss is computed with a parameter of the loop; empty for a layer's."""
     if any(call.layer != LOOP and name in call.parameters for call in graph.trace.calls):
@@ -492,12 +509,12 @@ def _outside(sheet: FormulaView | None, graph: Graph) -> dict[int, np.ndarray]:
     if sheet is None:
         return {}
     fed = {operand.tensor for call in graph.trace.calls if call.layer != LOOP for operand in call.inputs}
-    found = {}
+    tensors = {}
     for tensor, node in sheet.writer.nodes.items():
         call = graph.producers.get(tensor)
         if (call is None or call.function == GRAD) and tensor not in fed and _is_leaf(sheet, tensor):
-            found[tensor] = sheet.formula.values[node]
-    return {tensor: values for tensor, values in found.items() if values.size > 1}
+            tensors[tensor] = sheet.formula.values[node]
+    return {tensor: values for tensor, values in tensors.items() if values.size > 1}
 
 
 def _of_loss(

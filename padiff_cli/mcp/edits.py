@@ -1,0 +1,179 @@
+"""Edits as text, such as ``eps=1e-5`` or ``mean instead of sum``: the computed explanations that are about one."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from padiff.compare.diagnose.hypotheses.engine import Explanation
+from padiff.records.diagnostic import ARGUMENT_NAMES, named_at
+
+_KEYWORD = re.compile(r"\b([A-Za-z_]\w*)\s*(?:=(?!=)|:)\s*([^\s,()]+)")
+_BETAS = re.compile(r"\bbetas\s*=\s*[(\[]\s*([^\s,]+)\s*,\s*([^\s,)\]]+)\s*[)\]]")
+_NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?(?!\w)")
+_WORD = re.compile(r"[A-Za-z_]\w{2,}")
+_ENDING = re.compile(r"(?<=\w{4})(?:ing|ed|s)$")
+_INSTEAD = re.compile(r"\b(?:instead of|rather than|for)\b", re.IGNORECASE)
+_CALL = re.compile(r"\s*(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)\(.*\)\s*")
+_INVERSE, _ROOT = re.compile(r"\b1(?:\.0)?\s*/"), re.compile(r"sqrt|\*\*\s*-?0?\.5")
+# "... uses ReLU for the reference's GELU": where the words of what the candidate needs begin.
+_FOR = re.compile(r" for (?:what )?the (?:reference's )?")
+# The argument of GELU that chooses its form.
+_GELU = re.compile(r"\bapproximate\s*=\s*(?:(True|[\"']tanh[\"'])|False|[\"']none[\"']|None)")
+# Words of an edit that say nothing about a cause.
+_FILLERS = frozenset({
+    "the", "and", "with", "from", "use", "set", "add", "remove", "change", "make", "not", "its", "paddle", "torch",
+    "nn", "layer", "function", "call", "return", "self",
+})  # fmt: skip
+# What people write of an edit, in words or as code, and what explanations of it say.
+_CHANGES = (
+    (r"residual|skip|shortcut|\b\w+ \+ [\w.]+\(|\) \+ \w+\b(?!\()", r"residual"),
+    (r"\bscal|multipl|divid|\* ?[\w.]|[\w)] ?/ ?[\w.]", r"scale|mul\(|div\(|times|divided"),
+)
+# Least share of an explanation that decides about other values of its argument.
+_DECIDES = 0.9
+
+
+def answering(edit: str, known: Sequence[Explanation]) -> list[Explanation]:
+    """Return the explanations that an edit asks for.
+
+    An edit that sets an argument asks for the explanations of this argument; other texts for those with their words. If
+    they need another value than the edit has, the answer is what the edit leaves: the share is estimated on the line
+    between the values of the two sides, and nothing is proven.
+    """
+    edit = _GELU.sub(lambda match: f"{'tanh-form' if match[1] else 'exact'} GELU", edit)
+    arguments, numbers = _arguments(edit), _numbers(_INVERSE.sub("", edit))
+    call = _CALL.fullmatch(edit)
+    wanted, _, replaced = _INSTEAD.sub("\0", edit, count=1).partition("\0")
+    changes = [] if arguments or call else [said for text, said in _CHANGES if re.search(text, edit, re.IGNORECASE)]
+    named = [name for names in ARGUMENT_NAMES for name in names if named_at(edit, name) is not None and name != "p"]
+    if arguments:
+        related = [each for each in known if any(named_at(_words(each), name) is not None for name in arguments)]
+        agreeing = [each for each in known if all(_sets(each, *argument) for argument in arguments.items())]
+    else:
+        if changes:
+            related = [each for each in known if all(re.search(said, _words(each)) for said in changes)]
+        elif named and numbers and not call:
+            related = [each for each in known if named_at(_words(each), named[0]) is not None]
+        else:
+            related = _named_by_words(call.group(1) if call else wanted, replaced, known)
+        rooted = _ROOT.search(edit) is not None
+        agreeing = [each for each in related if all(_is_needed(number, each, rooted) for number in numbers)]
+        if not changes:
+            agreeing = [each for each in agreeing if not _is_own(each, call.group(1) if call else wanted)]
+        if not related and numbers and not call:
+            # No word in common: a number may say which one is meant.
+            agreeing = [each for each in known if each.proven and numbers <= _reference_numbers(each)]
+    if agreeing:
+        return agreeing
+    kinds = {each.kind for each in related}
+    about = [each for each in known if replaced and all(_names(_words(each), word) for word in _telling(replaced))]
+    others = about + [each for each in known if each.kind in kinds and each not in about]
+    return [_left(each, numbers) for each in others if each.proven or each.share >= _DECIDES]
+
+
+def _named_by_words(wanted: str, replaced: str, known: Sequence[Explanation]) -> list[Explanation]:
+    """Return the explanations with most of the words of an edit; of equal ones, first those of what it replaces."""
+    words, more = _telling(wanted), _telling(replaced)
+    related = [each for each in known if words and 2 * sum(_names(_words(each), w) for w in words) > len(words)]
+    return sorted(related, key=lambda e: (not e.proven, -e.share, -sum(_names(_words(e), word) for word in more)))
+
+
+def _telling(text: str) -> list[str]:
+    return [word for word in _WORD.findall(text) if word.lower() not in _FILLERS]
+
+
+def _is_own(each: Explanation, wanted: str) -> bool:
+    """Return True if an edit's words are of what the candidate has already, not of what it has to get."""
+    has, _, needs = _FOR.sub("\0", each.text, count=1).partition("\0")
+    names = [(_names(has, word), _names(f"{needs} {each.fix}", word)) for word in _telling(wanted) if needs]
+    return (True, False) in names and (False, True) not in names
+
+
+def _left(each: Explanation, numbers: set[float]) -> Explanation:
+    """Return what an edit leaves that sets another value than the explanation needs."""
+    share = 0.0
+    reference = _reference_numbers(each)
+    has, _, needs = _FOR.sub("\0", each.text, count=1).partition("\0")
+    others = [number for number in _ordered_numbers(has) if number not in reference]
+    if len(numbers) == len(reference) == 1 and others:
+        (asked,), (needed,), candidate = numbers, reference, others[-1 if needs else 0]
+        share = each.share * max(0.0, 1.0 - abs(asked - needed) / abs(candidate - needed))
+    remaining = None if each.without is None else (1.0 - share) * each.without
+    text = f"a difference is left: {each.text}"
+    return replace(each, text=text, share=share, remaining=remaining, proven=False)
+
+
+def _reference_numbers(each: Explanation) -> set[float]:
+    """Return the numbers that the candidate has to get: of the fix; else those named as the reference's; else all."""
+    text = each.text.rpartition("reference's")[2] if "reference's" in each.text else each.text
+    return _numbers(each.fix) or _numbers(text) or _numbers(each.text)
+
+
+def _is_needed(asked: float, each: Explanation, rooted: bool) -> bool:
+    """Return True if a number, or its inverse, is one that an explanation needs; of the root, if the edit has one.
+
+    Numbers of three digits and more may be rounded.
+    """
+    needed = _reference_numbers(each)
+    if asked <= 0:
+        return asked in needed
+    digits = len(f"{asked:.12g}".partition("e")[0].replace(".", "").strip("0"))
+    rounded = 10.0 ** (1 - digits) if 3 <= digits <= 6 else 1e-5
+    root = asked**0.5
+    forms = (asked, 1 / asked, root, 1 / root) if rooted else (asked, 1 / asked)
+    return any(math.isclose(form, other, rel_tol=rounded) for form in forms for other in needed)
+
+
+def _arguments(text: str) -> dict[str, str]:
+    """Return the arguments that a text sets; a pair of betas as beta1 and beta2."""
+    pairs = {f"beta{k}": value for match in _BETAS.finditer(text) for k, value in enumerate(match.groups(), 1)}
+    return {**dict(_KEYWORD.findall(_BETAS.sub("", text))), **pairs} if "(" not in _assigned(text) else pairs
+
+
+def _assigned(text: str) -> str:
+    """Return the value of a text that is an assignment, such as ``x = x + self.body(x)``; else nothing."""
+    match = re.fullmatch(r"\s*[A-Za-z_][\w.]*\s*=(?!=)\s*(.*)", text)
+    return match.group(1) if match is not None else ""
+
+
+def _sets(each: Explanation, name: str, value: str) -> bool:
+    """Return True if an explanation's fix gives an argument this value; without a fix, if its words name both."""
+    settings = _arguments(each.fix)
+    for spelling in [name] if name in settings else settings:
+        # beta1 is no other spelling of beta2, though both are of betas.
+        if named_at(spelling, name) is not None and {name, spelling} != {"beta1", "beta2"}:
+            return _is_same(settings[spelling], value)
+    numbers = _numbers(value)
+    is_named = named_at(_words(each), name) is not None
+    if numbers:
+        return is_named and (not each.fix or numbers <= _numbers(each.fix)) and numbers <= _numbers(_words(each))
+    return is_named and value.strip("\"'").lower() in _words(each).lower()
+
+
+def _is_same(value: str, other: str) -> bool:
+    numbers = [_numbers(text) for text in (value, other)]
+    return numbers[0] == numbers[1] if all(numbers) else value.strip("\"'").lower() == other.strip("\"'").lower()
+
+
+def _numbers(text: str) -> set[float]:
+    return set(_ordered_numbers(text))
+
+
+def _ordered_numbers(text: str) -> list[float]:
+    return [float(each) for each in _NUMBER.findall(re.sub(r"`[^`]*`", "", text))]  # names of layers have numbers, too
+
+
+def _names(text: str, word: str) -> bool:
+    """Return True if a text has a word; the name of a function, such as ``l1_loss``, is not a part of another name."""
+    if not word.isalpha() and re.search(rf"(?<!\w){re.escape(word)}", text, re.IGNORECASE) is None:
+        return False
+    stem = _ENDING.sub("", word)
+    inflected = rf"(?<![^\W_]){re.escape(stem)}(?:s|ed|ing)?(?![^\W_])" if word.isalpha() and len(stem) > 4 else r"(?!)"
+    return named_at(text, word) is not None or re.search(inflected, text, re.IGNORECASE) is not None
+
+
+def _words(each: Explanation) -> str:
+    return f"{each.kind.replace('_', ' ')} {each.text} {each.fix}"
