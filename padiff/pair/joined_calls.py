@@ -117,10 +117,11 @@ def joined_calls(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> JoinedC
     inputs = steps.map(_inputs)
     outputs = steps.zip(inputs).map(lambda side: _outputs(side[0], side[1]))
     joined: set[str] = set()
+    one_loss = backwards_agree(steps)
     for paths in pairs:
         calls = Both(*(side.get(path, {}) for side, path in zip(inputs, paths)))
         agrees = _AGREES
-        if not calls.reference and not calls.candidate:
+        if one_loss and not calls.reference and not calls.candidate:
             calls, agrees = Both(*(side.get(path, {}) for side, path in zip(outputs, paths))), _SAME_DATA
         uneven = len(calls.reference) != len(calls.candidate)
         if not uneven or any(_is_inside(path, outer) for path in paths for outer in joined):
