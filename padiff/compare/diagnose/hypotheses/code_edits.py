@@ -481,7 +481,7 @@ def _flattens(sheet: FormulaView, edit: Edit) -> bool:
     """Return True if another function gives a constant: it says no more than that its term is left out."""
     node = next(iter(edit.changes))
     values, own = sheet.formula.getter(edit.changes)(node), sheet.formula.values[node]
-    return values.size > 1 and not np.ptp(values) and bool(np.ptp(own))
+    return values.size > 1 and bool((values == values.flat[0]).all()) and not bool((own == own.flat[0]).all())
 
 
 def named(case: Case, found: Iterable[Found]) -> bool:
