@@ -17,13 +17,14 @@ from contextlib import contextmanager
 from types import FrameType, ModuleType
 from typing import Any
 
+from padiff.errors import PadiffError
 from padiff.frameworks import framework_of
 from padiff.frameworks.hooking import Handle
 from padiff.frameworks.interception import DirectCallWatch
 from padiff.model.tree import walk
 from padiff.recorder import Recorder
 from padiff.recorder.layers import group_of
-from padiff.recorder.model_copies import Copy, copies_of, named_models
+from padiff.recorder.model_copies import Copy, copies_of, named_models, parameters_of
 from padiff.system.frames import variables
 from padiff.system.guard import reraise_from_signal_handler
 from padiff_cli.after_import import AfterImport
@@ -157,8 +158,10 @@ class ModelFinder(ABC):
         self.unowned = [*tensors]
         named = named_models(models, frame)
         self.copies = self._copies(named, frame)
-        if self.copies:
-            models = {**named, **{name: copy.layer for name, copy in self.copies.items()}}
+        others = {name: copy.layer for name, copy in self.copies.items()}
+        others |= self._frozen({**named, **others}, frame, layer)
+        if others:
+            models = {**named, **others}
         if len(models) == 1 and not tensors:
             self._start(next(iter(models.values())), optimizers)
         else:
@@ -174,6 +177,27 @@ class ModelFinder(ABC):
         except Exception as error:
             reraise_from_signal_handler(error)
             return {}
+
+    def _frozen(self, models: Mapping[str, Any], frame: FrameType | None, layer: Any = None) -> dict[str, Any]:
+        """Return the frozen networks that the loop may compute its loss with, by name.
+
+        Args:
+            models: what is recorded anyway.
+            layer: a layer that the loop is calling.
+        """
+        seen = {key for model in models.values() for key in _owned(model)}
+        named = [(label, value) for label, value in variables(frame) if is_frozen(value)]
+        if layer is not None and not _owned(layer) & seen:
+            label = next((label for label, value in variables(frame) if value is layer), type(layer).__name__.lower())
+            named.append((label, layer))
+        frozen: dict[str, Any] = {}
+        for label, value in sorted(named, key=lambda item: -len(_owned(item[1]))):  # what holds others comes first
+            if seen.isdisjoint(owned := _owned(value)):
+                seen |= owned
+                while label in models or label in frozen:
+                    label += "_"
+                frozen[label] = value
+        return frozen
 
     def _start(self, model: Any, optimizers: Sequence[Any]) -> None:
         self.model, self.optimizers = model, list(optimizers)
@@ -456,6 +480,17 @@ def _owned(layer: Any) -> set[int]:
     """Return the ids of the parameters of a layer and of the layers inside of it."""
     framework = framework_of(layer)
     return {id(tensor) for node in walk(layer, framework) for _, tensor, _ in framework.layers.parameters(node.layer)}
+
+
+def is_frozen(value: Any) -> bool:
+    """Return True if a value is a layer with parameters, none of which trains."""
+    try:
+        framework = framework_of(value)
+    except PadiffError:
+        return False
+    trainable = framework.tensors.trainable
+    parameters = [tensor for _, tensor in parameters_of(value, framework)] if framework.layers.is_model(value) else []
+    return bool(parameters) and not any(trainable(tensor) for tensor in parameters)
 
 
 def _has_compiled() -> bool:

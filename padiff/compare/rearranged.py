@@ -378,7 +378,8 @@ def other_boundaries(
     further = _ending_inside([d for d in wide if _order(d) >= last], steps) if steps is not None and values else []
     whole = _trains_equally(diffs)
     earlier = [d for d in wide if _order(d) < last and _leads_to(d, agreeing, sure, steps, whole)]
-    return frozenset([*(_paths(d) for d in [*earlier, *further, *other_kinds]), *returned])
+    strangers = _of_other_inputs(forward, alignment, steps) if steps is not None else set()
+    return frozenset([*(_paths(d) for d in [*earlier, *further, *other_kinds]), *returned, *strangers])
 
 
 def _returned_otherwise(forward: Sequence[Diff], diffs: StepDiffs, steps: Both[Step] | None) -> set[tuple[str, str]]:
@@ -418,9 +419,61 @@ def _returns_loss(diff: Diff, steps: Both[Step]) -> bool:
     """Return True if one side's model returns a scalar, and that scalar is a loss of the step."""
     for record, step in zip(diff.pair.sides, steps):
         losses = [r for r in step.records if r.stage == "loss" and r.layer == LOOP and r.shape == ()]
-        if record is not None and record.shape == () and any(_same_number(record, loss) for loss in losses):
+        scalar = record if record is not None and record.shape == () else None
+        if scalar is not None and (any(_same_number(scalar, loss) for loss in losses) or _is_term(scalar, step)):
             return True
     return False
+
+
+def _is_term(record: Record, step: Step) -> bool:
+    """Return True if the loop computes the loss of a backward from a scalar, with scalars only on the way."""
+    calls = [call for call in step.trace.calls if call.layer == LOOP and call.function]
+    makers = {operand.tensor: call for call in calls for operand in call.outputs}
+    site = record.layer, record.call
+    terms = {o.tensor for c in step.trace.calls if not c.function and (c.layer, c.call) == site for o in c.outputs}
+    waiting = [operand.tensor for call in calls if call.function == "backward" for operand in call.inputs]
+    seen: set[int] = set()
+    while waiting:
+        tensor = waiting.pop()
+        if tensor in terms:
+            return True
+        if tensor not in seen and tensor in makers and step.trace.tensors[tensor].shape == ():
+            seen.add(tensor)
+            waiting += [operand.tensor for operand in makers[tensor].inputs]
+    return False
+
+
+def _of_other_inputs(forward: Sequence[Diff], alignment: Alignment, steps: Both[Step]) -> set[tuple[str, str]]:
+    """Return pairs of layers without parameters, by path, that get and give tensors of other sizes.
+
+    One author's activations are layers, the other's are functions here and layers there: they stand at other places.
+    """
+    bare = {
+        _pair_paths(p)
+        for p in alignment.pairs
+        if p.reason != "given" and not any(layer.parameters or layer.children for layer in p)
+    }
+    pairs: dict[tuple[str, str], list[bool]] = {}
+    for diff in forward:
+        if _paths(diff) in bare:
+            reference, candidate = diff.pair.sides.zip(steps).map(lambda side: _sizes(*side))
+            pairs.setdefault(_paths(diff), []).append(_are_other(reference, candidate))
+    return {paths for paths, others in pairs.items() if all(others)}
+
+
+def _sizes(record: Record | None, step: Step) -> tuple[int, int]:
+    """Return the numbers of elements of what a layer's call gets and gives; zeros where the trace lacks the call."""
+    if record is None:
+        return 0, 0
+    site, tensors = (record.layer, record.call), step.trace.tensors
+    calls = (c for c in step.trace.calls if not c.function and (c.layer, c.call) == site and c.inputs)
+    given = next((math.prod(tensors[call.inputs[0].tensor].shape) for call in calls), 0)
+    return given, math.prod(record.shape)
+
+
+def _are_other(reference: tuple[int, int], candidate: tuple[int, int]) -> bool:
+    """Return True if no size is a multiple of its partner: parts of a batch are."""
+    return all(a and b and max(a, b) % min(a, b) for a, b in zip(reference, candidate))
 
 
 def _same_number(record: Record, loss: Record) -> bool:

@@ -511,6 +511,7 @@ _ALSO = {
     "__or__": "logical_or",
     "__getitem__": "getitem",
     "__setitem__": "setitem",
+    "set_value": "copy",
     "__abs__": "abs",
     "equal_all": "eq",
     "equal": "eq",

@@ -157,6 +157,7 @@ class Conventions:
         classes_last: True if the classes of a cross-entropy are the last axis, for any number of axes.
         smooth_undivided: True if the smooth L1 loss is not divided by its beta.
         gathers_rows: True if ``gather`` selects whole rows.
+        samples_corners: True if ``grid_sample`` aligns corners unless it is told otherwise.
         splits_into: True if the number passed to ``split`` is the number of parts, not the length of a part.
     """
 
@@ -170,6 +171,7 @@ class Conventions:
     classes_last: bool = False
     smooth_undivided: bool = False
     gathers_rows: bool = False
+    samples_corners: bool = False
     splits_into: bool = False
 
 
@@ -186,6 +188,7 @@ FRAMEWORKS = {
         classes_last=True,
         smooth_undivided=True,
         gathers_rows=True,
+        samples_corners=True,
         splits_into=True,
     ),
 }

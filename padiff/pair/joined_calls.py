@@ -14,6 +14,8 @@ from padiff.records.sources import Shape, TensorSource
 
 # Largest relative error of inputs that are the same, and of the norms of sketched ones, which are estimates.
 _AGREES, _SKETCHED = 1e-6, 1e-3
+# Largest relative error of outputs that are computed from the same data; those of other data are about 1.4 apart.
+_SAME_DATA = 0.5
 
 #: Inputs of a loop's calls, by path of the layer and number of the call.
 _Inputs = dict[str, dict[int, list[Record]]]
@@ -70,6 +72,8 @@ class _Rows(TensorSource):
 
     parts: tuple[TensorSource, ...]
     axis: int
+    #: Number of axes; a part with one less is stacked.
+    axes: int
     #: Number of each part's call, and its extent along the axis.
     calls: tuple[tuple[int, int], ...] = ()
 
@@ -81,7 +85,13 @@ class _Rows(TensorSource):
         return replace(self, parts=tuple(inside))
 
     def read(self) -> np.ndarray:
-        return np.concatenate([part.read() for part in self.parts], self.axis)
+        values = [part.read() for part in self.parts]
+        return np.concatenate([v if v.ndim == self.axes else np.expand_dims(v, self.axis) for v in values], self.axis)
+
+
+def is_joined(record: Record) -> bool:
+    """Return True if a record holds the tensors of several calls."""
+    return isinstance(record.source, _Rows)
 
 
 def calls_of(record: Record) -> tuple[tuple[int, int], ...]:
@@ -95,26 +105,34 @@ def calls_of(record: Record) -> tuple[tuple[int, int], ...]:
 
 
 def joined_calls(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> JoinedCalls:
-    """Join the calls of an outermost layer that the other side calls once, with the inputs of all of them in one batch.
+    """Join the calls of a layer that the other side calls once, with the inputs of all of them in one tensor.
 
     Args:
-        pairs: paths of the paired layers.
+        pairs: paths of the paired layers, the outer ones first. Layers with as many calls on both sides stay.
 
     Raises:
         PadiffError: the values of inputs cannot be read.
     """
     rest: Both[list[Record]] = Both([], [])
     inputs = steps.map(_inputs)
+    outputs = steps.zip(inputs).map(lambda side: _outputs(side[0], side[1]))
     joined: set[str] = set()
+    one_loss = backwards_agree(steps)
     for paths in pairs:
         calls = Both(*(side.get(path, {}) for side, path in zip(inputs, paths)))
+        agrees = _AGREES
+        if one_loss and not calls.reference and not calls.candidate:
+            calls, agrees = Both(*(side.get(path, {}) for side, path in zip(outputs, paths))), _SAME_DATA
+        uneven = len(calls.reference) != len(calls.candidate)
+        if not uneven or any(_is_inside(path, outer) for path in paths for outer in joined):
+            continue
         swapped = len(calls.reference) < len(calls.candidate)
         many, few = calls.swapped(swapped)
-        parts = _parts(list(many.values()), list(few.values()))
+        axis, parts = _parts(list(many.values()), list(few.values()), agrees)
         if not parts:
             continue
         path = paths[swapped]
-        records, rest_of_side = _join(steps.swapped(swapped).reference, path, list(many.values()), parts)
+        records, rest_of_side = _join(steps.swapped(swapped).reference, path, list(many.values()), parts, axis)
         own, other = steps.swapped(swapped)
         steps = Both(replace(own, records=records), other).swapped(swapped)
         rest.swapped(swapped).reference.extend(rest_of_side)
@@ -129,28 +147,35 @@ def joined_calls(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> JoinedC
     return JoinedCalls(steps, rest, frozenset(joined), True)
 
 
-def _parts(many: list[list[Record]], few: list[list[Record]]) -> list[range]:
-    """Return, for each of a few calls, the calls that take the parts of its batch; empty if the calls take none.
+def _parts(many: list[list[Record]], few: list[list[Record]], agrees: float) -> tuple[int, list[range]]:
+    """Return an axis and, for each of a few calls, the calls that take its parts along the axis; no ranges if none do.
 
-    The calls follow each other in both loops, and their samples add up. Of a batch in parts, one part has to agree.
+    The calls follow each other in both loops, and their extents add up. Of a tensor in parts, one part has to agree.
     """
-    parts: list[range] = []
-    for whole in few:
-        start = end = parts[-1].stop if parts else 0
-        missing = _rows_of(whole)
-        while end < len(many) and 0 < _rows_of(many[end]) <= missing:
-            missing -= _rows_of(many[end])
-            end += 1
-        if missing or start == end:
-            return []
-        if end > start + 1 and not _is_one_batch(many[start:end], whole):
-            return []
-        parts.append(range(start, end))
-    return parts if parts and parts[-1].stop == len(many) > len(few) else []
+    shapes = [call[0].shape for call in many]
+    for axis in range(max((len(call[0].shape) for call in few), default=0)):
+        parts: list[range] = []
+        for whole in few:
+            start = end = parts[-1].stop if parts else 0
+            shape = whole[0].shape
+            missing = shape[axis] if axis < len(shape) else 0
+            while end < len(many) and 0 < (extent := _extent(shapes[end], shape, axis)) <= missing:
+                missing -= extent
+                end += 1
+            if missing or start == end or (end > start + 1 and not _is_one_batch(many[start:end], whole, axis, agrees)):
+                break
+            parts.append(range(start, end))
+        if len(parts) == len(few) and parts and parts[-1].stop == len(many) > len(few):
+            return axis, parts
+    return 0, []
 
 
-def _rows_of(call: list[Record]) -> int:
-    return call[0].shape[0] if call[0].shape else 0
+def _extent(part: Shape, whole: Shape, axis: int) -> int:
+    """Return the extent of a part of a tensor along an axis: 1 if it lacks the axis, and 0 if it is no part."""
+    others = whole[:axis] + whole[axis + 1 :]
+    if part == others:
+        return 1
+    return part[axis] if len(part) == len(whole) and part[:axis] + part[axis + 1 :] == others else 0
 
 
 def _inputs(step: Step) -> _Inputs:
@@ -159,6 +184,15 @@ def _inputs(step: Step) -> _Inputs:
         if record.stage == "input" and record.layer != LOOP:
             inputs[record.layer][record.call].append(record)
     return inputs
+
+
+def _outputs(step: Step, called: Collection[str]) -> _Inputs:
+    """Return the outputs of layers that others call, of which no inputs are recorded; `called`: by the loop."""
+    outputs: _Inputs = defaultdict(lambda: defaultdict(list))
+    for record in step.records:
+        if record.stage == "forward" and record.layer not in called:
+            outputs[record.layer][record.call].append(record)
+    return outputs
 
 
 def backwards_agree(steps: Both[Step]) -> bool:
@@ -173,18 +207,17 @@ def _backwards(step: Step) -> int:
     return sum(record.layer == LOOP and record.slot == "loss" for record in step.records)
 
 
-def _is_one_batch(many: list[list[Record]], single: list[Record]) -> bool:
-    """Return True if the inputs of several calls, one below the other, are those of a single call."""
+def _is_one_batch(many: list[list[Record]], single: list[Record], axis: int, agrees: float) -> bool:
+    """Return True if tensors of several calls, one after the other along an axis, are those of a single call."""
     if any(len(call) != len(single) for call in many):
         return False
-    return all(_are_rows([call[k] for call in many], record) for k, record in enumerate(single))
+    return all(_are_rows([call[k] for call in many], record, axis, agrees) for k, record in enumerate(single))
 
 
-def _are_rows(parts: list[Record], whole: Record) -> bool:
+def _are_rows(parts: list[Record], whole: Record, axis: int, agrees: float) -> bool:
     """Return True if tensors have the shapes of the parts of another one, and the values of one part agree."""
-    if not whole.shape or any(part.shape[1:] != whole.shape[1:] for part in parts):
-        return False
-    if sum(part.shape[0] for part in parts) != whole.shape[0]:
+    extents = [_extent(part.shape, whole.shape, axis) for part in parts]
+    if axis >= len(whole.shape) or 0 in extents or sum(extents) != whole.shape[axis]:
         return False
     sketches = [part.source.sketch for part in parts]
     if whole.source.sketch is not None or any(sketch is not None for sketch in sketches):
@@ -193,25 +226,29 @@ def _are_rows(parts: list[Record], whole: Record) -> bool:
         # A sketch shows no rows, but the norms add up.
         size = whole.source.sketch.l2
         total = math.sqrt(sum(sketch.l2**2 for sketch in sketches if sketch is not None))
-        return abs(total - size) <= _SKETCHED * size
+        return abs(total - size) <= max(agrees, _SKETCHED) * size
     expected = np.asarray(whole.value, np.float64)
-    ends = np.cumsum([part.shape[0] for part in parts])
-    for part, rows in zip(parts, np.split(expected, ends[:-1])):
-        distance = float(np.linalg.norm(np.asarray(part.value, np.float64) - rows))
-        if distance <= _AGREES * float(np.linalg.norm(rows)):
+    for part, rows in zip(parts, np.split(expected, np.cumsum(extents)[:-1], axis)):
+        distance = float(np.linalg.norm(np.asarray(part.value, np.float64).reshape(rows.shape) - rows))
+        if distance <= agrees * float(np.linalg.norm(rows)):
             return True
     return False
 
 
-def _join(step: Step, path: str, calls: list[list[Record]], parts_of: list[range]) -> tuple[list[Record], list[Record]]:
+def _join(
+    step: Step, path: str, calls: list[list[Record]], parts_of: list[range], along: int
+) -> tuple[list[Record], list[Record]]:
     """Return the records of a step with calls of a layer joined, and those that cannot be joined.
 
     Args:
         calls: the inputs of each call.
         parts_of: for each call of the other side, the calls that take its parts.
+        along: axis of the inputs along which they are parts.
     """
     begins = np.array([min(record.order for record in call) for call in calls])
-    sizes = [call[0].shape[0] for call in calls]
+    axes = max(len(call[0].shape) for call in calls)
+    sizes = [call[0].shape[along] if len(call[0].shape) == axes else 1 for call in calls]
+    stacked = along or any(len(call[0].shape) < axes for call in calls)
     kept: list[Record] = []
     rest: list[Record] = []
     inside: list[Record] = []
@@ -230,7 +267,10 @@ def _join(step: Step, path: str, calls: list[list[Record]], parts_of: list[range
                 continue
             counts[layer] = max(counts[layer], nth + 1)
             extents = [sizes[number] for number in numbers]
-            axis = _axis([part.shape for part in parts], extents) if len(parts) == len(extents) else None
+            shapes = [part.shape for part in parts]
+            axis = None
+            if len(parts) == len(extents):
+                axis = _inner_axis(shapes, extents, along) if stacked else _axis(shapes, extents)
             if len(parts) == len(numbers) == 1 and parts[0].call == before[layer] + nth:
                 kept += parts
             elif axis is None or any(part.source.sketched or part.part is not None for part in parts):
@@ -243,10 +283,13 @@ def _join(step: Step, path: str, calls: list[list[Record]], parts_of: list[range
 
 
 def _joined(parts: list[Record], axis: int, call: int) -> Record:
-    shape = list(parts[0].shape)
-    shape[axis] = sum(part.shape[axis] for part in parts)
-    calls = tuple((part.call, part.shape[axis]) for part in parts)
-    return replace(parts[0], call=call, shape=tuple(shape), source=_Rows(tuple(p.source for p in parts), axis, calls))
+    axes = max(len(part.shape) for part in parts)
+    shape = next(list(part.shape) for part in parts if len(part.shape) == axes)
+    extents = [part.shape[axis] if len(part.shape) == axes else 1 for part in parts]
+    shape[axis] = sum(extents)
+    calls = tuple((part.call, extent) for part, extent in zip(parts, extents))
+    source = _Rows(tuple(part.source for part in parts), axis, axes, calls)
+    return replace(parts[0], call=call, shape=tuple(shape), source=source)
 
 
 def records_by_call(
@@ -295,6 +338,13 @@ def _axis(shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> int | None
         if len(others) == 1 and len(multiples) == 1 and next(iter(multiples))[1] == 0 and shapes[0][axis]:
             return axis
     return None
+
+
+def _inner_axis(shapes: Sequence[Shape], extents: Sequence[int], axis: int) -> int | None:
+    """Return the axis along which the inputs are parts, if the tensors are such parts, too."""
+    axes = max(map(len, shapes))
+    whole = next(shape for shape in shapes if len(shape) == axes)
+    return axis if all(_extent(shape, whole, axis) == n for shape, n in zip(shapes, extents)) else None
 
 
 # Channels first and last, sequence and batch first, heads before and after the sequence.

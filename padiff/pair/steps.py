@@ -250,14 +250,16 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
 
 
 def _with_joined_calls(steps: Both[Step], alignment: Alignment) -> JoinedCalls:
-    counts = steps.map(lambda step: Counter(path for path, _ in outermost_calls(step.records)))
     paths = [(pair.reference.path, pair.candidate.path) for pair in alignment.pairs]
-    uneven = [
-        (a, b)
-        for a, b in paths
-        if counts.reference[a] != counts.candidate[b] and 0 not in (counts.reference[a], counts.candidate[b])
-    ]
+    counts = steps.map(_calls_of_layers)
+    uneven = [(a, b) for a, b in paths if 0 < counts.reference[a] != counts.candidate[b] > 0]
     return joined_calls(steps, uneven) if uneven else JoinedCalls(steps, Both([], []))
+
+
+def _calls_of_layers(step: Step) -> Counter[str]:
+    """Return the number of recorded calls of each layer."""
+    calls = {(r.layer, r.call) for r in step.records if r.stage in ("input", "forward") and r.layer != LOOP}
+    return Counter(layer for layer, _ in calls)
 
 
 def _order_of(steps: Both[Step], alignment: Alignment) -> CallOrder:

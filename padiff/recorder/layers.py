@@ -320,7 +320,7 @@ def group_of(
 ) -> Any:
     """Return one layer that holds models and tensors by name; these stay as they are.
 
-    The group trains while one of its models does.
+    The group trains while one of its models does; tensors have no other mode.
 
     Args:
         framework: name of the framework.
@@ -331,7 +331,7 @@ def group_of(
     base = nn.ModuleDict if framework == "torch" else nn.LayerDict
 
     def is_training(layers: Any) -> bool:
-        return not len(layers) or any(layer.training for layer in layers.values())
+        return bool(tensors) or not len(layers) or any(layer.training for layer in layers.values())
 
     # Making a layer sets it to training; the group is what its models are.
     training = property(is_training, lambda layers, value: None)

@@ -310,10 +310,12 @@ class StepObserver:
             self.settings.setdefault(f"argument.{name}", number)
         if self.watched.chose(call.node):
             computed = self.records.known.computed_inputs
+            # An image that is trained, say: its weights are compared.
+            own = {id(each) for _, each, _ in self._framework.layers.parameters(self.watched.nodes[0].layer)}
             for slot, tensor in flatten_inputs(layer.forward, args, kwargs, self._is_tensor):
                 self.activations.see_input(call, slot, tensor)
                 with Tolerated():
-                    if is_computed(tensor, self._framework.tensors.same_values):
+                    if id(tensor) in own or is_computed(tensor, self._framework.tensors.same_values):
                         computed.add(f"{call.node.path}/{slot}" + (f"#{call.number}" if call.number else ""))
             if computed:
                 self.settings["inputs.computed"] = ", ".join(sorted(computed))

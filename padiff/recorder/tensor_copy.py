@@ -591,6 +591,11 @@ class SeenTensors:
             entry = self._seen[id(tensor)] = SeenTensor(weakref.ref(tensor), version)
         return entry
 
+    def forget(self, tensor: Any) -> None:
+        """Remove the entry of a tensor that was written to in a way that its version does not show."""
+        self.lookup(tensor)
+        self._seen.pop(id(tensor))
+
     def taken(self, tensor: Any, level: str) -> TensorCopy | None:
         """Return an existing copy of the values of a tensor at a level, or None if there is none.
 

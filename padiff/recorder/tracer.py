@@ -44,7 +44,7 @@ _BEFORE, _AFTER = 1, 0
 _MOST_WEIGHTS = 1 << 15
 
 # Functions that change their first argument and return nothing.
-_CHANGING = frozenset({"setitem"})
+_CHANGING = frozenset({"copy", "setitem"})
 
 
 class Begun(NamedTuple):
@@ -310,6 +310,8 @@ class Tracer:
         path, level = inside.node.path, self._levels[inside.node.path, "forward"]
         try:
             result = begun.given if output is None and name in _CHANGING else output
+            if output is None and result is not None:
+                self._tensors.forget(result)  # paddle's set_value leaves the version as it was
             chosen = path in self._records.known.choosing
             outputs = tuple(
                 [

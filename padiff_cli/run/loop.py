@@ -123,6 +123,8 @@ class LoopFinder(ModelFinder):
             super()._call(layer)
             if self._training is None:
                 self._begin_with_copy(layer, framework)
+            if self._training is None and framework.hooks.learning():
+                self._begin_with_frozen(layer, framework)
             return
         self.learned = True
         over = [reference() for reference in self._past] if self._training is not None else []
@@ -136,6 +138,8 @@ class LoopFinder(ModelFinder):
             self._strangers[id(layer)] = layer
             if not fresh:
                 self._watch_if_needed()
+            elif self._training is None:
+                self._begin_with_frozen(layer, framework)
             return
         frame = sys._getframe(1)
         around = stepping_around(frame, [*fresh, *self.optimizers])
@@ -159,6 +163,14 @@ class LoopFinder(ModelFinder):
         # What trains has not been called: it has to be among the script's variables.
         if around and not self._select(around, frame)[1]:
             self._train(around, around)
+
+    def _begin_with_frozen(self, layer: Any, framework: Framework) -> None:
+        """Begin with the call of a network that does not train, where the optimizers hold tensors of no layer."""
+        fresh = [each for each in self._others_alive() if framework.optimizers.is_optimizer(each)]
+        frame = sys._getframe(1)
+        around = stepping_around(frame, fresh)
+        if around and not self._select(around, frame)[0]:
+            self._train(around, around, layer)
 
     def _before_step(self, optimizer: Any) -> None:
         """Begin at the first step, where no call was seen: of layers inside of a compiled function, say."""

@@ -387,6 +387,8 @@ NO_STACKS: Both[tuple[str, ...]] = Both((), ())
 
 # Kinds of recorded causes, by the kind of the hypothesis that computes the same cause.
 _DECLARED = {"norm_statistics": "mode", "accumulation": "trainer"}
+# Kinds of computed causes that another mode explains: running statistics that are still 0 and 1 normalise nothing.
+_OF_MODE = frozenset({"norm_missing", "norm_added"})
 
 
 def first_diff(diffs: Sequence[Diff], evidence: Evidence, compute: bool = True) -> FirstDiff | None:
@@ -533,6 +535,8 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
         if chosen.kind != CHOICE:
             return chosen
     if recorded is not None:
+        if recorded.kind == "mode" and computed.cause is not None and computed.cause.kind in _OF_MODE:
+            return recorded
         if computed.cause is None or not computed.cause.proven:
             return framework_cause if framework_cause is not None and says_where(recorded, place) else recorded
         if recorded.kind == _DECLARED.get(computed.cause.kind):

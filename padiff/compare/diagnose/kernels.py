@@ -458,3 +458,32 @@ def resized(x: np.ndarray, size: Sequence[int], mode: str, corners: bool = False
         share = (where - low).reshape([-1 if k == axis else 1 for k in range(x.ndim)])
         x = np.take(x, low, axis) * (1 - share) + np.take(x, np.minimum(low + 1, n - 1), axis) * share
     return x
+
+
+def sampled(
+    x: np.ndarray, grid: np.ndarray, padding: str = "zeros", nearest: bool = False, corners: bool = False
+) -> np.ndarray:
+    """Return the pixels of pictures at the places of a grid (`grid_sample`), of shape (batch, channels, rows, columns).
+
+    Args:
+        grid: the column and the row of each place, from -1 to 1, of shape (batch, rows, columns, 2).
+        padding: ``zeros`` or ``border``, for places outside.
+        corners: True if -1 and 1 are the centres of the outermost pixels, False if they are their edges.
+    """
+    sizes = x.shape[3], x.shape[2]
+    places = [
+        (grid[..., k] + 1) / 2 * (n - 1) if corners else ((grid[..., k] + 1) * n - 1) / 2 for k, n in enumerate(sizes)
+    ]
+    if padding == "border":
+        places = [np.clip(place, 0, n - 1) for place, n in zip(places, sizes)]
+    samples = np.arange(len(x))[:, None, None]
+    result = np.zeros((len(x), *places[0].shape[1:], x.shape[1]))
+    starts = [np.rint(place) if nearest else np.floor(place) for place in places]
+    for right, below in ((0, 0),) if nearest else ((0, 0), (0, 1), (1, 0), (1, 1)):
+        column, row = starts[0] + right, starts[1] + below
+        shares = [1.0 - np.abs(place - at) for place, at in zip(places, (column, row))]
+        weight = np.ones_like(column) if nearest else shares[0] * shares[1]
+        weight = np.where((column >= 0) & (column < sizes[0]) & (row >= 0) & (row < sizes[1]), weight, 0.0)
+        rows, columns = (np.clip(at, 0, n - 1).astype(int) for at, n in ((row, sizes[1]), (column, sizes[0])))
+        result += weight[..., None] * x[samples, :, rows, columns]
+    return np.moveaxis(result, -1, 1)

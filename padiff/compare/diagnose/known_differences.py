@@ -16,6 +16,7 @@ from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
 from padiff.compare.diagnose.place import Place
 from padiff.compare.diagnose.traced import given_in_common
 from padiff.model import equivalents
+from padiff.pair.joined_calls import is_joined
 from padiff.records import ROOT, SIDES, Both, Cause, FirstDiff, Layer, Report, RunInfo, is_of_loss
 from padiff.records.traces import DRAWS, Region
 from padiff.system.frames import Frame
@@ -184,7 +185,8 @@ def known_cause(scene: DiffContext, place: Place) -> Cause | None:
 
     `None` if no difference is known, or if both runs are of one framework.
     """
-    if sorted(scene.frameworks) != ["paddle", "torch"]:
+    joined = any(record is not None and is_joined(record) for record in scene.diff.pair.sides)
+    if sorted(scene.frameworks) != ["paddle", "torch"] or joined:  # what goes into the calls may differ
         return None
     groups = ("initialisation",) if _at_start(scene) else _GROUPS.get(scene.stage, ())
     slot = equivalents.slot(scene.diff.pair.anchor.slot)

@@ -18,7 +18,7 @@ from padiff.compare.judge.policy import Policy
 from padiff.compare.measure.pairs import measure_pair
 from padiff.errors import PadiffError
 from padiff.frameworks.catalog import LOOKING
-from padiff.pair.joined_calls import layout_between, square_layout
+from padiff.pair.joined_calls import is_joined, layout_between, square_layout
 from padiff.records import (
     LOOP,
     RESHAPED,
@@ -274,7 +274,9 @@ class Relations:
         if first is None or second is None or _kind(first) != _kind(second):
             return Relation.UNKNOWN
         if math.prod(first.shape) != math.prod(second.shape):
-            return Relation.DIFFER
+            # A call that takes a part of what the other side's takes has other sizes, and may agree.
+            parts = any(record is not None and is_joined(record) for record in self._first.pair.sides)
+            return Relation.UNKNOWN if parts else Relation.DIFFER
         diff = measure_pair(self._pair(first, second), self._policy.elementwise)
         figures = diff.figures
         if figures is None or figures.size == 0:

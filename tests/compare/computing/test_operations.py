@@ -27,6 +27,11 @@ def written(x, y):
     return x
 
 
+def overwritten(x, y):
+    x.set_value(y)
+    return x
+
+
 TORCH = {
     "linear": (X, lambda m, x: F.linear(x, m.w, m.b)),
     "layer_norm": (X, lambda m, x: F.layer_norm(x, (8,), m.b)),
@@ -49,6 +54,11 @@ TORCH = {
     "pad": (IMAGE, lambda m, x: F.pad(x, (1, 2, 3, 0), mode="reflect")),
     "bilinear": (IMAGE, lambda m, x: F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=True)),
     "nearest": (IMAGE, lambda m, x: F.interpolate(x, size=(5, 13), mode="nearest")),
+    "sampled": (IMAGE, lambda m, x: F.grid_sample(x, x[..., :2] * 1.5, align_corners=True)),
+    "sampled at the border": (IMAGE, lambda m, x: F.grid_sample(x, x[..., :2] * 1.5, "nearest", "border", False)),
+    "grids": (X, lambda m, x: torch.stack(torch.meshgrid(x[0, 0], x[0, 1, :5], indexing="ij")) * 2),
+    "rounded": (X, lambda m, x: (x * 3).round() + x),
+    "overwritten": (X, lambda m, x: torch.zeros(3, 6, 8).copy_(x[:1] * 2) + x),
     "written": (X, lambda m, x: written(x.clone(), 2 * x)),
     "distances": (X, lambda m, x: torch.cdist(x, 2 * x) + F.cosine_similarity(x, x + 1, dim=-1)[:, None]),
     "einsum": (X, lambda m, x: torch.einsum("bij, bkj -> bik", x, x)),
@@ -94,6 +104,8 @@ PADDLE = {
     "avg_pool counted": (IMAGE, lambda m, x: P.avg_pool2d(x, 3, 2, 1, exclusive=False)),
     "max_pool": (IMAGE, lambda m, x: P.max_pool2d(x, 3, 2, 1)),
     "bilinear": (IMAGE, lambda m, x: P.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)),
+    "sampled": (IMAGE, lambda m, x: P.grid_sample(x, x[..., :2] * 1.5)),
+    "overwritten": (X, lambda m, x: overwritten(paddle.zeros([3, 6, 8]), x * 2) + x),
     "written": (X, lambda m, x: written(x.clone(), 2 * x)),
     "indexed": (X, lambda m, x: x[:, paddle.to_tensor([1, 0, 2])] * 2),
     "gathered": (X, lambda m, x: paddle.gather(x, paddle.to_tensor([1, 0, 1]), axis=1) * 1),

@@ -234,6 +234,15 @@ def _interpolate(add: Add, formula: Formula, inputs: KnownInputs, framework: str
     return add("resized", inputs.first, size=sizes, mode=RESIZED[mode], corners=corners)
 
 
+def _sampled(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
+    x, grid = _two(inputs)
+    mode, padding = inputs.argument(("mode",), 2, "bilinear"), inputs.argument(("padding_mode",), 3, "zeros")
+    if formula.values[x].ndim != 4 or mode not in ("bilinear", "nearest") or padding not in ("zeros", "border"):
+        raise UnknownError(inputs.function)
+    corners = bool(inputs.argument(("align_corners",), 4, conventions_of(framework).samples_corners))
+    return add("sampled", x, grid, padding=padding, nearest=mode == "nearest", corners=corners)
+
+
 def _floats(value: Any, count: int) -> list[float]:
     return [float(n) for n in value] if isinstance(value, list) else [float(value)] * count
 
@@ -255,6 +264,7 @@ IN_WINDOWS: Mapping[str, Writing] = {
     "adaptive_max_pool2d": _global_pool,
     "pad": _pad,
     "interpolate": _interpolate,
+    "grid_sample": _sampled,
 }
 
 
@@ -480,6 +490,26 @@ def _expanded(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -
     return add("expand", inputs.first, shape=list(formula.values[inputs.node(1)].shape))
 
 
+def _overwritten(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
+    """Write torch's `x.copy_(y)` and paddle's `x.set_value(y)`, after which x has the values of y."""
+    return add("expand", inputs.node(1), shape=list(formula.values[inputs.first].shape))
+
+
+def _rounded(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
+    if inputs.argument(("decimals",), 1, 0):
+        raise UnknownError(inputs.function)
+    return add("round", inputs.first)
+
+
+def _meshgrid(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> list[int]:
+    nodes = inputs.all
+    if inputs.argument(("indexing",), -1, "ij") != "ij" or any(formula.values[k].ndim != 1 for k in nodes):
+        raise UnknownError(inputs.function)
+    shape = [formula.values[k].size for k in nodes]
+    sides = [[n if at == place else 1 for at in range(len(nodes))] for place, n in enumerate(shape)]
+    return [add("expand", add("reshape", k, shape=side), shape=shape) for k, side in zip(nodes, sides)]
+
+
 def _trace(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     return add("reduced", _diagonal(add, formula, inputs, framework), by="sum", axis=-1)
 
@@ -520,6 +550,9 @@ OF_ARRAYS: Mapping[str, Writing] = {
     "zeros_like": _like,
     "ones_like": _like,
     "expand_as": _expanded,
+    "copy": _overwritten,
+    "meshgrid": _meshgrid,
+    "round": _rounded,
     "setitem": _setitem,
     "cdist": _cdist,
     "cosine_similarity": _cosine,

@@ -691,6 +691,11 @@ def _shared_text(sheet: FormulaView, candidate: FormulaView, own: Sequence[int],
         if differences:
             given.setdefault(" and ".join(differences), []).append(where)
     missing, surplus = ([where for where in a if where not in b] for a, b in ((reference, other), (other, reference)))
+    # One author's layer calls what the other's loop calls.
+    functions = {sheet.function(reference[where]) for where in missing}
+    moved = functions & {candidate.function(other[where]) for where in surplus}
+    missing = [where for where in missing if sheet.function(reference[where]) not in moved]
+    surplus = [where for where in surplus if candidate.function(other[where]) not in moved]
     if max(len(missing), len(surplus), len(given)) > _FEW:
         return ""
     texts = [f"{text} ({first_few(calls, 2)})" for text, calls in given.items()]

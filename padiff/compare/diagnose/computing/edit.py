@@ -400,6 +400,9 @@ def _operation(sheet: FormulaView, k: int, place: int) -> tuple[str, str, str, i
         kind, name = ("mask_missing", "a mask") if masks else ("factor_missing", "a factor")
         what = "mask" if masks else "factor"
         return kind, name, f"the {what} of {where} is left out: {sheet.named(other_operand)}", 2
+    if operation in ("picked", "rows") and place == 0:
+        text = f"{where}, which puts {sheet.named(node.given[0])} into another order, is left out"
+        return "order_missing", "another order of rows", text, 2
     if operation == "act":
         return None  # "no activation" is one of the edits of activations
     if operation in _NORMS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -193,12 +194,37 @@ def loss_numbers(sheet: FormulaView, leaves: Sequence[int], loss: int) -> Iterat
             what = f"beta (delta) of {sheet.where(k)}"
             yield Number("loss_beta", "beta", what, node.how["beta"], _how(node, k, "beta"), k, (0.5,), rank=0)
     yield from _temperatures(sheet)
+    yield from _in_several_places(sheet)
     what = "the loss is multiplied by a number, which"
     yield Number("loss_scale", "a scale of the loss", what, 1.0, _scaled(loss), loss, rank=2)
     for leaf in leaves:
         for name, term in _TERMS.items():
             what = f"the share of a further term of the loss, {name} of {sheet.named(leaf)},"
             yield Number("loss_term", "a further term", what, 0.0, _term(leaf, loss, term), loss, rank=3)
+
+
+def _in_several_places(sheet: FormulaView) -> Iterator[Number]:
+    """Yield each number that scales one tensor in several places, with either sign, as one number."""
+    places: dict[tuple[float, int], list[int]] = {}
+    for k, node in enumerate(sheet.nodes):
+        users = sheet.users(k) if node.name and sheet.is_number(k) else []
+        for user in users[:1]:
+            others = [operand for operand in sheet.nodes[user].given if operand != k]
+            if sheet.nodes[user].operation in ("mul", "div") and others:
+                places.setdefault((abs(float(sheet.formula.values[k])), others[0]), []).append(k)
+    for (size, _), constants in places.items():
+        if len(constants) < 2 or size in (0.0, 1.0):
+            continue
+        signs = {k: math.copysign(1.0, float(sheet.formula.values[k])) for k in constants}
+        first = sheet.users(constants[0])[0]
+        more = "another place" if len(constants) == 2 else f"{len(constants) - 1} other places"
+        what = f"the number in {sheet.where(first)}, and in {more},"
+        make = partial(_signed, signs)
+        yield Number("scale", "a scale", what, size, make, first, (0.5 * size, 2.0 * size), rank=0)
+
+
+def _signed(signs: Mapping[int, float], value: float) -> dict[int, Change]:
+    return {k: put(np.asarray(sign * value)) for k, sign in signs.items()}
 
 
 def _temperatures(sheet: FormulaView) -> Iterator[Number]:

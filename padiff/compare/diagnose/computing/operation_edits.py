@@ -215,14 +215,26 @@ def _pool(sheet: FormulaView, k: int) -> Iterator[Edit]:
 def _resized(sheet: FormulaView, k: int) -> Iterator[Edit]:
     node, where = sheet.nodes[k], sheet.where(k)
     if node.how["mode"] != "nearest":
-        corners = not node.how["corners"]
-        text = f"align_corners={corners} for the reference's {not corners} ({where})"
-        argument = Argument(dict.fromkeys(("torch", "paddle"), "align_corners"), not corners, corners, False)
-        change = {k: given(sheet, k, corners=corners)}
-        yield Edit("align_corners", "align_corners", text, change, 0, at=k, argument=argument)
+        yield _corners(sheet, k)
     mode = "linear" if node.how["mode"] == "nearest" else "nearest"
     text = f"{mode} interpolation for the reference's {node.how['mode']} ({where})"
     yield Edit("interpolation", "another interpolation", text, {k: given(sheet, k, mode=mode)}, 0, at=k)
+
+
+def _sampled(sheet: FormulaView, k: int) -> Iterator[Edit]:
+    how, where = sheet.nodes[k].how, sheet.where(k)
+    yield replace(_corners(sheet, k), argument=None)  # what a call without it means depends on the framework
+    mode = "border" if how["padding"] == "zeros" else "zeros"
+    text = f"padding_mode {mode} for the reference's {how['padding']} ({where})"
+    yield Edit("padding_mode", "another padding mode", text, {k: given(sheet, k, padding=mode)}, 0, at=k)
+
+
+def _corners(sheet: FormulaView, k: int) -> Edit:
+    corners = not sheet.nodes[k].how["corners"]
+    text = f"align_corners={corners} for the reference's {not corners} ({sheet.where(k)})"
+    argument = Argument(dict.fromkeys(("torch", "paddle"), "align_corners"), not corners, corners, False)
+    change = {k: given(sheet, k, corners=corners)}
+    return Edit("align_corners", "align_corners", text, change, 0, at=k, argument=argument)
 
 
 def _looked_up(sheet: FormulaView, k: int) -> Iterator[Edit]:
@@ -289,6 +301,7 @@ BY_OPERATION: dict[str, Callable[[FormulaView, int], Iterator[Edit]]] = {
     "pad": _pad,
     "pool": _pool,
     "resized": _resized,
+    "sampled": _sampled,
     "looked_up": _looked_up,
     "lstm": _recurrent,
     "gru": _recurrent,

@@ -35,6 +35,7 @@ from padiff.compare.diagnose.kernels import (
     rows,
     rows_added,
     rows_set,
+    sampled,
     softmax,
     targets,
 )
@@ -196,6 +197,7 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "floor": np.floor,
     "ceil": np.ceil,
     "trunc": np.trunc,
+    "round": np.round,
     "expm1": np.expm1,
     "log1p": np.log1p,
     "tan": np.tan,
@@ -254,6 +256,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "pool": pool,
     "pad": pad,
     "resized": resized,
+    "sampled": sampled,
     "targets": targets,
     "picked": picked,
     "of_classes": of_classes,

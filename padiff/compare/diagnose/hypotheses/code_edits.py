@@ -54,6 +54,9 @@ _OF_REFERENCE, _OF_CANDIDATE = "in the candidate, ", "the values agree if, in th
 # Kinds of edits of a call's operands: the other side has to compute what the edited call gives.
 _OF_OPERANDS = frozenset({"parts_order", "axes_order"})
 
+# Kinds of edits that put another function in the place of one.
+_OTHER_FUNCTIONS = frozenset({"activation", "axis", "reduction_form", "softmax_axis"})
+
 Look = Callable[[np.ndarray], np.ndarray]
 Maker = Callable[[FormulaView], Iterable[Edit]]
 
@@ -446,6 +449,8 @@ def tried(
         result = sheet.formula.changed(edit.changes)
         if result is None or result.shape != target.shape or np.array_equal(result, unchanged):
             return
+        if edit.kind in _OTHER_FUNCTIONS and _flattens(sheet, edit):
+            return
         # Edits that the code of both sides shows are few; the others are guesses.
         counts[edit.name == READ] += 1
         trial = Found(edit, result, target.off(result), 1, surplus, sheet, target)
@@ -470,6 +475,13 @@ def tried(
         replace(trial, tried=counts[True] if trial.edit.name == READ else counts.total())
         for trial in (*explaining, *nearest.values())
     ]
+
+
+def _flattens(sheet: FormulaView, edit: Edit) -> bool:
+    """Return True if another function gives a constant: it says no more than that its term is left out."""
+    node = next(iter(edit.changes))
+    values, own = sheet.formula.getter(edit.changes)(node), sheet.formula.values[node]
+    return values.size > 1 and bool((values == values.flat[0]).all()) and not bool((own == own.flat[0]).all())
 
 
 def named(case: Case, found: Iterable[Found]) -> bool:

@@ -60,6 +60,7 @@ FAR = 1e-4
 # Largest relative difference of a recomputed loss's slopes from the recorded gradients; else the loss is not used.
 _AGREES = 1e-4
 # The same for the loss alone, which may be the sum of terms that cancel.
+_CORNERS = 1e-2
 _AGREES_ALONE = 1e-3
 # Relative rounding error of a loss and its slopes that is allowed for in any case. Chosen.
 _ROUNDING = 1e-5
@@ -562,7 +563,7 @@ def _used_inside(graph: Graph, paired: frozenset[int]) -> set[int]:
     end = _noted(graph, "backward")
     losses = {c.layer for c in graph.trace.calls if not c.function and any(o.tensor == end for o in c.outputs)}
     homes = {LOOP, *losses, *_computed_outputs(graph, paired)}
-    used = {o.tensor for c in graph.trace.calls if not (c.function and c.layer in homes) for o in c.inputs}
+    used = {o.tensor for c in graph.trace.calls if c.layer not in homes for o in c.inputs}
     for call in reversed(graph.trace.calls):
         is_used = call.function and call.layer in homes and any(o.tensor in used for o in call.outputs)
         if is_used and call.function not in ("detach", GRAD):
@@ -698,8 +699,10 @@ def _side(
     sheet.formula = formula
     if off > _AGREES * root(recorded):
         # A model that is not recorded may give an input of the loss: its gradients are no slopes of the formula.
+        # Or the loss has corners (absolute values, cells of a grid), at which slopes are computed across.
+        corners = off <= _CORNERS * root(recorded)
         off = abs(row[0] - recorded[0])
-        if value is None or off > _AGREES_ALONE * abs(recorded[0]) or not _outside(sheet, sheet.graph):
+        if value is None or off > _AGREES_ALONE * abs(recorded[0]) or not (corners or _outside(sheet, sheet.graph)):
             return None
         formula.complete(recorded, MANY)
     return _Side(sheet, formula, tuple(leaf.node for leaf in leaves), off)

@@ -20,7 +20,7 @@ from padiff.compare.diagnose.hypotheses.diff_context import (
     rounding_of,
     whole_of,
 )
-from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
+from padiff.compare.diagnose.hypotheses.hypothesis import NEAR, WORST, Hypothesis, Prediction
 from padiff.compare.judge.limits import is_running
 from padiff.model import equivalents
 from padiff.records import SIDES, Both, Cause, Diff, Pair
@@ -28,6 +28,8 @@ from padiff.system.terminal import first_few
 
 # Most steps before this one whose weights are compared, and most elements of each weight.
 _BEFORE, _ELEMENTS = 8, 1024
+# Most steps whose weights a loop may mix, and least share, or difference of shares, that counts.
+_MIXED, _SHARE = 24, 2e-3
 # Rounding error of the sum of a weight and its update, in rounding units.
 _ADDED = 4.0
 
@@ -63,6 +65,8 @@ def write_hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     for side in ("candidate", "reference"):
         if not _left_alone(weights, side):
             yield from _changed(scene, weights, steps, side)
+    if not any(_left_alone(weights, side) for side in SIDES):
+        yield from _mixed_otherwise(scene)
 
 
 def unrecorded(scene: DiffContext) -> Iterator[Cause]:
@@ -150,6 +154,102 @@ def _changed(scene: DiffContext, weights: Sequence[_Weight], steps: Sequence[int
             tried=len(steps) + 1,
             changes=1 + count,
         )
+
+
+@dataclass(frozen=True)
+class _Mixture:
+    """One side's weights as a sum of its earlier weights, equal for all parameters.
+
+    Attributes:
+        columns: the earlier weights, one column each, in units of the rounding noise.
+        now: the weights, in the same unit.
+        shares: the factor of each column.
+    """
+
+    columns: np.ndarray
+    now: np.ndarray
+    shares: np.ndarray
+
+
+def _mixed_otherwise(scene: DiffContext) -> Iterator[Hypothesis]:
+    """Yield the hypothesis that both loops write sums of earlier weights, with other shares: averages of clients, a
+    momentum of their mean.
+    """
+    steps = [n for n in scene.numbers if n < scene.number][-_MIXED:]
+    if steps != [*range(scene.number - len(steps), scene.number)]:
+        return
+    rows: list[Both[np.ndarray]] = []
+    nows: list[Both[np.ndarray]] = []
+    noises: list[np.ndarray] = []
+    for place in scene.pairs(scene.number - 1, "update"):
+        pair = scene.pairs(scene.number, "weight").get(place)
+        starts = [scene.pairs(step, "weight").get(place) for step in steps]
+        updates = [scene.pairs(step, "update").get(place) for step in steps]
+        now, *values = alike((pair, *starts, *updates), _ELEMENTS)
+        known = [each for each in values if each is not None]
+        if pair is None or now is None or len(known) != len(values):
+            continue
+        if any(each.reference.shape != now.reference.shape for each in known):
+            continue
+        before, moves = known[: len(steps)], known[len(steps) :]
+        ends = [Both(*(w + u for w, u in zip(start, move))) for start, move in zip(before, moves)]
+        columns = [each for both in zip(before, ends) for each in both]
+        root = max(float(np.sqrt(np.mean(np.square(side)))) for side in now)
+        noise = max(_ADDED * rounding_of(pair) * root, 1e-300)
+        rows.append(Both(*(np.stack([[*each][k] for each in columns], axis=1) / noise for k in range(2))))
+        nows.append(Both(now.reference / noise, now.candidate / noise))
+        noises.append(np.full(now.reference.size, noise))
+    if not rows:
+        return
+    names = [name for step in steps for name in (f"before step {step}", f"after step {step}")]
+    tables = Both(*(np.concatenate([[*each][k] for each in rows]) for k in range(2)))
+    distinct: list[int] = []
+    for k in range(len(names)):
+        if not any(np.abs(side[:, k] - side[:, j]).max() <= 2 * WORST for j in distinct for side in tables):
+            distinct.append(k)
+    now_of = Both(*(np.concatenate([[*each][k] for each in nows]) for k in range(2)))
+    sides = tables.zip(now_of).map(lambda side: _as_mixture(side[0][:, distinct], side[1]))
+    reference, candidate = sides
+    if reference is None or candidate is None:
+        return
+    differ = np.flatnonzero(np.abs(candidate.shares - reference.shares) > _SHARE)
+    if not differ.size:
+        return
+    parts = [
+        f"{candidate.shares[k]:.3g} of those {names[distinct[k]]} for the reference's {reference.shares[k]:.3g}"
+        for k in differ
+    ]
+    text = (
+        f"between steps {scene.number - 1} and {scene.number} both loops write sums of earlier weights, the candidate "
+        f"{first_few(parts, 4)}"
+    )
+    units = np.concatenate(noises)
+
+    def predict() -> Iterator[Prediction]:
+        predicted, without = (candidate.columns @ side.shares for side in (candidate, reference))
+        yield Prediction("the weights", candidate.now * units, predicted * units, without * units, units)
+
+    free = int(np.count_nonzero(candidate.shares))
+    yield Hypothesis("weights_mixed", "sums of earlier weights", text, predict, "weights", free=free)
+
+
+def _as_mixture(columns: np.ndarray, now: np.ndarray) -> _Mixture | None:
+    """Return weights as a sum of some columns; `None` if no sum gives them to rounding."""
+    used = [*range(columns.shape[1])]
+    for _ in range(3):  # without the columns that have no share
+        if not used or len(now) < 4 * len(used):
+            return None
+        shares = np.linalg.lstsq(columns[:, used], now, rcond=1e-12)[0]
+        if (np.abs(shares) > _SHARE).all():
+            break
+        used = [k for k, share in zip(used, shares) if abs(share) > _SHARE]
+    else:
+        return None
+    if not np.isfinite(shares).all() or np.sqrt(np.mean(np.square(columns[:, used] @ shares - now))) > NEAR:
+        return None
+    whole = np.zeros(columns.shape[1])
+    whole[used] = shares
+    return _Mixture(columns, now, whole)
 
 
 def _predicted(weights: Sequence[_Weight], side: str, make: Callable[[_Weight], np.ndarray]) -> Iterator[Prediction]:
