@@ -47,26 +47,6 @@ class JoinedCalls:
 
 
 @dataclass(frozen=True, slots=True)
-class Added(TensorSource):
-    """Tensor source of the sum of several sources of one shape."""
-
-    parts: tuple[TensorSource, ...]
-
-    @property
-    def inside(self) -> Sequence[TensorSource]:
-        return self.parts
-
-    def made_of(self, inside: Sequence[TensorSource]) -> TensorSource:
-        return replace(self, parts=tuple(inside))
-
-    def read(self) -> np.ndarray:
-        first, *others = (part.read() for part in self.parts)
-        for other in others:
-            first = first + other
-        return np.asarray(first)
-
-
-@dataclass(frozen=True, slots=True)
 class _Rows(TensorSource):
     """Tensor source of the rows of several sources, along one axis."""
 

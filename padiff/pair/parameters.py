@@ -88,8 +88,8 @@ class _Flat(_Made):
 
 
 @dataclass(frozen=True, slots=True)
-class _Sum(TensorSource):
-    """Tensor source of the sum of several sources."""
+class Sum(TensorSource):
+    """Tensor source of the sum of several sources of one shape."""
 
     terms: tuple[TensorSource, ...]
 
@@ -258,7 +258,7 @@ def _short(slice_: Slice) -> str:
 def _added(records: Sequence[Record]) -> Record:
     if len(records) == 1:
         return records[0]
-    source = _Sum(tuple(record.source for record in records))
+    source = Sum(tuple(record.source for record in records))
     return replace(records[0], slot=" + ".join(record.slot for record in records), source=source)
 
 

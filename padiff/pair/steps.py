@@ -15,8 +15,8 @@ from padiff.align.call_order import CallOrder, InputSite, call_order, calls_diff
 from padiff.align.matching.parameter_units import inside
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.model import equivalents
-from padiff.pair.joined_calls import Added, JoinedCalls, inputs_agree, joined_calls, layout_between, square_layout
-from padiff.pair.parameters import Index, RecordPair, alone, pair_parameters, pair_split_outputs
+from padiff.pair.joined_calls import JoinedCalls, inputs_agree, joined_calls, layout_between, square_layout
+from padiff.pair.parameters import Index, RecordPair, Sum, alone, pair_parameters, pair_split_outputs
 from padiff.records import (
     BROADCAST,
     LOOP,
@@ -378,7 +378,7 @@ def _add_up(gradients: Both[list[Record]], rest: Both[list[Record]]) -> bool:
         rest.candidate.extend(whole)
         many[:] = whole[:] = []
         return True
-    added = replace(many[0], slot=whole[0].slot, source=Added(tuple(record.source for record in many)))
+    added = replace(many[0], slot=whole[0].slot, source=Sum(tuple(record.source for record in many)))
     expected = np.asarray(whole[0].value, np.float64)
     if np.linalg.norm(np.asarray(added.value, np.float64) - expected) > _ADDED * np.linalg.norm(expected):
         return False

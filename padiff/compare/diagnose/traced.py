@@ -104,7 +104,7 @@ class Graph:
         outputs = () if call is None else call.outputs
         return next((operand.tensor for operand in outputs if operand.slot == record.slot), None)
 
-    def number(self, tensor: int) -> float:
+    def scalar(self, tensor: int) -> float:
         """Return the value of a tensor of one number; NaN if the value was not kept."""
         source = self.trace.tensors[tensor].source
         try:

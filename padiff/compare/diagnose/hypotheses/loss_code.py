@@ -386,7 +386,7 @@ def _other_loss(scene: DiffContext, graphs: Both[Graph]) -> int | None:
     """Return the number of the first of several backwards whose losses differ; `None` if all agree or are recorded."""
     if any(pair.anchor.slot == "loss" for pair in scene.pairs(scene.number, "loss").values()):
         return None
-    ends = graphs.map(lambda graph: [graph.number(end) for end in _all_noted(graph, "backward")])
+    ends = graphs.map(lambda graph: [graph.scalar(end) for end in _all_noted(graph, "backward")])
     pairs = list(zip(ends.reference, ends.candidate))
     if len(ends.reference) != len(ends.candidate):
         return None
@@ -585,7 +585,7 @@ def _losses(
         logged, ends = _all_noted(graph, "log_loss"), _all_noted(graph, "backward")
         tensor = logged[turn] if turn < len(logged) else ends[turn] if turn < len(ends) else None
         node = -1 if sheet is None or tensor is None else sheet.writer.nodes.get(tensor)
-        value = float(np.ravel(record.value)[0]) if record is not None else graph.number(tensor or 0)
+        value = float(np.ravel(record.value)[0]) if record is not None else graph.scalar(tensor or 0)
         if node is None or (sheet is not None and node < 0) or math.isnan(value):
             return None
         nodes.append((node, value))
