@@ -135,7 +135,7 @@ class _Search:
         self._sketched: set[tuple[str, int, str]] = set()
 
     def search(self) -> StepDiffs | None:
-        sites, found = self._diffs.sites, {}
+        sites, agreeing = self._diffs.sites, {}
         for stage in ("forward", "backward"):
             for place in sites.places[stage].tolist():
                 layer = sites.layers[place]
@@ -148,10 +148,10 @@ class _Search:
                 if chosen or any(is_below(layer, path) for path in self._agreeing):
                     diff = self._in_order(self._diffs[place], chosen, float(self._diffs.rows["limit"][place]))
                     if diff is not None:
-                        found[place] = diff
-        if not found:
+                        agreeing[place] = diff
+        if not agreeing:
             return None
-        return StepDiffs.from_diffs([found.get(place, diff) for place, diff in enumerate(self._diffs)])
+        return StepDiffs.from_diffs([agreeing.get(place, diff) for place, diff in enumerate(self._diffs)])
 
     def _in_order(self, diff: Diff, chosen: bool, limit: float) -> Diff | None:
         """Return the diff of a pair with its rows in one order; `None` if they are not the same rows.

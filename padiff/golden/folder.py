@@ -106,9 +106,9 @@ def measured(base: Step, moved: Iterable[Step]) -> dict[str, Errors]:
             before = sketches.get(record.site)
             if before is None:
                 continue
-            found = errors_between(before, sketch_of_record(record, before.transposed))
-            if found is not None:
-                noise[record.site] = found.largest(noise.get(record.site, NOTHING))
+            values = errors_between(before, sketch_of_record(record, before.transposed))
+            if values is not None:
+                noise[record.site] = values.largest(noise.get(record.site, NOTHING))
     for record in base.records:
         before = sketches.get(record.site)
         scale = None if before is None or record.site not in noise else _scale_of(record, before, sketches)
@@ -325,14 +325,14 @@ def goldens_in(folder: Path) -> list[Path]:
     if is_golden(folder):
         return [folder]
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
-    found = [path for path in paths if is_golden(path) and not path.name.startswith(".")]
-    if not found:
+    folders = [path for path in paths if is_golden(path) and not path.name.startswith(".")]
+    if not folders:
         raise UsageError(
             f"{folder} holds no golden run. Record one: padiff golden record {folder / 'NAME'} -- python train.py"
         )
-    for path in found:
+    for path in folders:
         check_name(path.name)
-    return found
+    return folders
 
 
 def check_name(name: str) -> None:

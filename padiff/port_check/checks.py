@@ -124,9 +124,9 @@ def _uncompared(report: Report) -> Iterator[str]:
         ("step", Both(coverage.reference_steps, coverage.candidate_steps)),
     ]
     for what, both in sides:
-        for name, found in zip(SIDES, both):
-            if found:
-                yield f"{_counted(found, what)} of the {name} without a partner: {_first(list(map(str, found)))}"
+        for name, reasons in zip(SIDES, both):
+            if reasons:
+                yield f"{_counted(reasons, what)} of the {name} without a partner: {_first(list(map(str, reasons)))}"
     for name, unrecorded in zip(SIDES, (coverage.reference_unrecorded, coverage.candidate_unrecorded)):
         if unrecorded:
             yield f"{_counted(unrecorded, 'trained parameter')} of the {name} without a record: {_first(unrecorded)}"

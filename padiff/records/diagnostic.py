@@ -398,12 +398,14 @@ def _attributes(lines: Both[Mapping[str, Frame]], called: Both[Frame | None], fi
     keys = dict.fromkeys(f"self.{name}" for name in _READ.findall(own.code))
     changed = [key for key in keys if key in lines.candidate]
     changed = [key for key in changed if not is_same(lines.reference.get(key), lines.candidate[key])]
-    found = [key for key in changed if _shares_number(lines.candidate[key].code, first.cause.sentence)]
+    attributes = [key for key in changed if _shares_number(lines.candidate[key].code, first.cause.sentence)]
     # A value that both sides compute, each in another way, names no number.
-    found = found or [key for key in changed if key in lines.reference and _is_computed(lines.candidate[key].code)]
-    if len(found) != 1:
+    attributes = attributes or [
+        key for key in changed if key in lines.reference and _is_computed(lines.candidate[key].code)
+    ]
+    if len(attributes) != 1:
         return called
-    return called.zip(lines).map(lambda side: side[1].get(found[0], side[0]))
+    return called.zip(lines).map(lambda side: side[1].get(attributes[0], side[0]))
 
 
 def _is_computed(code: str) -> bool:
@@ -575,8 +577,8 @@ def _optimizer(
             if key.startswith(f"{group}.") and named_at(words, key[len(group) + 1 :]) is not None:
                 return frame
     keys = {group.partition(".group.")[0] for group in groups}
-    found = [frame for key, frame in lines.items() if (key in keys if keys else _OPTIMIZER.fullmatch(key))]
-    return found[0] if len(found) == 1 else None
+    calls = [frame for key, frame in lines.items() if (key in keys if keys else _OPTIMIZER.fullmatch(key))]
+    return calls[0] if len(calls) == 1 else None
 
 
 def _innermost(side: tuple[tuple[str, ...], Sequence[Frame]]) -> Frame | None:
@@ -879,15 +881,15 @@ def _span(code: str, other: str, words: str, call: str) -> list[int] | None:
 
 def _arguments(code: str) -> list[tuple[str, list[int]]]:
     """Return the name and the place of each keyword argument and entry of a dict in a line, without objects."""
-    found = [(each[1] or each[2], each) for each in _KEYWORD.finditer(code)]
-    return [(name, [at.start(), _end_of_argument(code, at.end())]) for name, at in found if name not in _OBJECTS]
+    arguments = [(each[1] or each[2], each) for each in _KEYWORD.finditer(code)]
+    return [(name, [at.start(), _end_of_argument(code, at.end())]) for name, at in arguments if name not in _OBJECTS]
 
 
 def _calls(code: str, name: str) -> list[list[int]]:
     """Return the place of each call of a name, a pattern, in a line."""
-    found = list(re.finditer(rf"(?:\w+\.)*\b{name}", code, re.IGNORECASE))
-    ends = [_end_of_argument(code, each.end(), several=True) for each in found]
-    return [[each.start(), min(end + 1, len(code))] for each, end in zip(found, ends)]
+    calls = list(re.finditer(rf"(?:\w+\.)*\b{name}", code, re.IGNORECASE))
+    ends = [_end_of_argument(code, each.end(), several=True) for each in calls]
+    return [[each.start(), min(end + 1, len(code))] for each, end in zip(calls, ends)]
 
 
 def _contains(line: str, code: str, span: list[int]) -> bool:
@@ -898,7 +900,7 @@ def _contains(line: str, code: str, span: list[int]) -> bool:
 def _changed_part(code: str, other: str) -> list[int] | None:
     """Return the part of a line that differs from another line, in whole words; `None` if most of the line does."""
     own, others = ([*_WORD.finditer(line)] for line in (code, other))
-    texts = [[each[0] for each in found] for found in (others, own)]
+    texts = [[each[0] for each in spans] for spans in (others, own)]
     matcher = difflib.SequenceMatcher(a=texts[0], b=texts[1], autojunk=False)
     changed = [each for each in matcher.get_opcodes() if each[0] != "equal"]
     if not other or not changed or (len(changed) > 1 and matcher.ratio() < _LIKE):
@@ -911,8 +913,10 @@ def named_at(words: str, name: str) -> int | None:
     """Return the position at which a text names an argument, in one of its spellings; `None` if it does not."""
     alike = next((names for names in ARGUMENT_NAMES if name in names), (name,))
     spellings = {spelling for each in alike for spelling in (each, each.replace("_", " "))}
-    found = (re.search(rf"(?<![^\W_]){re.escape(spelling)}(?![^\W_])", words, re.IGNORECASE) for spelling in spellings)
-    return min((match.start() for match in found if match is not None), default=None)
+    matches = (
+        re.search(rf"(?<![^\W_]){re.escape(spelling)}(?![^\W_])", words, re.IGNORECASE) for spelling in spellings
+    )
+    return min((match.start() for match in matches if match is not None), default=None)
 
 
 def _end_of_argument(code: str, start: int, several: bool = False) -> int:

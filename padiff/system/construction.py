@@ -296,8 +296,8 @@ class _Search:
 
     def calls(self, name: str, package: str) -> list[_Found]:
         """Return the calls of a class of a package."""
-        found = [_Found(source, call) for source in self._sources for call in source.calls.get(name, ())]
-        return [each for each in found if each.source.may_call(each.node, package)]
+        calls = [_Found(source, call) for source in self._sources for call in source.calls.get(name, ())]
+        return [each for each in calls if each.source.may_call(each.node, package)]
 
     def chosen_calls(self) -> list[_Found]:
         """Return the calls with parameters of what a program chooses by a name: ``TABLE[name](net.parameters())``, or
@@ -789,15 +789,15 @@ def _item(node: ast.expr, number: int) -> ast.expr | None:
 
 def _files(layers: Iterable[Built]) -> list[str]:
     """Return the files of the user's code: those of the layers' classes, of the call stack, and beside the script."""
-    found = dict.fromkeys(layer.file for layer in layers)
+    files = dict.fromkeys(layer.file for layer in layers)
     frame = sys._getframe(1)
     while frame is not None:
-        found[frame.f_code.co_filename] = None
+        files[frame.f_code.co_filename] = None
         frame = frame.f_back  # type: ignore[assignment]
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     if script and is_users(os.path.abspath(script)):
         folder = os.path.join(os.path.dirname(os.path.abspath(script)), "")
-        found[os.path.abspath(script)] = None
+        files[os.path.abspath(script)] = None
         try:
             beside = {entry.removesuffix(".py") for entry in os.listdir(folder)}
         except OSError:
@@ -806,8 +806,8 @@ def _files(layers: Iterable[Built]) -> list[str]:
             # Of thousands of modules few are beside the script. A module's own `__getattr__` may import others.
             file = getattr(module, "__dict__", {}).get("__file__") if name.partition(".")[0] in beside else None
             if isinstance(file, str) and file.startswith(folder):
-                found[file] = None
-    paths = (os.path.abspath(file) for file in found if file and file.endswith(".py") and is_users(file))
+                files[file] = None
+    paths = (os.path.abspath(file) for file in files if file and file.endswith(".py") and is_users(file))
     return list(dict.fromkeys(paths))[:_MOST_FILES]
 
 

@@ -272,8 +272,9 @@ def batches(way):
     while True:
         x, labels = tensor(rng, 10, 6), torch.randint(4, (10,), generator=rng)
         optimizer.zero_grad()
-        if way in ("halves", "not divided"):
-            for part in (slice(0, 5), slice(5, 10)):
+        if way in ("halves", "not divided", "uneven"):
+            middle = 8 if way == "uneven" else 5
+            for part in (slice(0, middle), slice(middle, 10)):
                 z = model(x[part])
                 value = f.cross_entropy(z, labels[part]) + 0.1 * z.square().mean()
                 (value if way == "not divided" else value / 2).backward()
@@ -291,12 +292,14 @@ def batches(way):
 
 @BOTH
 def test_a_batch_in_parts_and_a_loss_in_terms_match_the_whole(options, tmp_path):
-    ways = ("reference", "halves", "two backwards", "not divided", "another weight")
-    halves, terms, undivided, weight = compared(tmp_path, batches, *ways, **options)
+    ways = ("reference", "halves", "two backwards", "not divided", "another weight", "uneven")
+    halves, terms, undivided, weight, uneven = compared(tmp_path, batches, *ways, **options)
     for clean in (halves, terms):
         assert clean.passed, clean.first_diff.message
     assert placed(undivided)[:2] == (0, "backward")
     assert "2 micro-batches are accumulated: the candidate does not divide" in undivided.first_diff.message
+    assert placed(uneven)[:2] == (0, "backward") and uneven.first_diff.cause.proven
+    assert "is a mean over its own samples (8 and 2) in the candidate" in uneven.first_diff.message
     assert placed(weight)[:2] == (0, "loss")
     assert "has no partner" not in weight.first_diff.message
 

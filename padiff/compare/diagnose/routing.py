@@ -424,23 +424,23 @@ def _scores(sides: Both[Router]) -> Cause | None:
     """Return a cause in what the call chooses by."""
     where = _where(sides.reference)
     narrow = sides.map(lambda side: side.narrow)
-    found = sides.map(lambda side: side.score)
+    scores = sides.map(lambda side: side.score)
     if narrow.candidate != narrow.reference:
         names = narrow.map(lambda name: name or "float32")
         text = f"the scores of {where} are computed in {names.candidate} for the reference's {names.reference}"
         fix = f"compute the scores in {names.reference}"
         return Cause("routing_precision", text, fix=fix, lines=sides.map(lambda side: side.call.line))
     lines = sides.map(lambda side: side.call.line)
-    for side, one, other in (("candidate", *found), ("reference", *found.swapped())):
+    for side, one, other in (("candidate", *scores), ("reference", *scores.swapped())):
         noise = getattr(sides, side).noise if one is not None and other is None else None
         if one is not None and noise is not None:
             text = (
                 f"{where}: the {side} adds noise of about {noise:.2g} to the router's output before the {one[0].words}"
             )
             return Cause("routing_noise", text, lines=lines)
-    if found.reference is None or found.candidate is None:
+    if scores.reference is None or scores.candidate is None:
         return None
-    (a, shift_a, out_a), (b, shift_b, out_b) = found.reference, found.candidate
+    (a, shift_a, out_a), (b, shift_b, out_b) = scores.reference, scores.candidate
     lines = Both(a.line, b.line)
     ranks_alike = {a.words, b.words} <= _RANKS_ALIKE and shift_a is None and shift_b is None
     if not a.same(b) and not ranks_alike:
@@ -465,10 +465,10 @@ def _weights(sides: Both[Router], diff: Diff) -> Cause | None:
     """Return a cause in the weights of the chosen places; proven if each row's output is as much larger as its weights
     are.
     """
-    found = sides.map(lambda side: side.weight)
-    if found.reference is None or found.candidate is None:
+    weights = sides.map(lambda side: side.weight)
+    if weights.reference is None or weights.candidate is None:
         return None
-    (a, values_a), (b, values_b) = found.reference, found.candidate
+    (a, values_a), (b, values_b) = weights.reference, weights.candidate
     if a.same(b) or (values_a.shape == values_b.shape and np.allclose(values_a, values_b, rtol=1e-4, atol=1e-6)):
         return None
     text = f"the weights of {_where(sides.reference)} are {b.sentence}; the reference's are {a.sentence}"
@@ -518,10 +518,10 @@ def _auxiliary(routers: Sequence[Both[Router]], diff: Diff) -> Cause | None:
         return None
     values = both.values().map(lambda array: float(array.reshape(-1)[0]))
     sides = Both([pair.reference for pair in routers], [pair.candidate for pair in routers])
-    found = Both(*map(_balance, sides, values))
-    if found.reference is None or found.candidate is None or found.reference.same(found.candidate):
+    terms = Both(*map(_balance, sides, values))
+    if terms.reference is None or terms.candidate is None or terms.reference.same(terms.candidate):
         return None
-    where, texts = _where(routers[-1].reference), (found.candidate.sentence, found.reference.sentence)
+    where, texts = _where(routers[-1].reference), (terms.candidate.sentence, terms.reference.sentence)
     text = f"the auxiliary loss of {where} is {texts[0]}; the reference's is {texts[1]}"
     return Cause("routing_auxiliary", text, lines=routers[-1].map(lambda side: side.call.line))
 

@@ -107,7 +107,7 @@ def shows(later: Report, earlier: Report) -> bool:
     first, settings = later.first_diff, earlier.first_diff
     if first is None or first.diff is None or settings is None or settings.diff is not None:
         return False
-    return settings_first([(settings.step, found) for found in earlier.settings_differ], first) is first
+    return settings_first([(settings.step, difference) for difference in earlier.settings_differ], first) is first
 
 
 def _place(first: FirstDiff, found: Sequence[tuple[int, Difference]]) -> int:

@@ -420,5 +420,5 @@ def _origin(states: Sequence[np.ndarray], run: Run, scene: DiffContext) -> str:
         return ""
     shapes = {state.shape for state in states}
     given = [v for record in records if (v := _values(record.source)) is not None and v.shape in shapes]
-    found = all(any(np.array_equal(state, values) for values in given) for state in states)
-    return f"what step {number} gave" if states and found else ""
+    is_equal = all(any(np.array_equal(state, values) for values in given) for state in states)
+    return f"what step {number} gave" if states and is_equal else ""

@@ -314,9 +314,9 @@ class Regions:
         self.remove()
         regions: list[Region] = []
         for entry in entries:
-            found = self._guard.attempt(self._measured, entry)
-            if found is not None:
-                regions.append(found)
+            results = self._guard.attempt(self._measured, entry)
+            if results is not None:
+                regions.append(results)
             entry.inputs, entry.outputs, entry.gradients = [], [], {}
         return tuple(regions)
 
@@ -524,13 +524,13 @@ def _tensor_nodes(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[t
 
 def _ancestors(node: torch.fx.Node) -> set[torch.fx.Node]:
     """Return the operations that a result depends on."""
-    found, queue = set[torch.fx.Node](), [node]
+    ancestors, queue = set[torch.fx.Node](), [node]
     while queue:
         for each in queue.pop().all_input_nodes:
-            if each not in found:
-                found.add(each)
+            if each not in ancestors:
+                ancestors.add(each)
                 queue.append(each)
-    return found
+    return ancestors
 
 
 class _Interpreter(torch.fx.Interpreter):

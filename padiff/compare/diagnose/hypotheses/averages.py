@@ -308,7 +308,7 @@ def _averaged_buffers(scene: DiffContext, side: str) -> Iterator[tuple[str, Pred
         if equivalents.slot(slot) != "running_mean":
             continue
         siblings = (each for each in weights if each[0] == layer and not is_running(each[1]))
-        follows = next((found for each in siblings if (found := averages(scene, each)) is not None), None)
+        follows = next((average for each in siblings if (average := averages(scene, each)) is not None), None)
         source = None if follows is None else weights.get((follows.source[0], slot, call))
         now, other = (None, None) if source is None else alike((pair, source))
         if follows is None or now is None or other is None or now.reference.shape != other.reference.shape:
@@ -330,7 +330,7 @@ def failing(scene: DiffContext, places: Sequence[int], diffs: Sequence[Diff]) ->
     """Return those of some diffs whose weight follows its source otherwise on the candidate's side."""
     failed = {}
     for place in places:
-        found = averages(scene, place_of(diffs[place].pair))
-        if found is not None and found.differ:
-            failed[place] = found
+        average = averages(scene, place_of(diffs[place].pair))
+        if average is not None and average.differ:
+            failed[place] = average
     return failed

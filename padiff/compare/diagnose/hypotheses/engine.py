@@ -270,20 +270,20 @@ def explanations(scene: DiffContext, cause: Cause | None = None) -> list[Explana
         cause: the cause that the report names; its fix is that of an explanation without one, of the same kind or
             about the same argument. If a computation of its own has proven it, it is an explanation itself.
     """
-    found = [_explanation(trial) for trial in trials(scene)]
-    is_new = cause is not None and not any(each.proven and each.text == cause.sentence for each in found)
+    answers = [_explanation(trial) for trial in trials(scene)]
+    is_new = cause is not None and not any(each.proven and each.text == cause.sentence for each in answers)
     if is_new and cause is not None and cause.proven and cause.remaining is not None:
         # The limit is at least the rounding noise, so this is the smallest share.
         share = max(0.0, 1.0 - cause.remaining / max(scene.diff.excess, 1.0))
-        found.append(Explanation(cause.kind, cause.sentence, cause.fix, share, cause.remaining, True))
+        answers.append(Explanation(cause.kind, cause.sentence, cause.fix, share, cause.remaining, True))
     if cause is not None and cause.fix:
         fix = cause.fix
         names = _ARGUMENT.findall(fix)
-        for k, each in enumerate(found):
+        for k, each in enumerate(answers):
             is_named = any(named_at(f"{each.kind} {each.text}".replace("_", " "), name) is not None for name in names)
             if not each.fix and (each.kind == cause.kind or is_named):
-                found[k] = replace(each, fix=fix)
-    return sorted(found, key=lambda each: (not each.proven, -each.share))
+                answers[k] = replace(each, fix=fix)
+    return sorted(answers, key=lambda each: (not each.proven, -each.share))
 
 
 def _explanation(trial: Trial) -> Explanation:

@@ -24,6 +24,7 @@ from padiff.compare.diagnose.hypotheses.diff_context import (
 )
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.model import equivalents
+from padiff.pair.joined_calls import calls_of, is_joined
 from padiff.records import LOOP, SIDES, Both, Cause, Diff, Pair, Step
 from padiff.system.terminal import first_few
 
@@ -192,11 +193,59 @@ def backward_hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
     yield from _calls(scene)
     if not gradients.tensors:
         return
+    yield from _of_micro_batches(scene)
     # Other outputs' gradients, and those of the steps before, agree: no call of the loop is left out or added.
     later = scene.number > next(iter(scene.numbers), scene.number)
     for hypothesis in _ratios(scene, gradients, "gradients of outputs"):
         text = f"{hypothesis.sentence}, from this step on: the weight of the terms of the loss that they come from"
         yield replace(hypothesis, sentence=text) if later and hypothesis.changes > 1 else hypothesis
+
+
+def _of_micro_batches(scene: DiffContext) -> Iterator[Hypothesis]:
+    """Yield the hypothesis that one side divides the loss of each part of what is one batch on the other side."""
+    level = noise_level(scene)
+    tensors: list[tuple[Pair, Both[np.ndarray]]] = []
+    extents: list[list[int]] = []
+    for diff in scene.diffs("backward"):
+        parts = next((calls_of(record) for record in diff.pair.sides if record is not None and is_joined(record)), ())
+        values = whole_of(diff.pair) if len(parts) > 1 else None
+        if values is not None and values.reference.any():
+            tensors.append((diff.pair, values))
+            extents.append([extent for _, extent in parts])
+    if not tensors or len(set(map(len, extents))) > 1:
+        return
+    split = [
+        list(zip(*(np.split(side, np.cumsum(rows)[:-1]) for side in values)))
+        for (_, values), rows in zip(tensors, extents)
+    ]
+    above, below = np.sum([[(np.vdot(r, c), np.vdot(r, r)) for r, c in rows] for rows in split], axis=0).T
+    if not below.all() or np.ptp(above / below) <= _SAME_RATIO * np.abs(above / below).max():
+        return  # one ratio is another hypothesis
+    ratios, samples = above / below, np.array(extents[-1], np.float64)
+    candidate = tensors[-1][0].candidate
+    side, other = SIDES.swapped() if candidate is not None and is_joined(candidate) else SIDES
+    means = samples.sum() / (len(samples) * samples)
+    expected = means if side == SIDES.candidate else 1 / means
+    is_mean = bool(np.allclose(ratios, expected, rtol=1e-3))
+    counts, factors = (" and ".join(f"{x:.4g}" for x in numbers) for numbers in (samples, ratios))
+    total = f"{samples.sum():g}"
+    of_means = (
+        f"the loss of each micro-batch is a mean over its own samples ({counts}) in the {side}, the {other}'s is one "
+        f"mean over all {total}"
+    )
+    of_others = (
+        f"gradients of the micro-batches are {factors} times the reference's: the {side} divides the loss of each by a "
+        f"number of its own, such as its tokens, the {other} by one for all"
+    )
+
+    def predict() -> Iterator[Prediction]:
+        for (pair, values), rows in zip(tensors, split):
+            made = np.concatenate([r * ratio for (r, _), ratio in zip(rows, expected if is_mean else ratios)])
+            noise = level * float(np.sqrt(np.mean(np.square(values.reference))))
+            yield Prediction(pair.anchor.site, values.candidate, made, values.reference, noise, scene.limit(pair))
+
+    text, free = (of_means, 0) if is_mean else (of_others, len(ratios))
+    yield Hypothesis("micro_batch_mean", "means of micro-batches", text, predict, "gradients of outputs", free)
 
 
 def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
