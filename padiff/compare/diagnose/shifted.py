@@ -149,6 +149,8 @@ def _call_with(pair: Pair, reference: Run) -> int | None:
     """Return the call of the same step in which the reference's layer gets the candidate's input; `None` if in none."""
     own = pair.reference
     assert own is not None and pair.candidate is not None
+    if pair.step not in reference.numbers():
+        return None
     try:
         for step in reference.steps(pair.step):
             for other in step.records:

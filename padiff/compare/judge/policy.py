@@ -43,7 +43,7 @@ _MADE_UP = 0.01
 _LABELS = frozenset({"input.labels", "input.label"})
 
 
-def confirmed(diffs: StepDiffs, losses: Collection[tuple[str, int]] = ()) -> StepDiffs:
+def confirmed(diffs: StepDiffs, losses: Collection[tuple[str, int]] = (), forms: bool = True) -> StepDiffs:
     """Return a step's judged diffs, with harmless differences in arguments and results of loss functions passed.
 
     Labels that the model receives also pass, if its loss functions receive equal labels: language models of one library
@@ -52,10 +52,13 @@ def confirmed(diffs: StepDiffs, losses: Collection[tuple[str, int]] = ()) -> Ste
 
     Args:
         losses: slots and calls of the tensors that agreed in the first step.
+        forms: True to pass outputs that the losses take in another form, too; not where a user defines equality.
     """
     if diffs.passed:
         return diffs
-    diffs = _with_forms(_with_prepared(diffs))
+    diffs = _with_prepared(diffs)
+    if forms:
+        diffs = _with_forms(diffs)
     facts = diffs.sites.fact(SiteFacts)
     if not (facts.of_loss & ~diffs.rows["passed"]).any():
         return diffs
@@ -326,7 +329,7 @@ class Tolerance:
         rounding = step.figure_fact(rounding_gradients).tolist()
         alone = [self._judge(diff) for diff in step]
         judged = [noted(diff) if noise and not diff.passed else diff for diff, noise in zip(alone, rounding)]
-        return judged_together(step.replaced(judged), before)
+        return judged_together(step.replaced(judged), before, forms=False)
 
     def passes(self, figures: Figures) -> bool:
         """Return True if two tensors, measured with `elementwise`, are within the tolerance."""
@@ -352,9 +355,9 @@ class Tolerance:
         return f"{self.mode}, atol {self.atol:g}, rtol {self.rtol:g}"
 
 
-def judged_together(diffs: StepDiffs, before: Drift = NONE) -> StepDiffs:
-    """Return a step's individually judged diffs, corrected by rules that need the other diffs."""
-    return _missing_fail(_overflows_pass(confirmed(diffs, before.losses)))
+def judged_together(diffs: StepDiffs, before: Drift = NONE, forms: bool = True) -> StepDiffs:
+    """Return a step's individually judged diffs, corrected by rules that need the other diffs; see `confirmed`."""
+    return _missing_fail(_overflows_pass(confirmed(diffs, before.losses, forms)))
 
 
 def _overflows_pass(diffs: StepDiffs) -> StepDiffs:
