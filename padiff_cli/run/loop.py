@@ -1,4 +1,4 @@
-"""Records plain loops: the models that own the parameters of the optimizers that step."""
+"""Records plain loops: the models whose parameters the optimizers that step hold, or the loop itself changes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from padiff.errors import PadiffError, RunsDifferError
 from padiff.frameworks import framework_of
 from padiff.frameworks.base import Framework
 from padiff.recorder import Recorder
-from padiff.recorder.model_copies import is_copy
+from padiff.recorder.model_copies import is_copy, parameters_of
 from padiff.recorder.tracer import Prelude
 from padiff.system.guard import Guard
 from padiff_cli.finding import SEVERAL, ModelFinder, _framework, _owned
@@ -26,6 +28,10 @@ _WHY = {
     SEVERAL: f"{SEVERAL}, and where a step of the training ends is not seen from outside. {_BY_HAND}",
     AGAIN: f"{AGAIN}, and models that take turns are no trainings one after the other. {_BY_HAND}",
 }
+
+
+# Number of parameters, spread over the model, whose gradients show a backward.
+_HOOKED = 4
 
 
 class Stopped(SystemExit):
@@ -54,6 +60,9 @@ class LoopFinder(ModelFinder):
         #: The step at which a run goes on that was ended to have other optimizers.
         self._resumes: int | None = None
         self.learned = self.stepped = False
+        #: Watch of a model in a loop that may change its parameters without an optimizer; no other one after it.
+        self._by_hand: _Updates | None = None
+        self._by_hand_is_over = False
         #: Listener to what the loop computes before the training is found.
         self._prelude: Prelude | None = None
         #: Optimizers of trainings that are over.
@@ -103,6 +112,7 @@ class LoopFinder(ModelFinder):
 
     def _add(self, optimizer: Any, framework: str) -> None:
         super()._add(optimizer, framework)
+        self._leave_hand()
         self._strangers.clear()
         self._no_copies.clear()
         self._watch(True)
@@ -113,7 +123,7 @@ class LoopFinder(ModelFinder):
         return [each for each in self._alive() if not any(each is one for one in self.optimizers)]
 
     def _watch_if_needed(self) -> None:
-        self._watch(bool(self._others_alive()) or not self.learned)
+        self._watch(bool(self._others_alive()) or not self.learned or self._by_hand is not None)
 
     def _call(self, layer: Any) -> None:
         if self._paused or id(layer) in self._strangers:
@@ -127,6 +137,8 @@ class LoopFinder(ModelFinder):
                 self._begin_with_frozen(layer, framework)
             return
         self.learned = True
+        if not (self._made or self._by_hand_is_over) and self._watch_by_hand(layer, framework):
+            return
         over = [reference() for reference in self._past] if self._training is not None else []
         fresh = [
             each
@@ -149,6 +161,34 @@ class LoopFinder(ModelFinder):
         chosen = chosen or fresh
         if any(id(t) in owned for each in chosen for t in framework.optimizers.optimized(each)):
             self._train(chosen, around, layer)
+
+    def _watch_by_hand(self, layer: Any, framework: Framework) -> bool:
+        """Follow a loop without an optimizer; return True if it may train this layer.
+
+        The loop trains a model if the model's values change between a backward and the next call. That step is over by
+        then: the recording begins with the second one.
+        """
+        if self._by_hand is None:
+            if self._training is None and any(True for _ in parameters_of(layer, framework)):
+                self._by_hand = _Updates(layer, framework)
+            return self._by_hand is not None
+        if layer is not self._by_hand.model():
+            if self._training is None and not self._by_hand.holds(layer):
+                self._leave_hand()  # one of several models
+            return False
+        if self._by_hand.happened():
+            if self._training is None:
+                self._missed = 1
+                self._start(layer, [])
+            else:
+                self._end_step()
+        return True
+
+    def _leave_hand(self) -> None:
+        self._by_hand_is_over = True
+        if self._by_hand is not None:
+            self._by_hand.remove()
+            self._by_hand = None
 
     def _begin_with_copy(self, layer: Any, framework: Framework) -> None:
         """Begin with the call of a copy of the model (a target network, a teacher), which needs no gradients."""
@@ -264,8 +304,9 @@ class LoopFinder(ModelFinder):
             models = " and ".join(parts)
         else:
             models = _kind(self.model)
-        trains = f"{' and '.join(rules)} train{'s' if len(rules) == 1 else ''}"
-        self._recording.announce(f"a plain loop: {models}, which {trains} ({framework.name})")
+        trains = f", which {' and '.join(rules)} train{'s' if len(rules) == 1 else ''}" if rules else ""
+        loop = "a plain loop" if rules else "a plain loop without an optimizer"
+        self._recording.announce(f"{loop}: {models}{trains} ({framework.name})")
 
     def _end_step(self) -> None:
         if self._training is None:
@@ -303,6 +344,12 @@ class LoopFinder(ModelFinder):
 
     def _end(self) -> None:
         self._end_prelude()
+        if self._by_hand is not None:
+            if self._training is not None and not self._failed and self._by_hand.happened():
+                self._steps += 1
+                self._training.end_batch()
+                self._training.end_step()
+            self._leave_hand()
         if not self.recorded:
             self._recording.overwrite()
         self._close(finished=not self._failed)
@@ -310,6 +357,53 @@ class LoopFinder(ModelFinder):
     def _refuse(self, why: str) -> None:
         self.fail()
         self._recording.refuse(_WHY.get(why, why))
+
+
+class _Updates:
+    """Watch of a model's parameters, for values that change after a backward.
+
+    Args:
+        model: the model; it has parameters.
+    """
+
+    def __init__(self, model: Any, framework: Framework) -> None:
+        self.model = weakref.ref(model)
+        self._owned = _owned(model)
+        self._tensors = framework.tensors
+        parameters = [tensor for _, tensor in parameters_of(model, framework) if self._tensors.trainable(tensor)]
+        self._parameters = [weakref.ref(tensor) for tensor in parameters]
+        self._learned = False
+        few = parameters[:: max(1, len(parameters) // _HOOKED)]
+        self._handles = [tensor.register_hook(self._learn) for tensor in few]
+        self._before = self._values()
+
+    def holds(self, layer: Any) -> bool:
+        """Return True if a layer has no parameters but those of the model."""
+        return _owned(layer) <= self._owned
+
+    def happened(self) -> bool:
+        """Return True if a backward and a change of values came since the last time that both did."""
+        if not self._learned:
+            return False
+        values = self._values()
+        changed = any(not np.array_equal(now, before) for now, before in zip(values, self._before))
+        if changed:
+            self._learned, self._before = False, values
+        return changed
+
+    def remove(self) -> None:
+        """Stop watching."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _learn(self, gradient: Any) -> None:
+        self._learned = True
+
+    def _values(self) -> list[np.ndarray]:
+        alive = [tensor for tensor in (reference() for reference in self._parameters) if tensor is not None]
+        samples = [self._tensors.sample(tensor) for tensor in alive]
+        fetched = iter(self._tensors.fetch([each for each in samples if not isinstance(each, np.ndarray)])())
+        return [each if isinstance(each, np.ndarray) else next(fetched) for each in samples]
 
 
 def _kind(layer: Any) -> str:

@@ -713,15 +713,54 @@ net.clear_gradients()
 """
 
 
-@pytest.mark.parametrize(("framework", "update"), [("torch", BY_HAND_TORCH), ("paddle", BY_HAND_PADDLE)])
-def test_a_loop_without_an_optimizer_is_named(framework, update):
-    loop = (
-        "net = nn.Linear(3, 2)\nfor i in range(3):\n    loss = net(randn(5, 3)).square().mean()\n    loss.backward()\n"
-    )
-    Path("train.py").write_text(HEAD[framework] + loop + update.replace("\n", "\n    ") + "\n    show(loss)\n")
-    unchanged, recorded = call("train.py"), run("train.py")
+OPTIMIZER_TORCH = "optimizer.step()\noptimizer.zero_grad()\n"
+OPTIMIZER_PADDLE = "optimizer.step()\noptimizer.clear_grad()\n"
+
+
+@pytest.mark.parametrize(
+    ("framework", "update", "make", "step"),
+    [
+        ("torch", BY_HAND_TORCH, "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n", OPTIMIZER_TORCH),
+        ("torch", "for p in net.parameters():\n    p.data.add_(p.grad, alpha=-0.1)\n    p.grad = None\n",
+         "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n", OPTIMIZER_TORCH),
+        ("paddle", BY_HAND_PADDLE, "optimizer = paddle.optimizer.SGD(0.1, net.parameters())\n", OPTIMIZER_PADDLE),
+    ],
+)  # fmt: skip
+def test_a_loop_without_an_optimizer_is_recorded_from_its_second_step(framework, update, make, step):
+    def script(name, before, after):
+        loop = "for i in range(5):\n    loss = net(randn(5, 3)).square().mean()\n    loss.backward()\n"
+        text = f"{HEAD[framework]}net = nn.Linear(3, 2)\nnet.eval()\nnet(randn(1, 3))\nnet.train()\n{before}{loop}    "
+        Path(name).write_text(text + after.replace("\n", "\n    ") + "\n    show(loss)\n")
+
+    script("train.py", "", update)
+    unchanged, recorded = call("train.py"), run("--dir", "auto", "train.py")
+    assert (recorded.returncode, recorded.stdout) == (0, unchanged.stdout), recorded.stderr
+    assert "recording a plain loop without an optimizer: Linear" in recorded.stderr
+    by_hand = padiff.open_run("auto")
+    assert by_hand.numbers() == [1, 2, 3, 4]
+    assert {"forward", "grad", "update"} <= {record.stage for record in by_hand.steps(4)[0].records}
+    script("other.py", make, step)
+    assert run("--dir", "other", "other.py").returncode == 0
+    report = padiff.compare_runs("other", "auto")
+    assert report.passed and {diff.pair.step for diff in report.diffs} == {1, 2, 3, 4}, report.first_diff
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        # Several models; values that change without a backward; a backward that changes no values.
+        "b = nn.Linear(2, 2)\nfor i in range(3):\n    b(net(randn(5, 3))).square().mean().backward()\n"
+        "    for p in (*net.parameters(), *b.parameters()):\n        p.data.add_(p.grad, alpha=-0.1)\n",
+        "for i in range(3):\n    net(randn(5, 3))\n    net.weight.data.mul_(0.9)\n",
+        "for i in range(3):\n    net(randn(5, 3)).square().mean().backward()\n",
+    ],
+)
+def test_a_loop_without_an_optimizer_that_is_not_understood_is_named(loop):
+    Path("train.py").write_text(HEAD["torch"] + "net = nn.Linear(3, 2)\n" + loop + "show(net.weight.sum())\n")
+    unchanged, recorded = call("train.py"), run("--dir", "auto", "train.py")
     assert (recorded.returncode, recorded.stdout) == (0, unchanged.stdout), recorded.stderr
     assert "A loop without an optimizer is recorded from inside: with padiff.record(model, DIR)" in recorded.stderr
+    assert not Path("auto").exists()
 
 
 # The watch fails once at each of these, which is one line; test_own_errors.py plants an error in each function.
