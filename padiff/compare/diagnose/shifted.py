@@ -372,7 +372,10 @@ def state_cause(scene: DiffContext) -> Cause | None:
         return _of_states(scene, Both(*([value] if value is not None else [] for value in values)))
     if pair.stage != "forward" or not pair.complete or steps is None:
         return None
-    graphs = steps.zip(scene.runs).map(lambda side: Graph(side[0].trace, side[1].info.layers))
+    try:
+        graphs = steps.zip(scene.runs).map(lambda side: Graph(side[0].trace, side[1].info.layers))
+    except PadiffError:  # a damaged trace
+        return None
     calls = [graph.of_record(record) for graph, record in zip(graphs, pair.sides) if record is not None]
     if calls[0] is None or calls[1] is None or len(calls[0].inputs) != len(calls[1].inputs):
         return None

@@ -209,9 +209,12 @@ def other_forms(pairs: Sequence[Pair], steps: Both[Step], runs: Both[Run]) -> li
         steps: the records of one process.
     """
     infos = runs.map(lambda run: run.info)
-    graphs = graphs_of(steps, infos)
-    sheets = [loss_code.sheet_of(*side, frozenset()) for side in zip(graphs, steps, infos)]
-    return [_is_other_form(pair, graphs, sheets) for pair in pairs]
+    try:
+        graphs = graphs_of(steps, infos)
+        sheets = [loss_code.sheet_of(*side, frozenset()) for side in zip(graphs, steps, infos)]
+        return [_is_other_form(pair, graphs, sheets) for pair in pairs]
+    except PadiffError:  # a damaged trace
+        return [False for _ in pairs]
 
 
 def _is_other_form(pair: Pair, graphs: Both[Graph], sheets: Sequence[FormulaView | None]) -> bool:
