@@ -15,7 +15,7 @@ from padiff.frameworks.base import Framework
 from padiff.recorder import Recorder
 from padiff.recorder.model_copies import is_copy, parameters_of
 from padiff.recorder.tracer import Prelude
-from padiff.system.guard import Guard
+from padiff.system.guard import Guard, reraise_from_signal_handler
 from padiff_cli.finding import SEVERAL, ModelFinder, _framework, _owned
 from padiff_cli.guard import guarded
 from padiff_cli.run.iterations import stepping_around
@@ -170,7 +170,11 @@ class LoopFinder(ModelFinder):
         """
         if self._by_hand is None:
             if self._training is None and any(True for _ in parameters_of(layer, framework)):
-                self._by_hand = _Updates(layer, framework)
+                try:
+                    self._by_hand = _Updates(layer, framework)
+                except Exception as error:  # parameters that a first call makes, say
+                    reraise_from_signal_handler(error)
+                    self._leave_hand()
             return self._by_hand is not None
         if layer is not self._by_hand.model():
             if self._training is None and not self._by_hand.holds(layer):

@@ -745,6 +745,16 @@ def test_a_loop_without_an_optimizer_is_recorded_from_its_second_step(framework,
     assert report.passed and {diff.pair.step for diff in report.diffs} == {1, 2, 3, 4}, report.first_diff
 
 
+def test_a_call_before_the_optimizer_is_made_is_no_training():
+    text = "net = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2))\nnet(randn(1, 3))\n"
+    text += "optimizer = torch.optim.SGD(net.parameters(), 0.1)\nfor i in range(3):\n    optimizer.zero_grad()\n"
+    text += "    loss = net(randn(5, 3)).square().mean()\n    loss.backward()\n    optimizer.step()\n    show(loss)\n"
+    Path("train.py").write_text(HEAD["torch"] + text)
+    unchanged, recorded = call("train.py"), run("--dir", "auto", "train.py")
+    assert (recorded.returncode, recorded.stdout) == (0, unchanged.stdout), recorded.stderr
+    assert padiff.open_run("auto").numbers() == [0, 1, 2] and "which SGD trains" in recorded.stderr
+
+
 @pytest.mark.parametrize(
     "loop",
     [
