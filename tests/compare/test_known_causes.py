@@ -42,10 +42,21 @@ def torch_grid(x, grid, **more):
 
 @pytest.mark.filterwarnings("ignore:Default grid_sample")
 def test_a_known_difference_is_offered_with_the_call_that_agrees():
-    first = padiff.compare_runs(of_torch(torch_grid), of_paddle(paddle.nn.functional.grid_sample)).first_diff
+    def sampled(function):
+        return lambda x, grid: function(x, grid, padding_mode="reflection")  # which padiff does not compute
+
+    runs = of_torch(sampled(torch_grid)), of_paddle(sampled(paddle.nn.functional.grid_sample))
+    first = padiff.compare_runs(*runs).first_diff
     assert (first.cause.kind, first.cause.proven) == ("known_difference", False), first.cause.text
     assert "grid_sample: corners are aligned by default in paddle" in first.cause.sentence
     assert "align_corners=False" in first.cause.fix
+
+
+@pytest.mark.filterwarnings("ignore:Default grid_sample")
+def test_another_default_of_a_function_that_is_computed_is_proven():
+    first = padiff.compare_runs(of_torch(torch_grid), of_paddle(paddle.nn.functional.grid_sample)).first_diff
+    assert (first.cause.kind, first.cause.proven) == ("align_corners", True), first.cause.text
+    assert first.cause.fix == "paddle.nn.functional.grid_sample(..., align_corners=False)"
 
 
 @pytest.mark.filterwarnings("ignore:Default grid_sample")

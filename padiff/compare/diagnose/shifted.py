@@ -46,7 +46,7 @@ def shift_cause(diff: Diff, runs: Both[Run]) -> Cause | None:
     if pair.stage != "input" or pair.derived or pair.reference is None or pair.candidate is None or diff.problem:
         return None
     reference = runs.reference
-    call = _call_with(pair, reference)
+    call = _call_with(pair, runs)
     if call is not None:
         text = (
             f"the layer gets in call {pair.anchor.call} of the candidate's step what it gets in call {call} of the "
@@ -145,14 +145,20 @@ def _record_of(record: Record, run: Run, number: int) -> Record | None:
     return None
 
 
-def _call_with(pair: Pair, reference: Run) -> int | None:
-    """Return the call of the same step in which the reference's layer gets the candidate's input; `None` if in none."""
+def _call_with(pair: Pair, runs: Both[Run]) -> int | None:
+    """Return the call of the same step in which the reference's layer gets the candidate's input; `None` if in none.
+
+    Calls in evaluation mode that only one side makes are another cause.
+    """
     own = pair.reference
     assert own is not None and pair.candidate is not None
-    if pair.step not in reference.numbers():
+    if any(pair.step not in run.numbers() for run in runs):
         return None
     try:
-        for step in reference.steps(pair.step):
+        steps = runs.map(lambda run: run.steps(pair.step))
+        if any(step.evaluations for side in steps for step in side):
+            return None
+        for step in steps.reference:
             for other in step.records:
                 if (other.layer, other.slot, other.stage, other.shape) == (own.layer, own.slot, own.stage, own.shape):
                     measured = replace(pair, reference=other)

@@ -31,7 +31,7 @@ class Argument:
     Attributes:
         names: the argument's name in each framework.
         right, wrong: the values of the reference's and of the candidate's call.
-        usual: the value of a call without the argument.
+        usual: the value of a call without the argument; by framework, if they differ.
         axis: True if the value is an axis.
     """
 
@@ -49,7 +49,8 @@ class Argument:
             framework: the framework of the call.
             axes: the number of axes of the call's first tensor.
         """
-        value = arguments.get(self.names[framework], self.usual)
+        usual = self.usual[framework] if isinstance(self.usual, Mapping) else self.usual
+        value = arguments.get(self.names[framework], usual)
         if self.axis and isinstance(value, int) and axes:
             value %= axes
         return type(value) is type(self.wrong) and bool(value == self.wrong)

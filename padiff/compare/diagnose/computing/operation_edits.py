@@ -13,6 +13,7 @@ from padiff.compare.diagnose.computing.edit import Argument, Edit, FormulaView, 
 from padiff.compare.diagnose.computing.formula import Change
 from padiff.compare.diagnose.computing.operations import OPERATIONS, cast
 from padiff.compare.diagnose.kernels import FUNCTIONS
+from padiff.frameworks.settings import conventions_of
 
 _FEW = 4
 
@@ -223,7 +224,10 @@ def _resized(sheet: FormulaView, k: int) -> Iterator[Edit]:
 
 def _sampled(sheet: FormulaView, k: int) -> Iterator[Edit]:
     how, where = sheet.nodes[k].how, sheet.where(k)
-    yield replace(_corners(sheet, k), argument=None)  # what a call without it means depends on the framework
+    corners = _corners(sheet, k)
+    assert corners.argument is not None
+    usual = {framework: conventions_of(framework).samples_corners for framework in corners.argument.names}
+    yield replace(corners, argument=replace(corners.argument, usual=usual))
     mode = "border" if how["padding"] == "zeros" else "zeros"
     text = f"padding_mode {mode} for the reference's {how['padding']} ({where})"
     yield Edit("padding_mode", "another padding mode", text, {k: given(sheet, k, padding=mode)}, 0, at=k)
