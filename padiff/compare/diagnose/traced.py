@@ -113,6 +113,15 @@ class Graph:
             return math.nan
 
     @cached_property
+    def noted(self) -> dict[str, list[int]]:
+        """The first tensors of the loop's calls, in order, by function, such as ``backward``."""
+        tensors: dict[str, list[int]] = {}
+        for call in self.trace.calls:
+            if call.layer == LOOP and call.inputs:
+                tensors.setdefault(call.function, []).append(call.inputs[0].tensor)
+        return tensors
+
+    @cached_property
     def by_size(self) -> dict[int, list[int]]:
         """The numbers of the tensors, by element count."""
         tensors: dict[int, list[int]] = {}

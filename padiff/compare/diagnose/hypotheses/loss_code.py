@@ -639,7 +639,7 @@ def _noted(graph: Graph, name: str) -> int | None:
 
 def _all_noted(graph: Graph, name: str) -> list[int]:
     """Return all tensors that the loop called ``name`` with, in order."""
-    return [c.inputs[0].tensor for c in graph.trace.calls if c.layer == LOOP and c.function == name]
+    return graph.noted.get(name, [])
 
 
 # -- recomputed values ---------------------------------------------------------------------------------------------
