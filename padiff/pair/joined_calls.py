@@ -117,7 +117,7 @@ def joined_calls(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> JoinedC
         steps = Both(replace(own, records=records), other).swapped(swapped)
         rest.swapped(swapped).reference.extend(rest_of_side)
         joined |= {*paths}
-    if not joined or backwards_agree(steps):
+    if not joined or one_loss:
         return JoinedCalls(steps, rest, frozenset(joined))
     for side in rest.zip(steps):
         side[0].extend(record for record in side[1].records if (record.layer, record.slot) == (LOOP, "loss"))

@@ -280,13 +280,14 @@ class Losses:
         """Note that a backward pass that began at a tensor has ended."""
         version = self._framework.tensors.version_of(tensor)
         loss = next((each for each in self._seen if each.alive() is tensor and each.version == version), None)
-        is_scalar = math.prod(self._framework.tensors.shape(tensor)) == 1
-        start = len(self._records), tensor.detach().clone() if is_scalar else None
         if loss is not None:
             loss.backwards += 1
-        elif is_scalar:
+        if math.prod(self._framework.tensors.shape(tensor)) != 1:
+            return
+        start = len(self._records), tensor.detach().clone()
+        if loss is None:
             self._elsewhere.append(start)
-        if is_scalar and len(self._records) > self._before:  # gradients came to this model, not only to another one
+        if len(self._records) > self._before:  # gradients came to this model, not only to another one
             self._starts.append(start)
 
     def scaled(self, scale: float) -> None:

@@ -315,12 +315,16 @@ class LoopFinder(ModelFinder):
     def _end_step(self) -> None:
         if self._training is None:
             return
-        self._steps += 1
-        self._training.end_batch()
-        if self._training.end_step():
+        if self._ends_training(self._training):
             self._failed = not self._training.is_complete
             raise Stopped
         self._training.begin_batch()
+
+    def _ends_training(self, training: TrainingRecorder) -> bool:
+        """End a recorded step; return True if the training is to stop."""
+        self._steps += 1
+        training.end_batch()
+        return training.end_step()
 
     def _finish(self) -> None:
         """The training is over, and another one may begin."""
@@ -350,9 +354,7 @@ class LoopFinder(ModelFinder):
         self._end_prelude()
         if self._by_hand is not None:
             if self._training is not None and not self._failed and self._by_hand.happened():
-                self._steps += 1
-                self._training.end_batch()
-                self._training.end_step()
+                self._ends_training(self._training)
             self._leave_hand()
         if not self.recorded:
             self._recording.overwrite()

@@ -223,11 +223,11 @@ def _source(call: LossCall, role: str, step: Step) -> _Source | None:
             rows = _rows(output, values)
             if rows is not None:
                 matches[False].append((record, output, rows))
-    source = matches[True] or matches[False]
-    if not source:
+    matching = matches[True] or matches[False]
+    if not matching:
         return None
-    _, output, rows = source[-1]
-    alike = [record for record, other, _ in source if other.size == output.size]
+    _, output, rows = matching[-1]
+    alike = [record for record, other, _ in matching if other.size == output.size]
     return _Source(tuple(alike), output, rows)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from padiff.align import Alignment
 from padiff.compare.declared.layers import has_modes, modes_of
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
-from padiff.compare.diagnose.traced import Graph
+from padiff.compare.diagnose.place import graphs_of
 from padiff.compare.judge.limits import COARSENESS, allowed, coarse
 from padiff.compare.judge.missing_records import whole_stage_missing
 from padiff.compare.measure.pairs import measure_pair
@@ -379,7 +379,7 @@ def state_cause(scene: DiffContext) -> Cause | None:
     if pair.stage != "forward" or not pair.complete or steps is None:
         return None
     try:
-        graphs = steps.zip(scene.runs).map(lambda side: Graph(side[0].trace, side[1].info.layers))
+        graphs = graphs_of(steps, scene.runs.map(lambda run: run.info))
     except PadiffError:  # a damaged trace
         return None
     calls = [graph.of_record(record) for graph, record in zip(graphs, pair.sides) if record is not None]

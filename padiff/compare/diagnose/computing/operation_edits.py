@@ -13,7 +13,7 @@ from padiff.compare.diagnose.computing.edit import Argument, Edit, FormulaView, 
 from padiff.compare.diagnose.computing.formula import Change
 from padiff.compare.diagnose.computing.operations import OPERATIONS, cast
 from padiff.compare.diagnose.kernels import FUNCTIONS
-from padiff.frameworks.settings import conventions_of
+from padiff.frameworks.settings import FRAMEWORKS, conventions_of
 
 _FEW = 4
 
@@ -224,19 +224,16 @@ def _resized(sheet: FormulaView, k: int) -> Iterator[Edit]:
 
 def _sampled(sheet: FormulaView, k: int) -> Iterator[Edit]:
     how, where = sheet.nodes[k].how, sheet.where(k)
-    corners = _corners(sheet, k)
-    assert corners.argument is not None
-    usual = {framework: conventions_of(framework).samples_corners for framework in corners.argument.names}
-    yield replace(corners, argument=replace(corners.argument, usual=usual))
+    yield _corners(sheet, k, {name: conventions_of(name).samples_corners for name in FRAMEWORKS})
     mode = "border" if how["padding"] == "zeros" else "zeros"
     text = f"padding_mode {mode} for the reference's {how['padding']} ({where})"
     yield Edit("padding_mode", "another padding mode", text, {k: given(sheet, k, padding=mode)}, 0, at=k)
 
 
-def _corners(sheet: FormulaView, k: int) -> Edit:
+def _corners(sheet: FormulaView, k: int, usual: bool | Mapping[str, bool] = False) -> Edit:
     corners = not sheet.nodes[k].how["corners"]
     text = f"align_corners={corners} for the reference's {not corners} ({sheet.where(k)})"
-    argument = Argument(dict.fromkeys(("torch", "paddle"), "align_corners"), not corners, corners, False)
+    argument = Argument(dict.fromkeys(FRAMEWORKS, "align_corners"), not corners, corners, usual)
     change = {k: given(sheet, k, corners=corners)}
     return Edit("align_corners", "align_corners", text, change, 0, at=k, argument=argument)
 

@@ -440,29 +440,36 @@ def _parameters(scene: DiffContext, graphs: Both[Graph]) -> Iterator[_Output]:
     """Yield the parameters that only the code of one loss computes with: their gradients are its slopes."""
     rng = np.random.default_rng(13)
     for pair in scene.pairs(scene.number, "grad").values():
-        gradient = whole_of(pair)
-        if gradient is None or pair.reference is None or pair.candidate is None:
+        gradient, names = whole_of(pair), _names_of(pair)
+        if gradient is None or names is None:
             continue
-        names = Both(pair.reference, pair.candidate).map(lambda record: f"{record.layer}/{record.slot}")
         if any(len(_turns_of(graph, name)) != 1 for graph, name in zip(graphs, names)):
             continue
-        toward = [FAR * rng.standard_normal(gradient.reference.shape) for _ in range(MANY)]
-        others = [np.asarray(pair.layout.undo(direction, pair.candidate.shape)) for direction in toward]
-        yield _Output(Both((), ()), gradient, Both(toward, others), parameters=names)
+        yield _of_parameter(pair, names, gradient, rng)
 
 
 def _penalised(scene: DiffContext, sheets: Sequence[FormulaView | None]) -> Iterator[_Output]:
     """Yield the parameters that both losses use beside the model's outputs, such as those of a penalty."""
     rng = np.random.default_rng(17)
     for pair in scene.pairs(scene.number, "grad").values():
-        if pair.reference is None or pair.candidate is None:
+        names = _names_of(pair)
+        if names is None or any(s is None or _parameter_node(s, name) is None for s, name in zip(sheets, names)):
             continue
-        names = Both(pair.reference, pair.candidate).map(lambda record: f"{record.layer}/{record.slot}")
-        if any(sheet is None or _parameter_node(sheet, name) is None for sheet, name in zip(sheets, names)):
-            continue
-        toward = [FAR * rng.standard_normal(pair.reference.shape) for _ in range(MANY)]
-        others = [np.asarray(pair.layout.undo(direction, pair.candidate.shape)) for direction in toward]
-        yield _Output(Both((), ()), None, Both(toward, others), parameters=names)
+        yield _of_parameter(pair, names, None, rng)
+
+
+def _names_of(pair: Pair) -> Both[str] | None:
+    """Return the names of a parameter in both traces; `None` if only one side has it."""
+    if pair.reference is None or pair.candidate is None:
+        return None
+    return Both(pair.reference, pair.candidate).map(lambda record: f"{record.layer}/{record.slot}")
+
+
+def _of_parameter(pair: Pair, names: Both[str], gradient: Both[np.ndarray] | None, rng: np.random.Generator) -> _Output:
+    assert pair.reference is not None and pair.candidate is not None
+    toward = [FAR * rng.standard_normal(pair.reference.shape) for _ in range(MANY)]
+    others = [np.asarray(pair.layout.undo(direction, pair.candidate.shape)) for direction in toward]
+    return _Output(Both((), ()), gradient, Both(toward, others), parameters=names)
 
 
 def _turns_of(graph: Graph, name: str) -> list[int]:
