@@ -62,14 +62,18 @@ def rng() -> object:
     return np.random.default_rng(0)
 
 
-@pytest.fixture(params=[("torch", "torch"), ("torch", "paddle"), ("paddle", "torch")], ids="->".join)
+CROSSED = [("torch", "paddle"), ("paddle", "torch")]
+
+
+@pytest.fixture(params=CROSSED, ids="->".join)
 def pair(request: pytest.FixtureRequest) -> object:
-    """Kits of the base and of the raw model: each framework on each side, and two models of one framework."""
+    """Kits of the base and of the raw model: each framework on each side."""
     return kits(*request.param)
 
 
-@pytest.fixture(params=[("torch", "paddle"), ("paddle", "torch")], ids="->".join)
-def crossed(request: pytest.FixtureRequest) -> object:
+@pytest.fixture(params=[("torch", "torch"), *CROSSED], ids="->".join)
+def every_pair(request: pytest.FixtureRequest) -> object:
+    """Like `pair`, and two models of one framework, for what asks whether the frameworks differ."""
     return kits(*request.param)
 
 

@@ -46,12 +46,12 @@ def test_recurrent_layers_match(pair, name, options):
         assert {f"rnn/weight/weight_hh_l{k}{r}" for k in (0, 1) for r in ("", "_reverse")} <= sites
 
 
-def test_a_wrong_recurrent_weight_is_found(crossed):
-    base, raw = (recurrent(kit, "LSTM") for kit in crossed)
+def test_a_wrong_recurrent_weight_is_found(pair):
+    base, raw = (recurrent(kit, "LSTM") for kit in pair)
     padiff.assign_weight(base, raw)
     name, weight = next((n, p) for n, p in raw.named_parameters() if n.endswith("weight_hh_l1"))
-    crossed[1].set(weight, (crossed[1].float64(weight) * 1.01).astype("float32"))
-    report = padiff.auto_diff(base, raw, both(crossed, data(2, 3, 4)), auto_init=False, **CLOSE)
+    pair[1].set(weight, (pair[1].float64(weight) * 1.01).astype("float32"))
+    report = padiff.auto_diff(base, raw, both(pair, data(2, 3, 4)), auto_init=False, **CLOSE)
     assert (report.first_diff.stage, report.first_diff.slot) == ("weight", "weight_hh_l1"), name
 
 
@@ -85,25 +85,25 @@ def attention(kit):
     return Net()
 
 
-def test_proxies_with_a_mapped_attention_match_in_auto_diff_and_in_dumps(pair):
-    proxies = [create_model(attention(kit)) for kit in pair]
+def test_proxies_with_a_mapped_attention_match_in_auto_diff_and_in_dumps(every_pair):
+    proxies = [create_model(attention(kit)) for kit in every_pair]
     for place, proxy in zip(("base", "raw"), proxies):
         assert proxy.auto_layer_map(place) == ["attn"]
-    assert padiff.auto_diff(*proxies, both(pair, data(2, 4, 16)), **CLOSE)
+    assert padiff.auto_diff(*proxies, both(every_pair, data(2, 4, 16)), **CLOSE)
     folders = [Path(proxy.dump_path) / "auto_diff" for proxy in proxies]
     assert padiff.check_report(*folders, CLOSE)
     assert padiff.check_params(*folders, CLOSE)
-    for side, kit, proxy in zip("ab", pair, proxies):
+    for side, kit, proxy in zip("ab", every_pair, proxies):
         proxy.backward((proxy(kit.tensor(data(2, 4, 16))) ** 2).mean())
         proxy.try_dump(side)
     for check in (padiff.check_report, padiff.check_weights, padiff.check_grads):
         assert check("a", "b", CLOSE)
 
 
-def test_a_gradient_of_one_projection_that_is_off_is_named(crossed):
-    proxies = [create_model(attention(kit)) for kit in crossed]
+def test_a_gradient_of_one_projection_that_is_off_is_named(pair):
+    proxies = [create_model(attention(kit)) for kit in pair]
     padiff.assign_weight(*proxies)
-    for side, kit, proxy in zip("ab", crossed, proxies):
+    for side, kit, proxy in zip("ab", pair, proxies):
         proxy.backward((proxy(kit.tensor(data(2, 4, 16))) ** 2).mean())
         if side == "b":
             attn = proxy.model.attn
@@ -113,7 +113,7 @@ def test_a_gradient_of_one_projection_that_is_off_is_named(crossed):
                 attn.k_proj.weight.grad.set_value(attn.k_proj.weight.grad * 2)
         proxy.try_dump(side)
     report = padiff.check_grads("a", "b", CLOSE)
-    site = "attn/grad/in_proj_weight[k_proj]" if crossed[0] is TORCH else "attn.k_proj/grad/weight"
+    site = "attn/grad/in_proj_weight[k_proj]" if pair[0] is TORCH else "attn.k_proj/grad/weight"
     assert [d.pair.anchor.site for d in report.failed] == [site]
     figures = report.failed[0].figures
     assert figures.candidate_l2 == pytest.approx(2 * figures.reference_l2, rel=1e-4)
@@ -157,19 +157,19 @@ def test_reentrant_checkpoints_match_too():
 
 
 @pytest.mark.parametrize("options", PHASES)
-def test_an_in_place_layer_is_followed(crossed, options):
+def test_an_in_place_layer_is_followed(pair, options):
     def net(kit):
         act = torch.nn.ReLU(inplace=True) if kit is TORCH else paddle.nn.ReLU()
         return kit.Sequential(kit.Conv(2, 3, 3), kit.BatchNorm(3), act, kit.Conv(3, 2, 3))
 
-    assert padiff.auto_diff(net(crossed[0]), net(crossed[1]), both(crossed, data(2, 2, 8, 8)), **options, **CLOSE)
+    assert padiff.auto_diff(net(pair[0]), net(pair[1]), both(pair, data(2, 2, 8, 8)), **options, **CLOSE)
 
 
-def test_a_layer_norm_over_several_axes_matches_though_paddle_keeps_one_row(crossed):
+def test_a_layer_norm_over_several_axes_matches_though_paddle_keeps_one_row(pair):
     def net(kit):
         return kit.Sequential(kit.LayerNorm((3, 4)), kit.Linear(4, 2))
 
-    assert padiff.auto_diff(net(crossed[0]), net(crossed[1]), both(crossed, data(2, 3, 4)), **CLOSE)
+    assert padiff.auto_diff(net(pair[0]), net(pair[1]), both(pair, data(2, 3, 4)), **CLOSE)
 
 
 def test_a_parameter_that_is_frozen_on_one_side_only_is_found(pair):

@@ -53,8 +53,7 @@ MIXED = {
 
 
 @pytest.mark.parametrize("words", MIXED)
-def test_mixed_words_are_taken_and_say_which_model_is_the_base(words, crossed, capsys):
-    pair = crossed
+def test_mixed_words_are_taken_and_say_which_model_is_the_base(words, pair, capsys):
     a, b = tanh_mlp(pair[0]), tanh_mlp(pair[1])
     make, old = MIXED[words]
     before = [kit.weight(model.fc1) for kit, model in zip(pair, (a, b))]
@@ -147,13 +146,15 @@ CONTRADICTIONS = [
 
 
 @pytest.mark.parametrize(("wrong", "message"), CONTRADICTIONS)
-def test_contradictions_are_reported(wrong, message, pair):
+def test_contradictions_are_reported(wrong, message):
+    pair = TORCH, PADDLE
     a, b = tanh_mlp(pair[0]), tanh_mlp(pair[1])
     with pytest.raises(padiff.PadiffError, match=message):
         auto_diff(a, b, both(pair, data(5, 4)), **wrong)
 
 
-def test_models_in_words_of_both_generations_are_reported(pair):
+def test_models_in_words_of_both_generations_are_reported():
+    pair = TORCH, PADDLE
     a, b = tanh_mlp(pair[0]), tanh_mlp(pair[1])
     with pytest.raises(padiff.PadiffError, match="layer and module are the first generation's words"):
         auto_diff(layer=a, raw_model=b, inputs=both(pair, data(5, 4)))

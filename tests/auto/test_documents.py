@@ -67,17 +67,9 @@ OPTIONS = {"atol": 1e-4, "rtol": 0, "compare_mode": "strict", "single_step": Fal
 # -- readme and interfaces of v0.1 -----------------------------------------------------------------------------------
 
 
-def test_case_1_of_the_readme():
-    layer, module, inp = simple()
-    before = TORCH.weight(module.linear1)
-    assert auto_diff(layer, module, inp, auto_weights=True, options=OPTIONS)
-    # torch's weights went to paddle.
-    np.testing.assert_array_equal(TORCH.weight(module.linear1), before)
-    np.testing.assert_array_equal(PADDLE.weight(layer.linear1), before)
-
-
-def test_case_1_by_position_and_by_keyword():
+def test_case_1_of_the_readme_by_position_and_by_keyword():
     for call in (
+        lambda layer, module, inp: auto_diff(layer, module, inp, auto_weights=True, options=OPTIONS),
         lambda layer, module, inp: auto_diff(layer, module, inp, True, {}, OPTIONS),
         lambda layer, module, inp: auto_diff(layer, module, inp, True, 1, OPTIONS),
         lambda layer, module, inp: auto_diff(layer=layer, module=module, example_inp=inp, options=OPTIONS),
@@ -86,6 +78,8 @@ def test_case_1_by_position_and_by_keyword():
         layer, module, inp = simple()
         before = TORCH.weight(module.linear1)
         assert call(layer, module, inp)
+        # torch's weights went to paddle.
+        np.testing.assert_array_equal(TORCH.weight(module.linear1), before)
         np.testing.assert_array_equal(PADDLE.weight(layer.linear1), before)
 
 
@@ -178,14 +172,6 @@ def test_optimizers_and_steps_of_v0_1():
     assert np.abs(TORCH.weight(module.linear2) - before).max() > 2e-3
 
 
-def test_assign_weight_of_v0_1():
-    layer, module = SimpleLayer(), SimpleModule()
-    layer_map = LayerMap()
-    before = TORCH.weight(module.linear1)
-    assert assign_weight(layer, module, layer_map)
-    np.testing.assert_array_equal(PADDLE.weight(layer.linear1), before)
-
-
 @pytest.mark.parametrize(
     "extra", [{"steps": 1}, {"layer_map": LayerMap()}, {"layer_map": {}}, {"steps": 1, "layer_map": {}}]
 )
@@ -258,13 +244,6 @@ def test_the_auto_diff_of_v0_2():
     inp = ({"input": torch.as_tensor(inp)}, {"input": paddle.to_tensor(inp)})
     before = TORCH.weight(module)
     assert auto_diff(module, layer, inp, atol=1e-4, rtol=0, auto_init=True, compare_mode="strict", single_step=False)
-    np.testing.assert_array_equal(PADDLE.weight(layer), before)
-
-
-def test_the_assign_weight_of_v0_2():
-    module, layer = torch.nn.Linear(100, 10), paddle.nn.Linear(100, 10)
-    before = TORCH.weight(module)
-    assert assign_weight(module, layer)
     np.testing.assert_array_equal(PADDLE.weight(layer), before)
 
 

@@ -146,14 +146,14 @@ def test_a_single_step_leaves_the_layers_inside_of_a_mapped_one_to_run_on_their_
     assert parted(auto_diff(base, raw, x, **call)) == ["c.one"]
 
 
-def test_layers_of_a_map_that_hold_the_same_are_compared_inside_all_the_same(pair):
-    base, raw = carried(*aligned(pair, (False, False)))
-    x = both(pair, data(5, 4))
+def test_layers_of_a_map_that_hold_the_same_are_compared_inside_all_the_same(every_pair):
+    base, raw = carried(*aligned(every_pair, (False, False)))
+    x = both(every_pair, data(5, 4))
     call = {"auto_init": False, "layer_map": {base.c: raw.c}, **CLOSE}
     report = auto_diff(base, raw, x, **call)
     assert report
     assert {"c/weight/w", "c/grad/shift"} <= {d.pair.anchor.site for d in report if d.compared}
-    pair[1].set(raw.c.shift, pair[1].float64(raw.c.shift).astype("float32") + 1)
+    every_pair[1].set(raw.c.shift, every_pair[1].float64(raw.c.shift).astype("float32") + 1)
     report = auto_diff(base, raw, x, **call)
     assert (report.first_diff.stage, report.first_diff.slot) == ("weight", "shift")
 

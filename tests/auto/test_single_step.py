@@ -44,9 +44,14 @@ def failed(report, stage):
 
 
 @pytest.mark.parametrize("phase", ["both", "forward", "backward"])
-def test_equal_models_match_in_every_phase(pair, phase):
+def test_equal_models_match_in_every_phase(every_pair, phase):
     report = padiff.auto_diff(
-        chain(pair[0]), chain(pair[1]), both(pair, data(3, 5)), single_step=True, diff_phase=phase, **CLOSE
+        chain(every_pair[0]),
+        chain(every_pair[1]),
+        both(every_pair, data(3, 5)),
+        single_step=True,
+        diff_phase=phase,
+        **CLOSE,
     )
     assert report
     stages = {d.pair.stage for d in report}
@@ -158,15 +163,15 @@ def norm_net(kit):
 
 
 @pytest.mark.parametrize("phase", ["both", "forward", "backward"])
-def test_buffers_are_left_as_they_were(pair, phase):
-    base, raw = norm_net(pair[0]), norm_net(pair[1])
+def test_buffers_are_left_as_they_were(every_pair, phase):
+    base, raw = norm_net(every_pair[0]), norm_net(every_pair[1])
     padiff.assign_weight(base, raw)
-    before = [kit.state(model) for kit, model in zip(pair, (base, raw))]
+    before = [kit.state(model) for kit, model in zip(every_pair, (base, raw))]
     report = padiff.auto_diff(
-        base, raw, both(pair, data(2, 2, 6, 6)), auto_init=False, single_step=True, diff_phase=phase, **CLOSE
+        base, raw, both(every_pair, data(2, 2, 6, 6)), auto_init=False, single_step=True, diff_phase=phase, **CLOSE
     )
     assert report
-    for kit, model, state in zip(pair, (base, raw), before):
+    for kit, model, state in zip(every_pair, (base, raw), before):
         after = kit.state(model)
         assert all(state[name].tobytes() == after[name].tobytes() for name in state)
 

@@ -131,15 +131,15 @@ def test_checks_on_dumps_know_it_too():
         assert KEYS[0] in {d.pair.anchor.site for d in report.failed}
 
 
-def test_a_convolutions_bias_before_a_batch_norm_is_noise_in_any_pair_of_frameworks(pair):
+def test_a_convolutions_bias_before_a_batch_norm_is_noise_in_any_pair_of_frameworks(every_pair):
     def net(kit):
         return kit.Sequential(kit.Conv(3, 6, 3), kit.BatchNorm(6), kit.ReLU(), kit.Conv(6, 2, 3))
 
-    base, raw = net(pair[0]), net(pair[1])
-    report = auto_diff(base, raw, both(pair, data(4, 3, 9, 9)), [_square] * 2, atol=0.0, rtol=1e-4)
+    base, raw = net(every_pair[0]), net(every_pair[1])
+    report = auto_diff(base, raw, both(every_pair, data(4, 3, 9, 9)), [_square] * 2, atol=0.0, rtol=1e-4)
     assert report, report.first_diff
     # Two models of one framework compute the same noise.
-    assert report.coverage.zeros == (() if pair[0] is pair[1] else ("0/grad/bias",))
+    assert report.coverage.zeros == (() if every_pair[0] is every_pair[1] else ("0/grad/bias",))
 
 
 def _square(output):

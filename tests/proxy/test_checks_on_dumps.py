@@ -42,8 +42,8 @@ def bias_off(kit, model):
     kit.set(model.fc1.bias, kit.float64(model.fc1.bias).astype("float32") + 1)
 
 
-def test_equal_dumps_match_in_every_check(pair):
-    a, b = dumped(pair)
+def test_equal_dumps_match_in_every_check(every_pair):
+    a, b = dumped(every_pair)
     for check in (check_report, check_params, check_weights, check_grads):
         report = check(a, b, CFG)
         assert report

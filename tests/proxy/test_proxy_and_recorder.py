@@ -61,10 +61,10 @@ def equal(pair):
     ("dumping", "schedule", "numbers"),
     [({"per_step": 3}, padiff.Schedule(every=3, first=2), (2, 5)), ({"dump_freq": 3}, 3, (0, 3, 6))],
 )
-def test_a_proxys_steps_and_a_recorders_meet(pair, dumping, schedule, numbers):
-    base, raw = equal(pair)
-    folder = by_proxy(pair[0], base, **dumping)
-    by_recorder(pair[1], raw, "run", every_n_steps=schedule)
+def test_a_proxys_steps_and_a_recorders_meet(every_pair, dumping, schedule, numbers):
+    base, raw = equal(every_pair)
+    folder = by_proxy(every_pair[0], base, **dumping)
+    by_recorder(every_pair[1], raw, "run", every_n_steps=schedule)
     report = check_report(folder, "run", CFG)
     assert report, report.first_diff
     assert report.coverage.steps == numbers
@@ -230,12 +230,12 @@ def test_what_is_given_beside_a_proxy_comes_before_its_own(kit):
     assert run.info.layer_map == ("block",)
 
 
-def test_recorded_proxies_compare_by_their_layer_maps(pair):
-    base, raw = equal(pair)
+def test_recorded_proxies_compare_by_their_layer_maps(every_pair):
+    base, raw = equal(every_pair)
     proxies = create_model(base), create_model(raw)
     for proxy in proxies:
         proxy.set_layer_map([proxy.model.fc1, proxy.model.fc0])
-    runs = [recorded(kit, proxy) for kit, proxy in zip(pair, proxies)]
+    runs = [recorded(kit, proxy) for kit, proxy in zip(every_pair, proxies)]
     assert padiff.compare_runs(*runs)
 
 

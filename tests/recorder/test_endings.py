@@ -13,6 +13,7 @@ from kit.frameworks import hook_count
 from kit.nets import batch, mlp, one_step, recorded
 
 import padiff
+from padiff.compare import RunComparison
 from padiff.recorder.output import MemoryRun
 
 
@@ -158,7 +159,7 @@ def test_a_printed_recorder_says_what_it_is_doing(kit, tmp_path):
 
 
 def test_a_printed_alignment_lists_its_pairs(kit):
-    alignment = padiff.compare.RunComparison(train(kit, 1).run, train(kit, 1).run).alignment
+    alignment = RunComparison(train(kit, 1).run, train(kit, 1).run).alignment
     lines = str(alignment).splitlines()
     assert lines[0] == repr(alignment)[1:-1]
     assert repr(alignment).startswith("<Alignment: 4 layers paired, 0 left of the reference and 0 of the candidate")

@@ -50,8 +50,8 @@ def assert_alike(base, raw):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_layer_computes_and_learns_the_same_after_its_weights_were_carried_over(case, pair):
-    kits = pair
+def test_a_layer_computes_and_learns_the_same_after_its_weights_were_carried_over(case, every_pair):
+    kits = every_pair
     models = [kit.double(case.makes[kit.name]) for kit in kits]
     for seed, (kit, model) in enumerate(zip(kits, models)):
         scramble(kit, model, seed)
@@ -72,11 +72,11 @@ def test_the_oracle_sees_a_layer_whose_weights_were_not_carried_over(case):
     assert not np.allclose(results[0][0], results[1][0])
 
 
-def test_a_linear_layers_matrix_has_the_very_values_transposed_even_when_square(crossed):
-    base, raw = (kit.Linear(5, 5) for kit in crossed)
+def test_a_linear_layers_matrix_has_the_very_values_transposed_even_when_square(pair):
+    base, raw = (kit.Linear(5, 5) for kit in pair)
     assert padiff.assign_weight(base, raw)
-    np.testing.assert_array_equal(crossed[1].weight(raw), crossed[0].weight(base))
-    np.testing.assert_array_equal(crossed[1].float64(raw.bias), crossed[0].float64(base.bias))
+    np.testing.assert_array_equal(pair[1].weight(raw), pair[0].weight(base))
+    np.testing.assert_array_equal(pair[1].float64(raw.bias), pair[0].float64(base.bias))
 
 
 def test_no_memory_is_shared_afterwards(pair):
