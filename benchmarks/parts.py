@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--write", action="store_true", help="keep the figures, and write them into the pages")
     args = parser.parse_args()
-    training = TorchTraining("resnet18", argparse.Namespace(size=64, batch=8))
+    training = TorchTraining("resnet18", argparse.Namespace(size=64, batch=8, device="cpu"))
     folder = Path(tempfile.mkdtemp(prefix="padiff-bench-"))
     try:
         training.step()

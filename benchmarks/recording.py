@@ -17,10 +17,8 @@ Beside them: bytes and files of a step, and how much more memory the process had
                                    [--device cpu] [--size 64] [--batch 8] [--length 64] [--layers 12] [--steps 6]
                                    [--threads 1] [--growth] [--lines] [--choices] [--write]
 
-Before a recorder is opened, the C library gives back what is free at the end of its memory, and a framework's largest
-gradients come from there or not, as it happens: from process to process a step of torch has none to 13,800 page faults
-of 2 us. From then on it has next to none (`padiff.system.process.keep_freed`), so plain steps beside a recorder are
-mostly quicker than without.
+The C library gives back what is free at the end of its memory, and a framework's largest gradients come from there or
+not, as it happens: from process to process a step of torch has none to 13,800 page faults of 2 us.
 
 ``--lines`` measures what the lines of code cost: the first step of a recording, whose calls are traced, with
 ``sources=True`` by the same with ``sources=False``, in turns, with nothing of the source read before.

@@ -32,7 +32,6 @@ from padiff.records import RunInfo, Step
 from padiff.records.recorded import left_out_line
 from padiff.records.traces import Pack, without_code
 from padiff.system.guard import Failure, Guard, guarded, weakly
-from padiff.system.process import keep_freed
 from padiff.system.terminal import say
 from padiff.system.warn import warn_of_older
 
@@ -260,7 +259,6 @@ class Recorder(CurrentStep):
             return
         with self._framework.hooks.aside():
             self._left_out = left_out_of(self._model, self._optimizers, sys._getframe(1))
-        keep_freed()
         self._levels.listen(self._output.folder)
         before = self._output.size_before() / self.info.world_size
         self._levels.begin(lambda: bytes_owned(self._framework, self._layers.nodes), before)

@@ -73,8 +73,6 @@ _CONTAINER = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.curr
 _LARGEST_SHARE = 0.4
 # Tensors up to this size in bytes are not checked, as reading the free memory takes some 50 us.
 _LARGE = 64 << 20
-# Size of a block in bytes, just below the largest from which glibc learns (32 MB with glibc's header).
-_LEARNT = 31 << 20
 
 
 def available() -> int | None:
@@ -109,17 +107,3 @@ def new_memory(size: int) -> np.ndarray:
     """
     check_free(size)
     return np.empty(size, np.uint8)
-
-
-def keep_freed() -> None:
-    """Make glibc keep up to 62 MB of freed memory for later allocations, by freeing a block of 31 MB.
-
-    From then on, glibc allocates blocks up to that size from its heap. It returns free memory at the end of the heap to
-    the system only if this is twice as large (M_MMAP_THRESHOLD in mallopt(3); a threshold that the user set stays). The
-    block is never written to, so that it uses no memory.
-
-    Without this call, gradients of some MB may lie at the end of the heap, and be returned and allocated again in each
-    step. Their place depends on all allocations during a training, so it is chance. Measured with ResNet-18 on the CPU:
-    0 to 13,800 page faults per step of 2 us each, mostly more with a recorder than without; almost none with this call.
-    """
-    np.empty(_LEARNT, np.uint8)
