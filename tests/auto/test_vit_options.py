@@ -52,7 +52,7 @@ def test_a_correct_vit_passes_and_the_noise_is_named(evaluated, single_step, cap
 
 
 @pytest.mark.parametrize("evaluated", [True, False], ids=["eval", "train"])
-@pytest.mark.parametrize(("name", "steps"), [("sgd", 10), ("adamw", 3)])
+@pytest.mark.parametrize(("name", "steps"), [("sgd", 4), ("adamw", 3)])
 def test_steps_of_a_correct_vit_pass(evaluated, name, steps):
     models = start(evaluated)
     inputs, targets = next(batches())

@@ -50,8 +50,8 @@ def assert_alike(base, raw):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_layer_computes_and_learns_the_same_after_its_weights_were_carried_over(case, every_pair):
-    kits = every_pair
+def test_a_layer_computes_and_learns_the_same_after_its_weights_were_carried_over(case, pair):
+    kits = pair
     models = [kit.double(case.makes[kit.name]) for kit in kits]
     for seed, (kit, model) in enumerate(zip(kits, models)):
         scramble(kit, model, seed)
