@@ -21,7 +21,7 @@ import numpy as np
 from padiff.align import Alignment
 from padiff.compare.judge.limits import allowed
 from padiff.errors import RunFolderError
-from padiff.frameworks.catalog import first_rank, pooled_axes, row_axis
+from padiff.frameworks.catalog import first_rank, is_descending, pooled_axes, row_axis
 from padiff.records import LOOP, ROOT, Both, Choice, RunInfo, Step, Trace, TracedCall
 from padiff.records.sources import TensorSource
 
@@ -285,15 +285,15 @@ def _choice(each: tuple[int, TracedCall]) -> Choice:
 
 
 @dataclass(frozen=True)
-class _Tables:
+class Tables:
     """The recorded tensors of a choice: scores, their places, and what was picked."""
 
     scores: np.ndarray
     places: np.ndarray
     picked: np.ndarray
 
-    def at(self, rows: np.ndarray) -> _Tables:
-        return _Tables(self.scores[rows], self.places[rows], self.picked[rows])
+    def at(self, rows: np.ndarray) -> Tables:
+        return Tables(self.scores[rows], self.places[rows], self.picked[rows])
 
 
 def _flips(
@@ -304,7 +304,7 @@ def _flips(
     earlier: Mapping[int, np.ndarray],
 ) -> Flips | None:
     choices: Both[Choice] = calls.map(lambda call: call.choice)  # type: ignore[arg-type, return-value]
-    tables = [_tables(*side) for side in traces.zip(choices)]
+    tables = [tables_of(*side) for side in traces.zip(calls)]
     grid = grid_of(traces.reference, calls.reference)
     if tables[0] is None or tables[1] is None or grid is None or not calls.candidate.inputs:
         return None
@@ -445,7 +445,7 @@ def _elements(trace: Trace, call: TracedCall, mask: np.ndarray) -> View | None:
     return View(shape, np.moveaxis(mask.reshape(*lead, shape[axis]), -1, axis).reshape(-1))
 
 
-def _taken(side: _Tables, first: int, count: int) -> np.ndarray:
+def _taken(side: Tables, first: int, count: int) -> np.ndarray:
     """Return what a side picked from a rank on, counted from the least score if it is not the first one."""
     if first and side.scores[0, 0] > side.scores[0, -1]:
         first = side.picked.shape[1] - 1 - first
@@ -468,7 +468,7 @@ def _places_of(trace: Trace, call: TracedCall) -> int:
     return math.prod(shape)
 
 
-def _in_order(picked: np.ndarray, scores: np.ndarray, side: _Tables) -> np.ndarray:
+def _in_order(picked: np.ndarray, scores: np.ndarray, side: Tables) -> np.ndarray:
     """Return the chosen places of each row with the best first, of a call that returns them in no order."""
     falls = bool((side.scores[:, 0] >= side.scores[:, -1]).all())
     order = np.argsort(-scores if falls else scores, axis=1, kind="stable")
@@ -571,7 +571,7 @@ def _of_threshold(
     calls: Both[TracedCall],
     position: int,
     grid: tuple[int, ...],
-    tables: Both[_Tables],
+    tables: Both[Tables],
     dtype: str,
 ) -> Flips | None:
     """Return the flips of a call that compares with a threshold: each element is a row of its own.
@@ -670,7 +670,7 @@ def number(call: TracedCall) -> float | None:
 
 def falls(trace: Trace, call: TracedCall) -> bool | None:
     """Return True if a call puts the largest scores first, False for the least; `None` if its scores do not tell."""
-    tables = _tables(trace, call.choice) if call.choice is not None and call.choice.chosen else None
+    tables = tables_of(trace, call) if call.choice is not None and call.choice.chosen else None
     if tables is None or not np.ptp(tables.scores, axis=1).any():
         return None
     return bool((tables.scores[:, 0] >= tables.scores[:, -1]).all())
@@ -772,12 +772,18 @@ def _by_host(call: TracedCall) -> bool:
     )
 
 
-def _tables(trace: Trace, choice: Choice) -> _Tables | None:
-    tables = [_table(trace, number) for number in (choice.scores, choice.places, choice.picked)]
-    scores, places, picked = tables
-    if scores is None or places is None or picked is None or not len(scores) == len(places) == len(picked):
+def tables_of(trace: Trace, call: TracedCall) -> Tables | None:
+    """Return the recorded tensors of a call's choice; `None` unless all were recorded in full."""
+    choice = call.choice
+    tables = [] if choice is None else [_table(trace, k) for k in (choice.scores, choice.places, choice.picked)]
+    scores, places, picked = tables or (None, None, None)
+    if choice is None or scores is None or places is None or picked is None:
         return None
-    return _Tables(scores, places, picked)
+    if choice.places == choice.scores:  # whole rows
+        order = -scores.astype(np.float64) if is_descending(call.function, call.arguments) else scores
+        places = np.argsort(order, axis=1, kind="stable")
+        scores = np.take_along_axis(scores, places, 1)
+    return Tables(scores, places, picked) if len(scores) == len(places) == len(picked) else None
 
 
 def _table(trace: Trace, number: int) -> np.ndarray | None:
@@ -815,7 +821,7 @@ def _spread(scores: np.ndarray, places: np.ndarray, width: int) -> np.ndarray:
     return table
 
 
-def _fill(table: np.ndarray, side: _Tables, picked: np.ndarray) -> None:
+def _fill(table: np.ndarray, side: Tables, picked: np.ndarray) -> None:
     """Set the scores that are not recorded, of places that either side picked, to the last recorded one of their row.
 
     They are no better than that one, so that the distance to the other side's score is not overestimated.

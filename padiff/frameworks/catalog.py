@@ -623,6 +623,15 @@ def row_axis(name: str, arguments: Mapping[str, Any]) -> Any:
     return -1 if axis is None and name in _ALONG_THE_LAST else axis
 
 
+def is_descending(name: str, arguments: Mapping[str, Any]) -> bool:
+    """Return True if a function ranks the largest score of a row first; see `row_axis`."""
+    if name == "topk":
+        return bool(arguments.get("largest", True))
+    if name in ("sort", "argsort"):
+        return bool(arguments.get("descending"))
+    return name in ("argmax", "max", "multinomial", "gumbel_softmax")
+
+
 def first_rank(name: str, arguments: Mapping[str, Any], size: int) -> int | None:
     """Return the rank, from the least score, of the place that a function takes from the middle of a row.
 

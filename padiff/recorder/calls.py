@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from padiff.frameworks.base import Tensors
-from padiff.frameworks.catalog import first_rank, pooled_axes, row_axis
+from padiff.frameworks.catalog import first_rank, is_descending, pooled_axes, row_axis
 from padiff.model.selection import Node
 from padiff.records import Evaluation
 from padiff.system.frames import Frame
@@ -282,6 +282,9 @@ BEYOND = 4
 #: Largest number of recorded scores of a call, and of its recorded rows where the layer's tensors are sketched. Chosen:
 #: 512 rows of eight experts take 37 kB.
 MOST, SKETCHED_ROWS = 1 << 20, 512
+# Scores of whole rows are kept, which is quicker than to rank them, if they are at most as many times the best ones:
+# these are kept with their places, in eight bytes each. Chosen.
+_WHOLE = 4
 #: Number of elements that are kept nearest to a threshold.
 NEAREST = 1024
 
@@ -324,11 +327,7 @@ def ranks_of(name: str, arguments: Mapping[str, Any], shape: Sequence[int]) -> R
     chosen = arguments.get("k", 1) if name == "topk" else size if name in ("sort", "argsort") else 1
     if not isinstance(chosen, int) or not 0 < chosen <= size:
         return None
-    if name == "topk":
-        largest = bool(arguments.get("largest", True))
-    else:
-        largest = name in ("argmax", "max") or (name in ("sort", "argsort") and bool(arguments.get("descending")))
-    return Ranks(axis, chosen, largest)
+    return Ranks(axis, chosen, is_descending(name, arguments))
 
 
 def above(name: str, value: Any, other: Any) -> Any:
@@ -355,7 +354,7 @@ class Seen(NamedTuple):
         ranks: places that the call chooses; `None` for a threshold.
         rows: number of rows of the scores.
         every: every n-th row is kept.
-        scores, places: see `padiff.records.Choice`.
+        scores, places: see `padiff.records.Choice`; no places for whole rows.
         step: inverse of a quantiser's step, and its zero point, as tensors or numbers.
         drawn: True if the scores hold random numbers.
     """
@@ -413,14 +412,22 @@ def seen(
 
 
 def _ranked(tensors: Tensors, scores: Any, ranks: Ranks, sketched: bool) -> Seen | None:
-    """Return the best scores of each row, and some beyond."""
-    table = tensors.rows(scores, ranks.axis)
-    rows, size = tensors.shape(table)
+    """Return the best scores of each row, and some beyond; or whole rows that are not much longer."""
+    shape = tensors.shape(scores)
+    is_table = len(shape) == 2 and ranks.axis in (-1, 1)
+    rows, size = tensors.shape(scores if is_table else tensors.rows(scores, ranks.axis))
     count = min(ranks.first + ranks.chosen + BEYOND, size)
     every = -(-rows // SKETCHED_ROWS) if sketched else 1
-    if -(-rows // every) * count > MOST:
+    recorded = -(-rows // every)
+    is_whole = not ranks.first and size <= _WHOLE * count and recorded * size <= MOST
+    if is_whole and is_table and every == 1:
+        return Seen(ranks, rows, every, scores, None)  # the operand itself
+    if recorded * count > MOST:
         return None
-    best, places = tensors.ranked(table[::every], count, ranks.largest)
+    table = tensors.rows(scores, ranks.axis)[::every]
+    if is_whole:
+        return Seen(ranks, rows, every, table, None)
+    best, places = tensors.ranked(table, count, ranks.largest)
     start = before_first(ranks.first)
     return Seen(ranks, rows, every, best[:, start:], places[:, start:])
 
@@ -496,19 +503,26 @@ def picked(tensors: Tensors, before: Seen, outputs: Sequence[Any]) -> Any:
     if before.drawn:
         values = tensors.rows(outputs[0], before.ranks.axis)[:: before.every]
         table = tensors.rows(places[0], -1)[:: before.every] if places else tensors.ranked(values, 1, True)[1]
-        best = before.places[:, : before.ranks.chosen]
-        return table if bool((table == best).all()) else None  # the function draws otherwise
-    axis, chosen, first = before.ranks.axis, before.ranks.chosen, before.ranks.first
+        return table if bool((table == _best(tensors, before)).all()) else None  # the function draws otherwise
+    axis, chosen = before.ranks.axis, before.ranks.chosen
     if not chosen:  # windows
         return places[-1].detach().reshape([before.rows, -1])[:: before.every] if places else None
     if not places:
-        if before.places is None:
-            return None
-        start = first - before_first(first)
-        return before.places[:, start : start + chosen]
+        return _best(tensors, before)
     if axis is None or math.prod(tensors.shape(places[-1])) != before.rows * chosen:
         return None if axis is not None else places[-1].detach().reshape([1, 1])
     shape = tensors.shape(places[-1])
+    if shape == (before.rows, chosen) and axis in (-1, 1) and before.every == 1:
+        return places[-1]
     holds_axis = chosen > 1 and shape[axis] == chosen
     table = tensors.rows(places[-1], axis) if holds_axis else places[-1].detach().reshape([-1, chosen])
     return table[:: before.every]
+
+
+def _best(tensors: Tensors, before: Seen) -> Any:
+    """Return the best places of each row, of scores that were kept before the call."""
+    assert before.ranks is not None
+    chosen, start = before.ranks.chosen, before.ranks.first - before_first(before.ranks.first)
+    if before.places is None:
+        return tensors.ranked(before.scores.detach(), chosen, before.ranks.largest)[1]
+    return before.places[:, start : start + chosen]

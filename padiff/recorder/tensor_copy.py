@@ -393,8 +393,9 @@ class StepCache:
     steady: bool = True
     plan: Any = None
     sites: dict[Site, Site] = field(default_factory=dict)
-    #: Paths of the layers whose code chooses (`padiff.recorder.calls`), as traced steps showed.
-    choosing: set[str] = field(default_factory=set)
+    #: By path of a layer, the functions by which its code chooses (`padiff.recorder.calls`), as traced steps showed;
+    #: True for those that return places, and not only values.
+    choosing: defaultdict[str, dict[str, bool]] = field(default_factory=lambda: defaultdict(dict))
     #: Function and number of the loop's calls that choose for the loss.
     loop_choices: set[tuple[str, int]] = field(default_factory=set)
     #: Sites of the inputs that the training computes (`padiff.recorder.step_observer`), as steps showed.

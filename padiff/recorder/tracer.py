@@ -106,11 +106,9 @@ class Tracer:
         self.waiting: list[Ended] = []
         self._waiting_elements = self._heard = 0
         self._parameters: dict[int, str] = {}
-
-    @property
-    def choosing(self) -> frozenset[str] | set[str]:
-        """Return the paths of the layers whose code chooses, as traced steps showed."""
-        return self._records.known.choosing
+        #: By path of a layer, the functions that are heard in a step that traces no others: those that choose, in
+        #: layers whose code hands on places. Values alone lead to no other rows.
+        self.choosing = {path: names for path, names in records.known.choosing.items() if any(names.values())}
 
     def know_parameters(self, nodes: Sequence[Node]) -> None:
         """Note the names of the parameters, so that traced functions refer to a parameter by name, without a copy."""
@@ -245,7 +243,7 @@ class Tracer:
         The inputs are read before the function runs, as it may overwrite them.
         """
         level = self._levels[inside.node.path, "forward"]
-        if level == NOTHING or self.full or not (self.functions or name in CHOOSING):
+        if level == NOTHING or self.full or not (self.functions or name in self.choosing.get(inside.node.path, ())):
             return None
         if _before(inside):
             self._heard += 1
@@ -271,7 +269,8 @@ class Tracer:
             for slot, tensor in flatten_named(inputs, self._is_tensor):
                 parameter = self._parameters.get(id(tensor))
                 if parameter is None:
-                    operands.append((slot, self._taken(tensor, level, inside)))
+                    whole = before is not None and tensor is before.scores
+                    operands.append((slot, self._taken(tensor, FULL if whole else level, inside, chosen=whole)))
                 else:
                     owned.append(parameter)
             if _before(inside) and _brings_data(name, operands, arguments):
@@ -282,27 +281,34 @@ class Tracer:
         given = args[0] if args else None
         return Begun(name, inside, tuple(operands), arguments, tuple(owned), given, self.stack(), before)
 
-    def _choice(self, before: Seen, output: Any, path: str) -> Choice | None:
+    def _choice(self, begun: Begun, before: Seen, output: Any) -> Choice | None:
         """Return what a call chose, with copies of the scores; `None` if it returned no places."""
-        tensors = self._framework.tensors
+        tensors, path, name, given = self._framework.tensors, begun.inside.node.path, begun.name, begun.given
         with own_calls(), tensors.without_grad():
             outputs = [tensor for _, tensor in flatten(output, "", self._is_tensor)]
             chosen = picked(tensors, before, outputs)
         if chosen is None:
             return None
-        # Values alone lead to no other rows: no reason to listen in sketched steps.
-        hands_on = before.ranks is None or any(tensors.dtype(each).startswith("int") for each in outputs)
-        if path != LOOP and hands_on:  # the loop also chooses for metrics: see `noted`
-            self._records.known.choosing.add(path)
-        numbers = []
-        for tensor in (before.scores, before.places, chosen):
-            entry = SeenTensor(weakref.ref(tensor), -1)
-            self._enter(entry, tensor, FULL, whole=True)
-            numbers.append(entry.number)
+        if path != LOOP and name in CHOOSING:  # the loop also chooses for metrics: see `noted`
+            hands_on = before.ranks is None or any(tensors.dtype(each).startswith("int") for each in outputs)
+            known = self._records.known.choosing[path]
+            known[name] = known.get(name, False) or hands_on
+        scores, picks = (self._whole_number(table, (given, *outputs)) for table in (before.scores, chosen))
+        places = scores if before.places is None else self._whole_number(before.places)
         count = 0
         if before.ranks is not None:  # of windows, as many as the call returns
             count = before.ranks.chosen or self._framework.tensors.shape(chosen)[1]
-        return Choice(count, before.rows, before.every, *numbers)
+        return Choice(count, before.rows, before.every, scores, places, picks)
+
+    def _whole_number(self, tensor: Any, operands: Sequence[Any] = ()) -> int:
+        """Return the number of a copy in full: for an operand of a call, that of the operand if the copy is its own."""
+        is_own = any(tensor is each for each in operands)
+        entry = self._tensors.lookup(tensor) if is_own else SeenTensor(weakref.ref(tensor), -1)
+        if entry.best is not None and entry.best.level != FULL:
+            entry = SeenTensor(weakref.ref(tensor), -1)
+        if entry.number < 0:
+            self._enter(entry, tensor, FULL, whole=True)
+        return entry.number
 
     def function_ended(self, begun: Begun, output: Any) -> None:
         """Add a function call that has returned ``output``."""
@@ -312,7 +318,12 @@ class Tracer:
             result = begun.given if output is None and name in _CHANGING else output
             if output is None and result is not None:
                 self._tensors.forget(result)  # paddle's set_value leaves the version as it was
-            chosen = path in self._records.known.choosing
+            chosen = any(self._records.known.choosing.get(path, {}).values())
+            choice = None
+            before = begun.seen or self._truncated(begun, result, level)
+            if before is not None:
+                with suppress(TypeError, ValueError, IndexError, RuntimeError):  # an unknown form of the function
+                    choice = self._choice(begun, before, result)
             outputs = tuple(
                 [
                     (slot, self._taken(tensor, level, inside, False, chosen))
@@ -322,11 +333,6 @@ class Tracer:
             if _before(inside):
                 self._wait(begun, outputs)
                 return
-            choice = None
-            before = begun.seen or self._truncated(begun, result, level)
-            if before is not None:
-                with suppress(TypeError, ValueError, IndexError, RuntimeError):  # an unknown form of the function
-                    choice = self._choice(before, result, path)
         except Exception as error:
             _let_go(error)
             return
@@ -360,7 +366,12 @@ class Tracer:
     def _truncated(self, begun: Begun, output: Any, level: str) -> Seen | None:
         """Return what a cast of real numbers to integers is about to choose from: it cuts off decimals."""
         tensors = self._framework.tensors
-        if begun.name != "cast" or not self._is_tensor(output) or not tensors.dtype(output).startswith("int"):
+        if (
+            begun.name != "cast"
+            or _before(begun.inside)
+            or not self._is_tensor(output)
+            or not tensors.dtype(output).startswith("int")
+        ):
             return None
         with own_calls(), tensors.without_grad():
             return seen(tensors, "trunc", {"input": begun.given}, {}, level not in (FULL, WITHIN))
@@ -388,7 +399,7 @@ class Tracer:
             if any(operand.tensor in needed for operand in call.outputs):
                 needed.update(operand.tensor for operand in call.inputs)
                 if call.choice is not None:
-                    self._records.known.choosing.add(LOOP)
+                    self._records.known.choosing[LOOP][call.function] = True
                     self._records.known.loop_choices.add((call.function, call.nth))
             elif call.choice is not None and (call.function, call.nth) not in self._records.known.loop_choices:
                 self._calls[place] = (self._calls[place][0], replace(call, choice=None))
@@ -598,7 +609,7 @@ class Functions:
 
     @property
     def only(self) -> Collection[str] | None:
-        return None if self._tracer.functions else CHOOSING
+        return None if self._tracer.functions else frozenset().union(*self._tracer.choosing.values())
 
     def function_begins(
         self, name: str, parameters: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -52,7 +52,8 @@ class Choice(NamedTuple):
         every: only every n-th row was recorded.
         scores: number of the traced tensor with the scores, best first, of shape (recorded rows, ranks); for a
             threshold, how far the elements lie above it.
-        places: number of the traced tensor with their places along the row.
+        places: number of the traced tensor with their places along the row; the number of the scores if these are whole
+            rows, in the order of their places.
         picked: number of the traced tensor with what the call chose: places of shape (recorded rows, chosen), best
             first; for a threshold, its output at the elements.
     """

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import padiff
+from padiff.compare.choices import tables_of
 from padiff.errors import RunFolderError
 from padiff.recorder import calls
 from tests.kit.frameworks import TORCH
@@ -45,8 +46,8 @@ def choice(run, number=0):
     """The only choice of a step: itself, and its scores, places and picked values."""
     trace = run.steps(number)[0].trace
     (call,) = [call for call in trace.calls if call.choice is not None]
-    values = (trace.tensors[k].source.read() for k in (call.choice.scores, call.choice.places, call.choice.picked))
-    return call.choice, *values
+    tables = tables_of(trace, call)
+    return call.choice, tables.scores, tables.places, tables.picked
 
 
 def rows(scores, axis):
@@ -73,8 +74,32 @@ def test_the_best_places_of_each_row_and_their_scores_are_kept(kit, name):
     order = np.argsort(-table if largest else table, axis=1)
     count = min(chosen + calls.BEYOND, table.shape[1])
     assert (kept.chosen, kept.rows, kept.every) == (chosen, len(table), 1)
-    assert (places == order[:, :count]).all() and (picked == order[:, :chosen]).all()
-    assert (scores == np.take_along_axis(table, order[:, :count], 1)).all()
+    assert (places[:, :count] == order[:, :count]).all() and (picked == order[:, :chosen]).all()
+    assert (scores[:, :count] == np.take_along_axis(table, order[:, :count], 1)).all()
+
+
+@pytest.mark.parametrize("width", [24, 25])
+def test_rows_that_are_short_beside_what_is_chosen_are_kept_whole(kit, width):
+    scores = np.random.default_rng(5).normal(size=(6, width)).astype(np.float32)
+
+    def forward(net, x):
+        values, places = LIBRARY[kit.name].topk(x + 0, 2)
+        return net.last(values) + 0 * kit_float(kit, places)
+
+    model = kit.net(forward, last=kit.Linear(2, 2))
+    with padiff.record(model, detail="sketch") as rec:
+        for _ in range(2):
+            model(kit.tensor(scores)).sum().backward()
+            rec.try_dump()
+    for number in (0, 1):
+        kept, best, places, picked = choice(rec.run, number)
+        order = np.argsort(-scores, axis=1)
+        assert (kept.places == kept.scores) is (width == 24)
+        assert (places == order[:, : width if width == 24 else 6]).all() and (picked == order[:, :2]).all()
+        assert (best == np.take_along_axis(scores, places.astype(int), 1)).all()
+        (call,) = [each for each in rec.run.steps(number)[0].trace.calls if each.choice is not None]
+        assert (call.inputs[0].tensor == kept.scores) is (width == 24)
+        assert kept.picked in {operand.tensor for operand in call.outputs}
 
 
 @pytest.mark.parametrize(
@@ -203,7 +228,7 @@ def test_what_chooses_nothing_by_real_scores_keeps_nothing(kit):
 def test_the_folder_keeps_choices_and_refuses_damaged_ones(kit, tmp_path):
     run = recorded(kit, lambda x: LIBRARY[kit.name].topk(x, 3), folder=tmp_path / "run")
     kept, scores, *_ = choice(run)
-    assert kept.chosen == 3 and scores.shape == (35, 7)
+    assert kept.chosen == 3 and scores.shape == (35, 9)
     file = next((tmp_path / "run").rglob("report.json"))
     content = json.loads(file.read_text())
     for call in content["trace"]["calls"]:
@@ -242,7 +267,8 @@ def test_draws_keep_their_scores_and_stay_what_they_are(name):
     assert torch.equal(*states)
     (call,) = [call for call in trace.calls if call.function in calls.DRAWS]
     kept = call.choice
-    scores, places, picked = (trace.tensors[k].source.read() for k in (kept.scores, kept.places, kept.picked))
+    tables = tables_of(trace, call)
+    scores, places, picked = tables.scores, tables.places, tables.picked
     assert kept.chosen == count and (places[:, :count] == picked).all()
     expected = drawn.argmax(-1).reshape(-1, 1) if name == "gumbel" else drawn
     assert (picked == expected.numpy()).all() and (np.diff(scores, axis=1) <= 0).all()

@@ -10,7 +10,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from padiff.compare.choices import WHOLE, Flips, falls, flips_of, number, paired, part_taken, taken
+from padiff.compare.choices import WHOLE, Flips, falls, flips_of, number, paired, part_taken, tables_of, taken
 from padiff.compare.diagnose.causes import cause_of_calls
 from padiff.compare.diagnose.place import Evidence, calls_before, graphs_of
 from padiff.compare.diagnose.traced import Graph
@@ -165,13 +165,11 @@ class Router:
         whole = self._table(self.way[-1])
         if whole is not None:
             return whole
-        sources = [self._graph.trace.tensors[k].source for k in (self._choice.scores, self._choice.places)]
-        if None in sources:
+        tables = tables_of(self._graph.trace, self.call)
+        if tables is None:
             return None
-        best, places = (np.atleast_2d(source.read()) for source in sources if source is not None)
         table = np.full((self.rows, self._width), np.nan)
-        rows = self.numbers[:, None]
-        table[rows, places.astype(np.int64)] = best
+        table[self.numbers[:, None], tables.places.astype(np.int64)] = tables.scores
         return table
 
     @cached_property

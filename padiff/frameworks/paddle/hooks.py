@@ -137,7 +137,8 @@ class FunctionTracing:
         self._listening: list[Interception] = []
         try:
             for owner, attribute, common in _functions():
-                self._listening.append(Interception(owner, attribute, _Function(self, common), common))
+                if listener.only is None or common in listener.only:
+                    self._listening.append(Interception(owner, attribute, _Function(self, common), common))
         except BaseException:
             self.remove()
             raise

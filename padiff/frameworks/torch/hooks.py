@@ -75,7 +75,7 @@ _ATTRIBUTES = {"T": "transpose", "mT": "transpose", "H": "transpose", "mH": "tra
 class _TracingMode(TorchFunctionMode):
     def __init__(self, listener: FunctionListener) -> None:
         super().__init__()
-        self._listener = listener
+        self._listener, self._only = listener, listener.only
         #: `muted`: pass no calls to the listener. `inside`: a function is running; torch has removed the mode from its
         #: stack during the call and puts it back afterwards, so the mode can't be removed meanwhile.
         self.muted = self.inside = False
@@ -86,6 +86,8 @@ class _TracingMode(TorchFunctionMode):
             return func(*args, **kwargs)
         listener, self.inside = self._listener, True
         try:
+            if self._only is not None and _about(func)[0] not in self._only:  # nearly all calls of a step
+                return func(*args, **kwargs)
             begun = listener.guard.run(self._begins, func, args, kwargs)
             output = func(*args, **kwargs)
             if begun is not None:
@@ -96,8 +98,7 @@ class _TracingMode(TorchFunctionMode):
 
     def _begins(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name, parameters = _about(func)
-        only = self._listener.only
-        if name is None or (only is not None and name not in only) or building():
+        if name is None or building():
             return None
         return call_aside(self._listener.function_begins, name, parameters, args, kwargs)
 
