@@ -11,7 +11,7 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import Match, SequenceMatcher
 from functools import partial
 from types import MappingProxyType
@@ -168,8 +168,31 @@ def flips_of(
     return found
 
 
-def _choosing(trace: Trace) -> list[tuple[int, TracedCall]]:
-    return [(position, call) for position, call in enumerate(trace.calls) if call.choice is not None]
+@dataclass(frozen=True)
+class _Chooser:
+    """A call that chooses, at its position in the trace of its side."""
+
+    trace: Trace
+    position: int
+    call: TracedCall
+
+    @property
+    def choice(self) -> Choice:
+        assert self.call.choice is not None
+        return self.call.choice
+
+    @property
+    def rows(self) -> int:
+        """Number of rows; of a threshold, that of its elements."""
+        if self.choice.chosen:
+            return self.choice.rows
+        return math.prod(self.trace.tensors[self.call.outputs[0].tensor].shape)
+
+    @property
+    def key(self) -> tuple[int, int, int, int | None]:
+        """Number of rows, of the places among which the call chooses, of the chosen ones, and a rank."""
+        places = _places_of(self.trace, self.call) if self.call.inputs else 0
+        return self.choice.rows, places, self.choice.chosen, _first(self.trace, self.call)
 
 
 def paired(traces: Both[Trace], alignment: Alignment) -> Iterator[tuple[int, Both[TracedCall]]]:
@@ -178,62 +201,65 @@ def paired(traces: Both[Trace], alignment: Alignment) -> Iterator[tuple[int, Bot
     Rankings are paired in order if both sides rank as often, among as many rows; else layer by layer, and those that
     return places apart from those that return values only. The same for thresholds.
     """
-    calls = traces.map(_choosing)
-    pairs: list[tuple[int, Both[TracedCall]]] = []
-    groups = [calls.map(_rankings), calls.map(_thresholds)]
-    if not _alike(traces, *groups[0]):
-        rankings = groups.pop(0).zip(traces)
-        for hands_on in (True, False):
-            groups.append(rankings.map(partial(_that_return, places=hands_on)))
-    for some in groups:
-        pairs += _paired(traces, some, alignment)
+    choosers = traces.map(
+        lambda trace: [_Chooser(trace, k, call) for k, call in enumerate(trace.calls) if call.choice is not None]
+    )
+    rankings = choosers.map(lambda side: [each for each in side if each.choice.chosen])
+    groups = [choosers.map(lambda side: [each for each in side if not each.choice.chosen])]
+    if _alike(*rankings):
+        groups.append(rankings)
+    else:
+        for places in (True, False):
+            groups.append(rankings.map(partial(_that_return, places=places)))
+    pairs = [pair for group in groups for pair in _paired(group, alignment)]
     return iter(sorted(pairs, key=lambda pair: pair[0]))
 
 
-def _that_return(side: tuple[list[tuple[int, TracedCall]], Trace], places: bool) -> list[tuple[int, TracedCall]]:
-    """Return the calls of a side that return places, or those that do not."""
-    calls, trace = side
-    return [each for each in calls if returns_places(trace, each[1]) is places]
+def _that_return(choosers: list[_Chooser], places: bool) -> list[_Chooser]:
+    """Return the calls that return places, or those that do not."""
+    return [each for each in choosers if returns_places(each.trace, each.call) is places]
 
 
-def _paired(
-    traces: Both[Trace], calls: Both[list[tuple[int, TracedCall]]], alignment: Alignment
-) -> Iterator[tuple[int, Both[TracedCall]]]:
-    if _alike(traces, *calls):
-        for (position, reference), (_, candidate) in zip(*calls):
-            yield position, Both(reference, candidate)
-        return
+def _paired(choosers: Both[list[_Chooser]], alignment: Alignment) -> Iterator[tuple[int, Both[TracedCall]]]:
     partners = {pair.reference.path: pair.candidate.path for pair in alignment.pairs}
-    for layer, some in _by_layer(calls.reference).items():
-        others = _by_layer(calls.candidate).get((partners.get(layer[0], ""), layer[1]), [])
-        if _alike(traces, some, others):
+    groups = [choosers]
+    if not _alike(*choosers):
+        layers = choosers.map(_by_layer)
+        groups = [
+            Both(some, layers.candidate.get((partners.get(path, ""), number), []))
+            for (path, number), some in layers.reference.items()
+        ]
+    for some, others in groups:
+        if _alike(some, others):
             blocks = [Match(0, 0, len(some))]
         else:  # one side may choose in several calls where the other makes one
-            keys = Both(some, others).zip(traces).map(lambda side: [_key(side[1], each) for each in side[0]])
+            keys = Both(some, others).map(lambda side: [each.key for each in side])
             matcher = SequenceMatcher(None, keys.reference, keys.candidate, autojunk=False)
             blocks = list(matcher.get_matching_blocks())
         for first, second, count in blocks:
-            for number in range(count):
-                position, call = some[first + number]
-                yield position, Both(call, others[second + number][1])
+            for one, other in zip(some[first : first + count], others[second : second + count]):
+                yield one.position, Both(one.call, other.call)
 
 
-def _alike(
-    traces: Both[Trace], calls: Sequence[tuple[int, TracedCall]], others: Sequence[tuple[int, TracedCall]]
-) -> bool:
+def _alike(some: Sequence[_Chooser], others: Sequence[_Chooser]) -> bool:
     """Return True if calls of the two sides choose as often, among as many rows, and none one rank for the first ones.
 
     A call that ranks all places stands for any.
     """
-    if len(calls) != len(others):
+    if len(some) != len(others) or [each.rows for each in some] != [each.rows for each in others]:
         return False
-    for pair in zip(calls, others):
-        if _rows(traces.reference, pair[0]) != _rows(traces.candidate, pair[1]):
-            return False
-        single = [_first(trace, call) is not None for trace, (_, call) in zip(traces, pair)]
-        if single[0] != single[1] and not any(call.function in WHOLE for _, call in pair):
-            return False
-    return True
+    return all(
+        any(each.call.function in WHOLE for each in pair)
+        or len({_first(each.trace, each.call) is None for each in pair}) == 1
+        for pair in zip(some, others)
+    )
+
+
+def _by_layer(choosers: list[_Chooser]) -> dict[tuple[str, int], list[_Chooser]]:
+    layers: dict[tuple[str, int], list[_Chooser]] = defaultdict(list)
+    for each in choosers:
+        layers[each.call.layer, each.call.call].append(each)
+    return layers
 
 
 def _first(trace: Trace, call: TracedCall) -> int | None:
@@ -250,38 +276,6 @@ def chooses_experts(trace: Trace, call: TracedCall) -> bool:
     if call.choice is None or not call.choice.chosen or pooled(call):
         return False
     return _first(trace, call) is None and returns_places(trace, call)
-
-
-def _by_layer(calls: list[tuple[int, TracedCall]]) -> dict[tuple[str, int], list[tuple[int, TracedCall]]]:
-    layers: dict[tuple[str, int], list[tuple[int, TracedCall]]] = defaultdict(list)
-    for each in calls:
-        layers[each[1].layer, each[1].call].append(each)
-    return layers
-
-
-def _rows(trace: Trace, call: tuple[int, TracedCall]) -> int:
-    """Return the number of rows of a call: of a threshold, that of its elements."""
-    choice = _choice(call)
-    return choice.rows if choice.chosen else math.prod(trace.tensors[call[1].outputs[0].tensor].shape)
-
-
-def _key(trace: Trace, call: tuple[int, TracedCall]) -> tuple[int, int, int, int | None]:
-    """Return the number of rows of a call, of the places among which it chooses, of the chosen ones, and a rank."""
-    choice = _choice(call)
-    return choice.rows, _places_of(trace, call[1]) if call[1].inputs else 0, choice.chosen, _first(trace, call[1])
-
-
-def _rankings(calls: list[tuple[int, TracedCall]]) -> list[tuple[int, TracedCall]]:
-    return [each for each in calls if _choice(each).chosen]
-
-
-def _thresholds(calls: list[tuple[int, TracedCall]]) -> list[tuple[int, TracedCall]]:
-    return [each for each in calls if not _choice(each).chosen]
-
-
-def _choice(each: tuple[int, TracedCall]) -> Choice:
-    assert each[1].choice is not None
-    return each[1].choice
 
 
 @dataclass(frozen=True)
@@ -381,18 +375,27 @@ def _flips(
     if moved is not None:
         otherwise |= moved[best.reference] | moved[best.candidate]
     picks = View((*grid, count), _rows_at(common, rows, otherwise).reshape(-1))
-    if rows == 1 and len(common) == 1:
-        single = _of_places(
-            calls,
-            position,
-            best,
-            distance[0],
-            involved[0],
-            float(gap[0]),
-            _rms(known.reference),
-            _dtype(traces, choices),
+    size, dtype = _rms(known.reference), _dtype(traces, choices)
+    if rows == 1 and len(common) == 1:  # its places, of samples or tokens, are what is chosen
+        chose = others[0]
+        return Flips(
+            calls=calls,
+            position=position,
+            grid=(width,),
+            rows=width,
+            recorded=np.arange(width),
+            flipped=chose,
+            ties=np.zeros(width, np.bool_),
+            error=distance[0],
+            moved=np.where(chose, max(float(involved.max(initial=0.0)), 0.0), distance[0]),
+            gap=np.where(chose, gap[0], 0.0),
+            size=size,
+            chosen=chosen,
+            dtype=dtype,
+            chosen_places=best.map(lambda places: np.isin(np.arange(width), places[0])),
+            picks=picks,
         )
-        return replace(single, chosen=chosen, picks=picks)
+    table = _rows_at(common, rows, others)
     return Flips(
         calls=calls,
         position=position,
@@ -404,21 +407,21 @@ def _flips(
         error=distance.max(axis=1),
         moved=involved.max(axis=1),
         gap=gap,
-        size=_rms(known.reference),
+        size=size,
         chosen=chosen,
-        dtype=_dtype(traces, choices),
+        dtype=dtype,
         touched=np.union1d(
-            _touched(others) if width == rows and not pooled(calls.reference) else _none(),
+            np.flatnonzero(others.any(axis=0)) if width == rows and not pooled(calls.reference) else _none(),
             _none() if moved is None else common[(moved[best.reference] | moved[best.candidate]).any(axis=1)],
         ),
         places=np.asarray(others.any(axis=0)),
-        tokens=_tokens(traces.reference, position, calls.reference, _rows_at(common, rows, others)),
-        keys=_keys(traces.reference, position, calls.reference, _rows_at(common, rows, others)),
+        tokens=_tokens(traces.reference, position, calls.reference, table),
+        keys=_keys(traces.reference, position, calls.reference, table),
         picks=picks,
         elements=None
         if any(side and _uses_places(trace, call) for side, trace, call in zip(hands_on, traces, calls))
         or all(hands_on)
-        else _elements(traces.reference, calls.reference, _rows_at(common, rows, others)),
+        else _elements(*_shape_and_axis(traces.reference, calls.reference), table),
     )
 
 
@@ -433,16 +436,20 @@ def _uses_places(trace: Trace, call: TracedCall) -> bool:
     return trace.functions and any(operand.tensor in places for each in trace.calls for operand in each.inputs)
 
 
-def _elements(trace: Trace, call: TracedCall, mask: np.ndarray) -> View | None:
-    """Return a mask of the elements of the scores."""
+def _shape_and_axis(trace: Trace, call: TracedCall) -> tuple[tuple[int, ...], int | None]:
+    """Return the shape of the scores and the axis along which a row runs; `None` if the row is all of them."""
     shape, axis = trace.tensors[call.inputs[0].tensor].shape, row_axis(call.function, call.arguments)
-    if not isinstance(axis, int):
-        return View(shape, mask.reshape(-1)) if mask.size == math.prod(shape) else None
-    axis %= len(shape)
+    return shape, axis % len(shape) if isinstance(axis, int) and -len(shape) <= axis < len(shape) else None
+
+
+def _elements(shape: tuple[int, ...], axis: int | None, mask: np.ndarray) -> View | None:
+    """Return a mask of the places of each row as one of the elements of the scores; `None` if these are others."""
     if mask.size != math.prod(shape):
         return None
-    lead = [extent for number, extent in enumerate(shape) if number != axis]
-    return View(shape, np.moveaxis(mask.reshape(*lead, shape[axis]), -1, axis).reshape(-1))
+    if axis is not None:
+        lead = [extent for number, extent in enumerate(shape) if number != axis]
+        mask = np.moveaxis(mask.reshape(*lead, shape[axis]), -1, axis)
+    return View(shape, mask.reshape(-1))
 
 
 def _taken(side: Tables, first: int, count: int) -> np.ndarray:
@@ -459,13 +466,11 @@ def _dtype(traces: Both[Trace], choices: Both[Choice]) -> str:
 
 def _places_of(trace: Trace, call: TracedCall) -> int:
     """Return the number of places among which a call chooses."""
-    shape, axis = trace.tensors[call.inputs[0].tensor].shape, row_axis(call.function, call.arguments)
+    shape, axis = _shape_and_axis(trace, call)
     axes = pooled(call)
     if axes:
         return math.prod(shape[-axes:])
-    if isinstance(axis, int) and -len(shape) <= axis < len(shape):
-        return shape[axis]
-    return math.prod(shape)
+    return math.prod(shape) if axis is None else shape[axis]
 
 
 def _in_order(picked: np.ndarray, scores: np.ndarray, side: Tables) -> np.ndarray:
@@ -497,16 +502,14 @@ def _tokens(trace: Trace, position: int, call: TracedCall, mask: np.ndarray) -> 
     Either each row chooses among tokens of its own (the tokens of a sequence that a layer takes), or all rows choose
     among the same ones (experts that choose tokens).
     """
-    shape, axis = trace.tensors[call.inputs[0].tensor].shape, row_axis(call.function, call.arguments)
+    shape, axis = _shape_and_axis(trace, call)
     if pooled(call):
-        return View(shape, mask.reshape(-1)) if mask.size == math.prod(shape) else None
-    if not isinstance(axis, int):
+        return _elements(shape, None, mask)
+    if axis is None:
         return None
-    axis %= len(shape)
     before = _outputs_before(trace, position)
     if any(len(each) > len(shape) > 1 and each[: len(shape)] == shape for each in before):
-        lead = [extent for number, extent in enumerate(shape) if number != axis]
-        return View(shape, np.moveaxis(mask.reshape(*lead, shape[axis]), -1, axis).reshape(-1))
+        return _elements(shape, axis, mask)
     if any(math.prod(each[:-1]) == shape[axis] for each in before) and shape[axis] > len(mask):
         return View((shape[axis],), np.asarray(mask.any(axis=0)))
     return None
@@ -521,8 +524,8 @@ def _outputs_before(trace: Trace, position: int) -> list[tuple[int, ...]]:
 
 def _keys(trace: Trace, position: int, call: TracedCall, mask: np.ndarray) -> View | None:
     """Return the tokens that rows of their sample chose otherwise: of attention, those whose gradient differs."""
-    shape, axis = trace.tensors[call.inputs[0].tensor].shape, row_axis(call.function, call.arguments)
-    if not isinstance(axis, int) or len(shape) < 3 or axis % len(shape) != len(shape) - 1 or pooled(call):
+    shape, axis = _shape_and_axis(trace, call)
+    if axis is None or len(shape) < 3 or axis != len(shape) - 1 or pooled(call):
         return None
     samples, tokens = shape[0], shape[-1]
     if not any(
@@ -530,40 +533,6 @@ def _keys(trace: Trace, position: int, call: TracedCall, mask: np.ndarray) -> Vi
     ):
         return None
     return View((samples, tokens), mask.reshape(samples, -1, tokens).any(axis=1).reshape(-1))
-
-
-def _touched(others: np.ndarray) -> np.ndarray:
-    return np.flatnonzero(others.any(axis=0))
-
-
-def _of_places(
-    calls: Both[TracedCall],
-    position: int,
-    best: Both[np.ndarray],
-    distance: np.ndarray,
-    involved: np.ndarray,
-    gap: float,
-    size: float,
-    dtype: str,
-) -> Flips:
-    """Return the flips of a call with one row: its places are what is chosen, of samples or tokens."""
-    flipped = _otherwise(best, len(distance))[0]
-    return Flips(
-        calls=calls,
-        position=position,
-        grid=(len(distance),),
-        rows=len(distance),
-        recorded=np.arange(len(distance)),
-        flipped=flipped,
-        ties=np.zeros(len(distance), np.bool_),
-        error=distance,
-        moved=np.where(flipped, max(float(involved.max(initial=0.0)), 0.0), distance),
-        gap=np.where(flipped, gap, 0.0),
-        size=size,
-        chosen=best.map(lambda places: places.shape[1]),
-        dtype=dtype,
-        chosen_places=best.map(lambda places: np.isin(np.arange(len(distance)), places[0])),
-    )
 
 
 def _of_threshold(
@@ -591,8 +560,7 @@ def _of_threshold(
     distance = np.abs(known.candidate - known.reference)
     if distance.size and np.median(distance) > max(map(_rms, known)):
         return None
-    limit = allowed(dtype, "forward")
-    shift, size = _shift(traces, calls, limit)
+    shift, size, are_others = _compared(traces, calls, allowed(dtype, "forward"))
     if shift:
         # The elements nearest to one threshold are others than those nearest to the other one.
         both = both if both.size else places.reference[:1]
@@ -611,43 +579,31 @@ def _of_threshold(
         gap=distance,
         size=max(size, _rms(known.reference)),
         shift=shift,
-        others=_are_others(traces, calls, limit),
+        others=are_others,
         chosen=Both(0, 0),
         dtype=dtype,
     )
 
 
-def _shift(traces: Both[Trace], calls: Both[TracedCall], limit: float) -> tuple[float, float]:
-    """Return by how much two sides' thresholds differ if they are numbers, for equal values; and the values' size."""
-    sources = traces.zip(calls).map(lambda side: side[0].tensors[side[1].inputs[0].tensor].source)
-    try:
-        sides = sources.map(_picture)
-    except RunFolderError:
-        return 0.0, 0.0
-    size = _rms(sides.reference)
-    reference, candidate = calls.map(number)
-    if reference is None or candidate is None or sides.reference.shape != sides.candidate.shape:
-        return 0.0, size
-    error = float(np.linalg.norm(sides.candidate - sides.reference))
-    same = error <= limit * float(np.linalg.norm(sides.reference))
-    return (abs(candidate - reference) if same else 0.0), size
-
-
-def _are_others(traces: Both[Trace], calls: Both[TracedCall], limit: float) -> bool:
-    """Return True if most values that two calls compare differ by more than rounding; False if they are not known.
-
-    Of other values, those nearest to a threshold are as near, and some of them equal by chance.
+def _compared(traces: Both[Trace], calls: Both[TracedCall], limit: float) -> tuple[float, float, bool]:
+    """Return by how much two thresholds that are numbers differ, for equal values; the size of the values; and True if
+    most of them differ by more than rounding: of other values, those nearest to a threshold are as near.
     """
     sources = traces.zip(calls).map(lambda side: side[0].tensors[side[1].inputs[0].tensor].source)
-    if any(source is None or source.sketched for source in sources):
-        return False
     try:
         sides = sources.map(_picture)
     except RunFolderError:
-        return False
-    if sides.reference.shape != sides.candidate.shape or not sides.reference.size:
-        return False
-    return float(np.median(np.abs(sides.candidate - sides.reference))) > limit * _rms(sides.reference)
+        return 0.0, 0.0, False
+    size, numbers = _rms(sides.reference), calls.map(number)
+    if sides.reference.shape != sides.candidate.shape:
+        return 0.0, size, False
+    errors = np.abs(sides.candidate - sides.reference)
+    same = np.linalg.norm(errors) <= limit * np.linalg.norm(sides.reference)
+    shift = 0.0
+    if same and numbers.reference is not None and numbers.candidate is not None:
+        shift = abs(numbers.candidate - numbers.reference)
+    whole = errors.size > 0 and all(source is not None and not source.sketched for source in sources)
+    return shift, size, whole and float(np.median(errors)) > limit * size
 
 
 def _picture(source: TensorSource | None) -> np.ndarray:
@@ -666,14 +622,6 @@ def number(call: TracedCall) -> float | None:
     """Return the number with which a call compares a tensor; `None` if it is no comparison with one number."""
     values = [value for value in call.arguments.values() if isinstance(value, (int, float))]
     return float(values[0]) if call.function in COMPARISONS and len(values) == 1 else None
-
-
-def falls(trace: Trace, call: TracedCall) -> bool | None:
-    """Return True if a call puts the largest scores first, False for the least; `None` if its scores do not tell."""
-    tables = tables_of(trace, call) if call.choice is not None and call.choice.chosen else None
-    if tables is None or not np.ptp(tables.scores, axis=1).any():
-        return None
-    return bool((tables.scores[:, 0] >= tables.scores[:, -1]).all())
 
 
 def taken(trace: Trace, call: TracedCall) -> frozenset[int]:
@@ -806,10 +754,9 @@ def grid_of(trace: Trace, call: TracedCall) -> tuple[int, ...] | None:
     axes = pooled(call)
     if axes:
         return shape[:-axes] if math.prod(shape[:-axes]) == choice.rows else None
-    axis = row_axis(call.function, call.arguments)
-    if not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
+    axis = _shape_and_axis(trace, call)[1]
+    if axis is None:
         return (1,)
-    axis %= len(shape)
     grid = (*shape[:axis], *shape[axis + 1 :])
     return grid if math.prod(grid) == choice.rows else None
 

@@ -10,7 +10,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from padiff.compare.choices import WHOLE, Flips, falls, flips_of, number, paired, part_taken, tables_of, taken
+from padiff.compare.choices import WHOLE, Flips, flips_of, number, paired, part_taken, tables_of, taken
 from padiff.compare.diagnose.causes import cause_of_calls
 from padiff.compare.diagnose.place import Evidence, calls_before, graphs_of
 from padiff.compare.diagnose.traced import Graph
@@ -19,45 +19,16 @@ from padiff.compare.judge.flipped_rows import SINGLE, split_rows, within_roundin
 from padiff.compare.judge.limits import allowed
 from padiff.compare.measure.operands import Arrays, operands
 from padiff.errors import RunFolderError, SketchOnlyError
-from padiff.frameworks.catalog import row_axis
+from padiff.frameworks.catalog import is_descending, row_axis
 from padiff.records import LOOP, ROOT, Both, Cause, Diff, Step, Trace, TracedCall
 from padiff.system.frames import Frame
 
 # Functions that a router applies to its scores one by one, or along a row.
-_ON_THE_WAY = frozenset(
-    [
-        "softmax",
-        "sigmoid",
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "true_divide",
-        "masked_fill",
-        "where",
-        "float",
-        "to",
-        "cast",
-        "view",
-        "reshape",
-        "clone",
-        "contiguous",
-        "flatten",
-        "astype",
-        "squeeze",
-        "unsqueeze",
-        "type",
-        "float32",
-        "bfloat16",
-        "half",
-        "tanh",
-        "softplus",
-        "sqrt",
-        "log_softmax",
-        "clip",
-        "clamp",
-    ]
-)
+_ON_THE_WAY = frozenset((
+    "softmax", "sigmoid", "add", "sub", "mul", "div", "true_divide", "masked_fill", "where", "float", "to", "cast",
+    "view", "reshape", "clone", "contiguous", "flatten", "astype", "squeeze", "unsqueeze", "type", "float32",
+    "bfloat16", "half", "tanh", "softplus", "sqrt", "log_softmax", "clip", "clamp",
+))  # fmt: skip
 # Number of calls after a choice among which the weights of the chosen places are looked for.
 _MOST_CALLS = 80
 # Number of masks of rows that are tried.
@@ -791,22 +762,25 @@ def _ranking(traces: Both[Trace], pair: Both[TracedCall]) -> Cause | None:
 
     A call of one side may rank all places, and its code takes the first ones.
     """
-    if pair.reference.function == pair.candidate.function and pair.reference.function not in WHOLE:
-        return None
     if any(call.function in ("kthvalue", "median", "quantile") for call in pair):
         return None  # one rank, from either end
+    if not all(call.choice is not None and call.choice.chosen for call in pair):
+        return None
     sides = traces.zip(pair)
-    ends, counts = sides.map(lambda side: falls(*side)), sides.map(lambda side: taken(*side))
+    ends = pair.map(lambda call: is_descending(call.function, call.arguments))
+    counts = sides.map(lambda side: taken(*side))
     lines = pair.map(lambda call: call.line)
     names = pair.map(lambda call: call.function)
     where = _place(pair.reference.layer)
-    if None not in ends and ends.reference != ends.candidate:
+    if ends.reference != ends.candidate:
         words = ends.map(lambda first: "largest" if first else "least")
         text = (
             f"{names.candidate}() in `{where}` puts the {words.candidate} scores first, the reference's "
             f"{names.reference}() the {words.reference}"
         )
         return Cause("choice_order", text, lines=lines)
+    if pair.reference.function == pair.candidate.function and pair.reference.function not in WHOLE:
+        return None
     if all(counts) and not counts.reference & counts.candidate:
         numbers = counts.map(min)
         text = (
