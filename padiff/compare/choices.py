@@ -27,6 +27,8 @@ from padiff.records.sources import TensorSource
 
 # Functions that leave the order of equal scores open, and those that rank all places.
 _OPEN, WHOLE = frozenset({"topk", "sort", "argsort"}), frozenset({"sort", "argsort"})
+# Functions that take the first places of a row, or the first one.
+_FIRST_ONES = frozenset({"topk", "argmax", "argmin"})
 #: Functions that compare with a number.
 COMPARISONS = frozenset({"gt", "ge", "lt", "le"})
 # Functions that cut off decimals: whole numbers have none.
@@ -314,15 +316,17 @@ def _flips(
     firsts = traces.zip(calls).map(lambda side: _first(*side))
     first = next((each for each in firsts if each is not None), 0)
     part, other = traces.zip(calls).map(lambda side: part_taken(*side))
-    if any(call.function in WHOLE for call in calls) and part and other and part[1] == other[1]:
+    if part and other and part[1] == other[1]:
         count = part[1]
-        chosen = Both(count, count)
+        chosen = Both(sum(part), sum(other))  # parts that begin elsewhere are no choice of the same places
         best = sides.zip(Both(part[0], other[0])).map(lambda side: side[0].picked[:, side[1] : side[1] + count])
     else:
-        if part and other and any(call.function in WHOLE for call in calls):
+        if part and other:
             chosen = Both(part[1], other[1])
-        elif {call.function in WHOLE for call in calls} == {True, False}:
-            chosen = Both(min(chosen), min(chosen))  # one side ranks all places, and its code takes the first ones
+        elif {call.function in WHOLE for call in calls} == {True, False} or (
+            len({call.function for call in calls}) > 1 and not all(trace.functions for trace in traces)
+        ):
+            chosen = Both(min(chosen), min(chosen))  # one side ranks more places, and its code takes the first ones
         count = min(chosen)
         best = sides.zip(firsts).map(lambda side: _taken(side[0], first if side[1] is None else 0, count))
     if any(side.shape[1] != count for side in best):
@@ -626,16 +630,16 @@ def number(call: TracedCall) -> float | None:
 
 def taken(trace: Trace, call: TracedCall) -> frozenset[int]:
     """Return how many of the places that a call ranks the code takes: its `k`, or the lengths of slices of them."""
-    if call.function not in WHOLE:
-        return frozenset({call.choice.chosen}) if call.choice is not None else frozenset()
-    return frozenset(count for _, count in _parts(trace, call))
+    chosen = frozenset() if call.function in WHOLE or call.choice is None else frozenset({call.choice.chosen})
+    return chosen | {count for _, count in _parts(trace, call)}
 
 
 def part_taken(trace: Trace, call: TracedCall) -> tuple[int, int] | None:
     """Return the start and the length of the part of its places that the code takes; `None` if it is not known."""
     parts = _parts(trace, call)
-    if not parts and call.function == "topk" and call.choice is not None:
-        return 0, call.choice.chosen
+    chosen = call.choice.chosen if call.choice is not None and call.function in _FIRST_ONES else 0
+    if not parts and chosen and (trace.functions or chosen == 1):
+        return 0, chosen
     outputs = {operand.tensor for operand in call.outputs}
     whole = any(each.function not in _SLICES and outputs & {k.tensor for k in each.inputs} for each in trace.calls)
     (start, count), *others = parts or [(None, 0)]
@@ -651,28 +655,30 @@ def _parts(trace: Trace, call: TracedCall) -> set[tuple[int | None, int]]:
         return parts
     for other in trace.calls:
         if other.function in _SLICES and other.inputs and other.inputs[0].tensor in outputs and len(other.inputs) == 1:
-            part = trace.tensors[other.outputs[0].tensor].shape
-            if len(part) == len(shape) and part[axis] < shape[axis]:
-                parts.add((_start(other, len(shape), axis), part[axis]))
+            part, key = trace.tensors[other.outputs[0].tensor].shape, _key_at(other, len(shape), axis)
+            if isinstance(key, int) and len(part) == len(shape) - 1:
+                parts.add((key % shape[axis], 1))
+            elif len(part) == len(shape) and part[axis] < shape[axis]:
+                start, _, rest = (key if isinstance(key, str) else "?").partition(":")
+                known = ":" not in rest and (not start or start.isdigit())
+                parts.add((int(start or 0) if known else None, part[axis]))
     return parts
 
 
-def _start(call: TracedCall, axes: int, axis: int) -> int | None:
-    """Return where a slice begins along an axis; `None` if it is not known."""
+def _key_at(call: TracedCall, axes: int, axis: int) -> str | int | None:
+    """Return the slice, or the number, with which a call selects along an axis; `None` if it is not known."""
     key = call.arguments.get("key", call.arguments.get("item"))
-    key = [key] if isinstance(key, str) else key
+    key = [key] if isinstance(key, (str, int)) else key
     if call.function != "getitem" or not isinstance(key, (list, tuple)):
         return None
     if "..." in key:
         at = key.index("...")
         key = [*key[:at], *[":"] * (axes - len(key) + 1), *key[at + 1 :]]
-    axis %= axes
-    if len(key) > axes or not all(isinstance(each, str) for each in key):
+    key = [*key, *[":"] * (axes - len(key))]
+    at = axis % axes
+    if len(key) > axes or not all(isinstance(each, str) for k, each in enumerate(key) if k != at):
         return None
-    start, _, rest = (key[axis] if axis < len(key) else ":").partition(":")
-    if ":" in rest:
-        return None
-    return 0 if not start else int(start) if start.isdigit() else None
+    return key[at] if type(key[at]) in (str, int) else None
 
 
 def reached(trace: Trace, positions: Collection[int], by_value: bool = False) -> set[int]:

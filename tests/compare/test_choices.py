@@ -349,6 +349,8 @@ def ranked(kit, by, k=2, largest=True, start=0):
 
     def forward(net, x):
         h = net.first(x).reshape([-1, WIDTH])[:, :6]
+        if by == "second":
+            return net.last(f.topk(h, 2, -1)[0][..., 1].unsqueeze(-1))
         if by == "topk":
             return net.last(f.topk(h, k, -1, largest)[0].sum(-1).unsqueeze(-1))
         order = f.argsort(h, -1, descending=largest)[:, start : start + k]
@@ -808,6 +810,64 @@ def test_the_part_of_a_ranking_that_the_code_takes_begins_where_the_other_sides_
     reference = ranked(kit, "topk")
     cause = compare_runs(reference, ranked(kit, "sort", start=1)).first_diff.cause
     assert cause.kind == "choice_part" and "argsort() in `the model` from number 1 on" in str(cause), str(cause)
+    cause = compare_runs(ranked(kit, "topk", k=1), ranked(kit, "second")).first_diff.cause
+    assert cause.kind == "choice_part" and "topk() in `the model` from number 1 on" in str(cause), str(cause)
+
+
+@cache
+def best_of_each(kit, by, flips=False, times=1.0):
+    """Record a table from which each row takes the entry of its best score, for three steps."""
+    kit.seed(0)
+    f, nearly = LIBRARY[kit.name], np.zeros((TOKENS, EXPERTS), np.float32)
+    nearly[:, 0] = 1
+    nearly[list(FLIPPED), :2] = 6 + (-1e-6 if flips else 1e-6), 6
+    table, nearly = (kit.tensor(each) for each in (np.linspace(-1, 2, EXPERTS * WIDTH).reshape(EXPERTS, -1), nearly))
+    table = table.astype("float32") if kit.name == "paddle" else table.float()
+
+    def forward(net, x):
+        y = net.first(x).reshape([-1, WIDTH])
+        scores = net.router(y) + nearly
+        best = f.argmax(scores, -1) if by == "argmax" else f.topk(scores, 2, -1)[1][:, 0]
+        chosen = f.index_select(table, 0, best) if kit.name == "torch" else f.index_select(table, best, 0)
+        return net.last(y + chosen) * times
+
+    model = kit.net(
+        forward, first=kit.Linear(WIDTH, WIDTH), router=kit.Linear(WIDTH, EXPERTS), last=kit.Linear(WIDTH, 3)
+    )
+    filled(kit, model, model.first, model.last)
+    kit.set_weight(model.router, ROUTER * 0.1)
+    kit.set(model.router.bias, np.zeros(EXPERTS, np.float32))
+    return trained(kit, model, lambda net: (net(kit.tensor(X)) ** 2).mean(), steps=3)
+
+
+def test_the_first_place_of_topk_is_the_choice_of_argmax_in_each_step(kit):
+    reference = best_of_each(kit, "argmax")
+    report = compare_runs(reference, best_of_each(kit, "topk", flips=True))
+    assert report.passed, str(report)
+    assert [(each.step, each.flipped) for each in report.choices][:2] == [(0, 2), (1, 2)]
+    assert not compare_runs(reference, best_of_each(kit, "topk", flips=True, times=1.001)).passed
+
+
+def test_topk_of_the_other_end_is_named(kit):
+    cause = compare_runs(ranked(kit, "topk"), ranked(kit, "topk", largest=False)).first_diff.cause
+    assert cause.kind == "choice_order" and "topk() in `the model` puts the least scores first" in str(cause), str(
+        cause
+    )
+
+
+def test_the_other_side_of_a_threshold_is_no_rule_for_ties(kit):
+    """Elements that are equal to the threshold flip, and so does all else: a tie explains the least of it."""
+
+    def above(f, h, other=False):
+        wide = f.concat([h] * 60, -1) if kit.name == "paddle" else f.cat([h] * 60, -1)
+        middle = wide.sort(-1) if kit.name == "paddle" else wide.sort(-1).values
+        middle = (middle[0] if isinstance(middle, tuple) else middle)[..., 100:101]
+        kept = wide < middle if other else wide > middle
+        return (wide * (kept.astype("float32") if kit.name == "paddle" else kept.float()))[..., :6]
+
+    reference = by_function(kit, above)
+    cause = compare_runs(reference, by_function(kit, lambda f, h: above(f, h, True))).first_diff.cause
+    assert cause is None or cause.kind != "choice_ties", str(cause)
 
 
 def test_one_rank_and_the_first_ones_are_not_one_choice(kit):

@@ -15,7 +15,7 @@ from padiff.compare.diagnose.causes import cause_of_calls
 from padiff.compare.diagnose.place import Evidence, calls_before, graphs_of
 from padiff.compare.diagnose.traced import Graph
 from padiff.compare.judge.drift import RELATIVE
-from padiff.compare.judge.flipped_rows import SINGLE, split_rows, within_rounding
+from padiff.compare.judge.flipped_rows import SINGLE, WHOLLY, split_rows, within_rounding
 from padiff.compare.judge.limits import allowed
 from padiff.compare.measure.operands import Arrays, operands
 from padiff.errors import RunFolderError, SketchOnlyError
@@ -708,11 +708,10 @@ def _hidden(steps: Both[Step], evidence: Evidence, step: Sequence[Diff]) -> Caus
 def _differs_elsewhere(diff: Diff, flips: Flips, limit: float) -> bool:
     """Return True if a tensor also differs in rows that chose alike."""
     sides = operands(diff.pair) if diff.pair.complete and diff.problem is None else None
-    if not isinstance(sides, Arrays) or not sides.reference.size:
-        return False
-    rows = split_rows(sides.values(), [flips])
-    if rows is None or rows[1].all():
-        return False
+    rows = split_rows(sides.values(), [flips]) if isinstance(sides, Arrays) and sides.reference.size else None
+    if rows is None or rows[1].all():  # elements above a threshold: by more than the share of the flipped ones?
+        explained = max(WHOLLY * math.sqrt(flips.count / flips.rows), SINGLE * limit)
+        return not any(flips.chosen) and diff.figures is not None and diff.figures.rel_l2 > explained
     reference, candidate = rows[0].map(lambda side: side[~rows[1]])
     return bool(np.linalg.norm(candidate - reference) > SINGLE * limit * np.linalg.norm(reference))
 
@@ -779,9 +778,10 @@ def _ranking(traces: Both[Trace], pair: Both[TracedCall]) -> Cause | None:
             f"{names.reference}() the {words.reference}"
         )
         return Cause("choice_order", text, lines=lines)
-    if pair.reference.function == pair.candidate.function and pair.reference.function not in WHOLE:
-        return None
-    if all(counts) and not counts.reference & counts.candidate:
+    by_one_name = names.reference == names.candidate and names.reference not in WHOLE  # such a call has its `k`
+    if not by_one_name and not all(trace.functions for trace in traces):
+        return None  # what the code takes is known of steps with calls of functions only
+    if all(counts) and not counts.reference & counts.candidate and not by_one_name:
         numbers = counts.map(min)
         text = (
             f"the code takes {numbers.candidate} places of each row of {names.candidate}() in `{where}`, the "
