@@ -50,12 +50,16 @@ _OF_LOADER = ("batch_order", "input_order", "sizes")
 _WHOLE = ("rule", "weight_decay_form", "optimizer_rule")
 # Keyword arguments and keys of a line of code, and functions that a sentence names.
 _KEYWORD, _CALLED = re.compile(r"""(?:\b(\w+)\s*=(?!=)|["'](\w+)["']\s*:)\s*"""), re.compile(r"\b(\w+)\(")
+# The text that an argument is, such as a mode.
+_VALUE = re.compile(r"""["']([a-z_]{4,})["']$""")
 _READ = re.compile(r"[A-Za-z_]\w*\b(?!\s*\()")
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d*)?(?:e[-+]?\d+)?(?!\w)")
 # A keyword argument that is a number, or a list of numbers.
 _PLAIN = re.compile(r"\w+\s*=\s*[-+\d.e\[\], ]+")
 # Words of causes by a schedule that goes on at other steps.
 _PACE = "schedule goes on every"
+# Words of causes by weight decay of parameters that the reference spares.
+_SPARED = re.compile(r"for the reference's 0\b(?!\.).*, of ")
 # Arguments of a schedule, among others of a trainer.
 _OF_SCHEDULE = re.compile(r"lr|rate|warmup|sched|step|epoch|gamma|decay|power|factor|milestones|t_max", re.IGNORECASE)
 # Arguments that hold objects, not settings.
@@ -65,6 +69,7 @@ _OPTIMIZER = re.compile(r"optimizer\.\d+")
 # Tokens of a line of code, and the names in it that are variables or modules: no attributes, keywords or calls.
 _TOKEN, _WORD = re.compile(r"\w+|\S"), re.compile(r"[\w.]+(?:(?<=\de)[-+]\d+)?|\S")
 _VARIABLE = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*(?![\w\"'])(?!\s*=(?!=))")
+_NAMES = re.compile(r"(?<![\w.\"'])[A-Za-z_][\w.]*")
 # Share of a line's tokens that are the same in a line that can take its place. Chosen.
 _LIKE = 0.6
 # Names of one argument in code and in causes.
@@ -318,9 +323,26 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
 
     A setting or a weight is shown where the layer or the optimizer is constructed, everything else where it is called.
     """
-    about = UNKNOWN_LINES if first.cause is None else first.cause.lines
     if models is None:
-        return about
+        return UNKNOWN_LINES if first.cause is None else first.cause.lines
+    shown = _lines_of(first, models)
+    if not is_same(*shown) or None in (first.reference, first.candidate):
+        return shown
+    # A call that both sides have alike is given another value where the layer, or one around it, is made.
+    paths, words = Both(first.reference, first.candidate), _words(first.cause)
+    while all(paths):
+        made = models.lines.zip(paths).map(lambda side: side[0].get(side[1] or ROOT))
+        if made.reference is not None and made.candidate is not None:
+            own, other = made.candidate.code, made.reference.code
+            if _named_spans(own, other, words) or _named_spans(other, own, words):
+                return made
+        paths = paths.map(lambda path: str(path).rpartition(".")[0])
+    return shown
+
+
+def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
+    """Return the lines of `code_lines`, which both sides may have alike."""
+    about = UNKNOWN_LINES if first.cause is None else first.cause.lines
 
     def written(frames: Both[Frame | None]) -> Both[Frame | None]:
         defined = models.lines.zip(frames).map(lambda side: _defined(side[0], side[1], first))
@@ -371,7 +393,10 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
         about = about.zip(called).map(lambda side: side[0] or side[1])
         return _attributes(models.lines, about, first)
     if kind.startswith(_OF_OPTIMIZER) or (first.stage == "update" and kind != "unknown"):
-        shown = written(_optimizers(first, models))
+        calls = _optimizers(first, models)
+        shown = written(calls)
+        if first.cause is not None and _SPARED.search(first.cause.sentence):
+            shown = replace(shown, candidate=calls.candidate)  # the value is right, for fewer parameters
         schedules = models.lines.map(lambda lines: lines.get("@scheduler"))
         if kind == "learning_rate" and all(schedules) and is_same(*shown):
             return _schedule(models, schedules)  # both start from one rate
@@ -535,7 +560,7 @@ def _defined(lines: Mapping[str, Frame], made: Frame | None, first: FirstDiff) -
     """Return the line that defines the argument that a cause names, e.g. in a config; else the line itself."""
     if made is None or first.cause is None or first.cause.kind in _WHOLE:
         return made
-    words, head = f"{first.cause.kind} {first.cause.sentence}", f"{made.file}:{made.line}#"
+    words, head = _words(first.cause), f"{made.file}:{made.line}#"
     found = [
         (named_at(words, key[len(head) :].partition("#")[0]), not _shares_number(frame.code, words), k)
         for k, (key, frame) in enumerate(lines.items())
@@ -543,6 +568,13 @@ def _defined(lines: Mapping[str, Frame], made: Frame | None, first: FirstDiff) -
     ]
     named = min(((at, *rest) for at, *rest in found if at is not None), default=None)
     return made if named is None else list(lines.values())[named[-1]]
+
+
+def _words(cause: Cause | None) -> str:
+    """Return the words of a cause that name what it is about: its kind, its sentence, and the arguments of its fix."""
+    if cause is None:
+        return ""
+    return " ".join([cause.kind, cause.sentence, *re.findall(r"\b(\w+)=(?!=)", cause.fix)])
 
 
 def _shares_number(code: str, words: str) -> bool:
@@ -570,7 +602,7 @@ def _optimizer(
         first: the fault.
     """
     groups = {optimized[site] for site in sites if site in optimized}
-    words = "" if first.cause is None else f"{first.cause.kind} {first.cause.sentence}"
+    words = _words(first.cause)
     if len(groups) == 1:
         (group,) = groups
         for key, frame in lines.items():
@@ -601,7 +633,7 @@ def _fault(first: FirstDiff, models: Models | None, runs: Both[str] | None) -> B
     if size and cause is not None and cause.proven and cause.remaining is not None:
         left = f"{cause.remaining:.2g} times rounding noise" if cause.remaining else "equal to the bit"
         size += f"; with the fix {left}"
-    words = "" if cause is None else f"{cause.kind} {cause.sentence}"
+    words = _words(cause)
     frames = code_lines(first, models)
     if cause is not None and cause.kind == "learning_rate" and models is not None:
         argument = _changed_argument(models, models.lines.map(lambda lines: lines.get("@scheduler")))
@@ -655,8 +687,10 @@ def _fix(
         given = None if old is None else _with_norm(old, cause.fix)
         fix = BriefFix(_filled(cause.fix, models, runs) if given is None else given)
         new = "" if old is None else _with_argument(old, cause.fix)
-        if old is not None and not new and given is None and "  # line" not in cause.fix:
-            new = _reference_line(cause, lines, models)
+        called = _CALLED.search(cause.fix)
+        is_called = bool(new) and called is not None and old is not None and called[1] in old.code
+        if old is not None and not is_called and given is None and "  # line" not in cause.fix:
+            new = _reference_line(cause, lines, models) or new
             fix = BriefFix(new) if new else fix
     else:
         new = _reference_line(cause, lines, models)
@@ -674,14 +708,32 @@ def _reference_line(cause: Cause, lines: Both[CodeLine | None], models: Models |
     Of two frameworks, lines that differ by more than their numbers may call other functions by one name.
     """
     old, reference = lines.candidate, lines.reference
-    # That one call is given other arguments is read off both calls.
-    is_known = cause.proven or cause.kind == "call_arguments"
+    # That one call is given other arguments, or another rate is used, is read off both runs.
+    is_known = cause.proven or cause.kind in ("call_arguments", "learning_rate")
     if not is_known or old is None or reference is None or models is None:
         return ""
+    if _is_ported(models) and _NUMBER.search(cause.fix) and not _shares_number(reference.code, cause.fix):
+        return ""  # one name has other values in the other framework, such as `momentum`
     is_same_but_numbers = len({_NUMBER.sub("0", line.code) for line in (old, reference)}) == 1
     if _is_ported(models) and not is_same_but_numbers and not _is_without(old.code, reference.code):
-        return ""
+        return _with_reference_part(old, reference, models) if cause.proven else ""
     return _like_reference(old.code, reference.code)
+
+
+def _with_reference_part(candidate: CodeLine, reference: CodeLine, models: Models) -> str:
+    """Return the candidate's line with the reference's marked part in the place of its own; empty if that part names
+    anything that neither the candidate's line names nor its layers have as an attribute.
+    """
+    if candidate.span is None or reference.span is None:
+        return ""
+    part, (start, end) = reference.code[slice(*reference.span)], candidate.span
+    first = [_TOKEN.match(each) for each in (part, candidate.code[start:end])]
+    if None in first or first[0][0] != first[1][0]:  # type: ignore[index]
+        return ""  # another argument or another call
+    names = {*_NAMES.findall(part)} - {*_NAMES.findall(candidate.code), "True", "False", "None"}
+    if part.count("(") != part.count(")") or not all(name in models.lines.candidate for name in names):
+        return ""
+    return f"{candidate.code[:start]}{part}{candidate.code[end:]}"
 
 
 def _is_without(candidate: str, reference: str) -> bool:
@@ -700,15 +752,15 @@ def _is_scheduled(cause: Cause, lines: Both[CodeLine | None], models: Models | N
 
 
 def _with_argument(line: CodeLine, fix: str) -> str:
-    """Return a line of code with the argument that a fix such as ``LayerNorm(..., eps=1e-05)`` names; empty if the line
-    does not give that argument to that call.
+    """Return a line of code with the argument that a fix such as ``LayerNorm(..., eps=1e-05)`` names; empty if another
+    part of the line is marked.
     """
-    call = re.fullmatch(r"[\w.]*?(\w+)\(\.\.\., (\w+)=([^(),]+)\)(?:  #.*)?", fix)
-    if call is None or line.span is None or not re.search(rf"\b{call[1]}\(", line.code):
+    call = re.fullmatch(r"[\w.]+\(\.\.\., (\w+)=([^(),]+)\)(?:  #.*)?", fix)
+    if call is None or line.span is None:
         return ""
     start, end = line.span
-    given = re.fullmatch(rf"({call[2]}\s*=\s*).*", line.code[start:end])
-    return f"{line.code[:start]}{given[1]}{call[3]}{line.code[end:]}" if given is not None else ""
+    given = re.fullmatch(rf"({call[1]}\s*=\s*).*", line.code[start:end])
+    return f"{line.code[:start]}{given[1]}{call[2]}{line.code[end:]}" if given is not None else ""
 
 
 def _with_reference_argument(candidate: CodeLine, reference: CodeLine) -> str:
@@ -850,9 +902,14 @@ def _follows(report: ReportData) -> str:
 def _code_line(frame: Frame | None, other: Frame | None, words: str, call: str) -> CodeLine | None:
     if frame is None:
         return None
-    code = printable(frame.code)
-    span = _span(code, "" if other is None else printable(other.code), words, call)
-    return CodeLine(printable(frame.file), frame.line, code, span)
+    code, others = (printable("" if each is None else each.code, lines=True) for each in (frame, other))
+    span = _span(code, others, words, call)
+    # Of a statement of several lines, the line that the marked part begins in.
+    before = code[: span[0]] if span is not None else ""
+    number, start = before.count("\n"), before.rfind("\n") + 1
+    line = code.split("\n")[number]
+    span = None if span is None else [span[0] - start, min(span[1] - start, len(line))]
+    return CodeLine(printable(frame.file), frame.line + number, line, span)
 
 
 def _span(code: str, other: str, words: str, call: str) -> list[int] | None:
@@ -869,14 +926,27 @@ def _span(code: str, other: str, words: str, call: str) -> list[int] | None:
     own, others = (
         [each for each in _arguments(line) if named_at(words, each[0]) is not None] for line in (code, other)
     )
-    new = [span for _, span in own if not _contains(other, code, span)]
-    if new or (own and all(_contains(code, other, span) for _, span in others)):
+    new = _named_spans(code, other, words)
+    if new or (own and not _named_spans(other, code, words)):
         return new[0] if new else own[0][1]
     names = dict.fromkeys(_CALLED.findall(f"{call} {words}"))
     calls = [span for name in names for span in _calls(code, rf"{re.escape(name)}\(")]
     calls = calls or (_calls(code, r"\w+\(")[:1] if others else [])  # the call lacks the other's argument
     calls = sorted(calls, key=lambda span: _contains(other, code, span))
     return calls[0] if calls else _changed_part(code, other)
+
+
+def _named_spans(code: str, other: str, words: str) -> list[list[int]]:
+    """Return the places of the arguments in a line that words name, or whose text they name, and that another line does
+    not have.
+    """
+    named = [(name, _VALUE.search(code[slice(*span)]), span) for name, span in _arguments(code)]
+    said = [
+        span
+        for name, value, span in named
+        if named_at(words, name) is not None or (value is not None and named_at(words, value[1]) is not None)
+    ]
+    return [span for span in said if not _contains(other, code, span)]
 
 
 def _arguments(code: str) -> list[tuple[str, list[int]]]:

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from padiff.system.frames import Frame, is_users, short_path
+from padiff.system.frames import Frame, is_users, short_path, statement
 from padiff.system.lazily import start_folder
 
 # Limits of what is read: files, bytes of a file, characters of a line.
@@ -142,7 +142,10 @@ class Source:
         return ".".join([head, *reversed(parts)])
 
     def frame(self, node: ast.expr) -> Frame:
-        return self.frame_at(node.lineno)
+        """Return the line of a plain value; of another expression, with the next lines if it goes on there."""
+        if is_plain(node):
+            return self.frame_at(node.lineno)
+        return Frame(short_path(self.file), node.lineno, "", statement(self.lines, node.lineno))
 
     def frame_at(self, line: int) -> Frame:
         """Return a line by its number."""

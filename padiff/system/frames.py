@@ -6,9 +6,10 @@ import dis
 import inspect
 import linecache
 import os
+import re
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
@@ -18,8 +19,10 @@ from padiff.system.lazily import current_folder, start_folder
 
 #: Largest number of recorded lines of a stack; the innermost lines are kept.
 MOST = 12
-# Largest number of recorded characters of a line.
-_LONGEST = 200
+# Largest number of recorded characters of a line, and of a statement; and of a statement's lines. Chosen.
+_LONGEST, _STATEMENT, _LINES = 200, 1200, 30
+# Strings, comments and brackets of code.
+_TOKENS = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|#.*|[()\[\]{}]""")
 _PADIFF = str(Path(__file__).resolve().parents[1])
 # The demo's models and trainings are code like a user's.
 _DEMO = os.path.join(os.path.dirname(_PADIFF), "padiff_demo", "")
@@ -36,13 +39,19 @@ class Frame(NamedTuple):
         file: path of the file, relative to the working directory at the start if the file is below it.
         line: number of the line, counted from 1.
         function: name of the function.
-        code: text of the line without surrounding whitespace; empty if the file can't be read.
+        code: text of the line without surrounding whitespace, with the next lines if its brackets close there; empty
+            if the file can't be read.
     """
 
     file: str
     line: int
     function: str
     code: str
+
+    def is_line(self, text: str) -> bool:
+        """Return True if a line of a file, without surrounding whitespace, is the first line of the code."""
+        first = self.code.partition("\n")[0]
+        return text[:_LONGEST] == first or (first != self.code and text.startswith(first))
 
 
 def is_users(file: str) -> bool:
@@ -111,8 +120,28 @@ def short_path(file: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _code(file: str, line: int) -> str:
-    text = linecache.getline(os.path.join(start_folder(), file), line) or linecache.getline(file, line)
-    return text.strip()[:_LONGEST]
+    lines = linecache.getlines(os.path.join(start_folder(), file)) or linecache.getlines(file)
+    return statement(lines, line)
+
+
+def statement(lines: Sequence[str], number: int) -> str:
+    """Return a line of a file without surrounding whitespace, and the lines after it up to the one that closes its
+    brackets, without comments.
+
+    Args:
+        lines: the lines of the file.
+        number: the number of the line, from 1.
+    """
+    shown, depth, room = [], 0, _STATEMENT
+    for line in lines[number - 1 : number - 1 + _LINES]:
+        shown.append(_TOKENS.sub(lambda token: "" if token[0][0] == "#" else token[0], line).strip())
+        depth += sum((token in "([{") - (token in ")]}") for token in _TOKENS.findall(line))
+        room -= len(shown[-1]) + 1
+        if depth <= 0 or room < 0:
+            break
+    if len(shown) > 1 and depth <= 0 <= room:
+        return "\n".join(shown)
+    return lines[number - 1].strip()[:_LONGEST] if 0 < number <= len(lines) else ""
 
 
 # Functions that hand out the dictionary of a function's variables.

@@ -17,10 +17,12 @@ _OPENS_BLOCK = re.compile(r"(async\s+)?(def|for|while|if|elif|with|class|else|tr
 def parsed_line(code: str) -> ast.AST | None:
     """Return what a line of code is: a statement, or a part of one; `None` if it is no whole part of any.
 
-    A line that ends in the middle of a call is closed, with an argument `_` that stands for the rest.
+    The code may go on in further lines. Code that ends in the middle of a call is closed, with an argument `_` that
+    stands for the rest.
     """
-    code = code.strip()
-    if not code or len(code) >= _LONGEST or "\n" in code:
+    lines = code.strip().split("\n")
+    code = " ".join(lines)
+    if not code or max(map(len, lines)) >= _LONGEST:
         return None
     for text in _forms(code):
         try:

@@ -368,7 +368,7 @@ class Rules:
 
     def _reference_node(self, frame: Frame) -> ast.AST | None:
         own = self._fault.reference_code.get(frame.file)
-        statement = None if own is None or own.line(frame.line)[:200] != frame.code else own.statement(frame.line)
+        statement = None if own is None or not frame.is_line(own.line(frame.line)) else own.statement(frame.line)
         return parsed_line(frame.code) if statement is None else statement
 
     # -- writing -----------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from padiff.model.given_map import GivenMap
 from padiff.records import STAGES, Both, FirstDiff, Report
 from padiff.records.compared import factor_text
 from padiff.records.diagnostic import position_text
+from padiff.system.frames import Frame
 from padiff.system.terminal import printable
 from padiff_cli.fix.fault import Fault
 from padiff_cli.fix.rules import Rules
@@ -420,14 +421,14 @@ def _reference_code(project: Project, report: Report) -> Project:
     """Return the files of the working folder that are the reference's own: all recorded lines of them are there."""
     if report.models is None:
         return Project(())
-    by_file: dict[str, list[tuple[int, str]]] = {}
+    by_file: dict[str, list[Frame]] = {}
     stacks = (frame for stack in report.models.stacks.reference.values() for frame in stack if frame.code)
     for frame in (*report.models.lines.reference.values(), *stacks):
-        by_file.setdefault(frame.file, []).append((frame.line, frame.code))
+        by_file.setdefault(frame.file, []).append(frame)
     sources = [
         source
-        for file, lines in by_file.items()
-        if (source := project.get(file)) is not None and all(source.line(n)[:200] == code for n, code in lines)
+        for file, frames in by_file.items()
+        if (source := project.get(file)) is not None and all(frame.is_line(source.line(frame.line)) for frame in frames)
     ]
     return Project(sources)
 

@@ -12,6 +12,12 @@ from padiff.system.construction import Built, construction_lines, loss_key
 
 def lines_of(tmp_path, source, layers, optimizers=None, names=None):
     """The text of the found line by key, of a model whose first class is in a file with this source."""
+    found = statements_of(tmp_path, source, layers, optimizers, names)
+    return {key: code.partition("\n")[0] for key, code in found.items()}
+
+
+def statements_of(tmp_path, source, layers, optimizers=None, names=None):
+    """The text of `lines_of`, with the lines that a statement goes on in."""
     file = tmp_path / "model.py"
     file.write_text(textwrap.dedent(source))
     users = set(re.findall(r"class (\w+)", source))
@@ -609,3 +615,19 @@ def test_a_layer_is_found_that_a_loop_adds_by_a_name_with_a_number(add, line, tm
     """
     found = lines_of(tmp_path, source, {"(root)": "Net", "act2": "LeakyReLU", "fc1": "Linear"})
     assert found.get("act2") == line and found["fc1"].startswith("self.add_module(")
+
+
+def test_a_statement_has_all_its_lines_without_remarks(tmp_path):
+    source = """
+        class Net:
+            def __init__(self):
+                self.norm = nn.LayerNorm(  # not (this
+                    8,
+
+                    eps="#(",
+                )
+                self.last = nn.Linear(8, 3)
+    """
+    found = statements_of(tmp_path, source, {"(root)": "Net", "norm": "LayerNorm", "last": "Linear"})
+    assert found["norm"] == 'self.norm = nn.LayerNorm(\n8,\n\neps="#(",\n)'
+    assert found["last"] == "self.last = nn.Linear(8, 3)"

@@ -122,13 +122,12 @@ def found(tmp_path_factory):
             assert done.returncode == 0, done.stderr[-2000:]
         return run
 
-    def fault(program, before, after):
-        assert before in program
-        number = {PROGRAM: "program", TWO: "two"}.get(program, "hand")
-        runs = (
-            recorded(number, program),
-            recorded(f"{number}_{abs(hash((before, after)))}", program.replace(before, after)),
-        )
+    def fault(program, before, after, port=""):
+        number = {PROGRAM: "program", TWO: "two", TORCH: "torch"}.get(program, "hand")
+        reference = recorded(number, program)
+        changed = (port or program).replace("REFERENCE", reference.name)
+        assert before in changed
+        runs = reference, recorded(f"{number}_{abs(hash((before, after)))}", changed.replace(before, after))
         report = padiff.compare_runs(*runs)
         return diagnostic_of(report, Both(*map(str, runs)))
 
@@ -148,6 +147,20 @@ def found(tmp_path_factory):
         ("/ 4))", "/ 8))", "LambdaLR(", "(step + 1) / 4))"),
         ("std=0.5", "std=0.4", "net = Net()", ""),
         ("        nn.utils.clip_grad_norm_(net.parameters(), 0.1)\n", "", "opt.step()", "clip_grad_norm_"),
+        (", lr=0.01)", ",\n  lr=0.01,  # (a remark\n  betas=(0.9, 0.99),\n)", "betas=(0.9, 0.99),", "0.999"),
+        (
+            ".unsqueeze(1), scale_factor=2)",
+            ".unsqueeze(1),\n  scale_factor=2,\n  mode='linear',\n)",
+            "mode='linear',",
+            "",
+        ),
+        (
+            "opt = AdamW(groups(net, 0.1), lr=0.01)",
+            "DECAY = 0.1\nopt = AdamW(net.parameters(), lr=0.01, weight_decay=DECAY)",
+            "weight_decay=DECAY)",
+            "weight_decay",
+        ),
+        ("(step + 1) / 4))", "step / 4))", "step / 4))", "(step + 1) / 4))"),
     ],
 )
 def test_the_line_of_a_fault_is_shown(found, before, after, code, fix):
@@ -235,6 +248,7 @@ with padiff.record(net, "RUN", optimizer=opt) as rec:
         ("0.01 * step / warmup", "0.01 * (step + 1) / warmup", "(step + 1) / warmup", "return 0.01 * step / warmup"),
         ("loss = loss / accumulate", "loss = loss", "loss = loss", ""),
         ("        opt.zero_grad()\n", "", "scaler.step(opt)", "opt"),
+        ("LayerNorm(width)", "LayerNorm(width, eps=1e-2)", "LayerNorm(width, eps=1e-2)", "eps=1e-05"),
         ("theta=100.0", "theta=50.0", "def table(width, theta=50.0):", ""),
         ("eps=1e-5", "eps=1e-2", "def __init__(self, width, eps=1e-2):", "def __init__(self, width, eps=1e-5):"),
     ],
@@ -243,3 +257,83 @@ def test_the_line_of_code_that_a_framework_does_not_call_is_shown(found, before,
     fault = found(HAND, before, after)
     assert code in fault.places.candidate.code
     assert fix in ("" if fault.fix is None else fault.fix.text)
+
+
+TORCH = """
+import math, padiff, torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, heads=4):
+        super().__init__()
+        self.heads = heads
+        self.up, self.norm = nn.Linear(6, 8), nn.BatchNorm1d(8, momentum=0.1)
+        self.down = nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = self.norm(self.up(x))
+        d = x.shape[1]
+        x = torch.softmax((x @ x.T) / math.sqrt(d // self.heads), -1) @ x
+        return self.down(x)
+
+torch.manual_seed(0)
+net = Net()
+opt = torch.optim.Adam(net.parameters(), lr=0.01, weight_decay=0.1)
+with padiff.record(net, "RUN", optimizer=opt) as rec:
+    for k in range(3):
+        x = torch.sin(torch.arange(48.0).reshape(8, 6) * (k + 1))
+        net(x).square().sum().backward()
+        opt.step()
+        opt.zero_grad()
+        rec.try_dump()
+"""
+PADDLE = """
+import math, padiff, paddle
+from paddle import nn
+
+class Net(nn.Layer):
+    def __init__(self, heads=4):
+        super().__init__()
+        self.heads = heads
+        self.up = nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1D(
+            8,
+            momentum=0.9,
+        )
+        self.down = nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = self.norm(self.up(x))
+        d = x.shape[1]
+        x = nn.functional.softmax((x @ x.T) / math.sqrt(d // self.heads), -1) @ x
+        return self.down(x)
+
+net = Net()
+padiff.start_from("REFERENCE", net)
+opt = paddle.optimizer.Adam(
+    0.01,
+    parameters=net.parameters(),
+    weight_decay=paddle.regularizer.L2Decay(0.1),
+)
+with padiff.record(net, "RUN", optimizer=opt) as rec:
+    for k in range(3):
+        x = paddle.sin(paddle.arange(48.0).reshape([8, 6]) * (k + 1))
+        net(x).square().sum().backward()
+        opt.step()
+        opt.clear_grad()
+        rec.try_dump()
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fix"),
+    [
+        ("(d // self.heads)", "(d)", "math.sqrt(d // self.heads)"),
+        ("momentum=0.9", "momentum=0.8", "momentum=0.9,"),
+        ("L2Decay(0.1)", "L2Decay(0.3)", "weight_decay=0.1"),
+    ],
+)
+def test_the_line_of_a_fault_in_a_port_is_shown_with_the_references_part(found, before, after, fix):
+    fault = found(TORCH, before, after, PADDLE)
+    assert after in fault.places.candidate.code
+    assert fix in fault.fix.text
