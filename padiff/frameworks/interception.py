@@ -6,6 +6,7 @@ import inspect
 import re
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Protocol
 
-from padiff.system.frames import is_users
+from padiff.system.frames import is_own, is_users, outside_frame
 from padiff.system.guard import RAISING, Guard
 
 # A placeholder among the constants of a code object, which `_code_like` replaces by the object to call.
@@ -311,6 +312,28 @@ class OutermostCalls(Listener):
 
     def _listens(self) -> bool:
         return not self._inside and threading.get_ident() == self._thread
+
+
+def naming_users_line() -> OutermostCalls:
+    """Return a listener that gives a warning whose place is in padiff that of the user's line, until `remove`.
+
+    Functions warn of the line that called them, which is padiff's while their calls are recorded.
+    """
+    shown = "_showwarnmsg"  # what C code calls, too
+    listener = OutermostCalls([(warnings, shown, shown)] if hasattr(warnings, shown) else [])
+    listener.enter = _name_users_line  # type: ignore[method-assign]
+    return listener
+
+
+def _name_users_line(call: InterceptedCall) -> bool:
+    (message,), frame = call.args, call.caller
+    if is_own(message.filename):
+        while frame is not None and frame.f_code.co_filename != message.filename:
+            frame = frame.f_back
+        frame = outside_frame(frame)
+        if frame is not None:
+            message.filename, message.lineno = frame.f_code.co_filename, frame.f_lineno
+    return False
 
 
 #: ``around(method, *args, **kwargs)``: calls the method, or does something else.

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from padiff.frameworks.base import Framework
 from padiff.frameworks.hooking import Handle
+from padiff.frameworks.interception import naming_users_line
 from padiff.frameworks.losses import ClipCall, LossCall, LossObserver
 from padiff.model.nested import flatten
 from padiff.model.selection import Node
@@ -154,6 +155,7 @@ class Hooks:
         """Attach hooks to the optimizers, and to functional calls if the switches request these."""
         if self._others:
             return
+        self._others.append(naming_users_line())
         if switches.api_check:
             functions = self._framework.hooks.on_functions(self._after_function, switches.third_party, self.guard)
             self._others.append(functions)

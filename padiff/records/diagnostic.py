@@ -59,7 +59,7 @@ _PLAIN = re.compile(r"\w+\s*=\s*[-+\d.e\[\], ]+")
 # Words of causes by a schedule that goes on at other steps.
 _PACE = "schedule goes on every"
 # Words of causes by weight decay of parameters that the reference spares.
-_SPARED = re.compile(r"for the reference's 0\b(?!\.).*, of ")
+_SPARED = re.compile(r"reference's 0\b(?!\.).*, of ")
 # Arguments of a schedule, among others of a trainer.
 _OF_SCHEDULE = re.compile(r"lr|rate|warmup|sched|step|epoch|gamma|decay|power|factor|milestones|t_max", re.IGNORECASE)
 # Arguments that hold objects, not settings.

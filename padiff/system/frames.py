@@ -61,6 +61,11 @@ def is_users(file: str) -> bool:
     )
 
 
+def is_own(file: str) -> bool:
+    """Return True if a file belongs to padiff."""
+    return file.startswith(_PADIFF) and not file.startswith(_DEMO)
+
+
 def code_frames(framework: str) -> tuple[Frame, ...]:
     """Return the lines of the user's code on the current call stack, outermost first, 12 at most.
 
@@ -92,6 +97,15 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
         if not stands_in(frame):
             yield frame
         frame = frame.f_back
+
+
+def outside_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame that is neither padiff's nor a framework's; `None` if there is none."""
+    for each in _frames(frame):
+        file = each.f_code.co_filename
+        if is_users(file) or (_is_model(file, "torch") and _is_model(file, "paddle")):
+            return each
+    return None
 
 
 def stands_in(frame: FrameType) -> bool:

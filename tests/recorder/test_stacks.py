@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
+import paddle
 import pytest
+import torch
 from kit.frameworks import PADDLE, TORCH
 
 import padiff
@@ -130,3 +134,28 @@ def test_a_damaged_stack_is_reported(tmp_path):
     path.write_text(json.dumps(content))
     with pytest.raises(RunFolderError, match=r"the trace in .* is damaged"):
         list(padiff.open_run(tmp_path / "run").steps(0)[0].trace.calls)
+
+
+def warn(kit, net):
+    """Functions that warn of their caller: in Python, and in C."""
+    if kit is PADDLE:
+        return paddle.to_tensor(net(kit.tensor(X)))
+    return torch.tensor(net(kit.tensor(X))), torch.zeros(2, 3, 4).T
+
+
+@pytest.mark.parametrize("kit", [TORCH, PADDLE], ids=["torch", "paddle"])
+def test_a_warning_names_the_users_line(kit, monkeypatch):
+    net, places = net_of(kit), []
+    code = warnings._showwarnmsg.__code__
+    monkeypatch.setattr("paddle.tensor.creation._warned_in_tensor", False)  # paddle warns once
+    for recorded in (True, False) if kit is TORCH else (True,):  # paddle itself names its own line
+        with warnings.catch_warnings(record=True) as caught, contextlib.ExitStack() as stack:
+            warnings.simplefilter("always")
+            if recorded:
+                stack.enter_context(padiff.record(net, None))
+            warn(kit, net)
+        caught = [each for each in caught if each.category is UserWarning]
+        places.append({(each.filename, each.lineno) for each in caught})
+    assert places[0] == places[-1]
+    assert {file for file, _ in places[0]} == {__file__}
+    assert warnings._showwarnmsg.__code__ is code
