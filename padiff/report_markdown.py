@@ -18,11 +18,11 @@ from padiff.records import (
     printable,
     stage_table,
     third_lines,
-    verdict,
     where_lines,
 )
 from padiff.records.diagnostic import diagnostic_of
 from padiff.records.diagnostic_text import diagnostic_text
+from padiff.records.report_text import verdict_sentences
 from padiff.system.language import translated
 
 # Width of the diagnostic, in columns.
@@ -62,7 +62,9 @@ def to_markdown(report: Report) -> str:
     measured = [*floor_lines(report), *third_lines(report)]
     more = [f"Tolerance: {report.tolerance}", *limit_lines(table), *measured, *coverage_lines(report)]
     lines += _unfolding("What was compared, and how", [f"- {markdown_text(line)}" for line in more])
-    lines += _unfolding("The evidence", [markdown_text(verdict(report))])
+    lines += _unfolding(
+        "The evidence", [markdown_text(" ".join(translated(each) for each in verdict_sentences(report)))]
+    )
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
 
 from rich.console import Console
@@ -34,15 +35,14 @@ from padiff.records import (
     step_text,
     steps_text,
     third_lines,
-    verdict,
     where_lines,
 )
 from padiff.records.declared import environment_text
 from padiff.records.diagnostic import diagnostic_of
 from padiff.records.diagnostic_text import CERTAINTY, FIX, LABEL, MARK, OUTCOME, PLACE, diagnostic_lines
 from padiff.records.diagnostic_text import QUIET as SECONDARY
-from padiff.records.report_text import HERE
-from padiff.system.language import writes_chinese
+from padiff.records.report_text import HERE, verdict_sentences
+from padiff.system.language import translated, writes_chinese
 
 #: Default number of listed diffs.
 LISTED = 10
@@ -75,10 +75,12 @@ def print_report(
         console.print(text)
     if details or everything or top is not None:
         console.print()
-        _print_details(report, console, everything, top)
+        _print_details(report, console, everything, top, partial(translated, to=to))
 
 
-def _print_details(report: Report, console: Console, everything: bool, top: int | None) -> None:
+def _print_details(
+    report: Report, console: Console, everything: bool, top: int | None, say: Callable[..., str]
+) -> None:
     print_line = partial(console.print, markup=False, emoji=False)
     table = Table(box=None, pad_edge=False, header_style=QUIET)
     for name, justify in (
@@ -88,21 +90,23 @@ def _print_details(report: Report, console: Console, everything: bool, top: int 
         ("rel L2", "right"),
         ("allowed", "right"),
     ):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    table.add_column("closest to its limit", overflow="fold")
+        table.add_column(say(name, "column"), justify=justify)  # type: ignore[arg-type]
+    table.add_column(say("closest to its limit", "column"), overflow="fold")
     rows = stage_table(report)
     for row in rows:
         style = "red" if row["differ"] else ""
         worst = "" if row["worst"] is None else f"{row['worst']:.2g}"
         limit = "" if row["limit"] is None else f"{row['limit']:.2g}"
         where = Text(printable(row["where"]))
-        table.add_row(row["stage"], str(row["compared"]), str(row["differ"]), worst, limit, where, style=style)
+        table.add_row(
+            say(row["stage"], "stage"), str(row["compared"]), str(row["differ"]), worst, limit, where, style=style
+        )
     console.print(table)
     for line in (*limit_lines(rows), *floor_lines(report), *third_lines(report)):
-        print_line(line, style=QUIET)
+        print_line(say(line), style=QUIET)
     if report.failed:
         print_line()
-    for line in _listed(report, everything, top):
+    for line in _listed(report, everything, top, say):
         print_line(_diff_text(line))
     place = where_lines(report, min(console.width, _PLACE))
     if place:
@@ -111,22 +115,25 @@ def _print_details(report: Report, console: Console, everything: bool, top: int 
         print_line(_place_text(line))
     print_line()
     for line in coverage_lines(report):
-        print_line(f"  {line}", style=QUIET)
-    print_line(f"  tolerance: {report.tolerance}\n", style=QUIET)
-    print_line(verdict_text(report, apart=console.is_terminal))
+        print_line(f"  {say(line)}", style=QUIET)
+    print_line(f"  {say(f'tolerance: {report.tolerance}')}\n", style=QUIET)
+    print_line(verdict_text(report, apart=console.is_terminal, say=say))
 
 
-def verdict_text(report: Report, apart: bool = False) -> Text:
+def verdict_text(report: Report, apart: bool = False, say: Callable[[str], str] = str) -> Text:
     """Return the verdict with the place, the cause and the fix in different colours.
 
     Args:
         report: the report.
         apart: True to start separate lines for the cause and the fix.
+        say: returns a message in the reader's language.
     """
-    words = verdict(report)
+    sentences = verdict_sentences(report)
+    shown = [say(sentence) for sentence in sentences]
     first = report.first_diff
-    if apart and first is not None:
-        words = _PARTS.sub(r"\n\1", words)
+    words = shown[0]
+    for sentence, said in zip(sentences[1:], shown[1:]):
+        words += f"{chr(10) if apart and _STARTS.match(sentence) else ' '}{said}"
     text = Text(words)
     if first is None:
         text.stylize(STYLES[report.outcome])
@@ -166,8 +173,8 @@ _MORE = re.compile(
     r"max \|diff\| [^,]+, (?=relative L2 [\d.e+-]+,)|; largest difference[^;]*: reference \S+, candidate [^\s;]+"
 )
 _ALLOWED = re.compile(r" times the \w+ allowed \([^)]*\)")
-# Parts of a verdict that start a new line.
-_PARTS = re.compile(r" (Cause, proven: |Cause: |Likely cause: |Fix: |Tried and excluded: |A second fault, )")
+# Sentences of a verdict that start a new line.
+_STARTS = re.compile("Cause, proven: |Cause: |Likely cause: |Fix: |Tried and excluded: |A second fault, ")
 # Maximum width of two trees side by side, in columns.
 _PLACE = 160
 #: Style of secondary lines.
@@ -180,17 +187,17 @@ WIDEST = 120
 _ROLES = {LABEL: "cyan", CERTAINTY: "bold", PLACE: "bold", FIX: "bold green", MARK: "bold red", SECONDARY: QUIET}
 
 
-def _listed(report: Report, everything: bool, top: int | None) -> list[str]:
+def _listed(report: Report, everything: bool, top: int | None, say: Callable[..., str]) -> list[str]:
     if top is not None and report.failed:
         worst = sorted(report.failed, key=lambda diff: -diff.excess)[:top]
         listed = [f"  {printable(str(diff))}" for diff in worst]
-        return [f"{count_text(report)}, furthest beyond its limit first:", *listed]
-    lines = failed_lines(report, None if everything else LISTED)
+        return [say(f"{count_text(report)}, furthest beyond its limit first:"), *listed]
     if everything:
-        return lines
-    if 0 < len(lines) - 1 < len(report.failed):
-        lines[0] = f"{lines[0][:-1]} (--all lists each):"
-    return [_ALLOWED.sub(" times the limit", _MORE.sub("", line)) for line in lines]
+        head, *lines = failed_lines(report, None, say) or [""]
+        return [say(head), *lines] if head else []
+    short = failed_lines(report, LISTED, lambda text: say(_ALLOWED.sub(" times the limit", _MORE.sub("", text))))
+    more = " (--all lists each)" if 0 < len(short) - 1 < len(report.failed) else ""
+    return [say(f"{count_text(report)}, in causal order{more}:"), *short[1:]]
 
 
 def print_run(run: Run, path: AnyPath, console: Console) -> None:

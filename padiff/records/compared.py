@@ -434,11 +434,11 @@ class Cause:
         return self.sentence
 
     @property
-    def text(self) -> str:
-        """Return the cause, its evidence and its fix as sentences that follow a message."""
+    def sentences(self) -> list[str]:
+        """Return the cause with its evidence, its fix, and the excluded causes, as sentences that follow a message."""
         certainty = "Cause" if self.kind == "unknown" else "Cause, proven" if self.proven else "Likely cause"
-        text = f"{certainty}: {self.sentence}{f' ({self.evidence})' if self.evidence else ''}."
-        text += f" Fix: {self.fix}." if self.fix else ""
+        sentences = [f"{certainty}: {self.sentence}{f' ({self.evidence})' if self.evidence else ''}."]
+        sentences += [f"Fix: {self.fix}."] if self.fix else []
         if self.excluded and not self.proven:
-            text += f" Tried and excluded: {', '.join(self.excluded)}."
-        return text
+            sentences.append(f"Tried and excluded: {', '.join(self.excluded)}.")
+        return sentences

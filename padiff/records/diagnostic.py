@@ -77,7 +77,7 @@ ARGUMENT_NAMES = (
     ("lr", "learning_rate", "max_lr", "base_lr"), ("eps", "epsilon", "adam_epsilon"), ("p", "dropout", "drop"),
     ("bias", "bias_attr"), ("affine", "elementwise_affine", "weight_attr"),
     ("betas", "beta1", "beta2", "adam_beta1", "adam_beta2"), ("decay", "weight_decay"),
-    ("max_norm", "clip_norm", "clip", "norm of", "max_grad_norm", "gradient_clip_val"),
+    ("max_norm", "clip_norm", "clip", "norm of", "max_grad_norm", "grad_clip", "gradient_clip_val"),
     ("smoothing", "label_smoothing"),
 )  # fmt: skip
 
@@ -326,8 +326,11 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
     if models is None:
         return UNKNOWN_LINES if first.cause is None else first.cause.lines
     shown = _lines_of(first, models)
-    if not is_same(*shown) or None in (first.reference, first.candidate):
+    if not is_same(*shown):
         return shown
+    changed = _changed_argument(models, shown)
+    if changed is not None:
+        return changed[1]  # a value that the line reads
     # A call that both sides have alike is given another value where the layer, or one around it, is made.
     paths, words = Both(first.reference, first.candidate), _words(first.cause)
     while all(paths):
@@ -337,7 +340,17 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
             if _named_spans(own, other, words) or _named_spans(other, own, words):
                 return made
         paths = paths.map(lambda path: str(path).rpartition(".")[0])
-    return shown
+    at_start = (
+        first.stage == "weight"
+        and not first.step
+        and not any(UNKNOWN_LINES if first.cause is None else first.cause.lines)
+    )
+    return _started(models) if at_start else shown
+
+
+def _started(models: Models) -> Both[Frame | None]:
+    """Return the lines that initialize the weights, if one of them differs; else those that make the model."""
+    return _changed_line(models, "@init:") or models.lines.map(lambda lines: lines.get(ROOT))
 
 
 def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
@@ -382,7 +395,7 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
         computed = _changed_line(models, f"{key}:")
         return computed or written(made.zip(models.lines).map(lambda side: side[1].get(key, side[0])))
     if kind == "start_weights" or (start and not any(about) and first.diff is not None and first.diff.pair.complete):
-        return models.lines.map(lambda lines: lines.get(ROOT))
+        return _started(models)
     if first.inside and _is_leaf(first.reference, models) and (about.candidate or called.candidate) == called.candidate:
         # Of a layer of the framework's, the call says nothing that the construction does not.
         about = written(made).zip(about).map(lambda side: side[0] or side[1])
@@ -731,6 +744,8 @@ def _with_reference_part(candidate: CodeLine, reference: CodeLine, models: Model
     if None in first or first[0][0] != first[1][0]:  # type: ignore[index]
         return ""  # another argument or another call
     names = {*_NAMES.findall(part)} - {*_NAMES.findall(candidate.code), "True", "False", "None"}
+    words = {*re.findall(r"\w+", candidate.code)}
+    names = {name for name in names if not {*name.split(".")} <= words}
     if part.count("(") != part.count(")") or not all(name in models.lines.candidate for name in names):
         return ""
     return f"{candidate.code[:start]}{part}{candidate.code[end:]}"

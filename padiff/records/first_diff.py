@@ -310,29 +310,25 @@ class FirstDiff:
     @property
     def message(self) -> str:
         """Return the whole description in words."""
-        if self.standing is Standing.NEW:
-            return self._by_itself
-        if self.diff is None:
-            fix = f" Fix: {self.cause.fix}" if self.cause is not None and self.cause.fix else ""
-            return f"{self.statement}{fix}"
-        because = f" {self.cause.text}" if self.cause is not None else ""
-        caveat = f" {self.caveat}" if self.caveat else ""
-        reach = f" {self.extent.text}" if self.extent is not None and self.extent.text else ""
-        float64 = f" {self.recomputed.text}" if self.recomputed is not None else ""
-        parts = (
-            "This follows from the first diff: the runs differ"
-            if self.standing is Standing.FOLLOWS
-            else "The runs differ first"
-        )
-        return f"{parts} at {self.place_text}.{self._place}{reach}{float64}{because}{caveat}"
+        return " ".join(self.sentences)
 
     @property
-    def _by_itself(self) -> str:
-        """Return a short description of a fault that does not follow from the first diff."""
-        because = f" {self.cause.text}" if self.cause is not None else ""
-        float64 = f" {self.recomputed.text}" if self.recomputed is not None else ""
-        where = self.statement or f"at {self.where if self.recomputed is not None else self.place_text}"
-        return f"A second fault, which does not follow from the first: {where}.{float64}{because}"
+    def sentences(self) -> list[str]:
+        """Return the sentences of the whole description."""
+        because = [] if self.cause is None else self.cause.sentences
+        float64 = "" if self.recomputed is None else self.recomputed.text
+        if self.standing is Standing.NEW:
+            where = self.statement or f"at {self.where if self.recomputed is not None else self.place_text}"
+            head = [f"A second fault, which does not follow from the first: {where}.", float64]
+        elif self.diff is None:
+            return [self.statement, *([f"Fix: {self.cause.fix}"] if self.cause is not None and self.cause.fix else [])]
+        else:
+            follows = self.standing is Standing.FOLLOWS
+            subject = "This follows from the first diff: the runs differ" if follows else "The runs differ first"
+            reach = "" if self.extent is None else self.extent.text
+            head = [f"{subject} at {self.place_text}.", self._place, reach, float64]
+            because = [*because, self.caveat]
+        return [each for each in (*head, *because) if each]
 
     @property
     def place_text(self) -> str:
@@ -354,14 +350,14 @@ class FirstDiff:
         last, layer = self.last_agreeing, self.reference
         call = f": {self.call}" if self.call else ""
         if last and layer is not None and is_below(last, layer):
-            return f" It is in the code of `{layer}` after `{last}`, the last layer that agrees{call}."
+            return f"It is in the code of `{layer}` after `{last}`, the last layer that agrees{call}."
         if self.inside is None and not call:
             return ""
         if self.inside:
-            return f" It is inside of this layer, as its inputs agree{call}."
+            return f"It is inside of this layer, as its inputs agree{call}."
         if last:
-            return f" It is in the code between `{last}`, the last layer that agrees, and `{layer}`{call}."
-        return f" It is in the code before `{layer}`, the first layer that is called{call}."
+            return f"It is in the code between `{last}`, the last layer that agrees, and `{layer}`{call}."
+        return f"It is in the code before `{layer}`, the first layer that is called{call}."
 
     def _layers(self, pair: Pair) -> str:
         names = [

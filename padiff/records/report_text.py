@@ -15,6 +15,7 @@ from padiff.records.first_diff import Standing
 from padiff.records.recorded import LOOP, ROOT, STAGES, Layer, is_below
 from padiff.records.report_data import Models, ReportData
 from padiff.sketches.sketch import ELEMENTS, SPREAD
+from padiff.system.language import translated
 from padiff.system.terminal import printable, printable_lines
 
 #: Marker of a layer.
@@ -407,7 +408,8 @@ def details_text(report: ReportData) -> str:
     place = where_lines(report)
     figures = [*_table(report), *failed_lines(report), *floor_lines(report), *third_lines(report)]
     lines = [*figures, "", *place, *([""] if place else [])]
-    return "\n".join([*lines, *coverage_lines(report), "", verdict(report)])
+    spoken = " ".join(translated(each) for each in verdict_sentences(report))
+    return "\n".join([*lines, *coverage_lines(report), "", spoken])
 
 
 def where_lines(report: ReportData, width: int = 120) -> list[str]:
@@ -430,12 +432,18 @@ def count_text(report: ReportData) -> str:
 
 def verdict(report: ReportData) -> str:
     """Return the report as one sentence or a few."""
-    return printable(_verdict(report))
+    return " ".join(verdict_sentences(report))
 
 
-def _verdict(report: ReportData) -> str:
+def verdict_sentences(report: ReportData) -> list[str]:
+    """Return the sentences of the verdict."""
     if report.first_diff is not None:
-        return " ".join(first.message for first in (report.first_diff, *report.independent))
+        faults = (report.first_diff, *report.independent)
+        return printable_lines(sentence for first in faults for sentence in first.sentences)
+    return [printable(_without_fault(report))]
+
+
+def _without_fault(report: ReportData) -> str:
     coverage = report.coverage
     if coverage.unrecorded:
         return _cannot_tell(report)
@@ -560,17 +568,19 @@ def third_lines(report: ReportData) -> list[str]:
     return [f"float64 ({code}'s code): of {total} tensors, {'; '.join(parts) or 'both sides are as far from it'}"]
 
 
-def failed_lines(report: ReportData, at_most: int | None = _LISTED) -> list[str]:
+def failed_lines(report: ReportData, at_most: int | None = _LISTED, say: Callable[[str], str] = str) -> list[str]:
     """Return a line for each failed diff, in causal order; many similar diffs share a line.
 
     Args:
         at_most: maximum number of lines, besides the one that counts the diffs; `None` lists each diff separately.
+        say: returns a message in the reader's language.
     """
     if not report.failed:
         return []
     rows, hidden = failed_rows(report, at_most)
     follow = f", which {'follows' if hidden == 1 else 'follow'}" if report.aftermath.marks else ""
-    last = [f"  ... and {hidden} more{follow}"] if hidden else []
+    last = [f"  {say(f'... and {hidden} more{follow}')}"] if hidden else []
+    rows = [Row(say(row.steps), row.place, say(row.what), say(row.mark)) for row in rows]
     return printable_lines([f"{count_text(report)}, in causal order:", *(row.line for row in rows), *last])
 
 

@@ -43,6 +43,8 @@ _TRAINER, _TRAINERS_ROLES = "TrainingArguments", ("optimizer.0", "@scheduler", "
 _PARAMETERS = re.compile(r"param|group", re.IGNORECASE)
 # Modules of schedulers.
 _SCHEDULERS = ("torch.optim.lr_scheduler.", "paddle.optimizer.lr.")
+# Modules of functions that initialize weights.
+_INITIALIZERS = ("torch.nn.init.", "paddle.nn.initializer.")
 # Functions that compute a loss; classes end with the second name.
 _LOSSES, _LOSS = (
     frozenset({
@@ -340,11 +342,14 @@ class _Search:
                     named = {key_of(part) for part in (owner, *call.args)}
                     if name == "step" and ("optim" in ast.unparse(call) or not named.isdisjoint(optimizers)):
                         each = "@step"  # of the optimizer, or of a scaler with the optimizer
+                    if source.full_name(call).startswith(_INITIALIZERS):
+                        each = "@init"
                     if name == "register_buffer" and call.args and isinstance(call.args[0], ast.Constant):
                         each = buffer_key(str(call.args[0].value))
                     if each:
                         found.setdefault(each, []).append(_Found(source, call))
         roles = {role: calls[0] for role, calls in found.items() if len(calls) == 1}
+        roles |= {f"@init:{k}": each for k, each in enumerate(found.get("@init", ()))}
         rates = [_Found(source, rate) for source in self._sources for rate in source.rates]
         if "@scheduler" not in found and len(rates) == 1:
             roles["@scheduler"] = rates[0]

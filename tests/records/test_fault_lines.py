@@ -123,7 +123,7 @@ def found(tmp_path_factory):
         return run
 
     def fault(program, before, after, port=""):
-        number = {PROGRAM: "program", TWO: "two", TORCH: "torch"}.get(program, "hand")
+        number = {PROGRAM: "program", TWO: "two", TORCH: "torch", HAND: "hand"}.get(program, "other")
         reference = recorded(number, program)
         changed = (port or program).replace("REFERENCE", reference.name)
         assert before in changed
@@ -145,7 +145,8 @@ def found(tmp_path_factory):
         ("self.x[k])", "self.x[k] + 1)", "self.transform(self.x[k] + 1)", "return self.transform(self.x[k]), "),
         ('"weight_decay": 0.0', '"weight_decay": 0.1', '"weight_decay": 0.1},', '"weight_decay": 0.0'),
         ("/ 4))", "/ 8))", "LambdaLR(", "(step + 1) / 4))"),
-        ("std=0.5", "std=0.4", "net = Net()", ""),
+        ("std=0.5", "std=0.4", "nn.init.normal_(layer.weight, std=0.4)", "std=0.5"),
+        ("torch.manual_seed(0)", "torch.manual_seed(1)", "net = Net()", ""),
         ("        nn.utils.clip_grad_norm_(net.parameters(), 0.1)\n", "", "opt.step()", "clip_grad_norm_"),
         (", lr=0.01)", ",\n  lr=0.01,  # (a remark\n  betas=(0.9, 0.99),\n)", "betas=(0.9, 0.99),", "0.999"),
         (
@@ -257,6 +258,20 @@ def test_the_line_of_code_that_a_framework_does_not_call_is_shown(found, before,
     fault = found(HAND, before, after)
     assert code in fault.places.candidate.code
     assert fix in ("" if fault.fix is None else fault.fix.text)
+
+
+def test_the_one_line_that_differs_is_shown_where_the_calls_at_fault_are_alike(found):
+    term = "penalty = net.up.weight.square().mean()\n            loss = loss - 2.0 * penalty\n"
+    program = HAND.replace("loss = loss / accumulate\n", term)
+    program = program.replace("enabled=False)", "enabled=False)\nlimit = 0.5")
+    program = program.replace(
+        "scaler.step(opt)", "nn.utils.clip_grad_norm_(net.parameters(), limit)\n        scaler.step(opt)"
+    )
+    fault = found(program, "loss - 2.0", "loss + 2.0")
+    assert fault.places.candidate.code == "loss = loss + 2.0 * penalty"
+    assert fault.fix.text == "loss = loss - 2.0 * penalty"
+    fault = found(program, "limit = 0.5", "limit = 0.1")
+    assert fault.places.candidate.code == "limit = 0.1"
 
 
 TORCH = """

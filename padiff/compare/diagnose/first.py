@@ -55,6 +55,8 @@ from padiff.records import (
     is_functional,
 )
 from padiff.records.compared import UNKNOWN_LINES
+from padiff.records.diagnostic import is_same
+from padiff.system.frames import Frame
 from padiff.system.terminal import first_few
 
 # The largest error of rows that count as equal, relative to the largest element.
@@ -420,6 +422,8 @@ def described(diff: Diff, step: Sequence[Diff], evidence: Evidence, compute: boo
     scene = scene_of(diff, step, evidence.alignment, evidence.runs)
     scene = replace(scene, declared=evidence.declared(pair.step), place=place)
     cause = _cause(scene, step, place, evidence, compute)
+    if cause is not None and is_same(*cause.lines):
+        cause = replace(cause, lines=_edited_lines(evidence) or cause.lines)
     if pair.stage == "input" and not pair.derived and (cause is None or not any(cause.lines)):
         place = Place(diff)  # other batches: the code that prepares them is not at fault
     first = FirstDiff(
@@ -618,6 +622,19 @@ def _stack(step: Step, record: Record | None) -> tuple[str, ...]:
     site = record.layer, record.call
     calls = (call for call in step.trace.calls if not call.function and (call.layer, call.call) == site)
     return next(map(_lines, calls), ())
+
+
+def _edited_lines(evidence: Evidence) -> Both[Frame | None] | None:
+    """Return the only traced line of either side that the other side does not have; `None` if there are several."""
+    if evidence.steps is None or len({run.info.framework for run in evidence.runs}) > 1:
+        return None
+    frames = evidence.steps.map(
+        lambda step: {frame.code: frame for call in step.trace.calls for frame in call.stack if frame.code}
+    )
+    alone = frames.zip(Both(frames.candidate, frames.reference)).map(
+        lambda side: [frame for code, frame in side[0].items() if code not in side[1]]
+    )
+    return alone.map(lambda found: found[0]) if [len(each) for each in alone] == [1, 1] else None
 
 
 def _lines(call: TracedCall) -> tuple[str, ...]:
