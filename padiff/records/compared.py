@@ -434,6 +434,11 @@ class Cause:
         return self.sentence
 
     @property
+    def text(self) -> str:
+        """Return the cause, its evidence and its fix as sentences that follow a message."""
+        return " ".join(self.sentences)
+
+    @property
     def sentences(self) -> list[str]:
         """Return the cause with its evidence, its fix, and the excluded causes, as sentences that follow a message."""
         certainty = "Cause" if self.kind == "unknown" else "Cause, proven" if self.proven else "Likely cause"

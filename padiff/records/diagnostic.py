@@ -350,7 +350,8 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
 
 def _started(models: Models) -> Both[Frame | None]:
     """Return the lines that initialize the weights, if one of them differs; else those that make the model."""
-    return _changed_line(models, "@init:") or models.lines.map(lambda lines: lines.get(ROOT))
+    changed = _changed_line(models, "@init:")
+    return changed if changed is not None and all(changed) else models.lines.map(lambda lines: lines.get(ROOT))
 
 
 def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:

@@ -578,7 +578,7 @@ def failed_lines(report: ReportData, at_most: int | None = _LISTED, say: Callabl
     if not report.failed:
         return []
     rows, hidden = failed_rows(report, at_most)
-    follow = f", which {'follows' if hidden == 1 else 'follow'}" if report.aftermath.marks else ""
+    follow = (", which follows" if hidden == 1 else ", which follow") if report.aftermath.marks else ""
     last = [f"  {say(f'... and {hidden} more{follow}')}"] if hidden else []
     rows = [Row(say(row.steps), row.place, say(row.what), say(row.mark)) for row in rows]
     return printable_lines([f"{count_text(report)}, in causal order:", *(row.line for row in rows), *last])

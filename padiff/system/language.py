@@ -28,7 +28,7 @@ _LONGEST, _PARTS, _PLACES = 1500, 2000, 12
 _VALUE = re.compile(r"\{(\w+)\}")
 # Values that are numbers, by their names in the table. The table's other values are names, code, or messages.
 _NUMBERS = ("count", "number", "step", "limit", "factor", "ratio", "scale", "share", "norm")
-_NUMBER = re.compile(r"[-+]?[\d.,]+(e[-+]?\d+)?%?|inf|nan")
+_NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)?%?|inf|nan")
 # What no name and no code has: two words in a row, or a word of grammar. Such a text has to be in the table.
 _GRAMMAR = "the|of|is|are|in|on|to|not|times|'s"
 _SENTENCE = re.compile(
@@ -144,7 +144,8 @@ class _Reading:
                 name in _NUMBERS and not _NUMBER.fullmatch(value) for name, value in zip(message.names, values)
             ):
                 continue
-            shown = [self._value(value) for value in values]
+            stages = [_stages(value) if name == "stage" else "" for name, value in zip(message.names, values)]
+            shown = [(0, stage) if stage else self._value(value) for stage, value in zip(stages, values)]
             if None not in shown:
                 by_name = dict(zip(message.names, (each[1] for each in shown if each is not None)))
                 size = sum(map(len, message.texts)) + sum(each[0] for each in shown if each is not None)
@@ -170,6 +171,12 @@ class _Reading:
                 if before is not None and follows is not None and before[0] + follows[0]:
                     close = "）" if end else ""
                     yield before[0] + follows[0] + 1, f"{before[1]}{chinese}{follows[1]}{close}"
+
+
+def _stages(names: str) -> str:
+    """Return names of stages in Chinese, as such a name may be another word elsewhere; empty if one is unknown."""
+    known = [_table()[0].get(f"stage\x04{name}", "") for name in names.split(", ")]
+    return "、".join(known) if all(known) else ""
 
 
 def _places(text: str, separator: str) -> Iterator[int]:

@@ -196,7 +196,7 @@ class Tools:
             candidate_layer=layers.candidate,
             first="" if first is None else position_text(first),
             is_first=here,
-            cause=" ".join(first.cause.sentences) if here and first is not None and first.cause is not None else "",
+            cause=first.cause.text if here and first is not None and first.cause is not None else "",
             code=code,
             tensors=[_tensor_diff(diff) for diff in diffs],
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import re
 import time
@@ -12,12 +13,14 @@ from pathlib import Path
 
 import pytest
 from kit.records import planted, toy_run
+from rich.console import Console
 
 import padiff
 from padiff import compare_runs
 from padiff.records.diagnostic_text import columns
 from padiff.report_formats import to_json, to_junit, to_markdown
 from padiff.system.language import language, messages, translated, writes_chinese
+from padiff_hooks.show import print_report
 
 SOURCE = Path(padiff.__file__).parent
 #: Where messages of the block are written, and what of them it does not show: evidence, and names of what was excluded.
@@ -148,3 +151,18 @@ def test_people_read_chinese_and_machines_english(bad, monkeypatch):
     assert "原因" in chinese[0] and "cause" not in chinese[0] and "原因" in chinese[1]
     assert "不一致" in bad._repr_html_()
     assert max(columns(line) for line in chinese[0].splitlines()) <= 80 < max(map(columns, chinese[1].splitlines()))
+
+
+def test_the_evidence_is_chinese_too(bad, monkeypatch):
+    monkeypatch.setenv("PADIFF_LANG", "zh")
+    stream = io.StringIO()
+    print_report(bad, Console(file=stream, width=120), details=True)
+    details = stream.getvalue().split("\n\n", 1)[1]
+    tree = [line for line in details.splitlines() if "(toy" in line or "|---" in line or "+---" in line]
+    english = re.sub(r"max \|diff\|", "", "\n".join(line for line in details.splitlines() if line not in tree))
+    assert not re.findall(r"\b[a-z]{3,} (?!float32)[a-z]{3,} [a-z]{3,}\b", english)
+    assert (
+        "对不一致，按因果顺序" in details
+        and "两次运行首次不一致" in details
+        and "占所比较 step 中录制内容的" in details
+    )
