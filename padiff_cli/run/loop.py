@@ -35,11 +35,9 @@ _HOOKED = 4
 
 
 class Stopped(SystemExit):
-    """Ends the script of a plain loop, which nobody can ask to stop, with ``on_diff="stop"`` or ``stop_after``; exit
-    code 1.
+    """Ends the script of a plain loop, which nobody can ask to stop: exit code 0 after the steps that were asked for
+    (``stop_after``), 1 at a difference (``on_diff="stop"``).
     """
-
-    code = 1
 
 
 class LoopFinder(ModelFinder):
@@ -317,7 +315,7 @@ class LoopFinder(ModelFinder):
             return
         if self._ends_training(self._training):
             self._failed = not self._training.is_complete
-            raise Stopped
+            raise Stopped(int(self._failed))
         self._training.begin_batch()
 
     def _ends_training(self, training: TrainingRecorder) -> bool:

@@ -62,3 +62,43 @@ def test_an_epoch_that_repeats_the_order_is_named(batches, swapped):
     side = "reference" if swapped else "candidate"
     assert first.step == batches and first.cause.kind == "epoch_repeated" and first.cause.proven
     assert f"from step {batches} on the {side}'s batches are those from step 0 on" in first.cause.sentence
+
+
+def trained_on(kit, inputs):
+    """A linear layer on one-hot vectors, or on ids that are made into such vectors."""
+    kit.seed(0)
+    net = kit.Linear(inputs.shape[-1], 2)
+    kit.load(net, {k: np.full(np.shape(v), 0.1, "float32") for k, v in sorted(kit.state(net).items())})
+    optimizer = kit.sgd(net.parameters(), 0.01)
+    with padiff.record(net, optimizer=optimizer) as rec:
+        (net(kit.tensor(inputs)) ** 2).mean().backward()
+        optimizer.step()
+        rec.try_dump()
+    return rec.run
+
+
+IDS = np.random.default_rng(5).integers(0, 12, (8, 6))
+
+
+def test_words_that_are_numbered_otherwise(kit):
+    table = np.roll(np.arange(12), 5)
+    runs = [trained_on(kit, np.eye(12, dtype="float32")[ids]) for ids in (IDS, table[IDS])]
+    first = padiff.compare_runs(*runs).first_diff
+    assert first.cause.kind == "numbered_otherwise" and first.cause.proven, first.cause.text
+    assert f"(0 -> {table[0]}, 1 -> {table[1]}, 2 -> {table[2]})" in first.cause.sentence
+    assert f"{IDS.size - len(np.unique(IDS))} repeated ids" in first.cause.evidence
+
+
+@pytest.mark.parametrize(
+    "others", [IDS[::-1], np.where(IDS == 3, 4, IDS), np.random.default_rng(6).permuted(IDS, axis=1)]
+)
+def test_other_words_are_no_other_numbers(kit, others):
+    runs = [trained_on(kit, np.eye(12, dtype="float32")[ids]) for ids in (IDS, others)]
+    assert padiff.compare_runs(*runs).first_diff.cause.kind != "numbered_otherwise"
+
+
+def test_few_words_numbered_otherwise_are_likely(kit):
+    ids = np.array([[0, 1], [0, 2], [0, 3]])
+    runs = [trained_on(kit, np.eye(7, dtype="float32")[side]) for side in (ids, np.roll(np.arange(7), 3)[ids])]
+    first = padiff.compare_runs(*runs).first_diff
+    assert first.cause.kind == "numbered_otherwise" and not first.cause.proven, first.cause.text

@@ -222,6 +222,7 @@ def test_a_fault_without_a_rule_is_left_and_said(tmp_path, reference):
 def test_a_run_stops_after_the_steps_that_it_was_given(tmp_path):
     folder = written(tmp_path)
     done = padiff(folder, "run", "--dir", "runs/short", "--stop-after", "2", "train.py")
+    assert done.returncode == 0
     assert "recorded 2 steps" in done.stderr
     assert len(list((folder / "runs" / "short" / "steps").iterdir())) == 2
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 
 from padiff.compare.diagnose.hypotheses import transforms
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, rounding_of, whole_of
-from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
+from padiff.compare.diagnose.hypotheses.hypothesis import NUMBERS, Hypothesis, Prediction
 from padiff.records import Both, Cause
 
 # Count of steps before and after this one whose samples are compared.
@@ -33,6 +34,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
     if not all(np.isfinite(side).all() for side in sides):
         return
     rounding, limit = rounding_of(pair), scene.limit(pair)
+    yield from _numbered_otherwise(scene)
     yield from _orders(scene, sides, rounding, limit)
     yield from _mixed(scene, sides, rounding, limit)
     few = Both(*transforms.cropped(*sides))
@@ -51,6 +53,39 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
         )
         yield transforms.hypothesis(transform, _HEAD, "input", pair.anchor.site, tuple(few), rounding, limit)
     yield from _moved(scene, sides, rounding)
+
+
+def _numbered_otherwise(scene: DiffContext) -> Iterator[Cause]:
+    """Yield the cause that the same tokens or classes have other numbers, which are ids or stand as one-hot vectors."""
+    dtype = scene.diff.pair.anchor.dtype
+    batches = [sides.map(lambda side: _ids(side, dtype).ravel()) for *_, sides in _of_near_steps(scene)]
+    ids = Both(*map(np.concatenate, zip(*batches)))
+    if ids.reference.size != ids.candidate.size:
+        return
+    numbers = ids.map(np.unique)
+    mapping = np.unique(np.stack(list(ids)), axis=1)
+    moved, repeats = mapping[:, mapping[0] != mapping[1]], ids.reference.size - mapping.shape[1]
+    if {mapping.shape[1]} != {len(side) for side in numbers} or moved.shape[1] < 2:
+        return
+    # Each repeated id maps by chance as it did before once in so many times as there are numbers.
+    digits = repeats * math.log10(mapping.shape[1])
+    if digits >= 1:
+        first = ", ".join(f"{before} -> {after}" for before, after in moved[:, :3].T)
+        text = (
+            f"the candidate's ids are the reference's under other numbers ({first}): the list of words or classes is "
+            "in another order, as that of a set() is in each process"
+        )
+        proven = digits >= NUMBERS
+        evidence = f"{repeats:,} repeated ids of {mapping.shape[1]:,} follow one table" if proven else ""
+        yield Cause("numbered_otherwise", text, proven, evidence, "sorted(set(...)) for list(set(...))")
+
+
+def _ids(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Return integers, or the places of the ones in one-hot vectors; empty if the values are neither."""
+    if dtype.startswith(("int", "uint")):
+        return values.astype(np.int64)
+    is_one_hot = values.ndim > 1 and np.isin(values, (0, 1)).all() and (values.sum(-1) == 1).all()
+    return values.argmax(-1) if is_one_hot else np.empty(0, np.int64)
 
 
 def _moved(scene: DiffContext, sides: Both[np.ndarray], rounding: float) -> Iterator[Hypothesis]:
@@ -150,16 +185,12 @@ def _of_other_steps(scene: DiffContext, sides: Both[np.ndarray], rounding: float
     """Yield the hypothesis that all samples come from the reference's steps around this one."""
     pair = scene.diff.pair
     anchor = pair.anchor
-    near = sorted(scene.numbers, key=lambda n: abs(n - scene.number))[: 2 * _AROUND]
     rows, origins = [], []
-    for number in near:
-        for (layer, slot, call), batch in scene.pairs(number, "input").items():
-            if (layer, slot) != (anchor.layer, anchor.slot) or batch is pair:
-                continue
-            values = whole_of(batch)
-            if values is not None and values.reference.shape[1:] == sides.reference.shape[1:]:
-                rows.append(values.reference)
-                origins += [(number, call)] * len(values.reference)
+    for number, call, values in _of_near_steps(scene):
+        is_another = (number, call) != (scene.number, anchor.call)
+        if is_another and values.reference.shape[1:] == sides.reference.shape[1:]:
+            rows.append(values.reference)
+            origins += [(number, call)] * len(values.reference)
     rows.append(sides.reference)
     origins += [(scene.number, anchor.call)] * len(sides.reference)
     if len(rows) < 2 or sides.reference[0].size < 2:
@@ -182,6 +213,16 @@ def _of_other_steps(scene: DiffContext, sides: Both[np.ndarray], rounding: float
         yield Prediction(pair.anchor.site, sides.candidate, predicted, sides.reference, noise, limit)
 
     yield Hypothesis("batch_order", "samples of other steps", f"{_HEAD} {text}", predict, free=len(order))
+
+
+def _of_near_steps(scene: DiffContext) -> Iterator[tuple[int, int, Both[np.ndarray]]]:
+    """Yield step, call and both sides' whole tensors of this input, in this step and those around it."""
+    anchor = scene.diff.pair.anchor
+    for number in sorted(scene.numbers, key=lambda n: abs(n - scene.number))[: 2 * _AROUND]:
+        for (layer, slot, call), batch in scene.pairs(number, "input").items():
+            values = whole_of(batch) if (layer, slot) == (anchor.layer, anchor.slot) else None
+            if values is not None:
+                yield number, call, values
 
 
 def _of_the_run(scene: DiffContext, batch: np.ndarray) -> Iterator[Cause]:
