@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 
@@ -615,8 +616,19 @@ class _Built:
         layers = alignment.layers.map(lambda side: sorted(side, key=lambda layer: layer.path))
         self._kinds = layers.map(lambda side: Counter(equivalents.kind(x) for x in side if _is_plain(x)))
         self._inside = layers.map(_leaves_inside)
+        #: Layers of each side that hold a parameter which no partner of theirs holds: a bias that the model adds.
+        self._parted: Both[set[str]] = Both(set(), set())
+        pairs = set(map(_pair_paths, alignment.pairs))
+        for parameters in alignment.parameters:
+            paths = parameters.map(lambda slices: {each.layer for each in slices})
+            if not pairs.isdisjoint(product(*paths)):
+                continue
+            for parted, layers_of in zip(self._parted, paths):
+                parted |= layers_of
 
     def differently(self, pair: LayerPair) -> bool:
+        if any(path in parted for path, parted in zip(_pair_paths(pair), self._parted)):
+            return True
         if any(layer.children for layer in pair):
             inside = self._inside.zip(pair).map(lambda side: side[0].get(side[1].path))
             built: Both[object] = inside.zip(pair).map(lambda side: (side[0], _is_own_class(side[1])))

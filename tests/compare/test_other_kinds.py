@@ -218,6 +218,37 @@ def test_layers_of_two_kinds_with_outputs_of_other_shapes_are_no_place(options, 
     assert placed(fault) == (0, "forward", "tower")
 
 
+class OwnBias(nn.Module):
+    """A bias that the layer adds, or that the model adds after it."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+        self.body = nn.Linear(6, 5)
+        self.head = nn.Linear(5, 3, bias=way == "reference")
+        if way == "reference":
+            self.head.bias.data = torch.tensor([0.5, 0.7, 0.9])
+        else:
+            self.offset = nn.Parameter(torch.tensor([0.5, 0.7, 0.9]))
+
+    def forward(self, x):
+        x = self.head(torch.relu(self.body(x)))
+        return x if self.way == "reference" else x + self.offset * (2 if self.way == "fault" else 1)
+
+
+def own_bias(way):
+    model = OwnBias(way)
+    return descent(model, lambda rng: model(tensor(rng, 8, 6)).square().mean())
+
+
+@BOTH
+def test_a_bias_that_the_model_adds_is_that_of_the_layer(options, tmp_path):
+    clean, fault = compared(tmp_path, own_bias, "reference", "clean", "fault", **options)
+    assert clean.passed, clean.text()
+    assert not fault.passed
+    assert placed(fault)[:2] == (0, "forward")
+
+
 # -- calls on parts of a batch -------------------------------------------------------------------------------------
 
 
