@@ -427,6 +427,7 @@ class StepObserver:
         """Add a backward that began at this tensor to the trace."""
         if self.tracer.functions:
             self.tracer.noted("backward", tensor)
+            self.functions.enter_loop(before=True)
 
     def after_function(self, name: str, output: Any) -> None:
         """Record the outputs of a functional call as records of the layer around it, in slots like ``softmax().0``."""

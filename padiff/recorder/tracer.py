@@ -38,7 +38,8 @@ MOST = 5000
 _MOST_WAITING, _MOST_ELEMENTS = 1000, 1 << 24
 # Maximum number of calls before the model's first call of which anything is copied: less than two seconds.
 _MOST_HEARD = 20_000
-# Number of the loop's pseudo-call in the trace: before the model's first call of a step, and after that.
+# Number of the loop's pseudo-call in the trace: before the model's first call of a step and after a backward, and after
+# a call of the model.
 _BEFORE, _AFTER = 1, 0
 # Largest number of elements of weights of what a layer chose that are copied in full.
 _MOST_WEIGHTS = 1 << 15
@@ -102,7 +103,8 @@ class Tracer:
         #: Descriptions of the tensors that were not copied, by number.
         self._unknown: dict[int, TracedSite] = {}
         self._nth: Counter[tuple[str, int, str, bool]] = Counter()
-        #: Calls of the loop before the model's first call: those that a later call needs are added to the trace.
+        #: Calls of the loop before the model's first call, or after a backward: those that a later call, or a further
+        #: backward, needs are added to the trace.
         self.waiting: list[Ended] = []
         self._waiting_elements = self._heard = 0
         self._parameters: dict[int, str] = {}
@@ -379,7 +381,10 @@ class Tracer:
     def noted(self, name: str, tensor: Any) -> None:
         """Add a pseudo-call on a traced tensor: a backward began at the tensor, or it was logged as the loss."""
         try:
-            number = self._tensors.lookup(tensor).number
+            entry = self._tensors.lookup(tensor)
+            if entry.number < 0 and entry.maker is not None:
+                self._enter(entry, tensor, FULL)
+            number = entry.number
         except Exception as error:
             _let_go(error)
             return
@@ -497,7 +502,7 @@ def _brings_data(name: str, operands: Sequence[tuple[str, SeenTensor]], argument
 
 
 def _before(inside: Call) -> bool:
-    """Return True for calls of the loop before the model's first call of the step."""
+    """Return True for calls of the loop before the model's first call of the step, or after a backward."""
     return inside.number == _BEFORE and inside.node.path == LOOP
 
 
@@ -589,7 +594,8 @@ class Functions:
         """Listen to the loop after the outermost call: functions before backward may compute the loss.
 
         Args:
-            before: True before the model's first call of the step: functions there may compute its inputs.
+            before: True before the model's first call of the step, or after a backward: functions there may compute its
+                inputs, or a further loss.
         """
         if self._hearing is None or not (self._tracer.functions or (LOOP in self._tracer.choosing and not before)):
             return
