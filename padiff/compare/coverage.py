@@ -36,6 +36,7 @@ from padiff.records import (
     Models,
     Pair,
     Partners,
+    Rule,
     Run,
     RunInfo,
     Step,
@@ -44,7 +45,7 @@ from padiff.records import (
 )
 from padiff.records.both import ChainedSequence
 from padiff.records.pair_table import PairSchema, layouts_of
-from padiff.records.step_diffs import FIGURE_NUMBERS, MOMENTS, TENSORS, StepDiffs
+from padiff.records.step_diffs import FIGURE_NUMBERS, MOMENTS, RULE_NUMBERS, TENSORS, StepDiffs
 from padiff.system.frames import Frame
 from padiff.system.terminal import nearest
 
@@ -87,6 +88,7 @@ class Tally:
             places = sites.places["forward"]
             forward_rows = rows[places]
             far = compared[places] & (forward_rows["figure"] == _REL_L2) & (forward_rows["value"] > AMPLIFIED)
+            far &= forward_rows["rule"] != RULE_NUMBERS[Rule.WRITTEN_OTHERWISE]
             if failed:
                 far &= places < failed[0]
             self._amplified = diffs.number if far.any() else None

@@ -390,15 +390,22 @@ def _returned_otherwise(forward: Sequence[Diff], diffs: StepDiffs, steps: Both[S
     the step show it: the scalar that one side returns is its loss, the other side computes all that one side returns,
     or the loss and all gradients agree.
     """
-    ends = {_paths(d): d for d in forward if _has_other_shape(d) and _is_called_by_the_loop(d, diffs)}
-    if not ends:
+    called = [d for d in forward if _is_called_by_the_loop(d, diffs)]
+    ends = {_paths(d): d for d in called if _has_other_shape(d)}
+    whole: dict[tuple[str, str], list[Diff]] = {}
+    for d in called:
+        whole.setdefault(_paths(d), []).append(d)
+    # One author's model takes the last function, such as a tanh, the other's loop.
+    apart = {paths: some for paths, some in whole.items() if any(_boundary_error(d) >= _VISIBLE for d in some)}
+    if not ends and not apart:
         return set()
     if _trains_equally(diffs):
         return set(ends)
     if steps is None:
         return set()
     try:
-        return {paths for paths, diff in ends.items() if _returns_loss(diff, steps) or _is_part(diff, steps)}
+        returned = {paths for paths, diff in ends.items() if _returns_loss(diff, steps) or _is_part(diff, steps)}
+        return returned | {paths for paths, some in apart.items() if all(_goes_on(d, steps) for d in some)}
     except (RunFolderError, SketchOnlyError):
         return set()  # a trace is damaged, or the values can no longer be read; the figures stay valid
 
@@ -490,6 +497,25 @@ def _is_part(diff: Diff, steps: Both[Step]) -> bool:
         returned = [r for r in step.records if r.stage == "forward" and (r.layer, r.call) == site]
         if returned and all(_is_computed_by(each, other, diff.pair.step) for each in returned):
             return True
+    return False
+
+
+def _goes_on(diff: Diff, steps: Both[Step]) -> bool:
+    """Return True if one side's loop computes what the other's model returns, by one function of its own model's."""
+    for record, step, other in zip(diff.pair.sides, steps, diff.pair.sides.swapped()):
+        if record is None or other is None or record.shape != other.shape:
+            return False
+        site = record.layer, record.call
+        layers = (call for call in step.trace.calls if not call.function and (call.layer, call.call) == site)
+        outputs = {o.tensor for call in layers for o in call.outputs if o.slot == record.slot}
+        for call in step.trace.calls:
+            if call.layer == LOOP and call.outputs and len(call.inputs) == 1 and call.inputs[0].tensor in outputs:
+                tensor = step.trace.tensors[call.outputs[0].tensor]
+                if tensor.source is None or tensor.shape != other.shape:
+                    continue
+                made = replace(record, source=tensor.source, shape=tensor.shape, dtype=tensor.dtype)
+                if _agrees(measure_pair(Pair(diff.pair.step, made, other, diff.pair.layout or SAME))):
+                    return True
     return False
 
 

@@ -91,6 +91,7 @@ class Rule(Enum):
     PREPARED = "loss functions are called with the same labels: one side prepares them in the model, one in the data"
     AVERAGE = "an average of another weight follows it by the same share"
     CHOICES = "rows (tokens, samples) choose otherwise, by scores that agree within rounding"
+    SCALED = "the gradients of parameters agree: one side scales its loss, and its gradients by the inverse"
     WRITTEN_OTHERWISE = "losses and gradients agree: the loss is the same, written in another way"
 
     def __str__(self) -> str:

@@ -11,13 +11,16 @@ from typing import NamedTuple
 import numpy as np
 
 from padiff.records.both import Both
-from padiff.records.compared import Diff, Pair
+from padiff.records.compared import Diff, Pair, Rule
 from padiff.records.declared import Difference
 from padiff.records.first_diff import Aftermath, FirstDiff, Standing
 from padiff.records.pair_table import stage_numbers
 from padiff.records.recorded import LOOP, STAGES, Layer
-from padiff.records.step_diffs import ROW, relative_l2, row_of
+from padiff.records.step_diffs import ROW, RULE_NUMBERS, relative_l2, row_of
 from padiff.system.frames import Frame
+
+# Numbers of rules by which a tensor passes although it differs.
+_OTHERWISE = [RULE_NUMBERS[rule] for rule in (Rule.WRITTEN_OTHERWISE, Rule.SCALED)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +288,7 @@ class Overview:
         compared = table.complete & (measured | ~passed)
         errors, excess = relative_l2(rows), _excess(rows)
         looked_at = compared & measured & np.isfinite(errors)
-        noise = passed & judged & (rows["limit"] > 1)
+        noise = passed & judged & ((rows["limit"] > 1) | np.isin(rows["rule"], _OTHERWISE))
         for kind, mask in enumerate((looked_at & ~noise, looked_at & noise)):
             self._worst[kind], self._largest[kind] = _larger(
                 table, np.flatnonzero(mask), errors, self._worst[kind], self._largest[kind]

@@ -39,6 +39,10 @@ _SHOWN = 0.1
 # Share of an output's difference that the gradients may be off by if the loss makes up for it. Chosen: rounding leaves
 # a millionth.
 _MADE_UP = 0.01
+# Largest relative error of a tensor that is a multiple of another one. Chosen: rounding leaves a hundredth of it.
+_SCALED = 1e-4
+# Relative distance from a number of two digits, as limits of clipping are, within which a norm is one. Chosen.
+_ROUND = 2e-5
 # Slots of labels among a model's inputs.
 _LABELS = frozenset({"input.labels", "input.label"})
 
@@ -58,7 +62,7 @@ def confirmed(diffs: StepDiffs, losses: Collection[tuple[str, int]] = (), forms:
         return diffs
     diffs = _with_prepared(diffs)
     if forms:
-        diffs = _with_forms(diffs)
+        diffs = _with_scales(_with_forms(diffs))
     facts = diffs.sites.fact(SiteFacts)
     if not (facts.of_loss & ~diffs.rows["passed"]).any():
         return diffs
@@ -131,6 +135,46 @@ def _with_forms(diffs: StepDiffs) -> StepDiffs:
             return diffs
         made[place] = written_otherwise(made[place])
     return diffs.replaced(made)
+
+
+def _with_scales(diffs: StepDiffs) -> StepDiffs:
+    """Pass losses and gradients of outputs that are one multiple of the reference's if all gradients of parameters
+    agree.
+
+    One author divides the loss (by a loss scale, by the count of micro-batches), the other one the gradients. Gradients
+    that are clipped to a norm agree whatever the loss is multiplied by, so that they say nothing.
+    """
+    sites, rows = diffs.sites, diffs.rows
+    failed = np.flatnonzero(~rows["passed"])
+    measured = sites.places["backward"][diffs.measured[sites.places["backward"]]]
+    measured = measured[rows["reference_l2"][measured] > 0]
+    grads = sites.places["grad"]
+    if not len(failed) or not {sites.stages[place] for place in failed.tolist()} <= {"backward", "loss"}:
+        return diffs
+    if not len(measured) or not diffs.measured[failed].all() or not diffs.compared[grads].all():
+        return diffs
+    own = grads[[sites.layers[place] != LOOP for place in grads.tolist()]]
+    norm, each = float(np.linalg.norm(rows["reference_l2"][own])), rows["reference_l2"][own].tolist()
+    if not norm or _is_round(norm) or all(map(_is_round, each)):
+        return diffs
+    scaled = np.unique(np.concatenate([measured, failed]))
+    factors = rows["candidate_l2"][scaled] / np.maximum(rows["reference_l2"][scaled], 1e-300)
+    ratio = float(np.median(factors)) - 1.0
+    # Of sketches, the norms are exact and the distances are estimates.
+    off = np.abs(diffs.relative[scaled] - np.abs(factors - 1)) - limits.SURE * rows["spread"][scaled] * np.abs(ratio)
+    if (np.abs(factors - 1 - ratio) > _SCALED * (1 + ratio)).any() or (off > _SCALED * abs(ratio)).any():
+        return diffs
+    if float(np.linalg.norm(rows["l2"][own])) > _MADE_UP * abs(ratio) * norm:
+        return diffs
+    made = list(diffs)
+    for place in failed.tolist():
+        made[place] = written_otherwise(made[place], Rule.SCALED)
+    return diffs.replaced(made)
+
+
+def _is_round(norm: float) -> bool:
+    """Return True if a norm has two digits, as limits of clipping do."""
+    return math.isclose(norm, float(f"{norm:.2g}"), rel_tol=_ROUND)
 
 
 def _models(layers: Sequence[str]) -> set[str]:
