@@ -317,3 +317,348 @@ def features(way):
 def test_another_mode_is_no_missing_norm(options, tmp_path):
     (fault,) = compared(tmp_path, features, "reference", "fault", **options)
     assert cause_of(fault).kind == "mode"
+
+
+def pruned(way):
+    """Clients whose weights a mask holds at zero after each step, and an average of what they have trained."""
+    model = nn.Linear(8, 12)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    mask = (model.weight.detach().abs() > 0.15).float()
+    shares = [0.5, 0.5] if way == "shares" else [0.75, 0.25]
+    with torch.no_grad():
+        model.weight.mul_(mask)
+    rng = yield model, optimizer
+    while True:
+        server, ends = [p.detach().clone() for p in model.parameters()], []
+        for steps in (2, 1):
+            with torch.no_grad():
+                for p, s in zip(model.parameters(), server):
+                    p.copy_(s)
+            for _ in range(steps):
+                value = model(tensor(rng, 8, 8)).square().mean()
+                optimizer.zero_grad()
+                value.backward()
+                optimizer.step()
+                with torch.no_grad():
+                    model.weight.mul_(1.0 if way == "unmasked" else mask)
+                rng = yield value
+            ends.append([p.detach().clone() for p in model.parameters()])
+        with torch.no_grad():
+            for k, p in enumerate(model.parameters()):
+                p.copy_(sum(share * end[k] for share, end in zip(shares, ends)))
+
+
+def test_masks_of_weights_are_named_and_do_not_hide_other_shares(tmp_path):
+    shares, unmasked = compared(tmp_path, pruned, "reference", "shares", "unmasked", steps=6)
+    assert cause_of(shares).proven and "0.75" in cause_of(shares).sentence
+    assert cause_of(unmasked).kind == "weights_masked" and cause_of(unmasked).proven
+    model = next(pruned("reference"))[0]
+    zeros = int((model.weight == 0).sum())
+    assert "sets 0 elements" in cause_of(unmasked).sentence and zeros > 0
+
+
+# -- causes that no rule names: the code of both sides -------------------------------------------------------------
+
+
+def survival(way):
+    """A partial likelihood: one author sorts and sums up, the other compares all pairs of times."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def loss(rng):
+        risk = model(tensor(rng, 20, 6))[:, 0]
+        time, event = torch.rand(20, generator=rng), (torch.rand(20, generator=rng) < 0.6).float()
+        if way == "reference":
+            order = torch.argsort(time, descending=True)
+            hazard, event = risk[order], event[order]
+            return -((hazard - torch.logcumsumexp(hazard, 0)) * event).sum() / event.sum()
+        at_risk = time[None] <= time[:, None] if way == "fault" else time[None] >= time[:, None]
+        denominator = torch.log((at_risk.float() * risk.exp()[None]).sum(1))
+        return ((denominator - risk) * event).sum() / event.sum()
+
+    return descent(model, loss)
+
+
+def test_losses_of_other_code_show_both_sides_code(tmp_path):
+    clean, fault = compared(tmp_path, survival, "reference", "clean", "fault")
+    assert clean.passed, clean.first_diff.message
+    cause = cause_of(fault)
+    assert placed(fault)[:2] == (0, "loss") and cause.kind == "code" and not cause.proven
+    reference, candidate = cause.sentence.split("where the reference computes")[::-1]
+    assert "logcumsumexp(risk, 0)" in reference and "<=" in candidate and "risk" in candidate
+    assert "denominator - risk" in cause.lines.candidate.code and "logcumsumexp" in cause.lines.reference.code
+
+
+class Calls(nn.Module):
+    """A regularised factorisation, whose tables the loop calls, too: of users and items."""
+
+    def __init__(self):
+        super().__init__()
+        self.users, self.items = nn.Embedding(12, 5), nn.Embedding(15, 5)
+
+    def forward(self, user, item):
+        return (self.users(user) * self.items(item)).sum(1)
+
+
+def factors(way):
+    model = Calls()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    rng = yield model, optimizer
+    while True:
+        optimizer.zero_grad()
+        for _ in range(2):
+            user, item = (torch.randint(12, (8,), generator=rng) for _ in range(2))
+            loss = f.softplus(-model(user, item)).mean()
+            penalty = model.items(item).square().sum(1).mean()
+            if way != "fault":
+                penalty = penalty + model.users(user).square().sum(1).mean()
+            loss = loss + 0.1 * penalty
+            loss.backward()
+        optimizer.step()
+        rng = yield loss
+
+
+def test_a_layer_that_is_called_less_often_shows_what_the_loss_is_made_of(tmp_path):
+    (fault,) = compared(tmp_path, factors, "reference", "fault")
+    assert "penalty" in cause_of(fault).sentence or "Embedding" in cause_of(fault).sentence
+
+
+class Limited(torch.autograd.Function):
+    """Gradients that are limited on their way back."""
+
+    @staticmethod
+    def forward(ctx, x, limit):
+        ctx.limit = limit
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.clamp(-ctx.limit, ctx.limit), None
+
+
+class Halved(torch.autograd.Function):
+    """Gradients that are halved on their way back."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / 2
+
+
+class Custom(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.body, self.head = way, nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = self.body(x)
+        if self.way == "reference":
+            x = Limited.apply(x, 1e-3)
+        else:
+            x = Halved.apply(x)
+        return self.head(x)
+
+
+def custom(way):
+    model = Custom(way)
+    return descent(model, lambda rng: f.cross_entropy(model(tensor(rng, 16, 6)), torch.arange(16) % 3))
+
+
+def test_a_backward_of_the_users_own_is_named(tmp_path):
+    (fault,) = compared(tmp_path, custom, "reference", "fault")
+    cause = cause_of(fault)
+    assert placed(fault)[:2] == (0, "backward") and cause.kind == "own_backward"
+    assert "`Halved.backward`" in cause.sentence and "`Limited.backward`" in cause.sentence
+    assert all("apply" in line.code for line in cause.lines)
+
+
+# -- losses that one side scales -----------------------------------------------------------------------------------
+
+
+def accumulated(way):
+    """Two micro-batches: one author divides the loss, the other adds up gradients and divides them."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    parameters = [*model.parameters()]
+    rng = yield model, optimizer
+    while True:
+        optimizer.zero_grad()
+        sums = [torch.zeros_like(p) for p in parameters]
+        for _ in range(2):
+            loss = f.cross_entropy(model(tensor(rng, 16, 6)), torch.arange(16) % 3)
+            if way == "reference":
+                (loss / 2).backward()
+            else:
+                gradients = torch.autograd.grad(loss, parameters)
+                share = 1 if way == "fault" else 2
+                sums = [total + gradient / share for total, gradient in zip(sums, gradients)]
+        if way != "reference":
+            for p, total in zip(parameters, sums):
+                p.grad = total
+        optimizer.step()
+        rng = yield loss
+
+
+@BOTH
+def test_gradients_that_are_scaled_in_the_place_of_the_loss_are_no_difference(options, tmp_path):
+    clean, fault = compared(tmp_path, accumulated, "reference", "clean", "fault", **options)
+    assert clean.passed, clean.first_diff.message
+    assert not fault.passed
+
+
+def clipped(way):
+    """Clipping to a norm hides in the gradients of parameters what the loss is multiplied by."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    rng = yield model, optimizer
+    while True:
+        optimizer.zero_grad()
+        loss = f.cross_entropy(model(tensor(rng, 16, 6)), torch.arange(16) % 3)
+        (loss * (2 if way == "fault" else 1)).backward()
+        norm = torch.stack([p.grad.square().sum() for p in model.parameters()]).sum().sqrt()
+        for p in model.parameters():
+            p.grad = p.grad * (0.05 / norm)
+        optimizer.step()
+        rng = yield loss
+
+
+def test_gradients_that_are_clipped_to_a_norm_do_not_excuse_another_loss(tmp_path):
+    (fault,) = compared(tmp_path, clipped, "reference", "fault")
+    assert placed(fault)[0] == 0
+
+
+# -- a last function that one model computes, and the other's loss -------------------------------------------------
+
+
+class Mixture(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.shares, self.means, self.widths = way, *(nn.Linear(5, 3) for _ in range(3))
+
+    def forward(self, x):
+        shares = self.shares(x)
+        return (shares.softmax(-1) if self.way == "reference" else shares), self.means(x), f.softplus(self.widths(x))
+
+
+def mixture(way):
+    model = Mixture(way)
+
+    def loss(rng):
+        shares, mean, width = model(tensor(rng, 16, 5))
+        y = tensor(rng, 16, 1)
+        if way == "reference":
+            density = shares * torch.exp(-0.5 * ((y - mean) / width) ** 2) / width
+            return -density.sum(1).log().mean()
+        exponent = -0.5 * ((y - mean) / width) ** 2 - (0 if way == "fault" else width.log())
+        return -torch.logsumexp(shares.log_softmax(-1) + exponent, 1).mean()
+
+    return descent(model, loss)
+
+
+def test_an_output_that_the_loss_takes_in_another_form_is_no_cause(tmp_path):
+    clean, fault = compared(tmp_path, mixture, "reference", "clean", "fault")
+    assert clean.passed, clean.first_diff.message
+    assert placed(fault)[:2] == (0, "loss")
+
+
+# -- a further loss after a backward -------------------------------------------------------------------------------
+
+
+def two_losses(way):
+    """Two losses with a backward each; the second one is computed after the first backward, or before it."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    rng = yield model, optimizer
+    while True:
+        optimizer.zero_grad()
+        out, share = model(tensor(rng, 16, 6)), 0.1 if way == "fault" else 0.5
+        if way == "reference":
+            smooth = out.diff(dim=0).square().mean()
+            f.cross_entropy(out, torch.arange(16) % 3).backward(retain_graph=True)
+            (0.5 * smooth).backward()
+        else:
+            f.cross_entropy(out, torch.arange(16) % 3).backward(retain_graph=True)
+            penalty = (out[1:] - out[:-1]).square().mean()
+            (penalty * share).backward()
+        optimizer.step()
+        rng = yield None
+
+
+def test_a_loss_after_a_backward_is_computed_with(tmp_path):
+    clean, fault = compared(tmp_path, two_losses, "reference", "clean", "fault")
+    assert clean.passed, clean.first_diff.message
+    assert "`penalty * 0.1`" in cause_of(fault).sentence and "0.5" in cause_of(fault).sentence
+
+
+# -- a last function that the loop takes ---------------------------------------------------------------------------
+
+
+class Policy(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.inner, self.outer = way, nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = self.outer(torch.relu(self.inner(x)))
+        return x if self.way == "reference" else x.tanh()
+
+
+def policies(way):
+    model, critic = Policy(way), nn.Linear(4, 3)
+    optimizer = torch.optim.SGD([*model.parameters(), *critic.parameters()], 0.1)
+    rng = yield nn.ModuleDict({"model": model, "critic": critic}), optimizer
+    while True:
+        action = model(tensor(rng, 16, 6))
+        action = action.tanh() if way == "reference" else action
+        noise = tensor(rng, 16, 4)
+        noise = noise * 0.5 if way == "fault" else (noise * 0.5).clamp(-0.4, 0.4)
+        loss = f.cross_entropy(critic(action + noise), torch.arange(16) % 3)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        rng = yield loss
+
+
+def test_a_function_that_the_loop_takes_in_the_models_place_is_no_cause(tmp_path):
+    clean, fault = compared(tmp_path, policies, "reference", "clean", "fault")
+    assert clean.passed, clean.first_diff.message
+    assert "clamp(" in cause_of(fault).sentence and "tanh for" not in cause_of(fault).sentence
+
+
+# -- what the code takes, and what the loop writes -----------------------------------------------------------------
+
+
+class Dictionary(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.table, self.bias = way, nn.Parameter(torch.randn(6, 9) * 0.3), nn.Parameter(torch.zeros(6))
+
+    def forward(self, x):
+        features = torch.relu((x if self.way == "fewer" else x - self.bias) @ self.table)
+        return features @ self.table.t() + self.bias
+
+
+def dictionary(way):
+    model = Dictionary(way)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    rng = yield model, optimizer
+    while True:
+        x = tensor(rng, 16, 6)
+        loss = (model(x) - x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if way != "unwritten":
+            with torch.no_grad():
+                model.table /= model.table.norm(dim=0, keepdim=True)
+        rng = yield loss
+
+
+def test_what_only_one_side_takes_or_writes_is_named(tmp_path):
+    fewer, unwritten = compared(tmp_path, dictionary, "reference", "fewer", "unwritten")
+    assert placed(fewer)[:2] == (0, "grad")
+    assert "takes `bias` in add(), the reference `bias` in sub(), add()" in cause_of(fewer).sentence
+    assert placed(unwritten)[:2] == (1, "weight")
+    assert "only the reference's loop writes `table`" in cause_of(unwritten).sentence

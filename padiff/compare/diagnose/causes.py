@@ -227,6 +227,10 @@ def weight_in_loss(diff: Diff) -> Cause:
     return Cause("loss_term_weight", text)
 
 
+# The most gradients that differ in another way than all others.
+_APART = 3
+
+
 def _unknown(where: str) -> Cause:
     """Return a cause of kind ``unknown`` that names the place to look at."""
     return Cause("unknown", f"unknown; {where}")
@@ -249,6 +253,14 @@ def _grad(ratio: float | None, step: Sequence[Diff]) -> Cause:
         ]
         if np.ptp(sizes) <= CONSTANT * abs(np.mean(sizes)):
             return Cause("gradient_scale", f"all gradients are {times(ratio)}")
+    factors = [(d, d.figures.candidate_l2 / d.figures.reference_l2) for d in grads if d.figures]
+    factors = [each for each in factors if each[0].pair.anchor.layer != LOOP]
+    common = float(np.median([factor for _, factor in factors])) if factors else 0.0
+    apart = [d for d, factor in factors if abs(factor - common) > CONSTANT * common]
+    if ratio is not None and 0 < len(apart) <= _APART < len(factors) / 2 and abs(common - ratio) <= CONSTANT * common:
+        names = first_few([f"`{d.pair.anchor.layer}/{d.pair.anchor.slot}`" for d in apart], _APART)
+        text = f"all gradients but {names} are {times(ratio)}, as if clipped together: {names} differs in another way"
+        return Cause("gradient_apart", text)
     if ratio is not None:
         return Cause("gradient_scale", f"the gradient is {times(ratio)}")
     return _unknown("gradients of outputs agree: the cause lies between the backward and the optimizer")
@@ -476,6 +488,11 @@ def recorded_cause(
     shapes = diff.problem is not None and diff.problem.kind is Kind.SHAPES
     if by_settings and (not diff.problem or shapes):
         return by_settings
+    if shapes and pair.stage == "input" and pair.complete:
+        sizes = pair.sides.map(lambda record: "" if record is None else f"({', '.join(map(str, record.shape))})")
+        text = f"`{pair.anchor.layer}` is called with a tensor of shape {sizes.candidate}, in the reference "
+        text += sizes.reference
+        return Cause("input_shape", text)
     if shapes and place.inside is not False:
         return Cause("sizes", "the layers have other sizes, or the tensor another layout")
     if diff.problem and place.inside is not False:

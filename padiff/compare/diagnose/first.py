@@ -15,6 +15,7 @@ from padiff.compare.diagnose.causes import guess, recorded_cause, where_in_code
 from padiff.compare.diagnose.hypotheses import missing_gradient
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, whole_of
 from padiff.compare.diagnose.hypotheses.engine import Finding, explain
+from padiff.compare.diagnose.hypotheses.loss_code import code_cause
 from padiff.compare.diagnose.known_differences import known_cause, says_where
 from padiff.compare.diagnose.losses import loss_cause
 from padiff.compare.diagnose.place import NEVER, Evidence, Place, extent_of, place_of_diff, site_of
@@ -471,6 +472,10 @@ def with_proof(first: FirstDiff, step: Sequence[Diff], evidence: Evidence) -> Fi
 
 # Kinds of causes that say how a loss differs, and not why.
 _OF_LOSS = frozenset({"labels", "loss_scale"})
+# Kinds of causes that say how much a tensor differs, and not why; and of those that name calls without their purpose.
+_OF_SIZE = frozenset({"gradient_scale", "scale"})
+_MANY = 4  # most calls that are named one after the other
+_OF_CALLS = frozenset({"missing_call", "surplus_call", "call_input", "call_shape"})
 # Kinds of computed causes that say no more than that an input of the loss differs.
 _OF_LOSS_INPUT = frozenset({"labels", "loss_input", "call_input"})
 
@@ -506,6 +511,8 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
             if chosen is not None:  # the loop takes other samples, or other labels
                 return chosen
         surplus = surplus_cause(scene) if diff.pair.stage == "loss" and not cause.proven else None
+        if compute and surplus is None and cause.kind == "loss_scale" and not cause.proven:
+            return _with_code(cause, scene)
         return surplus or cause
     if place.between:
         scene = replace(scene, diff=place.diff)
@@ -516,6 +523,11 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
         return surplus  # what is drawn after a surplus parameter differs, too
     if (recorded is None or recorded.kind == "surplus_layers") and not proven:
         recorded = surplus_cause(scene) or recorded
+    if computed.cause is not None and computed.cause.kind == "code" and computed.cause.sentence.count("()") > _MANY:
+        code = code_cause(scene)  # says in fewer words what many calls do
+        computed = (
+            computed if code is None else replace(computed, cause=replace(computed.cause, sentence=code.sentence))
+        )
     # A known difference of the frameworks goes before a cause that only names a place, and after computed causes.
     # An operation that agreed in an earlier step does not differ by framework.
     agreed = diff.pair.stage in ("forward", "loss") and evidence.agreed.get(site_of(diff), NEVER)[1] > 0
@@ -542,7 +554,9 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
         if recorded.kind == "mode" and computed.cause is not None and computed.cause.kind in _OF_MODE:
             return recorded
         if computed.cause is None or not computed.cause.proven:
-            return framework_cause if framework_cause is not None and says_where(recorded, place) else recorded
+            if framework_cause is not None and says_where(recorded, place):
+                return framework_cause
+            return _with_code(recorded, scene) or recorded if compute and recorded.kind in _OF_CALLS else recorded
         if recorded.kind == _DECLARED.get(computed.cause.kind):
             notes = [text for text in (computed.cause.evidence, recorded.evidence) if text]
             return replace(recorded, proven=True, evidence="; ".join(notes), remaining=computed.cause.remaining)
@@ -555,8 +569,19 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
     if framework_cause is not None:
         framework_cause = replace(framework_cause, excluded=computed.excluded)
     chosen = chosen or _other_model(place)
-    cause = computed.cause or framework_cause or chosen or where_in_code(place, computed.excluded)
+    cause = computed.cause or framework_cause or chosen
+    if compute and diff.pair.complete and (cause is None or (cause.kind in _OF_SIZE and not cause.proven)):
+        cause = _with_code(cause, scene, computed.excluded)
+    cause = cause or where_in_code(place, computed.excluded)
     return cause or guess(diff, step, alignment, computed.excluded)
+
+
+def _with_code(cause: Cause | None, scene: DiffContext, excluded: tuple[str, ...] = ()) -> Cause | None:
+    """Return a cause that is not proven with the code of both sides, as far as the traces show it."""
+    code = code_cause(scene)
+    if code is None or cause is None:
+        return cause if code is None else replace(code, excluded=excluded)
+    return replace(cause, sentence=f"{cause.sentence}; {code.sentence}")
 
 
 def _other_model(place: Place) -> Cause | None:

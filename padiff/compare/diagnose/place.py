@@ -15,6 +15,7 @@ from padiff.compare.diagnose.traced import (
     Graph,
     Relation,
     Relations,
+    axes_of,
     given_otherwise,
     is_looking,
     same_name,
@@ -337,7 +338,7 @@ def _calls_between(
             continue  # what they choose is judged by their scores
         operands = _in_places(both, relations)
         related = [relations.between(first.tensor, second.tensor) for first, second in operands]
-        axes = both.zip(graphs).map(lambda side: _axes(*side))
+        axes = both.zip(graphs).map(lambda side: axes_of(*side))
         if Relation.DIFFER in related:
             continue
         arguments_differ = given_otherwise(both, axes)
@@ -414,11 +415,6 @@ def _in_places(calls: Both[TracedCall], relations: Relations) -> list[Both[Opera
         if candidate:
             pairs.append(Both(operand, candidate.pop(place if calls.reference.function in _EXCHANGED else 0)))
     return pairs
-
-
-def _axes(call: TracedCall, graph: Graph) -> int:
-    """Return the number of axes of a call's first input; 0 without inputs."""
-    return len(graph.trace.tensors[call.inputs[0].tensor].shape) if call.inputs else 0
 
 
 # A part of a tensor is named if it is at most this share of the tensor and at most this many slices. Single elements

@@ -393,10 +393,21 @@ _IDLE = frozenset(
 
 def called(call: TracedCall) -> str:
     """Return a call as code, e.g. ``softmax(dim=-1)``; the call of a layer is named by the layer's type and path."""
-    arguments = [_given(name, value) for name, value in call.arguments.items() if name not in _IDLE]
+    arguments = arguments_text(call)
     arguments += [operand.slot for operand in call.inputs[1:] if "mask" in operand.slot]
     text = ", ".join(arguments[:_ARGUMENTS]) + (", ..." if len(arguments) > _ARGUMENTS else "")
     return f"{call.function}({text})" if call.function else f"{call.layer_type}({text}) in `{call.layer}`"
+
+
+def arguments_text(call: TracedCall, usual: bool = True) -> list[str]:
+    """Return the arguments of a call that are no tensors, each as code.
+
+    Args:
+        usual: False to leave out arguments that are not set, or False.
+    """
+    arguments = {name: value for name, value in call.arguments.items() if name not in _IDLE}
+    unset = {name for name, value in arguments.items() if value is None or value is False or value == "none"}
+    return [_given(*each) for each in arguments.items() if usual or each[0] not in unset]
 
 
 def calls_text(calls: Iterable[TracedCall]) -> str:
@@ -421,6 +432,11 @@ def place_of(call: TracedCall, trace: Trace) -> str:
 def is_looking(call: TracedCall) -> bool:
     """Return True if a call only rearranges, selects or hands on values of its input, such as a reshape."""
     return call.function in LOOKING
+
+
+def axes_of(call: TracedCall, graph: Graph) -> int:
+    """Return the number of axes of a call's first input; 0 without inputs."""
+    return len(graph.trace.tensors[call.inputs[0].tensor].shape) if call.inputs else 0
 
 
 def given_otherwise(calls: Both[TracedCall], axes: Both[int]) -> bool:

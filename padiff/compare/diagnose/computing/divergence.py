@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, product
@@ -14,7 +15,8 @@ import numpy as np
 from padiff.compare.diagnose.computing.edit import Edit, FormulaView, Target
 from padiff.compare.diagnose.computing.formula import CONSTANT, MADE, Change, Formula, Get, UnknownError
 from padiff.compare.diagnose.computing.operations import OPERATIONS
-from padiff.records import LOOP
+from padiff.compare.diagnose.traced import Graph, arguments_text, axes_of, given_otherwise, is_looking, same_name
+from padiff.records import LOOP, Both, Cause
 from padiff.system.terminal import first_few
 
 # The most rounds of the search, and the largest ratio of the new to the old error for another round.
@@ -779,3 +781,248 @@ def _activation(how: Mapping[str, Any]) -> str:
 
 def _value(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else "not set" if value is None else str(value)
+
+
+# -- code in words -----------------------------------------------------------------------------------------------------
+
+# The longest text of one side's code, the deepest one that is tried, and the most steps from the end of it.
+_LONGEST, _DEEPEST, _DOWN = 110, 9, 40
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "matmul": "@", "pow": "**", "rsub": "-", "rdiv": "/", "rpow": "**",
+    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "logical_and": "&", "logical_or": "|",
+}  # fmt: skip
+_SECOND = frozenset({"other", "y", "exponent", "1"})
+_TARGETS = re.compile(r"\s*((?:[A-Za-z_]\w*\s*,\s*)*[A-Za-z_]\w*)\s*=(?!=)")
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+# Values of a tensor of a trace; `None` if they are not known.
+_Values = Callable[[int], "np.ndarray | None"]
+
+
+def other_code(graphs: Both[Graph], values: Both[_Values], ends: Both[int]) -> Cause | None:
+    """Return the cause that the code of both sides is not the same, with the code from tensors that agree to two
+    tensors that differ; `None` if the traces do not show it.
+
+    Args:
+        graphs: the traces.
+        values: returns the values of a tensor of either trace.
+        ends: the tensors that differ.
+    """
+    if not _are_apart(values, ends):
+        return None
+    agreeing = _agreeing(graphs, values, ends)
+    ends = _narrowed(graphs, values, agreeing, ends)
+    calls = ends.zip(graphs).map(lambda side: side[1].producers.get(side[0]))
+    if calls.reference is None or calls.candidate is None:
+        return None
+    codes = [_Code(graph) for graph in graphs]
+    lines = {call.line.code for graph in graphs for call in graph.trace.calls if call.line is not None}
+    used = {name for line in lines for name in _IDENTIFIER.findall(line)}
+    letters = (letter for letter in "abcdefghijklmnopqrstuvwxyz" if letter not in used)
+    names: Both[dict[int, str]] = Both({}, {})
+    for candidate, reference in agreeing.items():
+        variables = codes[0].variable(reference), codes[1].variable(candidate)
+        names.reference[reference] = names.reference.get(reference) or variables[0] or variables[1]
+        names.candidate[candidate] = variables[1] or variables[0]
+    for code, side, others in zip(codes, names, names.swapped()):
+        code.names, code.letters = side, letters
+        code.partners = agreeing if others is names.reference else {r: c for c, r in agreeing.items()}
+        code.others = others
+    texts = [code.source_text(end) for code, end in zip(codes, ends)]
+    if not all(texts) or texts[0] == texts[1]:
+        return None
+    text = f"other code: the candidate computes `{texts[1]}`, where the reference computes `{texts[0]}`"
+    return Cause("code", text, lines=calls.map(lambda call: None if call is None else call.line))
+
+
+def _agreeing(graphs: Both[Graph], values: Both[_Values], ends: Both[int]) -> dict[int, int]:
+    """Return the tensors of the candidate, of those that an end is computed from, that agree with one of the
+    reference's, also where their rows are in another order.
+    """
+    by_size: dict[int, list[tuple[int, np.ndarray, float]]] = {}
+    for tensor in _behind(graphs.reference, ends.reference):
+        value = values.reference(tensor)
+        if value is not None and value.size:
+            by_size.setdefault(value.size, []).append((tensor, value, _largest(value)))
+    agreeing: dict[int, int] = {}
+    for tensor in _behind(graphs.candidate, ends.candidate):
+        value = values.candidate(tensor)
+        if value is None or not value.size or tensor == ends.candidate:
+            continue
+        largest = _largest(value)
+        near = [
+            (partner, other)
+            for partner, other, size in by_size.get(value.size, ())
+            if abs(size - largest) <= _AGREE * size and partner != ends.reference
+        ]
+        alike = [partner for partner, other in near if _agree(other, value, largest)]
+        if not alike and value.size >= _ENOUGH and largest:
+            ordered = np.sort(np.ravel(value))
+            alike = [partner for partner, other in near if _agree(np.sort(np.ravel(other)), ordered, largest)]
+        if alike:
+            call = graphs.candidate.producers.get(tensor)
+            makers = ((partner, graphs.reference.producers.get(partner)) for partner in alike)
+            same = (partner for partner, maker in makers if maker and call and same_name(maker, call))
+            agreeing[tensor] = next(same, alike[0])
+    return agreeing
+
+
+# The fewest numbers that agree in another order by no chance.
+_ENOUGH = 6
+
+
+def _behind(graph: Graph, end: int) -> list[int]:
+    """Return a tensor and those that it is computed from."""
+    calls = graph.back(end, lambda _: False)
+    return [*dict.fromkeys([end, *(o.tensor for call in calls for o in (*call.inputs, *call.outputs))])]
+
+
+def _narrowed(graphs: Both[Graph], values: Both[_Values], agreeing: Mapping[int, int], ends: Both[int]) -> Both[int]:
+    """Return the tensors nearest to those that agree, from which both sides compute two tensors alike."""
+    for _ in range(_DOWN):
+        terms = graphs.zip(ends).map(lambda side: _terms(*side))
+        differing = _without_partners(terms, agreeing)
+        if min(differing.map(len)) == 0 or max(differing.map(len)) > 1:
+            return ends
+        after = differing.map(lambda side: side[0])
+        calls = after.zip(graphs).map(lambda side: side[1].producers.get(side[0]))
+        if after != ends:
+            if not _are_apart(values, after):
+                return ends
+            ends = after  # one term of a sum differs
+            continue
+        if calls.reference is None or calls.candidate is None or not same_name(calls.reference, calls.candidate):
+            return ends
+        makers = Both(calls.reference, calls.candidate)
+        if given_otherwise(makers, makers.zip(graphs).map(lambda side: axes_of(*side))):
+            return ends
+        operands = makers.map(lambda call: [operand.tensor for operand in call.inputs])
+        differing = _without_partners(operands, agreeing)
+        if differing.map(len) != Both(1, 1) or len(operands.reference) != len(operands.candidate):
+            return ends
+        after = differing.map(lambda side: side[0])
+        if not _are_apart(values, after):
+            return ends
+        ends = after
+    return ends
+
+
+def _are_apart(values: Both[_Values], ends: Both[int]) -> bool:
+    """Return True if two tensors of one size are known to differ."""
+    reference, candidate = (values_of(end) for values_of, end in zip(values, ends))
+    if reference is None or candidate is None or reference.size != candidate.size:
+        return False
+    return not _equal(reference, candidate)
+
+
+def _without_partners(tensors: Both[list[int]], agreeing: Mapping[int, int]) -> Both[list[int]]:
+    """Return the tensors of either side that agree with none of the other side's."""
+    reference = [*tensors.reference]
+    candidate = []
+    for tensor in tensors.candidate:
+        if agreeing.get(tensor) in reference:
+            reference.remove(agreeing[tensor])
+        else:
+            candidate.append(tensor)
+    return Both(reference, candidate)
+
+
+def _terms(graph: Graph, tensor: int) -> list[int]:
+    """Return the terms of a sum; the tensor alone if it is no sum."""
+    call = graph.producers.get(tensor)
+    if call is None or call.function != "add" or len(call.inputs) != 2:
+        return [tensor]
+    return [term for operand in call.inputs for term in _terms(graph, operand.tensor)]
+
+
+class _Code:
+    """The code of one side as text.
+
+    Args:
+        graph: the trace.
+
+    Attributes:
+        names: the names of tensors that agree with the other side's.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        #: The positions of the calls that return a tensor, a function's and those of the layers around it.
+        self._makers: dict[int, list[int]] = {}
+        for place, call in enumerate(graph.trace.calls):
+            for operand in call.outputs:
+                self._makers.setdefault(operand.tensor, []).append(place)
+        self.names: dict[int, str] = {}
+        self.others: dict[int, str] = {}
+        self.partners: Mapping[int, int] = {}
+        self.letters: Iterator[str] = iter(())
+
+    def source_text(self, end: int) -> str:
+        """Return the code of a tensor: as deep as there is room for."""
+        best = ""
+        for depth in range(1, _DEEPEST):
+            text = self._of(end, depth, True)
+            if best and len(text) > _LONGEST:
+                break
+            best = text
+        return best
+
+    def variable(self, tensor: int) -> str:
+        """Return the name of the variable that a tensor is assigned to, as its line of code shows it; else empty."""
+        calls = self._graph.trace.calls
+        for place in reversed(self._makers.get(tensor, ())):
+            call, line = calls[place], calls[place].line
+            match = None if line is None else _TARGETS.match(line.code)
+            after = calls[place + 1].line if place + 1 < len(calls) else None
+            if line is None or match is None or (after is not None and after[:2] == line[:2]):
+                continue  # a part of what the line computes
+            targets = [target.strip() for target in match[1].split(",")]
+            places = [operand.tensor for operand in call.outputs]
+            if len(targets) == len(places):
+                return targets[places.index(tensor)]
+        return ""
+
+    def _of(self, tensor: int, depth: int, outermost: bool = False) -> str:
+        if tensor in self.names or (not outermost and self._graph.producers.get(tensor) is None):
+            return self._named(tensor)
+        call = self._graph.producers.get(tensor)
+        if call is None or (depth <= 0 and not is_looking(call)):
+            return (call and self.variable(tensor)) or "..."
+        inner = [self._of(operand.tensor, depth - (not is_looking(call))) for operand in call.inputs]
+        slots = [operand.slot for operand in call.inputs]
+        inner = [f"{slot}={text}" if "mask" in slot else text for slot, text in zip(slots, inner)]
+        inner += [name.rpartition("/")[2] for name in call.parameters if call.function]
+        if is_looking(call) and call.function != "detach" and inner:
+            return inner[0]
+        if not call.function:
+            return f"{call.layer_type}({', '.join(inner)})"
+        sign = _INFIX.get(call.function)
+        if call.function in ("full", "tensor") and len(call.arguments) == 1 and not inner:
+            return str(next(iter(call.arguments.values())))
+        number = next((each for each in call.arguments.items() if type(each[1]) in (int, float)), None)
+        if sign and len(inner) == 1 and number is not None:
+            first = number[0] not in _SECOND or call.function in ("rsub", "rdiv", "rpow")
+            inner = [f"{number[1]:.6g}", *inner] if first else [*inner, f"{number[1]:.6g}"]
+        if sign and len(inner) == 2:
+            return f"{_part(inner[0])} {sign} {_part(inner[1])}"
+        if call.function == "neg" and inner:
+            return f"-{_part(inner[0])}"
+        return f"{call.function}({', '.join([*inner, *arguments_text(call, usual=False)])})"
+
+    def _named(self, tensor: int) -> str:
+        if not self.names.get(tensor):
+            partner = self.partners.get(tensor)
+            name = (self.others.get(partner, "") if partner is not None else "") or next(self.letters, "x")
+            self.names[tensor] = name
+            if partner is not None:
+                self.others[partner] = name
+        return self.names[tensor]
+
+
+def _part(text: str) -> str:
+    """Return the code of an operand, in parentheses if it is a sum or a product itself."""
+    depth = 0
+    for character in text:
+        depth += (character in "([") - (character in ")]")
+        if character == " " and not depth:
+            return f"({text})"
+    return text

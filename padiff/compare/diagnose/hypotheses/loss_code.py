@@ -7,14 +7,16 @@ a single number, so its slopes are compared with the recorded gradients of the m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, count
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.divergence import READ, divergences, numbers
+from padiff.compare.diagnose.computing.divergence import READ, divergences, numbers, other_code
 from padiff.compare.diagnose.computing.edit import FormulaView, Target
 from padiff.compare.diagnose.computing.formula import UnknownError
 from padiff.compare.diagnose.computing.in_losses import (
@@ -50,7 +52,9 @@ from padiff.compare.judge.drift import was_excused
 from padiff.errors import PadiffError
 from padiff.frameworks.catalog import GRAD
 from padiff.pair.joined_calls import calls_of
-from padiff.records import LOOP, Both, Pair, Record, RunInfo, Step
+from padiff.records import LOOP, ROOT, Both, Cause, Pair, Record, RunInfo, Step
+from padiff.system.frames import Frame
+from padiff.system.terminal import first_few
 
 #: Count of slopes that each edit is tried on, and count that a fitting edit is checked on.
 _FEW, MANY = 3, 32
@@ -245,6 +249,101 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
             if explains(weigh(by_terms.predict()), by_terms):
                 return
     yield from reported(case, trials)
+
+
+def code_cause(scene: DiffContext) -> Cause | None:
+    """Return the code of both sides from tensors that agree to the first ones that differ, as a cause that is not
+    proven; `None` if the traces do not show it.
+
+    These are the outputs, or the inputs, of a layer whose place is known, else the first losses that differ.
+    """
+    steps, place = scene.sides(scene.number), scene.place
+    if steps is None or not all(step.trace.functions for step in steps):
+        return None
+    graphs = graphs_of(steps, scene.runs.map(lambda run: run.info))
+    pairs = [*zip(*graphs.map(lambda graph: _all_noted(graph, "backward") or _all_noted(graph, GRAD)))]
+    closed: Both[set[int]] = Both(set(), set())
+    sites = graphs.zip(scene.diff.pair.sides).map(lambda side: side[0].layers if side[1] is not None else {})
+    paths = scene.diff.pair.sides.map(lambda record: record and record.layer)
+    counts = sites.zip(paths).map(lambda side: sum(path == side[1] for path, _ in side[0]))
+    # Of a layer that one side calls less often, later calls are other ones: what the loss is made of says why.
+    same = counts.reference == counts.candidate
+    if same and place is not None and place.ends is not None and scene.stage in ("forward", "input"):
+        pairs = [(place.ends.reference, place.ends.candidate)]
+    elif same and scene.stage in ("forward", "input"):
+        return None
+    else:
+        closed = graphs.map(lambda graph: {o.tensor for c in graph.trace.calls if not c.function for o in c.outputs})
+    for reference, candidate in pairs:
+        ends = Both(reference, candidate)
+        sides = zip(graphs, steps, scene.runs, ends, closed)
+        values = Both(*(_values(Writer(graph, step, run.info), end, some) for graph, step, run, end, some in sides))
+        cause = other_code(graphs, values, ends)
+        if cause is not None:
+            return cause
+    if scene.stage == "grad":
+        return _other_uses(scene, graphs)
+    return _other_backward(scene, graphs) if scene.stage == "backward" else None
+
+
+def _other_uses(scene: DiffContext, graphs: Both[Graph]) -> Cause | None:
+    """Return the cause that the code takes a parameter, whose gradient differs, in more calls on one side; `None` if
+    it does not. A parameter of zeros shows in no output.
+    """
+    names = scene.diff.pair.sides.map(lambda record: "" if record is None else f"{record.layer}/{record.slot}")
+    uses = graphs.zip(names).map(
+        lambda side: [c for c in side[0].trace.calls if c.function and side[1] in c.parameters]
+    )
+    if not all(uses) or len(uses.reference) == len(uses.candidate):
+        return None
+    texts = uses.map(lambda calls: first_few([f"{call.function}()" for call in calls], 4))
+    text = (
+        f"other code: the candidate takes `{names.candidate.removeprefix(f'{ROOT}/')}` in {texts.candidate}, the "
+        f"reference `{names.reference.removeprefix(f'{ROOT}/')}` in {texts.reference}"
+    )
+    return Cause("code", text, lines=uses.map(lambda calls: calls[0].line))
+
+
+# The call of a function with a backward of its own.
+_APPLIED = re.compile(r"(\w+)\.apply\(")
+
+
+def _other_backward(scene: DiffContext, graphs: Both[Graph]) -> Cause | None:
+    """Return the cause that a function of the user's own, with a backward of its own, stands between a gradient that
+    differs and those after it, which agree; `None` if there is none.
+    """
+    applied: list[tuple[str, Frame | None]] = []
+    diffs = [diff for diff in (scene.diff, *scene.diffs("backward")) if diff.pair.complete]
+    for graph, records in zip(graphs, zip(*(diff.pair.sides for diff in diffs))):
+        tensors = [r and graph.tensor_of(replace(r, slot=r.slot.partition("@")[0])) for r in records]
+        agreeing = {tensor for tensor, diff in zip(tensors, diffs) if diff.passed}
+        after, name, line = {tensors[0]}, "", None
+        for call in graph.trace.calls:
+            if not after.isdisjoint(o.tensor for o in call.inputs):
+                for frame, inner in zip(call.stack, call.stack[1:]):
+                    match = _APPLIED.search(frame.code) if inner.function == "forward" and not name else None
+                    name, line = (match[1], frame) if match else (name, line)
+                after |= {o.tensor for o in call.outputs} - agreeing
+        applied.append((name, line))
+    names = Both(*(name for name, _ in applied))
+    if not any(names):
+        return None
+    text = (
+        f"`{names.candidate}.backward` gives another gradient than the reference's `{names.reference}.backward`"
+        if all(names)
+        else f"only the {'candidate' if names.candidate else 'reference'} calls a function with a backward of its own "
+        f"there, `{names.candidate or names.reference}.backward`"
+    )
+    lines = Both(*(line for _, line in applied))
+    return Cause("own_backward", f"{text}: forward agrees, and so do the gradients that come in", lines=lines)
+
+
+def _values(writer: Writer, end: int, closed: set[int]) -> Callable[[int], np.ndarray | None]:
+    """Return a function that gives the values of the tensors that an end is computed from; `None` where unknown."""
+    with suppress(UnknownError, ValueError, IndexError, PadiffError), np.errstate(all="ignore"):
+        writer.write(end, (), closed - {end})
+    nodes, values = writer.nodes, writer.formula.values
+    return lambda tensor: values[nodes[tensor]] if tensor in nodes else writer.value(tensor)
 
 
 def _as_read(trial: Found, trials: Sequence[Found], noise: float) -> Found:

@@ -228,8 +228,34 @@ def _is_other_form(pair: Pair, graphs: Both[Graph], sheets: Sequence[FormulaView
     if len(nodes) < 2 or nodes[0] is None or nodes[1] is None:
         return False
     expected, actual = reference.formula.values[nodes[0]], candidate.formula.values[nodes[1]]
+    if _computes_form(candidate, nodes[1], pair.layout.undo(expected, pair.candidate.shape)) or _computes_form(
+        reference, nodes[0], pair.layout.apply(actual, pair.reference.shape)
+    ):
+        return True
     losses = [float(sheet.formula.values[sheet.formula.end]) for sheet in (reference, candidate)]
     there = candidate.formula.changed({nodes[1]: put(pair.layout.undo(expected, pair.candidate.shape))})
     here = reference.formula.changed({nodes[0]: put(pair.layout.apply(actual, pair.reference.shape))})
     far = _NEARER * abs(losses[0] - losses[1])
     return all(loss is None or abs(float(loss) - goal) > far for loss, goal in zip((there, here), losses))
+
+
+# Operations that normalise: taken of what is normalised already, they are a fault.
+_NORMALISING = frozenset({"softmax", "log_softmax"})
+
+
+def _computes_form(sheet: FormulaView, node: int, other: np.ndarray) -> bool:
+    """Return True if a loss computes, from the model's output, the other side's output or its logarithm.
+
+    Args:
+        sheet: the loss.
+        node: the output of the model in the loss.
+        other: the output of the other side's model, which that side does not normalise.
+    """
+    with np.errstate(all="ignore"):
+        forms = [other, np.log(other)]
+    later = [
+        sheet.formula.values[k]
+        for k in sheet.formula.below([node]) - {node}
+        if sheet.nodes[k].operation in _NORMALISING
+    ]
+    return any(form.shape == value.shape and np.allclose(form, value, 1e-4, 1e-6) for value in later for form in forms)

@@ -23,7 +23,7 @@ from padiff.compare.diagnose.hypotheses.diff_context import (
 from padiff.compare.diagnose.hypotheses.hypothesis import NEAR, WORST, Hypothesis, Prediction
 from padiff.compare.judge.limits import is_running
 from padiff.model import equivalents
-from padiff.records import SIDES, Both, Cause, Diff, Pair
+from padiff.records import ROOT, SIDES, Both, Cause, Diff, Pair
 from padiff.system.terminal import first_few
 
 # Most steps before this one whose weights are compared, and most elements of each weight.
@@ -70,9 +70,14 @@ def write_hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
 
 
 def unrecorded(scene: DiffContext) -> Iterator[Cause]:
-    """Yield the cause "unknown" for a first diff in a weight after a gap in the recorded steps, naming the gap."""
+    """Yield the cause of a first diff in a weight that no hypothesis explains: a gap in the recorded steps, or which
+    elements each side's loop writes.
+    """
     last = max((n for n in scene.numbers if n < scene.number), default=None)
-    if last is None or last == scene.number - 1:
+    if last is None:
+        return
+    if last == scene.number - 1:
+        yield from _written_elements(scene)
         return
     gap = f"{last + 1} to {scene.number - 1}" if last + 2 < scene.number else str(last + 1)
     yield Cause(
@@ -80,6 +85,35 @@ def unrecorded(scene: DiffContext) -> Iterator[Cause]:
         f"unknown; the weights differ by more than the update of step {last} explains: the cause is in step {gap}, of "
         "which nothing is recorded: record every step from there on",
     )
+
+
+def _written_elements(scene: DiffContext) -> Iterator[Cause]:
+    """Yield the cause that the loops write elements of the weight that differs, besides their optimizers."""
+    place = place_of(scene.diff.pair)
+    weight = next((each for each in _weights(scene, [scene.number - 1]) if each.place == place), None)
+    if weight is None or not weight.elements:
+        return
+    written = weight.now.zip(weight.expected).map(lambda side: np.abs(side[0] - side[1]) > WORST * weight.noise)
+    counts = written.map(lambda side: int(np.count_nonzero(side)))
+    if not any(counts):
+        return
+    record, size = scene.diff.pair.candidate if counts.candidate else scene.diff.pair.reference, written.reference.size
+    if record is None:
+        return
+    name = record.slot if record.layer == ROOT else record.layer
+    if not all(counts):
+        side, count = ("candidate", counts.candidate) if counts.candidate else ("reference", counts.reference)
+        text = (
+            f"between steps {scene.number - 1} and {scene.number} only the {side}'s loop writes `{name}`, besides its "
+            f"optimizer: {count} of {size} elements"
+        )
+    else:
+        text = (
+            f"between steps {scene.number - 1} and {scene.number} both loops write `{name}`, besides their optimizers, "
+            f"and write other values: the candidate {counts.candidate} of {size} elements, the reference "
+            f"{counts.reference}"
+        )
+    yield Cause("weights_written", text)
 
 
 def _weights(scene: DiffContext, steps: Sequence[int]) -> Iterator[_Weight]:
@@ -133,6 +167,17 @@ def _changed(scene: DiffContext, weights: Sequence[_Weight], steps: Sequence[int
             partial(_predicted, with_elements, side, partial(_clamped, side=side, limit=limit)),
             "weights",
             free=1,
+        )
+    zeros = Both(*([_zeros(weight, each) for weight in with_elements] for each in SIDES))
+    if any((first != second).any() for first, second in zip(*zeros)):
+        counts = zeros.map(lambda side: sum(int(each.sum()) for each in side))
+        yield Hypothesis(
+            "weights_masked",
+            "masked weights",
+            f"between steps {scene.number - 1} and {scene.number}, after the optimizer's step, the candidate sets "
+            f"{counts.candidate} elements of its weights to zero, the reference {counts.reference} (a mask of weights)",
+            partial(_predicted, with_elements, side, partial(_masked, side=side)),
+            "weights",
         )
     for count in range(len(steps) + 1):
         parts = _fitted(weights, side, count)
@@ -196,9 +241,11 @@ def _mixed_otherwise(scene: DiffContext) -> Iterator[Hypothesis]:
         columns = [each for both in zip(before, ends) for each in both]
         root = max(float(np.sqrt(np.mean(np.square(side)))) for side in now)
         noise = max(_ADDED * rounding_of(pair) * root, 1e-300)
-        rows.append(Both(*(np.stack([[*each][k] for each in columns], axis=1) / noise for k in range(2))))
-        nows.append(Both(now.reference / noise, now.candidate / noise))
-        noises.append(np.full(now.reference.size, noise))
+        # What a mask holds at zero is no sum.
+        told = (now.reference != 0) | (now.candidate != 0)
+        rows.append(Both(*(np.stack([[*each][k] for each in columns], axis=1)[told] / noise for k in range(2))))
+        nows.append(Both(now.reference[told] / noise, now.candidate[told] / noise))
+        noises.append(np.full(int(told.sum()), noise))
     if not rows:
         return
     names = [name for step in steps for name in (f"before step {step}", f"after step {step}")]
@@ -266,6 +313,16 @@ def _earlier(weight: _Weight, side: str, back: int) -> np.ndarray:
 
 def _clamped(weight: _Weight, side: str, limit: float) -> np.ndarray:
     return np.asarray(np.clip(getattr(weight.expected, side), -limit, limit))
+
+
+def _zeros(weight: _Weight, side: str) -> np.ndarray:
+    """Return a mask of the elements that a side sets to zero, which its optimizer did not."""
+    now, expected = getattr(weight.now, side), getattr(weight.expected, side)
+    return np.asarray((now == 0) & (np.abs(expected) > WORST * weight.noise))
+
+
+def _masked(weight: _Weight, side: str) -> np.ndarray:
+    return np.asarray(np.where(_zeros(weight, side), 0.0, getattr(weight.expected, side)))
 
 
 def _columns(weight: _Weight, side: str, count: int) -> list[np.ndarray]:
