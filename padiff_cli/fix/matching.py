@@ -292,16 +292,15 @@ class Matcher:
                 part = self.match(theirs_value, mine.pop(name).value, depth + 1)
                 changes = tuple(x._replace(name=x.name or name) for x in part.changes)
                 result = result.plus(part._replace(changes=changes))
-        # An argument by place against one by name.
-        # A learning rate by place, which only paddle's schedules have, is not the one that is left.
-        plain_mine = [name for name, keyword in mine.items() if not _is_objects(keyword) and hasattr(keyword, "lineno")]
-        if len(left_r) == 1 and len(plain_mine) == 1:
-            result = result.plus(self.match(left_r.pop(), mine.pop(plain_mine[0]).value, depth + 1), 0.3)
-        plain_theirs = [name for name, keyword in theirs.items() if not _is_objects(keyword)]
-        if len(left_c) == 1 and len(plain_theirs) == 1:
-            name = plain_theirs[0]
+        # Arguments by place against those by name, which authors write in the order of the places. A learning rate by
+        # place, which only paddle's schedules have, is none of them.
+        names_mine = [name for name, keyword in mine.items() if not _is_objects(keyword) and hasattr(keyword, "lineno")]
+        for _, name in zip(list(left_r), names_mine):
+            result = result.plus(self.match(left_r.pop(0), mine.pop(name).value, depth + 1), 0.3)
+        names_theirs = [name for name, keyword in theirs.items() if not _is_objects(keyword)]
+        for _, name in zip(list(left_c), names_theirs):
             value = converted(self.frameworks, names[1], name, theirs.pop(name).value)
-            result = result.plus(self.match(value, left_c.pop(), depth + 1), 0.3)
+            result = result.plus(self.match(value, left_c.pop(0), depth + 1), 0.3)
         for name, keyword in theirs.items():
             if keyword.arg in KEYWORDS and not _is_objects(keyword):
                 # Classes of the users' have arguments of these names, too.
@@ -526,6 +525,8 @@ class Writer:
         if not whole:
             raise UnwritableError(change.name)
         module, _, name = whole.rpartition(".")
+        if self.source.is_mapping(call) and isinstance(function, ast.Name):
+            return (self._at(function, name),)
         if isinstance(function, ast.Attribute):
             head = self.source.full_name(function.value)
             if head == module or _receiver(call) is not None:
@@ -596,17 +597,8 @@ class Writer:
     def _added(self, call: ast.Call, text: str) -> Edit:
         """Return the edit that adds an argument at the end of a call, on its own line where others have one."""
         source = self.source
-        if source.is_config:
-            # An entry behind the name of what is called: on its own line where that one has one.
-            name, _, value = text.partition("=")
-            start, at = source.span(call)[0], source.span(call.func)[1]
-            if source.text[start] != "{":
-                indent = " " * (start - source.text.rfind("\n", 0, start) - 1)
-                at = source.text.find("\n", at) if "\n" in source.text[at:] else len(source.text)
-                return Edit(source.file, at, at, f"\n{indent}{name}: {config_value(value)}")
-            at += source.text[at : at + 1] in ("'", '"')
-            quote = '"' if source.file.endswith(".json") else ""
-            return Edit(source.file, at, at, f", {quote}{name}{quote}: {config_value(value)}")
+        if source.is_mapping(call):
+            return self._entry(call, *text.partition("=")[::2])
         arguments: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
         arguments = sorted(arguments, key=lambda node: (node.lineno, node.col_offset))
         end = source.span(call)[1]
@@ -627,6 +619,31 @@ class Writer:
                     return Edit(source.file, stop, stop, f"{indent}{text},\n")
                 return Edit(source.file, last, last, f",\n{indent}{text}")
         return Edit(source.file, last, last, f", {text}")
+
+    def _entry(self, call: ast.Call, name: str, value: str) -> Edit:
+        """Return the edit that adds an argument to a mapping that stands for a call, behind another or the name."""
+        source, text = self.source, self.source.text
+        start, (first, at) = source.span(call)[0], source.span(call.func)
+        quote = text[at : at + 1].strip("\n\r\t ,}")
+        at, is_flow = at + len(quote), text[start] == "{" or not source.is_config
+        plain = [each for each in call.keywords if isinstance(each.value, ast.Constant)]
+        if plain:
+            start, at = source.span(plain[-1])
+            is_flow = is_flow or text[:start].rstrip().endswith(("{", ","))
+        if source.file.endswith(".py"):
+            is_display = text[source.span(call)[0]] == "{"
+            entry = f"{quote}{name}{quote}: {value}" if is_display else f"{name}={value}"
+        else:
+            mark = '"' if source.file.endswith(".json") else ""
+            sign = " =" if source.file.endswith(".toml") else ":"
+            entry = f"{mark}{name}{mark}{sign} {config_value(value)}"
+            if not call.keywords and text[:first].rstrip("\"': ").endswith("class_path"):
+                entry = f"{mark}init_args{mark}: {{{entry}}}"
+        if is_flow:
+            return Edit(source.file, at, at, f", {entry}")
+        indent = 0 if source.file.endswith(".toml") else start - text.rfind("\n", 0, start) - 1
+        at = text.find("\n", at) if "\n" in text[at:] else len(text)
+        return Edit(source.file, at, at, f"\n{' ' * indent}{entry}")
 
 
 def _value(node: ast.AST) -> ast.AST | None:

@@ -35,6 +35,8 @@ from padiff_cli.fix.source import (
 from padiff_cli.fix.trainers import trainer_arguments
 from padiff_cli.fix.vocabulary import (
     KEYWORDS,
+    TAKING_ACTIVATION,
+    UNARY,
     argument_name,
     common_argument,
     common_call,
@@ -286,11 +288,13 @@ class Rules:
     def _activation(self) -> Iterator[Proposal]:
         """Yield the reference's activation in the place of the candidate's, where the cause names both."""
         found = _ACTIVATIONS.search(self._fault.words) if self._fault.kind == "activation" else None
-        source, statement = self._project.statement_at(self.lines.candidate)
-        if found is None or source is None or statement is None:
+        if found is None:
             return
         own, other = _activation_of(found[1]), _activation_of(found[2])
-        for node in ast.walk(statement):
+        yield from self._activation_name(own, other)
+        source, statement = self._project.statement_at(self.lines.candidate)
+        for node in ast.walk(statement) if source is not None and statement is not None else ():
+            assert source is not None
             if not isinstance(node, ast.Call) or common_call(last_name(node.func)) != common_call(own):
                 continue
             is_layer = kind_of(last_name(node.func)) == "layer"
@@ -311,6 +315,19 @@ class Rules:
                     ]
                 for proposal in self._written(source, Match(0.0), changes, _LINES):
                     yield replace(proposal, weight=_LINES - 0.2)
+
+    def _activation_name(self, own: str, other: str) -> Iterator[Proposal]:
+        """Yield the reference's activation where a text names the candidate's, and where a layer takes such a name."""
+        for source in self._project:
+            for node in source.nodes:
+                text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+                if {text, other} <= UNARY and common_call(text) == common_call(own):
+                    edit = Edit(source.file, *source.span(node), source.code(node).replace(text, other))
+                    yield Proposal((edit,), f"the activation is {other}", _LINES - 0.1)
+        for source, call in self._project.calls(*TAKING_ACTIVATION):
+            if not any(keyword.arg == "activation" for keyword in call.keywords):
+                change = Change("add", call, "activation", ast.Constant(other))
+                yield from self._written(source, Match(0.0), [change], _LINES - 0.4)
 
     def _settings_of(self, source: Source, call: ast.Call) -> Iterator[Proposal]:
         """Yield the settings of the layer that a cause names as arguments of a call of the same function."""

@@ -19,16 +19,21 @@ import yaml
 
 from padiff.system.construction import definitions_in, is_plain, key_of
 from padiff.system.frames import Frame
+from padiff_cli.fix.vocabulary import kind_of
 
 # Limits of what is read: files, bytes of a file of code, and of a config: larger ones are data.
 _MOST_FILES, _LARGEST, _LARGEST_CONFIG = 200, 400_000, 40_000
 # Depth to which the name of a value is followed to its definition.
 _DEPTH = 4
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef)
+# Families of the classes that a mapping may name.
+_CLASSES = ("layer", "optimizer", "schedule", "loss", "clip")
 # Ends of configs whose values are changed where they stand: JSON, and the values of TOML, are read as YAML.
 _CONFIGS = (".yaml", ".yml", ".json", ".toml")
-# Key of a mapping that is a call, as Hydra has it: the other keys are arguments, except those that begin so.
-_TARGET, _HIDDEN = "_target_", "_"
+# Keys of a mapping that stands for a call: they name what is called by its path, as in Hydra and Lightning, or a class
+# of the catalog. Other entries are arguments, except those that begin so; or those of an entry with the last keys are.
+_PATHS, _NAMES, _HIDDEN = ("_target_", "class_path"), ("type", "name", "class"), "_"
+_GIVEN = ("init_args", "params", "kwargs")
 _TABLE, _TOML_ENTRY = re.compile(r"\s*\[+([\w. -]+)\]+"), re.compile(r"""\s*["']?([\w-]+)["']?\s*=\s*""")
 
 
@@ -60,7 +65,7 @@ class Proposal:
 @dataclass(frozen=True, eq=False)
 class Source:
     """A parsed file: Python, or a config in YAML, JSON or TOML, which is one expression of dictionaries, lists and
-    values; a mapping with a `_target_` is a call.
+    values; a mapping that names what is called with its entries is a call.
 
     Attributes:
         file: path relative to the working folder.
@@ -81,7 +86,7 @@ class Source:
             if file.endswith(_CONFIGS):
                 tree = _toml_tree(text) if file.endswith(".toml") else _config_tree(file, text)
             else:
-                tree = ast.parse(content)
+                tree = _Mappings().visit(ast.parse(content))
         except (SyntaxError, ValueError, RecursionError, MemoryError, yaml.YAMLError):
             return None
         starts = [0]
@@ -93,6 +98,12 @@ class Source:
     def is_config(self) -> bool:
         """Return True if the file is no Python: only its values can change."""
         return self.file.endswith(_CONFIGS)
+
+    def is_mapping(self, node: ast.AST | None) -> bool:
+        """Return True if a call is the mapping that stands for one."""
+        if not isinstance(node, ast.Call):
+            return False
+        return self.is_config or self.text[self.span(node.func)[1] :].startswith(("'", '"'))
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
@@ -145,6 +156,8 @@ class Source:
         functions = (node for node in self.nodes if isinstance(node, _SCOPES) and self.class_around(node) is not None)
         methods = {f"self.{node.name}" for node in functions}
         for node in self.nodes:
+            if self.is_mapping(self.parents.get(node)):
+                continue
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and not hasattr(builtins, node.id):
                 scopes: list[ast.AST] = [self.tree]
                 function = self.function(node)
@@ -552,17 +565,7 @@ def _yaml_value(text: str, line: int = 0, column: int = 0) -> ast.expr | None:
             expression = ast.Name("alias")
         elif isinstance(node, yaml.MappingNode):
             seen.add(id(node))
-            pairs = [(key, placed(key), placed(value)) for key, value in node.value]
-            function = next((value for key, _, value in pairs if key.value == _TARGET), None)
-            called = _called(function)
-            expression = ast.Dict([key for _, key, _ in pairs], [value for _, _, value in pairs])
-            if called is not None:
-                keywords = [
-                    marked(ast.keyword(key.value, value), key.start_mark, ends.end_mark)
-                    for (key, _, value), (_, ends) in zip(pairs, node.value)
-                    if isinstance(key.value, str) and not key.value.startswith(_HIDDEN)
-                ]
-                expression = ast.Call(called, [], keywords)
+            expression = _mapping([(placed(key), placed(value)) for key, value in node.value])
         elif isinstance(node, yaml.SequenceNode):
             seen.add(id(node))
             expression = ast.List([placed(each) for each in node.value], ast.Load())
@@ -571,6 +574,41 @@ def _yaml_value(text: str, line: int = 0, column: int = 0) -> ast.expr | None:
         return marked(expression, node.start_mark, node.end_mark)
 
     return None if root is None else placed(root)
+
+
+def _mapping(pairs: Sequence[tuple[ast.expr, ast.expr]]) -> ast.Dict | ast.Call:
+    """Return entries as a dictionary, or as the call that they stand for."""
+    values = {key.value: value for key, value in pairs if isinstance(key, ast.Constant)}
+    name = next((key for key in (*_PATHS, *_NAMES) if key in values), None)
+    function = _called(values.get(name))
+    if function is None or (name in _NAMES and kind_of(last_name(function)) not in _CLASSES):
+        return ast.Dict([key for key, _ in pairs], [value for _, value in pairs])
+    inner = [value for key, value in values.items() if key in _GIVEN and isinstance(value, ast.Dict)]
+    entries = [*zip(inner[0].keys, inner[0].values)] if inner else pairs
+    keywords = [
+        ast.keyword(key.value, value, lineno=key.lineno, col_offset=key.col_offset, end_lineno=value.end_lineno,
+                    end_col_offset=value.end_col_offset)
+        for key, value in entries
+        if isinstance(key, ast.Constant) and isinstance(key.value, str)
+        if key.value not in (name, *_GIVEN) and not key.value.startswith(_HIDDEN)
+    ]  # fmt: skip
+    return ast.Call(function, [], keywords)
+
+
+class _Mappings(ast.NodeTransformer):
+    """Puts calls in the place of the dictionaries that stand for them."""
+
+    def visit_Dict(self, node: ast.Dict) -> ast.AST:
+        self.generic_visit(node)
+        call = _mapping([(key or ast.Constant(None), value) for key, value in zip(node.keys, node.values)])
+        return ast.copy_location(call, node) if isinstance(call, ast.Call) else node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if dotted(node.func) != "dict" or node.args:
+            return node
+        call = _mapping([(ast.copy_location(ast.Constant(each.arg), each), each.value) for each in node.keywords])
+        return ast.copy_location(call, node) if isinstance(call, ast.Call) else node
 
 
 def _called(value: ast.expr | None) -> ast.expr | None:
@@ -615,15 +653,14 @@ def _toml_tree(text: str) -> ast.Module:
                 tables[-1][1].append((ast.copy_location(ast.Constant(entry[1]), value), value))
                 number += count - 1
         number += 1
-    root = _toml_table(tables[0][1])
-    rows = [(ast.copy_location(ast.Constant(name), root), _toml_table(pairs)) for name, pairs in tables[1:]]
-    root.keys += [key for key, _ in rows]
-    root.values += [value for _, value in rows]
+    rows = [(ast.Constant(name, lineno=1, col_offset=0, end_lineno=1, end_col_offset=0), _toml_table(pairs))
+            for name, pairs in tables[1:]]  # fmt: skip
+    root = _toml_table([*tables[0][1], *rows])
     return ast.Module([ast.copy_location(ast.Expr(root), root)], [])
 
 
-def _toml_table(pairs: list[tuple[ast.expr, ast.expr]]) -> ast.Dict:
-    table = ast.Dict([key for key, _ in pairs], [value for _, value in pairs])
+def _toml_table(pairs: list[tuple[ast.expr, ast.expr]]) -> ast.Dict | ast.Call:
+    table = _mapping(pairs)
     table.lineno = table.end_lineno = 1
     table.col_offset = table.end_col_offset = 0
     return table

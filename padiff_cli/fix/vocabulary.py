@@ -31,8 +31,8 @@ def _words(text: str) -> frozenset[str]:
 # Texts that are options of functions.
 _OPTIONS = _words(
     "mean sum none batchmean tanh erf bilinear nearest bicubic linear trilinear area zeros reflect replicate circular "
-    "constant border max min floor trunc same valid relu NCHW NHWC NCL NLC norm value cosine cosine_with_restarts "
-    "polynomial constant_with_warmup inverse_sqrt"
+    "constant border max min floor trunc same valid relu gelu silu NCHW NHWC NCL NLC norm value cosine "
+    "cosine_with_restarts polynomial constant_with_warmup inverse_sqrt"
 )
 _SCHEDULERS = {
     "torch": _words(
@@ -65,6 +65,7 @@ _COMMON = {
     "eta_min_": "eta_min",
     "decay_steps": "total_iters",
     "delta": "beta",
+    "normalize_before": "norm_first",
 }
 _PADDLE = {
     "dim": "axis",
@@ -75,6 +76,7 @@ _PADDLE = {
     "elementwise_affine": "weight_attr",
     "max_norm": "clip_norm",
     "nesterov": "use_nesterov",
+    "norm_first": "normalize_before",
     **SPELLINGS["paddle"].arguments,
 }
 _FURTHER = _words(
@@ -83,7 +85,7 @@ _FURTHER = _words(
     "last_epoch factor patience warmup_steps start_lr end_lr decay_steps values boundaries shuffle batch_size "
     "drop_last bias bias_attr affine elementwise_affine weight_attr p dropout max_norm clip_norm norm_type clip_value "
     "slope negative_slope inplace approximate alpha beta delta margin label_smoothing ignore_index reduction "
-    "align_corners mode scale_factor size track_running_stats set_to_none"
+    "align_corners mode scale_factor size track_running_stats set_to_none activation norm_first normalize_before"
 )
 #: Names of arguments that may be written.
 KEYWORDS = ARGUMENTS | _FURTHER | FIXES["torch"].keywords | FIXES["paddle"].keywords
@@ -158,6 +160,10 @@ _LOSS_CLASSES = {
     "binary_cross_entropy_with_logits": "BCEWithLogitsLoss",
 }  # fmt: skip
 _LOSS_FUNCTIONS = {name: function for function, name in _LOSS_CLASSES.items()}
+
+
+# Layers that take the name of their activation.
+TAKING_ACTIVATION = _words("Transformer TransformerEncoderLayer TransformerDecoderLayer")
 
 
 def loss_like(name: str, other: str) -> str:

@@ -166,13 +166,30 @@ TARGETS = [
     ("loss:\n  _target_: paddle.nn.CrossEntropyLoss\n  label_smoothing: 0.1\n  reduction: mean\n",
      "nn.CrossEntropyLoss(reduction='mean')",
      "loss:\n  _target_: paddle.nn.CrossEntropyLoss\n  reduction: mean\n"),
+    ("loss:\n  class_path: paddle.nn.CrossEntropyLoss\n", "nn.CrossEntropyLoss(label_smoothing=0.1)",
+     "loss:\n  class_path: paddle.nn.CrossEntropyLoss\n  init_args: {label_smoothing: 0.1}\n"),
+    ("opt:\n  class_path: paddle.optimizer.Adam\n  init_args:\n    beta1: 0.9\nsteps: 6\n",
+     "torch.optim.Adam(p, betas=(0.9, 0.95))",
+     "opt:\n  class_path: paddle.optimizer.Adam\n  init_args:\n    beta1: 0.9\n    beta2: 0.95\nsteps: 6\n"),
+    ("opt:\n  type: Adam  # as in the paper\n  epsilon: 1e-6\n", "torch.optim.AdamW(p, eps=1e-8)",
+     "opt:\n  type: AdamW  # as in the paper\n  epsilon: 1.0e-08\n"),
+    ("- {type: GELU}\n- {type: mean}\n", "nn.GELU(approximate='tanh')",
+     "- {type: GELU, approximate: true}\n- {type: mean}\n"),
+    ('{"norm": {"name": "LayerNorm"}}\n', "nn.LayerNorm(eps=1e-6)",
+     '{"norm": {"name": "LayerNorm", "epsilon": 1.0e-06}}\n', "conf.json"),
+    ('[optimizer]\ntype = "Adam"\n\n[train]\nsteps = 3\n', "torch.optim.Adam(p, eps=1e-6)",
+     '[optimizer]\ntype = "Adam"\nepsilon = 1.0e-06\n\n[train]\nsteps = 3\n', "conf.toml"),
+    ('act = dict(type="GELU")\n', "nn.GELU(approximate='tanh')",
+     'act = dict(type="GELU", approximate=True)\n', "conf.py"),
+    ("act = {'type': 'GELU'}\n", "nn.GELU(approximate='tanh')",
+     "act = {'type': 'GELU', 'approximate': True}\n", "conf.py"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "reference", "expected"), TARGETS)
-def test_what_a_config_calls_is_changed_there(text, reference, expected):
-    source = Source.from_bytes("conf.yaml", text.encode())
+@pytest.mark.parametrize(("text", "reference", "expected", "file"), [(*row, "conf.yaml")[:4] for row in TARGETS])
+def test_what_a_config_calls_is_changed_there(text, reference, expected, file):
+    source = Source.from_bytes(file, text.encode())
     call = next(node for node in source.nodes if isinstance(node, ast.Call))
     match = Matcher(PORT).match(ast.parse(reference, mode="eval").body, call)
     edits = [edit for change in match.changes for edit in Writer(source, "paddle", {}).edits(change)]
-    assert Project([source]).with_edits(edits).get("conf.yaml").text == expected
+    assert Project([source]).with_edits(edits).get(file).text == expected
