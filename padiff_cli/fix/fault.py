@@ -1,15 +1,22 @@
-"""A fault, and what is known around it."""
+"""A fault, what is known around it, and recorded lines as syntax trees, which are compared and never run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ast
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from padiff.records import Both, Difference, FirstDiff, Models
 from padiff.records.diagnostic import code_lines
 from padiff.system.frames import Frame
-from padiff_cli.fix.source import Project
+from padiff_cli.fix.source import Project, Source
+
+# Characters of a line in a run folder: a longer line was cut.
+_LONGEST = 200
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_OPENS_BLOCK = re.compile(r"(async\s+)?(def|for|while|if|elif|with|class|else|try)\b.*:\s*(#.*)?$")
 
 
 @dataclass(frozen=True)
@@ -59,3 +66,89 @@ class Fault:
     def partner_of(self, layer: str) -> str:
         """Return the candidate's path of a layer of the reference; empty if it has none."""
         return next((each.candidate for each in self.models.partners if each.reference == layer), "")
+
+
+def parsed_line(code: str) -> ast.AST | None:
+    """Return what a line of code is: a statement, or a part of one; `None` if it is no whole part of any.
+
+    The code may go on in further lines. Code that ends in the middle of a call is closed, with an argument `_` that
+    stands for the rest.
+    """
+    lines = code.strip().split("\n")
+    code = " ".join(lines)
+    if not code or max(map(len, lines)) >= _LONGEST:
+        return None
+    for text in _forms(code):
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        if len(tree.body) == 1:
+            return _part(tree.body[0], text)
+    return None
+
+
+def nodes_at(source: Source, line: int, reference: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a file that a line of the reference may be compared with: the statement, and its parts.
+
+    Args:
+        source: the candidate's file.
+        line: number of the line.
+        reference: the reference's node.
+    """
+    statement = source.statement(line)
+    if statement is None:
+        return
+    if isinstance(reference, ast.stmt):
+        yield statement
+        if not isinstance(reference, ast.Expr):
+            return
+    for node in ast.walk(statement):
+        if isinstance(node, (ast.expr, ast.keyword)) and type(node) is type(getattr(reference, "value", reference)):
+            yield node
+
+
+def _forms(code: str) -> Iterator[str]:
+    bare = code.rstrip(",").rstrip()
+    if bare == code:
+        yield code
+    if _OPENS_BLOCK.match(code):
+        yield f"{code} pass" if "#" not in code else f"{code.partition('#')[0]} pass"
+    yield f"_({bare})"
+    yield f"{{{bare}}}"
+    closing = _missing(bare)
+    if closing:
+        for rest in (", _=...", "_=...", ""):
+            yield f"{bare}{rest}{closing}"
+            yield f"_({bare}{rest}{closing})"
+        yield f"{code} pass"
+
+
+def _missing(code: str) -> str:
+    """Return the brackets that a line leaves open, as they are closed; empty if it closes others."""
+    left: list[str] = []
+    quote = ""
+    for character in code:
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "\"'":
+            quote = character
+        elif character == "#":
+            break
+        elif character in _CLOSING:
+            left.append(_CLOSING[character])
+        elif character in ")]}" and (not left or left.pop() != character):
+            return ""
+    return "".join(reversed(left))
+
+
+def _part(node: ast.stmt, text: str) -> ast.AST:
+    if not isinstance(node, ast.Expr):
+        return node
+    value = node.value
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "_":
+        if len(value.keywords) == 1 and not value.args:
+            return value.keywords[0]
+        if len(value.args) == 1 and not value.keywords:
+            return value.args[0]
+    return node

@@ -6,9 +6,9 @@ import ast
 
 import pytest
 
-from padiff_cli.fix.lines import nodes_at, parsed_line
+from padiff_cli.fix.drafts import same_names
+from padiff_cli.fix.fault import nodes_at, parsed_line
 from padiff_cli.fix.matching import Matcher, UnwritableError, Writer
-from padiff_cli.fix.rules import _mapping
 from padiff_cli.fix.source import Project, Source, edited
 
 HEAD = {
@@ -27,7 +27,7 @@ def made_alike(reference: str, candidate: str, frameworks: tuple[str, str]) -> s
     line = HEAD[frameworks[1]].count("\n") + 2
     matches = [Matcher(frameworks).statement(node, each) for each in nodes_at(source, line, node)]
     match = min(matches, key=lambda each: each.cost)
-    writer = Writer(source, frameworks[1], _mapping(match.names))
+    writer = Writer(source, frameworks[1], same_names(match.names))
     edits = [edit for change in match.changes for edit in writer.edits(change)]
     return edited(text, edits).partition("given):\n    ")[2][:-1]
 

@@ -1,0 +1,471 @@
+"""Proposals that change the training loop: the start, inputs, the calls of a step, the sum of the loss."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from itertools import permutations
+
+from padiff.frameworks.catalog import number_text
+from padiff.records.recorded import ROOT
+from padiff_cli.fix.drafts import CALLS, LINES, OTHERS, Drafts, parsed_call
+from padiff_cli.fix.matching import Change, Match, UnwritableError, Writer
+from padiff_cli.fix.source import (
+    Edit,
+    Proposal,
+    Source,
+    dotted,
+    last_name,
+    line_after,
+    line_before,
+    line_removed,
+)
+from padiff_cli.fix.vocabulary import (
+    kind_of,
+    number_of,
+    value_text,
+)
+
+_SIGNED = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
+_OF_INPUT = re.compile(
+    rf"the candidate's input is (?:the reference's|({_SIGNED}) times the reference's)(?: ({_SIGNED}))?"
+)
+_BY_CHANNEL = re.compile(r"by channel \(axis \d+\): (.+)")
+_CHANNEL = re.compile(rf"({_SIGNED}) x ({_SIGNED})")
+_RATES = re.compile(rf"learning rates differ: ({_SIGNED})(?:, {_SIGNED})* against ({_SIGNED})")
+_FLIPPED = re.compile(r"the candidate's input is flipped along axis (\d+)")
+_ZEROING = {"torch": "zero_grad", "paddle": "clear_grad"}
+
+
+class LoopRules(Drafts):
+    """Writes proposals for the calls of a training loop, and for what its model is given."""
+
+    def proposals(self) -> Iterator[Proposal]:
+        """Yield the proposals."""
+        for rule in (
+            self._start,
+            self._mode,
+            self._zeroing,
+            self._schedule,
+            self._clipping,
+            self._total,
+            self._flipped,
+            self._input,
+        ):
+            yield from rule()
+
+    def _start(self) -> Iterator[Proposal]:
+        """Yield the call that gives the candidate the reference's weights, after its model is made."""
+        if self._fault.kind != "start_weights":
+            return
+        source, statement = self._project.statement_at(self._models.lines.candidate.get(ROOT))
+        if source is None or not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name):
+            return
+        call = f"padiff.start_from({_quoted(self._fault.reference_run)}, {statement.targets[0].id})"
+        edits = [line_after(source, statement, call)]
+        if not source.spelled("padiff"):
+            edits.append(source.import_edit("padiff"))
+        yield Proposal(tuple(edits), "the candidate starts from the reference's weights", CALLS)
+
+    def _mode(self) -> Iterator[Proposal]:
+        if self._fault.kind not in ("mode", "not_called", "dropout", "batch_norm") and "mode" not in self._fault.words:
+            return
+        for source, call in self._project.calls("eval"):
+            if isinstance(call.func, ast.Attribute) and not call.args:
+                end = source.span(call.func)[1]
+                edit = Edit(source.file, end - len("eval"), end, "train")
+                yield Proposal((edit,), "the model is set to train", CALLS)
+
+    def _zeroing(self) -> Iterator[Proposal]:
+        """Yield moves and additions of the call that zeroes gradients."""
+        if self._fault.kind not in ("stale_gradient", "step_skipped", "no_gradient", "gradient_scale", "gradients"):
+            return
+        method = _ZEROING.get(self._framework, "zero_grad")
+        for source, step, name in self._optimizer_steps():
+            calls = [
+                (call, statement)
+                for call in source.calls("zero_grad", "clear_grad")
+                if isinstance(statement := source.statement_around(call), ast.Expr) and statement.value is call
+            ]
+            backward = next(
+                (source.statement_around(call) for call in source.calls("backward") if _near(source, call, step)), None
+            )
+            for call, statement in calls:
+                if backward is not None and backward.lineno < statement.lineno < step.lineno:
+                    text = source.code(call)
+                    edits = (line_removed(source, statement), line_before(source, backward, text))
+                    yield Proposal(edits, "gradients are zeroed before the backward pass", CALLS)
+                loop = source.parents.get(step)
+                if isinstance(loop, (ast.For, ast.While)) and source.parents.get(statement) is not loop:
+                    edits = (line_removed(source, statement), line_after(source, step, source.code(call)))
+                    yield Proposal(edits, "gradients are zeroed after each step", CALLS)
+            if not source.calls("zero_grad", "clear_grad"):
+                yield Proposal(
+                    (line_after(source, step, f"{name}.{method}()"),), "gradients are zeroed after each step", CALLS
+                )
+
+    def _schedule(self) -> Iterator[Proposal]:
+        """Yield additions, moves and removals of the schedule's step."""
+        if self._fault.kind != "learning_rate":
+            return
+        yield from self._first_rate()
+        for source, step, _ in self._optimizer_steps():
+            for name in _schedules(source):
+                calls = [
+                    statement
+                    for call in source.calls("step")
+                    if isinstance(call.func, ast.Attribute)
+                    and dotted(call.func.value) == name
+                    and isinstance(statement := source.statement_around(call), ast.Expr)
+                ]
+                last = _last_of_step(source, step)
+                loop = source.parents.get(step)
+                outer = None if loop is None else source.parents.get(loop)
+                if calls and isinstance(loop, ast.For) and isinstance(outer, ast.For):
+                    for statement in calls:
+                        if source.parents.get(statement) is loop and len(loop.body) > 1:
+                            text = source.code(statement)
+                            edits = (line_removed(source, statement), line_after(source, loop, text))
+                            yield Proposal(edits, "the schedule steps after each epoch", CALLS + 0.5)
+                own = source.function(step)
+                for epoch in _called_in_loops(source, own) if own is not None and name.startswith("self.") else ():
+                    for statement in calls:
+                        if source.parents.get(statement) is loop and len(loop.body) > 1:  # type: ignore[union-attr]
+                            edits = (
+                                line_removed(source, statement),
+                                line_after(source, epoch, source.code(statement)),
+                            )
+                            yield Proposal(edits, "the schedule steps after each epoch", CALLS + 0.5)
+                if not calls:
+                    edit = line_after(source, last, f"{name}.step()")
+                    yield Proposal((edit,), "the schedule steps with each step of the optimizer", CALLS)
+                for statement in calls:
+                    text = source.code(statement)
+                    is_beside = source.parents.get(statement) is source.parents.get(step)
+                    if not is_beside or statement.lineno < step.lineno:
+                        edits = (line_removed(source, statement), line_after(source, last, text))
+                        yield Proposal(edits, "the schedule steps after each step of the optimizer", CALLS)
+                    if len(calls) > 1:
+                        yield Proposal((line_removed(source, statement),), "the schedule steps once", CALLS)
+
+    def _first_rate(self) -> Iterator[Proposal]:
+        """Yield the reference's first learning rate for the number in the schedule that is the candidate's."""
+        rates = _RATES.search(self._fault.words)
+        if rates is None or rates[1] == rates[2]:
+            return
+        for source, call in self._calls_in_project():
+            if kind_of(last_name(call.func)) != "schedule":
+                continue
+            for value in [*call.args, *(keyword.value for keyword in call.keywords)]:
+                places = [(source, value)] if number_of(value) is not None else self._project.definitions(source, value)
+                for place, node in places:
+                    if number_of(node) == float(rates[2]):
+                        edit = Edit(place.file, *place.span(node), number_text(float(rates[1])))
+                        words = f"the schedule begins with {number_text(float(rates[1]))}"
+                        yield Proposal((edit,), words, CALLS + 0.6)
+
+    def _clipping(self) -> Iterator[Proposal]:
+        kind = self._fault.kind
+        if not kind.startswith("clip"):
+            return
+        fix = self._fault.fix
+        limits = [number_of(node) for node in ast.walk(parsed_call(fix) or ast.Module([], []))
+                  if isinstance(node, ast.expr)]  # fmt: skip
+        limit = next((each for each in limits if each is not None), None)
+        own = [(source, call) for source, call in self._project.calls("clip_grad_norm_", "clip_grad_value_")]
+        if limit is not None and not own and self._framework == "torch":
+            name = "clip_grad_value_" if "clip_grad_value_" in fix else "clip_grad_norm_"
+            for source, step, _ in self._optimizer_steps():
+                model = _model_of(source, step)
+                head = source.spelled(f"torch.nn.utils.{name}")
+                edits = [] if head or source.spelled("torch") else [source.import_edit("torch")]
+                if model:
+                    call = f"{head or f'torch.nn.utils.{name}'}({model}.parameters(), {number_text(limit)})"
+                    edits.append(line_before(source, step, call))
+                    yield Proposal(tuple(edits), "gradients are clipped as the reference's are", CALLS)
+        if limit is not None and self._framework == "paddle" and "grad_clip" in fix:
+            kinds = re.findall(r"ClipGradBy(?:GlobalNorm|Norm|Value)", fix)
+            for source, made in self._optimizer_calls() if kinds else ():
+                if not any(keyword.arg == "grad_clip" for keyword in made.keywords):
+                    value = ast.parse(f"paddle.nn.{kinds[0]}({number_text(limit)})", mode="eval").body
+                    yield from self._written(source, Match(0.0), [Change("add", made, "grad_clip", value)], CALLS)
+        has_none = "the reference does not" in self._fault.words or "not set against" in self._fault.words
+        if has_none and self._models.lines.reference.get("@clip") is None:
+            for source, clip in own:
+                statement = source.statement_around(clip)
+                if isinstance(statement, ast.Expr):
+                    yield Proposal((line_removed(source, statement),), "gradients are not clipped", CALLS)
+            for source, made in self._optimizer_calls():
+                for keyword in made.keywords:
+                    if keyword.arg == "grad_clip":
+                        yield from self._written(source, Match(0.0), [Change("remove", keyword, "grad_clip")], CALLS)
+
+    def _total(self) -> Iterator[Proposal]:
+        """Yield the line that adds to the loss, where the candidate has none."""
+        sides = self._models.lines.map(lambda lines: lines.get("@total"))
+        if self._first.stage != "loss" or sides.reference is None or sides.candidate is None:
+            return
+        reference, source = self._reference_node(sides.reference), self._project.get(sides.candidate.file)
+        own = None if source is None else source.statement(sides.candidate.line)
+        if source is None or not isinstance(reference, ast.Assign) or not isinstance(own, ast.Assign):
+            return
+        target, value = dotted(own.targets[0]), reference.value
+        names = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
+        if not target or dotted(reference.targets[0]) not in names or not isinstance(value, ast.BinOp):
+            return
+        try:
+            models = {
+                dotted(node.func.value): _model_of(source, own)
+                for node in ast.walk(value)
+                if isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr == "parameters"
+            }
+            named = {name: model for name, model in models.items() if name and model}
+            text = Writer(source, self._framework, {**named, dotted(reference.targets[0]): target}).expression(value)
+        except UnwritableError:
+            return
+        edit = line_after(source, _last_before_backward(source, own), f"{target} = {text}")
+        yield Proposal((edit,), "the term that the reference's loss has is added", LINES - 0.5)
+
+    def _flipped(self) -> Iterator[Proposal]:
+        """Yield removals and additions of a flip of the input."""
+        found = _FLIPPED.search(self._fault.words)
+        if found is None:
+            return
+        for source in self._project:
+            for node in source.nodes:
+                if isinstance(node, ast.Subscript) and _is_reversal(node.slice):
+                    change = Change("unwrap", node, "[::-1]", None, node.value)
+                    yield from self._written(source, Match(0.0), [change], LINES)
+                if isinstance(node, ast.Call) and last_name(node.func) in ("flip", "cvtColor"):
+                    owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+                    is_method = owner is not None and dotted(owner) not in source.modules
+                    inner = owner if is_method else next(iter(node.args), None)
+                    if inner is not None:
+                        change = Change("unwrap", node, last_name(node.func), None, inner)
+                        yield from self._written(source, Match(0.0), [change], LINES)
+        _, statement = self._project.statement_at(self._models.lines.candidate.get(ROOT))
+        targets = {dotted(each) for each in getattr(statement, "targets", [])} - {""}
+        for source in self._project:
+            for node in source.nodes:
+                if isinstance(node, ast.Call) and dotted(node.func) in targets and len(node.args) == 1:
+                    end = source.span(node.args[0])[1]
+                    if isinstance(node.args[0], (ast.Name, ast.Attribute, ast.Call, ast.Subscript)):
+                        edit = Edit(source.file, end, end, f".flip([{found[1]}])")
+                        yield Proposal((edit,), f"the input is flipped along axis {found[1]}", LINES + 0.5)
+
+    def _input(self) -> Iterator[Proposal]:
+        """Yield changes of the constants by which inputs are normalised, computed from the recorded inputs."""
+        found = _OF_INPUT.search(self._fault.words) if self._fault.kind.startswith("input_") else None
+        if found is None:
+            yield from self._normalised_by_channel()
+            return
+        factor, offset = float(found[1] or 1.0), float(found[2] or 0.0)
+        if not factor:
+            return
+        for source in self._project:
+            for node in source.nodes:
+                if isinstance(node, ast.BinOp):
+                    yield from self._normalised(source, node, factor, offset)
+
+    def _normalised_by_channel(self) -> Iterator[Proposal]:
+        """Yield new constants of ``(x - m) / s`` with a number for each channel."""
+        found = _BY_CHANNEL.search(self._fault.words) if self._fault.kind.startswith("input_") else None
+        pairs = [] if found is None else [(float(f), float(o)) for f, o in _CHANNEL.findall(found[1])]
+        rows = [
+            (source, node)
+            for source in self._project
+            for node in source.nodes
+            if pairs and isinstance(node, (ast.Tuple, ast.List)) and len(node.elts) == len(pairs)
+        ]
+        vectors = [
+            (source, node, [number_of(each) or 0.0 for each in node.elts])
+            for source, node in rows
+            if all(number_of(each) is not None for each in node.elts)
+        ]
+        for (source, means, shifts), (other, scales, divisors) in permutations(vectors[:4], 2):
+            # The candidate's (x - m) / s is f times the reference's, plus o.
+            new = [shift + offset * divisor for shift, divisor, (_, offset) in zip(shifts, divisors, pairs)]
+            edits = [_rewritten(source, means, new)]
+            if any(factor != 1.0 for factor, _ in pairs):
+                edits.append(
+                    _rewritten(other, scales, [divisor * factor for divisor, (factor, _) in zip(divisors, pairs)])
+                )
+            yield Proposal(tuple(edits), "the input is normalised with the reference's constants", LINES - 0.1)
+
+    def _normalised(self, source: Source, node: ast.BinOp, factor: float, offset: float) -> Iterator[Proposal]:
+        """Yield new constants of ``(x - m) / s``, ``x * k``, ``x / k`` and ``x - m``.
+
+        Args:
+            source: the file.
+            node: the expression.
+            factor, offset: the candidate's input is the reference's, times the factor, plus the offset.
+        """
+        inner = node.left
+        constants: list[tuple[ast.expr, float]] = []
+        if isinstance(node.op, (ast.Div, ast.Mult)):
+            scale = self._number(source, node.right)
+            if scale is None or not scale:
+                return
+            divided = isinstance(node.op, ast.Div)
+            divisor = scale if divided else 1.0 / scale
+            if isinstance(inner, ast.BinOp) and isinstance(inner.op, (ast.Sub, ast.Add)):
+                shift = self._number(source, inner.right)
+                if shift is None:
+                    return
+                sign = 1.0 if isinstance(inner.op, ast.Sub) else -1.0
+                # The candidate's (x - m) / s is a (x - m') / s' + b.
+                constants = [(inner.right, sign * (sign * shift + offset * divisor))]
+            elif offset:
+                return
+            if factor != 1.0:
+                if divided is False and abs(scale / factor - 1.0) < 1e-6:
+                    (start, end), last = source.span(node), source.span(inner)[1]
+                    yield Proposal(
+                        (Edit(source.file, last, end, ""),), f"the input is not scaled by {scale:g}", OTHERS - 1
+                    )
+                    return
+                new = divisor * factor
+                constants.append((node.right, new if divided else 1.0 / new))
+        elif isinstance(node.op, (ast.Sub, ast.Add)) and factor == 1.0 and offset:
+            shift = self._number(source, node.right)
+            above = source.parents.get(node)
+            if shift is None or (isinstance(above, ast.BinOp) and isinstance(above.op, (ast.Div, ast.Mult))):
+                return
+            constants = [(node.right, shift + (offset if isinstance(node.op, ast.Sub) else -offset))]
+        edits = []
+        for place, value in constants:
+            holders = [(source, place)] if value_text(place) else self._project.definitions(source, place)
+            if len(holders) != 1:
+                return
+            holder, literal = holders[0]
+            start, end = holder.span(literal)
+            edits.append(Edit(holder.file, start, end, _rounded(value)))
+        if edits:
+            shown = ", ".join(edit.text for edit in edits)
+            yield Proposal(tuple(edits), f"the input is normalised with {shown}", OTHERS)
+
+    def _number(self, source: Source, node: ast.expr) -> float | None:
+        own = number_of(node)
+        if own is not None or isinstance(node, ast.Constant):
+            return own
+        values = self._project.definitions(source, node) if isinstance(node, (ast.Name, ast.Attribute)) else []
+        return number_of(values[0][1]) if len(values) == 1 else None
+
+    def _optimizer_steps(self) -> list[tuple[Source, ast.stmt, str]]:
+        """Return the statements in which an optimizer steps, with the optimizer's name."""
+        places: list[tuple[Source, ast.stmt, str]] = []
+        for source in self._project:
+            schedules = _schedules(source)
+            for call in source.calls("step"):
+                name = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+                statement = source.statement_around(call)
+                if name and name not in schedules and isinstance(statement, ast.Expr) and statement.value is call:
+                    places.append((source, statement, name))
+        frame = self._models.lines.candidate.get("@step")
+        exact = [
+            each for each in places if frame is not None and (each[0].file, each[1].lineno) == (frame.file, frame.line)
+        ]
+        near = [each for each in places if re.search("opt", each[2], re.IGNORECASE)]
+        return exact or near or places
+
+    def _optimizer_calls(self) -> list[tuple[Source, ast.Call]]:
+        return [each for each in self._calls_in_project() if kind_of(last_name(each[1].func)) == "optimizer"]
+
+
+def _is_reversal(node: ast.AST) -> bool:
+    """Return True if an index reverses an axis."""
+    return any(isinstance(each, ast.Slice) and each.step is not None and number_of(each.step) == -1.0
+               for each in ast.walk(node))  # fmt: skip
+
+
+def _schedules(source: Source) -> list[str]:
+    """Return the variables and attributes that hold schedules of learning rates."""
+    return [
+        dotted(target)
+        for node in source.nodes
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        for target in node.targets
+        if dotted(target) and kind_of(last_name(node.value.func)) == "schedule"
+    ]
+
+
+def _called_in_loops(source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt]:
+    """Return the statements of loops that call a method of their own object."""
+    statements = [
+        statement
+        for call in source.calls(function.name)
+        if isinstance(call.func, ast.Attribute) and dotted(call.func.value) == "self"
+        and (statement := source.statement_around(call)) is not None
+    ]  # fmt: skip
+    return [each for each in statements if isinstance(source.parents.get(each), (ast.For, ast.While))]
+
+
+def _near(source: Source, node: ast.AST, step: ast.stmt) -> bool:
+    return source.function(node) is source.function(step)
+
+
+def _after(source: Source, statement: ast.stmt) -> list[ast.stmt]:
+    """Return the statements that follow a statement in its block."""
+    parent = source.parents.get(statement)
+    blocks = (getattr(parent, name, None) for name in ("body", "orelse", "finalbody"))
+    block = next((each for each in blocks if isinstance(each, list) and statement in each), [statement])
+    return block[block.index(statement) + 1 :]
+
+
+def _last_of_step(source: Source, step: ast.stmt) -> ast.stmt:
+    """Return the last statement beside a step that still belongs to it: where gradients are zeroed."""
+    zeroing = [each for each in _after(source, step) if any(
+        isinstance(node, ast.Call) and last_name(node.func) in ("zero_grad", "clear_grad") for node in ast.walk(each)
+    )]  # fmt: skip
+    return zeroing[-1] if zeroing else step
+
+
+def _last_before_backward(source: Source, statement: ast.stmt) -> ast.stmt:
+    """Return the last statement beside one that still comes before the backward pass."""
+    last = statement
+    for each in _after(source, statement):
+        calls = {last_name(node.func) for node in ast.walk(each) if isinstance(node, ast.Call)}
+        if calls & {"backward", "zero_grad", "clear_grad", "step"}:
+            break
+        last = each
+    return last
+
+
+def _model_of(source: Source, step: ast.stmt) -> str:
+    """Return the variable of the model in the function in which an optimizer steps; empty if not known."""
+    scope = source.function(step) or source.tree
+    parameters = [
+        dotted(call.func.value) for call in source.calls("parameters") if isinstance(call.func, ast.Attribute)
+    ]
+    names = {node.id for node in ast.walk(scope) if isinstance(node, ast.Name)}
+    inside = [name for name in dict.fromkeys(parameters) if name.partition(".")[0] in names]
+    if len(inside) == 1:
+        return inside[0]
+    trained = [
+        dotted(call.func.value)
+        for call in source.calls("train")
+        if isinstance(call.func, ast.Attribute) and call in [*ast.walk(scope)]
+    ]
+    return trained[0] if len({*trained}) == 1 else ""
+
+
+def _quoted(path: str) -> str:
+    text = ascii(path)[1:-1]
+    return f'"{text}"' if '"' not in text else ascii(path)
+
+
+def _rewritten(source: Source, node: ast.Tuple | ast.List, values: list[float]) -> Edit:
+    """Return the edit that gives a tuple or list other numbers."""
+    start, end = source.span(node)
+    signs = "[]" if isinstance(node, ast.List) else "()"
+    is_bare = isinstance(node, ast.Tuple) and source.text[start] != "("
+    inner = ", ".join(_rounded(value) for value in values)
+    return Edit(source.file, start, end, inner if is_bare else f"{signs[0]}{inner}{signs[1]}")
+
+
+def _rounded(value: float) -> str:
+    """Return a number with the few digits that recorded inputs tell."""
+    return number_text(float(f"{value:.4g}")) if abs(value) > 1e-6 else "0.0"
