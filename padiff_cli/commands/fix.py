@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import sys
@@ -17,6 +18,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.text import Text
 
+from padiff.dump import open_run
 from padiff.errors import UsageError
 from padiff.model.given_map import GivenMap
 from padiff.records import Both
@@ -30,6 +32,8 @@ from padiff_cli.fix.workspace import Workspace
 from padiff_hooks.outputs import check_out, write_out
 
 MATCHES, LEFT = 0, 1
+# A Python of PATH.
+_PYTHON = re.compile(r"python[\d.]*")
 _DESCRIPTION = (
     "Propose a patch that makes the candidate match the reference, and try it: edit a copy of this folder, run "
     "the copy under padiff run, compare again. Nothing in this folder changes without --apply. The script is your own "
@@ -67,7 +71,7 @@ def add_arguments(parser: Any) -> None:
 
 @few_collections()
 def _fix(args: argparse.Namespace, console: Console) -> int:
-    command = args.args
+    command = list(args.args)
     if not command:
         raise UsageError(
             "how is the candidate run? Give its command after --: padiff fix RUN RUN -- python train_paddle.py"
@@ -82,6 +86,10 @@ def _fix(args: argparse.Namespace, console: Console) -> int:
     check_pair(args)
     shown = Console(stderr=True) if "-" in outputs else console
     runs = Both(args.reference, args.candidate)
+    recorded = str(open_run(args.candidate).info.recording.get("command", ""))
+    if _PYTHON.fullmatch(command[0]) and recorded and not _PYTHON.fullmatch(recorded.partition(" ")[0]):
+        # `padiff run SCRIPT` recorded the candidate: with this Python, which need not be the first one of PATH.
+        command[0] = sys.executable
     workspace = Workspace(Path.cwd(), command, [Path(args.reference)], Path(args.candidate), args.skip)
     before = workspace.snapshot()
 
@@ -89,6 +97,8 @@ def _fix(args: argparse.Namespace, console: Console) -> int:
         shown.print(Text(printable(text), style="dim"))
 
     say("the script runs in a copy of this folder, as you and with your rights")
+    if command != args.args:
+        say(f"{args.args[0]} is {sys.executable}, as when the candidate was recorded")
     with _ends_on_sigterm(), workspace:
         layer_map = GivenMap.from_value(args.layer_map)
         check = shlex.split(args.check_with or "")

@@ -357,10 +357,16 @@ def _helps(before: Report, fault: FirstDiff, after: Report) -> bool:
     if after.passed:
         return True
     first = after.first_diff
-    if first is None or _key(fault) in {_key(each) for each in _faults(after)}:
+    declared, rest = ({(each.name, str(each.values)) for each in report.settings_differ if each.changes}
+                      for report in (before, after))  # fmt: skip
+    if first is None or not rest <= declared:
         return False
-    declared = {(each.name, str(each.values)) for each in before.settings_differ if each.changes}
-    if any(each.changes and (each.name, str(each.values)) not in declared for each in after.settings_differ):
+    start = before.first_diff or fault
+    fewer = {name for name, _ in rest} < {name for name, _ in declared} and len(after.failed) <= len(before.failed)
+    if fewer and (first.diff is None or _order(before, first) >= _order(before, start)):
+        # Of several faults at one place a setting is right now; a fault without a diff is one of the others.
+        return True
+    if _key(fault) in {_key(each) for each in _faults(after)}:
         return False
     if before.first_diff is not None and fault is not before.first_diff:
         # A fault beside the first one: that one stays.

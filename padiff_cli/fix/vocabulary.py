@@ -64,7 +64,6 @@ _COMMON = {
     "use_nesterov": "nesterov",
     "eta_min_": "eta_min",
     "decay_steps": "total_iters",
-    "delta": "beta",
     "normalize_before": "norm_first",
 }
 _PADDLE = {
@@ -153,11 +152,14 @@ def _plain_loss(name: str) -> str:
     return {"bcewithlogits": "binarycrossentropywithlogits", "bce": "binarycrossentropy"}.get(plain, plain)
 
 
-# Functions of losses and their classes.
+# Functions of losses whose class has another name than theirs in capitals: `huber_loss` and `HuberLoss`.
 _LOSS_CLASSES = {
-    "l1_loss": "L1Loss", "mse_loss": "MSELoss", "smooth_l1_loss": "SmoothL1Loss", "cross_entropy": "CrossEntropyLoss",
-    "nll_loss": "NLLLoss", "kl_div": "KLDivLoss", "binary_cross_entropy": "BCELoss",
-    "binary_cross_entropy_with_logits": "BCEWithLogitsLoss",
+    "mse_loss": "MSELoss", "cross_entropy": "CrossEntropyLoss", "nll_loss": "NLLLoss", "kl_div": "KLDivLoss",
+    "ctc_loss": "CTCLoss", "binary_cross_entropy": "BCELoss", "binary_cross_entropy_with_logits": "BCEWithLogitsLoss",
+    **{name: name.title().replace("_", "") for name in (
+        "l1_loss", "smooth_l1_loss", "huber_loss", "margin_ranking_loss", "cosine_embedding_loss",
+        "hinge_embedding_loss", "triplet_margin_loss", "soft_margin_loss", "multi_label_soft_margin_loss",
+    )},
 }  # fmt: skip
 _LOSS_FUNCTIONS = {name: function for function, name in _LOSS_CLASSES.items()}
 

@@ -88,14 +88,21 @@ def test_the_comparison_names_the_command_that_fixes(faulty):
     assert "padiff fix runs/reference runs/candidate -- train.py" in done.stdout
 
 
-def test_two_faults_in_two_files_are_fixed_and_nothing_is_touched(faulty, tmp_path):
-    """The files that the script writes stay in the copy; the patch applies where fix was called."""
+def test_two_faults_in_two_files_are_fixed_and_nothing_is_touched(faulty, tmp_path, monkeypatch):
+    """The files that the script writes stay in the copy; the patch applies where fix was called.
+
+    `python` is the one that recorded the candidate, and not the first one of PATH, which has no torch.
+    """
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").write_text("#!/bin/sh\nexit 7\n")
+    (tmp_path / "bin" / "python").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     save, start = "torch.save({}, 'checkpoint.pt')\n", "optimizer ="
     text = (faulty / "train.py").read_text()
     (faulty / "train.py").write_text(text.replace(start, save + start))
     (faulty / "checkpoint.pt").write_bytes(b"old")
     before = state(faulty)
-    done = fix(faulty, "--json", "-", "--patch", str(tmp_path / "fix.patch"))
+    done = fix(faulty, "--json", "-", "--patch", str(tmp_path / "fix.patch"), command=("python", "train.py"))
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["outcome"] == "match"
