@@ -45,6 +45,8 @@ def answering(edit: str, known: Sequence[Explanation]) -> list[Explanation]:
     """
     edit = _GELU.sub(lambda match: f"{'tanh-form' if match[1] else 'exact'} GELU", edit)
     arguments, numbers = _arguments(edit), _numbers(_INVERSE.sub("", edit))
+    # What an edit of one of several causes leaves is not computed.
+    known = [each for each in known if each.kind.count("+") < max(1, len(arguments))]
     call = _CALL.fullmatch(edit)
     wanted, _, replaced = _INSTEAD.sub("\0", edit, count=1).partition("\0")
     changes = [] if arguments or call else [said for text, said in _CHANGES if re.search(text, edit, re.IGNORECASE)]
@@ -71,7 +73,8 @@ def answering(edit: str, known: Sequence[Explanation]) -> list[Explanation]:
     kinds = {each.kind for each in related}
     about = [each for each in known if replaced and all(_names(_words(each), word) for word in _telling(replaced))]
     others = about + [each for each in known if each.kind in kinds and each not in about]
-    return [_left(each, numbers) for each in others if each.proven or each.share >= _DECIDES]
+    left = (_left(each, numbers) for each in others if each.proven or each.share >= _DECIDES)
+    return [each for each in left if each is not None]
 
 
 def _named_by_words(wanted: str, replaced: str, known: Sequence[Explanation]) -> list[Explanation]:
@@ -92,14 +95,22 @@ def _is_own(each: Explanation, wanted: str) -> bool:
     return (True, False) in names and (False, True) not in names
 
 
-def _left(each: Explanation, numbers: set[float]) -> Explanation:
-    """Return what an edit leaves that sets another value than the explanation needs."""
+def _left(each: Explanation, numbers: set[float]) -> Explanation | None:
+    """Return what an edit leaves that sets another value than the explanation needs.
+
+    `None` if the edit's numbers need not be of the quantity that the explanation has.
+    """
     share = 0.0
     reference = _reference_numbers(each)
+    if len(numbers) != len(reference) and numbers and not each.fix:
+        return None
     has, _, needs = _FOR.sub("\0", each.text, count=1).partition("\0")
     others = [number for number in _ordered_numbers(has) if number not in reference]
     if len(numbers) == len(reference) == 1 and others:
         (asked,), (needed,), candidate = numbers, reference, others[-1 if needs else 0]
+        if needed not in _numbers(each.text) and any(math.isclose(1.0 - needed, number) for number in others):
+            # A momentum: the text counts from the other end than the fix.
+            candidate = 1.0 - candidate
         share = each.share * max(0.0, 1.0 - abs(asked - needed) / abs(candidate - needed))
     remaining = None if each.without is None else (1.0 - share) * each.without
     text = f"a difference is left: {each.text}"
@@ -149,7 +160,7 @@ def _sets(each: Explanation, name: str, value: str) -> bool:
     numbers = _numbers(value)
     is_named = named_at(_words(each), name) is not None
     if numbers:
-        return is_named and (not each.fix or numbers <= _numbers(each.fix)) and numbers <= _numbers(_words(each))
+        return is_named and (not each.fix or numbers <= _numbers(each.fix)) and numbers <= _reference_numbers(each)
     return is_named and value.strip("\"'").lower() in _words(each).lower()
 
 

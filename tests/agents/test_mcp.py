@@ -247,11 +247,21 @@ LOSS = proven("loss", "in the candidate, the loss is of the squared error (MSE),
 GELU = proven("activation", "the candidate uses tanh-form GELU for the reference's exact GELU (gelu() in `1`)")
 RESIDUAL = proven("term", "in the candidate, the residual is missing: add() in `0` leaves out what `0` gives")
 RATE = proven("rate", "the learning rates differ: 0.1 against 0.2", "torch.optim.SGD(..., lr=0.1)")
+MOMENTUM = proven("batch_norm", "the candidate's running statistics take 0.1 of each batch's, the reference's 0.05: "
+                  "momentum, counted as torch does", "paddle.nn.BatchNorm2D(..., momentum=0.95)")  # fmt: skip
+DECAY = proven(
+    "rule", "epsilon is 6e-10 in the candidate and weight decay is 0 in the candidate for the reference's 0.02"
+)
+INPUT = proven("input_scale", "the candidate's input is scaled and offset by channel (axis 1): 0.458 x +6e-10, "
+               "0.448 x +6e-10, 0.45 x -7e-10: normalised by another std")  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("edit", "known", "share"),
     [
+        # Paddle counts the momentum of a norm from the other end: the candidate's 0.1 is 0.9 there.
+        ("momentum=0.95", MOMENTUM, 1.0), ("momentum=0.99", MOMENTUM, 0.2), ("momentum=0.9", MOMENTUM, 0.0),
+        ("weight_decay=0.0", DECAY, 0.0), ("weight_decay=0.02", DECAY, 1.0),
         ("smooth_l1 instead of mse", LOSS, 1.0), ("smooth_l1_loss", LOSS, 1.0), ("l1_loss instead of mse", LOSS, 0.0),
         ("mse", LOSS, 0.0),
         ("divide by sqrt(head_dim)", SCALE, 1.0), ("scale 0.3535", SCALE, 1.0), ("scale by 1/sqrt(8)", SCALE, 1.0),
@@ -266,6 +276,17 @@ def test_an_edit_in_other_words_is_the_same_edit(edit, known, share):
     assert each.proven == (share == 1.0) and each.share == pytest.approx(share, abs=1e-3)
     assert each.proven or each.remaining == pytest.approx((1 - each.share) * 1000)
     assert answering("dropout", [known]) == []
+
+
+def test_numbers_of_another_quantity_are_no_answer():
+    assert answering("normalise by std 0.229, 0.224, 0.225 instead of 0.5", [INPUT]) == []
+
+
+def test_an_edit_of_one_of_two_causes_is_no_answer():
+    both = proven("learning_rate+adam_beta2", f"{RATE.text}; and beta2 is 0.999 for the reference's 0.95",
+                  "paddle.optimizer.AdamW(..., learning_rate=0.1, beta2=0.95)")  # fmt: skip
+    assert answering("beta2=0.95", [both]) == []
+    assert answering("learning_rate=0.1, beta2=0.95", [both]) == [both]
 
 
 def test_a_setting_of_the_optimizer_is_an_answer(tools, runs):
