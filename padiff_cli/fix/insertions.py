@@ -9,9 +9,9 @@ import ast
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise, permutations
+from itertools import islice, pairwise, permutations
 
 from padiff.compare.declared.layers import layer_fix
 from padiff.frameworks.catalog import number_text
@@ -19,7 +19,18 @@ from padiff.model.equivalents import common_kind
 from padiff.records import Layer
 from padiff_cli.fix.fault import Fault
 from padiff_cli.fix.matching import unread_variables
-from padiff_cli.fix.source import Edit, Project, Proposal, Source, dotted, last_name
+from padiff_cli.fix.source import (
+    Edit,
+    Project,
+    Proposal,
+    Source,
+    dotted,
+    indent,
+    last_name,
+    line_after,
+    line_before,
+    line_removed,
+)
 from padiff_cli.fix.vocabulary import UNARY, is_layer, kind_of, number_of, whole_name
 
 # Weights: what a cause names, and what remains where all that is computed forward agrees, come before the two lines
@@ -81,8 +92,9 @@ def _residual(fault: Fault, project: Project) -> Iterator[Proposal]:
         function = source.function(statement)
         if function is not None:
             found += [(source, node, name) for name in _variables(function, statement)]
-    for k, (source, node, name) in enumerate(found[:_MOST]):
-        yield Proposal((_around(source, node, "", f" + {name}"),), f"the residual `{name}` is added", _NAMED + 0.01 * k)
+    yield from _ranked(
+        ((_around(source, node, "", f" + {name}"),), f"the residual `{name}` is added") for source, node, name in found
+    )
 
 
 def places(fault: Fault, project: Project) -> Iterator[tuple[Source, ast.stmt, ast.expr]]:
@@ -224,9 +236,8 @@ def _scaled_terms(fault: Fault, project: Project) -> Iterator[Proposal]:
         value = getattr(statement, "value", None)
         if source is not None and isinstance(value, ast.expr):
             terms += [(source, term) for term in reversed(_terms(value))]
-    for k, (source, term) in enumerate(list(dict.fromkeys(terms))[:_MOST]):
-        words = f"a term is multiplied by {factor}"
-        yield Proposal((_around(source, term, f"{factor} * ", ""),), words, _NAMED + 0.01 * k)
+    patches = ((_around(source, term, f"{factor} * ", ""),) for source, term in dict.fromkeys(terms))
+    yield from _ranked((edits, f"a term is multiplied by {factor}") for edits in patches)
 
 
 def _terms(node: ast.expr) -> list[ast.expr]:
@@ -256,7 +267,7 @@ def _masked_mean(fault: Fault, project: Project) -> Iterator[Proposal]:
         return
     masks = _masks(source, statement)
     axis_name = "axis" if fault.frameworks[1] == "paddle" else "dim"
-    means: list[tuple[ast.Call, str]] = []
+    means: list[tuple[tuple[Edit, ...], str]] = []
     for node in ast.walk(statement):
         if not isinstance(node, ast.Call) or last_name(node.func) not in ("mean", "max", "amax"):
             continue
@@ -274,12 +285,11 @@ def _masked_mean(fault: Fault, project: Project) -> Iterator[Proposal]:
             shapes = [f"{mask}.unsqueeze(-1)", mask] if axes else [mask, f"{mask}.unsqueeze(-1)"]
             for shaped in shapes:
                 count = f"{mask}.sum({over}, keepdim=True)" if shaped != mask and over else f"{shaped}.sum({over})"
-                means.append((node, f"({x} * {shaped}).sum({over}) / {count}"))
-    for k, (node, text) in enumerate(means[:_MOST]):
-        start, end = source.span(node)
-        is_inner = isinstance(source.parents.get(node), (ast.BinOp, ast.UnaryOp, ast.Attribute))
-        edit = Edit(source.file, start, end, f"({text})" if is_inner else text)
-        yield Proposal((edit,), "the mean is over the places that the mask keeps", _NAMED + 0.01 * k)
+                text = f"({x} * {shaped}).sum({over}) / {count}"
+                is_inner = isinstance(source.parents.get(node), (ast.BinOp, ast.UnaryOp, ast.Attribute))
+                edit = Edit(source.file, *source.span(node), f"({text})" if is_inner else text)
+                means.append(((edit,), "the mean is over the places that the mask keeps"))
+    yield from _ranked(means)
 
 
 def _masks(source: Source, statement: ast.stmt) -> list[str]:
@@ -317,32 +327,22 @@ def _unscaled(fault: Fault, project: Project) -> Iterator[Proposal]:
     """Yield `unscale_` before gradients are clipped."""
     if fault.kind != "clip_scaled":
         return
+    words = "gradients are unscaled before they are clipped"
     for source, clip in project.calls("clip_grad_norm_", "clip_grad_value_"):
         statement = source.statement_around(clip)
-        if statement is None:
-            continue
-        start = source.line_start(statement.lineno)
-        indent = source.text[start : source.span(statement)[0]]
         own = [
             each
             for call in source.calls("unscale_")
             if source.function(call) is source.function(clip)
             and isinstance(each := source.statement_around(call), ast.Expr)
         ]
-        if own:
-            first, last = source.line_start(own[0].lineno), source.line_start((own[0].end_lineno or 0) + 1)
-            edits = (
-                Edit(source.file, first, last, ""),
-                Edit(source.file, start, start, f"{indent}{source.code(own[0])}\n"),
-            )
-            yield Proposal(edits, "gradients are unscaled before they are clipped", _NAMED)
-            continue
-        for call in source.calls("step"):
-            if isinstance(call.func, ast.Attribute) and len(call.args) == 1 and dotted(call.args[0]):
-                line = f"{indent}{source.code(call.func.value)}.unscale_({dotted(call.args[0])})\n"
-                yield Proposal(
-                    (Edit(source.file, start, start, line),), "gradients are unscaled before they are clipped", _NAMED
-                )
+        if statement is not None and own:
+            edits = (line_removed(source, own[0]), line_before(source, statement, source.code(own[0])))
+            yield Proposal(edits, words, _NAMED)
+        for call in source.calls("step") if statement is not None and not own else ():
+            if statement is not None and isinstance(call.func, ast.Attribute) and len(call.args) == 1:
+                code = f"{source.code(call.func.value)}.unscale_({source.code(call.args[0])})"
+                yield Proposal((line_before(source, statement, code),), words, _NAMED)
 
 
 def _missing_norm(fault: Fault, project: Project) -> Iterator[Proposal]:
@@ -367,14 +367,12 @@ def _missing_norm(fault: Fault, project: Project) -> Iterator[Proposal]:
                 f"`self.{name}`, which is never called, is called" if unread else f"a {layer.kind} is made and called"
             )
             names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and each.id != "self"}
-            start = source.line_start(statement.lineno)
-            indent = source.text[start : source.span(statement)[0]]
-            for variable in sorted(names & {*_variables_at(source, statement)}) if not indent.strip() else ():
-                line = Edit(source.file, start, start, f"{indent}{variable} = self.{name}({variable})\n")
+            variables = names & {*_variables_at(source, statement)} if indent(source, statement) is not None else ()
+            for variable in sorted(variables):
+                line = line_before(source, statement, f"{variable} = self.{name}({variable})")
                 proposals.append(((*first, line), words))
             proposals.append(((*first, _around(source, node, f"self.{name}(", ")")), words))
-    for k, (edits, words) in enumerate(proposals[:_MOST]):
-        yield Proposal(edits, words, _NAMED - 0.1 + 0.01 * k)
+    yield from _ranked(proposals, _NAMED - 0.1)
 
 
 def _layer_at(fault: Fault, path: str) -> Layer | None:
@@ -395,12 +393,7 @@ def _norm_made(
     whole = whole_name(framework, _NORMS[layer.kind])
     shape = next((each.shape for each in layer.parameters if each.slot == "weight"), ())
     init = next((node for node in owner.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"), None)
-    if not whole or not shape or init is None:
-        return None
-    last = init.body[-1]
-    start = source.line_start(last.lineno)
-    indent = source.text[start : source.span(last)[0]]
-    if indent.strip():
+    if not whole or not shape or init is None or indent(source, init.body[-1]) is None:
         return None
     # Of names that hold the size, one that makes the layer before or behind: others may hold the number by chance.
     beside = {_tail(fault.first.candidate), _tail(fault.partner_of(fault.first.last_agreeing))}
@@ -429,8 +422,7 @@ def _norm_made(
     taken = {node.attr for node in ast.walk(owner) if isinstance(node, ast.Attribute) and _is_own(node)}
     name = next(each for each in ("norm", *(f"norm{n}" for n in range(1, 99))) if each not in taken)
     spelled = source.spelled(whole)
-    end = source.line_start((last.end_lineno or last.lineno) + 1)
-    edits = [Edit(source.file, end, end, f"{indent}self.{name} = {spelled or whole}({', '.join(arguments)})\n")]
+    edits = [line_after(source, init.body[-1], f"self.{name} = {spelled or whole}({', '.join(arguments)})")]
     if not spelled:
         edits.append(source.import_edit(framework))
     return name, tuple(edits)
@@ -477,9 +469,10 @@ def _uncalled_layers(fault: Fault, project: Project) -> Iterator[Proposal]:
             calls = [node for node in ast.walk(owner) if isinstance(node, ast.Call) and _is_own(node.func)]
             for name in sorted(_uncalled(owner)):
                 places += [(last_name(call.func) != before, source, call, name) for call in calls]
-    for k, (_, source, call, name) in enumerate(sorted(places, key=lambda each: each[0])[:_MOST]):
-        edit = _around(source, call, f"self.{name}(", ")")
-        yield Proposal((edit,), f"`self.{name}`, which is never called, is called", _NAMED + 0.01 * k)
+    yield from _ranked(
+        ((_around(source, call, f"self.{name}(", ")"),), f"`self.{name}`, which is never called, is called")
+        for _, source, call, name in sorted(places, key=lambda each: each[0])
+    )
 
 
 def _detached_targets(fault: Fault, project: Project) -> Iterator[Proposal]:
@@ -527,8 +520,7 @@ def _reordered(fault: Fault, project: Project) -> Iterator[Proposal]:
             is_value = not isinstance(source.parents.get(node), ast.Expr)
             if is_value and isinstance(node, ast.Call) and isinstance(inner, ast.Call) and len(inner.args) == 1:
                 texts.append(_exchanged(source, node.func, inner.func))
-    for k, edits in enumerate(texts[:_MOST]):
-        yield Proposal(edits, "two layers come in the latter order", _NAMED + 0.01 * k)
+    yield from _ranked((edits, "two layers come in the other order") for edits in texts)
 
 
 def _sum_order(fault: Fault, project: Project) -> Iterator[Proposal]:
@@ -562,8 +554,7 @@ def _sum_order(fault: Fault, project: Project) -> Iterator[Proposal]:
                     patches.append((Edit(source.file, *source.span(node), f"{head}({' + '.join(terms)})"),))
                 else:
                     patches.append((edit, Edit(source.file, *source.span(node), f"{head}({source.code(node)})")))
-    for k, edits in enumerate(patches[:_MOST]):
-        yield Proposal(edits, "the activation is of the sum", _NAMED + 0.01 * k)
+    yield from _ranked((edits, "the activation is of the sum") for edits in patches)
 
 
 def _is_sum(node: ast.AST) -> bool:
@@ -587,7 +578,7 @@ def _missing_functions(fault: Fault, project: Project) -> Iterator[Proposal]:
         return
     candidate, reference = (Counter(_CALLED.findall(text)) for text in calls.groups())
     agreeing = fault.partner_of(fault.first.last_agreeing)
-    k = 0
+    patches: list[tuple[tuple[Edit, ...], str]] = []
     for name in [each for each in reference - candidate if each in UNARY]:
         # The outermost layer first: all its calls in a function change together.
         for layer in [each for each in agreeing.split(".") if each and not each.isdecimal()]:
@@ -597,11 +588,10 @@ def _missing_functions(fault: Fault, project: Project) -> Iterator[Proposal]:
                 head = source.spelled(whole) or whole
                 for call in _calls_of(source.tree, layer):
                     scope = source.function(call)
-                    if scope is not None and k < _MOST:
+                    if scope is not None:
                         by_function.setdefault(scope, []).append(_around(source, call, f"{head}(", ")"))
-            for edits in by_function.values():
-                yield Proposal(tuple(edits), f"`{name}` is around `self.{layer}`", _NAMED + 0.01 * k)
-                k += 1
+            patches += [(tuple(edits), f"`{name}` is around `self.{layer}`") for edits in by_function.values()]
+    yield from _ranked(patches)
 
 
 def _missing_terms(fault: Fault, project: Project) -> Iterator[Proposal]:
@@ -610,12 +600,11 @@ def _missing_terms(fault: Fault, project: Project) -> Iterator[Proposal]:
     layer = "" if match is None else _tail(fault.partner_of(match[1]))
     if not layer:
         return
-    k = 0
-    for source, statement, node in places(fault, project):
-        for name in _variables_at(source, statement)[:3] if k < _MOST else ():
-            edit = _around(source, node, "", f" + self.{layer}({name})")
-            yield Proposal((edit,), f"`self.{layer}({name})` is added", _NAMED + 0.01 * k)
-            k += 1
+    yield from _ranked(
+        ((_around(source, node, "", f" + self.{layer}({name})"),), f"`self.{layer}({name})` is added")
+        for source, statement, node in places(fault, project)
+        for name in _variables_at(source, statement)[:3]
+    )
 
 
 def _exchanged_parts(fault: Fault, project: Project) -> Iterator[Proposal]:
@@ -623,7 +612,7 @@ def _exchanged_parts(fault: Fault, project: Project) -> Iterator[Proposal]:
     if fault.kind != "parts_order":
         return
     frame = fault.lines.candidate
-    k = 0
+    patches: list[tuple[tuple[Edit, ...], str]] = []
     for source, call in sorted(
         project.calls("concat", "cat", "concatenate", "stack", "hstack"),
         key=lambda row: frame is None or (row[0].file, row[1].lineno) != (frame.file, frame.line),
@@ -636,9 +625,8 @@ def _exchanged_parts(fault: Fault, project: Project) -> Iterator[Proposal]:
                 for part, text in zip(parts, order)
                 if source.code(part) != text
             )
-            if k < _MOST:
-                yield Proposal(edits, f"the parts come in the order {', '.join(order)}", _NAMED + 0.01 * k)
-            k += 1
+            patches.append((edits, f"the parts come in the order {', '.join(order)}"))
+    yield from _ranked(patches)
 
 
 def _branches(fault: Fault, project: Project) -> Iterator[Proposal]:
@@ -668,10 +656,9 @@ def _branches(fault: Fault, project: Project) -> Iterator[Proposal]:
         ):
             continue
         argument = next(each for each in branch.args if dotted(each) == name)
-        start, end = source.span(argument)
         edits = (
-            Edit(source.file, source.line_start(first.lineno), source.line_start((first.end_lineno or 0) + 1), ""),
-            Edit(source.file, start, end, source.code(first.value)),
+            line_removed(source, first),
+            Edit(source.file, *source.span(argument), source.code(first.value)),
         )
         yield Proposal(edits, f"the sum takes `{name}` as it is before `{source.code(first.value.func)}`", _GUESSED)
 
@@ -724,6 +711,12 @@ def _around(source: Source, node: ast.expr, before: str, after: str) -> Edit:
     if operator and isinstance(around, (ast.BinOp, ast.UnaryOp, ast.Attribute, ast.Subscript)):
         whole = f"({whole})"
     return Edit(source.file, start, end, whole)
+
+
+def _ranked(patches: Iterable[tuple[tuple[Edit, ...], str]], weight: float = _NAMED) -> Iterator[Proposal]:
+    """Yield the first patches with their words, the first one with the smallest weight."""
+    for k, (edits, words) in enumerate(islice(patches, _MOST)):
+        yield Proposal(edits, words, weight + 0.01 * k)
 
 
 def _tail(path: str | None) -> str:

@@ -8,6 +8,7 @@ import difflib
 import io
 import json
 import re
+import symtable
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -134,42 +135,23 @@ class Source:
         """Return the names that are read where nothing defines them, as far as the file tells; ``self.name``, too."""
         if self.is_config or any(isinstance(each, ast.alias) and each.name == "*" for each in ast.walk(self.tree)):
             return frozenset()
-        bound: dict[ast.AST, set[str]] = {}
-        for node in ast.walk(self.tree):
-            names = {node.id} if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) else set()
-            if isinstance(node, ast.arg):
-                names = {node.arg}
-            elif isinstance(node, (*_SCOPES, ast.ClassDef)):
-                names = {node.name}
-            elif isinstance(node, ast.alias):
-                names = {(node.asname or node.name).partition(".")[0]}
-            elif isinstance(node, ast.ExceptHandler):
-                names = {node.name or ""}
-            elif isinstance(node, ast.Attribute) and dotted(node.value) == "self" and isinstance(node.ctx, ast.Store):
-                names = {dotted(node)}
-            if names:
-                scope = self.function(node) or self.tree
-                bound.setdefault(scope, set()).update(names)
-                if isinstance(node, _SCOPES):
-                    bound.setdefault(node, set())
-        unbound_names = set[str]()
-        functions = (node for node in self.nodes if isinstance(node, _SCOPES) and self.class_around(node) is not None)
-        methods = {f"self.{node.name}" for node in functions}
-        for node in self.nodes:
-            if self.is_mapping(self.parents.get(node)):
-                continue
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and not hasattr(builtins, node.id):
-                scopes: list[ast.AST] = [self.tree]
-                function = self.function(node)
-                while function is not None:
-                    scopes, function = [*scopes, function], self.function(function)
-                if not any(node.id in bound.get(scope, ()) for scope in scopes):
-                    unbound_names.add(node.id)
-            elif isinstance(node, ast.Attribute) and dotted(node.value) == "self" and isinstance(node.ctx, ast.Load):
-                owner, name = self.class_around(node), dotted(node)
-                inside = [] if owner is None else [each for each in ast.walk(owner) if each in bound]
-                if name not in methods and not any(name in bound[each] for each in inside):
-                    unbound_names.add(f"{'' if owner is None else owner.name}: {name}")
+        top = symtable.symtable(self.text.lstrip("\ufeff"), self.file, "exec")
+        tables = [top]
+        for table in tables:
+            tables += table.get_children()
+        symbols = [(table is top, symbol) for table in tables for symbol in table.get_symbols()]
+        bound = {each.get_name() for is_top, each in symbols
+                 if (is_top or each.is_declared_global()) and (each.is_assigned() or each.is_imported())}  # fmt: skip
+        read = {each.get_name() for is_top, each in symbols if each.is_referenced() and (is_top or each.is_global())}
+        unbound_names = {name for name in read - bound if not hasattr(builtins, name)}
+        classes = [node for node in self.nodes if isinstance(node, ast.ClassDef)]
+        methods = {each.name for owner in classes for each in owner.body if isinstance(each, _SCOPES)}
+        for owner in classes:
+            nodes = [
+                each for each in ast.walk(owner) if isinstance(each, ast.Attribute) and dotted(each.value) == "self"
+            ]
+            stored = {each.attr for each in nodes if isinstance(each.ctx, ast.Store)}
+            unbound_names |= {f"{owner.name}: self.{each.attr}" for each in nodes if each.attr not in stored | methods}
         return frozenset(unbound_names)
 
     @cached_property

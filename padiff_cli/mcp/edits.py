@@ -27,10 +27,16 @@ _FILLERS = frozenset({
     "the", "and", "with", "from", "use", "set", "add", "remove", "change", "make", "not", "its", "paddle", "torch",
     "nn", "layer", "function", "call", "return", "self",
 })  # fmt: skip
-# What people write of an edit, in words or as code, and what explanations of it say.
+# What people write of an edit, in words or as code, and what explanations of it say. The first row counts.
 _CHANGES = (
+    (r"\w\([^()]*\w \+ \w[^()]*\)$|\b(?:before|after) the \w+", r"of the sum|before the|order"),
     (r"residual|skip|shortcut|\b\w+ \+ [\w.]+\(|\) \+ \w+\b(?!\()", r"residual"),
     (r"\bscal|multipl|divid|\* ?[\w.]|[\w)] ?/ ?[\w.]", r"scale|mul\(|div\(|times|divided"),
+)
+# An edit that takes something away, and what explanations of it say.
+_REMOVED, _SURPLUS = (
+    re.compile(r"\s*(?:remove|drop|delete|leave out)\b"),
+    re.compile(r"\bmore\b|\bno\b|only the candidate|left out"),
 )
 # Least share of an explanation that decides about other values of its argument.
 _DECIDES = 0.9
@@ -44,19 +50,23 @@ def answering(edit: str, known: Sequence[Explanation]) -> list[Explanation]:
     between the values of the two sides, and nothing is proven.
     """
     edit = _GELU.sub(lambda match: f"{'tanh-form' if match[1] else 'exact'} GELU", edit)
-    arguments, numbers = _arguments(edit), _numbers(_INVERSE.sub("", edit))
+    wanted, _, replaced = _INSTEAD.sub("\0", edit, count=1).partition("\0")
+    arguments, numbers = _arguments(edit), _numbers(_INVERSE.sub("", wanted))
     # What an edit of one of several causes leaves is not computed.
     known = [each for each in known if each.kind.count("+") < max(1, len(arguments))]
+    if _REMOVED.match(edit):
+        known = [each for each in known if _SURPLUS.search(each.text)]
     call = _CALL.fullmatch(edit)
-    wanted, _, replaced = _INSTEAD.sub("\0", edit, count=1).partition("\0")
     changes = [] if arguments or call else [said for text, said in _CHANGES if re.search(text, edit, re.IGNORECASE)]
     named = [name for names in ARGUMENT_NAMES for name in names if named_at(edit, name) is not None and name != "p"]
     if arguments:
         related = [each for each in known if any(named_at(_words(each), name) is not None for name in arguments)]
         agreeing = [each for each in known if all(_sets(each, *argument) for argument in arguments.items())]
+        if not related and not any(name in names for names in ARGUMENT_NAMES for name in arguments):
+            agreeing = _with_numbers(numbers, known)
     else:
         if changes:
-            related = [each for each in known if all(re.search(said, _words(each)) for said in changes)]
+            related = [each for each in known if re.search(changes[0], _words(each))]
         elif named and numbers and not call:
             related = [each for each in known if named_at(_words(each), named[0]) is not None]
         else:
@@ -65,9 +75,9 @@ def answering(edit: str, known: Sequence[Explanation]) -> list[Explanation]:
         agreeing = [each for each in related if all(_is_needed(number, each, rooted) for number in numbers)]
         if not changes:
             agreeing = [each for each in agreeing if not _is_own(each, call.group(1) if call else wanted)]
-        if not related and numbers and not call:
+        if not agreeing and not call:
             # No word in common: a number may say which one is meant.
-            agreeing = [each for each in known if each.proven and numbers <= _reference_numbers(each)]
+            agreeing = _with_numbers(numbers, known)
     if agreeing:
         return agreeing
     kinds = {each.kind for each in related}
@@ -75,6 +85,11 @@ def answering(edit: str, known: Sequence[Explanation]) -> list[Explanation]:
     others = about + [each for each in known if each.kind in kinds and each not in about]
     left = (_left(each, numbers) for each in others if each.proven or each.share >= _DECIDES)
     return [each for each in left if each is not None]
+
+
+def _with_numbers(numbers: set[float], known: Sequence[Explanation]) -> list[Explanation]:
+    """Return the proven explanations that need the numbers of an edit."""
+    return [each for each in known if each.proven and numbers and numbers <= _reference_numbers(each)]
 
 
 def _named_by_words(wanted: str, replaced: str, known: Sequence[Explanation]) -> list[Explanation]:

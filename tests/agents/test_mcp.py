@@ -252,6 +252,11 @@ MOMENTUM = proven("batch_norm", "the candidate's running statistics take 0.1 of 
 DECAY = proven(
     "rule", "epsilon is 6e-10 in the candidate and weight decay is 0 in the candidate for the reference's 0.02"
 )
+NUMBER = proven("number", "in the candidate, the number in div() in `(root)` is 0.1 for the reference's 0.07")
+WEIGHT = proven("loss_term_weight", "in the candidate, the weight of a term of the loss (mean() in the loop) is 0.001 "
+                "for the reference's 0.01")  # fmt: skip
+ORDER = proven("activation_order", "in the candidate, ReLU is taken of what `layers.0.bn2` gives before the sum, for "
+               "the reference's of the sum (`layers.0.relu`)")  # fmt: skip
 INPUT = proven("input_scale", "the candidate's input is scaled and offset by channel (axis 1): 0.458 x +6e-10, "
                "0.448 x +6e-10, 0.45 x -7e-10: normalised by another std")  # fmt: skip
 
@@ -261,6 +266,10 @@ INPUT = proven("input_scale", "the candidate's input is scaled and offset by cha
     [
         # Paddle counts the momentum of a norm from the other end: the candidate's 0.1 is 0.9 there.
         ("momentum=0.95", MOMENTUM, 1.0), ("momentum=0.99", MOMENTUM, 0.2), ("momentum=0.9", MOMENTUM, 0.0),
+        # A name of the user's own says nothing, its number does.
+        ("temperature=0.07", NUMBER, 1.0), ("divide by 0.07 instead of 0.1", NUMBER, 1.0),
+        ("multiply the penalty by 0.01 instead of 0.001", WEIGHT, 1.0), ("sparsity=1e-2", WEIGHT, 1.0),
+        ("return F.relu(out + identity)", ORDER, 1.0), ("take the relu after the sum", ORDER, 1.0),
         ("weight_decay=0.0", DECAY, 0.0), ("weight_decay=0.02", DECAY, 1.0),
         ("smooth_l1 instead of mse", LOSS, 1.0), ("smooth_l1_loss", LOSS, 1.0), ("l1_loss instead of mse", LOSS, 0.0),
         ("mse", LOSS, 0.0),
@@ -278,8 +287,15 @@ def test_an_edit_in_other_words_is_the_same_edit(edit, known, share):
     assert answering("dropout", [known]) == []
 
 
-def test_numbers_of_another_quantity_are_no_answer():
-    assert answering("normalise by std 0.229, 0.224, 0.225 instead of 0.5", [INPUT]) == []
+@pytest.mark.parametrize(
+    ("edit", "known"),
+    [
+        ("normalise by std 0.229, 0.224, 0.225 instead of 0.5", INPUT), ("temperature=0.05", NUMBER),
+        ("eps=0.07", NUMBER), ("remove the relu", ORDER), ("add the residual before the relu", RESIDUAL),
+    ],
+)  # fmt: skip
+def test_an_edit_of_another_quantity_is_no_answer(edit, known):
+    assert answering(edit, [known]) == []
 
 
 def test_an_edit_of_one_of_two_causes_is_no_answer():
