@@ -256,14 +256,15 @@ class Rules(Drafts):
             return
         own, other = _activation_of(found[1]), _activation_of(found[2])
         yield from self._activation_name(own, other)
-        source, statement = self._project.statement_at(self.lines.candidate)
-        for node in ast.walk(statement) if source is not None and statement is not None else ():
-            assert source is not None
-            if not isinstance(node, ast.Call) or common_call(last_name(node.func)) != common_call(own):
-                continue
+        # The calls at the fault; elsewhere, if the fault's line calls a container of layers.
+        near = self._project.statement_at(self.lines.candidate)[1]
+        name = common_call(own).replace("_", "")
+        calls = [each for each in self._calls_in_project() if called_function(each[1]).replace("_", "") == name]
+        here = [each for each in calls if near is not None and each[1] in ast.walk(near)]
+        for source, node in here or calls:
             is_layer = kind_of(last_name(node.func)) == "layer"
             if common_call(own) == common_call(other):
-                yield from self._settings_of(source, node)
+                yield from self._settings_of(source, node, found[2])
                 continue
             names = (
                 each
@@ -293,11 +294,14 @@ class Rules(Drafts):
                 change = Change("add", call, "activation", ast.Constant(other))
                 yield from self._written(source, Match(0.0), [change], LINES - 0.4)
 
-    def _settings_of(self, source: Source, call: ast.Call) -> Iterator[Proposal]:
-        """Yield the settings of the layer that a cause names as arguments of a call of the same function."""
+    def _settings_of(self, source: Source, call: ast.Call, function: str) -> Iterator[Proposal]:
+        """Yield the number of a function in words, or the settings of the layer that a cause names, as arguments of a
+        call of the same function.
+        """
         paths = re.findall(r"`([^`]+)`", self._fault.words)
         layer = next((each for each in self._models.layers.reference if each.path in paths), None)
-        values = {} if layer is None else layer.settings
+        number = re.search(rf" of (\w+) ({_SIGNED})$", function)
+        values = {number[1]: float(number[2])} if number is not None else {} if layer is None else layer.settings
         keywords = [
             ast.keyword(name, ast.Constant(value)) for name, value in values.items() if isinstance(value, (int, float))
         ]

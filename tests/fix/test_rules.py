@@ -304,6 +304,12 @@ CASES = {
                         "(`D.1`)")},
         ["-y = F.leaky_relu(x, negative_slope=0.01)", "+y = F.leaky_relu(x, negative_slope=0.2)"],
     ),
+    "a number of the reference's function": (
+        {"text": "from torch import nn\nSLOPE = 0.01\nact = nn.LeakyReLU(SLOPE)\n", "at": "act",
+         "cause": Cause("activation", "the candidate uses leaky ReLU of slope 0.01 for the reference's leaky ReLU of "
+                        "slope 0.2 (the first leaky_relu() in `down`)")},
+        ["-SLOPE = 0.01", "+SLOPE = 0.2"],
+    ),
     "a line of the function that leads to the fault": (
         {"text": "import paddle\nclass N:\n    def forward(self, x, noise):\n        mean, log_var = self.encode(x)\n"
          "        z = mean + noise * paddle.exp(log_var)\n        return self.decode(z)\n", "at": "decode",

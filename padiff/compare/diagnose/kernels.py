@@ -91,6 +91,8 @@ def act(x: np.ndarray, function: str, number: float | None = None) -> np.ndarray
     return np.asarray(FUNCTIONS[function](x))
 
 
+#: The name of the number of an activation.
+ACTIVATION_NUMBERS = {"leaky ReLU": "slope", "ELU": "alpha", "softplus": "beta"}
 _WITH_NUMBER: Mapping[str, Callable[[np.ndarray, float], np.ndarray]] = {
     "leaky ReLU": lambda x, slope: np.where(x > 0, x, slope * x),
     "ELU": lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),

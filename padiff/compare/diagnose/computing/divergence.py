@@ -17,6 +17,8 @@ from padiff.compare.diagnose.computing.formula import CONSTANT, MADE, Change, Fo
 from padiff.compare.diagnose.computing.operations import OPERATIONS
 from padiff.compare.diagnose.traced import Graph, arguments_text, axes_of, given_otherwise, is_looking, same_name
 from padiff.records import LOOP, Both, Cause
+from padiff.compare.diagnose.kernels import ACTIVATION_NUMBERS
+from padiff.records import LOOP
 from padiff.system.terminal import first_few
 
 # The most rounds of the search, and the largest ratio of the new to the old error for another round.
@@ -144,8 +146,6 @@ _OF_PI = {
     )
 }
 _OF_SCORES = ("softmax", "masked", "causal", "where")
-#: The name of the number of an activation.
-ACTIVATION_NUMBERS = {"leaky ReLU": "slope", "ELU": "alpha", "softplus": "beta"}
 
 
 def _constant(sheet: FormulaView, k: int) -> Iterator[Number]:

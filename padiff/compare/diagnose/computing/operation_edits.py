@@ -12,7 +12,7 @@ import numpy as np
 from padiff.compare.diagnose.computing.edit import Argument, Edit, FormulaView, dropped_terms, given, put
 from padiff.compare.diagnose.computing.formula import Change
 from padiff.compare.diagnose.computing.operations import OPERATIONS, cast
-from padiff.compare.diagnose.kernels import FUNCTIONS
+from padiff.compare.diagnose.kernels import ACTIVATION_NUMBERS, FUNCTIONS
 from padiff.frameworks.settings import FRAMEWORKS, conventions_of
 
 _FEW = 4
@@ -505,7 +505,9 @@ def _of(sheet: FormulaView, k: int, operation: str, place: int = 0, **how: Any) 
 
 
 def _act(sheet: FormulaView, k: int) -> Iterator[Edit]:
-    function = sheet.nodes[k].how["function"]
+    function, number = sheet.nodes[k].how["function"], sheet.nodes[k].how.get("number")
+    if number is not None and (function not in FUNCTIONS or number != 1.0):
+        function = f"{function} of {ACTIVATION_NUMBERS[function]} {number:g}"
     where = sheet.where(k)
     text = f"the candidate has no activation, the reference {function} ({where})"
     yield Edit("activation_missing", "no activation", text, {k: _of(sheet, k, "act", function=_NONE)}, 0, at=k)
