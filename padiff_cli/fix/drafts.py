@@ -131,12 +131,6 @@ class Drafts:
                             found += [(source, rate)] if value_text(rate) else self._project.definitions(source, rate)
         return found
 
-    def _calls_in_project(self) -> Iterator[tuple[Source, ast.Call]]:
-        for source in self._project:
-            for node in source.nodes:
-                if isinstance(node, ast.Call) and kind_of(last_name(node.func)):
-                    yield source, node
-
 
 def parsed_call(fix: str) -> ast.Call | None:
     """Return the call that a fix of the diagnostic shows, such as ``LayerNorm(..., eps=1e-05)``."""

@@ -70,12 +70,7 @@ def parameter_groups(fault: Fault, project: Project) -> Iterator[Proposal]:
         if fault.first.stage != "update" or not sites or difference.name not in (*_DECAYS, "lr"):
             continue
         setting = _setting(difference, framework)
-        calls = [
-            (source, node)
-            for source in project
-            for node in source.nodes
-            if isinstance(node, ast.Call) and kind_of(last_name(node.func)) == "optimizer"
-        ]
+        calls = project.catalog_calls("optimizer")
         if difference.name in _DECAYS and not difference.values.reference:
             yield from _named(project, sites)
         for source, call in calls:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from itertools import permutations
+from itertools import permutations, product
 
 from padiff.frameworks.catalog import number_text
 from padiff.records.recorded import ROOT
@@ -98,8 +98,7 @@ class LoopRules(Drafts):
                     yield Proposal(edits, "gradients are zeroed before the backward pass", CALLS)
                 loop = source.parents.get(step)
                 if isinstance(loop, (ast.For, ast.While)) and source.parents.get(statement) is not loop:
-                    edits = (line_removed(source, statement), line_after(source, step, source.code(call)))
-                    yield Proposal(edits, "gradients are zeroed after each step", CALLS)
+                    yield Proposal(_moved(source, statement, step), "gradients are zeroed after each step", CALLS)
             if not source.calls("zero_grad", "clear_grad"):
                 yield Proposal(
                     (line_after(source, step, f"{name}.{method}()"),), "gradients are zeroed after each step", CALLS
@@ -119,32 +118,21 @@ class LoopRules(Drafts):
                     and dotted(call.func.value) == name
                     and isinstance(statement := source.statement_around(call), ast.Expr)
                 ]
-                last = _last_of_step(source, step)
-                loop = source.parents.get(step)
-                outer = None if loop is None else source.parents.get(loop)
-                if calls and isinstance(loop, ast.For) and isinstance(outer, ast.For):
-                    for statement in calls:
-                        if source.parents.get(statement) is loop and len(loop.body) > 1:
-                            text = source.code(statement)
-                            edits = (line_removed(source, statement), line_after(source, loop, text))
-                            yield Proposal(edits, "the schedule steps after each epoch", CALLS + 0.5)
-                own = source.function(step)
-                for epoch in _called_in_loops(source, own) if own is not None and name.startswith("self.") else ():
-                    for statement in calls:
-                        if source.parents.get(statement) is loop and len(loop.body) > 1:  # type: ignore[union-attr]
-                            edits = (
-                                line_removed(source, statement),
-                                line_after(source, epoch, source.code(statement)),
-                            )
-                            yield Proposal(edits, "the schedule steps after each epoch", CALLS + 0.5)
+                last, loop, function = _last_of_step(source, step), source.parents.get(step), source.function(step)
+                epochs: list[ast.stmt] = (
+                    [loop] if isinstance(loop, ast.For) and isinstance(source.parents.get(loop), ast.For) else []
+                )
+                if function is not None and name.startswith("self."):
+                    epochs += _called_in_loops(source, function)
+                beside = [each for each in calls if source.parents.get(each) is loop]
+                for statement, epoch in product(beside if len(getattr(loop, "body", ())) > 1 else (), epochs):
+                    yield Proposal(_moved(source, statement, epoch), "the schedule steps after each epoch", CALLS + 0.5)
                 if not calls:
                     edit = line_after(source, last, f"{name}.step()")
                     yield Proposal((edit,), "the schedule steps with each step of the optimizer", CALLS)
                 for statement in calls:
-                    text = source.code(statement)
-                    is_beside = source.parents.get(statement) is source.parents.get(step)
-                    if not is_beside or statement.lineno < step.lineno:
-                        edits = (line_removed(source, statement), line_after(source, last, text))
+                    if statement not in beside or statement.lineno < step.lineno:
+                        edits = _moved(source, statement, last)
                         yield Proposal(edits, "the schedule steps after each step of the optimizer", CALLS)
                     if len(calls) > 1:
                         yield Proposal((line_removed(source, statement),), "the schedule steps once", CALLS)
@@ -154,9 +142,7 @@ class LoopRules(Drafts):
         rates = _RATES.search(self._fault.words)
         if rates is None or rates[1] == rates[2]:
             return
-        for source, call in self._calls_in_project():
-            if kind_of(last_name(call.func)) != "schedule":
-                continue
+        for source, call in self._project.catalog_calls("schedule"):
             for value in [*call.args, *(keyword.value for keyword in call.keywords)]:
                 places = [(source, value)] if number_of(value) is not None else self._project.definitions(source, value)
                 for place, node in places:
@@ -186,7 +172,7 @@ class LoopRules(Drafts):
                     yield Proposal(tuple(edits), "gradients are clipped as the reference's are", CALLS)
         if limit is not None and self._framework == "paddle" and "grad_clip" in fix:
             kinds = re.findall(r"ClipGradBy(?:GlobalNorm|Norm|Value)", fix)
-            for source, made in self._optimizer_calls() if kinds else ():
+            for source, made in self._project.catalog_calls("optimizer") if kinds else ():
                 if not any(keyword.arg == "grad_clip" for keyword in made.keywords):
                     value = ast.parse(f"paddle.nn.{kinds[0]}({number_text(limit)})", mode="eval").body
                     yield from self._written(source, Match(0.0), [Change("add", made, "grad_clip", value)], CALLS)
@@ -196,7 +182,7 @@ class LoopRules(Drafts):
                 statement = source.statement_around(clip)
                 if isinstance(statement, ast.Expr):
                     yield Proposal((line_removed(source, statement),), "gradients are not clipped", CALLS)
-            for source, made in self._optimizer_calls():
+            for source, made in self._project.catalog_calls("optimizer"):
                 for keyword in made.keywords:
                     if keyword.arg == "grad_clip":
                         yield from self._written(source, Match(0.0), [Change("remove", keyword, "grad_clip")], CALLS)
@@ -371,9 +357,6 @@ class LoopRules(Drafts):
         near = [each for each in places if re.search("opt", each[2], re.IGNORECASE)]
         return exact or near or places
 
-    def _optimizer_calls(self) -> list[tuple[Source, ast.Call]]:
-        return [each for each in self._calls_in_project() if kind_of(last_name(each[1].func)) == "optimizer"]
-
 
 def _is_reversal(node: ast.AST) -> bool:
     """Return True if an index reverses an axis."""
@@ -401,6 +384,11 @@ def _called_in_loops(source: Source, function: ast.FunctionDef | ast.AsyncFuncti
         and (statement := source.statement_around(call)) is not None
     ]  # fmt: skip
     return [each for each in statements if isinstance(source.parents.get(each), (ast.For, ast.While))]
+
+
+def _moved(source: Source, statement: ast.stmt, place: ast.stmt) -> tuple[Edit, Edit]:
+    """Return the edits that put a statement behind another one."""
+    return line_removed(source, statement), line_after(source, place, source.code(statement))
 
 
 def _near(source: Source, node: ast.AST, step: ast.stmt) -> bool:

@@ -161,10 +161,9 @@ class Rules(Drafts):
                 if source is not None and isinstance(node, ast.Call) and _may_be(last_name(node.func), name):
                     calls.setdefault(node, source)
         if not calls:
-            for source in self._project:
-                for node in source.nodes:
-                    if isinstance(node, ast.Call) and _may_be(last_name(node.func), name):
-                        calls[node] = source
+            calls = {
+                each: source for source, each in self._project.catalog_calls() if _may_be(last_name(each.func), name)
+            }
         return [(source, node) for node, source in calls.items()][:4]
 
     def _from_lines(self) -> Iterator[Proposal]:
@@ -259,7 +258,7 @@ class Rules(Drafts):
         # The calls at the fault; elsewhere, if the fault's line calls a container of layers.
         near = self._project.statement_at(self.lines.candidate)[1]
         name = common_call(own).replace("_", "")
-        calls = [each for each in self._calls_in_project() if called_function(each[1]).replace("_", "") == name]
+        calls = [each for each in self._project.catalog_calls() if called_function(each[1]).replace("_", "") == name]
         here = [each for each in calls if near is not None and each[1] in ast.walk(near)]
         for source, node in here or calls:
             is_layer = kind_of(last_name(node.func)) == "layer"
@@ -426,7 +425,7 @@ class Rules(Drafts):
             common = common_argument(argument)
             if value is None:
                 continue
-            for source, call in self._calls_in_project():
+            for source, call in self._project.catalog_calls():
                 name = last_name(call.func)
                 if function and common_call(name) != common_call(function):
                     continue
@@ -435,7 +434,7 @@ class Rules(Drafts):
                         change = Change("value", keyword.value, common, value)
                         yield from self._written(source, Match(0.0), [change], LINES - 0.1)
             named = _NAMED_CALL.findall(self._fault.words)
-            for source, call in self._calls_in_project() if not function else ():
+            for source, call in self._project.catalog_calls() if not function else ():
                 name = last_name(call.func)
                 has = any(keyword.arg and common_argument(keyword.arg) == common for keyword in call.keywords)
                 if not has and any(name == each or _LAYER_OF.get(each) == name for each in named):

@@ -368,6 +368,12 @@ class Project:
         """Return the calls of functions, methods or classes of these names in all files."""
         return [(source, call) for source in self for call in source.calls(*names)]
 
+    def catalog_calls(self, *kinds: str) -> list[tuple[Source, ast.Call]]:
+        """Return the calls of functions and classes of the catalog, of some families or of all."""
+        calls = ((source, node) for source in self for node in source.nodes if isinstance(node, ast.Call))
+        return [(source, call) for source, call in calls
+                if (kind := kind_of(last_name(call.func))) and (not kinds or kind in kinds)]  # fmt: skip
+
     def definitions(self, source: Source, value: ast.expr, depth: int = _DEPTH) -> list[tuple[Source, ast.expr]]:
         """Return the plain values that an expression may read: an argument, a default, an entry of a config.
 
