@@ -640,7 +640,7 @@ class Writer:
             if not call.keywords and text[:first].rstrip("\"': ").endswith("class_path"):
                 entry = f"{mark}init_args{mark}: {{{entry}}}"
         if is_flow:
-            return Edit(source.file, at, at, f", {entry}")
+            return self._inserted(plain[-1], entry, False) if plain else Edit(source.file, at, at, f", {entry}")
         indent = 0 if source.file.endswith(".toml") else start - text.rfind("\n", 0, start) - 1
         at = text.find("\n", at) if "\n" in text[at:] else len(text)
         return Edit(source.file, at, at, f"\n{' ' * indent}{entry}")

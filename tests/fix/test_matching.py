@@ -181,6 +181,8 @@ TARGETS = [
      '[optimizer]\ntype = "Adam"\nepsilon = 1.0e-06\n\n[train]\nsteps = 3\n', "conf.toml"),
     ('act = dict(type="GELU")\n', "nn.GELU(approximate='tanh')",
      'act = dict(type="GELU", approximate=True)\n', "conf.py"),
+    ('opt = dict(\n    type="Adam",\n    learning_rate=0.1,\n)\n', "torch.optim.Adam(p, lr=0.1, eps=1e-6)",
+     'opt = dict(\n    type="Adam",\n    learning_rate=0.1,\n    epsilon=1e-06,\n)\n', "conf.py"),
     ("act = {'type': 'GELU'}\n", "nn.GELU(approximate='tanh')",
      "act = {'type': 'GELU', 'approximate': True}\n", "conf.py"),
 ]  # fmt: skip

@@ -121,7 +121,7 @@ def test_gradients_that_were_not_zeroed_are_reported(zeroed):
     assert f"plus those of step {first.step - 1}" in first.cause.sentence
 
 
-def accumulated(divide=True, only_last=False, steps=3, count=4):
+def accumulated(divide=True, only_last=False, steps=3, count=4, rows=8, logged=True):
     """A loop that accumulates four micro-batches."""
     model = torch_net()
     optimizer = sgd(model)
@@ -129,12 +129,13 @@ def accumulated(divide=True, only_last=False, steps=3, count=4):
     with padiff.record(model, optimizer=optimizer) as rec:
         for _ in range(steps):
             for _ in range(count):
-                x, y = data.normal(size=(8, 12)).astype("float32"), data.integers(0, 6, 8)
+                x, y = data.normal(size=(rows, 12)).astype("float32"), data.integers(0, 6, rows)
                 if only_last:
                     optimizer.zero_grad()
                 loss = torch.nn.functional.cross_entropy(model(torch.from_numpy(x)), torch.from_numpy(y))
                 (loss / count if divide else loss).backward()
-                rec.log_loss(loss)
+                if logged:
+                    rec.log_loss(loss)
             optimizer.step()
             optimizer.zero_grad()
             rec.try_dump()
@@ -145,6 +146,13 @@ def test_a_sum_over_micro_batches_for_their_mean_is_reported_by_their_number():
     cause = first_of(accumulated(), accumulated(divide=False)).cause
     assert (cause.kind, cause.proven) == ("accumulation", True), cause.text
     assert "4 = 4 micro-batches are accumulated" in cause.sentence
+
+
+def test_the_loss_that_agrees_is_not_computed_otherwise():
+    """As many times more rows than classes as micro-batches: a sum over rows in the loss gives the same gradients."""
+    runs = [accumulated(divide, count=2, rows=12, logged=False) for divide in (True, False)]
+    cause = first_of(*runs).cause
+    assert (cause.kind, cause.proven) == ("accumulation", True), cause.text
 
 
 def test_fewer_micro_batches_are_counted():

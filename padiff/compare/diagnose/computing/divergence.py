@@ -15,10 +15,9 @@ import numpy as np
 from padiff.compare.diagnose.computing.edit import Edit, FormulaView, Target
 from padiff.compare.diagnose.computing.formula import CONSTANT, MADE, Change, Formula, Get, UnknownError
 from padiff.compare.diagnose.computing.operations import OPERATIONS
+from padiff.compare.diagnose.kernels import ACTIVATION_NUMBERS
 from padiff.compare.diagnose.traced import Graph, arguments_text, axes_of, given_otherwise, is_looking, same_name
 from padiff.records import LOOP, Both, Cause
-from padiff.compare.diagnose.kernels import ACTIVATION_NUMBERS
-from padiff.records import LOOP
 from padiff.system.terminal import first_few
 
 # The most rounds of the search, and the largest ratio of the new to the old error for another round.

@@ -50,7 +50,7 @@ from padiff.compare.diagnose.place import graphs_of
 from padiff.compare.diagnose.traced import Graph
 from padiff.compare.judge.drift import was_excused
 from padiff.errors import PadiffError
-from padiff.frameworks.catalog import GRAD
+from padiff.frameworks.catalog import GRAD, is_loss
 from padiff.pair.joined_calls import calls_of
 from padiff.records import LOOP, ROOT, Both, Cause, Pair, Record, RunInfo, Step
 from padiff.system.frames import Frame
@@ -237,6 +237,8 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         if base is not None and target.off(base) > NEAR * noise:
             surplus += [partial(with_gradients, make=make, slopes=slopes) for make in (of_all_turns, loss_left_out)]
         trials += tried(case, candidate.sheet, surplus, target, True)
+    agreeing = _agreeing_calls(graphs, sheets)
+    trials = [trial for trial in trials if trial.surplus or not _changes(trial, agreeing)]
     trials = [_as_read(trial, trials, case.noise) for trial in trials]
     # If the code of both sides is known, a factor in one side's code is the difference, and no effect of another one.
     if None not in written and len({step.micro_batches for step in steps}) == 1:
@@ -344,6 +346,34 @@ def _values(writer: Writer, end: int, closed: set[int]) -> Callable[[int], np.nd
         writer.write(end, (), closed - {end})
     nodes, values = writer.nodes, writer.formula.values
     return lambda tensor: values[nodes[tensor]] if tensor in nodes else writer.value(tensor)
+
+
+def _agreeing_calls(graphs: Both[Graph], sheets: Sequence[FormulaView | None]) -> list[int]:
+    """Return the nodes of the reference's formula that loss functions of both loops give, with the same values."""
+    rows: list[list[tuple[str, FormulaView, int | None]]] = [
+        [
+            (call.function, sheet, sheet.writer.nodes.get(call.outputs[0].tensor))
+            for call in graph.trace.calls
+            if sheet is not None and call.layer == LOOP and call.outputs and is_loss(call.function)
+        ]
+        for graph, sheet in zip(graphs, sheets)
+    ]
+    if [row[0] for row in rows[0]] != [row[0] for row in rows[1]]:
+        return []
+    nodes = []
+    for (_, sheet, node), (_, other_sheet, other) in zip(*rows):
+        if node is not None and other is not None:
+            values = sheet.formula.values[node], other_sheet.formula.values[other]
+            if values[0].shape == values[1].shape and root(values[0] - values[1]) <= _AGREES * root(values[0]):
+                nodes.append(node)
+    return nodes
+
+
+def _changes(trial: Found, nodes: Sequence[int]) -> bool:
+    """Return True if an edit would change the value of a node."""
+    formula = trial.sheet.formula
+    values = ((formula.changed(trial.edit.changes, node), formula.values[node]) for node in nodes)
+    return any(value is None or root(value - own) > _CORNERS * root(own) for value, own in values)
 
 
 def _as_read(trial: Found, trials: Sequence[Found], noise: float) -> Found:
