@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 
 from padiff.records import Both
@@ -58,7 +59,11 @@ class Drafts:
             if number is not None and number in [number_of(node) for _, node in definitions]:
                 continue  # it has the reference's value
             text = value_text(change.reference) if isinstance(change.reference, ast.expr) else ""
-            defined = [Edit(place.file, *place.span(node), text) for place, node in definitions if text]
+            defined = [
+                Edit(place.file, *place.span(node), _spelled(text, place.code(node)))
+                for place, node in definitions
+                if text
+            ]
             for edit in defined:
                 yield Proposal((edit,), f"{change.name or 'the value'} is {text} where it is defined", weight + more)
             call = self._made(source, change)
@@ -130,6 +135,11 @@ class Drafts:
                         for rate in rates:
                             found += [(source, rate)] if value_text(rate) else self._project.definitions(source, rate)
         return found
+
+
+def _spelled(text: str, before: str) -> str:
+    """Return a number with a point where the number in its place has one."""
+    return f"{text}.0" if text.isdigit() and re.fullmatch(r"[-\d]+\.\d*", before) else text
 
 
 def parsed_call(fix: str) -> ast.Call | None:

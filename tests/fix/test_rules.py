@@ -326,6 +326,13 @@ CASES = {
                         "model called")},
         ["-args = SimpleNamespace(accumulate=1, steps=1)", "+args = SimpleNamespace(accumulate=2, steps=1)"],
     ),
+    "a number without a point, where one with a point is defined": (
+        {"text": "import torch\nargs = Namespace(momentum=0.8, wd=0.5)\n"
+         "opt = torch.optim.SGD(ps, lr=0.1, momentum=args.momentum, weight_decay=args.wd)\n", "at": "opt =",
+         "reference": "opt = torch.optim.SGD(p, lr=0.1, momentum=0.8, weight_decay=1)", "stage": "update",
+         "cause": Cause("optimizer_setting", "set differently")},
+        ["-args = Namespace(momentum=0.8, wd=0.5)", "+args = Namespace(momentum=0.8, wd=1.0)"],
+    ),
     "two values of a line, where they are defined": (
         {"text": "import torch\nargs = Namespace(momentum=0.8, wd=0.01)\n"
          "opt = torch.optim.SGD(ps, lr=0.1, momentum=args.momentum, weight_decay=args.wd)\n", "at": "opt =",
