@@ -132,8 +132,8 @@ def verdict_text(report: Report, apart: bool = False, say: Callable[[str], str] 
     shown = [say(sentence) for sentence in sentences]
     first = report.first_diff
     words = shown[0]
-    for sentence, said in zip(sentences[1:], shown[1:]):
-        words += f"{chr(10) if apart and _STARTS.match(sentence) else ' '}{said}"
+    for sentence, printed in zip(sentences[1:], shown[1:]):
+        words += f"{chr(10) if apart and _STARTS.match(sentence) else ' '}{printed}"
     text = Text(words)
     if first is None:
         text.stylize(STYLES[report.outcome])

@@ -392,11 +392,15 @@ def _returned_otherwise(forward: Sequence[Diff], diffs: StepDiffs, steps: Both[S
     """
     called = [d for d in forward if _is_called_by_the_loop(d, diffs)]
     ends = {_paths(d): d for d in called if _has_other_shape(d)}
-    whole: dict[tuple[str, str], list[Diff]] = {}
+    by_model: dict[tuple[str, str], list[Diff]] = {}
     for d in called:
-        whole.setdefault(_paths(d), []).append(d)
+        by_model.setdefault(_paths(d), []).append(d)
     # One author's model takes the last function, such as a tanh, the other's loop.
-    apart = {paths: some for paths, some in whole.items() if any(_boundary_error(d) >= _VISIBLE for d in some)}
+    apart = {
+        paths: diffs_of_model
+        for paths, diffs_of_model in by_model.items()
+        if any(_boundary_error(d) >= _VISIBLE for d in diffs_of_model)
+    }
     if not ends and not apart:
         return set()
     if _trains_equally(diffs):
@@ -405,7 +409,9 @@ def _returned_otherwise(forward: Sequence[Diff], diffs: StepDiffs, steps: Both[S
         return set()
     try:
         returned = {paths for paths, diff in ends.items() if _returns_loss(diff, steps) or _is_part(diff, steps)}
-        return returned | {paths for paths, some in apart.items() if all(_goes_on(d, steps) for d in some)}
+        return returned | {
+            paths for paths, diffs_of_model in apart.items() if all(_goes_on(d, steps) for d in diffs_of_model)
+        }
     except (RunFolderError, SketchOnlyError):
         return set()  # a trace is damaged, or the values can no longer be read; the figures stay valid
 
@@ -502,8 +508,8 @@ def _is_part(diff: Diff, steps: Both[Step]) -> bool:
 
 def _goes_on(diff: Diff, steps: Both[Step]) -> bool:
     """Return True if one side's loop computes what the other's model returns, by one function of its own model's."""
-    for record, step, other in zip(diff.pair.sides, steps, diff.pair.sides.swapped()):
-        if record is None or other is None or record.shape != other.shape:
+    for record, step, partner in zip(diff.pair.sides, steps, diff.pair.sides.swapped()):
+        if record is None or partner is None or record.shape != partner.shape:
             return False
         site = record.layer, record.call
         layers = (call for call in step.trace.calls if not call.function and (call.layer, call.call) == site)
@@ -511,10 +517,10 @@ def _goes_on(diff: Diff, steps: Both[Step]) -> bool:
         for call in step.trace.calls:
             if call.layer == LOOP and call.outputs and len(call.inputs) == 1 and call.inputs[0].tensor in outputs:
                 tensor = step.trace.tensors[call.outputs[0].tensor]
-                if tensor.source is None or tensor.shape != other.shape:
+                if tensor.source is None or tensor.shape != partner.shape:
                     continue
-                made = replace(record, source=tensor.source, shape=tensor.shape, dtype=tensor.dtype)
-                if _agrees(measure_pair(Pair(diff.pair.step, made, other, diff.pair.layout or SAME))):
+                gone_on = replace(record, source=tensor.source, shape=tensor.shape, dtype=tensor.dtype)
+                if _agrees(measure_pair(Pair(diff.pair.step, gone_on, partner, diff.pair.layout or SAME))):
                     return True
     return False
 

@@ -336,8 +336,8 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
     while all(paths):
         made = models.lines.zip(paths).map(lambda side: side[0].get(side[1] or ROOT))
         if made.reference is not None and made.candidate is not None:
-            own, other = made.candidate.code, made.reference.code
-            if _named_spans(own, other, words) or _named_spans(other, own, words):
+            candidate, reference = made.candidate.code, made.reference.code
+            if _named_spans(candidate, reference, words) or _named_spans(reference, candidate, words):
                 return made
         paths = paths.map(lambda path: str(path).rpartition(".")[0])
     at_start = (
@@ -349,9 +349,14 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
 
 
 def _started(models: Models) -> Both[Frame | None]:
-    """Return the lines that initialize the weights, if one of them differs; else those that make the model."""
+    """Return the lines that initialize the weights, if one of them differs; else the first lines of what makes the
+    model.
+    """
     changed = _changed_line(models, "@init:")
-    return changed if changed is not None and all(changed) else models.lines.map(lambda lines: lines.get(ROOT))
+    if changed is not None and all(changed):
+        return changed
+    made = models.lines.map(lambda lines: lines.get(ROOT))
+    return made.map(lambda frame: frame and frame._replace(code=frame.code.partition("\n")[0]))
 
 
 def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
@@ -957,12 +962,12 @@ def _named_spans(code: str, other: str, words: str) -> list[list[int]]:
     not have.
     """
     named = [(name, _VALUE.search(code[slice(*span)]), span) for name, span in _arguments(code)]
-    said = [
+    named_spans = [
         span
         for name, value, span in named
         if named_at(words, name) is not None or (value is not None and named_at(words, value[1]) is not None)
     ]
-    return [span for span in said if not _contains(other, code, span)]
+    return [span for span in named_spans if not _contains(other, code, span)]
 
 
 def _arguments(code: str) -> list[tuple[str, list[int]]]:

@@ -163,7 +163,11 @@ def same_names(names: Iterable[tuple[str, str]]) -> dict[str, str]:
     found: dict[str, set[str]] = {}
     for reference, candidate in names:
         found.setdefault(reference, set()).add(candidate)
-    return {reference: next(iter(own)) for reference, own in found.items() if len(own) == 1}
+    return {
+        reference: next(iter(candidate_names))
+        for reference, candidate_names in found.items()
+        if len(candidate_names) == 1
+    }
 
 
 def _words(change: Change, source: Source) -> str:

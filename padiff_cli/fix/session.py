@@ -357,12 +357,12 @@ def _helps(before: Report, fault: FirstDiff, after: Report) -> bool:
     if after.passed:
         return True
     first = after.first_diff
-    declared, rest = ({(each.name, str(each.values)) for each in report.settings_differ if each.changes}
+    declared, after_it = ({(each.name, str(each.values)) for each in report.settings_differ if each.changes}
                       for report in (before, after))  # fmt: skip
-    if first is None or not rest <= declared:
+    if first is None or not after_it <= declared:
         return False
     start = before.first_diff or fault
-    fewer = {name for name, _ in rest} < {name for name, _ in declared} and len(after.failed) <= len(before.failed)
+    fewer = {name for name, _ in after_it} < {name for name, _ in declared} and len(after.failed) <= len(before.failed)
     if fewer and (first.diff is None or _order(before, first) >= _order(before, start)):
         # Of several faults at one place a setting is right now; a fault without a diff is one of the others.
         return True

@@ -83,8 +83,8 @@ def answering(edit: str, known: Sequence[Explanation]) -> list[Explanation]:
     kinds = {each.kind for each in related}
     about = [each for each in known if replaced and all(_names(_words(each), word) for word in _telling(replaced))]
     others = about + [each for each in known if each.kind in kinds and each not in about]
-    left = (_left(each, numbers) for each in others if each.proven or each.share >= _DECIDES)
-    return [each for each in left if each is not None]
+    unanswered = (_left(each, numbers) for each in others if each.proven or each.share >= _DECIDES)
+    return [each for each in unanswered if each is not None]
 
 
 def _with_numbers(numbers: set[float], known: Sequence[Explanation]) -> list[Explanation]:

@@ -153,8 +153,8 @@ def _with_scales(diffs: StepDiffs) -> StepDiffs:
         return diffs
     if not len(measured) or not diffs.measured[failed].all() or not diffs.compared[grads].all():
         return diffs
-    own = grads[[sites.layers[place] != LOOP for place in grads.tolist()]]
-    norm, each = float(np.linalg.norm(rows["reference_l2"][own])), rows["reference_l2"][own].tolist()
+    layers_grads = grads[[sites.layers[place] != LOOP for place in grads.tolist()]]
+    norm, each = float(np.linalg.norm(rows["reference_l2"][layers_grads])), rows["reference_l2"][layers_grads].tolist()
     if not norm or _is_round(norm) or all(map(_is_round, each)):
         return diffs
     scaled = np.unique(np.concatenate([measured, failed]))
@@ -164,12 +164,12 @@ def _with_scales(diffs: StepDiffs) -> StepDiffs:
     off = np.abs(diffs.relative[scaled] - np.abs(factors - 1)) - limits.SURE * rows["spread"][scaled] * np.abs(ratio)
     if (np.abs(factors - 1 - ratio) > _SCALED * (1 + ratio)).any() or (off > _SCALED * abs(ratio)).any():
         return diffs
-    if float(np.linalg.norm(rows["l2"][own])) > _MADE_UP * abs(ratio) * norm:
+    if float(np.linalg.norm(rows["l2"][layers_grads])) > _MADE_UP * abs(ratio) * norm:
         return diffs
-    made = list(diffs)
+    excused = list(diffs)
     for place in failed.tolist():
-        made[place] = written_otherwise(made[place], Rule.SCALED)
-    return diffs.replaced(made)
+        excused[place] = written_otherwise(excused[place], Rule.SCALED)
+    return diffs.replaced(excused)
 
 
 def _is_round(norm: float) -> bool:

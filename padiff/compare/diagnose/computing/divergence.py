@@ -849,14 +849,14 @@ def _agreeing(graphs: Both[Graph], values: Both[_Values], ends: Both[int]) -> di
             continue
         largest = _largest(value)
         near = [
-            (partner, other)
-            for partner, other, size in by_size.get(value.size, ())
+            (partner, theirs)
+            for partner, theirs, size in by_size.get(value.size, ())
             if abs(size - largest) <= _AGREE * size and partner != ends.reference
         ]
-        alike = [partner for partner, other in near if _agree(other, value, largest)]
+        alike = [partner for partner, theirs in near if _agree(theirs, value, largest)]
         if not alike and value.size >= _ENOUGH and largest:
             ordered = np.sort(np.ravel(value))
-            alike = [partner for partner, other in near if _agree(np.sort(np.ravel(other)), ordered, largest)]
+            alike = [partner for partner, theirs in near if _agree(np.sort(np.ravel(theirs)), ordered, largest)]
         if alike:
             call = graphs.candidate.producers.get(tensor)
             makers = ((partner, graphs.reference.producers.get(partner)) for partner in alike)

@@ -279,7 +279,9 @@ def code_cause(scene: DiffContext) -> Cause | None:
     for reference, candidate in pairs:
         ends = Both(reference, candidate)
         sides = zip(graphs, steps, scene.runs, ends, closed)
-        values = Both(*(_values(Writer(graph, step, run.info), end, some) for graph, step, run, end, some in sides))
+        values = Both(
+            *(_values(Writer(graph, step, run.info), end, outputs) for graph, step, run, end, outputs in sides)
+        )
         cause = other_code(graphs, values, ends)
         if cause is not None:
             return cause
@@ -361,9 +363,9 @@ def _agreeing_calls(graphs: Both[Graph], sheets: Sequence[FormulaView | None]) -
     if [row[0] for row in rows[0]] != [row[0] for row in rows[1]]:
         return []
     nodes = []
-    for (_, sheet, node), (_, other_sheet, other) in zip(*rows):
-        if node is not None and other is not None:
-            values = sheet.formula.values[node], other_sheet.formula.values[other]
+    for (_, sheet, node), (_, other_sheet, partner) in zip(*rows):
+        if node is not None and partner is not None:
+            values = sheet.formula.values[node], other_sheet.formula.values[partner]
             if values[0].shape == values[1].shape and root(values[0] - values[1]) <= _AGREES * root(values[0]):
                 nodes.append(node)
     return nodes
@@ -373,7 +375,7 @@ def _changes(trial: Found, nodes: Sequence[int]) -> bool:
     """Return True if an edit would change the value of a node."""
     formula = trial.sheet.formula
     values = ((formula.changed(trial.edit.changes, node), formula.values[node]) for node in nodes)
-    return any(value is None or root(value - own) > _CORNERS * root(own) for value, own in values)
+    return any(value is None or root(value - value_now) > _CORNERS * root(value_now) for value, value_now in values)
 
 
 def _as_read(trial: Found, trials: Sequence[Found], noise: float) -> Found:

@@ -243,7 +243,7 @@ def _is_other_form(pair: Pair, graphs: Both[Graph], sheets: Sequence[FormulaView
 _NORMALISING = frozenset({"softmax", "log_softmax"})
 
 
-def _computes_form(sheet: FormulaView, node: int, other: np.ndarray) -> bool:
+def _computes_form(sheet: FormulaView, node: int, partner: np.ndarray) -> bool:
     """Return True if a loss computes, from the model's output, the other side's output or its logarithm.
 
     Args:
@@ -252,7 +252,7 @@ def _computes_form(sheet: FormulaView, node: int, other: np.ndarray) -> bool:
         other: the output of the other side's model, which that side does not normalise.
     """
     with np.errstate(all="ignore"):
-        forms = [other, np.log(other)]
+        forms = [partner, np.log(partner)]
     later = [
         sheet.formula.values[k]
         for k in sheet.formula.below([node]) - {node}
