@@ -162,9 +162,9 @@ def _with_scales(diffs: StepDiffs) -> StepDiffs:
     ratio = float(np.median(factors)) - 1.0
     # Of sketches, the norms are exact and the distances are estimates.
     off = np.abs(diffs.relative[scaled] - np.abs(factors - 1)) - limits.SURE * rows["spread"][scaled] * np.abs(ratio)
-    if (np.abs(factors - 1 - ratio) > _SCALED * (1 + ratio)).any() or (off > _SCALED * abs(ratio)).any():
-        return diffs
-    if float(np.linalg.norm(rows["l2"][layers_grads])) > _MADE_UP * abs(ratio) * norm:
+    is_multiple = (np.abs(factors - 1 - ratio) <= _SCALED * (1 + ratio)).all() and (off <= _SCALED * abs(ratio)).all()
+    # What overflowed is no multiple of anything.
+    if not is_multiple or not float(np.linalg.norm(rows["l2"][layers_grads])) <= _MADE_UP * abs(ratio) * norm:
         return diffs
     excused = list(diffs)
     for place in failed.tolist():
