@@ -153,6 +153,8 @@ def _with_scales(diffs: StepDiffs) -> StepDiffs:
         return diffs
     if not len(measured) or not diffs.measured[failed].all() or not diffs.compared[grads].all():
         return diffs
+    if diffs.troubled[failed].any():
+        return diffs  # what overflowed is no multiple of anything
     layers_grads = grads[[sites.layers[place] != LOOP for place in grads.tolist()]]
     norm, each = float(np.linalg.norm(rows["reference_l2"][layers_grads])), rows["reference_l2"][layers_grads].tolist()
     if not norm or _is_round(norm) or all(map(_is_round, each)):
@@ -163,7 +165,6 @@ def _with_scales(diffs: StepDiffs) -> StepDiffs:
     # Of sketches, the norms are exact and the distances are estimates.
     off = np.abs(diffs.relative[scaled] - np.abs(factors - 1)) - limits.SURE * rows["spread"][scaled] * np.abs(ratio)
     is_multiple = (np.abs(factors - 1 - ratio) <= _SCALED * (1 + ratio)).all() and (off <= _SCALED * abs(ratio)).all()
-    # What overflowed is no multiple of anything.
     if not is_multiple or not float(np.linalg.norm(rows["l2"][layers_grads])) <= _MADE_UP * abs(ratio) * norm:
         return diffs
     excused = list(diffs)
