@@ -242,8 +242,14 @@ class _ForeignCalls:
 
 def _on_compile(guard: Guard, end: Callable[[], None]) -> Sequence[Handle]:
     # Not imported here: the import takes seconds.
+    frames = sys.modules.get("torch._dynamo.convert_frame")
     context = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizeContext", None)
-    return () if context is None else (Interception(context, "__init__", _BeforeCall(end, guard), "compile"),)
+    begins = [(context, "__init__"), (frames, "fullgraph_capture")]  # the latter of a strict export
+    return [
+        Interception(owner, attribute, _BeforeCall(end, guard), "compile")
+        for owner, attribute in begins
+        if hasattr(owner, attribute)
+    ]
 
 
 def _uses_compiler() -> bool:
