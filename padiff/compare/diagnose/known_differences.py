@@ -322,7 +322,7 @@ def with_regions(report: Report, recorded: Both[RegionsOfSteps]) -> Report:
     elif first is not None and first.diff is not None and first.stage in ("forward", "loss", "backward"):
         drawing = Both(*(next((each for each in found if each.note == DRAWS), None) for _, _, found in regions))
         if (drawing.reference is None) != (drawing.candidate is None) and (
-            first.cause is None or first.cause.kind == "unknown"
+            first.cause is None or (first.cause.kind in ("unknown", "code") and not first.cause.proven)
         ):
             side, region = next((side, each) for side, each in zip(SIDES, drawing) if each is not None)
             first = replace(first, cause=_drawing_cause(side, region))

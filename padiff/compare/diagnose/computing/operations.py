@@ -120,6 +120,11 @@ def cast(x: np.ndarray, dtype: str) -> np.ndarray:
     return x.astype(np.float64)
 
 
+_REDUCTIONS: Mapping[str, Callable[..., Any]] = {
+    each.__name__: each for each in (np.sum, np.mean, np.max, np.min, np.amax, np.amin, np.prod, np.any, np.all)
+}
+
+
 def reduced(x: np.ndarray, by: str, axis: Any = None, keepdims: bool = False, ddof: int = 0) -> np.ndarray:
     """Return sum, mean, maximum, minimum, product, variance, standard deviation, norm or log-sum-exp over axes."""
     axes = tuple(axis) if isinstance(axis, (list, tuple)) else axis
@@ -132,7 +137,9 @@ def reduced(x: np.ndarray, by: str, axis: Any = None, keepdims: bool = False, dd
         top = x.max(axes, keepdims=True)
         result = np.log(np.sum(np.exp(x - top), axes, keepdims=True)) + top
         return np.asarray(result if keepdims else np.squeeze(result, axes))
-    return np.asarray(getattr(np, by)(x, axis=axes, keepdims=keepdims))
+    if by not in _REDUCTIONS:
+        raise ValueError(f"no known reduction: {by!r}")  # a run's word, which may be a stranger's
+    return np.asarray(_REDUCTIONS[by](x, axis=axes, keepdims=keepdims))
 
 
 def reshaped(x: np.ndarray, shape: Sequence[int]) -> np.ndarray:

@@ -238,7 +238,8 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
             surplus += [partial(with_gradients, make=make, slopes=slopes) for make in (of_all_turns, loss_left_out)]
         trials += tried(case, candidate.sheet, surplus, target, True)
     agreeing = _agreeing_calls(graphs, sheets)
-    trials = [trial for trial in trials if trial.surplus or not _changes(trial, agreeing)]
+    near = NEAR * case.noise
+    trials = [trial for trial in trials if trial.surplus or trial.off > near or not _changes(trial, agreeing)]
     trials = [_as_read(trial, trials, case.noise) for trial in trials]
     # If the code of both sides is known, a factor in one side's code is the difference, and no effect of another one.
     if None not in written and len({step.micro_batches for step in steps}) == 1:
@@ -260,8 +261,8 @@ def code_cause(scene: DiffContext) -> Cause | None:
     These are the outputs, or the inputs, of a layer whose place is known, else the first losses that differ.
     """
     steps, place = scene.sides(scene.number), scene.place
-    if steps is None or not all(step.trace.functions for step in steps):
-        return None
+    if scene.stage == "weight" or steps is None or not all(step.trace.functions for step in steps):
+        return None  # a weight differs before any call
     graphs = graphs_of(steps, scene.runs.map(lambda run: run.info))
     pairs = [*zip(*graphs.map(lambda graph: _all_noted(graph, "backward") or _all_noted(graph, GRAD)))]
     closed: Both[set[int]] = Both(set(), set())
@@ -372,10 +373,10 @@ def _agreeing_calls(graphs: Both[Graph], sheets: Sequence[FormulaView | None]) -
 
 
 def _changes(trial: Found, nodes: Sequence[int]) -> bool:
-    """Return True if an edit would change the value of a node."""
-    formula = trial.sheet.formula
-    values = ((formula.changed(trial.edit.changes, node), formula.values[node]) for node in nodes)
-    return any(value is None or root(value - value_now) > _CORNERS * root(value_now) for value, value_now in values)
+    """Return True if an edit inside of a function would change what the function gives, which is a node."""
+    formula, changes = trial.sheet.formula, trial.edit.changes
+    values = ((formula.changed(changes, node), formula.values[node]) for node in nodes if node not in changes)
+    return any(value is None or root(value - recorded) > _CORNERS * root(recorded) for value, recorded in values)
 
 
 def _as_read(trial: Found, trials: Sequence[Found], noise: float) -> Found:
