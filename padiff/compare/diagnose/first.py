@@ -524,10 +524,9 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
     if (recorded is None or recorded.kind == "surplus_layers") and not proven:
         recorded = surplus_cause(scene) or recorded
     if computed.cause is not None and computed.cause.kind == "code" and computed.cause.sentence.count("()") > _MANY:
-        code = code_cause(scene)  # says in fewer words what many calls do
-        computed = (
-            computed if code is None else replace(computed, cause=replace(computed.cause, sentence=code.sentence))
-        )
+        code = code_cause(scene)  # says in fewer words what many calls do, unless it leaves some out
+        if code is not None and "..." not in code.sentence:
+            computed = replace(computed, cause=replace(computed.cause, sentence=code.sentence))
     # A known difference of the frameworks goes before a cause that only names a place, and after computed causes.
     # An operation that agreed in an earlier step does not differ by framework.
     agreed = diff.pair.stage in ("forward", "loss") and evidence.agreed.get(site_of(diff), NEVER)[1] > 0

@@ -827,9 +827,13 @@ def other_code(graphs: Both[Graph], values: Both[_Values], ends: Both[int]) -> C
         code.partners = agreeing if others is names.reference else {r: c for c, r in agreeing.items()}
         code.others = others
     texts = [code.source_text(end) for code, end in zip(codes, ends)]
-    if not all(texts) or texts[0] == texts[1]:
-        return None
+    if not all(texts) or texts[0] == texts[1] or not codes[0].unwritten.isdisjoint(codes[1].unwritten):
+        return None  # the code that differs may be that of a variable
     text = f"other code: the candidate computes `{texts[1]}`, where the reference computes `{texts[0]}`"
+    data = [sorted(code.data & {*_IDENTIFIER.findall(shown)}) for code, shown in zip(codes, texts)]
+    if all(data):
+        note = f"`{data[1][0]}` holds other values than `{data[0][0]}`: other labels, or other data"
+        text = f"{text}; {note}"
     return Cause("code", text, lines=calls.map(lambda call: None if call is None else call.line))
 
 
@@ -854,15 +858,23 @@ def _agreeing(graphs: Both[Graph], values: Both[_Values], ends: Both[int]) -> di
             if abs(size - largest) <= _AGREE * size and partner != ends.reference
         ]
         alike = [partner for partner, theirs in near if _agree(theirs, value, largest)]
-        if not alike and value.size >= _ENOUGH and largest:
+        call = graphs.candidate.producers.get(tensor)
+        if not alike and value.size >= _ENOUGH and largest and not _is_data(graphs.candidate, tensor):
             ordered = np.sort(np.ravel(value))
             alike = [partner for partner, theirs in near if _agree(np.sort(np.ravel(theirs)), ordered, largest)]
         if alike:
-            call = graphs.candidate.producers.get(tensor)
             makers = ((partner, graphs.reference.producers.get(partner)) for partner in alike)
             same = (partner for partner, maker in makers if maker and call and same_name(maker, call))
             agreeing[tensor] = next(same, alike[0])
     return agreeing
+
+
+def _is_data(graph: Graph, tensor: int) -> bool:
+    """Return True if no traced call computes a tensor: in another order it holds other data."""
+    call = graph.producers.get(tensor)
+    while call is not None and is_looking(call) and call.inputs:
+        call = graph.producers.get(call.inputs[0].tensor)
+    return call is None
 
 
 # The fewest numbers that agree in another order by no chance.
@@ -941,6 +953,8 @@ class _Code:
 
     Attributes:
         names: the names of tensors that agree with the other side's.
+        data: the names of tensors that no traced call returns and that do not agree.
+        unwritten: the names in the last text of tensors that do not agree, for whose code there is no room.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -951,18 +965,22 @@ class _Code:
             for operand in call.outputs:
                 self._makers.setdefault(operand.tensor, []).append(place)
         self.names: dict[int, str] = {}
+        self.data: set[str] = set()
+        self.unwritten: set[str] = set()
         self.others: dict[int, str] = {}
         self.partners: Mapping[int, int] = {}
         self.letters: Iterator[str] = iter(())
 
     def source_text(self, end: int) -> str:
         """Return the code of a tensor: as deep as there is room for."""
-        best = ""
+        best, unwritten = "", self.unwritten
         for depth in range(1, _DEEPEST):
+            self.unwritten = set()
             text = self._of(end, depth, True)
             if best and len(text) > _LONGEST:
                 break
-            best = text
+            best, unwritten = text, self.unwritten
+        self.unwritten = unwritten
         return best
 
     def variable(self, tensor: int) -> str:
@@ -985,13 +1003,15 @@ class _Code:
             return self._named(tensor)
         call = self._graph.producers.get(tensor)
         if call is None or (depth <= 0 and not is_looking(call)):
-            return (call and self.variable(tensor)) or "..."
+            name = "" if call is None else self.variable(tensor)
+            self.unwritten |= {name} - {""}
+            return name or "..."
         inner = [self._of(operand.tensor, depth - (not is_looking(call))) for operand in call.inputs]
         slots = [operand.slot for operand in call.inputs]
         inner = [f"{slot}={text}" if "mask" in slot else text for slot, text in zip(slots, inner)]
         inner += [name.rpartition("/")[2] for name in call.parameters if call.function]
-        if is_looking(call) and call.function != "detach" and inner:
-            return inner[0]
+        if is_looking(call) and call.function != "detach" and inner and (len(inner) == 1 or call.function == "getitem"):
+            return inner[0]  # the same values, or their rows in another order
         if not call.function:
             return f"{call.layer_type}({', '.join(inner)})"
         sign = _INFIX.get(call.function)
@@ -1014,6 +1034,8 @@ class _Code:
             self.names[tensor] = name
             if partner is not None:
                 self.others[partner] = name
+            else:
+                self.data.add(name)
         return self.names[tensor]
 
 
