@@ -243,17 +243,17 @@ def _paired(choosers: Both[list[_Chooser]], alignment: Alignment) -> Iterator[tu
                 yield here.position, Both(here.call, partner.call)
 
 
-def _alike(same_sizes: Sequence[_Chooser], others: Sequence[_Chooser]) -> bool:
+def _alike(choosers: Sequence[_Chooser], others: Sequence[_Chooser]) -> bool:
     """Return True if calls of the two sides choose as often, among as many rows, and none one rank for the first ones.
 
     A call that ranks all places stands for any.
     """
-    if len(same_sizes) != len(others) or [each.rows for each in same_sizes] != [each.rows for each in others]:
+    if len(choosers) != len(others) or [each.rows for each in choosers] != [each.rows for each in others]:
         return False
     return all(
         any(each.call.function in WHOLE for each in pair)
         or len({_first(each.trace, each.call) is None for each in pair}) == 1
-        for pair in zip(same_sizes, others)
+        for pair in zip(choosers, others)
     )
 
 

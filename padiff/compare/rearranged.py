@@ -519,8 +519,8 @@ def _goes_on(diff: Diff, steps: Both[Step]) -> bool:
                 tensor = step.trace.tensors[call.outputs[0].tensor]
                 if tensor.source is None or tensor.shape != partner.shape:
                     continue
-                gone_on = replace(record, source=tensor.source, shape=tensor.shape, dtype=tensor.dtype)
-                if _agrees(measure_pair(Pair(diff.pair.step, gone_on, partner, diff.pair.layout or SAME))):
+                computed = replace(record, source=tensor.source, shape=tensor.shape, dtype=tensor.dtype)
+                if _agrees(measure_pair(Pair(diff.pair.step, computed, partner, diff.pair.layout or SAME))):
                     return True
     return False
 

@@ -34,7 +34,7 @@ FIX, LINES, CALLS, OTHERS = 0.0, 2.0, 1.0, 6.0
 
 
 class Drafts:
-    """Writes proposals for one fault of a project; those that write for a part of the causes are derived of it."""
+    """Writes proposals for one fault of a project. A subclass writes those for a part of the causes."""
 
     def __init__(self, fault: Fault, project: Project) -> None:
         self._fault, self._project = fault, project
@@ -163,11 +163,7 @@ def same_names(names: Iterable[tuple[str, str]]) -> dict[str, str]:
     found: dict[str, set[str]] = {}
     for reference, candidate in names:
         found.setdefault(reference, set()).add(candidate)
-    return {
-        reference: next(iter(candidate_names))
-        for reference, candidate_names in found.items()
-        if len(candidate_names) == 1
-    }
+    return {reference: next(iter(partners)) for reference, partners in found.items() if len(partners) == 1}
 
 
 def _words(change: Change, source: Source) -> str:

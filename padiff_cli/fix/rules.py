@@ -280,17 +280,17 @@ class Rules(Drafts):
                 for proposal in self._written(source, Match(0.0), changes, LINES):
                     yield replace(proposal, weight=LINES - 0.2)
 
-    def _activation_name(self, name_here: str, partner: str) -> Iterator[Proposal]:
+    def _activation_name(self, candidate: str, reference: str) -> Iterator[Proposal]:
         """Yield the reference's activation where a text names the candidate's, and where a layer takes such a name."""
         for source in self._project:
             for node in source.nodes:
                 text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
-                if {text, partner} <= UNARY and common_call(text) == common_call(name_here):
-                    edit = Edit(source.file, *source.span(node), source.code(node).replace(text, partner))
-                    yield Proposal((edit,), f"the activation is {partner}", LINES - 0.1)
+                if {text, reference} <= UNARY and common_call(text) == common_call(candidate):
+                    edit = Edit(source.file, *source.span(node), source.code(node).replace(text, reference))
+                    yield Proposal((edit,), f"the activation is {reference}", LINES - 0.1)
         for source, call in self._project.calls(*TAKING_ACTIVATION):
             if not any(keyword.arg == "activation" for keyword in call.keywords):
-                change = Change("add", call, "activation", ast.Constant(partner))
+                change = Change("add", call, "activation", ast.Constant(reference))
                 yield from self._written(source, Match(0.0), [change], LINES - 0.4)
 
     def _settings_of(self, source: Source, call: ast.Call, function: str) -> Iterator[Proposal]:

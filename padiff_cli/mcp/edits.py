@@ -103,9 +103,15 @@ def _telling(text: str) -> list[str]:
     return [word for word in _WORD.findall(text) if word.lower() not in _FILLERS]
 
 
+def _both_sides(each: Explanation) -> tuple[str, str]:
+    """Return what the candidate has and what it needs, as an explanation says; the latter may be empty."""
+    has, _, needs = _FOR.sub("\0", each.text, count=1).partition("\0")
+    return has, needs
+
+
 def _is_own(each: Explanation, wanted: str) -> bool:
     """Return True if an edit's words are of what the candidate has already, not of what it has to get."""
-    has, _, needs = _FOR.sub("\0", each.text, count=1).partition("\0")
+    has, needs = _both_sides(each)
     names = [(_names(has, word), _names(f"{needs} {each.fix}", word)) for word in _telling(wanted) if needs]
     return (True, False) in names and (False, True) not in names
 
@@ -119,7 +125,7 @@ def _left(each: Explanation, numbers: set[float]) -> Explanation | None:
     reference = _reference_numbers(each)
     if len(numbers) != len(reference) and numbers and not each.fix:
         return None
-    has, _, needs = _FOR.sub("\0", each.text, count=1).partition("\0")
+    has, needs = _both_sides(each)
     others = [number for number in _ordered_numbers(has) if number not in reference]
     if len(numbers) == len(reference) == 1 and others:
         (asked,), (needed,), candidate = numbers, reference, others[-1 if needs else 0]

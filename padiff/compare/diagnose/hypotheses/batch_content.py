@@ -34,7 +34,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
     if not all(np.isfinite(side).all() for side in sides):
         return
     rounding, limit = rounding_of(pair), scene.limit(pair)
-    yield from _numbered_otherwise(scene)
+    yield from _numbered_otherwise(scene, sides)
     yield from _orders(scene, sides, rounding, limit)
     yield from _mixed(scene, sides, rounding, limit)
     few = Both(*transforms.cropped(*sides))
@@ -55,10 +55,12 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
     yield from _moved(scene, sides, rounding)
 
 
-def _numbered_otherwise(scene: DiffContext) -> Iterator[Cause]:
+def _numbered_otherwise(scene: DiffContext, sides: Both[np.ndarray]) -> Iterator[Cause]:
     """Yield the cause that the same tokens or classes have other numbers, which are ids or stand as one-hot vectors."""
     dtype = scene.diff.pair.anchor.dtype
-    batches = [sides.map(lambda side: _ids(side, dtype).ravel()) for *_, sides in _of_near_steps(scene)]
+    if not _ids(sides.reference, dtype).size:
+        return
+    batches = [near.map(lambda side: _ids(side, dtype).ravel()) for *_, near in _of_near_steps(scene)]
     ids = Both(*map(np.concatenate, zip(*batches)))
     if ids.reference.size != ids.candidate.size:
         return

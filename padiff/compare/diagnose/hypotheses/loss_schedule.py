@@ -249,7 +249,7 @@ def _computes_form(sheet: FormulaView, node: int, partner: np.ndarray) -> bool:
     Args:
         sheet: the loss.
         node: the output of the model in the loss.
-        other: the output of the other side's model, which that side does not normalise.
+        partner: the output of the other side's model, which that side does not normalise.
     """
     with np.errstate(all="ignore"):
         forms = [partner, np.log(partner)]

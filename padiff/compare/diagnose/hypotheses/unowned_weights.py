@@ -242,10 +242,10 @@ def _mixed_otherwise(scene: DiffContext) -> Iterator[Hypothesis]:
         root = max(float(np.sqrt(np.mean(np.square(side)))) for side in now)
         noise = max(_ADDED * rounding_of(pair) * root, 1e-300)
         # What a mask holds at zero is no sum.
-        told = (now.reference != 0) | (now.candidate != 0)
-        rows.append(Both(*(np.stack([[*each][k] for each in columns], axis=1)[told] / noise for k in range(2))))
-        nows.append(Both(now.reference[told] / noise, now.candidate[told] / noise))
-        noises.append(np.full(int(told.sum()), noise))
+        unmasked = (now.reference != 0) | (now.candidate != 0)
+        rows.append(Both(*(np.stack([[*each][k] for each in columns], axis=1)[unmasked] / noise for k in range(2))))
+        nows.append(Both(now.reference[unmasked] / noise, now.candidate[unmasked] / noise))
+        noises.append(np.full(int(unmasked.sum()), noise))
     if not rows:
         return
     names = [name for step in steps for name in (f"before step {step}", f"after step {step}")]
