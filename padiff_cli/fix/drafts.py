@@ -29,6 +29,8 @@ from padiff_cli.fix.vocabulary import (
     value_text,
 )
 
+#: A number, as causes show it.
+SIGNED = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 #: Ranks of proposals: a cause's own fix, the two lines, calls of a step, other lines.
 FIX, LINES, CALLS, OTHERS = 0.0, 2.0, 1.0, 6.0
 

@@ -17,6 +17,7 @@ from padiff.compare.declared.layers import layer_fix
 from padiff.frameworks.catalog import number_text
 from padiff.model.equivalents import common_kind
 from padiff.records import Layer
+from padiff_cli.fix.drafts import SIGNED
 from padiff_cli.fix.fault import Fault
 from padiff_cli.fix.matching import unread_variables
 from padiff_cli.fix.source import (
@@ -38,10 +39,9 @@ from padiff_cli.fix.vocabulary import UNARY, is_layer, kind_of, number_of, whole
 _NAMED, _GUESSED = 1.5, 1.8
 # Largest number of proposals of a rule: each is a run.
 _MOST = 6
-_SIGNED = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
-_SCALES = re.compile(rf"(?:1 / sqrt\((\d+)\))?, is ({_SIGNED})(?: \(.*?\))? for the reference's ({_SIGNED})")
-_NOT_SCALED = re.compile(rf"mul\(\) in [^:]* is left out: what [^:]* is not scaled by ({_SIGNED})")
-_TIMES = re.compile(rf"are ({_SIGNED}) times the reference's")
+_SCALES = re.compile(rf"(?:1 / sqrt\((\d+)\))?, is ({SIGNED})(?: \(.*?\))? for the reference's ({SIGNED})")
+_NOT_SCALED = re.compile(rf"mul\(\) in [^:]* is left out: what [^:]* is not scaled by ({SIGNED})")
+_TIMES = re.compile(rf"are ({SIGNED}) times the reference's")
 _MICRO_BATCHES = re.compile(r"the candidate's step has (\d+) micro-batch(?:es)?, the reference's (\d+)")
 _SURPLUS_ACTIVATION = re.compile(r"for the reference's no activation")
 # Calls of both sides, and a layer's output that only the reference adds.

@@ -9,7 +9,7 @@ from itertools import permutations, product
 
 from padiff.frameworks.catalog import number_text
 from padiff.records.recorded import ROOT
-from padiff_cli.fix.drafts import CALLS, LINES, OTHERS, Drafts, parsed_call
+from padiff_cli.fix.drafts import CALLS, LINES, OTHERS, SIGNED, Drafts, parsed_call
 from padiff_cli.fix.matching import Change, Match, UnwritableError, Writer
 from padiff_cli.fix.source import (
     Edit,
@@ -27,13 +27,12 @@ from padiff_cli.fix.vocabulary import (
     value_text,
 )
 
-_SIGNED = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 _OF_INPUT = re.compile(
-    rf"the candidate's input is (?:the reference's|({_SIGNED}) times the reference's)(?: ({_SIGNED}))?"
+    rf"the candidate's input is (?:the reference's|({SIGNED}) times the reference's)(?: ({SIGNED}))?"
 )
 _BY_CHANNEL = re.compile(r"by channel \(axis \d+\): (.+)")
-_CHANNEL = re.compile(rf"({_SIGNED}) x ({_SIGNED})")
-_RATES = re.compile(rf"learning rates differ: ({_SIGNED})(?:, {_SIGNED})* against ({_SIGNED})")
+_CHANNEL = re.compile(rf"({SIGNED}) x ({SIGNED})")
+_RATES = re.compile(rf"learning rates differ: ({SIGNED})(?:, {SIGNED})* against ({SIGNED})")
 _FLIPPED = re.compile(r"the candidate's input is flipped along axis (\d+)")
 _ZEROING = {"torch": "zero_grad", "paddle": "clear_grad"}
 

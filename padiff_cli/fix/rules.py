@@ -12,7 +12,7 @@ from itertools import permutations
 from padiff.frameworks.catalog import LAYERS, number_text
 from padiff.model.equivalents import common_kind
 from padiff.system.frames import Frame
-from padiff_cli.fix.drafts import FIX, LINES, OTHERS, Drafts, called_function, parsed_call
+from padiff_cli.fix.drafts import FIX, LINES, OTHERS, SIGNED, Drafts, called_function, parsed_call
 from padiff_cli.fix.fault import Fault, nodes_at
 from padiff_cli.fix.hyperparameters import parameter_groups, trainer_arguments
 from padiff_cli.fix.insertions import insertions, literals, places
@@ -36,12 +36,11 @@ from padiff_cli.fix.vocabulary import (
     value_text,
 )
 
-_SIGNED = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 # Largest cost of two lines that are compared, and of lines that are searched for: others are other lines. Chosen.
 _ALIKE, _NEAR = 6.0, 3.0
 # Causes that name two numbers, or two calls with their arguments: the candidate's number comes first, the reference's
 # call does.
-_NUMBERS = re.compile(rf"is ({_SIGNED})(?: in the candidate)? for the reference's ({_SIGNED})(?![\w.])")
+_NUMBERS = re.compile(rf"is ({SIGNED})(?: in the candidate)? for the reference's ({SIGNED})(?![\w.])")
 _TWO_CALLS = re.compile(r"(\w+\([^()]*(?:\([^()]*\)[^()]*)*\)) against (\w+\([^()]*(?:\([^()]*\)[^()]*)*\))")
 _ACTIVATIONS = re.compile(r"uses (.+?) for the reference's (.+?)(?: \(|$)")
 _NO_ACTIVATION = re.compile(r"has no activation, the reference (?:has )?(.+?)(?: \(|$)")
@@ -299,7 +298,7 @@ class Rules(Drafts):
         """
         paths = re.findall(r"`([^`]+)`", self._fault.words)
         layer = next((each for each in self._models.layers.reference if each.path in paths), None)
-        number = re.search(rf" of (\w+) ({_SIGNED})$", function)
+        number = re.search(rf" of (\w+) ({SIGNED})$", function)
         values = {number[1]: float(number[2])} if number is not None else {} if layer is None else layer.settings
         keywords = [
             ast.keyword(name, ast.Constant(value)) for name, value in values.items() if isinstance(value, (int, float))
