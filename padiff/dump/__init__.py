@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from padiff.system.lazily import names_from
 
 if TYPE_CHECKING:
-    from padiff.dump.read import DumpSeries, FolderRun, SingleDump, open_run
+    from padiff.dump.read import DumpSeries, FolderRun, SingleDump, file_digests, open_run
     from padiff.dump.write import RunWriter
 else:
     # Lazy imports: `padiff run` checks a folder's name, and leaves reading and writing to the script's process.
@@ -18,8 +18,9 @@ else:
             "FolderRun": "padiff.dump.read",
             "RunWriter": "padiff.dump.write",
             "SingleDump": "padiff.dump.read",
+            "file_digests": "padiff.dump.read",
             "open_run": "padiff.dump.read",
         },
     )
 
-__all__ = ["DumpSeries", "FolderRun", "RunWriter", "SingleDump", "open_run"]
+__all__ = ["DumpSeries", "FolderRun", "RunWriter", "SingleDump", "file_digests", "open_run"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from abc import ABC, abstractmethod
@@ -24,12 +25,12 @@ from padiff.dump.format import (
     step_folder,
     tree_from_json,
 )
-from padiff.dump.medium import STEP_FILE, Explained, check_inside, is_whole, read_json, steps_in
+from padiff.dump.medium import STEP_FILE, Explained, check_inside, is_whole, read_json, read_text, steps_in
 from padiff.dump.pack import PACK_FILE, PackReader
 from padiff.dump.safetensors import Fetching
 from padiff.dump.step_files import FileReader
 from padiff.dump.store import AnyPath, RemotePath, absolute, as_remote, is_location, local_only, run_folder
-from padiff.dump.untrusted import as_int, plain
+from padiff.dump.untrusted import as_int, open_plain, plain
 from padiff.dump.weight_files import Packs, read_floors
 from padiff.errors import PadiffError, RunFolderError
 from padiff.records import Layer, Run, RunInfo, Step, run_card, run_line, run_text, settings_from_json
@@ -368,6 +369,56 @@ def open_run(
 def opened(run: str | AnyPath | Run) -> Run:
     """Return a run, opened if its path is given."""
     return open_run(run) if is_location(run) else cast(Run, run)
+
+
+def file_digests(path: str | AnyPath, most: int) -> dict[str, str]:
+    """Return the SHA-256 of each file of a run's folder by its name; all files of a step are one.
+
+    A link counts as its target's name, which is not followed; hidden files do not count, as nothing of a run is read
+    from them. Of a run in a store only the description counts: its other objects would have to be fetched.
+
+    Args:
+        path: the run.
+        most: the largest number of names; where there are more, all steps are one.
+    """
+    remote = as_remote(run_folder(path, "run"))
+    if remote is not None:
+        return {RUN_FILE: hashlib.sha256(read_text(remote / RUN_FILE)).hexdigest()}
+    place = local_only(run_folder(path, "run"))
+    groups: dict[str, list[str]] = {}
+    for folder, folders, names in os.walk(place):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        for name in sorted(name for name in (*names, *links) if not name.startswith(".")):
+            file = Path(folder, name)
+            inner = file.relative_to(place)
+            groups.setdefault("/".join(inner.parts[:2]), []).append(f"{inner} {_file_digest(file)}")
+    if len(groups) > most:
+        rows = sorted(groups.items())
+        groups = {}
+        for name, lines in rows:
+            groups.setdefault(name.partition("/")[0], []).extend(lines)
+    return {name: lines[0].rpartition(" ")[2] if lines[0].startswith(f"{name} ") else _joined(lines)
+            for name, lines in sorted(groups.items())[:most]}  # fmt: skip
+
+
+def _joined(lines: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    if path.is_symlink():
+        return _joined([os.readlink(path)])
+    content = hashlib.sha256()
+    try:
+        with open_plain(path) as file:
+            while piece := file.read(1 << 20):
+                content.update(piece)
+    except ValueError:
+        return _joined(["no plain file"])
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be read: {error}") from error
+    return content.hexdigest()
 
 
 def _open_folder(path: Path, files: Sequence[str]) -> FolderRun | SingleDump | DumpSeries:

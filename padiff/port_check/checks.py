@@ -14,7 +14,7 @@ import numpy as np
 from padiff import __version__
 from padiff.compare import Tolerance, compare_runs
 from padiff.compare.coverage import Steps
-from padiff.dump import open_run
+from padiff.dump import file_digests, open_run
 from padiff.errors import NothingToCompareError, UsageError
 from padiff.model.given_map import GivenMap
 from padiff.port_check.receipt import MOST, Check, Coverage, Movement, Options, Receipt, Side, Without, short
@@ -353,6 +353,7 @@ def _side(run: Run, path: str, records: int, first: int, compared: Sequence[int]
         python=short(str(environment.get("python", ""))),
         padiff=short(str(environment.get("padiff", ""))),
         sources={short(path): digest for path, digest in sorted(info.files.items())[:MOST] if _is_digest(digest)},
+        files={short(name): digest for name, digest in file_digests(path, MOST).items()},
         weights=_digest(run, [first], lambda record: record.stage == "weight"),
         batches=_digest(run, compared, _is_of_batch),
         layers=len(info.layers),

@@ -12,6 +12,7 @@ import msgspec
 
 from padiff.dump.medium import read_text
 from padiff.errors import UsageError
+from padiff.records import SIDES
 from padiff.records.report_data import DIFFER, MATCH
 from padiff.report_markdown import markdown_table, markdown_text
 from padiff.system.terminal import printable
@@ -82,6 +83,8 @@ class Side(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         identity: identity of the recording; another one if the training was recorded again.
         framework, framework_version, python, padiff: the versions that the training ran with.
         sources: SHA-256 of the files of source code that the recording read, by path; not all that the script imports.
+        files: SHA-256 of the files of the run's folder, by name; the files of a step are one. Of a run in a store,
+            that of its description only.
         weights: SHA-256 of the weights and buffers of the first compared step; `None` if none were recorded.
         batches: SHA-256 of the inputs and labels of the compared steps; `None` if none were recorded.
         layers, recorded_layers: number of layers of the model, and of those that the lists let record.
@@ -101,6 +104,7 @@ class Side(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     python: Text
     padiff: Text
     sources: Annotated[dict[Text, Digest], msgspec.Meta(max_length=MOST)]
+    files: Annotated[dict[Text, Digest], msgspec.Meta(max_length=MOST)]
     weights: Digest | None
     batches: Digest | None
     layers: Count
@@ -294,16 +298,26 @@ _CLOSE = 1e-4
 def changes(receipt: Receipt, now: Receipt) -> tuple[list[str], list[str]]:
     """Return each field that differs now, as sentences, and remarks: other versions, names and recordings.
 
+    The files of another recording are other ones, and are not compared.
+
     Args:
         receipt: the receipt.
         now: the result of the same check, made again.
     """
     changed: list[str] = []
     remarks: list[str] = []
+    others = tuple(f"{side}.files" for side in other_recordings(receipt, now))
     for name, before, after in _differences(msgspec.to_builtins(receipt), msgspec.to_builtins(now), ""):
+        if others and name.startswith(others):
+            continue
         line = short(f"{name}: {_shown(before)} in the receipt, {_shown(after)} now")
         (remarks if name in _REMARKS else changed).append(line)
     return changed, remarks
+
+
+def other_recordings(receipt: Receipt, now: Receipt) -> list[str]:
+    """Return the sides whose run is another recording than that of the receipt."""
+    return [side for side in SIDES if getattr(receipt, side).identity != getattr(now, side).identity]
 
 
 def contradictions(receipt: Receipt) -> list[str]:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from padiff.dump import open_run
 from padiff.errors import UsageError
-from padiff.port_check import changes, contradictions, port_check, read_receipt
+from padiff.port_check import changes, contradictions, other_recordings, port_check, read_receipt
 from padiff.records import SIDES
 from padiff.system.construction import has_changed
 from padiff.system.terminal import printable
@@ -44,6 +44,7 @@ def _verify(args: argparse.Namespace, console: Console) -> int:
         raise UsageError("verify takes both runs, or none: padiff verify receipt.json runs/torch runs/paddle")
     changed = contradictions(receipt)
     remarks: list[str] = []
+    others: list[str] = []
     if args.reference is not None:
         check_pair(args)
         paths = paths_of(args)
@@ -51,6 +52,7 @@ def _verify(args: argparse.Namespace, console: Console) -> int:
             now, _ = port_check(paths, receipt.options, progress)
         differing, remarks = changes(receipt, now)
         changed += differing
+        others = other_recordings(receipt, now)
         for side, run in zip(SIDES, paths.map(open_run)):
             files = [file for file, digest in run.info.files.items() if has_changed(file, digest)]
             remarks += [f"{file} has changed since the {side}'s run" for file in files]
@@ -63,6 +65,10 @@ def _verify(args: argparse.Namespace, console: Console) -> int:
     if args.reference is None:
         what = "the receipt contradicts itself" if changed else "the receipt does not contradict itself"
         console.print(f"{what}; the runs were not compared: give them to compare them again")
+    elif others and not changed:
+        names = " and ".join(f"the {side}'s" for side in others)
+        text = f"the receipt holds for another recording: {names} files are not those judged"
+        console.print(text, style="bold", soft_wrap=True)
     else:
         console.print("the receipt does not hold" if changed else "the receipt holds", style="bold")
     return CHANGED if changed else HOLDS

@@ -36,7 +36,7 @@ def runs(tmp_path_factory):
 def checked(tmp_path, *words, code):
     """The receipt of a port check, and what it printed as Markdown."""
     receipt, markdown = tmp_path / "receipt.json", tmp_path / "table.md"
-    assert main(["port-check", *words, "--receipt", str(receipt), "--markdown", str(markdown)]) == code
+    assert main(["port-check", *map(str, words), "--receipt", str(receipt), "--markdown", str(markdown)]) == code
     return json.loads(receipt.read_text()), markdown.read_text()
 
 
@@ -245,6 +245,70 @@ def test_a_receipt_holds_for_the_same_training_recorded_again(tmp_path, runs, ca
     code, text = verified(capsys, tmp_path / "receipt.json", runs[0], again)
     assert code == 0, text
     assert "note     candidate.identity: " in text
+
+
+def _flip_a_bit(folder):
+    files = [each for each in (folder / "steps").rglob("*.*") if each.suffix in (".npy", ".safetensors")]
+    file = max(files, key=lambda each: each.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[-4] ^= 1  # the last bit of the last number
+    file.write_bytes(data)
+
+
+def _edit_run(folder, edit):
+    content = json.loads((folder / "run.json").read_text())
+    edit(content)
+    (folder / "run.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("edit", "name"),
+    [
+        (lambda folder: _edit_run(folder, lambda run: run["environment"].update(platform="other")), "run.json"),
+        (_flip_a_bit, "steps/"),
+        (lambda folder: (folder / "finished.json").unlink(), "finished.json"),
+        (lambda folder: (folder / "steps" / "more.json").write_text("{}"), "steps/more.json"),
+    ],
+)
+def test_a_run_folder_that_was_edited_after_the_receipt_does_not_hold(tmp_path, runs, capsys, edit, name):
+    """Also where the comparison comes out as before."""
+    candidate = tmp_path / "candidate"
+    shutil.copytree(runs[1], candidate)
+    checked(tmp_path, runs[0], candidate, code=0)
+    assert verified(capsys, tmp_path / "receipt.json", runs[0], candidate)[0] == 0
+    edit(candidate)
+    code, text = verified(capsys, tmp_path / "receipt.json", runs[0], candidate)
+    assert code == 1 and f"differs  candidate.files.{name}" in text
+
+
+def test_digests_of_files_are_those_of_the_folder(tmp_path, runs):
+    receipt, _ = checked(tmp_path, *runs, code=0)
+    with open(f"{runs[0]}/run.json", "rb") as file:
+        assert receipt["reference"]["files"]["run.json"] == hashlib.sha256(file.read()).hexdigest()
+
+
+def test_a_run_with_another_identity_is_told_apart_from_the_one_that_was_judged(tmp_path, runs, capsys):
+    candidate = tmp_path / "candidate"
+    shutil.copytree(runs[1], candidate)
+    checked(tmp_path, runs[0], candidate, code=0)
+    _edit_run(candidate, lambda run: run.update(id="0" * 16))
+    code, text = verified(capsys, tmp_path / "receipt.json", runs[0], candidate)
+    assert code == 0
+    assert text.rstrip().endswith("the receipt holds for another recording: the candidate's files are not those judged")
+
+
+def test_pipes_and_links_in_a_run_folder_are_not_followed(tmp_path, runs, capsys):
+    import os
+
+    candidate = tmp_path / "candidate"
+    shutil.copytree(runs[1], candidate)
+    os.mkfifo(candidate / "pipe")  # reading it would wait for ever
+    (candidate / "link").symlink_to("/dev/zero")
+    checked(tmp_path, runs[0], candidate, code=0)
+    (candidate / "link").unlink()
+    (candidate / "link").symlink_to("/dev/null")
+    code, text = verified(capsys, tmp_path / "receipt.json", runs[0], candidate)
+    assert code == 1 and "differs  candidate.files.link" in text
 
 
 def test_verify_names_what_changed(tmp_path, runs, capsys):
