@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from padiff.records.both import SIDES, Both, fast_frozen_init
 from padiff.records.recorded import Record
@@ -420,6 +421,8 @@ class Cause:
         excluded: causes that were computed as well, and do not explain the recorded values.
         lines: the lines of both sides' code that the cause is about; `None` where not known.
         remaining: error that is left with the cause, as a multiple of the rounding noise; `None` if not computed.
+        values: what either side has: an activation (empty: none), learning rates, micro-batches, the scale and offset
+            of an input (a row for each channel) or the axis of its flip; `None` if the cause is about no such values.
     """
 
     kind: str
@@ -430,6 +433,7 @@ class Cause:
     excluded: tuple[str, ...] = ()
     lines: Both[Frame | None] = UNKNOWN_LINES
     remaining: float | None = None
+    values: Both[Any] | None = None
 
     def __str__(self) -> str:
         return self.sentence

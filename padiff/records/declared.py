@@ -151,7 +151,8 @@ class Difference:
     def cause(self) -> Cause:
         """Return the difference as the cause of a diff."""
         text = self.text_alone if self.layers.reference else self.text
-        return Cause(self.kind, f"{self.said}: {text}", evidence=self.note, fix=self.fix)
+        rates = self.values.map(lambda value: [value]) if self.kind == "learning_rate" else None
+        return Cause(self.kind, f"{self.said}: {text}", evidence=self.note, fix=self.fix, values=rates)
 
     @property
     def place(self) -> Both[str | None]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from padiff.records import Both, Difference, FirstDiff, Models
 from padiff.records.diagnostic import code_lines
@@ -48,6 +49,22 @@ class Fault:
         return "" if self.first.cause is None else f"{self.kind} {self.first.cause.sentence}"
 
     @property
+    def values(self) -> Both[Any] | None:
+        """Return what either side has, as the cause says; `None` if the cause is about no values."""
+        return None if self.first.cause is None else self.first.cause.values
+
+    @property
+    def rates(self) -> Both[float]:
+        """Return the first learning rate of either side, if they differ; else zeros."""
+        is_about = self.values is not None and self.kind.startswith("learning_rate")
+        sides = [] if self.values is None or not is_about else [side[0] for side in self.values]
+        return (
+            Both(*map(float, sides))
+            if len({*sides}) == 2 and all(_is_number(each) for each in sides)
+            else Both(0.0, 0.0)
+        )
+
+    @property
     def fix(self) -> str:
         """Return the line of code by which the cause is fixed; empty if it is not known."""
         return "" if self.first.cause is None else self.first.cause.fix
@@ -66,6 +83,10 @@ class Fault:
     def partner_of(self, layer: str) -> str:
         """Return the candidate's path of a layer of the reference; empty if it has none."""
         return next((each.candidate for each in self.models.partners if each.reference == layer), "")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def parsed_line(code: str) -> ast.AST | None:

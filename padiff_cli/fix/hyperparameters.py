@@ -23,8 +23,6 @@ from padiff_cli.fix.vocabulary import kind_of, number_of, value_text
 
 _WEIGHT, _RATE = 1.1, 1.8
 _MOST_RATES = 6
-_SIGNED = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
-_FIRST_RATES = re.compile(rf"learning rates differ: ({_SIGNED})(?:, {_SIGNED})* against ({_SIGNED})")
 # Names of the numbers of a schedule, and the most characters of a number that somebody wrote.
 _OF_SCHEDULE = re.compile(
     r"schedule|warm|gamma|decay_rate|lr_decay|total|step_size|t_max|max_steps|factor", re.IGNORECASE
@@ -104,8 +102,8 @@ def _named(project: Project, sites: Sequence[str]) -> Iterator[Proposal]:
 
 def _rates(fault: Fault, project: Project) -> Iterator[Proposal]:
     """Yield the number of a schedule that makes the first rate which differs the reference's: a length or a factor."""
-    match = _FIRST_RATES.search(fault.words)
-    ratio = float(match[1]) / float(match[2]) if match is not None and float(match[1]) * float(match[2]) > 0 else 1.0
+    rates = fault.rates
+    ratio = rates.reference / rates.candidate if min(rates) > 0 else 1.0
     numbers = [] if ratio == 1.0 else literals(project)
     values = [(source, node, number) for source, node, number in numbers if _OF_SCHEDULE.search(_owner(source, node))]
     new: dict[Edit, float] = {}

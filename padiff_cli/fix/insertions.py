@@ -42,8 +42,6 @@ _MOST = 6
 _SCALES = re.compile(rf"(?:1 / sqrt\((\d+)\))?, is ({SIGNED})(?: \(.*?\))? for the reference's ({SIGNED})")
 _NOT_SCALED = re.compile(rf"mul\(\) in [^:]* is left out: what [^:]* is not scaled by ({SIGNED})")
 _TIMES = re.compile(rf"are ({SIGNED}) times the reference's")
-_MICRO_BATCHES = re.compile(r"the candidate's step has (\d+) micro-batch(?:es)?, the reference's (\d+)")
-_SURPLUS_ACTIVATION = re.compile(r"for the reference's no activation")
 # Calls of both sides, and a layer's output that only the reference adds.
 _OTHER_CALLS = re.compile(r"the candidate calls (.*?), where the reference calls (.*)")
 _CALLED = re.compile(r"(\w+)\(\)")
@@ -207,8 +205,8 @@ def _divisor(fault: Fault, project: Project) -> Iterator[Proposal]:
 
 def _micro_batches(fault: Fault, project: Project) -> Iterator[Proposal]:
     """Yield the reference's number of micro-batches for the divisor that tells when the optimizer steps."""
-    counts = _MICRO_BATCHES.search(fault.words) if fault.kind == "micro_batches" else None
-    if counts is None:
+    counts = fault.values
+    if fault.kind != "micro_batches" or counts is None:
         return
     for source, call in project.calls("step"):
         above = source.parents.get(source.statement_around(call) or call)
@@ -216,10 +214,10 @@ def _micro_batches(fault: Fault, project: Project) -> Iterator[Proposal]:
         for node in (each for each in tested if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mod)):
             is_number = number_of(node.right) is not None
             places = [(source, node.right)] if is_number else project.definitions(source, node.right)
-            edits = {Edit(each.file, *each.span(value), counts[2]) for each, value in places
-                     if number_of(value) == float(counts[1])}  # fmt: skip
+            edits = {Edit(each.file, *each.span(value), str(counts.reference)) for each, value in places
+                     if number_of(value) == counts.candidate}  # fmt: skip
             for edit in sorted(edits):
-                yield Proposal((edit,), f"a step has {counts[2]} micro-batches", _NAMED)
+                yield Proposal((edit,), f"a step has {counts.reference} micro-batches", _NAMED)
 
 
 def _scaled_terms(fault: Fault, project: Project) -> Iterator[Proposal]:
@@ -498,7 +496,7 @@ def _detached_targets(fault: Fault, project: Project) -> Iterator[Proposal]:
 
 def _reordered(fault: Fault, project: Project) -> Iterator[Proposal]:
     """Yield two layers in the latter order, where the candidate's activation stands in the place of no activation."""
-    if fault.kind != "activation" or not _SURPLUS_ACTIVATION.search(fault.words):
+    if fault.kind != "activation" or fault.values is None or fault.values.reference:
         return
     frames = [fault.models.lines.candidate.get(fault.first.candidate or ""), fault.lines.candidate]
     texts: list[tuple[Edit, ...]] = []

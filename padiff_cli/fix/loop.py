@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import permutations, product
 
 from padiff.frameworks.catalog import number_text
 from padiff.records.recorded import ROOT
-from padiff_cli.fix.drafts import CALLS, LINES, OTHERS, SIGNED, Drafts, parsed_call
+from padiff_cli.fix.drafts import CALLS, LINES, OTHERS, Drafts, parsed_call
 from padiff_cli.fix.matching import Change, Match, UnwritableError, Writer
 from padiff_cli.fix.source import (
     Edit,
@@ -27,13 +28,6 @@ from padiff_cli.fix.vocabulary import (
     value_text,
 )
 
-_OF_INPUT = re.compile(
-    rf"the candidate's input is (?:the reference's|({SIGNED}) times the reference's)(?: ({SIGNED}))?"
-)
-_BY_CHANNEL = re.compile(r"by channel \(axis \d+\): (.+)")
-_CHANNEL = re.compile(rf"({SIGNED}) x ({SIGNED})")
-_RATES = re.compile(rf"learning rates differ: ({SIGNED})(?:, {SIGNED})* against ({SIGNED})")
-_FLIPPED = re.compile(r"the candidate's input is flipped along axis (\d+)")
 _ZEROING = {"torch": "zero_grad", "paddle": "clear_grad"}
 
 
@@ -138,17 +132,18 @@ class LoopRules(Drafts):
 
     def _first_rate(self) -> Iterator[Proposal]:
         """Yield the reference's first learning rate for the number in the schedule that is the candidate's."""
-        rates = _RATES.search(self._fault.words)
-        if rates is None or rates[1] == rates[2]:
+        rates = self._fault.rates
+        if rates.reference == rates.candidate:
             return
+        first = number_text(float(f"{rates.reference:.9g}"))
         for source, call in self._project.catalog_calls("schedule"):
             for value in [*call.args, *(keyword.value for keyword in call.keywords)]:
                 places = [(source, value)] if number_of(value) is not None else self._project.definitions(source, value)
                 for place, node in places:
-                    if number_of(node) == float(rates[2]):
-                        edit = Edit(place.file, *place.span(node), number_text(float(rates[1])))
-                        words = f"the schedule begins with {number_text(float(rates[1]))}"
-                        yield Proposal((edit,), words, CALLS + 0.6)
+                    number = number_of(node)
+                    if number is not None and math.isclose(number, rates.candidate, rel_tol=1e-6):
+                        edit = Edit(place.file, *place.span(node), first)
+                        yield Proposal((edit,), f"the schedule begins with {first}", CALLS + 0.6)
 
     def _clipping(self) -> Iterator[Proposal]:
         kind = self._fault.kind
@@ -216,9 +211,9 @@ class LoopRules(Drafts):
 
     def _flipped(self) -> Iterator[Proposal]:
         """Yield removals and additions of a flip of the input."""
-        found = _FLIPPED.search(self._fault.words)
-        if found is None:
+        if not self._fault.kind.endswith("_flipped") or self._fault.values is None:
             return
+        axis = self._fault.values.candidate
         for source in self._project:
             for node in source.nodes:
                 if isinstance(node, ast.Subscript) and _is_reversal(node.slice):
@@ -238,27 +233,30 @@ class LoopRules(Drafts):
                 if isinstance(node, ast.Call) and dotted(node.func) in targets and len(node.args) == 1:
                     end = source.span(node.args[0])[1]
                     if isinstance(node.args[0], (ast.Name, ast.Attribute, ast.Call, ast.Subscript)):
-                        edit = Edit(source.file, end, end, f".flip([{found[1]}])")
-                        yield Proposal((edit,), f"the input is flipped along axis {found[1]}", LINES + 0.5)
+                        edit = Edit(source.file, end, end, f".flip([{axis}])")
+                        yield Proposal((edit,), f"the input is flipped along axis {axis}", LINES + 0.5)
 
     def _input(self) -> Iterator[Proposal]:
         """Yield changes of the constants by which inputs are normalised, computed from the recorded inputs."""
-        found = _OF_INPUT.search(self._fault.words) if self._fault.kind.startswith("input_") else None
-        if found is None:
-            yield from self._normalised_by_channel()
+        is_affine = self._fault.kind in ("input_scaled", "input_offset", "input_normalised")
+        rows: Sequence[tuple[float, float]] = ()
+        if is_affine and self._fault.values is not None:
+            rows = self._fault.values.candidate
+        if len(rows) != 1:
+            yield from self._normalised_by_channel(rows)
             return
-        factor, offset = float(found[1] or 1.0), float(found[2] or 0.0)
-        if not factor:
-            return
+        factor, offset = rows[0]
         for source in self._project:
             for node in source.nodes:
                 if isinstance(node, ast.BinOp):
                     yield from self._normalised(source, node, factor, offset)
 
-    def _normalised_by_channel(self) -> Iterator[Proposal]:
-        """Yield new constants of ``(x - m) / s`` with a number for each channel."""
-        found = _BY_CHANNEL.search(self._fault.words) if self._fault.kind.startswith("input_") else None
-        pairs = [] if found is None else [(float(f), float(o)) for f, o in _CHANNEL.findall(found[1])]
+    def _normalised_by_channel(self, pairs: Sequence[tuple[float, float]]) -> Iterator[Proposal]:
+        """Yield new constants of ``(x - m) / s`` with a number for each channel.
+
+        Args:
+            pairs: factor and offset of each channel.
+        """
         rows = [
             (source, node)
             for source in self._project

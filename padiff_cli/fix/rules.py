@@ -42,8 +42,6 @@ _ALIKE, _NEAR = 6.0, 3.0
 # call does.
 _NUMBERS = re.compile(rf"is ({SIGNED})(?: in the candidate)? for the reference's ({SIGNED})(?![\w.])")
 _TWO_CALLS = re.compile(r"(\w+\([^()]*(?:\([^()]*\)[^()]*)*\)) against (\w+\([^()]*(?:\([^()]*\)[^()]*)*\))")
-_ACTIVATIONS = re.compile(r"uses (.+?) for the reference's (.+?)(?: \(|$)")
-_NO_ACTIVATION = re.compile(r"has no activation, the reference (?:has )?(.+?)(?: \(|$)")
 _SURPLUS = re.compile(r"(\w+)\(\) in `[^`]*` is left out")
 # An argument with both values, and calls with an argument that only the reference makes.
 _ARGUMENT = re.compile(r"(\w+)=[\w.+-]+ for the reference's ([\w.+-]*\w)")
@@ -249,10 +247,10 @@ class Rules(Drafts):
 
     def _activation(self) -> Iterator[Proposal]:
         """Yield the reference's activation in the place of the candidate's, where the cause names both."""
-        found = _ACTIVATIONS.search(self._fault.words) if self._fault.kind == "activation" else None
-        if found is None:
+        names = self._fault.values if self._fault.kind == "activation" else None
+        if names is None:
             return
-        own, other = _activation_of(found[1]), _activation_of(found[2])
+        own, other = _activation_of(names.candidate), _activation_of(names.reference)
         yield from self._activation_name(own, other)
         # The calls at the fault; elsewhere, if the fault's line calls a container of layers.
         near = self._project.statement_at(self.lines.candidate)[1]
@@ -262,14 +260,14 @@ class Rules(Drafts):
         for source, node in here or calls:
             is_layer = kind_of(last_name(node.func)) == "layer"
             if common_call(own) == common_call(other):
-                yield from self._settings_of(source, node, found[2])
+                yield from self._settings_of(source, node, names.reference)
                 continue
-            names = (
+            layers = (
                 each
                 for each in LAYERS[self._framework]
                 if common_kind(each.lower()) == common_kind(other.replace("_", ""))
             )
-            name = min(names, default="") if is_layer else other
+            name = min(layers, default="") if is_layer else other
             if name and kind_of(name):
                 changes = [Change("rename", node, name, node)]
                 if own == "leaky_relu" or (own == "gelu" and other != "gelu"):
@@ -309,22 +307,22 @@ class Rules(Drafts):
 
     def _missing_activation(self) -> Iterator[Proposal]:
         """Yield the reference's activation around the candidate's line, or behind the layer that still agrees."""
-        found = _NO_ACTIVATION.search(self._fault.words)
-        if found is None:
+        expected = "" if self._fault.values is None else self._fault.values.reference
+        if self._fault.kind != "activation_missing" or not expected:
             return
-        function = ast.Call(ast.Name(_activation_of(found[1])), [ast.Name("x")], [])
+        function = ast.Call(ast.Name(_activation_of(expected)), [ast.Name("x")], [])
         source, statement = self._project.statement_at(self.lines.candidate)
         if source is not None and isinstance(statement, (ast.Assign, ast.Return)) and statement.value is not None:
-            change = Change("wrap", statement.value, found[1], function, function.args[0])
+            change = Change("wrap", statement.value, expected, function, function.args[0])
             yield from self._written(source, Match(0.0), [change], LINES - 0.2)
         for own, _, place in list(places(self._fault, self._project))[:3]:
             # Around what the layer is given, or around the layer before it.
-            change = Change("wrap", place, found[1], function, function.args[0])
+            change = Change("wrap", place, expected, function, function.args[0])
             yield from self._written(own, Match(0.0), [change], LINES - 0.1)
         partners = {each.reference: each.candidate for each in self._models.partners}
         before = self._models.lines.candidate.get(partners.get(self._first.last_agreeing, ""))
         source, statement = self._project.statement_at(before)
-        kind = _activation_of(found[1]).replace("_", "")
+        kind = _activation_of(expected).replace("_", "")
         name = min(
             (each for each in LAYERS[self._framework] if common_kind(each.lower()) == common_kind(kind)), default=""
         )

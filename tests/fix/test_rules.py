@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from padiff.records import Both, Difference, Layer, Models
@@ -80,7 +82,7 @@ def changed_lines(
     own = {role: frame(text, part) for role, part in (lines or {}).items()}
     other = {role: Frame("ref.py", 1, "", line) for role, line in (reference_lines or {}).items()}
     about = Both(Frame("ref.py", 1, "", reference) if reference else None, frame(text, at) if at else None)
-    cause = Cause(cause.kind, cause.sentence, cause.proven, fix=cause.fix, lines=about)
+    cause = replace(cause, lines=about)
     partners = (Partners(*last, "names", 1.0),) if last[0] else ()
     models = Models(Both(layers, ()), Both("torch 2", f"{framework} 3"), partners=partners, lines=Both(other, own))
     first = FirstDiff(0, stage, None, None, cause=cause, last_agreeing=last[0])
@@ -145,7 +147,7 @@ CASES = {
         ["+    optimizer.zero_grad()"],
     ),
     "constants of the input": (
-        {"cause": Cause("input_normalised", "the candidate's input is 0.5 times the reference's +0.2"),
+        {"cause": Cause("input_normalised", "other inputs", values=Both(None, ((0.5, 0.2),))),
          "stage": "input"},
         ["-    x = (x - 0.5) / 0.25", "+    x = (x - 0.55) / 0.125"],
     ),
@@ -174,7 +176,7 @@ CASES = {
     ),
     "an activation by its name": (
         {"text": "import torch.nn.functional as F\ny = F.silu(x)\n", "at": "silu",
-             "cause": Cause("activation", "the candidate uses SiLU for the reference's exact GELU (`net.5`)")},
+             "cause": Cause("activation", "another one", values=Both("exact GELU", "SiLU"))},
         ["-y = F.silu(x)", "+y = F.gelu(x)"],
     ),
     "a term of the loss": (
@@ -201,17 +203,17 @@ CASES = {
     ),
     "layers of a list in the other order": (
         {"text": "parts = []\nparts.append(Act())\nparts.append(nn.LayerNorm(4))\n", "at": "LayerNorm",
-         "cause": Cause("activation", "the candidate uses SiLU for the reference's no activation")},
+         "cause": Cause("activation", "another one", values=Both("", "SiLU"))},
         ["+parts.append(nn.LayerNorm(4))", "-parts.append(nn.LayerNorm(4))"],
     ),
     "layers of a line in the other order": (
         {"text": "y = self.norm(self.act(x))\n", "at": "norm",
-         "cause": Cause("activation", "the candidate uses SiLU for the reference's no activation")},
+         "cause": Cause("activation", "another one", values=Both("", "SiLU"))},
         ["-y = self.norm(self.act(x))", "+y = self.act(self.norm(x))"],
     ),
     "layers of lines in the other order": (
         {"text": "y = act(y)\ny = norm(y)\n", "at": "norm",
-         "cause": Cause("activation", "the candidate uses SiLU for the reference's no activation")},
+         "cause": Cause("activation", "another one", values=Both("", "SiLU"))},
         ["+y = norm(y)", "-y = norm(y)"],
     ),
     "an argument by place, where its value is defined": (
@@ -266,7 +268,7 @@ CASES = {
     "the first rate of a schedule": (
         {"text": "import paddle\nlr = paddle.optimizer.lr.LinearWarmup(0.1, 5, start_lr=0.0, end_lr=0.1)\n",
          "framework": "paddle", "stage": "update",
-         "cause": Cause("learning_rate", "the learning rates differ: 0.025 against 0.0, 0.05 against 0.02")},
+         "cause": Cause("learning_rate", "other rates", values=Both([0.025, 0.05], [0.0, 0.02]))},
         ["-lr = paddle.optimizer.lr.LinearWarmup(0.1, 5, start_lr=0.0, end_lr=0.1)",
          "+lr = paddle.optimizer.lr.LinearWarmup(0.1, 5, start_lr=0.025, end_lr=0.1)"],
     ),
@@ -300,14 +302,14 @@ CASES = {
     "a setting of the reference's layer": (
         {"text": "import torch.nn.functional as F\ny = F.leaky_relu(x, negative_slope=0.01)\n", "at": "leaky",
          "layers": (Layer("D.1", "LeakyReLU", "leakyrelu", settings={"slope": 0.2}),),
-         "cause": Cause("activation", "the candidate uses leaky ReLU of slope 0.01 for the reference's leaky ReLU "
-                        "(`D.1`)")},
+         "cause": Cause("activation", "another slope (`D.1`)",
+                        values=Both("leaky ReLU", "leaky ReLU of slope 0.01"))},
         ["-y = F.leaky_relu(x, negative_slope=0.01)", "+y = F.leaky_relu(x, negative_slope=0.2)"],
     ),
     "a number of the reference's function": (
         {"text": "from torch import nn\nSLOPE = 0.01\nact = nn.LeakyReLU(SLOPE)\n", "at": "act",
-         "cause": Cause("activation", "the candidate uses leaky ReLU of slope 0.01 for the reference's leaky ReLU of "
-                        "slope 0.2 (the first leaky_relu() in `down`)")},
+         "cause": Cause("activation", "another slope",
+                        values=Both("leaky ReLU of slope 0.2", "leaky ReLU of slope 0.01"))},
         ["-SLOPE = 0.01", "+SLOPE = 0.2"],
     ),
     "a line of the function that leads to the fault": (
@@ -322,8 +324,7 @@ CASES = {
     "micro-batches": (
         {"text": "def loop(opt, args):\n    for i in range(9):\n        if (i + 1) % args.accumulate == 0:\n"
          "            opt.step()\nargs = SimpleNamespace(accumulate=1, steps=1)\n", "stage": "input",
-         "cause": Cause("micro_batches", "the candidate's step has 1 micro-batch, the reference's 2: so often was the "
-                        "model called")},
+         "cause": Cause("micro_batches", "another number", values=Both(2, 1))},
         ["-args = SimpleNamespace(accumulate=1, steps=1)", "+args = SimpleNamespace(accumulate=2, steps=1)"],
     ),
     "a number without a point, where one with a point is defined": (
@@ -351,13 +352,12 @@ CASES = {
     ),
     "the steps of a warm-up of the user's own": (
         {"text": "def main(wd=0.3, warmup=3, steps=9):\n    return Warmup(opt, warmup=warmup)\n", "stage": "update",
-         "cause": Cause("learning_rate", "the learning rates differ: 0.005, 0.005 against 0.00333333, 0.00333333 (by "
-                        "group)")},
+         "cause": Cause("learning_rate", "other rates", values=Both([5e-3, 5e-3], [1e-2 / 3, 1e-2 / 3]))},
         ["-def main(wd=0.3, warmup=3, steps=9):", "+def main(wd=0.3, warmup=2, steps=9):"],
     ),
     "the factor of a schedule": (
         {"text": "lr = paddle.optimizer.lr.ExponentialDecay(2e-3, gamma=0.9)\n", "stage": "update",
-         "framework": "paddle", "cause": Cause("learning_rate", "the learning rates differ: 0.0016 against 0.0018")},
+         "framework": "paddle", "cause": Cause("learning_rate", "other rates", values=Both([1.6e-3], [1.8e-3]))},
         ["-lr = paddle.optimizer.lr.ExponentialDecay(2e-3, gamma=0.9)",
          "+lr = paddle.optimizer.lr.ExponentialDecay(2e-3, gamma=0.8)"],
     ),

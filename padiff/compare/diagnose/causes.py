@@ -270,8 +270,8 @@ def _update(
     diff: Diff, reference: np.ndarray, candidate: np.ndarray, ratio: float | None, step: Sequence[Diff]
 ) -> Cause:
     rates = _rates(step)
-    if rates:
-        return Cause("learning_rate", rates)
+    if rates is not None:
+        return rates
     if ratio is not None:
         return Cause("update_scale", f"the update is {times(ratio)} at the same gradient and learning rate")
     weight = next((d for d in step if d.pair.stage == "weight" and d.compared and key_of(d) == key_of(diff)), None)
@@ -285,8 +285,8 @@ def _update(
     return _unknown("the gradients agree: the cause is in the optimizer's step")
 
 
-def _rates(step: Sequence[Diff]) -> str:
-    """Return the learning rates of a step by parameter group as text if they differ between the runs; else empty."""
+def _rates(step: Sequence[Diff]) -> Cause | None:
+    """Return the cause that the learning rates of a step differ between the runs, by parameter group."""
     rates: Both[list[float]] = Both([], [])
     equal = True
     for diff in step:
@@ -298,9 +298,10 @@ def _rates(step: Sequence[Diff]) -> str:
     texts = rates.map(lambda side: [f"{rate:.6g}" for rate in side])
     # A group of one run may be several groups with the same rate in the other.
     if equal or not all(texts) or set(texts.reference) == set(texts.candidate):
-        return ""
+        return None
     by_group = " (by parameter group)" if max(map(len, texts)) > 1 else ""
-    return f"the learning rates differ: {' against '.join(map(', '.join, texts))}{by_group}"
+    text = f"the learning rates differ: {' against '.join(map(', '.join, texts))}{by_group}"
+    return Cause("learning_rate", text, values=rates)
 
 
 # Up to this many calls that only one side makes count as a missing or a surplus call. More calls mean that the code is

@@ -231,7 +231,7 @@ def cause_of(differences: Sequence[Difference]) -> Cause | None:
     more = f", and {len(differences) - _SAID} more" if len(differences) > _SAID else ""
     sentence = f"{differences[0].said}: {', '.join(_texts(differences[:_SAID]))}{more}"
     notes = "; ".join(dict.fromkeys(d.note for d in differences if d.note))
-    return Cause(first.kind, sentence, evidence=notes, fix=together([d.fix for d in differences]))
+    return replace(first, sentence=sentence, evidence=notes, fix=together([d.fix for d in differences]))
 
 
 def cause_in_settings(pair: Pair, differences: Sequence[Difference]) -> Cause | None:

@@ -387,8 +387,9 @@ def divergences(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
             text = "; ".join(dict.fromkeys(texts))
             activation = len(texts) == 1 and sheet.nodes[cuts[0][0]].operation == "act" and not sum(steps)
             kind = "activation" if activation else "code"
-            at = min(groups[0][0])
-            yield Edit(kind, "other code", text, changes, 4 + sum(steps), at=at, other=cuts[0][1])
+            at, (k, other) = min(groups[0][0]), cuts[0]
+            names = _activations(sheet, candidate, k, other) if activation else None
+            yield Edit(kind, "other code", text, changes, 4 + sum(steps), at=at, other=other, values=names)
 
 
 def _by_calls(sheet: FormulaView, candidate: FormulaView) -> Edit | None:
@@ -427,7 +428,8 @@ def _by_calls(sheet: FormulaView, candidate: FormulaView) -> Edit | None:
     text = "; ".join(f"{text} ({sheet.where(k)})" for text, (k, _) in texts.items())
     k, other = next(iter(texts.values()))
     activation = len(texts) == 1 and sheet.nodes[k].operation == "act"
-    return Edit("activation" if activation else "code", READ, text, changes, 4, at=k, other=other)
+    names = _activations(sheet, candidate, k, other) if activation else None
+    return Edit("activation" if activation else "code", READ, text, changes, 4, at=k, other=other, values=names)
 
 
 def _partners(
@@ -776,6 +778,12 @@ def _activation(how: Mapping[str, Any]) -> str:
     number = how.get("number")
     what = ACTIVATION_NUMBERS.get(how["function"], "number")
     return str(how["function"]) if number is None else f"{how['function']} of {what} {number:.6g}"
+
+
+def _activations(sheet: FormulaView, candidate: FormulaView, k: int, other: int) -> Both[str] | None:
+    """Return the names of two activations; `None` if one of the nodes is none."""
+    nodes = Both(sheet.nodes[k], candidate.nodes[other])
+    return nodes.map(lambda node: _activation(node.how)) if {node.operation for node in nodes} == {"act"} else None
 
 
 def _value(value: Any) -> str:

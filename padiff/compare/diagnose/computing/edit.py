@@ -13,7 +13,7 @@ from padiff.compare.diagnose.computing.formula import CONSTANT, MADE, Change, No
 from padiff.compare.diagnose.computing.operations import OPERATIONS
 from padiff.compare.diagnose.computing.writer import Writer
 from padiff.compare.diagnose.traced import Graph, place_of
-from padiff.records import TracedCall
+from padiff.records import Both, TracedCall
 from padiff.system.frames import Frame
 
 #: What a tensor is called that no call gives.
@@ -71,6 +71,7 @@ class Edit:
         telling: True if the edit names the reason; False if the edit only says where and how the output changes.
         argument: the argument of a function that the edit changes, if that is all it changes.
         other: the node of the candidate's formula that belongs to `at`; -1 if not known.
+        values: as in `Cause`, of the side that the formula is of, and of the other one.
     """
 
     kind: str
@@ -83,6 +84,7 @@ class Edit:
     telling: bool = True
     argument: Argument | None = None
     other: int = -1
+    values: Both[Any] | None = None
 
 
 class FormulaView:

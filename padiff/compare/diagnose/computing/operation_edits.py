@@ -14,6 +14,7 @@ from padiff.compare.diagnose.computing.formula import Change
 from padiff.compare.diagnose.computing.operations import OPERATIONS, cast
 from padiff.compare.diagnose.kernels import ACTIVATION_NUMBERS, FUNCTIONS
 from padiff.frameworks.settings import FRAMEWORKS, conventions_of
+from padiff.records import Both
 
 _FEW = 4
 
@@ -510,11 +511,13 @@ def _act(sheet: FormulaView, k: int) -> Iterator[Edit]:
         function = f"{function} of {ACTIVATION_NUMBERS[function]} {number:g}"
     where = sheet.where(k)
     text = f"the candidate has no activation, the reference {function} ({where})"
-    yield Edit("activation_missing", "no activation", text, {k: _of(sheet, k, "act", function=_NONE)}, 0, at=k)
+    change = {k: _of(sheet, k, "act", function=_NONE)}
+    yield Edit("activation_missing", "no activation", text, change, 0, at=k, values=Both(function, ""))
     for name in FUNCTIONS:
         if name != function:
             text = f"the candidate uses {name} for the reference's {function} ({where})"
-            yield Edit("activation", "another activation", text, {k: _of(sheet, k, "act", function=name)}, 0, at=k)
+            change = {k: _of(sheet, k, "act", function=name)}
+            yield Edit("activation", "another activation", text, change, 0, at=k, values=Both(function, name))
     total = sheet.nodes[sheet.nodes[k].given[0]]
     if total.operation == "add" and sheet.shape(total.given[0]) == sheet.shape(total.given[1]):
         act, how = OPERATIONS["act"], sheet.nodes[k].how
@@ -536,7 +539,8 @@ def _softmax(sheet: FormulaView, k: int) -> Iterator[Edit]:
             change = {k: given(sheet, k, axis=axis)}
             yield Edit("softmax_axis", "softmax over another axis", text, change, 0, at=k, argument=argument)
     text = f"the candidate uses a sigmoid for the reference's softmax ({where})"
-    yield Edit("activation", "another activation", text, {k: _of(sheet, k, "act", function="sigmoid")}, 0, at=k)
+    change, names = {k: _of(sheet, k, "act", function="sigmoid")}, Both("softmax", "sigmoid")
+    yield Edit("activation", "another activation", text, change, 0, at=k, values=names)
 
 
 def _reduced(sheet: FormulaView, k: int) -> Iterator[Edit]:

@@ -105,6 +105,7 @@ class Case:
             and (edit.kind not in _OF_OPERANDS or other is None or _computes(other, found)),
             code=True,
             lines=self._lines(found),
+            values=None if edit.values is None else edit.values.swapped(found.surplus),
         )
 
     def _lines(self, found: Found) -> Both[Frame | None]:

@@ -207,6 +207,7 @@ def _finding(tried: Sequence[Trial], recorded: Cause | None = None) -> Finding:
         () if proven else excluded,
         first.hypothesis.lines,
         first.weight.residual,
+        first.hypothesis.values,
     )
     return Finding(cause, excluded)
 

@@ -291,7 +291,7 @@ def _calls(scene: DiffContext) -> Iterator[Cause]:
         f"{max(counts)}: so often was the model called"
     )
     proven = (backwards.reference < backwards.candidate) == (counts.reference < counts.candidate)
-    yield Cause("micro_batches", text, proven and all(backwards), "calls and backwards are recorded")
+    yield Cause("micro_batches", text, proven and all(backwards), "calls and backwards are recorded", values=counts)
 
 
 def _rows_of_inputs(step: Step) -> Counter[str]:

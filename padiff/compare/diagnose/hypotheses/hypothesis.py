@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -53,6 +54,7 @@ class Hypothesis:
         code: True if the hypothesis names a difference in the code; a hypothesis that describes only the difference
             of the outcome is then not reported beside it.
         lines: the lines of both sides' code that it is about; `None` where not known.
+        values: as in `Cause`.
     """
 
     kind: str
@@ -67,6 +69,7 @@ class Hypothesis:
     telling: bool = True
     code: bool = False
     lines: Both[Frame | None] = UNKNOWN_LINES
+    values: Both[Any] | None = None
 
     @property
     def lines_text(self) -> str:

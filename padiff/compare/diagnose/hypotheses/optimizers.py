@@ -44,8 +44,8 @@ _AROUND = 12
 _LATE = 3
 
 
-def rates_text(scene: DiffContext, tracks: ParameterHistories) -> str:
-    """Return text on the first step whose learning rates differ, and on the difference of the schedules."""
+def rates_text(scene: DiffContext, tracks: ParameterHistories) -> tuple[str, Both[list[float]]]:
+    """Return text on the first step whose learning rates differ and how the schedules do, and these rates."""
     at = tracks.at
     sides = tracks.rates.map(lambda rates: list(rates[at]))
     if _equal(sides):
@@ -53,7 +53,7 @@ def rates_text(scene: DiffContext, tracks: ParameterHistories) -> str:
         at = next((k for k, row in enumerate(rows) if not _equal(Both(*map(list, row)))), at)
         sides = tracks.rates.map(lambda rates: list(rates[at]))
     step = "" if at == tracks.at else f" in step {tracks.numbers[at]}"
-    return f"the learning rates differ{step}: {rates_list(sides)}{_schedule(scene)}"
+    return f"the learning rates differ{step}: {rates_list(sides)}{_schedule(scene)}", sides
 
 
 def rates_list(sides: Both[list[float]]) -> str:
@@ -389,7 +389,7 @@ def _site(scene: DiffContext, tracks: ParameterHistories, parameter: Parameter) 
 
 def _of_rates(scene: DiffContext, tracks: ParameterHistories, parameters: Sequence[Parameter]) -> Hypothesis:
     """Return the hypothesis that only the recorded learning rates differ."""
-    text = rates_text(scene, tracks)
+    text, rates = rates_text(scene, tracks)
     return Hypothesis(
         "learning_rate",
         "learning rate",
@@ -397,6 +397,7 @@ def _of_rates(scene: DiffContext, tracks: ParameterHistories, parameters: Sequen
         lambda: _predictions(scene, tracks, parameters, Change({})),
         what="parameters' updates",
         fix=parameter_history.rate(scene.frameworks.candidate),
+        values=rates,
     )
 
 
@@ -410,7 +411,8 @@ def _also(rates: Hypothesis | None, hypothesis: Hypothesis) -> Hypothesis:
     if rates is None:
         return hypothesis
     text = f"{rates.sentence}; and {hypothesis.sentence}"
-    return replace(hypothesis, kind=f"{rates.kind}+{hypothesis.kind}", sentence=text, changes=1 + hypothesis.changes)
+    kind, changes = f"{rates.kind}+{hypothesis.kind}", 1 + hypothesis.changes
+    return replace(hypothesis, kind=kind, sentence=text, changes=changes, values=rates.values)
 
 
 def _rates_differ(tracks: ParameterHistories, parameters: Iterable[Parameter]) -> bool:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -95,6 +96,7 @@ def output_hypothesis(
     tried: int = 1,
     telling: bool = True,
     changes: int = 1,
+    values: Both[Any] | None = None,
 ) -> Hypothesis:
     """Return a hypothesis that predicts the values of the output itself."""
     pair = scene.diff.pair
@@ -103,7 +105,7 @@ def output_hypothesis(
         limit = scene.limit(pair)
         yield Prediction(pair.anchor.site, output.candidate, predicted, output.reference, output.absolute, limit)
 
-    return Hypothesis(kind, name, text, predict, "outputs", free, tried, changes, telling=telling)
+    return Hypothesis(kind, name, text, predict, "outputs", free, tried, changes, telling=telling, values=values)
 
 
 def channel_axes(scene: DiffContext, output: Output) -> list[int]:
@@ -278,17 +280,21 @@ def _activation(scene: DiffContext, output: Output) -> Iterator[Hypothesis]:
             if name != expected:
                 text = f"the candidate uses {name} for the reference's {expected} (of {site})"
                 yield output_hypothesis(
-                    scene, output, "activation", "another activation", text, function(layer_input), 0, len(functions)
-                )
+                    scene, output, "activation", "another activation", text, function(layer_input), 0, len(functions),
+                    values=Both(names[0] if names else "", name),
+                )  # fmt: skip
         if names:
             text = f"the candidate has no activation, the reference {expected} (of {site})"
-            yield output_hypothesis(scene, output, "activation_missing", "no activation", text, layer_input)
+            yield output_hypothesis(
+                scene, output, "activation_missing", "no activation", text, layer_input, values=Both(expected, "")
+            )
             slope = _slope(layer_input, output.candidate)
             if slope is not None:
                 text = f"the candidate uses leaky ReLU of slope {slope:.5g} for the reference's {expected} (of {site})"
                 yield output_hypothesis(
-                    scene, output, "activation", "slope", text, kernels.leaky(slope)(layer_input), 1
-                )
+                    scene, output, "activation", "slope", text, kernels.leaky(slope)(layer_input), 1,
+                    values=Both(expected, f"leaky_relu of slope {slope:.5g}"),
+                )  # fmt: skip
         return
     for name, function in functions.items():
         text = f"the candidate's output is {name} of the reference's: an activation more"

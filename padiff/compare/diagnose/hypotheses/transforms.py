@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, permutations
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -47,6 +48,7 @@ class Transform:
         free: count of numbers that were solved for.
         tried: count of alternatives that were tried.
         changes: see `Hypothesis`.
+        value: the axis of a flip; rows of scale and offset, one for each channel or for all; `None` for other changes.
     """
 
     kind: str
@@ -56,6 +58,7 @@ class Transform:
     free: int = 0
     tried: int = 1
     changes: int = 1
+    value: Any = None
 
 
 def hypothesis(
@@ -83,6 +86,7 @@ def hypothesis(
         free=one.free,
         tried=one.tried,
         changes=one.changes,
+        values=None if one.value is None else Both(None, one.value),
     )
 
 
@@ -113,7 +117,7 @@ def orders(shape: Sequence[int], first: int = 1) -> Iterator[Transform]:
     for axis in axes:
         text = f"flipped along axis {axis}"
         text += " (RGB against BGR, where these are channels)" if shape[axis] == 3 else ""
-        yield Transform("flipped", "a flip", text, partial(np.flip, axis=axis), tried=tried)
+        yield Transform("flipped", "a flip", text, partial(np.flip, axis=axis), tried=tried, value=axis)
         for shift in _SHIFTS:
             if shape[axis] > 2 * abs(shift):
                 text = f"shifted by {abs(shift)} along axis {axis}, {'forward' if shift > 0 else 'back'}"
@@ -207,7 +211,16 @@ def affine(reference: np.ndarray, candidate: np.ndarray) -> Iterator[Transform]:
             factors, offsets = lines[:, 0].reshape(shape), lines[:, 1].reshape(shape)
             text = f"scaled and offset by channel (axis {axis}): {_lines_text(lines)}"
             make = partial(_line_of, factors=factors, offsets=offsets)
-            yield Transform("normalised", "scale and offset by channel", text, make, 2 * len(lines), 2, 3)
+            yield Transform(
+                "normalised",
+                "scale and offset by channel",
+                text,
+                make,
+                2 * len(lines),
+                2,
+                3,
+                (*map(tuple, lines.tolist()),),
+            )
 
 
 def _line_of(values: np.ndarray, factors: np.ndarray, offsets: np.ndarray) -> np.ndarray:
@@ -221,15 +234,16 @@ def _of_line(reference: np.ndarray, candidate: np.ndarray, factor: float, offset
     scale = _written(alone)
     if abs(alone - 1) > 1e-6 and alone:
         yield Transform(
-            "scaled", "a scale", f"{scale:.6g} times the reference's{_known(scale)}", lambda v: v * scale, 1
-        )
+            "scaled", "a scale", f"{scale:.6g} times the reference's{_known(scale)}", lambda v: v * scale, 1,
+            value=((scale, 0.0),),
+        )  # fmt: skip
     if mean:
         off = _written(mean)
-        yield Transform("offset", "an offset", f"the reference's {off:+.6g}", lambda v: v + off, 1)
+        yield Transform("offset", "an offset", f"the reference's {off:+.6g}", lambda v: v + off, 1, value=((1.0, off),))
     a, b = _written(factor), _written(offset)
     if a and b and abs(a - 1) > 1e-6:
         text = f"{a:.6g} times the reference's {b:+.6g}{_known(a)}"
-        yield Transform("normalised", "scale and offset", text, lambda v: v * a + b, 2, changes=2)
+        yield Transform("normalised", "scale and offset", text, lambda v: v * a + b, 2, 1, 2, ((a, b),))
 
 
 def _line(reference: np.ndarray, candidate: np.ndarray) -> tuple[float, float]:
