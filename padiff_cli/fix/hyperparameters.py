@@ -22,7 +22,7 @@ from padiff_cli.fix.source import Edit, Project, Proposal, Source, dotted, last_
 from padiff_cli.fix.vocabulary import kind_of, number_of, value_text
 
 _WEIGHT, _RATE = 1.1, 1.8
-_MOST_RATES = 6
+_MOST_RATES, _MOST_PLACES = 6, 3
 # Names of the numbers of a schedule, and the most characters of a number that somebody wrote.
 _OF_SCHEDULE = re.compile(
     r"schedule|warm|gamma|decay_rate|lr_decay|total|step_size|t_max|max_steps|factor", re.IGNORECASE
@@ -62,6 +62,7 @@ _RATES = ("warm-up steps", "the schedule of the learning rate", "steps of the wh
 def parameter_groups(fault: Fault, project: Project) -> Iterator[Proposal]:
     """Yield groups of parameters for each setting that differs for some parameters only, and numbers of schedules."""
     yield from _rates(fault, project)
+    yield from _declared_numbers(fault, project)
     framework = fault.frameworks[1]
     for difference in fault.settings:
         sites = difference.parameters.candidate
@@ -115,6 +116,20 @@ def _rates(fault: Fault, project: Project) -> Iterator[Proposal]:
                 new.setdefault(Edit(source.file, *source.span(node), shown), value)
     for k, edit in enumerate([*new][:_MOST_RATES]):
         yield Proposal((edit,), f"the schedule has {edit.text}", _RATE + 0.01 * k)
+
+
+def _declared_numbers(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield the reference's value of a setting in the places of the candidate's: first where a name says so."""
+    for difference in fault.settings:
+        numbers = [each for each in difference.values if isinstance(each, (int, float)) and not isinstance(each, bool)]
+        if not difference.changes or difference.stage != fault.first.stage or len(numbers) < 2:
+            continue
+        text, words = number_text(float(numbers[0])), {*re.split(r"[\W_]+", difference.name.lower())}
+        places = [(source, node) for source, node, number in literals(project) if number == numbers[1]]
+        ranked = sorted(places, key=lambda place: not words.intersection(re.split(r"[\W_]+", _owner(*place).lower())))
+        for k, (source, node) in enumerate(ranked[:_MOST_PLACES]):
+            edit = Edit(source.file, *source.span(node), text)
+            yield Proposal((edit,), f"`{difference.name}` is {text}", _RATE + 0.3 * k)
 
 
 def _owner(source: Source, node: ast.AST) -> str:

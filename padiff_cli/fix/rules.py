@@ -174,7 +174,11 @@ class Rules(Drafts):
                     break  # a whole line against a whole statement
             if best is None or best[0].cost > _ALIKE:
                 continue
-            yield from self._written(source, best[0], list(best[0].changes), weight)
+            # Arguments of one call with other values say more than calls that differ otherwise.
+            is_setting = all(change.kind == "value" and change.name for change in best[0].changes)
+            yield from self._written(
+                source, best[0], list(best[0].changes), min(weight, LINES) if is_setting else weight
+            )
 
     def _pairs(self) -> Iterator[tuple[ast.AST, Source, int, float]]:
         """Yield nodes of the reference with the candidate's lines that answer to them, and a weight."""

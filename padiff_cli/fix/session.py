@@ -350,9 +350,18 @@ def _measured(report: Report) -> int:
     return report.coverage.compared - report.coverage.missing
 
 
+def _cut(before: Report, after: Report) -> int:
+    """Return the number of pairs of layers that end elsewhere, as only the latter report knows."""
+    cut = {*after.coverage.cut_elsewhere} - {*before.coverage.cut_elsewhere}
+    sides = (diff.pair.sides for diff in before.diffs) if cut else ()
+    return sum(" / ".join("" if record is None else record.layer for record in pair) in cut for pair in sides)
+
+
 def _helps(before: Report, fault: FirstDiff, after: Report) -> bool:
     """Return True if a fault is gone, no other one came, and as much is compared as before."""
-    if _measured(after) < _measured(before) or len(after.coverage.steps) < len(before.coverage.steps):
+    if _measured(after) < _measured(before) - _cut(before, after) or len(after.coverage.steps) < len(
+        before.coverage.steps
+    ):
         return False
     if after.passed:
         return True

@@ -60,8 +60,14 @@ def answering(edit: str, known: Sequence[Explanation]) -> list[Explanation]:
     changes = [] if arguments or call else [said for text, said in _CHANGES if re.search(text, edit, re.IGNORECASE)]
     named = [name for names in ARGUMENT_NAMES for name in names if named_at(edit, name) is not None and name != "p"]
     if arguments:
-        related = [each for each in known if any(named_at(_words(each), name) is not None for name in arguments)]
-        agreeing = [each for each in known if all(_sets(each, *argument) for argument in arguments.items())]
+        related = [each for name in arguments for each in _about(name, known)]
+        setting = [[each for each in known if _sets(each, *argument)] for argument in arguments.items()]
+        agreeing = [each for each in setting[0] if all(each in some for some in setting)]
+        if len(arguments) > 1 and not all(_about(name, known) for name in arguments):
+            return []  # what the other argument does is not known
+        if not agreeing and all(setting):
+            # Several causes, with an argument each.
+            agreeing = list({id(each): each for some in setting for each in some[:1]}.values())
         if not related and not any(name in names for names in ARGUMENT_NAMES for name in arguments):
             agreeing = _with_numbers(numbers, known)
     else:
@@ -83,13 +89,19 @@ def answering(edit: str, known: Sequence[Explanation]) -> list[Explanation]:
     kinds = {each.kind for each in related}
     about = [each for each in known if replaced and all(_names(_words(each), word) for word in _telling(replaced))]
     others = about + [each for each in known if each.kind in kinds and each not in about]
-    unanswered = (_left(each, numbers) for each in others if each.proven or each.share >= _DECIDES)
+    unanswered = (_left(each, numbers) for each in others if each.proven or each.declared or each.share >= _DECIDES)
     return [each for each in unanswered if each is not None]
+
+
+def _about(argument: str, known: Sequence[Explanation]) -> list[Explanation]:
+    """Return the explanations that name an argument."""
+    return [each for each in known if named_at(_words(each), argument) is not None]
 
 
 def _with_numbers(numbers: set[float], known: Sequence[Explanation]) -> list[Explanation]:
     """Return the proven explanations that need the numbers of an edit."""
-    return [each for each in known if each.proven and numbers and numbers <= _reference_numbers(each)]
+    certain = [each for each in known if each.proven or each.declared]
+    return [each for each in certain if numbers and numbers <= _reference_numbers(each)]
 
 
 def _named_by_words(wanted: str, replaced: str, known: Sequence[Explanation]) -> list[Explanation]:
@@ -177,7 +189,9 @@ def _sets(each: Explanation, name: str, value: str) -> bool:
     for spelling in [name] if name in settings else settings:
         # beta1 is no other spelling of beta2, though both are of betas.
         if named_at(spelling, name) is not None and {name, spelling} != {"beta1", "beta2"}:
-            return _is_same(settings[spelling], value)
+            if _numbers(settings[spelling]) or not _numbers(value):
+                return _is_same(settings[spelling], value)
+            break  # a call, whose number is the argument's
     numbers = _numbers(value)
     is_named = named_at(_words(each), name) is not None
     if numbers:

@@ -23,6 +23,7 @@ from padiff.dump.store import is_remote
 from padiff.errors import UsageError
 from padiff.records import LOOP, Both, Diff, Record, Report, figures_text
 from padiff.records.diagnostic import Diagnostic, diagnostic_json, diagnostic_of, diagnostic_schema, position_text
+from padiff.records.first_diff import FirstDiff, Standing
 from padiff.records.report_data import CANNOT_TELL, MATCH
 from padiff.report_formats import json_parts
 from padiff.system.terminal import printable
@@ -107,12 +108,25 @@ class _Compared:
                     break
             first = self.report.first_diff
             cause = None if first is None else first.cause
-            self._explanations = [] if comparison.scene is None else explanations(comparison.scene, cause)
-            if first is not None and first.diff is None and cause is not None and cause.fix:
-                # A setting: set alike, this difference is gone.
-                setting = Explanation(cause.kind, cause.sentence, cause.fix, 1.0, None, cause.proven)
-                self._explanations.insert(0, setting)
+            known = [] if comparison.scene is None else explanations(comparison.scene, cause)
+            texts = {each.text for each in known if each.proven}
+            named = [each for each in map(_explanation, filter(None, (first, *self.report.independent))) if each]
+            self._explanations = [*(each for each in named if each.text not in texts), *known]
         return self._explanations
+
+
+def _explanation(fault: FirstDiff) -> Explanation | None:
+    """Return the cause of a fault as an edit, if the runs declare the cause or the report proves it; else `None`.
+
+    A setting that is set alike is gone. A fault beside the first one leaves the first one as it is.
+    """
+    cause = fault.cause
+    if cause is None or not (cause.proven or (fault.diff is None and cause.fix)):
+        return None
+    if fault.standing is Standing.FIRST:
+        return Explanation(cause.kind, cause.sentence, cause.fix, 1.0, None, cause.proven, declared=True)
+    text = f"another difference, at {position_text(fault)}, and not the first one: {cause.sentence}"
+    return Explanation(cause.kind, text, cause.fix, 0.0, None, False, declared=True)
 
 
 class Tools:

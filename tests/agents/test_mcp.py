@@ -76,6 +76,9 @@ def runs(tmp_path_factory):
         "norm": recorded(folder / "norm", "torch", torch_net(norm=True)),
         "momentum": recorded(folder / "momentum", "paddle", _momentum()),
         "identity": recorded(folder / "identity", "paddle", tanh_missing()),
+        "both": recorded(
+            folder / "both", "paddle", tanh_missing(), make=optimizer_of("paddle", "SGD", {"learning_rate": 0.2})
+        ),
         "start": recorded(folder / "start", "paddle", off_by_a_bias()),
         "gelu": recorded(
             folder / "gelu", "torch", torch.nn.Sequential(*torch_net()[:1], torch.nn.GELU(), torch_net()[2])
@@ -303,6 +306,25 @@ def test_an_edit_of_one_of_two_causes_is_no_answer():
                   "paddle.optimizer.AdamW(..., learning_rate=0.1, beta2=0.95)")  # fmt: skip
     assert answering("beta2=0.95", [both]) == []
     assert answering("learning_rate=0.1, beta2=0.95", [both]) == [both]
+
+
+def test_an_edit_of_two_causes_that_are_known_apart_is_answered():
+    loss = proven(
+        "loss_setting", "the losses are set differently: beta 0.3 against 1.0", "smooth_l1_loss(..., beta=0.3)"
+    )
+    clip = Explanation("clipping", "another difference", "opt(..., grad_clip=ClipGradByGlobalNorm(0.25))", 0.0, None,
+                       False, declared=True)  # fmt: skip
+    assert answering("beta=0.3, max_norm=0.25", [loss, clip]) == [loss, clip]
+    assert answering("max_norm=0.25", [loss, clip]) == [clip]
+    assert [each.share for each in answering("max_norm=0.5", [loss, clip])] == [0.0]
+    # What the other argument does is not known.
+    assert answering("beta=0.3, pct_start=0.4", [loss, clip]) == []
+
+
+def test_a_fault_beside_the_first_one_is_an_answer_that_leaves_the_first_one(tools, runs):
+    value = answer(tools, "what_if", **pair(runs, "torch", "both"), edit="learning_rate=0.1")
+    assert [each["share"] for each in value["computed"]] == [0.0]
+    assert value["computed"][0]["text"].startswith("another difference, at step 0, update")
 
 
 def test_a_setting_of_the_optimizer_is_an_answer(tools, runs):

@@ -368,6 +368,12 @@ CASES = {
          "cause": Cause("optimizer_setting", "weight decay is 0.1 in the candidate for the reference's 0")},
         ['-NO_DECAY = ("bias",)', '+NO_DECAY = ("bias", "norm")'],
     ),
+    "a setting under a name of the user's own": (
+        {"text": "config = {'rate': 0.01, 'decay': 0.01}\nopt = build(net, config)\n", "stage": "update",
+         "settings": (Difference("weight_decay", Both(0.1, 0.01), "update", "optimizer_setting"),),
+         "cause": Cause("optimizer_setting", "set differently")},
+        ["-config = {'rate': 0.01, 'decay': 0.01}", "+config = {'rate': 0.01, 'decay': 0.1}"],
+    ),
     "a loss that is a class": (
         {"text": "import paddle\nloss_fn = paddle.nn.SmoothL1Loss()\n", "framework": "paddle", "stage": "loss",
          "at": "loss_fn",

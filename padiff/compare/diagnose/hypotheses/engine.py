@@ -252,6 +252,7 @@ class Explanation:
         remaining: error that is left, as a multiple of the rounding noise; `None` if nothing is explained.
         proven: True if what is left is rounding, and not by chance.
         without: error without the edit, in the same unit; `None` if not known.
+        declared: True if the runs declare the difference, or the report proves it otherwise.
     """
 
     kind: str
@@ -261,6 +262,7 @@ class Explanation:
     remaining: float | None
     proven: bool
     without: float | None = None
+    declared: bool = False
 
 
 def explanations(scene: DiffContext, cause: Cause | None = None) -> list[Explanation]:
